@@ -1,0 +1,37 @@
+"""What every kernel emitter hands back: C++ text for phases of independent jobs, over numbered operand pointers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One parallel step of a kernel: ``jobs`` independent iterations, then an implicit barrier.
+
+    Attributes:
+        jobs: number of jobs; an int, or a C expression over the kernel's size symbols.
+        code: C++ statements for job ``j`` (``long long``); they see the operand pointers ``a0, a1, …`` (inputs),
+            ``o0, o1, …`` (outputs), ``scratch`` (``unsigned char*``, 64-byte aligned, shared by all jobs and phases)
+            and ``status`` (``int*``; a kernel that meets a bad index writes a non-zero code and goes on safely).
+    """
+
+    jobs: int | str
+    code: str
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """A kernel ready to become an SDFG of one map per phase around a raw tasklet.
+
+    Attributes:
+        name: a short readable stem (identifier characters only).
+        globals: C++ at namespace scope: ``static`` functions and types, using only the prelude header.
+        phases: run in order, with a barrier in between.
+        scratch: bytes of shared scratch memory, 0 if none.
+    """
+
+    name: str
+    globals: str
+    phases: tuple[Phase, ...]
+    scratch: int = 0
