@@ -1,0 +1,219 @@
+"""The options of a compilation: one frozen record, checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from dataclasses import dataclass
+
+from dcir.errors import OptionError
+
+LEVELS = {
+    0: "lower and run",
+    1: "operator-internal passes",
+    2: "fusion",
+    3: "layout",
+    4: "global data movement",
+}
+TARGETS = ("cpp", "dace")
+VERIFY = ("off", "passes")
+
+# Accepted by name so that a program written for a later version gets a clear answer instead of a guess.
+NOT_YET_TARGETS = ("cuda",)
+NOT_YET_PRECISIONS = ("bf16", "fp16", "int8")
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asks of a compilation.
+
+    Attributes:
+        level: 0 to 4; each level adds the passes of one tier. Levels never change precision.
+        target: "cpp" (C++/OpenMP) or "dace" (the same graph through DaCe's own compiler).
+        verify: "off", or "passes" to compare numbers after every pass.
+        strict: Whether an operator without generated code is an error instead of a call to torch.
+        threads: Size of the thread team; None means as many as torch uses.
+        until: Name of the last pass to run.
+        dynamic: Whether sizes stay symbolic.
+        pipeline: The passes to run instead of those of the level.
+        debug_dir: Folder that receives the graph and the code of every step.
+        memory_limit: Upper bound of the arena in bytes.
+        precision: Element type of the arithmetic.
+    """
+
+    level: int = 4
+    target: str = "cpp"
+    verify: str = "off"
+    strict: bool = False
+    threads: int | None = None
+    until: str | None = None
+    dynamic: bool = False
+    pipeline: tuple[object, ...] | None = None
+    debug_dir: str | None = None
+    memory_limit: int | None = None
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if not _is_int(self.level) or self.level not in LEVELS:
+            raise _bad("level", self.level, "one of 0, 1, 2, 3, 4")
+        if self.target in NOT_YET_TARGETS:
+            raise _not_yet("target", self.target, " or ".join(TARGETS))
+        _check_choice("target", self.target, TARGETS)
+        _check_choice("verify", self.verify, VERIFY)
+        for name in ("strict", "dynamic"):
+            if not isinstance(getattr(self, name), bool):
+                raise _bad(name, getattr(self, name), "True or False")
+        if self.threads is not None and (not _is_int(self.threads) or self.threads < 1):
+            raise _bad("threads", self.threads, "a number from 1 up, or 'auto'")
+        for name in ("until", "debug_dir"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise _bad(name, value, "the name of a pass" if name == "until" else "the path of a folder")
+        if self.pipeline is not None and not isinstance(self.pipeline, tuple):
+            raise _bad("pipeline", self.pipeline, "a tuple of passes")
+        if self.dynamic:
+            raise _not_yet("dynamic", True, "dynamic=False; every new shape is compiled on its first call")
+        if self.memory_limit is not None:
+            raise _not_yet("memory_limit", self.memory_limit, "leave it out; buffers are reused without a limit")
+        if self.precision in NOT_YET_PRECISIONS:
+            raise _not_yet("precision", self.precision, "precision='fp32'")
+        _check_choice("precision", self.precision, ("fp32",))
+
+    @classmethod
+    def make(cls, **values: object) -> Options:
+        """Options from what people write: level="O3", memory_limit="2GB", threads="auto", pipeline=[...].
+
+        Raises:
+            OptionError: An unknown name, or a value that the option cannot take.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+                hint = " or ".join(near) if near else "one of " + ", ".join(known)
+                raise OptionError(f"there is no option {name!r}", where=f"{name}={values[name]!r}", hint=hint)
+        readers = {
+            "level": parse_level,
+            "threads": parse_threads,
+            "memory_limit": parse_size,
+            "pipeline": _parse_pipeline,
+            "debug_dir": _parse_path,
+        }
+        read = {name: readers[name](value) if name in readers else value for name, value in values.items()}
+        return cls(**read)  # type: ignore[arg-type]  # __post_init__ checks every type
+
+    def cache_key(self) -> str:
+        """A text that is equal for options that lead to the same code, in every process.
+
+        Options that only watch (verify, debug_dir) or only refuse (strict) are left out.
+
+        Raises:
+            OptionError: An entry of the pipeline cannot be described by name and fields.
+        """
+        watching = {"verify", "debug_dir", "strict"}
+        parts = (
+            f"{field.name}={_stable(getattr(self, field.name))}"
+            for field in dataclasses.fields(self)
+            if field.name not in watching
+        )
+        return "Options(" + ", ".join(parts) + ")"
+
+
+def parse_level(value: object) -> object:
+    """The number of a level from 3, "3", "O3" or "-O3"; other values are returned for the check to refuse."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"-?[oO]?(\d)", value.strip())
+        return int(match[1]) if match else value
+    return value
+
+
+def parse_threads(value: object) -> object:
+    """The number of threads from 8, "8" or "auto" (None)."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        return None if text == "auto" else int(text) if text.isdecimal() else value
+    return value
+
+
+def parse_size(value: object) -> int | None:
+    """Bytes from 4096, "4096", "2GB" (powers of 1000) or "2GiB" (powers of 1024).
+
+    Raises:
+        OptionError: The value is no size or is not positive.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        if match is None:
+            raise _bad("memory_limit", value, "a size such as '512MB' or '2GiB'")
+        base = 1024 if match[3] else 1000
+        value = int(float(match[1]) * base ** _POWER[match[2].lower()])
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise _bad("memory_limit", value, "a size such as '512MB' or '2GiB'")
+    return value
+
+
+def _parse_pipeline(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _parse_path(value: object) -> object:
+    return value.__fspath__() if hasattr(value, "__fspath__") else value
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value in choices:
+        return
+    near = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"{name}={near[0]!r}" if near else "one of " + ", ".join(map(repr, choices))
+    raise OptionError(f"option {name} cannot be {value!r}", where=f"{name}={value!r}", hint=hint)
+
+
+def _bad(name: str, value: object, wanted: str) -> OptionError:
+    return OptionError(f"option {name} cannot be {value!r}", where=f"{name}={value!r}", hint=wanted)
+
+
+def _not_yet(name: str, value: object, instead: str) -> OptionError:
+    return OptionError(f"{name}={value!r} is not implemented yet", where=f"{name}={value!r}", hint=instead)
+
+
+def _stable(value: object) -> str:
+    """A text of a value that holds no address and no order of a hash table."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(_stable(item) for item in value) + ")"
+    if isinstance(value, frozenset | set):
+        return "{" + ", ".join(sorted(_stable(item) for item in value)) + "}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(sorted(f"{_stable(key)}: {_stable(item)}" for key, item in value.items())) + "}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (f"{field.name}={_stable(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        return f"{_path(type(value))}({', '.join(fields)})"
+    if isinstance(value, type) or callable(value):
+        return _path(value)
+    raise _unnameable(value)
+
+
+def _path(value: object) -> str:
+    name = getattr(value, "__qualname__", None)
+    if name is None or name.endswith("<lambda>"):
+        raise _unnameable(value)
+    return f"{getattr(value, '__module__', '')}.{name}"
+
+
+def _unnameable(value: object) -> OptionError:
+    return OptionError(
+        f"a pipeline entry of type {type(value).__name__} cannot be part of a cache key",
+        where="pipeline",
+        hint="make it a frozen dataclass; its fields are its options",
+    )
