@@ -1,0 +1,313 @@
+"""The network SDFG: one state of library nodes over single-assignment containers, and the only reader of its insides.
+
+Every container has one access node; all its writers come before all its readers, and several writers fill disjoint
+parts (a concatenation is two writers). Names are our own (x0 inputs, c0 constants, t0 transients, y0 results); the
+user's names live in ``names``, a side table that never reaches generated code.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import dace
+from dace.sdfg import nodes as dace_nodes
+
+from dcir.errors import InvalidGraph
+from dcir.ir.nodes import Op
+from dcir.ir.types import itemsize, to_numpy
+
+_DACE_TYPES = {
+    "f32": dace.float32,
+    "f64": dace.float64,
+    "bf16": dace.uint16,
+    "f16": dace.float16,
+    "i64": dace.int64,
+    "i32": dace.int32,
+    "i16": dace.int16,
+    "i8": dace.int8,
+    "u8": dace.uint8,
+    "bool": dace.bool_,
+    "c64": dace.complex64,
+    "c128": dace.complex128,
+}
+
+
+class Operand(NamedTuple):
+    """Where an operator's operand begins: a container and the first element in it."""
+
+    data: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of the network: a strided window of a container.
+
+    Attributes:
+        data: container; an input container means the result is (a view of) that argument.
+        shape, strides, offset: the window, in elements.
+        dtype: element type.
+    """
+
+    data: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: str
+
+
+@dataclass
+class Container:
+    """What dcir knows of one container beyond its SDFG descriptor.
+
+    Attributes:
+        shape, strides: logical shape and element strides.
+        dtype: element type.
+        role: "input", "constant", "transient" or "result".
+        size: elements from first to last, both included (0 for an empty tensor).
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    role: str
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        empty = any(d == 0 for d in self.shape)
+        self.size = 0 if empty else 1 + sum((d - 1) * s for d, s in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the container occupies."""
+        return self.size * itemsize(self.dtype)
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides of ``shape``, in elements."""
+    strides, step = [], 1
+    for d in reversed(shape):
+        strides.append(step)
+        step *= max(int(d), 1)
+    return tuple(reversed(strides))
+
+
+class Network:
+    """A network SDFG with its inputs, constants, results and side tables."""
+
+    def __init__(self, name: str = "network") -> None:
+        self.sdfg = dace.SDFG(name)
+        self.state = self.sdfg.add_state("run", is_start_block=True)
+        self.inputs: list[str] = []
+        self.constants: list[str] = []
+        self.results: list[Result] = []
+        self.containers: dict[str, Container] = {}
+        self.names: dict[str, str] = {}
+        self.arena: dict[str, int] = {}
+        self.arena_bytes = 0
+        self._access: dict[str, Any] = {}
+        self._order: list[Op] = []
+        self._count = 0
+
+    # ------------------------------------------------------------------ containers
+    def add_container(
+        self, shape: Iterable[int], dtype: str, role: str = "transient", strides: Iterable[int] | None = None
+    ) -> str:
+        """Declare a container; returns its name."""
+        shape = tuple(int(d) for d in shape)
+        strides = contiguous(shape) if strides is None else tuple(int(s) for s in strides)
+        prefix = {"input": "x", "constant": "c", "transient": "t", "result": "y"}[role]
+        name = f"{prefix}{self._count}"
+        self._count += 1
+        self._declare(name, Container(shape, strides, dtype, role))
+        if role == "input":
+            self.inputs.append(name)
+        elif role == "constant":
+            self.constants.append(name)
+        return name
+
+    def _declare(self, name: str, c: Container) -> None:
+        # DaCe has no arrays of extent 0 and no scalars with strides: both become one element that is never touched.
+        shape = tuple(max(d, 1) for d in c.shape) or (1,)
+        strides = tuple(s if d > 1 else 1 for d, s in zip(c.shape, c.strides, strict=True)) or (1,)
+        if any(s < 0 for s in strides):
+            raise InvalidGraph("a container cannot have negative strides", details=[("container", name)])
+        self.sdfg.add_array(
+            name, shape, _DACE_TYPES[c.dtype], strides=strides, total_size=max(c.size, 1),
+            transient=c.role == "transient",
+        )  # fmt: skip
+        self.containers[name] = c
+        self._access[name] = self.state.add_access(name)
+
+    def promote(self, name: str) -> str:
+        """Turn a transient into a result container (allocated afresh for every call); returns its name."""
+        c = self.containers[name]
+        if c.role == "transient":
+            c.role = "result"
+            self.sdfg.arrays[name].transient = False
+        return name
+
+    def remove_container(self, name: str) -> None:
+        """Forget a container that nothing reads or writes."""
+        self.state.remove_node(self._access.pop(name))
+        del self.containers[name]
+        self.sdfg.remove_data(name, validate=False)
+
+    # ------------------------------------------------------------------ operators
+    def add_op(
+        self,
+        spec: Any,
+        ins: Sequence[Operand],
+        outs: Sequence[Operand],
+        *,
+        origin: str = "",
+        made_by: str = "frontend",
+        before: Op | None = None,
+    ) -> Op:
+        """Add an operator at the end of the order, or just ``before`` another."""
+        label = f"{spec.kind if isinstance(getattr(spec, 'kind', None), str) else type(spec).__name__}_{self._count}"
+        self._count += 1
+        op = Op(
+            label, spec, len(ins), len(outs), [o.offset for o in ins], [o.offset for o in outs], origin, made_by
+        )  # fmt: skip
+        self.state.add_node(op)
+        reads, writes = footprint(spec)
+        for i, o in enumerate(ins):
+            self.state.add_edge(self._access[o.data], None, op, f"a{i}", self._memlet(o, reads, i))
+        for i, o in enumerate(outs):
+            self.state.add_edge(op, f"o{i}", self._access[o.data], None, self._memlet(o, writes, i))
+        if before is None:
+            self._order.append(op)
+        else:
+            self._order.insert(self._order.index(before), op)
+        return op
+
+    def _memlet(self, o: Operand, bytes_of: Sequence[int], i: int) -> dace.Memlet:
+        m = dace.Memlet.from_array(o.data, self.sdfg.arrays[o.data])
+        m.volume = bytes_of[i] // itemsize(self.containers[o.data].dtype) if i < len(bytes_of) else m.volume
+        return m
+
+    def remove_op(self, op: Op) -> None:
+        """Take an operator out of the graph."""
+        self.state.remove_node(op)
+        self._order.remove(op)
+
+    def ops(self) -> list[Op]:
+        """All operators in execution order."""
+        return list(self._order)
+
+    def set_order(self, order: Sequence[Op]) -> None:
+        """Execute in this (topological) order."""
+        assert set(order) == set(self._order)
+        self._order = list(order)
+
+    def ins(self, op: Op) -> list[Operand]:
+        """Input operands of ``op`` in connector order."""
+        found = {e.dst_conn: e.data.data for e in self.state.in_edges(op)}
+        return [Operand(found[f"a{i}"], off) for i, off in enumerate(op.in_offsets)]
+
+    def outs(self, op: Op) -> list[Operand]:
+        """Output operands of ``op`` in connector order."""
+        found = {e.src_conn: e.data.data for e in self.state.out_edges(op)}
+        return [Operand(found[f"o{i}"], off) for i, off in enumerate(op.out_offsets)]
+
+    def writers(self, name: str) -> list[Op]:
+        """Operators that write into container ``name``."""
+        return list(dict.fromkeys(e.src for e in self.state.in_edges(self._access[name])))
+
+    def readers(self, name: str) -> list[Op]:
+        """Operators that read container ``name``."""
+        return list(dict.fromkeys(e.dst for e in self.state.out_edges(self._access[name])))
+
+    def result_containers(self) -> set[str]:
+        """Containers that some result shows."""
+        return {r.data for r in self.results}
+
+    # ------------------------------------------------------------------ whole graph
+    def bytes_moved(self) -> int:
+        """Bytes all operators read and write, read off the memlets."""
+        total = 0
+        for op in self._order:
+            for e in (*self.state.in_edges(op), *self.state.out_edges(op)):
+                total += int(e.data.volume) * itemsize(self.containers[e.data.data].dtype)
+        return total
+
+    def clone(self) -> Network:
+        """A deep copy that shares nothing mutable."""
+        other = Network.__new__(Network)
+        other.sdfg = copy.deepcopy(self.sdfg)
+        other._restore(self._side())
+        return other
+
+    def validate(self) -> None:
+        """DaCe's own validation.
+
+        Raises:
+            InvalidGraph: the SDFG is not valid.
+        """
+        try:
+            self.sdfg.validate()
+        except Exception as e:
+            raise InvalidGraph("the network SDFG does not validate", details=[("dace", str(e)[:500])]) from e
+
+    def _side(self) -> dict[str, Any]:
+        return {
+            "inputs": self.inputs,
+            "constants": self.constants,
+            "results": [[r.data, r.shape, r.strides, r.offset, r.dtype] for r in self.results],
+            "containers": {n: [c.shape, c.strides, c.dtype, c.role] for n, c in self.containers.items()},
+            "names": self.names,
+            "arena": self.arena,
+            "arena_bytes": self.arena_bytes,
+            "order": [op.label for op in self._order],
+            "count": self._count,
+        }
+
+    def _restore(self, side: dict[str, Any]) -> None:
+        self.state = self.sdfg.start_state
+        self.inputs, self.constants = list(side["inputs"]), list(side["constants"])
+        self.results = [Result(d, tuple(s), tuple(t), o, k) for d, s, t, o, k in side["results"]]
+        self.containers = {n: Container(tuple(s), tuple(t), d, r) for n, (s, t, d, r) in side["containers"].items()}
+        self.names, self.arena = dict(side["names"]), dict(side["arena"])
+        self.arena_bytes, self._count = side["arena_bytes"], side["count"]
+        self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}
+        ops = {n.label: n for n in self.state.nodes() if isinstance(n, Op)}
+        self._order = [ops[label] for label in side["order"]]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the SDFG and the side tables as one zip file (``network.sdfg`` opens in DaCe's viewer)."""
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
+            z.writestr("network.sdfg", json.dumps(self.sdfg.to_json()))
+            z.writestr("side.json", json.dumps(self._side()))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Network:
+        """Read what ``save`` wrote. Only for files dcir itself wrote: DaCe evaluates expressions of an SDFG file."""
+        with zipfile.ZipFile(path) as z:
+            sdfg, side = json.loads(z.read("network.sdfg")), json.loads(z.read("side.json"))
+        net = Network.__new__(Network)
+        net.sdfg = dace.SDFG.from_json(sdfg)
+        net._restore(side)
+        return net
+
+    def dtype_numpy(self, name: str) -> Any:
+        """NumPy type of a container's elements."""
+        return to_numpy(self.containers[name].dtype)
+
+
+def footprint(spec: Any) -> tuple[Sequence[int], Sequence[int]]:
+    """Bytes a spec's operator reads from and writes to each operand."""
+    reads, writes = spec.footprint()
+    return reads, writes
+
+
+def elements(shape: Sequence[int]) -> int:
+    """Number of elements of ``shape``."""
+    return math.prod(int(d) for d in shape)

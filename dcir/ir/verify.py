@@ -1,0 +1,67 @@
+"""dcir's own rules for a network, checked after every pass: order, single assignment, bounds, operand types."""
+
+from __future__ import annotations
+
+from dcir.errors import InvalidGraph
+from dcir.ir.network import Network, Operand
+from dcir.ir.nodes import Op
+from dcir.ir.program import Program
+
+
+def verify(net: Network) -> None:
+    """Check the rules that DaCe does not know.
+
+    Raises:
+        InvalidGraph: a container is read before all its writers ran, a window leaves its container, or an operand's
+            type differs from what the operator's program says.
+    """
+    order = net.ops()
+    position = {op: i for i, op in enumerate(order)}
+    for name, c in net.containers.items():
+        writers, readers = net.writers(name), net.readers(name)
+        if c.role in ("input", "constant") and writers:
+            raise _fault(net, writers[0], f"{name} is an {c.role} and must not be written")
+        if c.role in ("transient", "result") and readers and not writers and c.size:
+            raise _fault(net, readers[0], f"{name} is read but never written")
+        if writers and readers:
+            last = max(writers, key=position.__getitem__)
+            first = min(readers, key=position.__getitem__)
+            if position[first] <= position[last]:
+                raise _fault(net, first, f"{name} is read before its last writer ran")
+    for op in order:
+        if isinstance(op.spec, Program):
+            _check_program(net, op, op.spec)
+
+
+def _check_program(net: Network, op: Op, p: Program) -> None:
+    ins, outs = net.ins(op), net.outs(op)
+    for operands, types in ((ins, p.inputs), (outs, p.outputs)):
+        if len(operands) != len(types):
+            raise _fault(net, op, f"{len(operands)} operands for a program of {len(types)}")
+        for o, t in zip(operands, types, strict=True):
+            if net.containers[o.data].dtype != t:
+                raise _fault(net, op, f"{o.data} is {net.containers[o.data].dtype}, its program says {t}")
+    if any(d == 0 for d in p.dims):
+        return
+    for s in p.body:
+        if s.op in ("load", "store") and not s.args[1:]:
+            _check_window(net, op, (ins if s.op == "load" else outs)[s.attr[0]], s.attr[1], p.dims)
+
+
+def _check_window(net: Network, op: Op, o: Operand, strides: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    low = o.offset + sum((d - 1) * s for d, s in zip(dims, strides, strict=True) if s < 0)
+    high = o.offset + sum((d - 1) * s for d, s in zip(dims, strides, strict=True) if s > 0)
+    size = net.containers[o.data].size
+    if low < 0 or high >= size:
+        raise _fault(net, op, f"elements {low}..{high} of {o.data}, which has {size}")
+
+
+def _fault(net: Network, op: Op, message: str) -> InvalidGraph:
+    order = net.ops()
+    at = order.index(op)
+    window = []
+    for i, other in enumerate(order[max(0, at - 5) : at + 5], start=max(0, at - 5)):
+        ins = ", ".join(f"{o.data}+{o.offset}" for o in net.ins(other))
+        outs = ", ".join(f"{o.data}+{o.offset}" for o in net.outs(other))
+        window.append(f"{'>' if i == at else ' '} {other.label}({ins}) -> {outs}  [{other.made_by}]")
+    return InvalidGraph(message, where=op.origin or None, details=[("near", "\n".join(window))])

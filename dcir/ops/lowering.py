@@ -1,0 +1,298 @@
+"""What an operator page works with: references to tensors in the network, and builders for kernels over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.program import Body, Expr
+from dcir.ir.types import compute_type
+
+DEFAULT = ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+INT_TO_FLOAT = ELEMENTWISE_TYPE_PROMOTION_KIND.INT_TO_FLOAT
+BOOL = ELEMENTWISE_TYPE_PROMOTION_KIND.ALWAYS_BOOL
+
+TORCH_TYPES: dict[torch.dtype, str] = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+FROM_NAME: dict[str, torch.dtype] = {v: k for k, v in TORCH_TYPES.items()}
+
+
+class NotNative(Exception):
+    """A page's lowering does not cover these arguments; the operator runs through torch instead."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Shape, strides and element type of a result, as fake tensors tell."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor in the network: a strided window of a container. Views are new windows, never copies."""
+
+    data: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: str
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def operand(self) -> Operand:
+        """Where it begins."""
+        return Operand(self.data, self.offset)
+
+    def expand_to(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Strides of this tensor broadcast to ``shape``."""
+        pad = len(shape) - len(self.shape)
+        return (0,) * pad + tuple(
+            0 if d == 1 else s for d, s in zip(self.shape, self.strides, strict=True)
+        )
+
+
+class Kernel:
+    """Builds one program node: loads and stores name tensors, operand numbers are dealt out behind the scenes."""
+
+    def __init__(self, ctx: Lowering, outer: Sequence[int], inner: Sequence[int] = ()) -> None:
+        self.ctx = ctx
+        self.body = Body(outer, inner)
+        self._ins: dict[Operand, int] = {}
+        self._outs: list[Operand] = []
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Extents of all loops, outer first."""
+        return self.body.outer + self.body.inner
+
+    def operand(self, ref: Ref) -> int:
+        """Number of the input operand that holds ``ref``."""
+        if ref.operand not in self._ins:
+            self._ins[ref.operand] = self.body.input(ref.dtype)
+        return self._ins[ref.operand]
+
+    def load(
+        self,
+        ref: Ref,
+        strides: Sequence[int] | None = None,
+        *,
+        dtype: str | None = None,
+        mask: Expr | None = None,
+        other: Expr | None = None,
+    ) -> Expr:
+        """The element of ``ref`` at this point; by default ``ref`` is broadcast to all loops (trailing dims align)."""
+        st = ref.expand_to(self.dims) if strides is None else tuple(strides)
+        v = self.body.load(self.operand(ref), st, mask, other)
+        return self.body.convert(v, dtype) if dtype else v
+
+    def gather(self, ref: Ref, strides: Sequence[int], indices: Sequence[Expr], dims: Sequence[int], **kw: Any) -> Expr:
+        """The element of ``ref`` at loop strides plus, for each of its ``dims``, a computed index."""
+        extents, steps = [ref.shape[d] for d in dims], [ref.strides[d] for d in dims]
+        return self.body.gather(self.operand(ref), strides, indices, extents, steps, **kw)
+
+    def store(self, ref: Ref, value: Expr, strides: Sequence[int] | None = None) -> None:
+        """Write ``value`` to ``ref`` (by default its dims are the outer loops, or all loops if it has as many)."""
+        if strides is None:
+            inner = len(self.body.inner)
+            whole = len(ref.shape) == len(self.dims) and ref.shape == self.dims
+            strides = ref.strides if whole else ref.strides + (0,) * inner
+        self._outs.append(ref.operand)
+        self.body.store(self.body.output(ref.dtype), strides, value)
+
+    def done(self) -> None:
+        """Add the node to the network (nothing to do where there is nothing to compute)."""
+        if any(d == 0 for d in self.body.outer):
+            return
+        self.ctx.emit(self.body.finish(), list(self._ins), self._outs)
+
+
+class Lowering:
+    """The context of one operator's lowering.
+
+    Attributes:
+        net: the network being built.
+        outs: what the operator must produce, one Meta per tensor result (None for absent ones).
+        origin: place in the user's model, for reports.
+    """
+
+    def __init__(self, net: Network) -> None:
+        self.net = net
+        self.outs: list[Meta | None] = []
+        self.origin = ""
+
+    @property
+    def out(self) -> Meta:
+        """The (first) result to produce."""
+        meta = self.outs[0]
+        assert meta is not None
+        return meta
+
+    # ------------------------------------------------------------------ tensors
+    def new(self, shape: Sequence[int], dtype: str, strides: Sequence[int] | None = None) -> Ref:
+        """A new transient; ``strides`` are taken over if they cover a dense block, else row-major ones are used."""
+        shape = tuple(int(d) for d in shape)
+        st = contiguous(shape) if strides is None or not is_dense(shape, strides) else tuple(int(s) for s in strides)
+        return Ref(self.net.add_container(shape, dtype, "transient", st), shape, st, 0, dtype)
+
+    def result(self, index: int = 0) -> Ref:
+        """A new transient for result ``index``."""
+        meta = self.outs[index]
+        assert meta is not None
+        return self.new(meta.shape, meta.dtype, meta.strides)
+
+    def emit(self, spec: Any, ins: Sequence[Operand | Ref], outs: Sequence[Operand | Ref]) -> None:
+        """Add a node computing ``spec``."""
+        a = [i.operand if isinstance(i, Ref) else i for i in ins]
+        o = [i.operand if isinstance(i, Ref) else i for i in outs]
+        self.net.add_op(spec, a, o, origin=self.origin)
+
+    def kernel(self, outer: Sequence[int], inner: Sequence[int] = ()) -> Kernel:
+        """A builder for one program node over these loops."""
+        return Kernel(self, outer, inner)
+
+    # ------------------------------------------------------------------ kernels
+    def promote(self, args: Sequence[Any], kind: Any = DEFAULT) -> str:
+        """The compute type of a pointwise operator on ``args`` (Refs and Python numbers), by torch's rules."""
+        types = {a.dtype for a in args if isinstance(a, Ref)}
+        numbers = [a for a in args if not isinstance(a, Ref) and a is not None]
+        if len(types) == 1 and not numbers and kind is DEFAULT:
+            return compute_type(next(iter(types)))
+        like = [
+            torch.empty(a.shape, dtype=FROM_NAME[a.dtype], device="meta") if isinstance(a, Ref) else a
+            for a in args
+            if a is not None
+        ]
+        computation, _ = elementwise_dtypes(*like, type_promotion_kind=kind)
+        if computation not in TORCH_TYPES:
+            raise NotNative(f"arithmetic in {computation}")
+        return compute_type(TORCH_TYPES[computation])
+
+    def pointwise(
+        self,
+        fn: Callable[..., Expr],
+        *args: Any,
+        kind: Any = DEFAULT,
+        compute: str | None = None,
+        out: Ref | None = None,
+    ) -> Ref:
+        """One pointwise node: ``fn`` gets every tensor and number of ``args`` as a value in the compute type.
+
+        Args:
+            fn: from values to the result's value.
+            args: Refs (broadcast to the result's shape) and Python numbers.
+            kind: torch's type promotion kind.
+            compute: compute type, instead of the promoted one.
+            out: write here instead of into a new transient.
+        """
+        compute = compute or self.promote(args, kind)
+        if compute not in ("f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"):
+            raise NotNative(f"arithmetic in {compute}")
+        dst = out or self.result()
+        k = self.kernel(dst.shape)
+        values = [k.load(a, dtype=compute) if isinstance(a, Ref) else k.body.const(a, compute) for a in args]
+        k.store(dst, fn(*values))
+        k.done()
+        return dst
+
+    def copy(self, src: Ref, dst: Ref) -> Ref:
+        """Copy (and convert) ``src``, broadcast, into ``dst``."""
+        k = self.kernel(dst.shape)
+        k.store(dst, k.load(src))
+        k.done()
+        return dst
+
+    def contiguous(self, ref: Ref) -> Ref:
+        """``ref`` itself if it is row-major without gaps, else a copy."""
+        if is_contiguous(ref.shape, ref.strides):
+            return ref
+        return self.copy(ref, self.new(ref.shape, ref.dtype))
+
+    def full(self, value: float, dst: Ref) -> Ref:
+        """Fill ``dst`` with a number."""
+        k = self.kernel(dst.shape)
+        k.store(dst, k.body.const(value, compute_type(dst.dtype)))
+        k.done()
+        return dst
+
+    def reshape(self, ref: Ref, shape: Sequence[int]) -> Ref:
+        """``ref`` with another shape: a view where strides allow, else a view of a copy."""
+        strides = view_strides(ref.shape, ref.strides, shape)
+        if strides is None:
+            ref = self.contiguous(ref)
+            strides = contiguous(shape)
+        return replace(ref, shape=tuple(int(d) for d in shape), strides=strides)
+
+
+def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Row-major without gaps (dimensions of extent 1 do not count)."""
+    step = 1
+    for d, s in zip(reversed(shape), reversed(strides), strict=True):
+        if d == 0:
+            return True
+        if d != 1:
+            if s != step:
+                return False
+            step *= d
+    return True
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the strides cover a block without gaps or overlap, in some order of dimensions."""
+    step = 1
+    for s, d in sorted((s, d) for s, d in zip(strides, shape, strict=True) if d != 1):
+        if s != step:
+            return False
+        step *= d
+    return True
+
+
+def view_strides(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of a view of another shape, or None where only a copy can do it (as torch's ``computeStride``)."""
+    if math.prod(shape) == 0:
+        return contiguous(new)
+    runs: list[tuple[int, int]] = []  # (elements, step) of old dimensions that are contiguous among themselves
+    for d, s in zip(shape, strides, strict=True):
+        if d == 1:
+            continue
+        if runs and runs[-1][1] == s * d:
+            runs[-1] = (runs[-1][0] * d, s)
+        else:
+            runs.append((d, s))
+    result = [1] * len(new)
+    j = len(new) - 1
+    for count, step in reversed(runs):
+        left = count
+        while left > 1:
+            while new[j] == 1:
+                j -= 1
+            if left % new[j]:
+                return None
+            result[j] = step * (count // left)
+            left //= new[j]
+            j -= 1
+    return tuple(result)
