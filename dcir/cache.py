@@ -1,0 +1,394 @@
+"""The cache of built files: found by content, private to the user, safe among processes and after a kill.
+
+Layout: ``<base>/v1/<kind>/<two letters>/<key><suffix>`` with a seal beside each file (its size and digest).
+A file without a matching seal does not count, so a truncated or half-published file is simply built again.
+Nothing in the cache is ever unpickled, and nothing in it is trusted unless only this user can write there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import functools
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dcir.errors import CacheUnavailable
+
+ENVIRONMENT_NAME = "DCIR_CACHE_DIR"
+_VERSION = "v1"
+_SEAL = ".seal"
+_LOCKS_AT_ONCE = 256  # each held lock is an open file, and 1024 of those is a common limit
+_MIN_FREE_BYTES = 32 << 20
+_TOUCH_AFTER_SECONDS = 3600.0
+_STALE_AFTER_SECONDS = 3600.0
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOLCK})
+_KIND = re.compile(r"[a-z]+")
+_KEY = re.compile(r"[A-Za-z0-9_-]{4,128}")
+_SUFFIX = re.compile(r"(\.[A-Za-z0-9]+)+")
+
+
+def key_of(*parts: str | bytes) -> str:
+    """The blake2b address of a list of texts; lengths are hashed too, so that no two lists look alike."""
+    digest = hashlib.blake2b(digest_size=20)
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cached file: its kind, key and suffix, its size in bytes and when it was last used (Unix seconds)."""
+
+    kind: str
+    key: str
+    suffix: str
+    size: int
+    used: float
+    path: Path
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """Where the cache is and what it holds: files and bytes, in all and per kind."""
+
+    folder: Path
+    files: int
+    size: int
+    by_kind: Mapping[str, tuple[int, int]]
+    temporary: bool
+
+
+class Cache:
+    """Files built once per key, shared by all processes of one user."""
+
+    def __init__(self, base: Path, *, temporary: bool = False) -> None:
+        """A cache under `base`.
+
+        Raises:
+            CacheUnavailable: The folder cannot be made private to this user.
+        """
+        self.folder = _private_folder(base)
+        self.temporary = temporary
+
+    @staticmethod
+    def default() -> Cache:
+        """The user's cache, or a private temporary one (with one warning) where that is not possible."""
+        return _default(os.environ.get(ENVIRONMENT_NAME, ""))
+
+    def path_of(self, kind: str, key: str, suffix: str) -> Path | None:
+        """The intact file of a key, or None."""
+        path = self._place(kind, key, suffix)
+        if not _intact(path):
+            return None
+        seal = _seal_of(path)
+        with contextlib.suppress(OSError):
+            if time.time() - seal.stat().st_mtime > _TOUCH_AFTER_SECONDS:
+                os.utime(seal)
+        return path
+
+    def get_or_build(self, kind: str, key: str, suffix: str, build: Callable[[Path], None]) -> Path:
+        """The file of a key; `build` writes it to the path it is given unless another process has or does.
+
+        Returns:
+            A path whose content was checked. An exception of `build` passes through and leaves nothing behind.
+        """
+        return self.get_or_build_many(kind, [key], suffix, lambda missing: build(missing[key]))[key]
+
+    def get_or_build_many(
+        self, kind: str, keys: Sequence[str], suffix: str, build: Callable[[dict[str, Path]], None]
+    ) -> dict[str, Path]:
+        """The files of many keys; `build` gets the missing keys with the paths to write, at most a few hundred a call.
+
+        Keys that another process is building are waited for, not built twice.
+        """
+        wanted = sorted(set(keys))
+        found: dict[str, Path] = {}
+        missing: list[str] = []
+        for key in wanted:
+            path = self.path_of(kind, key, suffix)
+            if path is None:
+                missing.append(key)
+            else:
+                found[key] = path
+        if not missing:
+            return found
+        if not self.temporary and _is_full(self.folder):
+            return found | self._spare("the disk is full").get_or_build_many(kind, missing, suffix, build)
+        try:
+            for start in range(0, len(missing), _LOCKS_AT_ONCE):
+                found |= self._build(kind, missing[start : start + _LOCKS_AT_ONCE], suffix, build)
+        except OSError as error:
+            if self.temporary or error.errno not in _NO_ROOM:
+                raise
+            rest = [key for key in missing if key not in found]
+            found |= self._spare(str(error)).get_or_build_many(kind, rest, suffix, build)
+        return found
+
+    def private_folder(self, name: str) -> Path:
+        """A folder inside the cache for files that are kept to be looked at, such as refused sources."""
+        path = self.folder / name
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
+    def ls(self, kind: str | None = None) -> list[Entry]:
+        """All sealed files, the least recently used first."""
+        entries = []
+        for seal in self.folder.glob(f"{kind or '*'}/*/*{_SEAL}"):
+            path = seal.with_name(seal.name.removesuffix(_SEAL))
+            if path.name.startswith("."):
+                continue  # the seal of a draft
+            with contextlib.suppress(OSError):
+                key, _, suffix = path.name.partition(".")
+                kind_of_file = path.parent.parent.name
+                size = path.stat().st_size
+                entries.append(Entry(kind_of_file, key, "." + suffix, size, seal.stat().st_mtime, path))
+        return sorted(entries, key=lambda entry: (entry.used, entry.path))
+
+    def info(self) -> CacheInfo:
+        """Number and bytes of the cached files."""
+        by_kind: dict[str, tuple[int, int]] = {}
+        entries = self.ls()
+        for entry in entries:
+            files, size = by_kind.get(entry.kind, (0, 0))
+            by_kind[entry.kind] = (files + 1, size + entry.size)
+        return CacheInfo(self.folder, len(entries), sum(entry.size for entry in entries), by_kind, self.temporary)
+
+    def prune(self, *, max_bytes: int | None = None, older_than: float | None = None) -> list[Entry]:
+        """Remove files not used for `older_than` seconds, then the least recently used above `max_bytes`.
+
+        Leftovers of killed processes go too. A library that is loaded somewhere keeps working there.
+
+        Returns:
+            What was removed.
+        """
+        entries = self.ls()
+        total = sum(entry.size for entry in entries)
+        now = time.time()
+        removed = []
+        for entry in entries:
+            too_old = older_than is not None and now - entry.used > older_than
+            too_much = max_bytes is not None and total > max_bytes
+            if too_old or too_much:
+                _seal_of(entry.path).unlink(missing_ok=True)
+                entry.path.unlink(missing_ok=True)
+                total -= entry.size
+                removed.append(entry)
+        self._sweep(now)
+        return removed
+
+    def clear(self) -> list[Entry]:
+        """Remove every file."""
+        removed = self.prune(older_than=-1.0)
+        shutil.rmtree(self.folder / "failed", ignore_errors=True)
+        return removed
+
+    def _place(self, kind: str, key: str, suffix: str) -> Path:
+        if not (_KIND.fullmatch(kind) and _KEY.fullmatch(key) and _SUFFIX.fullmatch(suffix)):
+            raise ValueError(f"not a place in the cache: {kind!r}, {key!r}, {suffix!r}")
+        return self.folder / kind / key[:2] / (key + suffix)
+
+    def _build(
+        self, kind: str, keys: Sequence[str], suffix: str, build: Callable[[dict[str, Path]], None]
+    ) -> dict[str, Path]:
+        places = {key: self._place(kind, key, suffix) for key in keys}
+        with contextlib.ExitStack() as locks:
+            # Keys come sorted: two processes with overlapping sets can then not wait for each other.
+            for key, place in places.items():
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                locks.enter_context(_lock(self.folder, kind, key + suffix))
+            missing = {key: place for key, place in places.items() if not _intact(place)}
+            if missing:
+                drafts = {key: _draft_of(place) for key, place in missing.items()}
+                try:
+                    build(dict(drafts))
+                    for key, place in missing.items():
+                        _publish(drafts[key], place)
+                finally:
+                    for draft in drafts.values():
+                        draft.unlink(missing_ok=True)
+        return places
+
+    def _spare(self, reason: str) -> Cache:
+        _warn_once(f"dcir cannot write to its cache {self.folder} ({reason}); this process keeps its code elsewhere")
+        return _temporary()
+
+    def _sweep(self, now: float) -> None:
+        """Remove drafts of killed processes and lock files that nobody holds."""
+        import filelock
+
+        for path in [*self.folder.glob("*/*/.draft-*"), *self.folder.glob("locks/*")]:
+            with contextlib.suppress(OSError, filelock.Timeout):
+                if now - path.stat().st_mtime < _STALE_AFTER_SECONDS:
+                    continue
+                if path.parent.name != "locks":
+                    path.unlink()
+                    continue
+                # Whoever opened the file before it goes sees that it has no name any more, and starts over.
+                with filelock.FileLock(path, blocking=False):
+                    path.unlink()
+
+
+def _draft_of(place: Path) -> Path:
+    """A new name in the folder of `place`; what a killed process left for the same key is removed, we hold its lock."""
+    prefix = f".draft-{place.name}-"
+    for left in place.parent.glob(f"{prefix}*"):
+        left.unlink(missing_ok=True)
+    return place.parent / f"{prefix}{os.getpid()}-{threading.get_ident()}"
+
+
+def _publish(draft: Path, place: Path) -> None:
+    """Move a finished file to its place; readers see the old state or the new one, never a part."""
+    descriptor = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fchmod(descriptor, 0o700 if place.suffix == ".so" else 0o600)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    seal = draft.with_name(draft.name + _SEAL)
+    try:
+        seal.write_text(_seal_text(draft))
+        os.replace(draft, place)
+        # A kill between the two moves leaves a file with a seal that is missing or does not match: built again.
+        os.replace(seal, _seal_of(place))
+    finally:
+        seal.unlink(missing_ok=True)
+
+
+def _seal_of(path: Path) -> Path:
+    return path.with_name(path.name + _SEAL)
+
+
+def _seal_text(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20))
+    return f"{path.stat().st_size} {digest.hexdigest()}\n"
+
+
+def _intact(path: Path) -> bool:
+    """Whether a file is ours, sealed, and as it was when it was sealed."""
+    try:
+        state = path.lstat()
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o022:
+            return False
+        expected = _seal_of(path).read_text()
+        return expected.split(" ")[0] == str(state.st_size) and expected == _seal_text(path)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, kind: str, name: str) -> Iterator[None]:
+    import filelock  # costs 15 ms, and a warm start needs no lock
+
+    locks = folder / "locks"
+    locks.mkdir(mode=0o700, exist_ok=True)
+    try:
+        with filelock.FileLock(locks / f"{kind}-{name}", mode=0o600, poll_interval=0.01):
+            yield
+    except NotImplementedError as error:
+        raise OSError(errno.ENOLCK, "the file system has no locks") from error
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < _MIN_FREE_BYTES
+    except OSError:
+        return False
+
+
+def _private_folder(base: Path) -> Path:
+    """Make and check ``base/v1``: a folder of this user, mode 0700, that nobody else can replace."""
+    if not base.is_absolute():
+        raise CacheUnavailable(
+            "the cache folder must be an absolute path", where=str(base), hint=f"{ENVIRONMENT_NAME}=$PWD/{base}"
+        )
+    folder = base / _VERSION
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_base(base)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        state = folder.lstat()
+        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
+            raise CacheUnavailable("the cache folder belongs to someone else", where=str(folder), hint=_ELSEWHERE)
+        if state.st_mode & 0o022:
+            # Others could have put or swapped files here, so what it holds is not used any more.
+            aside = Path(tempfile.mkdtemp(prefix=f"{_VERSION}-distrusted-", dir=base))
+            os.rename(folder, aside / _VERSION)
+            folder.mkdir(mode=0o700)
+            shutil.rmtree(aside, ignore_errors=True)
+            _warn_once(f"others could write to dcir's cache {folder}; it was emptied and made private")
+        elif state.st_mode & 0o077:
+            folder.chmod(0o700)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise CacheUnavailable("the cache folder is not writable", where=str(folder), hint=_ELSEWHERE)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CacheUnavailable(
+            f"the cache folder cannot be used: {reason}", where=str(folder), hint=_ELSEWHERE
+        ) from error
+    return folder
+
+
+_ELSEWHERE = f"set {ENVIRONMENT_NAME} to a folder of your own"
+
+
+def _check_base(base: Path) -> None:
+    state = base.stat()
+    if state.st_uid not in (os.geteuid(), 0):
+        raise CacheUnavailable("the cache folder belongs to someone else", where=str(base), hint=_ELSEWHERE)
+    if state.st_mode & 0o022 and not state.st_mode & stat.S_ISVTX:
+        raise CacheUnavailable("others can write to the cache folder", where=str(base), hint=f"chmod go-w {base}")
+
+
+@functools.lru_cache(maxsize=8)
+def _default(setting: str) -> Cache:
+    try:
+        if setting:
+            return Cache(Path(setting))
+        import platformdirs
+
+        return Cache(Path(platformdirs.user_cache_dir("dcir", appauthor=False)))
+    except CacheUnavailable as error:
+        _warn_once(f"{error}\ndcir keeps compiled code in a temporary folder for this process only")
+        return _temporary()
+
+
+@functools.lru_cache(maxsize=1)
+def _temporary() -> Cache:
+    try:
+        folder = tempfile.mkdtemp(prefix="dcir-")
+    except OSError as error:
+        raise CacheUnavailable(
+            "no folder can be written to, not even a temporary one", where=tempfile.gettempdir(), hint=_ELSEWHERE
+        ) from error
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # a forked child must not take its parent's files away
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return Cache(Path(folder), temporary=True)
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
