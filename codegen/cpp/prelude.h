@@ -1,0 +1,76 @@
+// The header of every generated kernel: scalar functions that vectorise inside omp simd loops; it includes no system header.
+//
+// Flags it is written for: -O3 -march=native -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast -std=c++17.
+// Without -ffast-math, NaN, infinities and signed zeros keep their meaning; every function here relies on that.
+// System headers cost 100 to 500 ms per kernel, hence the __builtin_ functions. Names start with d_ (functions),
+// D_ (macros) so that a kernel's own names stay free.
+#ifndef DCIR_PRELUDE_H
+#define DCIR_PRELUDE_H
+
+#define D_INLINE static inline __attribute__((always_inline))
+
+typedef unsigned short bf16_t;
+
+// Reinterpreting bits. The vectoriser sees a no-op.
+D_INLINE unsigned d_bits(float x) { return __builtin_bit_cast(unsigned, x); }
+D_INLINE unsigned long long d_bits(double x) { return __builtin_bit_cast(unsigned long long, x); }
+D_INLINE float d_from_bits(unsigned x) { return __builtin_bit_cast(float, x); }
+D_INLINE double d_from_bits(unsigned long long x) { return __builtin_bit_cast(double, x); }
+
+#define D_INF __builtin_inff()
+#define D_NAN __builtin_nanf("")
+
+// One builtin under one name for both precisions.
+#define D_UNARY(name, builtin)                                   \
+    D_INLINE float name(float x) { return builtin##f(x); }       \
+    D_INLINE double name(double x) { return builtin(x); }
+#define D_BINARY(name, builtin)                                              \
+    D_INLINE float name(float x, float y) { return builtin##f(x, y); }       \
+    D_INLINE double name(double x, double y) { return builtin(x, y); }
+
+D_UNARY(d_sqrt, __builtin_sqrt)
+D_UNARY(d_abs, __builtin_fabs)
+D_UNARY(d_floor, __builtin_floor)
+D_UNARY(d_ceil, __builtin_ceil)
+D_UNARY(d_trunc, __builtin_trunc)
+D_UNARY(d_round, __builtin_rint)  // half to even: the rounding mode is never changed
+D_BINARY(d_copysign, __builtin_copysign)
+D_BINARY(d_fmod, __builtin_fmod)
+D_BINARY(d_nextafter, __builtin_nextafter)
+D_BINARY(d_hypot, __builtin_hypot)
+
+// What both precisions share word for word.
+#define D_FLOAT_BASICS(T)                                                                                   \
+    D_INLINE bool d_isnan(T x) { return x != x; }                                                           \
+    D_INLINE bool d_isinf(T x) { return x == T(D_INF) || x == -T(D_INF); }                                  \
+    D_INLINE bool d_isfinite(T x) { return x > -T(D_INF) && x < T(D_INF); }                                 \
+    D_INLINE bool d_signbit(T x) { return d_bits(x) >> (8 * sizeof(T) - 1) != 0; }                          \
+    D_INLINE T d_rsqrt(T x) { return T(1) / d_sqrt(x); }                                                    \
+    D_INLINE T d_reciprocal(T x) { return T(1) / x; }                                                       \
+    D_INLINE T d_sign(T x) { return T(int(x > 0) - int(x < 0)); }                                           \
+    /* The second operand comes back when it is NaN, the first by its own test. */                          \
+    D_INLINE T d_min(T x, T y) { return (x < y) | (x != x) ? x : y; }                                       \
+    D_INLINE T d_max(T x, T y) { return (x > y) | (x != x) ? x : y; }                                       \
+    D_INLINE T d_fmin(T x, T y) { return (x < y) | (y != y) ? x : y; }                                      \
+    D_INLINE T d_fmax(T x, T y) { return (x > y) | (y != y) ? x : y; }                                      \
+    /* Python's sign rule: the remainder has the sign of the divisor. */                                    \
+    D_INLINE T d_remainder(T x, T y) {                                                                      \
+        T r = d_fmod(x, y);                                                                                 \
+        return (r != 0) & ((r < 0) != (y < 0)) ? r + y : r;                                                 \
+    }                                                                                                       \
+    /* Exact even where x / y rounds up to an integer; the quotient comes from the remainder. */            \
+    D_INLINE T d_floor_div(T x, T y) {                                                                      \
+        T r = d_fmod(x, y), q = (x - r) / y;                                                                \
+        q = (r != 0) & ((r < 0) != (y < 0)) ? q - 1 : q;                                                    \
+        T f = d_floor(q);                                                                                   \
+        f = q - f > T(0.5) ? f + 1 : f;                                                                     \
+        f = q == 0 ? d_copysign(T(0), x / y) : f;                                                           \
+        return y == 0 ? x / y : f;                                                                          \
+    }
+D_FLOAT_BASICS(float)
+D_FLOAT_BASICS(double)
+
+#include "prelude_math.h"
+#include "prelude_int.h"
+
+#endif
