@@ -112,6 +112,9 @@ class CompilerNotFound(DcirError):
 class CompilerFailed(DcirError):
     """The C++ compiler refused generated code; shows its first lines and keeps the source file."""
 
+    source: str | None = None
+    """Path of the kept source."""
+
 
 class CacheUnavailable(DcirError):
     """No folder could be found or made in which compiled code may be kept safely."""

@@ -1,0 +1,360 @@
+"""Builds generated C++: finds the compiler, compiles units in parallel, links them, and does neither twice.
+
+The compiler is started directly, as a list of arguments without a shell, from a private folder, with an environment
+in which neither the working directory nor relative search paths can put a program or a header in its way.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from dcir.cache import Cache, key_of
+from dcir.errors import CompilerFailed, CompilerNotFound, OptionError
+
+HEADERS = Path(__file__).resolve().parent / "cpp"
+DEFAULT_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+    "-w",
+)
+_NAMES = ("c++", "g++", "clang++")
+_SYSTEM_FOLDERS = frozenset({"/usr/bin", "/bin", "/usr/local/bin"})
+# Search paths of the compiler: they could change the code behind an unchanged address, or lead to planted files.
+_DROPPED_ENVIRONMENT = frozenset(
+    {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"}
+    | {"DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES"}
+)
+_TIMEOUT_SECONDS = 900.0
+_SHOWN_LINES = 12
+_REFUSALS = {
+    "compiles": "could not compile generated code",
+    "links": "could not link generated code",
+    "probes": "does not tell its version",
+}
+
+
+@dataclass
+class CompilerRuns:
+    """How often this process started the compiler, by purpose."""
+
+    compiles: int = 0
+    links: int = 0
+    probes: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def add(self, purpose: str) -> None:
+        """Count one run; `purpose` is the name of a field."""
+        with self._lock:
+            setattr(self, purpose, getattr(self, purpose) + 1)
+
+    @property
+    def total(self) -> int:
+        """All runs together."""
+        return self.compiles + self.links + self.probes
+
+
+compiler_runs = CompilerRuns()
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler on this machine: its absolute path and the first line of its version text."""
+
+    path: str
+    version: str
+
+    @staticmethod
+    def find(cache: Cache | None = None) -> Toolchain:
+        """The compiler of `find_compiler`; its version is asked for once and then remembered in the cache."""
+        return _describe(find_compiler(), cache or Cache.default())
+
+    @property
+    def identity(self) -> str:
+        """What of the compiler and the processor decides the machine code that comes out."""
+        return key_of(self.path, self.version, cpu_identity())
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One translation unit.
+
+    Attributes:
+        key_text: What tells this unit from others besides its text; often empty.
+        text: The C++ source.
+    """
+
+    key_text: str
+    text: str
+
+
+def find_compiler() -> str:
+    """The absolute path of the C++ compiler: ``DCIR_CXX``, or the first of c++, g++, clang++ on the search path.
+
+    Raises:
+        CompilerNotFound: There is none, or DCIR_CXX names none.
+    """
+    setting = os.environ.get("DCIR_CXX", "").strip()
+    if not setting:
+        for name in _NAMES:
+            found = _which(name)
+            if found is not None:
+                return found
+        raise CompilerNotFound(
+            "no C++ compiler was found",
+            where="PATH=" + os.environ.get("PATH", ""),
+            hint="apt-get install g++, dnf install gcc-c++, or set DCIR_CXX to the path of a compiler",
+        )
+    found = setting if os.path.isabs(setting) else _which(setting) if os.sep not in setting else None
+    if found is None or not os.access(found, os.X_OK) or os.path.isdir(found):
+        raise CompilerNotFound(
+            "DCIR_CXX names no compiler",
+            where=f"DCIR_CXX={setting}",
+            hint="an absolute path, or the name of a program on PATH such as g++",
+        )
+    return found
+
+
+def default_flags() -> tuple[str, ...]:
+    """The flags of generated code, with the sanitizers that ``DCIR_SANITIZE`` names."""
+    return (*DEFAULT_FLAGS, *_sanitize_flags())
+
+
+def compile_objects(
+    units: Sequence[Unit],
+    toolchain: Toolchain,
+    flags: Sequence[str],
+    cache: Cache,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Path]:
+    """Compile units to object files, each distinct unit at most once on this machine.
+
+    Args:
+        units: The sources; the result has the same order.
+        toolchain: The compiler.
+        flags: Compiler flags, such as `default_flags()`; the include folder of the runtime headers is added.
+        cache: Where the objects are kept.
+        jobs: How many compilers run side by side; as many as there are cores unless given.
+        progress: Called with (finished, all) after each compiled unit, from the compiling threads.
+
+    Raises:
+        CompilerFailed: The compiler refused a unit; its source is kept.
+    """
+    common = (toolchain.identity, _headers_identity(), "\0".join(flags))
+    keys = [key_of(*common, unit.key_text, unit.text) for unit in units]
+    by_key = dict(zip(keys, units, strict=True))
+
+    def build(missing: dict[str, Path]) -> None:
+        with tempfile.TemporaryDirectory(prefix="dcir-build-") as folder:
+            finished = 0
+            count = threading.Lock()
+
+            def compile_one(key: str) -> None:
+                nonlocal finished
+                source = Path(folder) / f"{key}.cpp"
+                source.write_text(by_key[key].text)
+                command = [toolchain.path, *flags, f"-I{HEADERS}", "-c", source.name, "-o", str(missing[key])]
+                _run(command, Path(folder), "compiles", source, cache)
+                with count:
+                    finished += 1
+                    if progress is not None:
+                        progress(finished, len(missing))
+
+            _in_parallel(compile_one, list(missing), jobs)
+
+    paths = cache.get_or_build_many("object", keys, ".o", build)
+    return [paths[key] for key in keys]
+
+
+def link_shared(
+    objects: Sequence[Path],
+    key: str,
+    toolchain: Toolchain,
+    cache: Cache,
+    flags: Sequence[str] = (),
+) -> Path:
+    """Link objects to a shared library that uses the OpenMP run time torch has loaded.
+
+    No optimisation flag is passed: gcc would add start-up code that changes the floating-point mode of the process.
+
+    Args:
+        objects: Results of `compile_objects`, whose names say their content.
+        key: What tells this library from others with the same objects; may be empty.
+        toolchain: The compiler.
+        cache: Where the library is kept.
+        flags: More flags for the linker.
+    """
+    names = [path.name for path in objects]
+    # A missing symbol shall be found here, not when the library is loaded or called. Sanitizers come from outside.
+    extra = (*flags, *(_sanitize_flags() or ("-Wl,--no-undefined",)))
+    address = key_of("link", key, toolchain.identity, "\0".join(extra), *names)
+
+    def build(draft: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix="dcir-link-") as folder:
+            # Hundreds of long paths can exceed what a command line holds, so they go through a file.
+            listing = Path(folder) / "objects"
+            listing.write_text("".join(f'"{_escaped(path)}"\n' for path in objects))
+            command = [toolchain.path, "-shared", "-fopenmp", *extra, f"@{listing}", "-o", str(draft)]
+            _run(command, Path(folder), "links", None, cache)
+
+    return cache.get_or_build("library", address, ".so", build)
+
+
+@functools.lru_cache(maxsize=1)
+def cpu_identity() -> str:
+    """A hash of the processor's model and instruction sets, which is what ``-march=native`` stands for."""
+    wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features", "CPU part")
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        import platform
+
+        return key_of(platform.machine(), platform.processor())
+    facts = dict(line.partition(":")[::2] for line in first.splitlines())
+    named = {name.strip(): value.strip() for name, value in facts.items()}
+    return key_of(*(f"{name}={named.get(name, '')}" for name in wanted))
+
+
+def _which(name: str) -> str | None:
+    """The absolute path of a program, from absolute folders of PATH other than the working directory."""
+    return shutil.which(name, path=os.pathsep.join(_search_path()))
+
+
+def _search_path() -> list[str]:
+    here = os.path.realpath(os.getcwd())
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    absolute = [folder for folder in folders if os.path.isabs(folder)]
+    return [folder for folder in absolute if folder in _SYSTEM_FOLDERS or os.path.realpath(folder) != here]
+
+
+def _environment() -> Mapping[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _DROPPED_ENVIRONMENT}
+    return kept | {"PATH": os.pathsep.join(_search_path()), "LC_ALL": "C"}
+
+
+@functools.lru_cache(maxsize=8)
+def _describe(path: str, cache: Cache) -> Toolchain:
+    state = os.stat(os.path.realpath(path))
+    key = key_of(path, os.path.realpath(path), str((state.st_size, state.st_mtime_ns, state.st_ino)))
+
+    def ask(draft: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix="dcir-probe-") as folder:
+            text = _run([path, "--version"], Path(folder), "probes", None, cache)
+        draft.write_text(text.partition("\n")[0].strip() + "\n")
+
+    return Toolchain(path, cache.get_or_build("toolchain", key, ".txt", ask).read_text().strip())
+
+
+def _headers_identity() -> str:
+    parts = []
+    for path in sorted(HEADERS.glob("**/*.h")):
+        parts += [str(path.relative_to(HEADERS)), path.read_text()]
+    return key_of(*parts)
+
+
+def _sanitize_flags() -> tuple[str, ...]:
+    names = os.environ.get("DCIR_SANITIZE", "").strip()
+    if not names:
+        return ()
+    if not re.fullmatch(r"[a-z-]+(,[a-z-]+)*", names):
+        raise OptionError(
+            "DCIR_SANITIZE is a list of sanitizers", where=f"DCIR_SANITIZE={names}", hint="address,undefined"
+        )
+    return (f"-fsanitize={names}", "-fno-omit-frame-pointer", "-g")
+
+
+def _escaped(path: Path) -> str:
+    return str(path).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _in_parallel(work: Callable[[str], None], items: Sequence[str], jobs: int | None) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = max(1, min(jobs or cores, len(items)))
+    if workers == 1:
+        for item in items:
+            work(item)
+        return
+    with ThreadPoolExecutor(workers, thread_name_prefix="dcir-build") as pool:
+        futures = [pool.submit(work, item) for item in items]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _run(command: Sequence[str], folder: Path, purpose: str, source: Path | None, cache: Cache) -> str:
+    compiler_runs.add(purpose)
+    name = os.path.basename(command[0])
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _failure(f"{name} took longer than {_TIMEOUT_SECONDS:.0f} s", "", command, source, cache) from error
+    except OSError as error:
+        raise CompilerNotFound(
+            f"{name} cannot be started: {error.strerror}", where=command[0], hint="set DCIR_CXX to another compiler"
+        ) from error
+    output = done.stdout.decode(errors="replace")
+    if done.returncode < 0:
+        reason = f"{name} was ended by signal {-done.returncode}; is there enough memory?"
+        raise _failure(reason, output, command, source, cache)
+    if done.returncode:
+        raise _failure(f"{name} {_REFUSALS[purpose]}", output, command, source, cache)
+    return output
+
+
+def _failure(message: str, output: str, command: Sequence[str], source: Path | None, cache: Cache) -> CompilerFailed:
+    lines = output.splitlines()
+    first = next((number for number, line in enumerate(lines) if "error" in line), 0)
+    shown = "\n".join(line[:300] for line in lines[first : first + _SHOWN_LINES])
+    kept = _keep(source, output, command, cache) if source is not None else None
+    details = [("output", shown)] if shown else []
+    hint = (
+        "report this with that file; DCIR_CXX selects another compiler" if kept else "set DCIR_CXX to another compiler"
+    )
+    error = CompilerFailed(message, where=str(kept) if kept else command[0], hint=hint, details=details)
+    error.source = str(kept) if kept else None
+    return error
+
+
+def _keep(source: Path, output: str, command: Sequence[str], cache: Cache) -> Path | None:
+    """Copy a refused source to the debug folder or the cache, with the command and its output as a comment."""
+    setting = os.environ.get("DCIR_DEBUG_DIR", "")
+    try:
+        folder = Path(setting) if setting else cache.private_folder("failed")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder.resolve() / source.name
+        quoted = "\n".join("// " + line for line in [" ".join(command), *output.splitlines()])
+        path.write_text(f"{source.read_text()}\n{quoted}\n")
+    except OSError:
+        return None
+    return path
