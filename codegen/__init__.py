@@ -1,0 +1,1 @@
+"""Code generation: kernels from specs, C++ through DaCe, the build."""

@@ -1,0 +1,1 @@
+"""Front ends: how PyTorch modules and ONNX files become the network SDFG."""

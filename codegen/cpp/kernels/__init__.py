@@ -1,0 +1,1 @@
+"""Emitters of C++ kernels, one file per kind of node."""

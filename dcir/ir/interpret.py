@@ -1,0 +1,150 @@
+"""The reference interpreter: runs a network with NumPy, one statement at a time, to check what everything else makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dcir.errors import IndexOutOfRange
+from dcir.ir.network import Network, Operand
+from dcir.ir.program import Program
+from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def interpret(net: Network, buffers: Mapping[str, Array], scalar: Callable[[str], Callable[..., Any]]) -> dict[str, Array]:
+    """Run ``net``.
+
+    Args:
+        net: the network.
+        buffers: for every input and constant container, its elements from the first to the last, 1-D, storage type.
+        scalar: the reference function of a scalar operator, by name.
+
+    Returns:
+        All containers' elements, 1-D, by name.
+
+    Raises:
+        IndexOutOfRange: a data-dependent index leaves its tensor.
+    """
+    store: dict[str, Array] = {}
+    for name, c in net.containers.items():
+        store[name] = buffers[name] if name in buffers else np.zeros(c.size, to_numpy(c.dtype))
+    with np.errstate(all="ignore"):
+        for op in net.ops():
+            ins, outs = net.ins(op), net.outs(op)
+            run_spec(op.spec, [store[o.data][o.offset :] for o in ins], [store[o.data][o.offset :] for o in outs], scalar)
+    return store
+
+
+def run_spec(spec: Any, ins: Sequence[Array], outs: Sequence[Array], scalar: Callable[[str], Callable[..., Any]]) -> None:
+    """Run one operator's spec over 1-D buffers that begin at its operands."""
+    if isinstance(spec, Program):
+        run_program(spec, ins, outs, scalar)
+    else:
+        spec.reference(ins, outs)
+
+
+def _widen(values: Array, dtype: str) -> Array:
+    if dtype == "bf16":
+        return bf16_to_f32(values)
+    return values.astype(np.float32) if dtype == "f16" else values
+
+
+def _narrow(values: Any, dtype: str) -> Any:
+    if dtype == "bf16":
+        return f32_to_bf16(np.asarray(values))
+    return np.asarray(values).astype(to_numpy(dtype))
+
+
+def run_program(p: Program, ins: Sequence[Array], outs: Sequence[Array], scalar: Callable[[str], Callable[..., Any]]) -> None:
+    """Run one program, all points of the nest at once; memory grows with the nest."""
+    dims, rank, n_outer = p.dims, len(p.dims), len(p.outer)
+    if math.prod(p.outer) == 0:
+        return
+    grids = [np.arange(d, dtype=np.int64).reshape([-1 if i == k else 1 for i in range(rank)]) for k, d in enumerate(dims)]
+
+    def address(strides: Sequence[int]) -> Array:
+        at = np.zeros([1] * rank, np.int64)
+        for g, s in zip(grids, strides, strict=True):
+            if s:
+                at = at + g * s
+        return at
+
+    values: list[Any] = []
+    for s in p.body:
+        a = [values[i] for i in s.args]
+        if s.op == "const":
+            values.append(np.full([1] * rank, s.attr[0], to_numpy(s.dtype)))
+        elif s.op == "index":
+            values.append(grids[s.attr[0]])
+        elif s.op == "load":
+            values.append(_load(ins[s.attr[0]], address(s.attr[1]), a, p.inputs[s.attr[0]]))
+        elif s.op == "gather":
+            values.append(_gather(s.attr, a, address(s.attr[1]), ins, p))
+        elif s.op == "store":
+            at = address(s.attr[1])
+            shape = np.broadcast_shapes(at.shape, a[0].shape)
+            outs[s.attr[0]][np.broadcast_to(at, shape)] = _narrow(np.broadcast_to(a[0], shape), s.dtype)
+        elif s.op == "cast":
+            values.append(scalar("cast:" + s.dtype)(a[0]))
+        elif s.op == "round":
+            values.append(_widen(_narrow(a[0], s.attr[0]), s.attr[0]))
+        elif s.op == "reduce":
+            values.append(_reduce(s.attr[0], np.broadcast_to(a[0], _full(a[0].shape, dims, n_outer)), n_outer, s.dtype))
+        else:
+            r = np.asarray(scalar(s.op)(*a))
+            values.append(r.astype(to_numpy(s.dtype)) if r.dtype != to_numpy(s.dtype) else r)
+        if s.op == "store":
+            values.append(None)
+
+
+def _full(shape: Sequence[int], dims: Sequence[int], n_outer: int) -> list[int]:
+    return [*shape[:n_outer], *dims[n_outer:]]
+
+
+def _load(buffer: Array, at: Array, args: Sequence[Array], dtype: str) -> Array:
+    if not args:
+        return _widen(buffer[at], dtype)
+    mask, other = args
+    shape = np.broadcast_shapes(at.shape, mask.shape, other.shape)
+    safe = np.where(np.broadcast_to(mask, shape), np.broadcast_to(at, shape), 0)
+    if buffer.size == 0:
+        return np.broadcast_to(other, shape)
+    return np.where(mask, _widen(buffer[safe], dtype), other)
+
+
+def _gather(attr: Any, args: Sequence[Array], at: Array, ins: Sequence[Array], p: Program) -> Array:
+    operand, _, extents, steps, how = attr
+    indices, rest = args[: len(extents)], args[len(extents) :]
+    good: Array = np.ones([1] * at.ndim, bool)
+    for i, extent, step in zip(indices, extents, steps, strict=True):
+        good = good & (i >= 0) & (i < extent)
+        at = at + i * step
+    wanted = rest[0] if rest else np.ones([1] * at.ndim, bool)
+    if how == "checked" and bool(np.any(wanted & ~good)):
+        raise IndexOutOfRange("an index lies outside its tensor")
+    other = rest[1] if rest else np.zeros([1] * at.ndim, np.int64)
+    mask = wanted & good
+    return _load(ins[operand], at, [mask, other.astype(_widen(ins[operand][:0], p.inputs[operand]).dtype)], p.inputs[operand])
+
+
+def _reduce(kind: str, v: Array, n_outer: int, dtype: str) -> Array:
+    axes = tuple(range(n_outer, v.ndim))
+    if not axes:
+        return np.zeros(v.shape, np.int64) if kind.startswith("arg") else v
+    shape = [*v.shape[:n_outer], *[1] * len(axes)]
+    if kind in ("argmax", "argmin"):
+        flat = v.reshape([*v.shape[:n_outer], -1])
+        return (np.argmax if kind == "argmax" else np.argmin)(flat, axis=-1).astype(np.int64).reshape(shape)
+    if kind == "sum":
+        wide = np.float64 if v.dtype.kind == "f" else v.dtype
+        return v.sum(axis=axes, dtype=wide).astype(to_numpy(dtype)).reshape(shape)
+    fn = {"prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all}[kind]
+    if v.size == 0 and kind in ("max", "min"):
+        return np.full(shape, -np.inf if kind == "max" else np.inf, v.dtype)
+    kw: dict[str, Any] = {"dtype": v.dtype} if kind == "prod" else {}
+    return np.asarray(fn(v, axis=axes, **kw)).reshape(shape)

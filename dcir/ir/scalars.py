@@ -1,0 +1,147 @@
+"""Reference meaning of the scalar operators of loop programs, as NumPy functions with torch's semantics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dcir.ir.types import to_numpy
+
+Fn = Callable[..., Any]
+
+
+def _elementwise(fn: Callable[[float], float]) -> Fn:
+    """A Python float function over arrays, NaN where it raises."""
+
+    def one(x: float) -> float:
+        try:
+            return fn(float(x))
+        except (ValueError, OverflowError):
+            return math.nan
+
+    def over(x: Any) -> Any:
+        x = np.asarray(x)
+        return np.vectorize(one, otypes=[np.float64])(x).astype(x.dtype) if x.size else x
+
+    return over
+
+
+def _sigmoid(x: Any) -> Any:
+    return (1.0 / (1.0 + np.exp(-x.astype(np.float64)))).astype(x.dtype)
+
+
+def _wrapping(fn: Fn, by_zero: int = 0) -> Fn:
+    """Integer division: x / 0 gives ``by_zero``; the lowest number over -1 wraps."""
+
+    def over(a: Any, b: Any) -> Any:
+        a, b = np.broadcast_arrays(a, b)
+        zero = b == 0
+        minus = b == -1 if b.dtype.kind == "i" else np.zeros(b.shape, bool)
+        safe = np.where(zero | minus, np.ones((), b.dtype), b)
+        result = fn(a, safe)
+        result = np.where(minus, (0 - a).astype(a.dtype) if fn is not np.remainder and fn is not np.fmod else 0, result)
+        return np.where(zero, np.asarray(by_zero, a.dtype), result).astype(a.dtype)
+
+    return over
+
+
+def _trunc_div(a: Any, b: Any) -> Any:
+    q = np.floor_divide(a, b)
+    return q + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0))).astype(a.dtype)
+
+
+def _mod(a: Any, b: Any) -> Any:
+    if a.dtype.kind == "f":
+        r = np.fmod(a, b)
+        return np.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+    return _wrapping(np.remainder)(a, b)
+
+
+def _pow(a: Any, b: Any) -> Any:
+    if a.dtype.kind == "f":
+        return np.power(a, b)
+    a, b = np.broadcast_arrays(a, b)
+    out = np.power(a, np.where(b < 0, 0, b))
+    negative = np.where(a == 1, 1, np.where(a == -1, np.where(b % 2 == 0, 1, -1), 0))
+    return np.where(b < 0, negative, out)
+
+
+def _max(a: Any, b: Any) -> Any:
+    return np.maximum(a, b)
+
+
+def _erfinv(x: Any) -> Any:
+    import torch
+
+    return torch.erfinv(torch.as_tensor(np.asarray(x))).numpy()
+
+
+def _torch(name: str) -> Fn:
+    def over(x: Any) -> Any:
+        import torch
+
+        return getattr(torch, name)(torch.as_tensor(np.ascontiguousarray(x))).numpy()
+
+    return over
+
+
+def _shift(left: bool) -> Fn:
+    def over(a: Any, b: Any) -> Any:
+        width = a.dtype.itemsize * 8
+        big = (b < 0) | (b >= width)
+        safe = np.where(big, 0, b)
+        r = np.left_shift(a, safe) if left else np.right_shift(a, safe)
+        gone = np.zeros((), a.dtype) if left else np.right_shift(a, width - 1)
+        return np.where(big, gone, r)
+
+    return over
+
+
+def _sign(x: Any) -> Any:
+    return np.where(np.isnan(x), 0, np.sign(x)).astype(x.dtype) if x.dtype.kind == "f" else np.sign(x)
+
+
+TABLE: dict[str, Fn] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide,
+    "idiv_floor": _wrapping(np.floor_divide), "idiv_trunc": _wrapping(_trunc_div),
+    "mod": _mod, "fmod": lambda a, b: np.fmod(a, b) if a.dtype.kind == "f" else _wrapping(np.fmod)(a, b),
+    "floor_div": lambda a, b: np.floor_divide(a, b), "pow": _pow, "neg": np.negative, "abs": np.abs, "sign": _sign,
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
+    "log1p": np.log1p, "tanh": np.tanh, "sigmoid": _sigmoid, "erf": _elementwise(math.erf),
+    "erfc": _elementwise(math.erfc), "erfinv": _erfinv, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2, "sinh": np.sinh, "cosh": np.cosh,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "sqrt": np.sqrt,
+    "rsqrt": lambda x: (1 / np.sqrt(x.astype(np.float64))).astype(x.dtype), "reciprocal": lambda x: (1 / x).astype(x.dtype),
+    "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
+    "min": np.minimum, "max": _max, "fmin": np.fmin, "fmax": np.fmax,
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not,
+    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "bitnot": np.invert,
+    "shl": _shift(True), "shr": _shift(False),
+    "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite, "signbit": np.signbit, "copysign": np.copysign,
+    "nextafter": np.nextafter, "hypot": np.hypot, "lgamma": _torch("lgamma"), "digamma": _torch("digamma"),
+    "where": np.where, "fma": lambda a, b, c: a * b + c,
+}  # fmt: skip
+
+
+def _cast(dtype: str) -> Fn:
+    target = to_numpy(dtype)
+
+    def convert(x: Any) -> Any:
+        if dtype == "bool":
+            return x != 0
+        if x.dtype.kind == "f" and target.kind in "iu":
+            low, high = np.iinfo(target).min, np.iinfo(target).max
+            inside = np.isfinite(x) & (x >= float(low)) & (x <= float(high))
+            return np.where(inside, x, 0).astype(target) + np.where(inside, 0, low).astype(target)
+        return x.astype(target)
+
+    return convert
+
+
+def reference(name: str) -> Fn:
+    """The reference function of a scalar operator; "cast:f32" converts to f32."""
+    return _cast(name[5:]) if name.startswith("cast:") else TABLE[name]

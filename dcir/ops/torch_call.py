@@ -1,0 +1,121 @@
+"""The operator without a native lowering: called through the loaded torch, one node with its shapes and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dcir.errors import FallbackFailed, InvalidGraph
+from dcir.ir.serialize import register
+from dcir.ir.types import itemsize
+from dcir.ops.lowering import FROM_NAME
+from dcir.ops.registry import overload
+
+Window = tuple[tuple[int, ...], tuple[int, ...], str]
+
+
+@register
+@dataclass(frozen=True)
+class TorchCall:
+    """One call of a torch operator.
+
+    Attributes:
+        name: overload name ("aten.linalg_inv_ex.default").
+        args, kwargs: the call; ("t", i) stands for tensor i, other pairs for dtypes and the like (``pack``).
+        ins, outs: (shape, strides, dtype) of each tensor operand and result.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    ins: tuple[Window, ...]
+    outs: tuple[Window, ...]
+
+    kind = "torch"
+
+    def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Bytes of each operand, once."""
+        size = [math.prod(s) * itemsize(d) for s, _, d in self.ins], [math.prod(s) * itemsize(d) for s, _, d in self.outs]
+        return tuple(size[0]), tuple(size[1])
+
+    def operations(self) -> int:
+        """Unknown work counts as one operation per result element."""
+        return sum(math.prod(s) for s, _, _ in self.outs)
+
+    def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Run it over NumPy buffers."""
+        self.call([_tensor(b, w) for b, w in zip(ins, self.ins, strict=True)],
+                  [_tensor(b, w) for b, w in zip(outs, self.outs, strict=True)])  # fmt: skip
+
+    def call(self, ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        """Run it: read ``ins``, write ``outs``.
+
+        Raises:
+            FallbackFailed: torch raised, or its results have other shapes than when the network was captured.
+        """
+        op = overload(self.name)
+        if op is None:
+            raise FallbackFailed(f"this torch has no operator {self.name}", hint="compile the model again")
+        try:
+            with torch.no_grad():
+                result = op(*_unpack(self.args, ins), **{k: _unpack(v, ins) for k, v in self.kwargs})
+        except (IndexError, ValueError):
+            raise
+        except Exception as e:
+            raise FallbackFailed(f"{self.name} failed in torch: {e}") from e
+        tensors = [t for t in (result if isinstance(result, tuple | list) else [result]) if isinstance(t, torch.Tensor)]
+        for t, o in zip(tensors, outs, strict=True):
+            if t.shape != o.shape:
+                raise FallbackFailed(f"{self.name} returned shape {tuple(t.shape)} instead of {tuple(o.shape)}")
+            o.copy_(t)
+
+
+def _tensor(buffer: Any, window: Window) -> torch.Tensor:
+    shape, strides, dtype = window
+    t = torch.from_numpy(np.asarray(buffer))
+    if dtype == "bf16":
+        t = t.view(torch.bfloat16)
+    return torch.as_strided(t, shape, strides)
+
+
+def pack(value: Any, tensor: Callable[[Any], int | None]) -> Any:
+    """An argument as plain data; ``tensor`` numbers the tensors among the values (None: not a tensor).
+
+    Raises:
+        InvalidGraph: a value that has no plain form.
+    """
+    n = tensor(value)
+    if n is not None:
+        return ("t", n)
+    if isinstance(value, tuple | list):
+        return ("l", tuple(pack(v, tensor) for v in value))
+    if value is None or isinstance(value, bool | int | float | str):
+        return ("v", value)
+    if isinstance(value, torch.dtype | torch.memory_format | torch.layout):
+        return ("a", str(value).removeprefix("torch."))
+    if isinstance(value, torch.device):
+        return ("d", str(value))
+    raise InvalidGraph(f"an operator's argument of type {type(value).__name__} cannot be kept in the graph")
+
+
+def _unpack(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        tag, v = value
+        if tag == "t":
+            return tensors[v]
+        if tag == "l":
+            return [_unpack(x, tensors) for x in v]
+        if tag == "a":
+            return getattr(torch, v)
+        return torch.device(v) if tag == "d" else v
+    return tuple(_unpack(v, tensors) for v in value)
+
+
+def element_types() -> dict[str, torch.dtype]:
+    """Torch's types by dcir name."""
+    return FROM_NAME

@@ -1,0 +1,191 @@
+"""ATen graph to network SDFG: every operator through its page, the rest as calls into torch."""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from dcir.errors import Unsupported
+from dcir.ir.network import Network, Result
+from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref
+from dcir.ops.registry import pages
+from dcir.ops.torch_call import TorchCall, pack
+
+
+@dataclass
+class Imported:
+    """A network and what is needed to call it.
+
+    Attributes:
+        network: the SDFG with its side tables.
+        constants: tensors of the constant containers.
+        outputs: per result of the graph, an index into ``network.results`` or a literal (None, a number).
+        fallbacks: (operator, place in the user's model) of every call into torch.
+    """
+
+    network: Network
+    constants: dict[str, torch.Tensor]
+    outputs: list[tuple[str, Any]] = field(default_factory=list)
+    fallbacks: list[tuple[str, str]] = field(default_factory=list)
+
+
+def import_graph(gm: fx.GraphModule, *, name: str = "network") -> Imported:
+    """Lower a functional ATen graph whose nodes carry fake tensors in ``meta['val']``.
+
+    Raises:
+        Unsupported: element types or higher-order operators that have no place in the graph.
+    """
+    return _Importer(gm, name).run()
+
+
+def describe(node: fx.Node) -> str:
+    """Place of a node in the user's model: module path and source line where known."""
+    stack = node.meta.get("nn_module_stack")
+    path = ""
+    if stack:
+        path = str(list(stack.values())[-1][0])
+        path = re.sub(r"L\['(\w+)'\]", r"\1", path).replace("._modules[", ".").replace("['", "").replace("']", "")
+    trace = node.meta.get("stack_trace") or ""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    line = f"{frames[-1][0].rsplit('/', 1)[-1]}:{frames[-1][1]}" if frames else ""
+    return " ".join(p for p in (path, f"({line})" if line else "") if p)
+
+
+def meta_of(value: Any) -> Meta | None:
+    """Shape, strides and type of a fake tensor (None for anything else)."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    if value.dtype not in TORCH_TYPES:
+        raise Unsupported.collect([(f"tensors of type {value.dtype}", "")])
+    return Meta(tuple(int(d) for d in value.shape), tuple(int(s) for s in value.stride()), TORCH_TYPES[value.dtype])
+
+
+class _Importer:
+    def __init__(self, gm: fx.GraphModule, name: str) -> None:
+        self.gm = gm
+        self.net = Network(name)
+        self.ctx = Lowering(self.net)
+        self.env: dict[fx.Node, Any] = {}
+        self.root: dict[fx.Node, fx.Node] = {}
+        self.owner: dict[str, fx.Node] = {}
+        self.done = Imported(self.net, {})
+
+    def run(self) -> Imported:
+        table = pages()
+        for node in self.gm.graph.nodes:
+            self.root[node] = node
+            if node.op == "placeholder":
+                self.env[node] = self._placeholder(node)
+            elif node.op == "get_attr":
+                self.env[node] = self._constant(node)
+            elif node.op == "call_function":
+                self.env[node] = self._call(node, table)
+            elif node.op == "output":
+                self._output(node)
+            value = self.env.get(node)
+            for ref in value if isinstance(value, tuple) else (value,):
+                if isinstance(ref, Ref):
+                    self.owner.setdefault(ref.data, node)
+        return self.done
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        meta = meta_of(node.meta.get("val"))
+        if meta is None:  # a number among the inputs: the graph is specialised to it
+            self.net.inputs.append("")
+            return node.meta.get("val")
+        name = self.net.add_container(meta.shape, meta.dtype, "input", meta.strides)
+        self.net.names[name] = str(node.target)
+        return Ref(name, meta.shape, meta.strides, 0, meta.dtype)
+
+    def _constant(self, node: fx.Node) -> Ref:
+        value: Any = self.gm
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            raise Unsupported.collect([("a graph inside the graph (control flow)", describe(node))])
+        value = value.detach()
+        meta = meta_of(value)
+        assert meta is not None
+        name = self.net.add_container(meta.shape, meta.dtype, "constant", meta.strides)
+        self.net.names[name] = str(node.target)
+        self.done.constants[name] = value
+        return Ref(name, meta.shape, meta.strides, 0, meta.dtype)
+
+    def _call(self, node: fx.Node, table: dict[str, Any]) -> Any:
+        if node.target is operator.getitem:
+            source, index = node.args
+            self.root[node] = self.root[source] if isinstance(self.env[source], Ref) else node  # type: ignore[index]
+            return self.env[source][index]  # type: ignore[index]
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self.env[n])
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return self._python_call(node, args, kwargs)
+        val = node.meta.get("val")
+        if not isinstance(val, torch.Tensor | tuple | list):
+            return val  # sym_size and the like: a number known since the graph was made
+        self.ctx.outs = [meta_of(v) for v in (val if isinstance(val, tuple | list) else (val,))]
+        self.ctx.origin = describe(node)
+        if any(r.alias_info is not None for r in node.target._schema.returns) and node.args:
+            first = node.args[0]
+            if isinstance(first, fx.Node):
+                self.root[node] = self.root[first]
+        page = table.get(str(node.target))
+        if page is not None:
+            before = len(self.net.ops())
+            try:
+                return page.lower(self.ctx, *args, **kwargs)
+            except NotNative:
+                for op in self.net.ops()[before:]:
+                    self.net.remove_op(op)
+        return self._through_torch(node, args, kwargs)
+
+    def _python_call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if "val" in node.meta and not isinstance(node.meta["val"], torch.Tensor | tuple | list):
+            return node.meta["val"]
+        raise Unsupported.collect([(f"{node.target} (not an ATen operator)", describe(node))])
+
+    def _through_torch(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        refs: list[Ref] = []
+
+        def number(value: Any) -> int | None:
+            if not isinstance(value, Ref):
+                return None
+            refs.append(value)
+            return len(refs) - 1
+
+        packed = tuple(pack(a, number) for a in args)
+        named = tuple((k, pack(v, number)) for k, v in kwargs.items())
+        results = [None if m is None else self.ctx.new(m.shape, m.dtype, m.strides) for m in self.ctx.outs]
+        made = [r for r in results if r is not None]
+        spec = TorchCall(
+            str(node.target), packed, named,
+            tuple((r.shape, r.strides, r.dtype) for r in refs), tuple((r.shape, r.strides, r.dtype) for r in made),
+        )  # fmt: skip
+        self.ctx.emit(spec, refs, made)
+        self.done.fallbacks.append((str(node.target), self.ctx.origin))
+        return tuple(results) if isinstance(node.meta["val"], tuple | list) else results[0]
+
+    def _output(self, node: fx.Node) -> None:
+        flat = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
+        for out in flat:
+            if not isinstance(out, fx.Node) or not isinstance(self.env[out], Ref):
+                self.done.outputs.append(("literal", self.env[out] if isinstance(out, fx.Node) else out))
+                continue
+            ref = self._presentable(out, self.env[out])
+            self.net.promote(ref.data)
+            self.net.results.append(Result(ref.data, ref.shape, ref.strides, ref.offset, ref.dtype))
+            self.done.outputs.append(("result", len(self.net.results) - 1))
+
+    def _presentable(self, node: fx.Node, ref: Ref) -> Ref:
+        """``ref`` as callers may hold it: aliasing only what torch's result would alias, with torch's strides."""
+        meta = meta_of(node.meta["val"])
+        assert meta is not None
+        same = all(a == b or d == 1 for a, b, d in zip(ref.strides, meta.strides, ref.shape, strict=True))
+        constant = self.net.containers[ref.data].role == "constant"
+        if same and self.owner[ref.data] is self.root[node] and not constant:
+            return ref
+        return self.ctx.copy(ref, self.ctx.new(meta.shape, meta.dtype, meta.strides))

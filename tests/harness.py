@@ -1,0 +1,144 @@
+"""Test helpers: run one operator or function through the importer and a way of executing the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from dcir.frontends.torch.importer import Imported, import_graph
+from dcir.ir.interpret import interpret
+from dcir.ir.verify import verify
+
+
+def graph_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """A graph of one operator call, with fake tensors in its nodes, and the call's tensors in input order."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    graph, tensors = fx.Graph(), []
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        node = graph.placeholder(f"arg{len(tensors)}")
+        node.meta["val"] = mode.from_tensor(value)
+        tensors.append(value)
+        return node
+
+    a, k = pytree.tree_map(place, (list(args), dict(kwargs)))
+    node = graph.call_function(op, tuple(a), k)
+    fake_a, fake_k = pytree.tree_map(lambda n: n.meta["val"] if isinstance(n, fx.Node) else n, (tuple(a), k))
+    with mode:
+        node.meta["val"] = op(*fake_a, **fake_k)
+    values = node.meta["val"]
+    if isinstance(values, torch.Tensor):
+        graph.output((node,))
+    else:
+        outs = []
+        for i, v in enumerate(values):
+            item = graph.call_function(__import__("operator").getitem, (node, i))
+            item.meta["val"] = v
+            outs.append(item)
+        graph.output(tuple(outs))
+    return fx.GraphModule(torch.nn.Module(), graph), tensors
+
+
+def flat_buffer(t: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A tensor's elements from the first to the last, as stored."""
+    size = 0 if t.numel() == 0 else 1 + sum((d - 1) * s for d, s in zip(t.shape, t.stride(), strict=True))
+    flat = t.detach().clone(memory_format=torch.preserve_format) if False else torch.as_strided(t.detach(), (size,), (1,))
+    return (flat.view(torch.int16).numpy().view(np.uint16) if t.dtype == torch.bfloat16 else flat.numpy()).copy()
+
+
+def scalar_reference() -> Callable[[str], Callable[..., Any]]:
+    """The table of reference functions of scalar operators."""
+    from dcir.ir.scalars import reference
+
+    return reference
+
+
+def run_interpreted(done: Imported, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Run an imported graph with the reference interpreter; returns tensors and literals."""
+    net = done.network
+    verify(net)
+    buffers = {n: flat_buffer(t) for n, t in zip(net.inputs, tensors, strict=True) if n}
+    buffers.update({n: flat_buffer(t) for n, t in done.constants.items()})
+    store = interpret(net, buffers, scalar_reference())
+    outs: list[Any] = []
+    for kind, v in done.outputs:
+        if kind == "literal":
+            outs.append(v)
+            continue
+        r = net.results[v]
+        t = torch.from_numpy(store[r.data])
+        if r.dtype == "bf16":
+            t = t.view(torch.bfloat16)
+        outs.append(torch.as_strided(t, r.shape, r.strides, r.offset))
+    return outs
+
+
+def check_close(got: Any, want: Any, exact: Any, *, factor: float = 3.0, what: str = "") -> None:
+    """The comparison rule: error against float64 at most ``factor`` times eager's own, plus a few units in the last place."""
+    if not isinstance(want, torch.Tensor):
+        assert got == want, what
+        return
+    assert got.shape == want.shape and got.dtype == want.dtype, f"{what}: {got.dtype}{tuple(got.shape)}"
+    if not want.dtype.is_floating_point:
+        assert torch.equal(got, want), f"{what}: {got} != {want}"
+        return
+    g, w = got.double(), want.double()
+    e = exact.double() if isinstance(exact, torch.Tensor) else w
+    assert torch.equal(g.isnan(), w.isnan()), f"{what}: NaN in other places"
+    finite = w.isfinite() & g.isfinite() & e.isfinite()
+    assert torch.equal(g[~finite & ~w.isnan() & ~w.isfinite()], w[~finite & ~w.isnan() & ~w.isfinite()]), f"{what}: infinities"
+    if not finite.any():
+        return
+    eps = torch.finfo(want.dtype).eps
+    scale = e[finite].abs().max().item()
+    ours, eager = (g - e)[finite].abs().max().item(), (w - e)[finite].abs().max().item()
+    assert ours <= factor * eager + 4 * eps * max(scale, 1e-30), f"{what}: error {ours:.3g}, eager's own {eager:.3g}, scale {scale:.3g}"
+
+
+def double(value: Any) -> Any:
+    """Arguments in float64, for the exact reference."""
+    return pytree.tree_map(
+        lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype.is_floating_point else v, value
+    )
+
+
+def fits(op: Any, sample: Any) -> bool:
+    """Whether a sample has the types this overload wants (pages share samples between Tensor and Scalar overloads)."""
+    if len(sample.args) > len(op._schema.arguments):
+        return False
+    for a, v in zip(op._schema.arguments, sample.args, strict=False):
+        is_tensor = isinstance(v, torch.Tensor)
+        kind = str(a.type)
+        if (kind == "number" and is_tensor) or (kind == "Tensor" and not is_tensor and a.name in ("self", "exponent")):
+            return False
+        if kind == "int" and not isinstance(v, int):
+            return False
+        if kind == "List[int]" and isinstance(v, int) and a.name == "split_sizes":
+            return False
+    return True
+
+
+def check_operator(page: Any, sample: Any, run: Callable[[Imported, Sequence[torch.Tensor]], list[Any]] = run_interpreted) -> None:
+    """One sample of one page, native, against eager torch."""
+    op = page.overload
+    gm, tensors = graph_of(op, sample.args, sample.kwargs)
+    done = import_graph(gm)
+    assert not done.fallbacks, f"{page.name} went through torch"
+    want = op(*sample.args, **sample.kwargs)
+    try:
+        exact = op(*double(sample.args), **double(sample.kwargs))
+    except Exception:
+        exact = want
+    got = run(done, tensors)
+    wants = [want] if isinstance(want, torch.Tensor) else list(want)
+    exacts = [exact] if isinstance(exact, torch.Tensor) else list(exact)
+    for g, w, e in zip(got, wants, exacts, strict=True):
+        check_close(g, w, e, factor=page.tolerance, what=f"{page.name} {sample.name}")
