@@ -61,7 +61,9 @@ D_INT T d_shl(T a, T b) {
 }
 D_INT T d_shr(T a, T b) {
     const int width = 8 * sizeof(T);
-    return (T)(a >> ((b < 0) | (b >= width) ? ((T)-1 < (T)0 ? width - 1 : 0) : (int)b)) & ((T)-1 < (T)0 || (b >= 0 && b < width) ? (T)-1 : (T)0);
+    bool out = (b < 0) | (b >= width);
+    T sign = a < 0 ? (T)-1 : (T)0;
+    return out ? sign : (T)(a >> (out ? 0 : (int)b));
 }
 
 // Float to integer as x86 converts: truncation, and the smallest integer for NaN and whatever does not fit. Narrow
@@ -88,9 +90,22 @@ D_INLINE bf16_t d_f32_to_bf16(float x) {
     return (bf16_t)(x != x ? 0x7fc0u : r);
 }
 
-// IEEE half; without F16C in the CPU the compiler calls libgcc.
-D_INLINE float d_f16_to_f32(_Float16 h) { return (float)h; }
-D_INLINE _Float16 d_f32_to_f16(float x) { return (_Float16)x; }
+// IEEE half on its bits, as GCC 12 does not vectorise conversions of _Float16. One multiplication moves the exponent
+// and normalises; on the way back adding 0.5 rounds what becomes denormal.
+D_INLINE float d_f16_to_f32(_Float16 h) {
+    unsigned b = __builtin_bit_cast(unsigned short, h), m = (b & 0x7fffu) << 13;
+    unsigned r = d_bits(d_from_bits(m) * 0x1p112f);
+    r = m >= 0x0f800000u ? m | 0x7f800000u : r;
+    return d_from_bits(r | (b & 0x8000u) << 16);
+}
+D_INLINE _Float16 d_f32_to_f16(float x) {
+    unsigned b = d_bits(x), m = b & 0x7fffffffu;
+    unsigned normal = (m + 0xfffu + ((m >> 13) & 1u) - 0x38000000u) >> 13;
+    unsigned r = m < 0x38800000u ? d_bits(d_from_bits(m) + 0.5f) - 0x3f000000u : normal;
+    r = m >= 0x47800000u ? 0x7c00u : r;
+    r = m > 0x7f800000u ? 0x7e00u : r;
+    return __builtin_bit_cast(_Float16, (unsigned short)(r | (b >> 16 & 0x8000u)));
+}
 
 // Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): four words for
 // every (key, counter), so that any element's number is found without its predecessors.

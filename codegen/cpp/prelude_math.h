@@ -75,12 +75,16 @@ D_INLINE float d_tanh(float x) {
     int n;
     float p = d_exp_split(2.0f * a, n), w = d_pow2(n);
     float r = 1.0f - 2.0f / (p * w + w + 1.0f);
-    return a < 0.6f ? s : d_copysign(r, x);
+    return d_copysign(a < 0.6f ? s : r, x);  // the polynomial loses the sign of -0
 }
 
 // The rounding error of 1 + e, times the derivative of the quotient, is taken off: 1 / (1 + e) is the quotient itself.
 D_INLINE float d_sigmoid(float x) {
-    float e = d_exp(-d_abs(x)), d = 1.0f + e, low = e - (d - 1.0f);
+    float c = -d_abs(x);
+    c = c < -104.0f ? -104.0f : c;
+    int n;
+    float p = d_exp_split(c, n);
+    float e = d_scale(1.0f + p, n), d = 1.0f + e, low = e - (d - 1.0f);
     float q = (x < 0.0f ? e : 1.0f) / d;
     return q - q * low * (x < 0.0f ? 1.0f - q : q);
 }
