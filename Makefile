@@ -1,0 +1,41 @@
+# The commands of the house. `make env` runs by itself; PYTHON=... chooses the interpreter of the environment.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do $$name -c '' 2>/dev/null && echo $$name && break; done)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help env demo test lint format clean
+
+help:
+	@echo "make demo    train and run a small network through dcir, next to PyTorch"
+	@echo "make test    run the tests (PYTEST_ARGS='-k name' for some of them)"
+	@echo "make lint    style, types and layers"
+	@echo "make format  rewrite the files in the house style"
+	@echo "make env     the environment in .venv, which the others make when needed"
+	@echo "make clean   remove .venv and what tools left"
+
+env: $(READY)
+
+$(READY): setup.cfg pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,162 @@
+"""What all verbs share: exit codes, common options, the edge where errors become text, and output as text or JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dcir import errors
+from dcir.options import LEVELS, TARGETS, VERIFY, parse_level
+
+OK = 0
+WRONG_RESULT = 1
+USAGE = 2
+ENVIRONMENT = 3
+UNSUPPORTED = 4
+
+_EXIT_CODES: dict[type[errors.DcirError], int] = {
+    errors.Unsupported: UNSUPPORTED,
+    errors.OptionError: USAGE,
+    errors.InvalidInput: USAGE,
+    errors.InvalidModel: USAGE,
+    errors.TypeMismatch: USAGE,
+    errors.IndexOutOfRange: USAGE,
+    errors.CompilerNotFound: ENVIRONMENT,
+    errors.CompilerFailed: ENVIRONMENT,
+    errors.CacheUnavailable: ENVIRONMENT,
+    errors.ArtefactInvalid: ENVIRONMENT,
+}
+# Names come from model files and must not steer the terminal.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Verb(click.Command):
+    """A command with --json and --debug, whose errors are printed without a traceback."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params.append(click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object."))
+        self.params.append(click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; see `exit_code` for what an error turns into."""
+        ctx.meta["dcir.json"] = ctx.params.pop("as_json")
+        debug = ctx.params.pop("debug")
+        try:
+            return super().invoke(ctx)
+        except (errors.DcirError, OSError) as error:
+            if debug:
+                raise
+            if ctx.meta["dcir.json"]:
+                click.echo(json.dumps({"error": _as_data(error)}))
+            click.echo(clean(f"dcir: {type(error).__name__}: {error}"), err=True)
+            ctx.exit(exit_code(error))
+
+
+def exit_code(error: Exception) -> int:
+    """1 wrong result, 2 usage, 3 environment, 4 unsupported."""
+    if not isinstance(error, errors.DcirError):
+        return ENVIRONMENT
+    return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), WRONG_RESULT)
+
+
+def emit(text: str, data: Any) -> None:
+    """Print a result for people, or for programs with --json."""
+    if wants_json():
+        click.echo(json.dumps(data, indent=2, default=str))
+    else:
+        click.echo(clean(text))
+
+
+def wants_json() -> bool:
+    """Whether the running verb was given --json."""
+    return bool(click.get_current_context().meta.get("dcir.json"))
+
+
+def clean(text: str) -> str:
+    """A text without control characters other than line ends and tabs."""
+    return _CONTROL.sub("�", text)
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows as aligned columns; the last column is not padded."""
+    if not rows:
+        return ""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    lines = (
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _read_level(ctx: click.Context, param: click.Parameter, value: object) -> int:
+    level = parse_level(value)
+    if not isinstance(level, int) or level not in LEVELS:
+        raise click.BadParameter(f"{value!r} is not one of 0, 1, 2, 3, 4.", ctx, param)
+    return level
+
+
+def _read_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[int | str]]:
+    """Sizes by input name from texts like x=[8,3,224,224], where a word stands for a size that stays open."""
+    shapes: dict[str, list[int | str]] = {}
+    for value in values:
+        match = re.fullmatch(r"(.+)=\[?([^\[\]]*)\]?", value)
+        if match is None:
+            raise click.BadParameter(f"{value!r} does not look like x=[8,3,224,224].", ctx, param)
+        words = [word.strip() for word in match[2].split(",") if word.strip()]
+        for word in words:
+            if not re.fullmatch(r"[0-9]+|[A-Za-z_]\w*", word):
+                raise click.BadParameter(f"{word!r} is neither a size nor a name.", ctx, param)
+        shapes[match[1]] = [int(word) if word.isdecimal() else word for word in words]
+    return shapes
+
+
+model = click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+level = click.option(
+    "-O",
+    "level",
+    metavar="LEVEL",
+    callback=_read_level,
+    default="4",
+    show_default=True,
+    help="Level of optimisation, 0 to 4.",
+)
+target = click.option(
+    "--target", type=click.Choice(TARGETS), default="cpp", show_default=True, help="What to generate."
+)
+verify = click.option(
+    "--verify", type=click.Choice(VERIFY), default="off", show_default=True, help="Compare numbers after every pass."
+)
+strict = click.option("--strict", is_flag=True, help="Refuse operators that would run through torch.")
+shapes = click.option(
+    "--shape", "shapes", metavar="NAME=[SIZES]", callback=_read_shapes, multiple=True, help="Fix an input's sizes."
+)
+
+
+def options(*decorators: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:
+    """Several options at once, listed in the order of the help text."""
+
+    def add(function: _Function) -> _Function:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return add
+
+
+def _as_data(error: Exception) -> dict[str, Any]:
+    data: dict[str, Any] = {"kind": type(error).__name__}
+    if not isinstance(error, errors.DcirError):
+        return data | {"message": str(error), "where": getattr(error, "filename", None), "try": None, "details": []}
+    return data | {
+        "message": error.message,
+        "where": error.where,
+        "try": error.hint,
+        "details": [list(row) for row in error.details],
+    }

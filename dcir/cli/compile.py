@@ -1,0 +1,48 @@
+"""`dcir compile`: an ONNX file becomes one .dcir file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dcir.cli import common
+from dcir.cli.progress import progress_bar
+
+
+@click.command("compile", cls=common.Verb)
+@common.options(common.model, common.level)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file to write. [MODEL.dcir]")
+@common.options(common.target, common.shapes)
+@click.option("--until", metavar="PASS", help="Stop after this pass.")
+@common.options(common.strict, common.verify)
+@click.option("--plain", is_flag=True, help="No progress bar.")
+def command(
+    model: Path,
+    level: int,
+    output: Path | None,
+    target: str,
+    shapes: dict[str, list[int | str]],
+    until: str | None,
+    strict: bool,
+    verify: str,
+    plain: bool,
+) -> None:
+    """Compile MODEL (an ONNX file) to one file with code, weights and graph."""
+    from dcir.driver import api
+
+    destination = output or model.with_suffix(".dcir")
+    with progress_bar(plain=plain) as progress:
+        report = api.compile_file(
+            model,
+            destination,
+            level=level,
+            target=target,
+            shapes=shapes,
+            until=until,
+            strict=strict,
+            verify=verify,
+            progress=progress,
+        )
+    data = {"output": str(destination), **report.to_json()}
+    common.emit(f"{report.to_text().rstrip()}\nwrote {destination}", data)

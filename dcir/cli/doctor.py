@@ -1,0 +1,134 @@
+"""`dcir doctor`: what this machine has of what dcir needs, and what to do about the rest."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+from dcir.cache import Cache
+from dcir.cli import common
+from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.errors import DcirError
+
+_OPENMP_TEST = """\
+#include <omp.h>
+extern "C" __attribute__((visibility("default"))) int dcir_team_size() {
+    int size = 0;
+    #pragma omp parallel reduction(+ : size)
+    size += 1;
+    return size;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor: what was looked at, whether it is well, what was found, and what to do if not."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
+@click.command("doctor", cls=common.Verb)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Check compiler, libraries and cache; exit code 3 if something is missing."""
+    findings = list(examine())
+    rows = [("ok " if item.ok else "BAD", item.name, item.found) for item in findings]
+    lines = common.table(rows).splitlines()
+    for number, item in reversed(list(enumerate(findings))):
+        if item.remedy:
+            lines.insert(number + 1, f"     try {item.remedy}")
+    ok = all(item.ok for item in findings)
+    common.emit("\n".join(lines), {"ok": ok, "findings": [asdict(item) for item in findings]})
+    if not ok:
+        ctx.exit(common.ENVIRONMENT)
+
+
+def examine() -> Iterator[Finding]:
+    """All findings in the order in which they build on each other."""
+    yield Finding("python", True, f"{platform.python_version()} ({sys.executable})")
+    for name, remedy in (
+        ("torch", 'pip install "torch>=2.13,<2.14"'),
+        ("dace", "pip install dace==2.0.0b1"),
+        ("onnx", 'pip install "onnx>=1.21,<2"'),
+    ):
+        yield _package(name, remedy)
+    yield _cache()
+    compiler = _guarded("compiler", _compiler)
+    yield compiler
+    if compiler.ok:
+        yield _guarded("openmp", _openmp)
+    yield Finding("processor", True, _instruction_sets())
+    yield Finding("cores", True, f"{_cores()} of {os.cpu_count()} may be used")
+
+
+def _package(name: str, remedy: str) -> Finding:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(name)
+        return Finding(name, True, version(name))
+    except (ImportError, PackageNotFoundError, OSError) as error:
+        return Finding(name, False, str(error).partition("\n")[0], remedy)
+
+
+def _cache() -> Finding:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            cache = Cache.default()
+        except DcirError as error:
+            return Finding("cache", False, error.message, error.hint or "")
+    if cache.temporary:
+        reason = str(caught[0].message).partition("\n")[0] if caught else "the usual folder cannot be used"
+        return Finding("cache", False, reason, "set DCIR_CACHE_DIR to a folder of your own")
+    mode = cache.folder.stat().st_mode & 0o777
+    return Finding("cache", True, f"{cache.folder} (mode {mode:o}, writable)")
+
+
+def _compiler() -> Finding:
+    toolchain = Toolchain.find()
+    return Finding("compiler", True, f"{toolchain.version} ({toolchain.path})")
+
+
+def _openmp() -> Finding:
+    cache = Cache.default()
+    toolchain = Toolchain.find(cache)
+    objects = compile_objects([Unit("", _OPENMP_TEST)], toolchain, default_flags(), cache)
+    library = ctypes.CDLL(str(link_shared(objects, "", toolchain, cache)))
+    return Finding("openmp", True, f"a team of {library.dcir_team_size()} threads ran")
+
+
+def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except DcirError as error:
+        return Finding(name, False, error.message, error.hint or "")
+    except OSError as error:
+        return Finding(name, False, str(error), "install the OpenMP run time of the compiler (libgomp1 or libomp)")
+
+
+def _instruction_sets() -> str:
+    known = ("avx512_bf16", "avx512f", "avx2", "fma", "amx_bf16", "sve", "asimd")
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        words = set()
+    return " ".join([platform.machine(), *(name for name in known if name in words)])
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,312 @@
+"""The verbs read what people type, call the driver, and turn errors into text and exit codes."""
+
+import json
+import subprocess
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dcir.driver
+from dcir import errors
+from dcir.cache import Cache, key_of
+from dcir.cli import common, doctor
+from dcir.cli.main import main
+
+
+class Report:
+    def to_text(self):
+        return "two kernels\n"
+
+    def to_json(self):
+        return {"kernels": 2}
+
+
+@dataclass
+class Result:
+    ok: bool = True
+    error: float = 1e-7
+    tolerance: float = 1e-5
+    details: object = ()
+
+
+@dataclass
+class Pass:
+    name: str = "fuse-epilogue"
+    tier: int = 2
+    summary: str = "fuses"
+    options: object = None
+
+
+@pytest.fixture
+def api(monkeypatch):
+    """A driver that records its calls."""
+    calls = []
+
+    def answer(name, result):
+        def function(*arguments, **settings):
+            calls.append((name, arguments, settings))
+            return result(*arguments, **settings) if callable(result) else result
+
+        return function
+
+    stub = types.ModuleType("dcir.driver.api")
+    stub.calls = calls
+    stub.answer = lambda name, result: setattr(stub, name, answer(name, result))
+    stub.answer("compile_file", Report())
+    stub.answer("explain_file", Report())
+    stub.answer("bench_file", Report())
+    stub.answer("check_file", Result())
+    stub.answer("list_passes", [Pass(options={"width": 4}), Pass(options=["a"]), Pass()])
+    stub.answer("run_file", lambda model, inputs: {"y": np.ones((2, 3), np.float32)})
+    monkeypatch.setitem(sys.modules, "dcir.driver.api", stub)
+    monkeypatch.setattr(dcir.driver, "api", stub, raising=False)
+    return stub
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"")
+    return str(path)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DCIR_CACHE_DIR", str(tmp_path / "cache"))
+    return Cache.default()
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def raising(error):
+    def fail(*arguments, **settings):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("level", [["-O3"], ["-O", "3"], ["-OO3"], ["-O", "O3"]])
+def test_levels_as_compilers_take_them(api, model, level):
+    assert call("compile", model, *level).exit_code == 0
+    assert api.calls[0][2]["level"] == 3
+
+
+def test_compile_passes_everything_on(api, model):
+    done = call(
+        *("compile", model, "-o", "out.dcir", "--shape", "x=[b, 3,224]", "--shape", "n=", "--until", "fuse"),
+        *("--strict", "--verify", "passes", "--target", "dace"),
+    )
+    assert done.exit_code == 0, done.output
+    assert done.output == "two kernels\nwrote out.dcir\n"
+    assert api.calls == [
+        (
+            "compile_file",
+            (Path(model), Path("out.dcir")),
+            {
+                "level": 4,
+                "target": "dace",
+                "shapes": {"x": ["b", 3, 224], "n": []},
+                "until": "fuse",
+                "strict": True,
+                "verify": "passes",
+                "progress": None,
+            },
+        )
+    ]
+
+
+def test_compile_names_its_output_after_the_model(api, model):
+    done = call("compile", model, "--json")
+    assert json.loads(done.output) == {"output": model.replace(".onnx", ".dcir"), "kernels": 2}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["-O5"], ["-Ofast"], ["--shape", "x"], ["--shape", "x=[a-b]"], ["--target", "tpu"], ["--no-such-option"]],
+)
+def test_usage_errors_exit_with_two(api, model, arguments):
+    assert call("compile", model, *arguments).exit_code == 2
+    assert api.calls == []
+
+
+def test_a_missing_model_and_an_unknown_verb_are_usage_errors():
+    assert call("compile", "no-such-file.onnx").exit_code == 2
+    assert call("fly").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.VerificationFailed("numbers changed"), 1),
+        (errors.OptionError("no such pass"), 2),
+        (errors.InvalidModel("broken"), 2),
+        (errors.CompilerNotFound("no compiler"), 3),
+        (errors.CacheUnavailable("no folder"), 3),
+        (OSError(28, "No space left on device"), 3),
+        (errors.Unsupported.collect([("Foo", "node a"), ("Bar", "node b")]), 4),
+    ],
+)
+def test_exit_codes(api, model, error, code):
+    api.answer("compile_file", raising(error))
+    done = call("compile", model)
+    assert done.exit_code == code
+    assert done.stderr.startswith(f"dcir: {type(error).__name__}: ")
+    assert "Traceback" not in done.output
+    done = call("compile", model, "--json")
+    assert json.loads(done.stdout)["error"]["kind"] == type(error).__name__
+
+
+def test_debug_lets_the_traceback_through(api, model):
+    error = errors.InvalidModel("broken")
+    api.answer("compile_file", raising(error))
+    assert call("compile", model, "--debug").exception is error
+
+
+def test_names_from_models_cannot_steer_the_terminal(api, model):
+    api.answer("compile_file", raising(errors.InvalidModel("bad \x1b[2J name")))
+    assert "\x1b" not in call("compile", model).stderr
+
+
+def test_explain(api, model):
+    assert call("explain", model, "-O2").output == "two kernels\n"
+    assert json.loads(call("explain", model, "--json").output) == {"kernels": 2}
+    assert api.calls[0] == (
+        "explain_file",
+        (Path(model),),
+        {"level": 2, "target": "cpp", "shapes": {}, "strict": False},
+    )
+
+
+def test_bench(api, model):
+    assert call("bench", model, "--against", "eager, ort", "--seconds", "0.5", "--threads", "2").exit_code == 0
+    assert api.calls == [("bench_file", (Path(model), ["eager", "ort"], 0.5, 2), {})]
+
+
+def test_check_says_one_for_a_wrong_result(api, model):
+    done = call("check", model, "--seed", "7")
+    assert done.exit_code == 0
+    assert "agrees: error 1e-07, tolerance 1e-05" in done.output
+    assert api.calls[0][2] == {"level": 4, "verify": "off", "seed": 7}
+    api.answer("check_file", Result(ok=False, error=0.5, details={"output": "y"}))
+    done = call("check", model)
+    assert done.exit_code == 1
+    assert "DIFFERS" in done.output
+    assert "output  y" in done.output
+    assert json.loads(call("check", model, "--json").output)["ok"] is False
+
+
+def test_passes(api):
+    lines = call("passes", "-O2").output.splitlines()
+    assert lines[0].split() == ["tier", "pass", "what", "it", "does", "options"]
+    assert lines[1].split() == ["2", "fuse-epilogue", "fuses", "width=4"]
+    assert json.loads(call("passes", "--json").output)["passes"][0]["options"] == {"width": 4}
+
+
+def test_run_reads_by_name_or_in_order(api, model, tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(3))
+    path = tmp_path / "x.npy"
+    assert call("run", model, "--input", f"a={path}").exit_code == 0
+    assert call("run", model, "--input", path, "--input", path).exit_code == 0
+    (_, (_, by_name), _), (_, (_, in_order), _) = api.calls
+    assert list(by_name) == ["a"]
+    assert [array.tolist() for array in in_order] == [[0, 1, 2]] * 2
+    mixed = call("run", model, "--input", path, "--input", f"a={path}")
+    assert mixed.exit_code == 2
+    assert "not both" in mixed.stderr
+
+
+def test_run_never_unpickles(api, model, tmp_path):
+    np.save(tmp_path / "x.npy", np.array([print], dtype=object), allow_pickle=True)
+    done = call("run", model, "--input", tmp_path / "x.npy")
+    assert done.exit_code == 2
+    assert "not an array file" in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x93NUMPY\x01\x00"])
+def test_run_refuses_files_that_are_no_arrays(api, model, tmp_path, content):
+    (tmp_path / "x.npy").write_bytes(content)
+    assert call("run", model, "--input", tmp_path / "x.npy").exit_code == 2
+
+
+def test_run_saves_inside_the_folder_whatever_the_names(api, model, tmp_path):
+    names = ["../../etc/y", "/abs", "a/b", "a_b", "a.b", "", "y"]
+    results = {name: np.full(2, number) for number, name in enumerate(names)}
+    api.answer("run_file", lambda model, inputs: results)
+    folder = tmp_path / "out"
+    done = call("run", model, "--output", folder, "--json")
+    files = {item["name"]: item["file"] for item in json.loads(done.output)["outputs"]}
+    assert {Path(path).parent for path in files.values()} == {folder}
+    assert len(set(files.values())) == len(names)
+    assert all((np.load(path) == results[name]).all() for name, path in files.items())
+    assert files["y"] == str(folder / "y.npy")
+
+
+def test_cache_verbs(cache):
+    for number in range(3):
+        cache.get_or_build("object", key_of(str(number)), ".o", lambda draft: draft.write_text("x" * 1000) and None)
+    assert json.loads(call("cache", "info", "--json").output)["bytes"] == 3000
+    assert "3, 3.0 kB" in call("cache", "info").output
+    assert len(call("cache", "ls").output.splitlines()) == 4
+    assert call("cache", "prune", "--older-than", "1h").output == "removed 0 files, 0 B\n"
+    assert call("cache", "prune", "--max-size", "2kB").output == "removed 1 files, 1.0 kB\n"
+    assert call("cache", "clear").output == "removed 2 files, 2.0 kB\n"
+    assert json.loads(call("cache", "ls", "--json").output) == {"files": []}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--max-size", "much"], ["--older-than", "long"]])
+def test_cache_prune_wants_a_size_or_an_age(cache, arguments):
+    assert call("cache", "prune", *arguments).exit_code == 2
+
+
+def test_doctor_says_what_is_well_and_what_to_do(cache, monkeypatch):
+    monkeypatch.setattr(doctor, "_package", lambda name, remedy: doctor.Finding(name, True, "1.0"))
+    done = call("doctor", "--json")
+    assert done.exit_code == 0, done.output
+    findings = {item["name"]: item for item in json.loads(done.output)["findings"]}
+    assert "threads ran" in findings["openmp"]["found"]
+    assert "mode 700" in findings["cache"]["found"]
+    monkeypatch.setenv("DCIR_CXX", "/no/compiler")
+    done = call("doctor")
+    assert done.exit_code == 3
+    lines = done.output.splitlines()
+    bad = next(number for number, line in enumerate(lines) if line.startswith("BAD  compiler"))
+    assert "try an absolute path" in lines[bad + 1]
+
+
+def test_doctor_finds_a_missing_package():
+    finding = doctor._package("no_such_package_anywhere", "pip install it")
+    assert not finding.ok
+    assert finding.remedy == "pip install it"
+
+
+def test_help_is_quick_and_imports_no_torch():
+    code = (
+        "import sys; from dcir.cli.main import main; main(['--help'], standalone_mode=False);"
+        "sys.exit('torch' in sys.modules or 'dace' in sys.modules)"
+    )
+    assert "doctor" in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("verb", ["compile", "run", "bench", "check", "explain", "passes", "cache", "doctor"])
+def test_every_verb_explains_itself(verb):
+    done = call(verb, "--help")
+    assert done.exit_code == 0
+    assert done.output.startswith(f"Usage: main {verb}")
+
+
+def test_compile_has_a_program_of_its_own():
+    code = "from dcir.cli.main import compile_main; compile_main()"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: dcir-compile [OPTIONS] MODEL")
+
+
+def test_tables_align_all_but_the_last_column():
+    assert common.table([("a", "b"), ("long", "c")]) == "a     b\nlong  c"
+    assert common.table([]) == ""
