@@ -9,7 +9,7 @@
 
 #include "prelude.h"
 
-#define DACE_EXPORTED extern "C"
+#define DACE_EXPORTED extern "C" __attribute__((visibility("default")))
 #define DACE_ALIGN(N) __attribute__((aligned(N)))
 #define DACE_HDFI inline
 #define DACE_PRAGMA(x) _Pragma(#x)
