@@ -1,0 +1,86 @@
+"""Reads a node's attributes into plain Python values and holds the node against its schema."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, NodeProto
+
+from dcir.errors import InvalidModel, Unsupported
+
+from .tensors import read_sparse, read_tensor, show
+
+_A = AttributeProto
+
+
+@lru_cache(maxsize=4096)
+def schema_of(domain: str, name: str, version: int) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(name, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def check_node(
+    domain: str, node: NodeProto, version: int, attributes: dict[str, AttributeProto], label: str
+) -> onnx.defs.OpSchema | None:
+    """The node's schema, or None if the operator does not exist; raises `InvalidModel` where they disagree."""
+    schema = schema_of(domain, node.op_type, version)
+    if schema is None or schema.deprecated:
+        return None
+    given, made = len(node.input), len(node.output)
+    if not schema.min_input <= given <= schema.max_input:
+        message = f"{given} operands, the operator takes {schema.min_input} to {schema.max_input}"
+        raise InvalidModel(message, where=label)
+    if not schema.min_output <= made <= schema.max_output:
+        message = f"{made} results, the operator has {schema.min_output} to {schema.max_output}"
+        raise InvalidModel(message, where=label)
+    for name, attribute in attributes.items():
+        declared = schema.attributes.get(name)
+        if declared is None:
+            raise InvalidModel(f"the operator has no attribute {show(name)}", where=label)
+        if int(declared.type) != attribute.type:
+            raise InvalidModel(f"attribute {show(name)} has the wrong type", where=label)
+    for name, declared in schema.attributes.items():
+        if declared.required and name not in attributes:
+            raise InvalidModel(f"attribute {show(name)} is missing", where=label)
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    for position, formal in enumerate(schema.inputs[:given]):
+        if formal.option == single and not node.input[position]:
+            raise InvalidModel(f"operand {position} ({formal.name}) is missing", where=label)
+    return schema
+
+
+def read_attribute(attribute: AttributeProto, folder: Path | None, label: str) -> Any:
+    """Ints, floats, strings, tuples of these, or tensors."""
+    kind = attribute.type
+    where = f"{label}, attribute {show(attribute.name)}"
+    if kind == _A.INT:
+        return int(attribute.i)
+    if kind == _A.FLOAT:
+        return float(attribute.f)
+    if kind == _A.STRING:
+        return _text(attribute.s, where)
+    if kind == _A.INTS:
+        return tuple(int(v) for v in attribute.ints)
+    if kind == _A.FLOATS:
+        return tuple(float(v) for v in attribute.floats)
+    if kind == _A.STRINGS:
+        return tuple(_text(v, where) for v in attribute.strings)
+    if kind == _A.TENSOR:
+        return read_tensor(attribute.t, folder, where)
+    if kind == _A.SPARSE_TENSOR:
+        return read_sparse(attribute.sparse_tensor, folder)
+    if kind == _A.TYPE_PROTO:
+        return None
+    raise Unsupported(f"attributes of type {kind} are not supported", where=where)
+
+
+def _text(raw: bytes, where: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidModel("a string attribute is not UTF-8", where=where) from error

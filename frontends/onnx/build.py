@@ -1,0 +1,377 @@
+"""Turns a checked ModelProto into a `Program` and its state: names to slots, functions written out, constants folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from torch import Tensor
+
+from dcir.errors import DcirError, InvalidModel, Unsupported
+
+from .attributes import check_node, read_attribute
+from .fold import Folder
+from .model_file import MAX_NESTING, MAX_NODES, domain_of, functions_of, opsets_of
+from .program import Body, Program, Step
+from .registry import Entry, Node, find, find_host
+from .tensors import read_sparse, read_tensor, show
+
+
+@dataclass
+class Initial:
+    """A value that the file holds: `kind` is parameter, buffer or constant (foldable)."""
+
+    name: str
+    tensor: Tensor
+    kind: str
+
+
+@dataclass
+class Frame:
+    """One program under construction; a subgraph's frame takes outer values through captures."""
+
+    outer: Frame | None = None
+    scope: Scope | None = None
+    count: int = 0
+    inputs: list[int] = field(default_factory=list)
+    captures: list[tuple[int, int]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    constants: dict[int, Tensor] = field(default_factory=dict)
+    captured: dict[int, int] = field(default_factory=dict)
+
+    def slot(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def capture(self, outer_slot: int) -> int:
+        """The slot here for a value of the surrounding program."""
+        assert self.outer is not None
+        if outer_slot not in self.captured:
+            inner = self.slot()
+            self.captured[outer_slot] = inner
+            self.captures.append((outer_slot, inner))
+            if outer_slot in self.outer.constants:
+                self.constants[inner] = self.outer.constants[outer_slot]
+        return self.captured[outer_slot]
+
+    def constant(self, tensor: Tensor) -> int:
+        """A slot for a constant; all constants live in the outermost program, whose module owns them."""
+        if self.outer is not None:
+            return self.capture(self.outer.constant(tensor))
+        slot = self.slot()
+        self.constants[slot] = tensor
+        return slot
+
+    def program(self, outputs: list[int]) -> Program:
+        steps = _with_frees(self.steps, outputs)
+        captures = tuple(inner for _, inner in self.captures)
+        return Program(self.count, tuple(self.inputs), captures, steps, tuple(outputs))
+
+
+@dataclass
+class Scope:
+    """Names visible at a node; a function body sees only its own."""
+
+    frame: Frame
+    names: dict[str, int] = field(default_factory=dict)
+    parent: Scope | None = None
+
+    def find(self, name: str) -> int | None:
+        if name in self.names:
+            return self.names[name]
+        if self.parent is None:
+            return None
+        found = self.parent.find(name)
+        if found is None or found < 0 or self.parent.frame is self.frame:
+            return found
+        return self.frame.capture(found)
+
+
+@dataclass
+class Context:
+    """What surrounds a list of nodes: operator sets, attribute bindings of the enclosing call, depth."""
+
+    opsets: dict[str, int]
+    bindings: dict[str, AttributeProto] | None = None
+    depth: int = 0
+
+
+def _with_frees(steps: list[Step], outputs: list[int]) -> tuple[Step, ...]:
+    last: dict[int, int] = {}
+    for index, step in enumerate(steps):
+        for slot in (*step.inputs, *step.outputs):
+            last[slot] = index
+    dead: dict[int, list[int]] = {}
+    for slot, index in last.items():
+        if slot >= 0 and slot not in outputs:
+            dead.setdefault(index, []).append(slot)
+    return tuple(replace(step, free=tuple(dead.get(i, ()))) for i, step in enumerate(steps))
+
+
+class Builder:
+    """Builds the program of one model; unsupported operators are collected and reported together."""
+
+    def __init__(self, model: ModelProto, folder: Path | None) -> None:
+        self.model, self.folder = model, folder
+        self.functions = functions_of(model)
+        self.unsupported: list[tuple[str, str]] = []
+        self.nodes = 0
+        self.folder_of_constants = Folder()
+        self.frame = Frame()
+        self.initials: dict[int, Initial] = {}
+        self.host_slots: set[int] = set()
+        self.tensor_slots: set[int] = set()
+
+    def build(self) -> Program:
+        graph = self.model.graph
+        opsets = opsets_of(self.model.opset_import, "the model") or {"": 1}
+        scope = Scope(self.frame)
+        uses = self._uses(graph, opsets)
+        initials = self._initials(graph)
+        for value in graph.input:
+            if not value.name or value.name in scope.names:
+                raise InvalidModel(f"graph input {show(value.name)} has no name or appears twice")
+            if value.name in initials:
+                continue
+            scope.names[value.name] = slot = self.frame.slot()
+            self.frame.inputs.append(slot)
+        for name, tensor in initials.items():
+            kind = _kind(tensor, uses.get(name, set()))
+            if kind == "constant":
+                slot = self.frame.constant(tensor)
+            else:
+                slot = self.frame.slot()
+            self.initials[slot] = Initial(name, tensor, kind)
+            scope.names[name] = slot
+        self._nodes(graph.node, scope, Context(opsets))
+        if self.unsupported:
+            raise Unsupported.collect(self.unsupported)
+        outputs = [self._output(value.name, scope) for value in graph.output]
+        if not outputs:
+            raise InvalidModel("the graph has no outputs")
+        self._note_uses(self.frame.steps, outputs)
+        return self.frame.program(outputs)
+
+    def _initials(self, graph: GraphProto) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        dense = ((p.name, lambda p=p: read_tensor(p, self.folder)) for p in graph.initializer)
+        sparse = ((p.values.name, lambda p=p: read_sparse(p, self.folder)) for p in graph.sparse_initializer)
+        for name, read in (*dense, *sparse):
+            if not name or name in tensors:
+                raise InvalidModel(f"initializer {show(name)} has no name or appears twice")
+            try:
+                tensors[name] = read()
+            except Unsupported as error:
+                self.unsupported.append((error.message, error.where or "initializer"))
+                tensors[name] = torch.empty(0)
+        return tensors
+
+    def _uses(self, graph: GraphProto, opsets: dict[str, int]) -> dict[str, set[str]]:
+        """For each name, how the outermost nodes use it: as host value, running statistic, or plain tensor."""
+        uses: dict[str, set[str]] = {}
+        for node in graph.node:
+            domain = domain_of(node.domain)
+            entry = find(domain, node.op_type, opsets.get(domain, 1))
+            for position, name in enumerate(node.input):
+                how = "tensor"
+                if entry is not None and position in entry.host:
+                    how = "host"
+                elif entry is not None and position in entry.state:
+                    how = "state"
+                uses.setdefault(name, set()).add(how)
+        return uses
+
+    def _output(self, name: str, scope: Scope) -> int:
+        slot = scope.find(name)
+        if slot is None:
+            raise InvalidModel(f"graph output {show(name)} is made by no node")
+        return slot
+
+    def _nodes(self, nodes: Iterable[NodeProto], scope: Scope, context: Context) -> None:
+        if context.depth > MAX_NESTING:
+            raise InvalidModel(f"graphs or functions are nested deeper than {MAX_NESTING}")
+        for node in nodes:
+            self.nodes += 1
+            if self.nodes > MAX_NODES:
+                raise InvalidModel(f"the graph has more than {MAX_NODES} nodes")
+            self._node(node, scope, context)
+
+    def _node(self, node: NodeProto, scope: Scope, context: Context) -> None:
+        label = f"node {show(node.name)} ({show(node.op_type)[1:-1]})" if node.name else show(node.op_type)[1:-1]
+        try:
+            inputs = [self._input(name, scope) for name in node.input]
+            domain = domain_of(node.domain)
+            function = self.functions.get((domain, node.op_type, node.overload))
+            if function is not None:
+                outputs = self._call(function, node, inputs, scope.frame, context, label)
+            else:
+                outputs = self._operator(node, domain, inputs, scope, context, label)
+        except DcirError as error:
+            if error.where is None:
+                error.where = label
+            raise
+        for name, slot in zip(node.output, outputs, strict=True):
+            if not name:
+                continue
+            if name in scope.names:
+                raise InvalidModel(f"the name {show(name)} is given to two values", where=label)
+            scope.names[name] = slot
+
+    def _input(self, name: str, scope: Scope) -> int:
+        if not name:
+            return -1
+        slot = scope.find(name)
+        if slot is None:
+            message = f"{show(name)} is used before any node makes it: the graph is cyclic, unsorted or incomplete"
+            raise InvalidModel(message)
+        return slot
+
+    def _call(
+        self,
+        function: onnx.FunctionProto,
+        node: NodeProto,
+        inputs: list[int],
+        frame: Frame,
+        context: Context,
+        label: str,
+    ) -> list[int]:
+        if len(inputs) > len(function.input) or len(node.output) > len(function.output):
+            raise InvalidModel("a function is called with too many operands or results", where=label)
+        bindings = {attribute.name: attribute for attribute in function.attribute_proto}
+        for attribute in node.attribute:
+            bound = self._bound(attribute, context)
+            if bound is not None:
+                bindings[attribute.name] = bound
+        for name in function.attribute:
+            if name not in bindings:
+                raise InvalidModel(f"attribute {show(name)} of a function is missing", where=label)
+        scope = Scope(frame)
+        for position, name in enumerate(function.input):
+            if name in scope.names:
+                raise InvalidModel(f"function input {show(name)} appears twice", where=label)
+            scope.names[name] = inputs[position] if position < len(inputs) else -1
+        opsets = opsets_of(function.opset_import, label) or context.opsets
+        inner = Context(opsets, bindings, context.depth + 1)
+        self._nodes(function.node, scope, inner)
+        return [self._output(name, scope) for name in function.output[: len(node.output)]]
+
+    def _bound(self, attribute: AttributeProto, context: Context) -> AttributeProto | None:
+        """The attribute, or what the enclosing call gives for it; None when the call leaves it out."""
+        if not attribute.ref_attr_name:
+            return attribute
+        if context.bindings is None:
+            raise InvalidModel("an attribute refers to a function's attribute outside of any function")
+        found = context.bindings.get(attribute.ref_attr_name)
+        if found is None:
+            return None
+        copy = AttributeProto()
+        copy.CopyFrom(found)
+        copy.name = attribute.name
+        return copy
+
+    def _operator(
+        self, proto: NodeProto, domain: str, inputs: list[int], scope: Scope, context: Context, label: str
+    ) -> list[int]:
+        frame = scope.frame
+        version = context.opsets.get(domain)
+        outputs = [frame.slot() if name else -1 for name in proto.output]
+        spelled = f"{domain}::{proto.op_type}" if domain else proto.op_type
+        if version is None:
+            raise InvalidModel(f"no operator set is imported for {show(spelled)}", where=label)
+        attributes = {}
+        for raw in proto.attribute:
+            bound = self._bound(raw, context)
+            if bound is None:
+                continue
+            if bound.name in attributes:
+                raise InvalidModel(f"attribute {show(bound.name)} is given twice", where=label)
+            attributes[bound.name] = bound
+        entry = find(domain, proto.op_type, version)
+        schema = check_node(domain, proto, version, attributes, label)
+        if entry is None or schema is None:
+            self.unsupported.append((f"operator {show(spelled)[1:-1]} (opset {version})", label))
+            return outputs
+        values, captured = self._attributes(attributes, schema, scope, context, len(inputs), label)
+        node = Node(proto.op_type, schema.since_version, values, len(proto.output), label)
+        host = find_host(domain, proto.op_type) if not captured else None
+        operands = (*inputs, *captured)
+        step = Step(
+            node, entry.function, host, operands, tuple(outputs), entry.host, entry.scalars, entry.raw
+        )
+        if not captured and self._fold(step, entry, frame, outputs):
+            return outputs
+        frame.steps.append(step)
+        return outputs
+
+    def _fold(self, step: Step, entry: Entry, frame: Frame, outputs: list[int]) -> bool:
+        if entry.random or entry.raw or not all(slot < 0 or slot in frame.constants for slot in step.inputs):
+            return False
+        results = self.folder_of_constants.fold(step, frame.constants)
+        if results is None:
+            return False
+        for index, slot in enumerate(outputs):
+            if slot >= 0:
+                outputs[index] = frame.constant(results[index])
+        return True
+
+    def _attributes(
+        self,
+        attributes: dict[str, AttributeProto],
+        schema: onnx.defs.OpSchema,
+        scope: Scope,
+        context: Context,
+        start: int,
+        label: str,
+    ) -> tuple[dict[str, Any], list[int]]:
+        values: dict[str, Any] = {}
+        for name, declared in schema.attributes.items():
+            if name not in attributes and declared.default_value.type != AttributeProto.UNDEFINED:
+                values[name] = read_attribute(declared.default_value, self.folder, label)
+        captured: list[int] = []
+        for name, attribute in attributes.items():
+            if attribute.type == AttributeProto.GRAPH:
+                program, slots = self._subgraph(attribute.g, scope, context)
+                begin = start + len(captured)
+                captured.extend(slots)
+                values[name] = Body(program, begin, begin + len(slots))
+            else:
+                values[name] = read_attribute(attribute, self.folder, label)
+        return values, captured
+
+    def _subgraph(self, graph: GraphProto, scope: Scope, context: Context) -> tuple[Program, list[int]]:
+        frame = Frame(outer=scope.frame)
+        inner = Scope(frame, parent=scope)
+        for value in graph.input:
+            if not value.name or value.name in inner.names:
+                raise InvalidModel(f"subgraph input {show(value.name)} has no name or appears twice")
+            inner.names[value.name] = slot = frame.slot()
+            frame.inputs.append(slot)
+        for name, tensor in self._initials(graph).items():
+            if name not in inner.names:
+                inner.names[name] = frame.constant(tensor)
+        self._nodes(graph.node, inner, replace(context, depth=context.depth + 1))
+        if self.unsupported:
+            return Program(frame.count, tuple(frame.inputs), (), (), ()), [slot for slot, _ in frame.captures]
+        outputs = [self._output(value.name, inner) for value in graph.output]
+        return frame.program(outputs), [slot for slot, _ in frame.captures]
+
+    def _note_uses(self, steps: list[Step], outputs: list[int]) -> None:
+        """Which constants are read as numbers, which as tensors."""
+        self.tensor_slots.update(outputs)
+        for step in steps:
+            for position, slot in enumerate(step.inputs):
+                (self.host_slots if position in step.host else self.tensor_slots).add(slot)
+
+
+def _kind(tensor: Tensor, uses: set[str]) -> str:
+    """Trained weights are parameters; numbers that steer operators, scalars and integers are constants."""
+    if uses == {"state"}:
+        return "buffer"
+    if uses == {"host"} or tensor.ndim == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
+        return "constant"
+    return "parameter" if tensor.dtype.itemsize > 1 else "constant"

@@ -1,0 +1,292 @@
+"""Operators on host values: shape arithmetic in plain Python, so that tracers see numbers instead of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dcir.errors import InvalidModel
+
+from .ops_reduce import axes_of
+from .ops_shape import new_shape, shape_range
+from .registry import Node, host_op
+from .values import Host, axis_of, host_scalar, host_vector, ints, scalar, torch_dtype
+
+MAX_HOST = 1024
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def _at(value: Host, index: tuple[int, ...]) -> Any:
+    """The element at `index`, read with broadcasting."""
+    offset = len(index) - len(value.shape)
+    flat = 0
+    for i, stride in enumerate(_strides(value.shape)):
+        flat += 0 if value.shape[i] == 1 else index[offset + i] * stride
+    return value.values[flat]
+
+
+def _indices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    result: list[tuple[int, ...]] = [()]
+    for d in shape:
+        result = [(*index, i) for index in result for i in range(d)]
+    return result
+
+
+def _broadcast(*values: Host) -> tuple[int, ...] | None:
+    rank = max(len(v.shape) for v in values)
+    shape = [1] * rank
+    for v in values:
+        for i, d in enumerate(v.shape):
+            at = rank - len(v.shape) + i
+            if d != 1 and shape[at] not in (1, d):
+                return None
+            shape[at] = d if d != 1 else shape[at]
+    return tuple(shape)
+
+
+def _elementwise(function: Callable[..., Any], dtype: torch.dtype | None = None) -> Callable[..., Any]:
+    def call(node: Node, *operands: Host) -> Any:
+        if node.version < 7 and node.get("broadcast"):
+            return NotImplemented
+        shape = _broadcast(*operands)
+        if shape is None or math.prod(shape) > MAX_HOST:
+            return NotImplemented
+        if len(shape) <= 1 and all(v.shape == shape for v in operands):
+            values = tuple(function(*parts) for parts in zip(*(v.values for v in operands), strict=True))
+        else:
+            values = tuple(function(*(_at(v, index) for v in operands)) for index in _indices(shape))
+        return Host(values, shape, dtype or operands[-1].dtype)
+
+    return call
+
+
+def _divide(a: Any, b: Any) -> Any:
+    if isinstance(a, float) or isinstance(b, float):
+        if b == 0:
+            raise InvalidModel("a shape computation divides by zero")
+        return a / b
+    if b == 0:
+        raise InvalidModel("a shape computation divides by zero")
+    # ONNX truncates towards zero, Python rounds down.
+    return a // b if (a >= 0) == (b > 0) else -((-a) // b)
+
+
+def _modulo(node: Node, a: Host, b: Host) -> Any:
+    def one(x: Any, y: Any) -> Any:
+        if y == 0:
+            raise InvalidModel("a shape computation divides by zero")
+        return x - _divide(x, y) * y if node["fmod"] else x % y
+
+    return NotImplemented if a.dtype not in _INTEGERS else _elementwise(one)(node, a, b)
+
+
+def _power(node: Node, a: Host, b: Host) -> Any:
+    # Powers of file-given numbers can be astronomically long; only small exponents stay here.
+    if any(not isinstance(v, (int, float)) or not 0 <= v <= 8 for v in b.values):
+        return NotImplemented
+    return _elementwise(lambda x, y: x**y, a.dtype)(node, a, b)
+
+
+host_op("Add")(_elementwise(lambda a, b: a + b))
+host_op("Sub")(_elementwise(lambda a, b: a - b))
+host_op("Mul")(_elementwise(lambda a, b: a * b))
+host_op("Div")(_elementwise(_divide))
+host_op("Mod")(_modulo)
+host_op("Pow")(_power)
+host_op("Max")(_elementwise(lambda *v: max(v)))
+host_op("Min")(_elementwise(lambda *v: min(v)))
+host_op("Neg")(_elementwise(lambda a: -a))
+host_op("Abs")(_elementwise(lambda a: abs(a)))
+host_op("Sqrt")(_elementwise(lambda a: math.sqrt(a)))
+host_op("Floor")(_elementwise(lambda a: float(math.floor(a)) if isinstance(a, float) else a))
+host_op("Ceil")(_elementwise(lambda a: float(math.ceil(a)) if isinstance(a, float) else a))
+host_op("Equal")(_elementwise(lambda a, b: a == b, torch.bool))
+host_op("Greater")(_elementwise(lambda a, b: a > b, torch.bool))
+host_op("Less")(_elementwise(lambda a, b: a < b, torch.bool))
+host_op("GreaterOrEqual")(_elementwise(lambda a, b: a >= b, torch.bool))
+host_op("LessOrEqual")(_elementwise(lambda a, b: a <= b, torch.bool))
+host_op("And")(_elementwise(lambda a, b: a and b, torch.bool))
+host_op("Or")(_elementwise(lambda a, b: a or b, torch.bool))
+host_op("Not")(_elementwise(lambda a: not a, torch.bool))
+host_op("Where")(_elementwise(lambda c, a, b: a if c else b))
+
+
+@host_op("Identity")
+def identity(node: Node, x: Host) -> Host:
+    return x
+
+
+@host_op("Shape")
+def shape(node: Node, x: Host) -> Host:
+    return host_vector(x.shape[shape_range(node, len(x.shape))])
+
+
+@host_op("Size")
+def size(node: Node, x: Host) -> Host:
+    return host_scalar(len(x.values))
+
+
+@host_op("Cast")
+def cast(node: Node, x: Host) -> Any:
+    dtype = torch_dtype(node["to"])
+    if dtype in (torch.int64, torch.int32):
+        return Host(tuple(v if type(v) is int else int(v) for v in x.values), x.shape, dtype)
+    if dtype in (torch.float32, torch.float64):
+        return Host(tuple(float(v) for v in x.values), x.shape, dtype)
+    if dtype == torch.bool:
+        return Host(tuple(v != 0 for v in x.values), x.shape, dtype)
+    return NotImplemented
+
+
+@host_op("Reshape")
+def reshape(node: Node, x: Host, target: Host | None = None) -> Any:
+    if target is None:
+        return NotImplemented
+    wanted = new_shape(node, x.shape, ints(target))
+    if wanted.count(-1) == 1:
+        rest = math.prod(d for d in wanted if d != -1)
+        wanted[wanted.index(-1)] = len(x.values) // rest if rest else 0
+    if math.prod(wanted) != len(x.values):
+        raise InvalidModel(f"shape {list(x.shape)} cannot become {wanted}")
+    return Host(x.values, tuple(wanted), x.dtype, None)
+
+
+@host_op("Flatten")
+def flatten(node: Node, x: Host) -> Any:
+    axis = node["axis"] + (len(x.shape) if node["axis"] < 0 else 0)
+    return Host(x.values, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])), x.dtype)
+
+
+@host_op("Squeeze")
+def squeeze(node: Node, x: Host, axes: Host | None = None) -> Host:
+    dims = node.get("axes") if axes is None else ints(axes)
+    gone = {i for i, d in enumerate(x.shape) if d == 1} if dims is None else {axis_of(a, len(x.shape)) for a in dims}
+    return Host(x.values, tuple(d for i, d in enumerate(x.shape) if i not in gone), x.dtype)
+
+
+@host_op("Unsqueeze")
+def unsqueeze(node: Node, x: Host, axes: Host | None = None) -> Host:
+    dims = list(node["axes"]) if axes is None else ints(axes)
+    new = list(x.shape)
+    for axis in sorted(axis_of(a, len(x.shape) + len(dims)) for a in dims):
+        new.insert(axis, 1)
+    return Host(x.values, tuple(new), x.dtype)
+
+
+@host_op("Transpose")
+def transpose(node: Node, x: Host) -> Host:
+    perm = node.get("perm") or tuple(range(len(x.shape)))[::-1]
+    new = tuple(x.shape[p] for p in perm)
+    source = [tuple(index[perm.index(i)] for i in range(len(perm))) for index in _indices(new)]
+    return Host(tuple(_at(x, index) for index in source), new, x.dtype)
+
+
+@host_op("Concat")
+def concat(node: Node, *operands: Host) -> Any:
+    if any(len(v.shape) != 1 for v in operands) or sum(len(v.values) for v in operands) > MAX_HOST:
+        return NotImplemented
+    return host_vector([x for v in operands for x in v.values])._replace(dtype=operands[0].dtype)
+
+
+@host_op("Gather")
+def gather(node: Node, x: Host, index: Host) -> Any:
+    axis = axis_of(node["axis"], len(x.shape))
+    if len(x.shape) != 1 and len(index.shape) != 0:
+        return NotImplemented
+    length = x.shape[axis]
+    picks = []
+    for i in index.values:
+        if not -length <= i < length:
+            raise InvalidModel(f"index {i} is out of range for {length} elements")
+        picks.append(i + length if i < 0 else i)
+    if len(x.shape) == 1:
+        return Host(tuple(x.values[i] for i in picks), index.shape, x.dtype)
+    new = x.shape[:axis] + x.shape[axis + 1 :]
+    source = [(*at[:axis], picks[0], *at[axis:]) for at in _indices(new)]
+    return Host(tuple(_at(x, at) for at in source), new, x.dtype)
+
+
+@host_op("Slice")
+def slice_(node: Node, x: Host, *operands: Host | None) -> Any:
+    if len(x.shape) == 0:
+        return NotImplemented
+    given = [ints(v) if v is not None else None for v in operands] + [None] * 4
+    starts, ends = (given[0], given[1]) if operands else (list(node["starts"]), list(node["ends"]))
+    axes = (given[2] if operands else node.get("axes")) or list(range(len(starts or ())))
+    steps = given[3] or [1] * len(axes)
+    chosen = [list(range(d)) for d in x.shape]
+    for start, end, axis, step in zip(starts or (), ends or (), axes, steps, strict=True):
+        dim = axis_of(axis, len(x.shape))
+        chosen[dim] = chosen[dim][slice(start, end if step > 0 or end >= -x.shape[dim] else None, step)]
+    new = tuple(len(c) for c in chosen)
+    picks = [tuple(c[i] for c, i in zip(chosen, at, strict=True)) for at in _indices(new)]
+    return Host(tuple(_at(x, at) for at in picks) if 0 not in new else (), new, x.dtype)
+
+
+@host_op("Split")
+def split(node: Node, x: Host, lengths: Host | None = None) -> Any:
+    if len(x.shape) != 1:
+        return NotImplemented
+    sizes = ints(lengths) if lengths is not None else node.get("split")
+    if sizes is None:
+        count = node.get("num_outputs", node.outputs)
+        part = -(-len(x.values) // count)
+        sizes = [part] * (count - 1) + [len(x.values) - part * (count - 1)]
+    parts, at = [], 0
+    for length in sizes:
+        parts.append(host_vector(x.values[at : at + length])._replace(dtype=x.dtype))
+        at += length
+    return tuple(parts)
+
+
+@host_op("Range")
+def range_(node: Node, start: Host, limit: Host, delta: Host) -> Any:
+    numbers = (scalar(start), scalar(limit), scalar(delta))
+    if start.dtype not in _INTEGERS or any(type(v) is not int for v in numbers) or numbers[2] == 0:
+        return NotImplemented
+    counted = range(*numbers)
+    if len(counted) > 64:
+        return NotImplemented
+    return host_vector(tuple(counted))._replace(dtype=start.dtype)
+
+
+@host_op("ConstantOfShape")
+def constant_of_shape(node: Node, target: Host) -> Any:
+    dims = ints(target)
+    fill = node.get("value")
+    if any(type(d) is not int for d in dims) or math.prod(dims) > 64 or (fill is not None and fill.dtype not in _INTEGERS):
+        return NotImplemented
+    if fill is None:
+        return NotImplemented
+    return Host((int(fill.reshape(-1)[0]),) * math.prod(dims), tuple(dims), fill.dtype)
+
+
+@host_op("Expand")
+def expand(node: Node, x: Host, target: Host) -> Any:
+    dims = ints(target)
+    if any(type(d) is not int for d in dims) or math.prod(dims) > 64:
+        return NotImplemented
+    new = _broadcast(x, Host((), tuple(dims), x.dtype))
+    if new is None:
+        return NotImplemented
+    return Host(tuple(_at(x, index) for index in _indices(new)), new, x.dtype)
+
+
+@host_op("ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin")
+def reduce(node: Node, x: Host, axes: Host | None = None) -> Any:
+    dims = axes_of(node, len(x.shape), axes)
+    if len(x.shape) > 1 or dims is None or len(x.values) == 0:
+        return NotImplemented
+    if len(dims) == 0:
+        return x
+    function: dict[str, Callable[..., Any]] = {
+        "ReduceProd": math.prod, "ReduceSum": sum, "ReduceMax": max, "ReduceMin": min,
+    }  # fmt: skip
+    return Host((function[node.op](x.values),), (1,) * len(x.shape) if node["keepdims"] else (), x.dtype)

@@ -1,0 +1,260 @@
+"""`OnnxModule`: an ONNX graph as an `nn.Module`, trainable and traceable; and `load`, which makes one."""
+
+from __future__ import annotations
+
+import keyword
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from onnx import ModelProto, ValueInfoProto
+from torch import Tensor, nn
+
+from dcir.errors import InvalidInput, InvalidModel, Unsupported
+
+from . import table as _table
+from .build import Builder
+from .model_file import read_model
+from .program import Program
+from .tensors import MAX_RANK, show
+from .values import HOST_LIMIT, Host, to_host, to_tensor, torch_dtype
+
+Dim = int | str | None
+
+assert _table  # imported for its effect: it fills the operator table
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """One input or output: our name, the file's name, element type, and dims (int, own symbol such as `d0`, or None)."""
+
+    name: str
+    original: str
+    dtype: torch.dtype | None
+    shape: tuple[Dim, ...] | None
+    onnx_type: int = 0
+    kind: str = "tensor"
+
+
+class OnnxModule(nn.Module):
+    """Runs the program of an ONNX graph.
+
+    Float initializers of rank 1 or more are parameters; integers, scalars and running statistics are buffers or folded
+    constants. Keys of the state dict are our own identifiers; `original_names` maps them to the file's names.
+
+    Attributes:
+        input_specs, output_specs: `ValueSpec` per graph input (without initializers) and output.
+        output_names: Our names of the outputs.
+        original_names: State-dict key to name in the file.
+        dim_names: Own symbol of a symbolic dimension to its name in the file.
+    """
+
+    def __init__(self, program: Program, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> None:
+        super().__init__()
+        self.program = program
+        self.input_specs = tuple(inputs)
+        self.output_specs = tuple(outputs)
+        self.output_names = tuple(spec.name for spec in outputs)
+        self.original_names: dict[str, str] = {}
+        self.dim_names: dict[str, str] = {}
+        self._state: tuple[str, ...] = ()
+        self._hosts: tuple[Host | None, ...] = ()
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Outputs of the graph: one value, or a tuple of them.
+
+        Args:
+            inputs: One value per entry of `input_specs`, in order.
+            named: Or by (our) name.
+
+        Raises:
+            InvalidInput: The number, type or shape of the inputs does not fit.
+        """
+        arguments = self._bind(inputs, named)
+        state = []
+        for name, host in zip(self._state, self._hosts, strict=True):
+            if host is None:
+                state.append(getattr(self, name))
+            elif name:
+                state.append(host._replace(twin=getattr(self, name)))
+            else:
+                state.append(host)
+        results = [to_tensor(v) if isinstance(v, Host) else v for v in self.program.run(arguments, tuple(state))]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _bind(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        specs = self.input_specs
+        if named:
+            inputs = _merge(specs, inputs, named)
+        if len(inputs) != len(specs):
+            names = ", ".join(spec.name for spec in specs)
+            raise InvalidInput(f"{len(inputs)} inputs are given, the model takes {len(specs)}: {names}")
+        for spec, value in zip(specs, inputs, strict=True):
+            if spec.kind == "tensor":
+                _check(spec, value)
+        return inputs
+
+
+def _merge(specs: tuple[ValueSpec, ...], inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    rest = [spec.name for spec in specs[len(inputs) :]]
+    unknown = [name for name in named if name not in rest]
+    missing = [name for name in rest if name not in named]
+    if unknown or missing:
+        rows = [("unknown", ", ".join(unknown) or "none"), ("missing", ", ".join(missing) or "none")]
+        raise InvalidInput("the named inputs do not fit the model", details=rows)
+    return (*inputs, *(named[name] for name in rest))
+
+
+def _check(spec: ValueSpec, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise InvalidInput(f"input {spec.name} must be a tensor, it is a {type(value).__name__}")
+    if value.dtype != spec.dtype:
+        raise InvalidInput(f"input {spec.name} must have type {spec.dtype}, it has {value.dtype}")
+    if spec.shape is None:
+        return
+    fits = len(spec.shape) == value.ndim
+    if fits:
+        for want, have in zip(spec.shape, value.shape, strict=True):
+            if isinstance(want, int) and want != have:
+                fits = False
+    if not fits:
+        raise InvalidInput(f"input {spec.name} must have shape {list(spec.shape)}, it has {list(value.shape)}")
+
+
+def load(
+    source: str | os.PathLike[str] | ModelProto, *, shapes: Mapping[str, Sequence[int | str]] | None = None
+) -> OnnxModule:
+    """Read an ONNX file (or a ModelProto) as a module.
+
+    Args:
+        source: Path of the file, or the model as an object (then without external data).
+        shapes: Input name to shape, in place of what the file declares; strings name symbolic dimensions.
+
+    Raises:
+        InvalidModel: The file is broken or hostile.
+        Unsupported: It uses operators or types that have no way here; all of them are listed.
+    """
+    model, folder = read_model(source)
+    builder = Builder(model, folder)
+    program = builder.build()
+    names = _Names()
+    stored = {p.name for p in model.graph.initializer} | {p.values.name for p in model.graph.sparse_initializer}
+    inputs = [_spec(v, names, "in") for v in model.graph.input if v.name not in stored]
+    outputs = [_spec(v, _Names(names.symbols), "out") for v in model.graph.output]
+    module = OnnxModule(program, _with_shapes(inputs, shapes, names), outputs)
+    module.dim_names = {symbol: name for name, symbol in names.symbols.items()}
+    _attach_state(module, builder)
+    return module
+
+
+def _attach_state(module: OnnxModule, builder: Builder) -> None:
+    """Parameters, buffers and constants become the program's captures, in slot order."""
+    used = builder.host_slots | builder.tensor_slots
+    state: list[str] = []
+    hosts: list[Host | None] = []
+    slots: list[int] = []
+    everything: dict[int, tuple[str, Tensor, str]] = {
+        slot: ("", tensor, "constant") for slot, tensor in builder.frame.constants.items()
+    }
+    everything.update({slot: (i.name, i.tensor, i.kind) for slot, i in builder.initials.items()})
+    for slot, (original, tensor, kind) in sorted(everything.items()):
+        if slot not in used and kind != "parameter":
+            continue
+        host = None
+        small = tensor.numel() <= HOST_LIMIT and not tensor.is_floating_point() or tensor.ndim == 0
+        if kind == "constant" and not tensor.is_complex() and (small or slot in builder.host_slots):
+            host = to_host(tensor)
+        name = ""
+        if host is None or (slot in builder.tensor_slots and tensor.ndim > 0):
+            name = f"{kind[0]}{len(slots)}_{_clean(original)}".rstrip("_")
+            module.original_names[name] = original
+            if kind == "parameter":
+                setattr(module, name, nn.Parameter(tensor))
+            else:
+                module.register_buffer(name, tensor, persistent=bool(original))
+        slots.append(slot)
+        state.append(name)
+        hosts.append(host)
+    module._state, module._hosts = tuple(state), tuple(hosts)
+    program = module.program
+    module.program = Program(program.slots, program.inputs, tuple(slots), program.steps, program.outputs)
+
+
+def _clean(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]+", "_", name)[:48].strip("_")
+
+
+class _Names:
+    """Gives out our own names: identifiers for values, d0, d1 … for symbolic dimensions."""
+
+    def __init__(self, symbols: dict[str, str] | None = None) -> None:
+        self.taken: set[str] = set()
+        self.symbols = {} if symbols is None else symbols
+
+    def value(self, original: str, prefix: str) -> str:
+        name = _clean(original)
+        plain = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_") and name != "self"
+        if not plain or name in self.taken:
+            name = f"{prefix}{len(self.taken)}_{name}".rstrip("_")
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    def symbol(self, original: str) -> str:
+        return self.symbols.setdefault(original, f"d{len(self.symbols)}")
+
+
+def _spec(value: ValueInfoProto, names: _Names, prefix: str) -> ValueSpec:
+    where = f"{prefix}put {show(value.name)}"
+    name = names.value(value.name, prefix)
+    kind = value.type.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        return ValueSpec(name, value.name, None, None, 0, kind.removesuffix("_type"))
+    if kind != "tensor_type":
+        # An output's type may be left to inference; an input's may not.
+        if kind is None and prefix == "out":
+            return ValueSpec(name, value.name, None, None)
+        raise Unsupported(f"values of kind {kind or 'unknown'} are not supported", where=where)
+    tensor = value.type.tensor_type
+    dtype = torch_dtype(tensor.elem_type, where) if tensor.elem_type or prefix == "in" else None
+    if not tensor.HasField("shape"):
+        return ValueSpec(name, value.name, dtype, None, tensor.elem_type)
+    if len(tensor.shape.dim) > MAX_RANK:
+        raise InvalidModel(f"rank {len(tensor.shape.dim)} is not possible", where=where)
+    dims: list[Dim] = []
+    for dim in tensor.shape.dim:
+        if dim.HasField("dim_value"):
+            if dim.dim_value < 0:
+                raise InvalidModel(f"dimension {dim.dim_value} is negative", where=where)
+            dims.append(int(dim.dim_value))
+        else:
+            dims.append(names.symbol(dim.dim_param) if dim.dim_param else None)
+    return ValueSpec(name, value.name, dtype, tuple(dims), tensor.elem_type)
+
+
+def _with_shapes(
+    specs: list[ValueSpec], shapes: Mapping[str, Sequence[int | str]] | None, names: _Names
+) -> list[ValueSpec]:
+    given = dict(shapes or {})
+    changed = []
+    for spec in specs:
+        shape = given.pop(spec.original, None) or given.pop(spec.name, None)
+        if shape is None:
+            changed.append(spec)
+            continue
+        if spec.shape is not None and len(spec.shape) != len(shape):
+            raise InvalidInput(f"the shape given for {spec.name} has rank {len(shape)}, the file says {len(spec.shape)}")
+        dims: list[Dim] = []
+        for position, dim in enumerate(shape):
+            fixed = spec.shape[position] if spec.shape is not None else None
+            if isinstance(dim, int) and (dim < 0 or (isinstance(fixed, int) and fixed != dim)):
+                raise InvalidInput(f"dimension {dim} given for {spec.name} is negative or against the file's {fixed}")
+            dims.append(names.symbol(dim) if isinstance(dim, str) else dim)
+        changed.append(ValueSpec(spec.name, spec.original, spec.dtype, tuple(dims), spec.onnx_type, spec.kind))
+    if given:
+        raise InvalidInput(f"shapes are given for unknown inputs: {', '.join(show(name) for name in given)}")
+    return changed

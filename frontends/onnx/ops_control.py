@@ -1,0 +1,131 @@
+"""Control flow: If, Loop, Scan.
+
+A condition or trip count that is known as a host value unrolls while tracing; one that lives in a tensor is read in
+eager mode, and an `If` on a tensor becomes `torch.cond` while tracing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcir.errors import InvalidModel
+
+from .program import Body
+from .registry import Node, onnx_op
+from .values import Host, axis_of, scalar, to_tensor
+
+MAX_TRIPS = 1 << 31
+
+
+@onnx_op("If", raw=True)
+def if_(node: Node, condition: Any, *captured: Any) -> Any:
+    operands = (condition, *captured)
+    then, other = node["then_branch"], node["else_branch"]
+    if isinstance(condition, Tensor) and torch.compiler.is_compiling():
+        return _traced_if(condition, then, other, operands)
+    taken: Body = then if bool(scalar(condition)) else other
+    return tuple(taken((), operands))
+
+
+def _traced_if(condition: Tensor, then: Body, other: Body, operands: tuple[Any, ...]) -> Any:
+    places = [i for i, v in enumerate(operands) if i > 0 and isinstance(v, Tensor)]
+
+    def branch(body: Body) -> Any:
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            full = list(operands)
+            for place, tensor in zip(places, tensors, strict=True):
+                full[place] = tensor
+            # A branch of `cond` may not hand on one of its operands itself.
+            return tuple(to_tensor(v).clone() for v in body((), tuple(full)))
+
+        return run
+
+    tensors = tuple(operands[i] for i in places)
+    return torch.cond(condition.reshape(()), branch(then), branch(other), tensors)
+
+
+@onnx_op("Loop", raw=True)
+def loop(node: Node, trips: Any, condition: Any, *rest: Any) -> Any:
+    body: Body = node["body"]
+    operands = (trips, condition, *rest)
+    carried = list(operands[2 : body.start])
+    limit = MAX_TRIPS if trips is None else scalar(trips)
+    running = True if condition is None else bool(scalar(condition))
+    scans: list[list[Any]] = [[] for _ in range(len(body.program.outputs) - 1 - len(carried))]
+    trip = 0
+    while trip < limit and running:
+        arguments = (Host((trip,), (), torch.int64), Host((True,), (), torch.bool), *carried)
+        proceed, *results = body(arguments, operands)
+        carried = results[: len(carried)]
+        for scan, value in zip(scans, results[len(carried) :], strict=True):
+            scan.append(to_tensor(value))
+        running = proceed is None or bool(scalar(proceed))
+        trip += 1
+    return (*carried, *(_stacked(scan) for scan in scans))
+
+
+def _stacked(parts: list[Any]) -> Any:
+    # A loop that never runs has no element whose shape could be known.
+    return torch.stack(parts) if parts else torch.empty(0)
+
+
+@onnx_op("Scan", since=8, raw=True)
+def scan_8(node: Node, lengths: Any, *rest: Any) -> Any:
+    """Opset 8 has a batch axis before everything, and all sequences of a batch are taken at full length."""
+    body: Body = node["body"]
+    operands = (lengths, *rest)
+    count = node["num_scan_inputs"]
+    given = [to_tensor(v) for v in operands[1 : body.start]]
+    directions = list(node.get("directions") or [0] * count)
+    if lengths is not None:
+        raise InvalidModel("a scan of opset 8 with sequence lengths is not supported")
+    per_batch = []
+    for b in range(given[0].shape[0]):
+        states, inputs = [v[b] for v in given[:-count]], [v[b] for v in given[-count:]]
+        per_batch.append(_scan(body, operands, states, inputs, directions, [0] * count, [], []))
+    return tuple(torch.stack(parts) for parts in zip(*per_batch, strict=True))
+
+
+@onnx_op("Scan", since=9, raw=True)
+def scan(node: Node, *operands: Any) -> Any:
+    body: Body = node["body"]
+    count = node["num_scan_inputs"]
+    given = [to_tensor(v) for v in operands[: body.start]]
+    states, inputs = given[: len(given) - count], given[len(given) - count :]
+    directions = list(node.get("scan_input_directions") or [0] * count)
+    axes = list(node.get("scan_input_axes") or [0] * count)
+    out_axes, out_directions = node.get("scan_output_axes") or (), node.get("scan_output_directions") or ()
+    return _scan(body, operands, states, inputs, directions, axes, list(out_axes), list(out_directions))
+
+
+def _scan(
+    body: Body,
+    operands: tuple[Any, ...],
+    states: list[Any],
+    inputs: list[Tensor],
+    directions: list[int],
+    axes: list[int],
+    out_axes: list[int],
+    out_directions: list[int],
+) -> tuple[Any, ...]:
+    dims = [axis_of(a, x.ndim) for a, x in zip(axes, inputs, strict=True)]
+    steps = inputs[0].shape[dims[0]]
+    outputs: list[list[Any]] = [[] for _ in range(len(body.program.outputs) - len(states))]
+    for t in range(steps):
+        slices = [
+            torch.select(x, d, steps - 1 - t if back else t)
+            for x, d, back in zip(inputs, dims, directions, strict=True)
+        ]
+        results = body((*states, *slices), operands)
+        for out, value in zip(outputs, results[len(states) :], strict=True):
+            out.append(to_tensor(value))
+        states = results[: len(states)]
+    stacked = []
+    for i, parts in enumerate(outputs):
+        parts = parts[::-1] if i < len(out_directions) and out_directions[i] else parts
+        axis = axis_of(out_axes[i], parts[0].ndim + 1) if i < len(out_axes) else 0
+        stacked.append(torch.stack(parts, axis))
+    return (*states, *stacked)

@@ -1,0 +1,306 @@
+"""Shapes: reshape, transpose, slice, split, concatenate, pad, cast."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dcir.errors import InvalidModel
+
+from .ops_math import Operand
+from .registry import Node, onnx_op
+from .values import Host, axis_of, check_size, host_scalar, host_vector, ints, scalar
+
+
+@onnx_op("Identity")
+def identity(node: Node, x: Any) -> Any:
+    return x
+
+
+@onnx_op("Shape")
+def shape(node: Node, x: Tensor) -> Host:
+    return host_vector(tuple(x.shape)[shape_range(node, x.ndim)])
+
+
+def shape_range(node: Node, rank: int) -> slice:
+    """Opset 15's start and end, clamped to the rank."""
+    start, end = node.get("start", 0), node.get("end", rank)
+    start = min(max(start + rank if start < 0 else start, 0), rank)
+    end = min(max(end + rank if end < 0 else end, 0), rank)
+    return slice(start, max(start, end))
+
+
+@onnx_op("Size")
+def size(node: Node, x: Tensor) -> Host:
+    return host_scalar(x.numel())
+
+
+def new_shape(node: Node, old: tuple[int, ...], wanted: list[int]) -> list[int]:
+    """Reshape's target: 0 copies the old dimension (unless allowzero), one -1 is inferred."""
+    result = []
+    for i, d in enumerate(wanted):
+        if isinstance(d, int) and d == 0 and not node.get("allowzero", 0):
+            if i >= len(old):
+                raise InvalidModel(f"reshape copies dimension {i} of a tensor of rank {len(old)}")
+            d = old[i]
+        result.append(d)
+    return result
+
+
+@onnx_op("Reshape")
+def reshape_attribute(node: Node, x: Tensor) -> Tensor:
+    return x.reshape(new_shape(node, tuple(x.shape), list(node["shape"])))
+
+
+@onnx_op("Reshape", since=5, host=(1,))
+def reshape(node: Node, x: Tensor, target: Operand) -> Tensor:
+    return x.reshape(new_shape(node, tuple(x.shape), ints(target)))
+
+
+@onnx_op("Flatten")
+def flatten(node: Node, x: Tensor) -> Tensor:
+    axis = node["axis"]
+    if not -x.ndim <= axis <= x.ndim:
+        raise InvalidModel(f"axis {axis} is out of range for rank {x.ndim}")
+    axis = axis + x.ndim if axis < 0 else axis
+    if axis == 1 and x.ndim > 1 and x.numel() != 0:
+        return torch.flatten(x, 1)
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
+
+
+@onnx_op("Transpose")
+def transpose(node: Node, x: Tensor) -> Tensor:
+    return x.permute(node.get("perm") or tuple(range(x.ndim))[::-1])
+
+
+@onnx_op("Squeeze")
+def squeeze_attribute(node: Node, x: Tensor) -> Tensor:
+    return _squeeze(x, node.get("axes"))
+
+
+@onnx_op("Squeeze", since=13, host=(1,))
+def squeeze(node: Node, x: Tensor, axes: Operand | None = None) -> Tensor:
+    return _squeeze(x, None if axes is None else ints(axes))
+
+
+def _squeeze(x: Tensor, axes: Any) -> Tensor:
+    if axes is None:
+        return torch.squeeze(x)
+    dims = [axis_of(a, x.ndim) for a in axes]
+    for d in dims:
+        if x.shape[d] != 1:
+            raise InvalidModel(f"axis {d} of shape {list(x.shape)} cannot be squeezed")
+    return torch.squeeze(x, tuple(dims)) if dims else x
+
+
+@onnx_op("Unsqueeze")
+def unsqueeze_attribute(node: Node, x: Tensor) -> Tensor:
+    return _unsqueeze(x, node["axes"])
+
+
+@onnx_op("Unsqueeze", since=13, host=(1,))
+def unsqueeze(node: Node, x: Tensor, axes: Operand) -> Tensor:
+    return _unsqueeze(x, ints(axes))
+
+
+def _unsqueeze(x: Tensor, axes: Any) -> Tensor:
+    for axis in sorted(axis_of(a, x.ndim + len(axes)) for a in axes):
+        x = torch.unsqueeze(x, axis)
+    return x
+
+
+@onnx_op("Expand", since=8, host=(1,))
+def expand(node: Node, x: Tensor, target: Operand) -> Tensor:
+    wanted = ints(target)
+    check_size(wanted)
+    rank = max(len(wanted), x.ndim)
+    have = [1] * (rank - x.ndim) + list(x.shape)
+    want = [1] * (rank - len(wanted)) + wanted
+    return x.expand([h if isinstance(w, int) and w == 1 else w for h, w in zip(have, want, strict=True)])
+
+
+@onnx_op("Tile")
+def tile_attributes(node: Node, x: Tensor, tiles: Operand, axis: Operand) -> Tensor:
+    repeats = [1] * x.ndim
+    repeats[axis_of(scalar(axis), x.ndim)] = int(scalar(tiles))
+    return x.repeat(repeats)
+
+
+@onnx_op("Tile", since=6, host=(1,))
+def tile(node: Node, x: Tensor, repeats: Operand) -> Tensor:
+    counts = ints(repeats)
+    check_size([d * c for d, c in zip(x.shape, counts, strict=True)])
+    return x.repeat(counts)
+
+
+@onnx_op("Concat")
+def concat(node: Node, *operands: Tensor) -> Tensor:
+    axis = axis_of(node.get("axis", 1), operands[0].ndim)
+    return torch.cat(operands, axis) if len(operands) > 1 else operands[0]
+
+
+@onnx_op("Split")
+def split_attribute(node: Node, x: Tensor, lengths: Operand | None = None) -> tuple[Tensor, ...]:
+    return _split(node, x, node.get("split") if lengths is None else ints(lengths))
+
+
+@onnx_op("Split", since=13, host=(1,))
+def split(node: Node, x: Tensor, lengths: Operand | None = None) -> tuple[Tensor, ...]:
+    return _split(node, x, None if lengths is None else ints(lengths))
+
+
+def _split(node: Node, x: Tensor, lengths: Any) -> tuple[Tensor, ...]:
+    axis = axis_of(node.get("axis", 0), x.ndim)
+    if lengths is None:
+        count = node.get("num_outputs", node.outputs)
+        if count < 1:
+            raise InvalidModel(f"cannot split into {count} parts")
+        part = -(-x.shape[axis] // count)
+        lengths = [part] * (count - 1)
+        lengths.append(x.shape[axis] - part * (count - 1))
+    return torch.split(x, list(lengths), axis)
+
+
+@onnx_op("Slice")
+def slice_attributes(node: Node, x: Tensor) -> Tensor:
+    return _slice(x, list(node["starts"]), list(node["ends"]), node.get("axes"), None)
+
+
+@onnx_op("Slice", since=10, host=(1, 2, 3, 4))
+def slice_(
+    node: Node, x: Tensor, starts: Operand, ends: Operand, axes: Operand | None = None, steps: Operand | None = None
+) -> Tensor:
+    return _slice(x, ints(starts), ints(ends), ints(axes) if axes is not None else None, ints(steps) or None)
+
+
+def _slice(x: Tensor, starts: list[int], ends: list[int], axes: Any, steps: list[int] | None) -> Tensor:
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = steps or [1] * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        dim = axis_of(axis, x.ndim)
+        x = _slice_one(x, dim, start, end, step)
+    return x
+
+
+def _slice_one(x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
+    if step == 0:
+        raise InvalidModel("a slice has step 0")
+    if step > 0:
+        if start == 0 and end >= 2**31 - 1 and step == 1:
+            return x
+        return torch.ops.aten.slice.Tensor(x, dim, start, min(end, 2**63 - 1), step)
+    # torch has no negative steps: take the same elements upwards, then turn them round.
+    length = x.shape[dim]
+    start = start + length if start < 0 else start
+    start = min(max(start, -1), length - 1)
+    end = end + length if end < 0 else end
+    end = min(max(end, -1), length - 1)
+    count = -((start - end) // step) if start > end else 0
+    first = start + (count - 1) * step if count else 0
+    stop = start + 1 if count else 0
+    return torch.flip(torch.ops.aten.slice.Tensor(x, dim, first, stop, -step), (dim,))
+
+
+@onnx_op("Pad")
+def pad_attributes(node: Node, x: Tensor) -> Tensor:
+    pads = node.get("pads") or node["paddings"]
+    return pad_by(x, list(pads), node["mode"], node["value"])
+
+
+@onnx_op("Pad", since=11, host=(1, 2, 3))
+def pad(
+    node: Node, x: Tensor, pads: Operand, value: Operand | None = None, axes: Operand | None = None
+) -> Tensor:
+    amounts = ints(pads)
+    if axes is not None:
+        dims = [axis_of(a, x.ndim) for a in ints(axes)]
+        full = [0] * (2 * x.ndim)
+        for i, dim in enumerate(dims):
+            full[dim], full[dim + x.ndim] = amounts[i], amounts[i + len(dims)]
+        amounts = full
+    fill = 0 if value is None or value.dtype.is_complex else scalar(value)
+    return pad_by(x, amounts, node["mode"], fill)
+
+
+def pad_by(x: Tensor, pads: list[int], mode: str, value: Any) -> Tensor:
+    """Pad by ONNX's list (all begins, then all ends); negative amounts crop."""
+    if len(pads) != 2 * x.ndim:
+        raise InvalidModel(f"{len(pads)} paddings are given for rank {x.ndim}")
+    sizes = [x.shape[i] + pads[i] + pads[i + x.ndim] for i in range(x.ndim)]
+    check_size(sizes)
+    if mode == "constant":
+        flat: list[int] = []
+        for dim in reversed(range(x.ndim)):
+            flat += [pads[dim], pads[dim + x.ndim]]
+        while len(flat) > 2 and flat[-1] == 0 and flat[-2] == 0:
+            flat = flat[:-2]
+        if x.dtype == torch.bool:
+            return F.pad(x.to(torch.uint8), flat, value=int(value)).to(torch.bool)
+        return F.pad(x, flat, value=value)
+    for dim in range(x.ndim):
+        before, after = pads[dim], pads[dim + x.ndim]
+        if before == 0 and after == 0:
+            continue
+        length = x.shape[dim]
+        index = torch.arange(-before, length + after, device=x.device)
+        if mode == "edge":
+            index = index.clamp(0, length - 1)
+        elif mode == "wrap":
+            index = torch.remainder(index, length)
+        elif mode == "reflect":
+            period = max(2 * (length - 1), 1)
+            index = torch.remainder(index, period)
+            index = torch.where(index >= length, period - index, index)
+        else:
+            raise InvalidModel(f"padding mode {mode!r} does not exist")
+        x = torch.index_select(x, dim, index)
+    return x
+
+
+@onnx_op("DepthToSpace")
+def depth_to_space(node: Node, x: Tensor) -> Tensor:
+    b, c, h, w = x.shape
+    s = node["blocksize"]
+    if node.get("mode", "DCR") == "CRD":
+        return F.pixel_shuffle(x, s)
+    y = x.reshape(b, s, s, c // (s * s), h, w).permute(0, 3, 4, 1, 5, 2)
+    return y.reshape(b, c // (s * s), h * s, w * s)
+
+
+@onnx_op("SpaceToDepth")
+def space_to_depth(node: Node, x: Tensor) -> Tensor:
+    b, c, h, w = x.shape
+    s = node["blocksize"]
+    if node.get("mode", "DCR") == "CRD":
+        return F.pixel_unshuffle(x, s)
+    y = x.reshape(b, c, h // s, s, w // s, s).permute(0, 3, 5, 1, 2, 4)
+    return y.reshape(b, c * s * s, h // s, w // s)
+
+
+@onnx_op("CenterCropPad", since=18, host=(1,))
+def center_crop_pad(node: Node, x: Tensor, target: Operand) -> Tensor:
+    wanted = ints(target)
+    check_size(wanted)
+    axes = node.get("axes")
+    dims = list(range(x.ndim)) if axes is None else [axis_of(a, x.ndim) for a in axes]
+    pads = [0] * (2 * x.ndim)
+    for dim, size_ in zip(dims, wanted, strict=True):
+        extra = size_ - x.shape[dim]
+        # Cropping rounds its start down, padding puts the odd element at the end.
+        pads[dim] = extra // 2 if extra > 0 else -((-extra) // 2)
+        pads[dim + x.ndim] = extra - pads[dim]
+    return pad_by(x, pads, "constant", 0)
+
+
+@onnx_op("Trilu", since=14, host=(1,))
+def trilu(node: Node, x: Tensor, diagonal: Operand | None = None) -> Tensor:
+    k = 0 if diagonal is None else scalar(diagonal)
+    # Beyond the matrix all diagonals are alike; torch takes no huge numbers here.
+    k = max(-(x.shape[-2] + 1), min(k, x.shape[-1] + 1)) if isinstance(k, int) else k
+    return torch.triu(x, k) if node["upper"] else torch.tril(x, k)
+
+

@@ -1,0 +1,137 @@
+"""The flat program a graph becomes at load: numbered slots, a list of steps, and the loop that runs them.
+
+Nothing here refers to the file any more, so tracers see plain Python: a list of values and a call per step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcir.errors import DcirError, InvalidInput
+
+from .registry import Function, Node
+from .values import Host, to_tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator call; slot -1 stands for an absent operand or an unused result."""
+
+    node: Node
+    call: Function
+    host_call: Function | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    host: tuple[int, ...] = ()
+    scalars: bool = False
+    raw: bool = False
+    """Control flow and sequences take their operands as they are."""
+    free: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps over `slots` values; `captures` are filled from the surrounding program, in order."""
+
+    slots: int
+    inputs: tuple[int, ...]
+    captures: tuple[int, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+
+    def run(self, arguments: tuple[Any, ...], captured: tuple[Any, ...]) -> list[Any]:
+        values: list[Any] = [None] * self.slots
+        for slot, value in zip(self.captures, captured, strict=True):
+            values[slot] = value
+        for slot, value in zip(self.inputs, arguments, strict=True):
+            values[slot] = value
+        for step in self.steps:
+            if torch.compiler.is_compiling():
+                run_step(step, values)
+            else:
+                _run_explained(step, values)
+            for slot in step.free:
+                values[slot] = None
+        return [values[slot] for slot in self.outputs]
+
+
+@dataclass(frozen=True)
+class Body:
+    """A subgraph held by an attribute; its captured values are operands `start` to `stop` of its node."""
+
+    program: Program
+    start: int
+    stop: int
+
+    def __call__(self, arguments: tuple[Any, ...], operands: tuple[Any, ...]) -> list[Any]:
+        if len(arguments) != len(self.program.inputs):
+            message = f"a subgraph of {len(self.program.inputs)} inputs is called with {len(arguments)}"
+            raise InvalidInput(message)
+        return self.program.run(arguments, operands[self.start : self.stop])
+
+
+def _run_explained(step: Step, values: list[Any]) -> None:
+    try:
+        run_step(step, values)
+    except DcirError as error:
+        if error.where is None:
+            error.where = step.node.label
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError) as error:
+        # torch's own words are right about what is wrong, but they do not say where in the file.
+        if torch.compiler.is_exporting() or isinstance(error, NotImplementedError):
+            raise
+        shapes = [(f"operand {i}", _describe(values[s])) for i, s in enumerate(step.inputs) if s >= 0]
+        first = str(error).strip().split("\n")[0]
+        raise InvalidInput(f"the operator fails: {first}", where=step.node.label, details=shapes) from error
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, (Tensor, Host)):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__
+
+
+def run_step(step: Step, values: list[Any]) -> None:
+    """Run one step: on host values where all operands are, else on tensors."""
+    operands = [values[slot] if slot >= 0 else None for slot in step.inputs]
+    result = NotImplemented
+    if step.host_call is not None and _all_host(operands):
+        result = step.host_call(step.node, *operands)
+    if result is NotImplemented:
+        if not step.raw:
+            operands = _prepare(step, operands)
+        result = step.call(step.node, *operands)
+    if isinstance(result, (Tensor, Host, list)) or result is None:
+        results: tuple[Any, ...] = (result,)
+    else:
+        results = tuple(result)
+    for slot, value in zip(step.outputs, results, strict=False):
+        if slot >= 0:
+            values[slot] = value
+
+
+def _all_host(operands: list[Any]) -> bool:
+    for value in operands:
+        if value is not None and not isinstance(value, Host):
+            return False
+    return len(operands) > 0
+
+
+def _prepare(step: Step, operands: list[Any]) -> list[Any]:
+    device = None
+    for value in operands:
+        if isinstance(value, Tensor):
+            device = value.device
+            break
+    # An operator needs at least one real tensor to know its type and device by.
+    scalars = step.scalars and device is not None
+    prepared: list[Any] = []
+    for position, value in enumerate(operands):
+        keep = position in step.host or (scalars and isinstance(value, Host) and len(value.values) == 1)
+        prepared.append(to_tensor(value, device) if isinstance(value, Host) and not keep else value)
+    return prepared

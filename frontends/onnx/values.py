@@ -1,0 +1,172 @@
+"""What flows between ONNX operators here: torch tensors, and small host values kept as Python scalars.
+
+A shape that travels through the graph as a tensor (`Shape`, `Gather`, `Concat`, `Reshape` …) would hide its
+numbers from every tracer. A `Host` keeps them as Python integers (or symbolic integers while tracing), so that
+`Reshape` and its kin see static values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from onnx import TensorProto
+from torch import Tensor
+
+from dcir.errors import InvalidModel, Unsupported
+
+HOST_LIMIT = 64
+"""Integer constants of at most this many elements are host values; larger ones stay tensors."""
+
+SIZE_LIMIT = 1 << 36
+"""No tensor that a file asks for by a bare number (fill, expand, range …) may have more elements."""
+
+_T = TensorProto
+DTYPES: dict[int, torch.dtype] = {
+    _T.FLOAT: torch.float32,
+    _T.UINT8: torch.uint8,
+    _T.INT8: torch.int8,
+    _T.UINT16: torch.uint16,
+    _T.INT16: torch.int16,
+    _T.INT32: torch.int32,
+    _T.INT64: torch.int64,
+    _T.BOOL: torch.bool,
+    _T.FLOAT16: torch.float16,
+    _T.DOUBLE: torch.float64,
+    _T.UINT32: torch.uint32,
+    _T.UINT64: torch.uint64,
+    _T.COMPLEX64: torch.complex64,
+    _T.COMPLEX128: torch.complex128,
+    _T.BFLOAT16: torch.bfloat16,
+    _T.FLOAT8E4M3FN: torch.float8_e4m3fn,
+    _T.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
+    _T.FLOAT8E5M2: torch.float8_e5m2,
+    _T.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
+    _T.FLOAT8E8M0: torch.float8_e8m0fnu,
+    # torch cannot compute on these, so each is held unpacked in the smallest type that holds its values
+    _T.UINT4: torch.uint8,
+    _T.INT4: torch.int8,
+    _T.UINT2: torch.uint8,
+    _T.INT2: torch.int8,
+    _T.FLOAT4E2M1: torch.float32,
+}
+ONNX_TYPES: dict[torch.dtype, int] = {}
+for _code, _dtype in DTYPES.items():
+    ONNX_TYPES.setdefault(_dtype, _code)
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
+WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+"""Types that torch stores but hardly computes on; operators widen them to int64 and back."""
+
+Scalar = Any  # int | float | bool | complex, and while tracing SymInt | SymFloat | SymBool
+
+
+class Host(NamedTuple):
+    """A small tensor as Python scalars in row-major order; `twin` is the same value as a tensor, if one is at hand."""
+
+    values: tuple[Scalar, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    twin: Tensor | None = None
+
+
+def torch_dtype(code: int, where: str | None = None) -> torch.dtype:
+    """The torch type in which ONNX element type `code` is held; raises `Unsupported` or `InvalidModel`."""
+    if code in DTYPES:
+        return DTYPES[code]
+    if code == _T.STRING:
+        raise Unsupported("string tensors are not supported", where=where)
+    raise InvalidModel(f"element type {code} is not one of ONNX's", where=where)
+
+
+def host_vector(values: Sequence[Scalar]) -> Host:
+    """A rank-1 int64 host value."""
+    return Host(tuple(values), (len(values),), torch.int64)
+
+
+def host_scalar(value: Scalar, dtype: torch.dtype = torch.int64) -> Host:
+    return Host((value,), (), dtype)
+
+
+def to_host(value: Tensor) -> Host:
+    """Read a tensor's numbers; while tracing this is a data-dependent read."""
+    flat = value.reshape(-1)
+    if flat.dtype in WIDE_UNSIGNED or flat.dtype in FLOAT8:
+        flat = flat.to(torch.int64 if flat.dtype in WIDE_UNSIGNED else torch.float32)
+    if flat.dtype == torch.int64 and torch.compiler.is_compiling():
+        return Host(tuple(flat[i].item() for i in range(flat.shape[0])), tuple(value.shape), value.dtype)
+    return Host(tuple(flat.tolist()), tuple(value.shape), value.dtype)
+
+
+def to_tensor(value: Tensor | Host, device: torch.device | None = None) -> Tensor:
+    """The tensor of a value."""
+    if isinstance(value, Tensor):
+        return value
+    if value.twin is not None:
+        return value.twin
+    if len(value.shape) == 0:
+        return torch.full((), value.values[0], dtype=value.dtype, device=device)
+    if len(value.values) == 0:
+        return torch.empty(value.shape, dtype=value.dtype, device=device)
+    if len(value.values) == 1:
+        return torch.full(value.shape, value.values[0], dtype=value.dtype, device=device)
+    if all(type(v) in (int, float, bool) for v in value.values):
+        return torch.tensor(value.values, dtype=value.dtype, device=device).reshape(value.shape)
+    parts = [torch.full((1,), v, dtype=value.dtype, device=device) for v in value.values]
+    return torch.cat(parts).reshape(value.shape)
+
+
+def ints(value: Tensor | Host | Sequence[int] | None) -> list[int]:
+    """The integers of a shape-like operand (an attribute, a host value, or at worst a tensor)."""
+    if value is None:
+        return []
+    if isinstance(value, Tensor):
+        value = to_host(value)
+    if isinstance(value, Host):
+        return [v if not isinstance(v, float) else int(v) for v in value.values]
+    return list(value)
+
+
+def floats(value: Tensor | Host | Sequence[float] | None) -> list[float]:
+    """The numbers of an operand such as Resize's scales."""
+    if value is None:
+        return []
+    if isinstance(value, Tensor):
+        value = to_host(value)
+    return list(value.values) if isinstance(value, Host) else list(value)
+
+
+def scalar(value: Tensor | Host | float) -> Any:
+    """The one number of an operand."""
+    if isinstance(value, Tensor):
+        value = to_host(value)
+    if not isinstance(value, Host):
+        return value
+    if len(value.values) != 1:
+        raise InvalidModel(f"an operand that must be a scalar has shape {list(value.shape)}")
+    return value.values[0]
+
+
+def operand(value: Tensor | Host, rank: int) -> Any:
+    """A one-element host value as a Python scalar where broadcasting allows it, else the tensor."""
+    if isinstance(value, Host) and len(value.values) == 1 and len(value.shape) <= rank:
+        return value.values[0]
+    return to_tensor(value)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """Normalise a possibly negative axis; raises `InvalidModel` when it is out of range."""
+    if not -max(rank, 1) <= axis < max(rank, 1):
+        raise InvalidModel(f"axis {axis} is out of range for rank {rank}")
+    return axis + rank if axis < 0 else axis
+
+
+def check_size(shape: Sequence[int]) -> None:
+    """Refuse a shape that only a hostile or broken file asks for."""
+    for d in shape:
+        if d < 0:
+            raise InvalidModel(f"negative dimension in shape {list(shape)}")
+    if math.prod(shape) > SIZE_LIMIT:
+        raise InvalidModel(f"shape {list(shape)} has more than {SIZE_LIMIT} elements")
