@@ -19,7 +19,8 @@ from .fold import Folder
 from .model_file import MAX_NESTING, MAX_NODES, domain_of, functions_of, opsets_of
 from .program import Body, Program, Step
 from .registry import Entry, Node, find, find_host
-from .tensors import read_sparse, read_tensor, show
+from .tensors import NARROW_TYPES, read_sparse, read_tensor, show
+from .values import to_host
 
 
 @dataclass
@@ -43,6 +44,8 @@ class Frame:
     steps: list[Step] = field(default_factory=list)
     constants: dict[int, Tensor] = field(default_factory=dict)
     captured: dict[int, int] = field(default_factory=dict)
+    narrow: dict[int, int] = field(default_factory=dict)
+    """ONNX types of values that torch holds in a wider type."""
 
     def slot(self) -> int:
         self.count += 1
@@ -55,6 +58,8 @@ class Frame:
             inner = self.slot()
             self.captured[outer_slot] = inner
             self.captures.append((outer_slot, inner))
+            if outer_slot in self.outer.narrow:
+                self.narrow[inner] = self.outer.narrow[outer_slot]
             if outer_slot in self.outer.constants:
                 self.constants[inner] = self.outer.constants[outer_slot]
         return self.captured[outer_slot]
@@ -133,6 +138,7 @@ class Builder:
         scope = Scope(self.frame)
         uses = self._uses(graph, opsets)
         initials = self._initials(graph)
+        narrow = {p.name: p.data_type for p in graph.initializer if p.data_type in NARROW_TYPES}
         for value in graph.input:
             if not value.name or value.name in scope.names:
                 raise InvalidModel(f"graph input {show(value.name)} has no name or appears twice")
@@ -140,6 +146,8 @@ class Builder:
                 continue
             scope.names[value.name] = slot = self.frame.slot()
             self.frame.inputs.append(slot)
+            if value.type.tensor_type.elem_type in NARROW_TYPES:
+                self.frame.narrow[slot] = value.type.tensor_type.elem_type
         for name, tensor in initials.items():
             kind = _kind(tensor, uses.get(name, set()))
             if kind == "constant":
@@ -147,6 +155,8 @@ class Builder:
             else:
                 slot = self.frame.slot()
             self.initials[slot] = Initial(name, tensor, kind)
+            if name in narrow:
+                self.frame.narrow[slot] = narrow[name]
             scope.names[name] = slot
         self._nodes(graph.node, scope, Context(opsets))
         if self.unsupported:
@@ -297,15 +307,28 @@ class Builder:
             self.unsupported.append((f"operator {show(spelled)[1:-1]} (opset {version})", label))
             return outputs
         values, captured = self._attributes(attributes, schema, scope, context, len(inputs), label)
-        node = Node(proto.op_type, schema.since_version, values, len(proto.output), label)
+        narrow = {i: frame.narrow[slot] for i, slot in enumerate(inputs) if slot in frame.narrow}
+        node = Node(proto.op_type, schema.since_version, values, len(proto.output), label, narrow)
         host = find_host(domain, proto.op_type) if not captured else None
         operands = (*inputs, *captured)
         step = Step(
             node, entry.function, host, operands, tuple(outputs), entry.host, entry.scalars, entry.raw
         )
         if not captured and self._fold(step, entry, frame, outputs):
-            return outputs
+            return self._typed(node, frame, outputs)
         frame.steps.append(step)
+        return self._typed(node, frame, outputs)
+
+    def _typed(self, node: Node, frame: Frame, outputs: list[int]) -> list[int]:
+        """Note which results are of a type that torch holds in a wider one."""
+        code = node.narrow.get(0)
+        if node.op in ("Cast", "CastLike", "QuantizeLinear", "DequantizeLinear"):
+            named = {"Cast": node.get("to"), "CastLike": node.narrow.get(1), "QuantizeLinear": node.narrow.get(2)}
+            code = node.get("output_dtype") or named.get(node.op)
+        if node.op == "Constant" and not node.narrow:
+            code = node.get("value_type")
+        if code in NARROW_TYPES:
+            frame.narrow.update({slot: code for slot in outputs if slot >= 0})
         return outputs
 
     def _fold(self, step: Step, entry: Entry, frame: Frame, outputs: list[int]) -> bool:
@@ -341,6 +364,13 @@ class Builder:
                 values[name] = Body(program, begin, begin + len(slots))
             else:
                 values[name] = read_attribute(attribute, self.folder, label)
+                if attribute.type == AttributeProto.TENSOR and attribute.t.data_type in NARROW_TYPES:
+                    values["value_type"] = attribute.t.data_type
+        if isinstance(fill := values.get("value"), Tensor) and schema.name == "ConstantOfShape":
+            if fill.numel() != 1:
+                raise InvalidModel("the fill value must have one element", where=label)
+            # As a number, so that tracers do not see a tensor being read.
+            values["value"] = to_host(fill)
         return values, captured
 
     def _subgraph(self, graph: GraphProto, scope: Scope, context: Context) -> tuple[Program, list[int]]:

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dcir.errors import DcirError
-
 from .program import Step, run_step
 from .values import Host, to_host, to_tensor
 
@@ -48,7 +46,8 @@ class Folder:
             with torch.no_grad():
                 filled = [*values, *[None] * room]
                 run_step(probe, filled)
-        except (DcirError, RuntimeError, ValueError, IndexError, TypeError, ArithmeticError, KeyError, MemoryError):
+        except Exception:
+            # Whatever is wrong will be said where it matters, at run time, with the node's name.
             return None
         results = [to_tensor(v) if isinstance(v, (Tensor, Host)) else None for v in filled[len(values) :]]
         if any(r is None for r, slot in zip(results, step.outputs, strict=True) if slot >= 0):
@@ -58,7 +57,7 @@ class Folder:
         return [r if r is not None else torch.empty(0) for r in kept]
 
     def _fits(self, step: Step, values: list[Any], room: int) -> bool:
-        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake = [mode.from_tensor(v) if isinstance(v, Tensor) else v for v in values]
             filled = [*fake, *[None] * room]
             run_step(step, filled)

@@ -265,7 +265,7 @@ def constant_of_shape(node: Node, target: Host) -> Any:
         return NotImplemented
     if fill is None:
         return NotImplemented
-    return Host((int(fill.reshape(-1)[0]),) * math.prod(dims), tuple(dims), fill.dtype)
+    return Host((scalar(fill),) * math.prod(dims), tuple(dims), fill.dtype)
 
 
 @host_op("Expand")

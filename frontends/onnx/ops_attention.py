@@ -123,7 +123,7 @@ def _explicit(
     return torch.matmul(weights, v), exposed
 
 
-@onnx_op("FlexAttention", domain="ai.onnx.preview")
+@onnx_op("FlexAttention", domain="ai.onnx.preview", raw=True)
 def flex_attention(node: Node, q: Tensor, k: Tensor, v: Tensor, *captured: Any) -> Tensor:
     repeat = q.shape[1] // k.shape[1]
     if repeat > 1:

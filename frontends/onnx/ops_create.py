@@ -18,7 +18,7 @@ from .values import ONNX_TYPES, check_size, ints, scalar, torch_dtype
 
 @onnx_op("Constant")
 def constant(node: Node) -> Tensor:
-    given = {k: v for k, v in node.attributes.items() if k.startswith(("value", "sparse_value"))}
+    given = {k: v for k, v in node.attributes.items() if k.startswith(("value", "sparse_value")) and k != "value_type"}
     if len(given) != 1:
         raise InvalidModel("a constant must have exactly one value", where=node.label)
     name, value = next(iter(given.items()))
@@ -38,9 +38,7 @@ def constant_of_shape(node: Node, target: Operand) -> Tensor:
     fill = node.get("value")
     if fill is None:
         return torch.zeros(dims, dtype=torch.float32)
-    if fill.dtype.itemsize == 1 and fill.is_floating_point():
-        return fill.reshape(-1)[:1].view(torch.uint8).expand(math.prod(dims)).reshape(dims).clone().view(fill.dtype)
-    return torch.full(dims, fill.reshape(-1)[0].item(), dtype=fill.dtype)
+    return torch.full(dims, scalar(fill), dtype=fill.dtype)
 
 
 @onnx_op("Cast")
@@ -55,7 +53,7 @@ def cast(node: Node, x: Tensor) -> Tensor:
 
 @onnx_op("CastLike", since=15)
 def cast_like(node: Node, x: Tensor, target: Tensor) -> Tensor:
-    code = ONNX_TYPES[target.dtype]
+    code = node.narrow.get(1, ONNX_TYPES[target.dtype])
     return cast_to(x, code, bool(node.get("saturate", 1)), node.get("round_mode", "up"))
 
 

@@ -35,7 +35,7 @@ def gather(node: Node, data: Operand, index: Operand) -> Tensor:
     if axis == 0 and x.ndim == 2 and x.is_floating_point():
         return torch.nn.functional.embedding(places, x)
     picked = torch.index_select(x, axis, places.reshape(-1))
-    return picked.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    return picked.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
 
 
 @onnx_op("GatherElements", since=11)
@@ -57,7 +57,7 @@ def gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
     parts: list[Any] = [torch.arange(count, device=x.device).unsqueeze(1)]
     parts += [wrapped(places[..., i], x.shape[batch + i]) for i in range(depth)]
     picked = inner[tuple(parts)]
-    return picked.reshape(*lead, *index.shape[batch:-1], *x.shape[batch + depth :])
+    return picked.reshape((*lead, *index.shape[batch:-1], *x.shape[batch + depth :]))
 
 
 @onnx_op("OneHot", since=9, host=(1,))

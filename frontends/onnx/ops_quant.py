@@ -38,8 +38,7 @@ def _spread(node: Node, part: Tensor, x: Tensor) -> Tensor:
 def quantize_linear(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     code = node.get("output_dtype", 0)
     if not code:
-        code = ONNX_TYPES[zero.dtype] if zero is not None else _T.UINT8
-    # The operand's type may be narrower than the type that holds it; its specification is in the graph only.
+        code = node.narrow.get(2) or (ONNX_TYPES[zero.dtype] if zero is not None else _T.UINT8)
     precision = node.get("precision", 0)
     wide = torch_dtype(precision) if precision else torch.promote_types(scale.dtype, torch.float32)
     if scale.dtype == torch.float8_e8m0fnu:

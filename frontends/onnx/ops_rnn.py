@@ -42,7 +42,8 @@ def _activation(name: str, alpha: float, beta: float) -> Activation:
 
 
 def _activations(node: Node, directions: int, defaults: tuple[str, ...]) -> list[list[Activation]]:
-    names = list(node.get("activations") or defaults * directions)
+    # The schema's own default for RNN names two activations, also when there is one direction.
+    names = list(node.get("activations") or defaults * directions)[: directions * len(defaults)]
     if len(names) != directions * len(defaults):
         raise InvalidModel(f"{len(names)} activations are given, {directions * len(defaults)} are needed")
     alphas, betas = list(node.get("activation_alpha") or ()), list(node.get("activation_beta") or ())
@@ -148,7 +149,7 @@ def rnn(
     p = _Plan(node, x, w, h0, lengths)
     hidden = r.shape[2]
     start = p.state(h0, hidden)
-    default = tuple(node.get("activations") or ()) in ((), ("Tanh",) * p.directions)
+    default = tuple(node.get("activations") or ())[: p.directions] in ((), ("Tanh",) * p.directions)
     if default and lengths is None and not node.get("clip"):
         fused = _fused("tanh", p, w, r, b, start, (0,))
         if fused is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from onnx import TensorProto
 from torch import Tensor
@@ -57,7 +59,9 @@ def to_float8(x: Tensor, code: int, saturate: bool) -> Tensor:
     wide = x.to(torch.float32) if x.dtype in FLOAT8 or not x.is_floating_point() else x
     wide = wide.to(torch.float32)
     if not saturate:
-        return wide.to(dtype)
+        # torch saturates this one type; the values from 464 on round to what would be the next number, a NaN.
+        lost = wide.abs() > 464 if code == _T.FLOAT8E4M3FN else None
+        return (wide if lost is None else torch.where(lost, math.nan, wide)).to(dtype)
     bound = _MAXIMA[code]
     return torch.where(torch.isnan(wide), wide, wide.clamp(-bound, bound)).to(dtype)
 
@@ -67,8 +71,8 @@ def to_float4(x: Tensor) -> Tensor:
     magnitude = x.abs().clamp(max=6.0)
     step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
     rounded = torch.round(magnitude / step) * step
-    rounded = torch.where(torch.isnan(x), torch.full_like(x, 6.0), rounded)
-    return torch.copysign(rounded, x)
+    # There is no NaN here; ONNX's own files turn it into minus zero.
+    return torch.where(torch.isnan(x), -0.0, torch.copysign(rounded, x))
 
 
 def _to_e8m0(x: Tensor, saturate: bool, round_mode: str) -> Tensor:

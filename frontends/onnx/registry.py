@@ -26,6 +26,8 @@ class Node:
     attributes: dict[str, Any]
     outputs: int = 1
     label: str = ""
+    narrow: dict[int, int] = field(default_factory=dict)
+    """ONNX types of those operands that are held in a wider torch type (4- and 2-bit integers, 4-bit floats)."""
 
     def __getitem__(self, name: str) -> Any:
         try:

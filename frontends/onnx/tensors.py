@@ -28,6 +28,7 @@ MAX_SPARSE_ELEMENTS = 1 << 28
 """A sparse tensor is made dense, so its dense size must not be a decompression bomb."""
 
 _T = TensorProto
+NARROW_TYPES = (_T.UINT4, _T.INT4, _T.FLOAT4E2M1, _T.UINT2, _T.INT2)
 _BITS = {_T.UINT4: 4, _T.INT4: 4, _T.FLOAT4E2M1: 4, _T.UINT2: 2, _T.INT2: 2}
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 _NUMPY: dict[int, npt.DTypeLike] = {
