@@ -1,0 +1,171 @@
+"""Network SDFG to shared library: plan every distinct kernel, generate and compile what the cache lacks, link once."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dcir.cache import Cache, key_of
+from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.codegen.cpp.driver import Call, Place, driver_text
+from dcir.codegen.cpp.kernel_sdfg import kernel_text
+from dcir.codegen.plan import KernelPlan
+from dcir.codegen.planners import Machine, plan
+from dcir.codegen.tiles.isa import host_isa
+from dcir.ir.network import Network, Operand
+from dcir.ir.types import itemsize
+
+ALIGNMENT = 64
+
+
+@dataclass
+class Library:
+    """A compiled network.
+
+    Attributes:
+        path: the shared library.
+        arena_bytes: size of the arena ``table[0]`` must point to (64-byte aligned).
+        slots: table slot of every input, constant and result container.
+        table_size: number of table entries.
+        callbacks: per call into torch: (number, spec, input places, output places).
+        kernels: distinct kernels.
+        calls: steps of the driver.
+        compiled: kernels that were generated now rather than found in the cache.
+    """
+
+    path: Path
+    arena_bytes: int
+    slots: dict[str, int]
+    table_size: int
+    callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]]
+    kernels: int
+    calls: int
+    compiled: int = 0
+    origins: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Kernel:
+    name: str
+    plan: KernelPlan
+    ins: tuple[str, ...]
+    outs: tuple[str, ...]
+
+    @property
+    def parallel(self) -> bool:
+        return any(p.jobs != 1 for p in self.plan.phases)
+
+    @property
+    def checked(self) -> bool:
+        return any("status" in p.code for p in self.plan.phases)
+
+
+@functools.cache
+def source_identity() -> str:
+    """A digest of every source file that decides what is generated."""
+    root = Path(__file__).resolve().parent
+    h = hashlib.blake2b(digest_size=16)
+    for folder in (root, root.parent / "dcir" / "ir", root.parent / "ir"):
+        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else []:
+            h.update(path.read_bytes())
+    return h.hexdigest()
+
+
+def compile_network(
+    net: Network,
+    *,
+    threads: int,
+    cache: Cache | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Library:
+    """Generate, compile and link a network.
+
+    Raises:
+        CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code.
+        Unsupported: an operator that no emitter knows.
+    """
+    cache = cache or Cache.default()
+    machine = Machine(host_isa().name, threads)
+    layout = _Layout(net)
+    kernels: dict[Any, _Kernel] = {}
+    calls: list[Call] = []
+    callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]] = {}
+    scratch = 0
+    ops = net.ops()
+    for number, op in enumerate(ops):
+        spec, ins, outs = op.spec, net.ins(op), net.outs(op)
+        places_in, places_out = tuple(map(layout.place, ins)), tuple(map(layout.place, outs))
+        if getattr(spec, "kind", "") == "torch":
+            callbacks[number] = (spec, places_in, places_out)
+            calls.append(Call(None, number, (), False, False))
+            continue
+        types = tuple(net.containers[o.data].dtype for o in ins), tuple(net.containers[o.data].dtype for o in outs)
+        key = (spec, types)
+        if key not in kernels:
+            digest = key_of(source_identity(), repr(spec), repr(types), repr(machine))[:20]
+            kernels[key] = _Kernel(f"k{digest}", plan(spec, machine), *types)
+        k = kernels[key]
+        scratch = max(scratch, k.plan.scratch)
+        if k.plan.phases:
+            calls.append(Call(k.name, number, (*places_in, *places_out), k.parallel, k.checked))
+    end = _up(layout.arena_bytes)
+    calls = [c if c.kernel is None else _with_scratch(c, end) for c in calls]
+    driver = driver_text(calls)
+    toolchain = Toolchain.find(cache)
+    flags = default_flags()
+    names = sorted(k.name for k in kernels.values())
+    library_key = key_of(source_identity(), toolchain.identity, repr(flags), driver, "\0".join(names))
+    compiled = 0
+
+    def build(draft: Path) -> None:
+        nonlocal compiled
+        made = [k for k in kernels.values() if k.plan.phases]
+        compiled = len(made)
+        texts = sorted(kernel_text(k.plan, k.ins, k.outs, k.name) for k in made)
+        units = [Unit("", text) for text in (driver, *texts)]
+        objects = compile_objects(units, toolchain, flags, cache, None, progress)
+        shutil.copyfile(link_shared(objects, library_key, toolchain, cache), draft)
+
+    # One look-up by what the graph is, so that a later process neither generates nor hashes any kernel's text.
+    path = cache.get_or_build("graph", library_key, ".so", build)
+    return Library(
+        path, end + scratch, layout.slots, layout.count, callbacks, len(kernels), len(calls), compiled,
+        [op.origin for op in ops],
+    )  # fmt: skip
+
+
+def _with_scratch(call: Call, at: int) -> Call:
+    return Call(call.kernel, call.number, (*call.operands, Place(0, at)), call.parallel, call.checked)
+
+
+class _Layout:
+    """Where every container lies at run time: its own table slot, or an offset in the arena."""
+
+    def __init__(self, net: Network) -> None:
+        self.net = net
+        self.slots: dict[str, int] = {}
+        self.offsets: dict[str, int] = dict(net.arena)
+        self.arena_bytes = net.arena_bytes
+        self.count = 1
+        for name, c in net.containers.items():
+            if c.role != "transient":
+                self.slots[name] = self.count
+                self.count += 1
+            elif name not in self.offsets:  # not planned: a place of its own
+                self.offsets[name] = _up(self.arena_bytes)
+                self.arena_bytes = self.offsets[name] + c.nbytes
+
+    def place(self, o: Operand) -> Place:
+        offset = o.offset * itemsize(self.net.containers[o.data].dtype)
+        if o.data in self.slots:
+            return Place(self.slots[o.data], offset)
+        return Place(0, self.offsets[o.data] + offset)
+
+
+def _up(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT

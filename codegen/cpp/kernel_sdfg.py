@@ -1,0 +1,103 @@
+"""From a kernel plan to C++: a small SDFG, one parallel map around a raw tasklet per phase, through DaCe's generator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from dcir.codegen.cpp.scalar_ops import CPP_TYPE
+from dcir.codegen.plan import KernelPlan
+
+# Arrays of a kernel are bare pointers: their declared extent only has to be larger than any address.
+_EXTENT = 1 << 40
+_NAME = "dcirkernel"
+
+
+def argument_names(n_in: int, n_out: int) -> list[str]:
+    """Parameters of a kernel's C function after the state handle, in order."""
+    return [*(f"pa{i:04d}" for i in range(n_in)), *(f"po{i:04d}" for i in range(n_out)), "pscratch", "pstatus"]
+
+
+def kernel_sdfg(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str]) -> Any:
+    """The SDFG of a kernel: one state per phase, each a map over the phase's jobs around one C++ tasklet."""
+    import dace
+
+    dace.Config.set("progress", value=False)
+    sdfg = dace.SDFG(_NAME)
+    types = {
+        "f32": dace.float32, "f64": dace.float64, "bf16": dace.uint16, "f16": dace.float16, "i64": dace.int64,
+        "i32": dace.int32, "i16": dace.int16, "i8": dace.int8, "u8": dace.uint8, "bool": dace.bool_,
+    }  # fmt: skip
+    params = argument_names(len(ins), len(outs))
+    operands = {f"a{i}": (params[i], types[t]) for i, t in enumerate(ins)}
+    results = {f"o{i}": (params[len(ins) + i], types[t]) for i, t in enumerate(outs)}
+    results["scratch"] = ("pscratch", dace.uint8)
+    results["status"] = ("pstatus", dace.int32)
+    for name, t in (*operands.values(), *results.values()):
+        sdfg.add_array(name, [_EXTENT], t)
+    if plan.globals:
+        sdfg.append_global_code(plan.globals)
+    last = None
+    for number, phase in enumerate(plan.phases):
+        state = sdfg.add_state(f"phase{number}", is_start_block=number == 0)
+        if last is not None:
+            sdfg.add_edge(last, state, dace.InterstateEdge())
+        last = state
+        code = f"const long long j = job;\n{phase.code}"
+        used_in = {c: v for c, v in operands.items() if re.search(rf"\b{c}\b", code)}
+        used_out = {c: v for c, v in results.items() if re.search(rf"\b{c}\b", code)}
+        entry, leave = state.add_map(
+            f"jobs{number}", {"job": f"0:{phase.jobs}"}, schedule=dace.ScheduleType.CPU_Multicore
+        )  # fmt: skip
+        tasklet = state.add_tasklet(
+            f"phase{number}", {c: dace.pointer(t) for c, (_, t) in used_in.items()},
+            {c: dace.pointer(t) for c, (_, t) in used_out.items()}, code, language=dace.Language.CPP,
+        )  # fmt: skip
+        if not used_in:
+            state.add_nedge(entry, tasklet, dace.Memlet())
+        for c, (name, _) in used_in.items():
+            state.add_memlet_path(
+                state.add_read(name), entry, tasklet, dst_conn=c, memlet=dace.Memlet(data=name, subset=f"0:{_EXTENT}")
+            )
+        for c, (name, _) in used_out.items():
+            state.add_memlet_path(
+                tasklet, leave, state.add_write(name), src_conn=c, memlet=dace.Memlet(data=name, subset=f"0:{_EXTENT}")
+            )
+    return sdfg
+
+
+def kernel_text(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str], name: str) -> str:
+    """C++ of a kernel whose entry is ``__program_<name>(void*, arguments…)``.
+
+    The maps become worksharing loops of the team that the network's driver opens once per call, so a kernel costs a
+    barrier and not a parallel region.
+    """
+    from dace.codegen import codegen
+
+    frame = codegen.generate_code(kernel_sdfg(plan, ins, outs), validate=False)[0].clean_code
+    text = re.sub(r'#include\s+[<"](dace/dace\.h|\.\./\.\./include/hash\.h)[>"]', "", frame)
+    text = text.replace("#pragma omp parallel for", "#pragma omp for")
+    text = re.sub(r"DACE_EXPORTED (?:\w+ \*?|int )__dace_(?:init|exit)_\w+\([^)]*\)\s*;", "", text)
+    text = _drop_functions(text, ("__dace_init_", "__dace_exit_"))
+    return '#include "dace_shim.h"\n' + text.replace(_NAME, name)
+
+
+def _drop_functions(text: str, starts: Sequence[str]) -> str:
+    """Remove the set-up and tear-down functions: kernels keep no state."""
+    for start in starts:
+        while (at := text.find(start)) >= 0:
+            begin = text.rfind("\n", 0, text.rfind("DACE_EXPORTED", 0, at)) + 1
+            depth, i = 0, text.index("{", at)
+            while True:
+                depth += {"{": 1, "}": -1}.get(text[i], 0)
+                i += 1
+                if depth == 0:
+                    break
+            text = text[:begin] + text[i:]
+    return text
+
+
+def c_type(dtype: str) -> str:
+    """C++ type of a stored element."""
+    return CPP_TYPE[dtype]

@@ -1,0 +1,57 @@
+"""Which vector instructions the generated code may use: read from the processor, or asked for through DCIR_ISA."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dcir.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Isa:
+    """One instruction set.
+
+    Attributes:
+        name: "avx512", "avx2" or "generic".
+        vector_bytes: width of a vector register.
+        registers: number of vector registers.
+    """
+
+    name: str
+    vector_bytes: int
+    registers: int
+
+
+ISAS = {i.name: i for i in (Isa("avx512", 64, 32), Isa("avx2", 32, 16), Isa("generic", 16, 16))}
+
+
+@functools.cache
+def _processor_flags() -> frozenset[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+def host_isa() -> Isa:
+    """The widest instruction set of this processor, or the one named by ``DCIR_ISA``.
+
+    Raises:
+        OptionError: DCIR_ISA names no known set.
+    """
+    asked = os.environ.get("DCIR_ISA")
+    if asked:
+        if asked not in ISAS:
+            raise OptionError(f"DCIR_ISA={asked} is unknown", hint="one of " + ", ".join(ISAS))
+        return ISAS[asked]
+    flags = _processor_flags()
+    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags:
+        return ISAS["avx512"]
+    return ISAS["avx2"] if {"avx2", "fma"} <= flags else ISAS["generic"]

@@ -1,0 +1,57 @@
+"""From an imported graph and its compiled library to a callable program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dcir.codegen.compile import Library
+from dcir.frontends.torch.importer import Imported
+from dcir.ir.network import Network
+from dcir.runtime.program import BufferInfo, Program, ProgramInfo, ResultInfo, tensor_at
+
+
+def assemble(done: Imported, library: Library) -> Program:
+    """The callable program of a compiled network."""
+    net = done.network
+    buffers, buffer_slots, number = [], [], {}
+    for name, c in net.containers.items():
+        if c.role == "result":
+            number[name] = len(buffers)
+            buffers.append(BufferInfo(c.shape, c.strides, c.dtype))
+            buffer_slots.append(library.slots[name])
+    info = ProgramInfo(
+        table_size=library.table_size,
+        arena_bytes=library.arena_bytes,
+        input_slots=tuple(library.slots.get(n, -1) if n else -1 for n in net.inputs),
+        constant_slots=tuple(library.slots[n] for n in done.constants),
+        buffers=tuple(buffers),
+        buffer_slots=tuple(buffer_slots),
+        results=tuple(_result(net, done, number, kind, value) for kind, value in done.outputs),
+        callbacks={n: _callback(spec, ins, outs) for n, (spec, ins, outs) in library.callbacks.items()},
+        origins=tuple(library.origins),
+    )
+    return Program(library.path, info, list(done.constants.values()))
+
+
+def _result(net: Network, done: Imported, number: dict[str, int], kind: str, value: Any) -> ResultInfo:
+    if kind == "literal":
+        return ResultInfo("literal", literal=value)
+    r = net.results[value]
+    c = net.containers[r.data]
+    whole = r.offset == 0 and r.shape == c.shape and r.strides == c.strides
+    source, index = ("buffer", number[r.data]) if c.role == "result" else ("input", net.inputs.index(r.data))
+    if whole:
+        return ResultInfo(source, index)
+    return ResultInfo(source, index, r.shape, r.strides, r.offset)
+
+
+def _callback(spec: Any, ins: Any, outs: Any) -> Callable[[Any], None]:
+    def call(table: Any) -> None:
+        tensors = [
+            [tensor_at((table[p.slot] or 0) + p.offset, *w) for p, w in zip(places, windows, strict=True)]
+            for places, windows in ((ins, spec.ins), (outs, spec.outs))
+        ]
+        spec.call(*tensors)
+
+    return call

@@ -1,0 +1,94 @@
+"""Equivalent forms of a loop program: unit loops dropped, loops in memory order, neighbouring loops collapsed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dcir.ir.program import Program, Stmt, simplify
+
+
+def _addresses(p: Program) -> list[Stmt]:
+    return [s for s in p.body if s.op in ("load", "store", "gather")]
+
+
+def drop_unit_loops(p: Program) -> Program:
+    """Loops of extent 1 removed; their index is the constant 0."""
+    keep = [d for d, n in enumerate(p.dims) if n != 1]
+    if len(keep) == len(p.dims):
+        return p
+    place = {d: k for k, d in enumerate(keep)}
+    body = []
+    for s in p.body:
+        attr = s.attr
+        if s.op in ("load", "store", "gather"):
+            attr = (attr[0], tuple(attr[1][d] for d in keep), *attr[2:])
+        elif s.op == "index":
+            if attr[0] not in place:
+                body.append(Stmt("const", (), "i64", (0,)))
+                continue
+            attr = (place[attr[0]],)
+        body.append(s._replace(attr=attr))
+    n_outer = len(p.outer)
+    return replace(
+        p, outer=tuple(p.dims[d] for d in keep if d < n_outer), inner=tuple(p.dims[d] for d in keep if d >= n_outer),
+        body=tuple(body),
+    )  # fmt: skip
+
+
+def order_loops(p: Program) -> Program:
+    """Outer loops in the memory order of the widest store, inner ones in that of the widest load.
+
+    Argument reductions keep their inner order, since the first position wins.
+    """
+    n_outer = len(p.outer)
+
+    def weight(kinds: tuple[str, ...], d: int) -> tuple[int, ...]:
+        best: tuple[int, ...] = ()
+        score = -1
+        for s in _addresses(p):
+            if s.op in kinds:
+                width = sum(1 for st in s.attr[1] if st)
+                if width > score and any(s.attr[1]):
+                    score, best = width, s.attr[1]
+        return (abs(best[d]),) if best else (0,)
+
+    outer_kinds = ("store",) if any(s.op == "store" and any(s.attr[1][:n_outer]) for s in p.body) else ("load",)
+    outer = sorted(range(n_outer), key=lambda d: weight(outer_kinds, d), reverse=True)
+    inner = list(range(n_outer, len(p.dims)))
+    if not any(s.op == "reduce" and s.attr[0].startswith("arg") for s in p.body):
+        inner.sort(key=lambda d: weight(("load", "gather"), d), reverse=True)
+    if outer == list(range(n_outer)) and inner == list(range(n_outer, len(p.dims))):
+        return p
+    return p.reorder(outer, inner)
+
+
+def collapse(p: Program) -> Program:
+    """Neighbouring loops of one group merged wherever every address walks them as one."""
+    changed = True
+    while changed:
+        changed = False
+        n_outer = len(p.outer)
+        used = {s.attr[0] for s in p.body if s.op == "index"}
+        for d in range(len(p.dims) - 1):
+            if d + 1 == n_outer or d in used or d + 1 in used:
+                continue
+            n = p.dims[d + 1]
+            if all(s.attr[1][d] == s.attr[1][d + 1] * n for s in _addresses(p)):
+                p = _merge(p, d)
+                changed = True
+                break
+    return simplify(p)
+
+
+def _merge(p: Program, d: int) -> Program:
+    body = []
+    for s in p.body:
+        attr = s.attr
+        if s.op in ("load", "store", "gather"):
+            attr = (attr[0], (*attr[1][:d], *attr[1][d + 1 :]), *attr[2:])
+        elif s.op == "index" and attr[0] > d:
+            attr = (attr[0] - 1,)
+        body.append(s._replace(attr=attr))
+    dims = (*p.dims[:d], p.dims[d] * p.dims[d + 1], *p.dims[d + 2 :])
+    n_outer = len(p.outer) - (1 if d < len(p.outer) else 0)
+    return replace(p, outer=dims[:n_outer], inner=dims[n_outer:], body=tuple(body))

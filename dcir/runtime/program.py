@@ -1,0 +1,177 @@
+"""A compiled network as a Python callable: one C call over a table of pointers, arenas kept per concurrent call."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
+from dcir.ops.lowering import FROM_NAME
+
+_CALL_BACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class BufferInfo:
+    """A result container to allocate: its shape, strides and element type."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ResultInfo:
+    """One result: the window of a buffer, or of an argument.
+
+    Attributes:
+        source: "buffer", "input" or "literal".
+        index: number of the buffer or argument.
+        shape, strides, offset: window in elements; shape None where the result is the whole buffer or argument.
+        literal: the value of a literal.
+    """
+
+    source: str
+    index: int = 0
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    literal: Any = None
+
+
+@dataclass(frozen=True)
+class ProgramInfo:
+    """Everything a program needs besides its library.
+
+    Attributes:
+        table_size, arena_bytes: of the pointer table and the arena.
+        input_slots: table slot per argument (-1: not a tensor, or not used).
+        constant_slots: table slot per constant.
+        buffers: result containers with their slots.
+        buffer_slots: table slot per buffer.
+        results: what the call returns.
+        callbacks: per operator number, a function over the table that calls torch.
+        origins: per operator number, its place in the user's model.
+    """
+
+    table_size: int
+    arena_bytes: int
+    input_slots: tuple[int, ...]
+    constant_slots: tuple[int, ...]
+    buffers: tuple[BufferInfo, ...]
+    buffer_slots: tuple[int, ...]
+    results: tuple[ResultInfo, ...]
+    callbacks: dict[int, Callable[[Any], None]]
+    origins: tuple[str, ...]
+
+
+class Program:
+    """A loaded network. Calls from several threads are safe: each call in flight has its own arena and table."""
+
+    def __init__(self, path: Path, info: ProgramInfo, constants: Sequence[torch.Tensor]) -> None:
+        self.info = info
+        self.constants = list(constants)
+        try:
+            self._library = ctypes.CDLL(str(path))
+            self._run = self._library.dcir_run
+        except (OSError, AttributeError) as e:
+            raise ArtefactInvalid("a compiled library cannot be loaded", where=str(path), details=[("system", str(e))]) from e
+        self._run.restype = ctypes.c_int
+        self._run.argtypes = [ctypes.c_void_p, _CALL_BACK]
+        self._free: list[_Frame] = []
+        self._lock = threading.Lock()
+        self._tensor_inputs = [(i, s) for i, s in enumerate(info.input_slots) if s >= 0]
+        self._alloc = [(b.shape, b.strides, FROM_NAME[b.dtype], s) for b, s in zip(info.buffers, info.buffer_slots, strict=True)]
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """Run the network.
+
+        Args:
+            args: the graph's arguments, laid out as when it was compiled.
+
+        Raises:
+            IndexOutOfRange: an index tensor leads outside a tensor.
+            FallbackFailed: an operator run through torch failed.
+        """
+        try:
+            frame = self._free.pop()
+        except IndexError:
+            frame = _Frame(self)
+        try:
+            table = frame.table
+            for i, slot in self._tensor_inputs:
+                table[slot] = args[i].data_ptr()
+            buffers = []
+            for shape, strides, dtype, slot in self._alloc:
+                t = torch.empty_strided(shape, strides, dtype=dtype)
+                table[slot] = t.data_ptr()
+                buffers.append(t)
+            code = self._run(frame.address, frame.call_back)
+            if code:
+                self._fail(code, frame)
+        finally:
+            self._free.append(frame)
+        out: list[Any] = []
+        for r in self.info.results:
+            if r.source == "literal":
+                out.append(r.literal)
+                continue
+            base = buffers[r.index] if r.source == "buffer" else args[r.index]
+            if r.shape is None:
+                out.append(base)
+            else:
+                out.append(torch.as_strided(base, r.shape, r.strides, r.offset + base.storage_offset()))
+        return out
+
+    def _fail(self, code: int, frame: _Frame) -> None:
+        if code < 0:
+            error, frame.error = frame.error, None
+            raise error if error is not None else FallbackFailed("an operator run through torch failed")
+        raise IndexOutOfRange(
+            "index out of range: an index tensor holds a value outside the tensor it indexes",
+            where=self.info.origins[code - 1] or None,
+            hint="check the range of the indices (torch's eager mode raises at the same place)",
+        )
+
+
+class _Frame:
+    """One call's pointer table and arena."""
+
+    def __init__(self, program: Program) -> None:
+        info = program.info
+        self.arena = torch.empty(info.arena_bytes + _ALIGNMENT, dtype=torch.uint8)
+        start = -(-self.arena.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        self.table = (ctypes.c_void_p * max(info.table_size, 1))()
+        self.table[0] = start
+        for slot, t in zip(info.constant_slots, program.constants, strict=True):
+            self.table[slot] = t.data_ptr()
+        self.address = ctypes.addressof(self.table)
+        self.error: BaseException | None = None
+        callbacks, table = info.callbacks, self.table
+
+        def call(number: int) -> int:
+            try:
+                callbacks[number](table)
+            except BaseException as e:
+                self.error = e
+                return 1
+            return 0
+
+        self.call_back = _CALL_BACK(call)
+
+
+def tensor_at(address: int, shape: Sequence[int], strides: Sequence[int], dtype: str) -> torch.Tensor:
+    """A tensor over memory that dcir owns; it must not outlive the call."""
+    torch_type = FROM_NAME[dtype]
+    if any(d == 0 for d in shape):
+        return torch.empty_strided(tuple(shape), tuple(strides), dtype=torch_type)
+    size = 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True))
+    memory = (ctypes.c_char * (size * torch_type.itemsize)).from_address(address)
+    return torch.as_strided(torch.frombuffer(memory, dtype=torch_type), tuple(shape), tuple(strides))
