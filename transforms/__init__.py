@@ -1,0 +1,1 @@
+"""The four tiers: passes that rewrite the network SDFG, one per file, and the pipelines that order them."""

@@ -1,0 +1,19 @@
+"""The pipelines as data: which passes each level runs, in order."""
+
+from __future__ import annotations
+
+from dcir.transforms.base import Pass
+
+
+def pipeline(level: int) -> tuple[Pass, ...]:
+    """The passes of ``-O<level>``: all tiers up to it; level 0 rewrites nothing."""
+    return tuple(p for tier in range(level + 1) for p in TIERS[tier]) if level > 0 else ()
+
+
+TIERS: dict[int, tuple[Pass, ...]] = {
+    0: (),
+    1: (),
+    2: (),
+    3: (),
+    4: (),
+}

@@ -1,0 +1,89 @@
+"""Runs a pipeline: verifies the graph around every pass, measures what it saved, stops where asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dcir.errors import OptionError
+from dcir.ir.network import Network
+from dcir.ir.verify import verify
+from dcir.transforms.base import Pass
+
+
+@dataclass
+class PassRecord:
+    """What one pass did to one graph.
+
+    Attributes:
+        name, tier: of the pass.
+        changed: rewrites applied.
+        bytes_before, bytes_after: traffic of all operators, read off the memlets.
+        operators_before, operators_after: nodes of the network.
+        peak_before, peak_after: bytes of all transients, or of the arena once it is planned.
+        seconds: time the pass took, verification not included.
+        refused: reasons for rewrites not done, with their number.
+    """
+
+    name: str
+    tier: int
+    changed: int
+    bytes_before: int
+    bytes_after: int
+    operators_before: int
+    operators_after: int
+    peak_before: int
+    peak_after: int
+    seconds: float
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+def peak_bytes(net: Network) -> int:
+    """Scratch memory of one call: the arena where planned, else every transient in a place of its own."""
+    unplanned = sum(c.nbytes for n, c in net.containers.items() if c.role == "transient" and n not in net.arena)
+    return net.arena_bytes + unplanned
+
+
+def run_passes(
+    net: Network,
+    passes: Sequence[Pass],
+    *,
+    until: str | None = None,
+    after: Callable[[Pass, Network], None] | None = None,
+) -> list[PassRecord]:
+    """Apply ``passes`` in order.
+
+    Args:
+        net: the network, rewritten in place.
+        passes: the pipeline.
+        until: name of the last pass to run.
+        after: called after every pass that changed something (the differential check hooks in here).
+
+    Raises:
+        InvalidGraph: a pass left the graph invalid.
+        OptionError: ``until`` names no pass of the pipeline.
+    """
+    if until is not None and until not in {p.name for p in passes}:
+        raise OptionError(f"no pass {until!r} in this pipeline", details=[("passes", ", ".join(p.name for p in passes))])
+    records = []
+    traffic, count, peak = net.bytes_moved(), len(net.ops()), peak_bytes(net)
+    for p in passes:
+        start = time.perf_counter()
+        outcome = p.apply(net)
+        seconds = time.perf_counter() - start
+        new = (net.bytes_moved(), len(net.ops()), peak_bytes(net)) if outcome.changed else (traffic, count, peak)
+        records.append(
+            PassRecord(
+                p.name, p.tier, outcome.changed, traffic, new[0], count, new[1], peak, new[2], seconds, dict(outcome.refused)
+            )
+        )
+        traffic, count, peak = new
+        if outcome.changed:
+            verify(net)
+            net.validate()
+            if after is not None:
+                after(p, net)
+        if p.name == until:
+            break
+    return records
