@@ -1,0 +1,96 @@
+"""One ATen graph, all steps: import, passes, code generation, assembly; and the record of what was done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from dcir.driver.assemble import assemble
+from dcir.errors import Unsupported
+from dcir.frontends.torch.importer import Imported, import_graph
+from dcir.options import Options
+
+# DaCe's configuration is per thread and its generator is not thread safe: one graph is compiled at a time.
+_COMPILING = threading.RLock()
+
+
+@dataclass
+class GraphRecord:
+    """What became of one graph.
+
+    Attributes:
+        kind: "inference", "forward" or "backward".
+        operators: operators after import.
+        fallbacks: (operator, place) run through torch.
+        passes: the pass runner's records.
+        kernels, calls: distinct kernels and driver steps.
+        generated: kernels generated now (0: the library came from the cache).
+        arena_bytes: planned scratch memory of one call.
+        seconds: time per step.
+    """
+
+    kind: str
+    operators: int = 0
+    fallbacks: list[tuple[str, str]] = field(default_factory=list)
+    passes: list[Any] = field(default_factory=list)
+    kernels: int = 0
+    calls: int = 0
+    generated: int = 0
+    arena_bytes: int = 0
+    bytes_moved: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Session:
+    """Options and records of one ``optimize`` call."""
+
+    options: Options
+    graphs: list[GraphRecord] = field(default_factory=list)
+
+    def compile_graph(self, gm: fx.GraphModule, kind: str) -> Callable[[Sequence[Any]], list[Any]]:
+        """Compile one ATen graph (see ``frontends.torch.capture.CompileGraph``)."""
+        with _COMPILING:
+            return self._compile(gm, kind)
+
+    def _compile(self, gm: fx.GraphModule, kind: str) -> Callable[[Sequence[Any]], list[Any]]:
+        record = GraphRecord(kind)
+        clock = _Clock(record.seconds)
+        done = import_graph(gm)
+        record.operators = len(done.network.ops())
+        record.fallbacks = done.fallbacks
+        if self.options.strict and done.fallbacks:
+            raise Unsupported.collect(list(dict.fromkeys(done.fallbacks)))
+        clock.lap("import")
+        program = self.finish(done, record, clock)
+        self.graphs.append(record)
+        return program
+
+    def finish(self, done: Imported, record: GraphRecord, clock: _Clock) -> Callable[[Sequence[Any]], list[Any]]:
+        """Passes, code, assembly."""
+        from dcir.codegen.compile import compile_network
+
+        library = compile_network(done.network, threads=self.options.threads or torch.get_num_threads())
+        clock.lap("code")
+        record.kernels, record.calls = library.kernels, library.calls
+        record.generated, record.arena_bytes = library.compiled, library.arena_bytes
+        record.bytes_moved = done.network.bytes_moved()
+        program = assemble(done, library)
+        clock.lap("load")
+        return program
+
+
+class _Clock:
+    def __init__(self, table: dict[str, float]) -> None:
+        self.table, self.last = table, time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.table[name] = self.table.get(name, 0.0) + now - self.last
+        self.last = now

@@ -1,0 +1,101 @@
+"""Capture through TorchDynamo and AOTAutograd: a Dynamo backend around a function that compiles one ATen graph."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.aot_autograd import aot_export_module, aot_module_simplified
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from dcir.frontends.torch.decompose import decompositions
+
+# (graph, "forward" | "backward" | "inference") -> function from a list of arguments to a list of results
+CompileGraph = Callable[[fx.GraphModule, str], Callable[[Sequence[Any]], list[Any]]]
+
+
+def dynamo_backend(compile_graph: CompileGraph) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """A backend for ``torch.compile``: AOTAutograd functionalises and differentiates, ``compile_graph`` does the rest."""
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if any(_is_symbolic(x) for x in example_inputs):
+            return _BySize(gm, compile_graph)
+        return _ahead_of_time(gm, example_inputs, compile_graph)
+
+    return backend
+
+
+def _is_symbolic(x: Any) -> bool:
+    if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return True
+    return isinstance(x, torch.Tensor) and any(isinstance(d, torch.SymInt) for d in (*x.shape, *x.stride()))
+
+
+def _ahead_of_time(gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph) -> Callable[..., Any]:
+    def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+        def run(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            program = compile_graph(graph, kind)
+
+            def boxed(args: list[Any]) -> list[Any]:
+                results = program(args)
+                args.clear()  # saved activations end here, not when the caller's frame does
+                return results
+
+            boxed._boxed_call = True  # type: ignore[attr-defined]
+            return boxed
+
+        return run
+
+    compiled: Callable[..., Any] = aot_module_simplified(
+        gm,
+        list(inputs),
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    return compiled
+
+
+class _BySize:
+    """A graph with symbolic sizes: one static program for every combination of sizes it is called with."""
+
+    def __init__(self, gm: fx.GraphModule, compile_graph: CompileGraph) -> None:
+        self.gm, self.compile_graph = gm, compile_graph
+        self.programs: dict[Any, Callable[..., Any]] = {}
+        self.lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        key = (
+            torch.is_grad_enabled(),
+            tuple(
+                (tuple(a.shape), tuple(a.stride()), a.dtype, a.requires_grad) if isinstance(a, torch.Tensor) else a
+                for a in args
+            ),
+        )
+        program = self.programs.get(key)
+        if program is None:
+            with self.lock:
+                program = self.programs.get(key)
+                if program is None:
+                    program = _ahead_of_time(self.gm, args, self.compile_graph)
+                    self.programs[key] = program
+        return program(*args)
+
+
+def export_inference(
+    module: torch.nn.Module, args: Sequence[Any]
+) -> tuple[fx.GraphModule, list[str], list[str], Any]:
+    """The ATen graph of a module's forward pass with parameters and buffers as leading arguments.
+
+    Returns:
+        The graph; names of the parameters and of the buffers, in argument order; AOTAutograd's signature.
+    """
+    with torch.no_grad(), contextlib.ExitStack():
+        graph, signature = aot_export_module(module, tuple(args), trace_joint=False, decompositions=decompositions())
+    return graph, list(signature.parameters), list(signature.buffers), signature
