@@ -73,6 +73,7 @@ class Frame:
         return slot
 
     def program(self, outputs: list[int]) -> Program:
+        self.steps = _pruned(self.steps, outputs)
         steps = _with_frees(self.steps, outputs)
         captures = tuple(inner for _, inner in self.captures)
         return Program(self.count, tuple(self.inputs), captures, steps, tuple(outputs))
@@ -104,6 +105,20 @@ class Context:
     opsets: dict[str, int]
     bindings: dict[str, AttributeProto] | None = None
     depth: int = 0
+
+
+def _pruned(steps: list[Step], outputs: list[int]) -> list[Step]:
+    """Without steps and results that nothing reads."""
+    live = set(outputs)
+    kept = []
+    for step in reversed(steps):
+        made = tuple(slot if slot in live else -1 for slot in step.outputs)
+        used = max((i + 1 for i, slot in enumerate(made) if slot >= 0), default=0)
+        if not used:
+            continue
+        live.update(step.inputs)
+        kept.append(replace(step, outputs=made, node=replace(step.node, used=used)))
+    return kept[::-1]
 
 
 def _with_frees(steps: list[Step], outputs: list[int]) -> tuple[Step, ...]:
@@ -164,8 +179,9 @@ class Builder:
         outputs = [self._output(value.name, scope) for value in graph.output]
         if not outputs:
             raise InvalidModel("the graph has no outputs")
+        program = self.frame.program(outputs)
         self._note_uses(self.frame.steps, outputs)
-        return self.frame.program(outputs)
+        return program
 
     def _initials(self, graph: GraphProto) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -308,7 +324,7 @@ class Builder:
             return outputs
         values, captured = self._attributes(attributes, schema, scope, context, len(inputs), label)
         narrow = {i: frame.narrow[slot] for i, slot in enumerate(inputs) if slot in frame.narrow}
-        node = Node(proto.op_type, schema.since_version, values, len(proto.output), label, narrow)
+        node = Node(proto.op_type, schema.since_version, values, len(outputs), len(outputs), label, narrow)
         host = find_host(domain, proto.op_type) if not captured else None
         operands = (*inputs, *captured)
         step = Step(

@@ -63,7 +63,7 @@ def attention(
         k, v = torch.cat((past_key, k), 2), torch.cat((past_value, v), 2)
     present = (k, v)
     scale = node.get("scale") or 1 / math.sqrt(q.shape[3])
-    softcap, wants_scores = node.get("softcap", 0.0), node.outputs > 3
+    softcap, wants_scores = node.get("softcap", 0.0), node.used > 3
     if mask is not None and mask.shape[-1] < k.shape[2]:
         fill = False if mask.dtype == torch.bool else -math.inf
         mask = F.pad(mask, (0, k.shape[2] - mask.shape[-1]), value=fill)
@@ -83,7 +83,7 @@ def attention(
         y, scores = _explicit(node, q, k, v, _bias(mask, allowed, q.dtype), scale, softcap)
     if flat:
         y = y.transpose(1, 2).flatten(2)
-    return (y, *present, scores) if node.outputs > 1 else y
+    return (y, *present, scores) if node.used > 1 else y
 
 
 def _bias(mask: Tensor | None, allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -17,7 +17,7 @@ from .values import Host, axis_of, check_size, scalar, to_tensor
 
 def wrapped(index: Tensor, length: int) -> Tensor:
     """Negative indices count from the end."""
-    index = index.to(torch.int64)
+    index = index if index.dtype == torch.int64 else index.to(torch.int64)
     return torch.where(index < 0, index + length, index)
 
 

@@ -48,7 +48,7 @@ def layer_normalization(node: Node, x: Tensor, scale: Tensor, b: Tensor | None =
     shape = list(x.shape[axis:])
     stash = torch_dtype(node["stash_type"])
     wide = x if x.dtype == torch.float64 else x.to(stash)
-    if node.outputs == 1 and wide.dtype == x.dtype and list(scale.shape) == shape and (b is None or b.shape == scale.shape):
+    if node.used == 1 and wide.dtype == x.dtype and list(scale.shape) == shape and (b is None or b.shape == scale.shape):
         return F.layer_norm(x, shape, scale, b, node["epsilon"])
     dims = tuple(range(axis, x.ndim))
     mean = torch.mean(wide, dims, keepdim=True)
@@ -121,8 +121,8 @@ def dropout(node: Node, x: Tensor, ratio: Operand | None = None, training: Opera
 def _dropout(node: Node, x: Tensor, ratio: float, training: bool) -> Any:
     mask_type = torch.bool if node.version >= 10 else x.dtype
     if not training or ratio == 0:
-        return (x, torch.ones_like(x, dtype=mask_type)) if node.outputs > 1 else x
-    if node.outputs == 1:
+        return (x, torch.ones_like(x, dtype=mask_type)) if node.used > 1 else x
+    if node.used == 1:
         return F.dropout(x, ratio, True)
     mask = torch.rand_like(x) >= ratio
     return x * mask / (1 - ratio), mask.to(mask_type)

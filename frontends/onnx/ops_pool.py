@@ -66,7 +66,7 @@ def max_pool(node: Node, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         # 8-bit integers are exact in float32, and torch pools only floats everywhere.
         wide = max_pool(node, x.to(torch.float32 if x.dtype.itemsize == 1 else torch.float64))
         return wide.to(x.dtype) if isinstance(wide, Tensor) else (wide[0].to(x.dtype), wide[1])
-    if node.outputs > 1:
+    if node.used > 1:
         return _max_pool_indices(node, x, w)
     if w.symmetric():
         result: Tensor = pool(x, w.kernel, w.strides, w.before, w.dilations, w.ceil)

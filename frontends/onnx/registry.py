@@ -25,6 +25,8 @@ class Node:
     version: int
     attributes: dict[str, Any]
     outputs: int = 1
+    used: int = 1
+    """Results up to the last one that anything reads; the rest need not be computed."""
     label: str = ""
     narrow: dict[int, int] = field(default_factory=dict)
     """ONNX types of those operands that are held in a wider torch type (4- and 2-bit integers, 4-bit floats)."""
