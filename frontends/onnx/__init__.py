@@ -1,6 +1,6 @@
 """The ONNX reader: a file becomes an `nn.Module` that every PyTorch tracer understands."""
 
-from .module import OnnxModule, ValueSpec, load
-from .registry import operators
+from dcir.frontends.onnx.module import OnnxModule, ValueSpec, load
+from dcir.frontends.onnx.registry import operators
 
 __all__ = ["OnnxModule", "ValueSpec", "load", "operators"]

@@ -10,8 +10,7 @@ import onnx
 from onnx import AttributeProto, NodeProto
 
 from dcir.errors import InvalidModel, Unsupported
-
-from .tensors import read_sparse, read_tensor, show
+from dcir.frontends.onnx.tensors import read_sparse, read_tensor, show
 
 _A = AttributeProto
 
@@ -42,7 +41,8 @@ def check_node(
         declared = schema.attributes.get(name)
         if declared is None:
             raise InvalidModel(f"the operator has no attribute {show(name)}", where=label)
-        if int(declared.type) != attribute.type:
+        kind: Any = declared.type
+        if kind.value != attribute.type:
             raise InvalidModel(f"attribute {show(name)} has the wrong type", where=label)
     for name, declared in schema.attributes.items():
         if declared.required and name not in attributes:

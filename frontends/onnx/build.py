@@ -1,26 +1,29 @@
-"""Turns a checked ModelProto into a `Program` and its state: names to slots, functions written out, constants folded."""
+"""Turns a checked ModelProto into a `Program` and its state.
+
+Names become slots, functions are written out, constants are folded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 import torch
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto
 from torch import Tensor
 
 from dcir.errors import DcirError, InvalidModel, Unsupported
-
-from .attributes import check_node, read_attribute
-from .fold import Folder
-from .model_file import MAX_NESTING, MAX_NODES, domain_of, functions_of, opsets_of
-from .program import Body, Program, Step
-from .registry import Entry, Node, find, find_host
-from .tensors import NARROW_TYPES, read_sparse, read_tensor, show
-from .values import to_host
+from dcir.frontends.onnx.attributes import check_node, read_attribute
+from dcir.frontends.onnx.fold import Folder
+from dcir.frontends.onnx.frames import Frame, Scope
+from dcir.frontends.onnx.model_file import MAX_NESTING, MAX_NODES, domain_of, functions_of, opsets_of
+from dcir.frontends.onnx.program import Body, Program, Step
+from dcir.frontends.onnx.registry import Entry, Node, find, find_host
+from dcir.frontends.onnx.tensors import NARROW_TYPES, read_sparse, read_tensor, show
+from dcir.frontends.onnx.values import to_host
 
 
 @dataclass
@@ -33,104 +36,12 @@ class Initial:
 
 
 @dataclass
-class Frame:
-    """One program under construction; a subgraph's frame takes outer values through captures."""
-
-    outer: Frame | None = None
-    scope: Scope | None = None
-    count: int = 0
-    inputs: list[int] = field(default_factory=list)
-    captures: list[tuple[int, int]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    constants: dict[int, Tensor] = field(default_factory=dict)
-    captured: dict[int, int] = field(default_factory=dict)
-    narrow: dict[int, int] = field(default_factory=dict)
-    """ONNX types of values that torch holds in a wider type."""
-
-    def slot(self) -> int:
-        self.count += 1
-        return self.count - 1
-
-    def capture(self, outer_slot: int) -> int:
-        """The slot here for a value of the surrounding program."""
-        assert self.outer is not None
-        if outer_slot not in self.captured:
-            inner = self.slot()
-            self.captured[outer_slot] = inner
-            self.captures.append((outer_slot, inner))
-            if outer_slot in self.outer.narrow:
-                self.narrow[inner] = self.outer.narrow[outer_slot]
-            if outer_slot in self.outer.constants:
-                self.constants[inner] = self.outer.constants[outer_slot]
-        return self.captured[outer_slot]
-
-    def constant(self, tensor: Tensor) -> int:
-        """A slot for a constant; all constants live in the outermost program, whose module owns them."""
-        if self.outer is not None:
-            return self.capture(self.outer.constant(tensor))
-        slot = self.slot()
-        self.constants[slot] = tensor
-        return slot
-
-    def program(self, outputs: list[int]) -> Program:
-        self.steps = _pruned(self.steps, outputs)
-        steps = _with_frees(self.steps, outputs)
-        captures = tuple(inner for _, inner in self.captures)
-        return Program(self.count, tuple(self.inputs), captures, steps, tuple(outputs))
-
-
-@dataclass
-class Scope:
-    """Names visible at a node; a function body sees only its own."""
-
-    frame: Frame
-    names: dict[str, int] = field(default_factory=dict)
-    parent: Scope | None = None
-
-    def find(self, name: str) -> int | None:
-        if name in self.names:
-            return self.names[name]
-        if self.parent is None:
-            return None
-        found = self.parent.find(name)
-        if found is None or found < 0 or self.parent.frame is self.frame:
-            return found
-        return self.frame.capture(found)
-
-
-@dataclass
 class Context:
     """What surrounds a list of nodes: operator sets, attribute bindings of the enclosing call, depth."""
 
     opsets: dict[str, int]
     bindings: dict[str, AttributeProto] | None = None
     depth: int = 0
-
-
-def _pruned(steps: list[Step], outputs: list[int]) -> list[Step]:
-    """Without steps and results that nothing reads."""
-    live = set(outputs)
-    kept = []
-    for step in reversed(steps):
-        made = tuple(slot if slot in live else -1 for slot in step.outputs)
-        used = max((i + 1 for i, slot in enumerate(made) if slot >= 0), default=0)
-        if not used:
-            continue
-        live.update(step.inputs)
-        kept.append(replace(step, outputs=made, node=replace(step.node, used=used)))
-    return kept[::-1]
-
-
-def _with_frees(steps: list[Step], outputs: list[int]) -> tuple[Step, ...]:
-    last: dict[int, int] = {}
-    for index, step in enumerate(steps):
-        for slot in (*step.inputs, *step.outputs):
-            last[slot] = index
-    dead: dict[int, list[int]] = {}
-    for slot, index in last.items():
-        if slot >= 0 and slot not in outputs:
-            dead.setdefault(index, []).append(slot)
-    return tuple(replace(step, free=tuple(dead.get(i, ()))) for i, step in enumerate(steps))
 
 
 class Builder:
@@ -185,13 +96,15 @@ class Builder:
 
     def _initials(self, graph: GraphProto) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
-        dense = ((p.name, lambda p=p: read_tensor(p, self.folder)) for p in graph.initializer)
-        sparse = ((p.values.name, lambda p=p: read_sparse(p, self.folder)) for p in graph.sparse_initializer)
-        for name, read in (*dense, *sparse):
+        for proto in (*graph.initializer, *graph.sparse_initializer):
+            name = proto.values.name if isinstance(proto, SparseTensorProto) else proto.name
             if not name or name in tensors:
                 raise InvalidModel(f"initializer {show(name)} has no name or appears twice")
             try:
-                tensors[name] = read()
+                if isinstance(proto, SparseTensorProto):
+                    tensors[name] = read_sparse(proto, self.folder)
+                else:
+                    tensors[name] = read_tensor(proto, self.folder)
             except Unsupported as error:
                 self.unsupported.append((error.message, error.where or "initializer"))
                 tensors[name] = torch.empty(0)
@@ -327,9 +240,7 @@ class Builder:
         node = Node(proto.op_type, schema.since_version, values, len(outputs), len(outputs), label, narrow)
         host = find_host(domain, proto.op_type) if not captured else None
         operands = (*inputs, *captured)
-        step = Step(
-            node, entry.function, host, operands, tuple(outputs), entry.host, entry.scalars, entry.raw
-        )
+        step = Step(node, entry.function, host, operands, tuple(outputs), entry.host, entry.scalars, entry.raw)
         if not captured and self._fold(step, entry, frame, outputs):
             return self._typed(node, frame, outputs)
         frame.steps.append(step)

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .program import Step, run_step
-from .values import Host, to_host, to_tensor
+from dcir.frontends.onnx.program import Step, run_step
+from dcir.frontends.onnx.values import Host, to_host, to_tensor
 
 BUDGET_BYTES = 1 << 30
 LARGEST_BYTES = 1 << 29
 SMALL_ELEMENTS = 1 << 12
 _GROWING = {
     "ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "Upsample", "EyeLike", "OneHot", "BlackmanWindow",
-    "HannWindow", "HammingWindow", "MelWeightMatrix", "CenterCropPad", "Col2Im", "AffineGrid", "MaxUnpool", "ConvTranspose",
+    "HannWindow", "HammingWindow", "MelWeightMatrix", "CenterCropPad", "Col2Im", "AffineGrid", "MaxUnpool",
+    "ConvTranspose",
 }  # fmt: skip
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from dcir.errors import InvalidModel
-
-from .ops_reduce import axes_of
-from .ops_shape import new_shape, shape_range
-from .registry import Node, host_op
-from .values import Host, axis_of, host_scalar, host_vector, ints, scalar, torch_dtype
+from dcir.frontends.onnx.ops_reduce import axes_of
+from dcir.frontends.onnx.ops_shape import new_shape, shape_range
+from dcir.frontends.onnx.registry import Node, host_op
+from dcir.frontends.onnx.values import Host, axis_of, host_scalar, host_vector, ints, scalar, torch_dtype
 
 MAX_HOST = 1024
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -261,9 +260,7 @@ def range_(node: Node, start: Host, limit: Host, delta: Host) -> Any:
 def constant_of_shape(node: Node, target: Host) -> Any:
     dims = ints(target)
     fill = node.get("value")
-    if any(type(d) is not int for d in dims) or math.prod(dims) > 64 or (fill is not None and fill.dtype not in _INTEGERS):
-        return NotImplemented
-    if fill is None:
+    if fill is None or fill.dtype not in _INTEGERS or any(type(d) is not int for d in dims) or math.prod(dims) > 64:
         return NotImplemented
     return Host((scalar(fill),) * math.prod(dims), tuple(dims), fill.dtype)
 

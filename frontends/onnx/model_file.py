@@ -11,8 +11,7 @@ from google.protobuf.message import DecodeError
 from onnx import FunctionProto, ModelProto
 
 from dcir.errors import InvalidModel, Unsupported
-
-from .tensors import show
+from dcir.frontends.onnx.tensors import show
 
 MAX_FILE_BYTES = (1 << 31) - 1
 """Protocol buffers cannot hold more; larger models keep their weights in external data."""
@@ -107,7 +106,10 @@ def functions_of(model: ModelProto) -> dict[FunctionKey, FunctionProto]:
 
 
 def _expanded_size(
-    key: FunctionKey, functions: dict[FunctionKey, FunctionProto], sizes: dict[FunctionKey, int], chain: list[FunctionKey]
+    key: FunctionKey,
+    functions: dict[FunctionKey, FunctionProto],
+    sizes: dict[FunctionKey, int],
+    chain: list[FunctionKey],
 ) -> int:
     if key in sizes:
         return sizes[key]

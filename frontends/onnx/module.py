@@ -14,13 +14,12 @@ from onnx import ModelProto, ValueInfoProto
 from torch import Tensor, nn
 
 from dcir.errors import InvalidInput, InvalidModel, Unsupported
-
-from . import table as _table
-from .build import Builder
-from .model_file import read_model
-from .program import Program
-from .tensors import MAX_RANK, show
-from .values import HOST_LIMIT, Host, to_host, to_tensor, torch_dtype
+from dcir.frontends.onnx import table as _table
+from dcir.frontends.onnx.build import Builder
+from dcir.frontends.onnx.model_file import read_model
+from dcir.frontends.onnx.program import Program
+from dcir.frontends.onnx.tensors import MAX_RANK, show
+from dcir.frontends.onnx.values import HOST_LIMIT, Host, to_host, to_tensor, torch_dtype
 
 Dim = int | str | None
 
@@ -29,7 +28,7 @@ assert _table  # imported for its effect: it fills the operator table
 
 @dataclass(frozen=True)
 class ValueSpec:
-    """One input or output: our name, the file's name, element type, and dims (int, own symbol such as `d0`, or None)."""
+    """One input or output: our name, the file's name, element type, dims (int, own symbol such as `d0`, or None)."""
 
     name: str
     original: str
@@ -164,7 +163,7 @@ def _attach_state(module: OnnxModule, builder: Builder) -> None:
         if slot not in used and kind != "parameter":
             continue
         host = None
-        small = tensor.numel() <= HOST_LIMIT and not tensor.is_floating_point() or tensor.ndim == 0
+        small = (tensor.numel() <= HOST_LIMIT and not tensor.is_floating_point()) or tensor.ndim == 0
         if kind == "constant" and not tensor.is_complex() and (small or slot in builder.host_slots):
             host = to_host(tensor)
         name = ""
@@ -247,7 +246,8 @@ def _with_shapes(
             changed.append(spec)
             continue
         if spec.shape is not None and len(spec.shape) != len(shape):
-            raise InvalidInput(f"the shape given for {spec.name} has rank {len(shape)}, the file says {len(spec.shape)}")
+            message = f"the shape given for {spec.name} has rank {len(shape)}, the file says {len(spec.shape)}"
+            raise InvalidInput(message)
         dims: list[Dim] = []
         for position, dim in enumerate(shape):
             fixed = spec.shape[position] if spec.shape is not None else None

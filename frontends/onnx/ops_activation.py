@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .registry import Node, onnx_op
-from .values import axis_of
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import axis_of
 
 
 @onnx_op("Relu")
@@ -50,7 +51,7 @@ def celu(node: Node, x: Tensor) -> Tensor:
 
 
 @onnx_op("Selu")
-def selu(node: Node, x: Tensor) -> Tensor:
+def selu(node: Node, x: Tensor) -> Any:
     alpha, gamma = node["alpha"], node["gamma"]
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(torch.minimum(x, torch.zeros_like(x))))
 
@@ -76,13 +77,13 @@ def gelu(node: Node, x: Tensor) -> Tensor:
 
 
 @onnx_op("Swish", since=24)
-def swish(node: Node, x: Tensor) -> Tensor:
+def swish(node: Node, x: Tensor) -> Any:
     alpha = node["alpha"]
     return F.silu(x) if alpha == 1 else x * torch.sigmoid(alpha * x)
 
 
 @onnx_op("SwiGLU", since=28)
-def swiglu(node: Node, gate: Tensor, value: Tensor) -> Tensor:
+def swiglu(node: Node, gate: Tensor, value: Tensor) -> Any:
     return swish(node, gate) * value
 
 
@@ -136,5 +137,3 @@ def hardmax(node: Node, x: Tensor) -> Tensor:
     y, axis = _flattened(node, x)
     chosen = torch.argmax(y, axis, keepdim=True)
     return torch.zeros_like(y).scatter(axis, chosen, 1.0).reshape(x.shape)
-
-

@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcir.errors import InvalidModel
+from dcir.frontends.onnx.program import Body
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import torch_dtype
 
-from .program import Body
-from .registry import Node, onnx_op
-from .values import torch_dtype
 
-
-def _heads(x: Tensor, count: int | None) -> Tensor:
+def _heads(x: Tensor, count: int | None) -> Any:
     """[batch, length, heads * size] to [batch, heads, length, size]."""
     if not count or x.shape[2] % count:
         raise InvalidModel(f"{count} heads do not divide the hidden size {x.shape[2]}")
@@ -30,17 +29,20 @@ def _allowed(node: Node, q: Tensor, keys: int, past: int, valid: Tensor | None, 
     offset: Any = past
     if past == 0 and valid is not None:
         offset = (valid.reshape(-1, 1, 1, 1) - q.shape[2]).to(torch.int64)
-    mask = None
-    left, right = node.get("left_window_size", -1), node.get("right_window_size", -1)
     position = rows + offset
-    for wanted, part in (
-        (causal, lambda: columns <= position),
-        (left >= 0, lambda: columns >= position - left),
-        (right >= 0, lambda: columns <= position + right),
-        (valid is not None, lambda: columns < valid.reshape(-1, 1, 1, 1)),  # type: ignore[union-attr]
-    ):
-        if wanted:
-            mask = part() if mask is None else mask & part()
+    left, right = node.get("left_window_size", -1), node.get("right_window_size", -1)
+    parts: list[Tensor] = []
+    if causal:
+        parts.append(columns <= position)
+    if left >= 0:
+        parts.append(columns >= position - left)
+    if right >= 0:
+        parts.append(columns <= position + right)
+    if valid is not None:
+        parts.append(columns < valid.reshape(-1, 1, 1, 1))
+    mask = None
+    for part in parts:
+        mask = part if mask is None else mask & part
     return mask
 
 
@@ -75,9 +77,7 @@ def attention(
     allowed = None if simple and plain else _allowed(node, q, k.shape[2], past, valid, causal=causal)
     if plain:
         bias = _bias(mask, allowed, q.dtype)
-        y = F.scaled_dot_product_attention(
-            q, k, v, bias, 0.0, simple, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        y = F.scaled_dot_product_attention(q, k, v, bias, 0.0, simple, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
         scores = None
     else:
         y, scores = _explicit(node, q, k, v, _bias(mask, allowed, q.dtype), scale, softcap)

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from dcir.errors import Unsupported
-
-from .registry import Node, onnx_op
-from .values import DTYPES, WIDE_UNSIGNED
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import DTYPES, WIDE_UNSIGNED
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _SUB_BYTE = (21, 22, 23, 25, 26)

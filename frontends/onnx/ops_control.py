@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from dcir.errors import InvalidModel
-
-from .program import Body
-from .registry import Node, onnx_op
-from .values import Host, axis_of, scalar, to_tensor
+from dcir.frontends.onnx.program import Body
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import Host, axis_of, scalar, to_tensor
 
 MAX_TRIPS = 1 << 31
 

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcir.errors import InvalidModel, Unsupported
-
-from .registry import Node, onnx_op
+from dcir.frontends.onnx.registry import Node, onnx_op
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -87,7 +86,8 @@ def conv_transpose(node: Node, x: Tensor, w: Tensor, b: Tensor | None = None) ->
         after = [t - p for t, p in zip(total, before, strict=True)]
     else:
         before, after = paddings(node, list(x.shape[2:]), kernel, strides, dilations)
-    if before == after and all(p >= 0 for p in before) and all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
+    fits = all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True))
+    if before == after and all(p >= 0 for p in before) and fits:
         result: Tensor = function(x, w, b, strides, before, extra, node["group"], dilations)
         return result
     # Compute the whole product, then cut off (or add) what the paddings say.

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from dcir.errors import InvalidModel, Unsupported
-
-from .ops_math import Operand
-from .quantize import cast_to
-from .registry import Node, onnx_op
-from .values import ONNX_TYPES, check_size, ints, scalar, torch_dtype
+from dcir.frontends.onnx.ops_math import Operand
+from dcir.frontends.onnx.quantize import cast_to
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import ONNX_TYPES, check_size, ints, scalar, torch_dtype
 
 
 @onnx_op("Constant")
@@ -58,7 +57,7 @@ def cast_like(node: Node, x: Tensor, target: Tensor) -> Tensor:
 
 
 @onnx_op("Range", since=11, host=(0, 1, 2))
-def range_(node: Node, start: Operand, limit: Operand, delta: Operand) -> Tensor:
+def range_(node: Node, start: Operand, limit: Operand, delta: Operand) -> Any:
     a, b, c = scalar(start), scalar(limit), scalar(delta)
     if isinstance(c, (int, float)) and c == 0:
         raise InvalidModel("a range has step 0")
@@ -73,7 +72,7 @@ def range_(node: Node, start: Operand, limit: Operand, delta: Operand) -> Tensor
 
 
 @onnx_op("EyeLike", since=9)
-def eye_like(node: Node, x: Tensor) -> Tensor:
+def eye_like(node: Node, x: Tensor) -> Any:
     dtype = torch_dtype(node["dtype"]) if node.get("dtype") else x.dtype
     rows, columns, k = x.shape[0], x.shape[1], node["k"]
     i = torch.arange(rows, device=x.device).unsqueeze(1)
@@ -109,9 +108,7 @@ def blackman(node: Node, size: Operand) -> Tensor:
 
 
 @onnx_op("MelWeightMatrix", since=17, host=(0, 1, 2, 3, 4))
-def mel_weight_matrix(
-    node: Node, bins: Operand, length: Operand, rate: Operand, low: Operand, high: Operand
-) -> Tensor:
+def mel_weight_matrix(node: Node, bins: Operand, length: Operand, rate: Operand, low: Operand, high: Operand) -> Tensor:
     count, size, rate_ = scalar(bins), scalar(length), scalar(rate)
     rows = size // 2 + 1
     check_size([rows, count])
@@ -129,5 +126,3 @@ def mel_weight_matrix(
         for j in range(centre, right):
             weights[j][i] = (right - j) / (right - centre)
     return torch.tensor(weights, dtype=torch_dtype(node["output_datatype"]))
-
-

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from dcir.errors import InvalidModel
-
-from .ops_math import Operand
-from .registry import Node, onnx_op
-from .values import Host, axis_of, check_size, scalar, to_tensor
+from dcir.frontends.onnx.ops_math import Operand
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import Host, axis_of, check_size, scalar, to_tensor
 
 
 def wrapped(index: Tensor, length: int) -> Tensor:
@@ -99,5 +98,5 @@ def array_feature_extractor(node: Node, x: Tensor, index: Tensor) -> Tensor:
 
 
 @onnx_op("Binarizer", domain="ai.onnx.ml")
-def binarizer(node: Node, x: Tensor) -> Tensor:
+def binarizer(node: Node, x: Tensor) -> Any:
     return (x > node["threshold"]).to(x.dtype)

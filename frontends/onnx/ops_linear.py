@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .registry import Node, onnx_op
+from dcir.frontends.onnx.registry import Node, onnx_op
 
 
 @onnx_op("MatMul")
@@ -23,10 +23,9 @@ def gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
         result = product * int(alpha) if alpha != 1 else product
         return result if c is None else result + (c * int(beta) if beta != 1 else c)
     plain = alpha == 1 and (c is None or beta == 1)
-    if plain and (c is None or c.ndim == 1) and node["transB"]:
+    if plain and node["transB"] and (c is None or (c.ndim == 1 and c.shape[0] == b.shape[0])):
         # The usual form of a fully connected layer; tracers know it by this name.
-        if c is None or c.shape[0] == b.shape[0]:
-            return F.linear(a, b, c)
+        return F.linear(a, b, c)
     b = b.t() if node["transB"] else b
     if c is None:
         product = torch.mm(a, b)
@@ -46,7 +45,8 @@ def matmul_integer(
     x, y = a.to(torch.int32), b.to(torch.int32)
     if a_zero is not None:
         # One zero point per row of A.
-        x = x - (a_zero.to(torch.int32).unsqueeze(-1) if a_zero.ndim == 1 and a_zero.numel() > 1 else a_zero.to(torch.int32))
+        zero = a_zero.to(torch.int32)
+        x = x - (zero.unsqueeze(-1) if zero.ndim == 1 and zero.numel() > 1 else zero)
     if b_zero is not None:
         y = y - b_zero.to(torch.int32)
     return torch.matmul(x, y)

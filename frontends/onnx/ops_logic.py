@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .ops_math import Operand, pair, widened
-from .registry import Node, onnx_op
-from .values import operand, to_tensor
+from dcir.frontends.onnx.ops_math import Operand, pair, widened
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import operand, to_tensor
 
 
 @onnx_op("Equal", scalars=True)
@@ -94,5 +94,3 @@ def is_inf(node: Node, x: Tensor) -> Tensor:
     if node["detect_negative"]:
         return torch.isneginf(x)
     return torch.zeros_like(x, dtype=torch.bool)
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .registry import Node, onnx_op
+from dcir.frontends.onnx.registry import Node, onnx_op
 
 
 def _nll(node: Node, log_probability: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
@@ -32,8 +32,6 @@ def nll_loss(node: Node, x: Tensor, target: Tensor, weight: Tensor | None = None
 
 
 @onnx_op("SoftmaxCrossEntropyLoss", since=12)
-def softmax_cross_entropy(
-    node: Node, x: Tensor, target: Tensor, weight: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def softmax_cross_entropy(node: Node, x: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     log_probability = torch.log_softmax(x, 1)
     return _nll(node, log_probability, target, weight), log_probability

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .registry import Node, onnx_op
-from .values import WIDE_UNSIGNED, Host, axis_of, operand, scalar, to_tensor
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import WIDE_UNSIGNED, Host, axis_of, operand, scalar, to_tensor
 
 Operand = Tensor | Host
 
@@ -51,28 +51,28 @@ def like(value: Any, other: Any) -> Tensor:
 
 @onnx_op("Add", scalars=True)
 @widened
-def add(node: Node, a: Operand, b: Operand) -> Tensor:
+def add(node: Node, a: Operand, b: Operand) -> Any:
     x, y = pair(node, a, b)
     return x + y
 
 
 @onnx_op("Sub", scalars=True)
 @widened
-def sub(node: Node, a: Operand, b: Operand) -> Tensor:
+def sub(node: Node, a: Operand, b: Operand) -> Any:
     x, y = pair(node, a, b)
     return x - y
 
 
 @onnx_op("Mul", scalars=True)
 @widened
-def mul(node: Node, a: Operand, b: Operand) -> Tensor:
+def mul(node: Node, a: Operand, b: Operand) -> Any:
     x, y = pair(node, a, b)
     return x * y
 
 
 @onnx_op("Div", scalars=True)
 @widened
-def div(node: Node, a: Operand, b: Operand) -> Tensor:
+def div(node: Node, a: Operand, b: Operand) -> Any:
     x, y = pair(node, a, b)
     typed = x if isinstance(x, Tensor) else y
     if typed.is_floating_point() or typed.is_complex():
@@ -80,7 +80,7 @@ def div(node: Node, a: Operand, b: Operand) -> Tensor:
     return _integer(x, y, typed, lambda p, q: torch.div(p, q, rounding_mode="trunc"), lambda p: -p)
 
 
-def _integer(x: Any, y: Any, typed: Tensor, divide: Any, minus_one: Any) -> Tensor:
+def _integer(x: Any, y: Any, typed: Tensor, divide: Any, minus_one: Any) -> Any:
     """Integer division; the smallest integer divided by -1 traps in hardware, so that case goes another way."""
     if not isinstance(y, Tensor):
         return minus_one(x) if y == -1 else divide(x, y)
@@ -93,7 +93,7 @@ def _integer(x: Any, y: Any, typed: Tensor, divide: Any, minus_one: Any) -> Tens
 
 @onnx_op("Mod", since=10, scalars=True)
 @widened
-def mod(node: Node, a: Operand, b: Operand) -> Tensor:
+def mod(node: Node, a: Operand, b: Operand) -> Any:
     x, y = pair(node, a, b)
     typed = x if isinstance(x, Tensor) else y
     fmod = node["fmod"] == 1

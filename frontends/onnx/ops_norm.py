@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .ops_math import Operand
-from .registry import Node, onnx_op
-from .values import axis_of, scalar, torch_dtype
+from dcir.frontends.onnx.ops_math import Operand
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import axis_of, scalar, torch_dtype
 
 
 @onnx_op("BatchNormalization", state=(3, 4))
@@ -47,8 +47,9 @@ def layer_normalization(node: Node, x: Tensor, scale: Tensor, b: Tensor | None =
     axis = axis_of(node["axis"], x.ndim)
     shape = list(x.shape[axis:])
     stash = torch_dtype(node["stash_type"])
-    wide = x if x.dtype == torch.float64 else x.to(stash)
-    if node.used == 1 and wide.dtype == x.dtype and list(scale.shape) == shape and (b is None or b.shape == scale.shape):
+    wide = x if x.dtype in (torch.float64, stash) else x.to(stash)
+    whole = list(scale.shape) == shape and (b is None or b.shape == scale.shape)
+    if node.used == 1 and wide.dtype == x.dtype and whole:
         return F.layer_norm(x, shape, scale, b, node["epsilon"])
     dims = tuple(range(axis, x.ndim))
     mean = torch.mean(wide, dims, keepdim=True)

@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcir.errors import InvalidModel
-
-from .ops_conv import flat_pads, paddings, pick, spatial
-from .ops_math import Operand
-from .registry import Node, onnx_op
-from .values import check_size, ints
+from dcir.frontends.onnx.ops_conv import flat_pads, paddings, pick, spatial
+from dcir.frontends.onnx.ops_math import Operand
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import check_size, ints
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -153,9 +152,7 @@ def max_unpool(node: Node, x: Tensor, indices: Tensor, target: Operand | None = 
     rank = x.ndim - 2
     kernel, strides = list(node["kernel_shape"]), spatial(node, "strides", rank)
     pads = list(node.get("pads") or [0] * (2 * rank))
-    natural = [
-        (x.shape[2 + i] - 1) * strides[i] - pads[i] - pads[i + rank] + kernel[i] for i in range(rank)
-    ]
+    natural = [(x.shape[2 + i] - 1) * strides[i] - pads[i] - pads[i + rank] + kernel[i] for i in range(rank)]
     small = [*x.shape[:2], *natural]
     check_size(small)
     flat = x.new_zeros(math.prod(small)).scatter(0, indices.reshape(-1), x.reshape(-1)).reshape(small)

@@ -9,12 +9,11 @@ from onnx import TensorProto
 from torch import Tensor
 
 from dcir.errors import InvalidModel
-
-from .ops_conv import integer_conv
-from .ops_linear import matmul_integer
-from .quantize import RANGES, to_float4, to_float8
-from .registry import Node, onnx_op
-from .values import FLOAT8, ONNX_TYPES, axis_of, torch_dtype
+from dcir.frontends.onnx.ops_conv import integer_conv
+from dcir.frontends.onnx.ops_linear import matmul_integer
+from dcir.frontends.onnx.quantize import RANGES, to_float4, to_float8
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import FLOAT8, ONNX_TYPES, axis_of, torch_dtype
 
 _T = TensorProto
 
@@ -94,11 +93,12 @@ def qlinear_matmul(
     y_scale: Tensor, y_zero: Tensor,
 ) -> Tensor:  # fmt: skip
     if a.dtype in FLOAT8:
-        real = torch.matmul(a.to(torch.float32) - a_zero.to(torch.float32), b.to(torch.float32) - b_zero.to(torch.float32))
+        left, right = (t.to(torch.float32) - z.to(torch.float32) for t, z in ((a, a_zero), (b, b_zero)))
+        real = torch.matmul(left, right)
     else:
         real = matmul_integer(node, a, b, a_zero, b_zero).to(torch.float32)
-    left = a_scale.unsqueeze(-1) if a_scale.ndim == 1 and a_scale.numel() > 1 else a_scale
-    return _requantised(real * (left.to(torch.float32) * b_scale.to(torch.float32)), y_scale, y_zero)
+    rows = a_scale.unsqueeze(-1) if a_scale.ndim == 1 and a_scale.numel() > 1 else a_scale
+    return _requantised(real * (rows.to(torch.float32) * b_scale.to(torch.float32)), y_scale, y_zero)
 
 
 @onnx_op("QLinearConv", since=10)

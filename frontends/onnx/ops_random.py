@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from .registry import Node, onnx_op
-from .values import check_size, torch_dtype
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import check_size, torch_dtype
 
 
 def _like_type(node: Node, x: Tensor) -> torch.dtype:
@@ -14,25 +16,25 @@ def _like_type(node: Node, x: Tensor) -> torch.dtype:
 
 
 @onnx_op("RandomNormal", random=True)
-def random_normal(node: Node) -> Tensor:
+def random_normal(node: Node) -> Any:
     check_size(node["shape"])
     return torch.randn(node["shape"], dtype=torch_dtype(node["dtype"])) * node["scale"] + node["mean"]
 
 
 @onnx_op("RandomNormalLike", random=True)
-def random_normal_like(node: Node, x: Tensor) -> Tensor:
+def random_normal_like(node: Node, x: Tensor) -> Any:
     return torch.randn(x.shape, dtype=_like_type(node, x), device=x.device) * node["scale"] + node["mean"]
 
 
 @onnx_op("RandomUniform", random=True)
-def random_uniform(node: Node) -> Tensor:
+def random_uniform(node: Node) -> Any:
     check_size(node["shape"])
     span = node["high"] - node["low"]
     return torch.rand(node["shape"], dtype=torch_dtype(node["dtype"])) * span + node["low"]
 
 
 @onnx_op("RandomUniformLike", random=True)
-def random_uniform_like(node: Node, x: Tensor) -> Tensor:
+def random_uniform_like(node: Node, x: Tensor) -> Any:
     span = node["high"] - node["low"]
     return torch.rand(x.shape, dtype=_like_type(node, x), device=x.device) * span + node["low"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .ops_math import Operand, widened
-from .registry import Node, onnx_op
-from .values import axis_of, ints, scalar
+from dcir.frontends.onnx.ops_math import Operand, widened
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import axis_of, ints, scalar
 
 Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
@@ -56,10 +56,9 @@ def _extreme(function: Callable[..., Tensor], sign: float) -> Reduction:
             return call(x.to(torch.uint8), dims, keep).to(torch.bool)
         if any(x.shape[d] == 0 for d in dims):
             # The neutral element: minus or plus infinity, or the type's own bound.
-            bound = sign * float("inf") if x.is_floating_point() else None
-            limits = torch.iinfo(x.dtype) if bound is None else None
-            if limits is not None:
-                bound = limits.min if sign < 0 else limits.max
+            bound = sign * float("inf")
+            if not x.is_floating_point():
+                bound = torch.iinfo(x.dtype).min if sign < 0 else torch.iinfo(x.dtype).max
             shape = [1 if i in dims else d for i, d in enumerate(x.shape)]
             full = x.new_full(shape, bound)
             return full if keep else full.squeeze(dims)
@@ -77,7 +76,9 @@ def _prod(x: Tensor, dims: tuple[int, ...], keep: bool) -> Tensor:
 def _log_sum_exp(x: Tensor, dims: tuple[int, ...], keep: bool) -> Tensor:
     if not dims:
         return x
-    return torch.logsumexp(x, dims, keep) if x.is_floating_point() else torch.log(_sum(torch.exp(x), dims, keep)).to(x.dtype)
+    if x.is_floating_point():
+        return torch.logsumexp(x, dims, keep)
+    return torch.log(torch.sum(torch.exp(x), dims, keep)).to(x.dtype)
 
 
 def _square_root(x: Tensor) -> Tensor:
@@ -148,5 +149,3 @@ def unique(node: Node, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @onnx_op("NonZero", since=9)
 def non_zero(node: Node, x: Tensor) -> Tensor:
     return torch.nonzero(x.reshape(1) if x.ndim == 0 else x).t()[: x.ndim]
-
-

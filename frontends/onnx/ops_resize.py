@@ -7,6 +7,7 @@ torch has as one operator go there.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcir.errors import InvalidModel
-
-from .ops_math import Operand
-from .registry import Node, onnx_op
-from .values import axis_of, check_size, floats, ints
+from dcir.frontends.onnx.ops_math import Operand
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import axis_of, check_size, floats, ints
 
 
 @onnx_op("Upsample")
@@ -127,7 +127,7 @@ def _fast(
     return None
 
 
-def _source(size: int, length: int, scale: float, mode: str, roi: Any, device: torch.device) -> Tensor:
+def _source(size: int, length: int, scale: float, mode: str, roi: Any, device: torch.device) -> Any:
     """For every output position its coordinate in the input."""
     y = torch.arange(size, dtype=torch.float64, device=device)
     scaled = scale * length
@@ -181,7 +181,7 @@ def _taps(at: Tensor, scale: float, options: dict[str, Any]) -> tuple[Tensor, Te
     mode = options["mode"]
     if mode == "nearest":
         rounding = options.get("nearest_mode", "round_prefer_floor")
-        functions = {
+        functions: dict[str, Callable[[Tensor], Tensor]] = {
             "round_prefer_floor": lambda t: torch.ceil(t - 0.5),
             "round_prefer_ceil": lambda t: torch.floor(t + 0.5),
             "floor": torch.floor,

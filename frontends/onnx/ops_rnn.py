@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from dcir.errors import InvalidModel, Unsupported
-
-from .registry import Node, onnx_op
+from dcir.frontends.onnx.registry import Node, onnx_op
 
 Activation = Callable[[Tensor], Tensor]
 _SLOPES: dict[str, tuple[float, float]] = {
@@ -187,9 +186,7 @@ def gru(
     for d in range(p.directions):
         wb, rb = _biases(b, d, 3 * hidden, w)
 
-        def cell(
-            xt: Tensor, h: Tensor, d: int = d, wb: Tensor = wb, rb: Tensor = rb
-        ) -> tuple[Tensor, ...]:
+        def cell(xt: Tensor, h: Tensor, d: int = d, wb: Tensor = wb, rb: Tensor = rb) -> tuple[Tensor, ...]:
             f, g = acts[d]
             xz, xr, xh = (xt @ w[d].t() + wb).split(hidden, 1)
             rz, rr, rh = r[d].split(hidden)
@@ -227,7 +224,14 @@ def lstm(
         pi, po, pf = peep[d].split(hidden) if peep is not None else (None, None, None)
 
         def cell(
-            xt: Tensor, h: Tensor, c: Tensor, d: int = d, bias: Tensor = wb + rb, pi: Any = pi, po: Any = po, pf: Any = pf
+            xt: Tensor,
+            h: Tensor,
+            c: Tensor,
+            d: int = d,
+            bias: Tensor = wb + rb,
+            pi: Any = pi,
+            po: Any = po,
+            pf: Any = pf,
         ) -> tuple[Tensor, ...]:
             f, g, e = acts[d]
             i, o, forget, new = (xt @ w[d].t() + h @ r[d].t() + bias).split(hidden, 1)

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from dcir.errors import InvalidModel
-
-from .ops_index import wrapped
-from .registry import Node, onnx_op
-from .values import axis_of
+from dcir.frontends.onnx.ops_index import wrapped
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import axis_of
 
 _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcir.errors import InvalidModel
-
-from .ops_math import Operand
-from .registry import Node, onnx_op
-from .values import Host, axis_of, check_size, host_scalar, host_vector, ints, scalar
+from dcir.frontends.onnx.ops_math import Operand
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import Host, axis_of, check_size, host_scalar, host_vector, ints, scalar
 
 
 @onnx_op("Identity")
@@ -186,7 +185,7 @@ def _slice(x: Tensor, starts: list[int], ends: list[int], axes: Any, steps: list
     return x
 
 
-def _slice_one(x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
+def _slice_one(x: Tensor, dim: int, start: int, end: int, step: int) -> Any:
     if step == 0:
         raise InvalidModel("a slice has step 0")
     if step > 0:
@@ -212,9 +211,7 @@ def pad_attributes(node: Node, x: Tensor) -> Tensor:
 
 
 @onnx_op("Pad", since=11, host=(1, 2, 3))
-def pad(
-    node: Node, x: Tensor, pads: Operand, value: Operand | None = None, axes: Operand | None = None
-) -> Tensor:
+def pad(node: Node, x: Tensor, pads: Operand, value: Operand | None = None, axes: Operand | None = None) -> Tensor:
     amounts = ints(pads)
     if axes is not None:
         dims = [axis_of(a, x.ndim) for a in ints(axes)]
@@ -302,5 +299,3 @@ def trilu(node: Node, x: Tensor, diagonal: Operand | None = None) -> Tensor:
     # Beyond the matrix all diagonals are alike; torch takes no huge numbers here.
     k = max(-(x.shape[-2] + 1), min(k, x.shape[-1] + 1)) if isinstance(k, int) else k
     return torch.triu(x, k) if node["upper"] else torch.tril(x, k)
-
-

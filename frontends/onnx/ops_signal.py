@@ -8,23 +8,22 @@ import torch
 from torch import Tensor
 
 from dcir.errors import InvalidModel
-
-from .ops_math import Operand
-from .registry import Node, onnx_op
-from .values import axis_of, check_size, scalar
+from dcir.frontends.onnx.ops_math import Operand
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import axis_of, check_size, scalar
 
 
 @onnx_op("DFT", since=17, host=(1,))
-def dft_17(node: Node, x: Tensor, length: Operand | None = None) -> Tensor:
+def dft_17(node: Node, x: Tensor, length: Operand | None = None) -> Any:
     return _dft(node, x, length, node["axis"])
 
 
 @onnx_op("DFT", since=20, host=(1, 2))
-def dft(node: Node, x: Tensor, length: Operand | None = None, axis: Operand | None = None) -> Tensor:
+def dft(node: Node, x: Tensor, length: Operand | None = None, axis: Operand | None = None) -> Any:
     return _dft(node, x, length, -2 if axis is None else scalar(axis))
 
 
-def _dft(node: Node, x: Tensor, length: Operand | None, axis: int) -> Tensor:
+def _dft(node: Node, x: Tensor, length: Operand | None, axis: int) -> Any:
     dim = axis_of(axis, x.ndim)
     if dim == x.ndim - 1:
         raise InvalidModel("a Fourier transform cannot run over the real/imaginary axis")
@@ -46,9 +45,7 @@ def _dft(node: Node, x: Tensor, length: Operand | None, axis: int) -> Tensor:
 
 
 @onnx_op("STFT", since=17, host=(1, 3))
-def stft(
-    node: Node, x: Tensor, step: Operand, window: Tensor | None = None, length: Operand | None = None
-) -> Tensor:
+def stft(node: Node, x: Tensor, step: Operand, window: Tensor | None = None, length: Operand | None = None) -> Any:
     if length is not None:
         size = int(scalar(length))
     else:

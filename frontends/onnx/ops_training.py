@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .registry import Node, onnx_op
+from dcir.frontends.onnx.registry import Node, onnx_op
 
 _DOMAIN = "ai.onnx.preview.training"
 

@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcir.errors import InvalidModel, Unsupported
-
-from .ops_conv import spatial
-from .ops_math import Operand
-from .registry import Node, onnx_op
-from .values import check_size, ints, scalar
+from dcir.frontends.onnx.ops_conv import spatial
+from dcir.frontends.onnx.ops_math import Operand
+from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.values import check_size, ints, scalar
 
 
 @onnx_op("GridSample", since=16)
@@ -40,7 +39,7 @@ def col2im(node: Node, x: Tensor, image: Operand, block: Operand) -> Tensor:
     strides, dilations = spatial(node, "strides", rank), spatial(node, "dilations", rank)
     pads = list(node.get("pads") or [0] * (2 * rank))
     if rank == 2 and pads[:2] == pads[2:]:
-        return F.fold(x, size, kernel, dilations, pads[:2], strides)
+        return F.fold(x, tuple(size), tuple(kernel), tuple(dilations), tuple(pads[:2]), tuple(strides))
     # Add every column element at its flat place in the padded image.
     padded = [s + pads[i] + pads[i + rank] for i, s in enumerate(size)]
     place = torch.zeros(1, 1, dtype=torch.int64, device=x.device)
@@ -71,8 +70,8 @@ def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
         extent = extent.clamp(min=1.0)
     pooled = []
     for i in range(rois.shape[0]):
-        grid_y = ratio or int(math.ceil(float(extent[i, 1]) / rows))
-        grid_x = ratio or int(math.ceil(float(extent[i, 0]) / columns))
+        grid_y = ratio or math.ceil(float(extent[i, 1]) / rows)
+        grid_x = ratio or math.ceil(float(extent[i, 0]) / columns)
         check_size([rows * max(grid_y, 0), columns * max(grid_x, 0), x.shape[1]])
         y = _points(box[i, 1], extent[i, 1], rows, grid_y)
         z = _points(box[i, 0], extent[i, 0], columns, grid_x)
@@ -126,12 +125,18 @@ def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
         cells = []
         for i in range(rows):
             for j in range(columns):
-                y0, y1 = (min(max(f + top, 0), x.shape[2]) for f in (i * height // rows, -(-(i + 1) * height // rows)))
-                x0, x1 = (min(max(f + left, 0), x.shape[3]) for f in (j * width // columns, -(-(j + 1) * width // columns)))
+                y0, y1 = _span(i, height, rows, top, x.shape[2])
+                x0, x1 = _span(j, width, columns, left, x.shape[3])
                 empty = y1 <= y0 or x1 <= x0
                 cells.append(x.new_zeros(x.shape[1]) if empty else torch.amax(image[:, y0:y1, x0:x1], (1, 2)))
         pooled.append(torch.stack(cells, 1).reshape(x.shape[1], rows, columns))
     return torch.stack(pooled) if pooled else x.new_zeros(0, x.shape[1], rows, columns)
+
+
+def _span(i: int, extent: int, bins: int, start: int, size: int) -> tuple[int, int]:
+    """Bin `i` of a region, cut off at the image."""
+    first, last = i * extent // bins, -(-(i + 1) * extent // bins)
+    return min(max(first + start, 0), size), min(max(last + start, 0), size)
 
 
 @onnx_op("NonMaxSuppression", since=10, host=(2, 3, 4))

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from dcir.errors import DcirError, InvalidInput
-
-from .registry import Function, Node
-from .values import Host, to_tensor
+from dcir.frontends.onnx.registry import Function, Node
+from dcir.frontends.onnx.values import Host, to_tensor
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,20 @@ from onnx import TensorProto
 from torch import Tensor
 
 from dcir.errors import Unsupported
-
-from .values import FLOAT8, WIDE_UNSIGNED, torch_dtype
+from dcir.frontends.onnx.values import FLOAT8, WIDE_UNSIGNED, torch_dtype
 
 _T = TensorProto
 RANGES: dict[int, tuple[int, int]] = {
     _T.UINT8: (0, 255), _T.INT8: (-128, 127), _T.UINT16: (0, 65535), _T.INT16: (-32768, 32767),
     _T.UINT4: (0, 15), _T.INT4: (-8, 7), _T.UINT2: (0, 3), _T.INT2: (-2, 1), _T.INT32: (-(2**31), 2**31 - 1),
 }  # fmt: skip
-_MAXIMA = {_T.FLOAT8E4M3FN: 448.0, _T.FLOAT8E4M3FNUZ: 240.0, _T.FLOAT8E5M2: 57344.0, _T.FLOAT8E5M2FNUZ: 57344.0}
-_NARROW = {_T.UINT4: 4, _T.INT4: 4, _T.UINT2: 2, _T.INT2: 2}
+_MAXIMA: dict[int, float] = {
+    _T.FLOAT8E4M3FN: 448.0,
+    _T.FLOAT8E4M3FNUZ: 240.0,
+    _T.FLOAT8E5M2: 57344.0,
+    _T.FLOAT8E5M2FNUZ: 57344.0,
+}
+_NARROW: dict[int, int] = {_T.UINT4: 4, _T.INT4: 4, _T.UINT2: 2, _T.INT2: 2}
 
 
 def cast_to(x: Tensor, code: int, saturate: bool = True, round_mode: str = "up") -> Tensor:

@@ -1,6 +1,6 @@
 """Imports every family of operators, which fills the table."""
 
-from . import (  # noqa: F401
+from dcir.frontends.onnx import (  # noqa: F401
     host,
     ops_activation,
     ops_attention,

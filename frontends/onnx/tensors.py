@@ -19,8 +19,7 @@ from onnx import SparseTensorProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from dcir.errors import DcirError, InvalidModel, Unsupported
-
-from .values import DTYPES, torch_dtype
+from dcir.frontends.onnx.values import DTYPES, torch_dtype
 
 MAX_ELEMENTS = 1 << 40
 MAX_RANK = 64
@@ -29,7 +28,7 @@ MAX_SPARSE_ELEMENTS = 1 << 28
 
 _T = TensorProto
 NARROW_TYPES = (_T.UINT4, _T.INT4, _T.FLOAT4E2M1, _T.UINT2, _T.INT2)
-_BITS = {_T.UINT4: 4, _T.INT4: 4, _T.FLOAT4E2M1: 4, _T.UINT2: 2, _T.INT2: 2}
+_BITS: dict[int, int] = {_T.UINT4: 4, _T.INT4: 4, _T.FLOAT4E2M1: 4, _T.UINT2: 2, _T.INT2: 2}
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 _NUMPY: dict[int, npt.DTypeLike] = {
     _T.FLOAT: "<f4", _T.UINT8: "u1", _T.INT8: "i1", _T.UINT16: "<u2", _T.INT16: "<i2", _T.INT32: "<i4",
@@ -41,7 +40,7 @@ _VIEWED = {
     _T.FLOAT16, _T.BFLOAT16, _T.FLOAT8E4M3FN, _T.FLOAT8E4M3FNUZ, _T.FLOAT8E5M2, _T.FLOAT8E5M2FNUZ, _T.FLOAT8E8M0,
 }  # fmt: skip
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
-_FIELD_OF = {
+_FIELD_OF: dict[int, str] = {
     _T.FLOAT: "float_data", _T.COMPLEX64: "float_data", _T.INT64: "int64_data", _T.DOUBLE: "double_data",
     _T.COMPLEX128: "double_data", _T.UINT32: "uint64_data", _T.UINT64: "uint64_data",
 }  # fmt: skip
@@ -149,7 +148,7 @@ def _from_fields(
         raise InvalidModel(f"data is stored in {', '.join(filled)}, the type wants {field}", where=where)
     count = math.prod(dims)
     stored = getattr(proto, field)
-    wanted = {_T.COMPLEX64: 2 * count, _T.COMPLEX128: 2 * count}.get(code, count)
+    wanted = 2 * count if code in (_T.COMPLEX64, _T.COMPLEX128) else count
     if code in _BITS:
         wanted = (count * _BITS[code] + 7) // 8
     if len(stored) != wanted:
