@@ -1,0 +1,32 @@
+"""dcir compiles neural networks by minimising data movement: PyTorch and ONNX networks on DaCe's SDFG."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dcir import errors as errors
+    from dcir.driver.api import load as load
+    from dcir.driver.optimize import optimize as optimize
+    from dcir.options import Options as Options
+
+__version__ = "0.1.0"
+__all__ = ["Options", "errors", "load", "optimize"]
+
+_HOMES = {
+    "optimize": ("dcir.driver.optimize", "optimize"),
+    "load": ("dcir.driver.api", "load"),
+    "Options": ("dcir.options", "Options"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Torch and DaCe take seconds to import: nothing is loaded before it is used.
+    import importlib
+
+    if name == "errors":
+        return importlib.import_module("dcir.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dcir' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dcir.transforms.base import Pass
+from dcir.transforms.fuse_producers import FuseProducers
 
 
 def pipeline(level: int) -> tuple[Pass, ...]:
@@ -13,7 +14,7 @@ def pipeline(level: int) -> tuple[Pass, ...]:
 TIERS: dict[int, tuple[Pass, ...]] = {
     0: (),
     1: (),
-    2: (),
+    2: (FuseProducers(),),
     3: (),
     4: (),
 }

@@ -43,6 +43,7 @@ class GraphRecord:
     calls: int = 0
     generated: int = 0
     arena_bytes: int = 0
+    bytes_before: int = 0
     bytes_moved: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -53,6 +54,7 @@ class Session:
 
     options: Options
     graphs: list[GraphRecord] = field(default_factory=list)
+    breaks: list[tuple[str, str]] = field(default_factory=list)
 
     def compile_graph(self, gm: fx.GraphModule, kind: str) -> Callable[[Sequence[Any]], list[Any]]:
         """Compile one ATen graph (see ``frontends.torch.capture.CompileGraph``)."""
@@ -75,7 +77,18 @@ class Session:
     def finish(self, done: Imported, record: GraphRecord, clock: _Clock) -> Callable[[Sequence[Any]], list[Any]]:
         """Passes, code, assembly."""
         from dcir.codegen.compile import compile_network
+        from dcir.transforms.pipelines import pipeline
+        from dcir.transforms.runner import run_passes
 
+        passes = self.options.pipeline if self.options.pipeline is not None else pipeline(self.options.level)
+        hook = None
+        if self.options.verify == "passes":
+            from dcir.driver.check import PassChecker
+
+            hook = PassChecker(done.network, seed=0)
+        record.bytes_before = done.network.bytes_moved()
+        record.passes = run_passes(done.network, passes, until=self.options.until, after=hook)
+        clock.lap("passes")
         library = compile_network(done.network, threads=self.options.threads or torch.get_num_threads())
         clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls

@@ -1,0 +1,1 @@
+"""Reports: what was done to a network, in text and as data."""

@@ -50,6 +50,7 @@ def describe(node: fx.Node) -> str:
     if stack:
         path = str(list(stack.values())[-1][0])
         path = re.sub(r"L\['(\w+)'\]", r"\1", path).replace("._modules[", ".").replace("['", "").replace("']", "")
+        path = re.sub(r"^(self|fn\.__self__)\b", "model", path)
     trace = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
     line = f"{frames[-1][0].rsplit('/', 1)[-1]}:{frames[-1][1]}" if frames else ""

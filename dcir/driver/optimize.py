@@ -1,0 +1,120 @@
+"""``dcir.optimize``: a module, function or exported program that runs compiled, and answers questions about it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.external_utils import wrap_inline
+
+from dcir.driver.compile import Session
+from dcir.errors import InvalidInput
+from dcir.frontends.torch.capture import dynamo_backend
+from dcir.options import Options
+from dcir.report.explain import Report
+
+
+class Handle:
+    """What ``optimized.dcir`` offers: the options, the records of every compiled graph, and their explanation."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    @property
+    def options(self) -> Options:
+        """The options the module was optimised with."""
+        return self.session.options
+
+    def explain(self) -> Report:
+        """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""
+        return Report(self.session.graphs, self.session.breaks)
+
+
+class _Optimized:
+    """Mixed into the class of an optimised module; keeps copies and pickles optimised."""
+
+    dcir: Handle
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _optimized_module(copy.deepcopy(_plain(self), memo), self.dcir.options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _restore, (_plain(self), self.dcir.options)
+
+
+def _restore(module: nn.Module, options: Options) -> nn.Module:
+    return _optimized_module(module, options)
+
+
+def _plain(module: Any) -> nn.Module:
+    """The user's module again, sharing everything."""
+    plain = type(module).__mro__[2]
+    twin: nn.Module = plain.__new__(plain)
+    state = dict(module.__dict__)
+    for name in ("dcir", "_compiled_call_impl"):
+        state.pop(name, None)
+    twin.__dict__.update(state)
+    return twin
+
+
+def optimize(target: Any, *, level: int | str = 4, **options: Any) -> Any:
+    """Compile a module, a function, or an exported program.
+
+    Args:
+        target: an ``nn.Module`` (the result is a module of a subclass of its class that shares its parameters, buffers,
+            submodules and hooks, so ``state_dict`` and optimisers see the same tensors), a function over tensors, or a
+            ``torch.export.ExportedProgram``.
+        level: 0 to 4, how many tiers of passes run.
+        options: see ``dcir.options.Options``.
+
+    Returns:
+        Something to call like ``target``; compilation happens at the first call of every kind (shapes, modes).
+
+    Raises:
+        OptionError: an unknown option or value.
+        InvalidInput: ``target`` is nothing that can be compiled.
+    """
+    chosen = Options.make(level=level, **options)
+    if isinstance(target, torch.export.ExportedProgram):
+        target = target.module()
+    if isinstance(target, nn.Module):
+        return _optimized_module(target, chosen)
+    if callable(target):
+        return _optimized_function(target, chosen)
+    raise InvalidInput(
+        f"cannot optimise a {type(target).__name__}",
+        hint="pass an nn.Module, a function, or a torch.export.ExportedProgram; load an ONNX file with dcir.load",
+    )
+
+
+def _optimized_module(module: nn.Module, options: Options) -> nn.Module:
+    session = Session(options)
+    cls = type(module)
+    if isinstance(module, _Optimized):
+        module = _plain(module)
+        cls = type(module)
+    # A second object of a subclass over the same dictionaries: parameters, buffers, children and hooks stay shared, and
+    # code that asks isinstance(m, UserModule) goes on working.
+    fast: Any = cls.__new__(cls)
+    fast.__dict__.update(module.__dict__)
+    fast.__dict__.pop("_compiled_call_impl", None)
+    fast.__class__ = type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    fast.__dict__["dcir"] = Handle(session)
+    # As Module.compile does, but inlined into a frame of its own: Dynamo skips frames that belong to torch, and the
+    # forward of a bare nn.Sequential is one.
+    fast._compiled_call_impl = torch.compile(
+        wrap_inline(fast._call_impl), backend=dynamo_backend(session.compile_graph), dynamic=options.dynamic or None
+    )
+    result: nn.Module = fast
+    return result
+
+
+def _optimized_function(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
+    session = Session(options)
+    fast: Any = torch.compile(fn, backend=dynamo_backend(session.compile_graph), dynamic=options.dynamic or None)
+    fast.dcir = Handle(session)
+    result: Callable[..., Any] = fast
+    return result

@@ -1,0 +1,293 @@
+"""Two loop programs as one: where a consumer's loads lie in its producer's store, and the merged statement list.
+
+Legality is arithmetic on memlets. A store walks its container like the digits of a mixed-radix number, one digit per
+loop; a load of the same container is legal to replace by the stored value if every address it makes decomposes into
+those digits without a carry. So permuted, sliced, broadcast and reshaped reads all come out as one case: for every loop
+of the producer, an affine function of the consumer's loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dcir.ir.network import Operand
+from dcir.ir.program import Body, Program, Stmt, simplify
+
+
+@dataclass(frozen=True)
+class Match:
+    """For every loop d of the producer: its index = start[d] + sum over consumer loops k of coefficient[d][k] * i_k.
+
+    Attributes:
+        consumer: the consumer, its loops split where a load runs across several of the producer's.
+        start, coefficients: the map; loops of the producer that the store does not walk have None.
+    """
+
+    consumer: Program
+    start: tuple[int, ...]
+    coefficients: tuple[tuple[int, ...] | None, ...]
+
+    def partner(self, d: int) -> int | None:
+        """The consumer loop that is exactly loop d of the producer, if there is one."""
+        row = self.coefficients[d]
+        if row is None or self.start[d]:
+            return None
+        used = [k for k, q in enumerate(row) if q]
+        return used[0] if len(used) == 1 and row[used[0]] == 1 else None
+
+
+def match(producer: Program, store: Stmt, store_offset: int, consumer: Program, loads: Sequence[tuple[int, int]]) -> Match | str:
+    """Map the consumer's loops to the producer's.
+
+    Args:
+        producer: writes the container, by statement ``store`` from element ``store_offset`` on.
+        store: the store statement.
+        store_offset: first element of the store's operand.
+        consumer: reads it.
+        loads: (statement number, operand offset) of the consumer's loads of the container; all must agree.
+
+    Returns:
+        The match, or the reason why there is none.
+    """
+    digits = sorted(
+        ((s, n, d) for d, (s, n) in enumerate(zip(store.attr[1], producer.dims, strict=True)) if n > 1 and s != 0),
+        reverse=True,
+    )
+    walked = {d for _, _, d in digits}
+    if any(s <= 0 for s, _, _ in digits):
+        return "the producer stores backwards"
+    for (high, _, _), (low, n, _) in zip(digits, digits[1:], strict=False):
+        if high < low * n:
+            return "the producer's store overlaps itself"
+    for _ in range(16):
+        number, offset = loads[0]
+        load = consumer.body[number]
+        for other, off in loads[1:]:
+            if consumer.body[other].attr[1] != load.attr[1] or off != offset:
+                return "the consumer reads it in two ways"
+        start, rest = {}, offset - store_offset
+        for stride, _, d in digits:
+            start[d], rest = divmod(rest, stride)
+        if rest or any(v < 0 for v in start.values()):
+            return "the consumer reads outside what is stored"
+        rows = {d: [0] * len(consumer.dims) for d in walked}
+        for k, (stride, n) in enumerate(zip(load.attr[1], consumer.dims, strict=True)):
+            if n == 1 or stride == 0:
+                continue
+            if stride < 0:
+                return "the consumer reads backwards"
+            rest = stride
+            for step, _, d in digits:
+                rows[d][k], rest = divmod(rest, step)
+            if rest:
+                return "the consumer's strides are no multiples of the producer's"
+        cut = _carry(producer, consumer, digits, start, rows)
+        if cut is None:
+            return Match(
+                consumer,
+                tuple(start.get(d, 0) for d in range(len(producer.dims))),
+                tuple(
+                    tuple(rows[d]) if d in walked else ((0,) * len(consumer.dims) if n == 1 else None)
+                    for d, n in enumerate(producer.dims)
+                ),
+            )
+        if isinstance(cut, str):
+            return cut
+        k, factor = cut
+        places: list[int] = []
+        consumer = _split_tracked(consumer, k, factor, [n for n, _ in loads], places)
+        loads = [(new, off) for new, (_, off) in zip(places, loads, strict=True)]
+    return "the consumer's loops do not tile the producer's"
+
+
+def _carry(
+    producer: Program, consumer: Program, digits: Sequence[tuple[int, int, int]], start: dict[int, int], rows: dict[int, list[int]]
+) -> tuple[int, int] | str | None:
+    """None if no address carries from one digit to the next; else the consumer loop to split and its factor."""
+    for _, extent, d in digits:
+        reach = start[d] + sum(q * (consumer.dims[k] - 1) for k, q in enumerate(rows[d]))
+        if reach < extent:
+            continue
+        used = [k for k, q in enumerate(rows[d]) if q]
+        k = max(used, key=lambda k: rows[d][k] * consumer.dims[k])
+        q, n = rows[d][k], consumer.dims[k]
+        if start[d] == 0 and extent % q == 0 and 1 < extent // q < n and n % (extent // q) == 0:
+            return k, extent // q
+        return "the consumer's loops do not tile the producer's"
+    return None
+
+
+def _split_tracked(p: Program, dim: int, factor: int, wanted: Sequence[int], places: list[int]) -> Program:
+    """``p.split`` and the new numbers of the statements ``wanted`` (a split index becomes several statements)."""
+    extra = {i for i, s in enumerate(p.body) if s.op == "index" and s.attr[0] == dim}
+    shift, new = 0, {}
+    for i in range(len(p.body)):
+        if i in extra:
+            shift += 4  # high, low, factor, product: the sum takes the place of the index itself
+        new[i] = i + shift
+    places.extend(new[i] for i in wanted)
+    return p.split(dim, factor)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A merged program and its operands."""
+
+    program: Program
+    ins: tuple[Operand, ...]
+    outs: tuple[Operand, ...]
+
+
+class _Merger:
+    def __init__(self, outer: Sequence[int], inner: Sequence[int]) -> None:
+        self.body = Body(outer, inner)
+        self.ins: dict[Operand, int] = {}
+        self.outs: list[Operand] = []
+
+    def take(
+        self,
+        p: Program,
+        ins: Sequence[Operand],
+        outs: Sequence[Operand],
+        strides: Callable[[Sequence[int]], tuple[tuple[int, ...], int]],
+        index: Callable[[int], int],
+        values: dict[int, int],
+        keep: Callable[[Stmt], bool],
+    ) -> dict[int, int]:
+        """Append ``p``'s statements; ``values`` holds those already there. Returns all value numbers."""
+        where = dict(values)
+        for i, s in enumerate(p.body):
+            if i in where:
+                continue
+            args = tuple(where[a] for a in s.args)
+            if s.op in ("load", "gather"):
+                st, shift = strides(s.attr[1])
+                o = ins[s.attr[0]]
+                operand = Operand(o.data, o.offset + shift)
+                if operand not in self.ins:
+                    self.ins[operand] = self.body.input(p.inputs[s.attr[0]])
+                where[i] = self.body.add(s._replace(args=args, attr=(self.ins[operand], st, *s.attr[2:])))
+            elif s.op == "store":
+                if keep(s):
+                    st, shift = strides(s.attr[1])
+                    o = outs[s.attr[0]]
+                    self.outs.append(Operand(o.data, o.offset + shift))
+                    self.body.add(s._replace(args=args, attr=(self.body.output(s.dtype), st)))
+                where[i] = -1
+            elif s.op == "index":
+                where[i] = index(s.attr[0])
+            else:
+                where[i] = self.body.add(s._replace(args=args))
+        return where
+
+    def affine(self, start: int, row: Sequence[int]) -> int:
+        """The value start + sum(row[k] * i_k)."""
+        total = None
+        for k, q in enumerate(row):
+            if not q:
+                continue
+            term = self.body.index(k)
+            term = term if q == 1 else term * q
+            total = term if total is None else total + term
+        if total is None:
+            return self.body.const(start, "i64").n
+        return (total + start).n if start else total.n
+
+    def finish(self) -> Fused:
+        return compact(
+            simplify(
+                Program(
+                    self.body.outer, self.body.inner, tuple(self.body.inputs), tuple(self.body.outputs), tuple(self.body._body)
+                )
+            ),
+            list(self.ins),
+            self.outs,
+        )
+
+
+def compact(p: Program, ins: Sequence[Operand], outs: Sequence[Operand]) -> Fused:
+    """Drop operands that no statement uses."""
+    read = sorted({s.attr[0] for s in p.body if s.op in ("load", "gather")})
+    written = sorted({s.attr[0] for s in p.body if s.op == "store"})
+    body = []
+    for s in p.body:
+        if s.op in ("load", "gather"):
+            s = s._replace(attr=(read.index(s.attr[0]), *s.attr[1:]))
+        elif s.op == "store":
+            s = s._replace(attr=(written.index(s.attr[0]), *s.attr[1:]))
+        body.append(s)
+    program = Program(
+        p.outer, p.inner, tuple(p.inputs[i] for i in read), tuple(p.outputs[i] for i in written), tuple(body)
+    )
+    return Fused(program, tuple(ins[i] for i in read), tuple(outs[i] for i in written))
+
+
+def inline(
+    producer: Program, p_ins: Sequence[Operand], p_outs: Sequence[Operand], value: int,
+    m: Match, c_ins: Sequence[Operand], c_outs: Sequence[Operand], loads: Sequence[int], *, keep_stores: bool,
+) -> Fused:  # fmt: skip
+    """A pointwise producer computed inside the consumer's nest.
+
+    Args:
+        producer, p_ins, p_outs: the producer and its operands; it has no inner loops.
+        value: number of the value that the shared container gets.
+        m: the match.
+        c_ins, c_outs: the consumer's operands.
+        loads: statement numbers (in ``m.consumer``) of the loads to replace.
+        keep_stores: whether the producer's stores stay (the containers have other readers).
+    """
+    c = m.consumer
+    out = _Merger(c.outer, c.inner)
+    rank = len(c.dims)
+
+    def strides(st: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        new, shift = [0] * rank, 0
+        for d, s in enumerate(st):
+            row = m.coefficients[d]
+            if not s or row is None:
+                continue
+            shift += s * m.start[d]
+            for k, q in enumerate(row):
+                new[k] += s * q
+        return tuple(v if n != 1 else 0 for v, n in zip(new, c.dims, strict=True)), shift
+
+    def index(d: int) -> int:
+        return out.affine(m.start[d], m.coefficients[d] or ())
+
+    numbers = out.take(producer, p_ins, p_outs, strides, index, {}, lambda s: keep_stores)
+    out.take(
+        c, c_ins, c_outs, lambda st: (tuple(st), 0), lambda d: out.body.index(d).n,
+        dict.fromkeys(loads, numbers[value]), lambda s: True,
+    )  # fmt: skip
+    return out.finish()
+
+
+def extend(
+    producer: Program, p_ins: Sequence[Operand], p_outs: Sequence[Operand], value: int,
+    m: Match, c_ins: Sequence[Operand], c_outs: Sequence[Operand], loads: Sequence[int], place: Sequence[int],
+    *, keep: Callable[[Stmt], bool],
+) -> Fused:  # fmt: skip
+    """The consumer appended to a producer with reduces, in the producer's nest.
+
+    Args:
+        producer, p_ins, p_outs, value, m, c_ins, c_outs, loads: as in ``inline``.
+        place: for every loop of ``m.consumer``, the producer loop it becomes.
+        keep: which of the producer's stores stay.
+    """
+    c = m.consumer
+    out = _Merger(producer.outer, producer.inner)
+    rank = len(producer.dims)
+    numbers = out.take(producer, p_ins, p_outs, lambda st: (tuple(st), 0), lambda d: out.body.index(d).n, {}, keep)
+
+    def strides(st: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        new = [0] * rank
+        for k, s in enumerate(st):
+            if s:
+                new[place[k]] = s
+        return tuple(new), 0
+
+    out.take(
+        c, c_ins, c_outs, strides, lambda k: out.body.index(place[k]).n, dict.fromkeys(loads, numbers[value]), lambda s: True
+    )
+    return out.finish()

@@ -1,0 +1,83 @@
+"""The report of one optimised module: operators, calls into torch, refusals, bytes and time per tier."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+TIERS = ("tidy", "operator-internal", "fusion", "layout", "global data movement")
+
+
+class Report:
+    """Records of compiled graphs as text and JSON.
+
+    Args:
+        graphs: records with the fields of ``driver.compile.GraphRecord``.
+        breaks: (reason, place) of TorchDynamo's graph breaks.
+    """
+
+    def __init__(self, graphs: Sequence[Any], breaks: Sequence[tuple[str, str]] = ()) -> None:
+        self.graphs, self.breaks = list(graphs), list(breaks)
+
+    @property
+    def fallbacks(self) -> list[tuple[str, str]]:
+        """(operator, place in the user's model) of every operator that runs through torch."""
+        return [f for g in self.graphs for f in g.fallbacks]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return {
+            "graphs": [asdict(g) for g in self.graphs],
+            "graph_breaks": [list(b) for b in self.breaks],
+            "fallbacks": [list(f) for f in self.fallbacks],
+        }
+
+    def to_text(self) -> str:
+        """The report for people."""
+        if not self.graphs:
+            return "nothing compiled yet: call the module once, then ask again"
+        lines: list[str] = []
+        for number, g in enumerate(self.graphs):
+            lines += self._graph(number, g)
+        lines += self._list("graph breaks", Counter(self.breaks))
+        lines += self._list("operators run through torch", Counter(self.fallbacks))
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _graph(self, number: int, g: Any) -> list[str]:
+        state = f"{g.generated} generated now" if g.generated else "from the cache"
+        time = ", ".join(f"{k} {v:.2f} s" for k, v in g.seconds.items())
+        lines = [
+            f"graph {number} ({g.kind}): {g.operators} operators -> {g.calls} calls of {g.kernels} kernels ({state})",
+            f"  traffic {_size(g.bytes_before)} -> {_size(g.bytes_moved)}, scratch {_size(g.arena_bytes)}; {time}",
+        ]
+        if g.passes:
+            width = max(len(p.name) for p in g.passes)
+            lines.append(f"  tier  {'pass':<{width}}  {'rewrites':>8}  {'bytes saved':>11}  {'scratch':>9}  {'ms':>6}")
+            for p in g.passes:
+                saved = _size(p.bytes_before - p.bytes_after)
+                lines.append(
+                    f"  {p.tier:>4}  {p.name:<{width}}  {p.changed:>8}  {saved:>11}  {_size(p.peak_after):>9}  {p.seconds * 1e3:>6.1f}"
+                )
+                for reason, n in sorted(p.refused.items(), key=lambda kv: -kv[1])[:4]:
+                    lines.append(f"        {'':<{width}}  {n:>8}  not done: {reason}")
+        return lines
+
+    def _list(self, title: str, items: Counter[tuple[str, str]]) -> list[str]:
+        if not items:
+            return [f"no {title}"]
+        return [f"{title}:"] + [f"  {n:>4} x {what}  {where}" for (what, where), n in items.most_common()]
+
+
+def _size(n: float) -> str:
+    sign = "-" if n < 0 else ""
+    n = abs(n)
+    for unit in ("B", "KB", "MB"):
+        if n < 1000:
+            return f"{sign}{n:.0f} {unit}" if unit == "B" else f"{sign}{n:.1f} {unit}"
+        n /= 1000
+    return f"{sign}{n:.2f} GB"

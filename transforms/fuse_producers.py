@@ -1,0 +1,230 @@
+"""Compute a value where it is read, instead of writing it and reading it back.
+
+    t = f(x); y = g(t)            -->   y = g(f(x))                 t is never written
+    t = f(x); y = g(t); z = h(t)  -->   t, y = f(x), g(f(x)); z = h(t)   t is written once more, read once less
+    m = max(x); y = exp(x - m)    -->   one nest: the row's maximum, then the row again from cache
+
+A pointwise producer moves into its reader's loops; a reader of a reduction moves into the reduction's loops, as a later
+stage. Saves one write and one read of t (or only the read, where t has other readers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dcir.ir.fuse import Fused, Match, extend, inline, match
+from dcir.ir.loops import drop_unit_loops
+from dcir.ir.network import Network, Operand
+from dcir.ir.nodes import Op
+from dcir.ir.program import Program
+from dcir.transforms.base import Outcome, Pass
+
+COSTLY = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p tanh sigmoid erf erfc erfinv pow sin cos tan asin acos atan atan2 sinh cosh asinh"
+    " acosh atanh lgamma digamma sqrt rsqrt div reciprocal idiv_floor idiv_trunc mod fmod".split()
+)
+
+
+@dataclass
+class _Pair:
+    """A producer, a consumer and the container between them, with unit loops dropped."""
+
+    net: Network
+    producer: Op
+    consumer: Op
+    data: str
+    p: Program
+    c: Program
+    store: int
+    kept: bool  # other operators, or the caller, need the container too
+
+
+@dataclass(frozen=True)
+class FuseProducers(Pass):
+    """Vertical fusion of loop programs.
+
+    Attributes:
+        max_operands: most operands of a fused kernel.
+        max_statements: most statements of a fused kernel.
+        row_bytes: largest row (all inner points of one outer point, 8 bytes each) that a second stage re-reads from cache.
+        min_rows: least outer points of a reduction that gets later stages; fewer rows would starve the threads.
+    """
+
+    tier: ClassVar[int] = 2
+    max_operands: int = 20
+    max_statements: int = 160
+    row_bytes: int = 131072
+    min_rows: int = 16
+
+    def apply(self, net: Network) -> Outcome:
+        """Fuse until nothing more fits, consumers in execution order."""
+        outcome = Outcome()
+        position = {op: float(i) for i, op in enumerate(net.ops())}
+        for op in net.ops():
+            current: Op | None = op if op in position else None
+            while current is not None and isinstance(current.spec, Program):
+                current = self._grow(net, current, position, outcome)
+        return outcome
+
+    def _grow(self, net: Network, consumer: Op, position: dict[Op, float], outcome: Outcome) -> Op | None:
+        """Fuse one producer into ``consumer``; the fused operator, or None if none fits."""
+        for data in dict.fromkeys(o.data for o in net.ins(consumer)):
+            writers = net.writers(data)
+            if len(writers) != 1 or not isinstance(writers[0].spec, Program) or writers[0] is consumer:
+                continue
+            new = self._try(net, writers[0], consumer, data, position)
+            if isinstance(new, str):
+                outcome.refuse(new)
+                continue
+            outcome.changed += 1
+            return new
+        return None
+
+    def _try(self, net: Network, producer: Op, consumer: Op, data: str, position: dict[Op, float]) -> Op | str:
+        p, c = drop_unit_loops(producer.spec), drop_unit_loops(consumer.spec)
+        if len(p.body) + len(c.body) > self.max_statements:
+            return "the fused kernel would be too long"
+        if len(p.inputs) + len(c.inputs) + len(p.outputs) + len(c.outputs) > self.max_operands:
+            return "the fused kernel would have too many operands"
+        outs = net.outs(producer)
+        stores = [i for i, s in enumerate(p.body) if s.op == "store" and outs[s.attr[0]].data == data]
+        if len(stores) != 1:
+            return "the producer writes it in several parts"
+        others = [r for r in net.readers(data) if r is not consumer]
+        kept = bool(others) or data in net.result_containers()
+        pair = _Pair(net, producer, consumer, data, p, c, stores[0], kept)
+        ins = net.ins(consumer)
+        loads = [
+            (i, ins[s.attr[0]].offset)
+            for i, s in enumerate(c.body)
+            if s.op in ("load", "gather") and ins[s.attr[0]].data == data
+        ]
+        if any(c.body[i].op == "gather" or c.body[i].args for i, _ in loads):
+            return "the consumer reads it through indices or a mask"
+        m = match(p, p.body[stores[0]], outs[p.body[stores[0]].attr[0]].offset, c, loads)
+        if isinstance(m, str):
+            return m
+        numbers = _moved_loads(m.consumer, ins, data)
+        pure = not p.inner and not any(s.op == "reduce" for s in p.body)
+        at = self._place(pair, position)
+        if pure and (at is None or not _may_keep(pair, m)):
+            # The container stays for its other readers; this one computes the value again if that is cheap.
+            if not self._cheap(pair, m):
+                return "other operators need the value first, and computing it twice costs more"
+            fused = self._inline(pair, m, numbers, keep=False)
+            return self._replace(pair, fused, consumer, position, drop_producer=not kept and len(p.outputs) == 1)
+        if at is None:
+            return "another operator needs the value first"
+        if pure:
+            if m.consumer.points() > 4 * p.points() and any(s.op in COSTLY for s in p.body):
+                return "the value would be computed once per broadcast element"
+            fused = self._inline(pair, m, numbers, keep=kept or len(p.outputs) > 1)
+        else:
+            later = self._extend(pair, m, numbers)
+            if isinstance(later, str):
+                return later
+            fused = later
+        return self._replace(pair, fused, at, position, drop_producer=True)
+
+    # ------------------------------------------------------------------ where the fused operator may stand
+    def _place(self, pair: _Pair, position: dict[Op, float]) -> Op | None:
+        """The place of the consumer if nobody needs the producer's results before, else the producer's if possible."""
+        net, p, c = pair.net, pair.producer, pair.consumer
+        readers = {r for o in net.outs(p) for r in net.readers(o.data)} - {c}
+        if all(position[r] > position[c] for r in readers):
+            return c
+        sources = [w for o in net.ins(c) for w in net.writers(o.data) if w is not p]
+        return p if all(position[w] < position[p] for w in sources) else None
+
+    def _cheap(self, pair: _Pair, m: Match) -> bool:
+        p = pair.p
+        if len(p.outputs) != 1 or any(s.op in COSTLY for s in p.body) or len(p.body) > 12:
+            return False
+        reads, writes = p.footprint()
+        return sum(reads) <= writes[0] and m.consumer.points() <= 4 * p.points()
+
+    # ------------------------------------------------------------------ the fused program
+    def _inline(self, pair: _Pair, m: Match, loads: Sequence[int], *, keep: bool) -> Fused:
+        net, p = pair.net, pair.p
+        value = p.body[pair.store].args[0]
+        fused = inline(
+            p, net.ins(pair.producer), net.outs(pair.producer), value,
+            m, net.ins(pair.consumer), net.outs(pair.consumer), loads, keep_stores=keep,
+        )  # fmt: skip
+        return fused if not keep or pair.kept else _without(fused, pair.data)
+
+    def _extend(self, pair: _Pair, m: Match, loads: Sequence[int]) -> Fused | str:
+        p = pair.p
+        rows, row = math.prod(p.outer), math.prod(p.inner)
+        if row * 8 > self.row_bytes:
+            return "the rows of the reduction do not fit into cache"
+        if rows < self.min_rows and p.points() > 16384:
+            return "the reduction has too few rows for more work"
+        n_outer = len(p.outer)
+        full = any(p.body[pair.store].attr[1][n_outer:])
+        place: dict[int, int] = {}
+        for d in range(len(p.dims) if full else n_outer):
+            k = m.partner(d)
+            if k is None or k in place:
+                return "the consumer does not run over the reduction's rows"
+            place[k] = d
+        c = m.consumer
+        free = [k for k in range(len(c.dims)) if k not in place]
+        inner = list(range(len(c.outer), len(c.dims)))
+        if full and (free or (inner and sorted(place[k] for k in inner) != list(range(n_outer, len(p.dims))))):
+            return "the consumer's loops differ from the reduction's"
+        if not full and inner and free != inner:
+            return "the consumer reduces over other loops"
+        if free:
+            if [c.dims[k] for k in free] != list(p.inner):
+                return "the consumer's rows differ from the reduction's"
+            place.update({k: n_outer + i for i, k in enumerate(free)})
+        net = pair.net
+        outs = net.outs(pair.producer)
+        return extend(
+            p, net.ins(pair.producer), outs, p.body[pair.store].args[0],
+            m, net.ins(pair.consumer), net.outs(pair.consumer), loads, [place[k] for k in range(len(c.dims))],
+            keep=lambda s: pair.kept or outs[s.attr[0]].data != pair.data,
+        )  # fmt: skip
+
+    def _replace(self, pair: _Pair, fused: Fused, at: Op, position: dict[Op, float], *, drop_producer: bool) -> Op:
+        net = pair.net
+        origin = pair.consumer.origin or pair.producer.origin
+        new = net.add_op(fused.program, fused.ins, fused.outs, origin=origin, made_by=self.name, before=at)
+        position[new] = position[at]
+        for op in (pair.consumer, pair.producer) if drop_producer else (pair.consumer,):
+            net.remove_op(op)
+            del position[op]
+        if not net.readers(pair.data) and not net.writers(pair.data) and not pair.kept:
+            net.remove_container(pair.data)
+        return new
+
+
+def _moved_loads(c: Program, ins: Sequence[Operand], data: str) -> list[int]:
+    """Numbers of the loads of ``data`` in the (possibly split) consumer."""
+    return [i for i, s in enumerate(c.body) if s.op == "load" and ins[s.attr[0]].data == data]
+
+
+def _may_keep(pair: _Pair, m: Match) -> bool:
+    """Whether the producer's stores can stay in the consumer's nest: one to one, or once per row of a reduction."""
+    if not pair.kept and len(pair.p.outputs) == 1:
+        return True
+    partners = [m.partner(d) for d in range(len(pair.p.dims))]
+    if None in partners or len(set(partners)) != len(partners):
+        return False
+    free = set(range(len(m.consumer.dims))) - set(partners)
+    reduces = any(s.op == "reduce" for s in m.consumer.body)
+    return not free or (reduces and all(k >= len(m.consumer.outer) for k in free))
+
+
+def _without(fused: Fused, data: str) -> Fused:
+    """The fused program without its stores to ``data``."""
+    from dcir.ir.fuse import compact
+    from dcir.ir.program import simplify
+
+    p = fused.program
+    keep = simplify(p, lambda s: s.op == "store" and fused.outs[s.attr[0]].data != data)
+    return compact(keep, fused.ins, fused.outs)
