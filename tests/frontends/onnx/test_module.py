@@ -1,0 +1,154 @@
+"""The module's surface: names, state, inputs, errors, training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from dcir.errors import InvalidInput, InvalidModel, Unsupported
+from dcir.frontends.onnx import OnnxModule, load, operators
+
+Make = Callable[..., OnnxModule]
+LINEAR = "g (float[N, 3] x) => (float[N, 2] y) { y = Gemm <transB = 1> (x, w, b) }"
+
+
+def _linear(make: Make) -> OnnxModule:
+    return make(LINEAR, w=np.ones((2, 3), np.float32), b=np.zeros(2, np.float32))
+
+
+def test_state_has_own_names(module_of: Make) -> None:
+    module = _linear(module_of)
+    keys = list(module.state_dict())
+    assert all(key.isidentifier() for key in keys)
+    assert sorted(module.original_names[key] for key in keys) == ["b", "w"]
+    assert all(isinstance(p, torch.nn.Parameter) for p in module.parameters())
+
+
+def test_specs(module_of: Make) -> None:
+    module = _linear(module_of)
+    spec = module.input_specs[0]
+    assert (spec.name, spec.dtype, spec.shape) == ("x", torch.float32, ("d0", 3))
+    assert module.dim_names == {"d0": "N"}
+    assert module.output_names == ("y",)
+
+
+def test_trains(module_of: Make) -> None:
+    module = _linear(module_of)
+    step = torch.optim.SGD(module.parameters(), 0.1)
+    x, target = torch.rand(8, 3), torch.rand(8, 2)
+    losses = []
+    for _ in range(20):
+        step.zero_grad()
+        loss = (module(x) - target).pow(2).mean()
+        loss.backward()
+        step.step()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0] / 2
+
+
+def test_copies_and_loads_state(module_of: Make) -> None:
+    module, other = _linear(module_of), _linear(module_of)
+    with torch.no_grad():
+        next(module.parameters()).mul_(3)
+    other.load_state_dict(module.state_dict())
+    x = torch.rand(2, 3)
+    torch.testing.assert_close(copy.deepcopy(module)(x), other(x))
+
+
+def test_keyword_inputs(module_of: Make) -> None:
+    module = module_of("g (float[2] a, float[2] b) => (float[2] y) { y = Sub(a, b) }")
+    a, b = torch.tensor([3.0, 4.0]), torch.tensor([1.0, 1.0])
+    assert module(a, b=b).tolist() == [2.0, 3.0]
+    assert module(b=b, a=a).tolist() == [2.0, 3.0]
+    with pytest.raises(InvalidInput, match="named inputs"):
+        module(a, c=b)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.rand(2, 4), "shape"),
+        (torch.rand(3), "shape"),
+        (torch.rand(2, 3).double(), "type"),
+        ([[1.0, 2.0, 3.0]], "tensor"),
+    ],
+)
+def test_wrong_inputs(module_of: Make, value: Any, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as caught:
+        _linear(module_of)(value)
+    assert "x" in str(caught.value)
+
+
+def test_wrong_number_of_inputs(module_of: Make) -> None:
+    with pytest.raises(InvalidInput, match="2 inputs are given, the model takes 1"):
+        _linear(module_of)(torch.rand(1, 3), torch.rand(1, 3))
+
+
+def test_given_shapes(parse: Callable[..., onnx.ModelProto]) -> None:
+    model = parse(LINEAR, w=np.ones((2, 3), np.float32), b=np.zeros(2, np.float32))
+    module = load(model, shapes={"x": [4, 3]})
+    assert module.input_specs[0].shape == (4, 3)
+    with pytest.raises(InvalidInput, match="shape"):
+        module(torch.rand(2, 3))
+    for bad in ({"x": [4, 5]}, {"x": [4]}, {"z": [4, 3]}):
+        with pytest.raises(InvalidInput):
+            load(model, shapes=bad)
+
+
+def test_all_unsupported_operators_are_listed(parse: Callable[..., onnx.ModelProto]) -> None:
+    model = parse("g (float[2] x) => (float[2] y) { a = Frobnicate(x) b = Relu(a) y = Twist(b) }")
+    with pytest.raises(Unsupported) as caught:
+        load(model)
+    assert "Frobnicate" in str(caught.value) and "Twist" in str(caught.value)
+
+
+def test_running_statistics_are_not_trained(module_of: Make) -> None:
+    ones = np.ones(3, np.float32)
+    module = module_of(
+        "g (float[N, 3, 4] x) => (float[N, 3, 4] y) { y = BatchNormalization(x, s, b, m, v) }",
+        s=ones, b=ones, m=ones, v=ones,
+    )  # fmt: skip
+    assert sorted(module.original_names[k] for k, _ in module.named_parameters()) == ["b", "s"]
+    assert sorted(module.original_names[k] for k, _ in module.named_buffers()) == ["m", "v"]
+
+
+def test_scalars_are_constants_in_the_graph(module_of: Make) -> None:
+    module = module_of("g (float[N] x) => (float[N] y) { y = Mul(x, half) }", half=np.float32(0.5))
+    assert not module.state_dict()
+    graph = torch.export.export(module, (torch.rand(3),)).graph
+    assert [n.args[1] for n in graph.nodes if n.op == "call_function"] == [0.5]
+
+
+def test_errors_name_the_node(module_of: Make) -> None:
+    module = module_of("g (float[A, B] x, float[C, D] z) => (float[A, D] y) { [product] y = MatMul(x, z) }")
+    with pytest.raises(InvalidInput) as caught:
+        module(torch.rand(2, 3), torch.rand(4, 5))
+    assert "MatMul" in str(caught.value) and "float32[2, 3]" in str(caught.value)
+
+
+def test_table_is_wide() -> None:
+    assert len({(domain, name) for domain, name, _ in operators()}) > 180
+
+
+def test_functions_are_written_out() -> None:
+    text = """
+    <ir_version: 9, opset_import: ["" : 18, "own" : 1]>
+    g (float[2] x) => (float[2] y) { y = own.shifted <by = 3.0> (x) }
+    <domain: "own", opset_import: ["" : 18]>
+    shifted <by> (a) => (b) { c = Constant <value_float: float = @by> () b = Add(a, c) }
+    """
+    module = load(onnx.parser.parse_model(text))
+    assert module(torch.tensor([1.0, 2.0])).tolist() == [4.0, 5.0]
+
+
+def test_graph_without_outputs_is_refused(parse: Callable[..., onnx.ModelProto]) -> None:
+    model = parse("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    del model.graph.output[:]
+    with pytest.raises(InvalidModel):
+        load(model)
