@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +19,13 @@ from dcir.ir.verify import verify
 
 def graph_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """A graph of one operator call, with fake tensors in its nodes, and the call's tensors in input order."""
+    return graph_of_calls([(op, args, kwargs)])
+
+
+def graph_of_calls(calls: Sequence[tuple[Any, Sequence[Any], dict[str, Any]]]) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """A graph of independent operator calls; its outputs are all their results in order."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    graph, tensors = fx.Graph(), []
+    graph, tensors, outs = fx.Graph(), [], []
 
     def place(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -29,28 +35,28 @@ def graph_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[fx.G
         tensors.append(value)
         return node
 
-    a, k = pytree.tree_map(place, (list(args), dict(kwargs)))
-    node = graph.call_function(op, tuple(a), k)
-    fake_a, fake_k = pytree.tree_map(lambda n: n.meta["val"] if isinstance(n, fx.Node) else n, (tuple(a), k))
-    with mode:
-        node.meta["val"] = op(*fake_a, **fake_k)
-    values = node.meta["val"]
-    if isinstance(values, torch.Tensor):
-        graph.output((node,))
-    else:
-        outs = []
+    placed = [(op, *pytree.tree_map(place, (list(args), dict(kwargs)))) for op, args, kwargs in calls]
+    for op, a, k in placed:
+        node = graph.call_function(op, tuple(a), k)
+        fake_a, fake_k = pytree.tree_map(lambda n: n.meta["val"] if isinstance(n, fx.Node) else n, (tuple(a), k))
+        with mode:
+            node.meta["val"] = op(*fake_a, **fake_k)
+        values = node.meta["val"]
+        if isinstance(values, torch.Tensor):
+            outs.append(node)
+            continue
         for i, v in enumerate(values):
-            item = graph.call_function(__import__("operator").getitem, (node, i))
+            item = graph.call_function(operator.getitem, (node, i))
             item.meta["val"] = v
             outs.append(item)
-        graph.output(tuple(outs))
+    graph.output(tuple(outs))
     return fx.GraphModule(torch.nn.Module(), graph), tensors
 
 
 def flat_buffer(t: torch.Tensor) -> np.ndarray[Any, Any]:
     """A tensor's elements from the first to the last, as stored."""
     size = 0 if t.numel() == 0 else 1 + sum((d - 1) * s for d, s in zip(t.shape, t.stride(), strict=True))
-    flat = t.detach().clone(memory_format=torch.preserve_format) if False else torch.as_strided(t.detach(), (size,), (1,))
+    flat = torch.as_strided(t.detach(), (size,), (1,))
     return (flat.view(torch.int16).numpy().view(np.uint16) if t.dtype == torch.bfloat16 else flat.numpy()).copy()
 
 
@@ -126,19 +132,47 @@ def fits(op: Any, sample: Any) -> bool:
     return True
 
 
-def check_operator(page: Any, sample: Any, run: Callable[[Imported, Sequence[torch.Tensor]], list[Any]] = run_interpreted) -> None:
-    """One sample of one page, native, against eager torch."""
+def expected(page: Any, sample: Any) -> tuple[list[Any], list[Any]]:
+    """Eager results of a sample, and the same in float64."""
     op = page.overload
-    gm, tensors = graph_of(op, sample.args, sample.kwargs)
-    done = import_graph(gm)
-    assert not done.fallbacks, f"{page.name} went through torch"
     want = op(*sample.args, **sample.kwargs)
     try:
         exact = op(*double(sample.args), **double(sample.kwargs))
     except Exception:
         exact = want
-    got = run(done, tensors)
-    wants = [want] if isinstance(want, torch.Tensor) else list(want)
-    exacts = [exact] if isinstance(exact, torch.Tensor) else list(exact)
+    return ([want] if isinstance(want, torch.Tensor) else list(want)), ([exact] if isinstance(exact, torch.Tensor) else list(exact))
+
+
+def check_results(page: Any, sample: Any, got: Sequence[Any]) -> None:
+    """Results of one sample against eager torch."""
+    wants, exacts = expected(page, sample)
     for g, w, e in zip(got, wants, exacts, strict=True):
         check_close(g, w, e, factor=page.tolerance, what=f"{page.name} {sample.name}")
+
+
+def check_operator(page: Any, sample: Any, run: Callable[[Imported, Sequence[torch.Tensor]], list[Any]] = run_interpreted) -> None:
+    """One sample of one page, native, against eager torch."""
+    gm, tensors = graph_of(page.overload, sample.args, sample.kwargs)
+    done = import_graph(gm)
+    assert not done.fallbacks, f"{page.name} went through torch"
+    check_results(page, sample, run(done, tensors))
+
+
+def run_cpp(done: Imported, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Run an imported graph through the generated C++."""
+    from dcir.codegen.compile import compile_network
+    from dcir.driver.assemble import assemble
+
+    return assemble(done, compile_network(done.network, threads=2))(list(tensors))
+
+
+def all_samples() -> list[tuple[Any, Any, int]]:
+    """Every (page, sample, number) of the registry."""
+    from dcir.ops.registry import pages
+
+    return [
+        (p, s, i)
+        for p in pages().values()
+        if p.overload is not None
+        for i, s in enumerate(s for s in p.samples() if fits(p.overload, s))
+    ]
