@@ -44,15 +44,18 @@ def _read_bytes(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
         raise InvalidModel("the file cannot be opened", where=where) from error
-    with os.fdopen(descriptor, "rb") as file:
-        info = os.fstat(file.fileno())
+    try:
+        info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
             raise InvalidModel("not an ordinary file", where=where)
         if info.st_size > MAX_FILE_BYTES:
             raise InvalidModel("the file is larger than an ONNX file can be (2 GiB)", where=where)
         if info.st_size == 0:
             raise InvalidModel("the file is empty", where=where)
-        return file.read(info.st_size)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(info.st_size)
+    finally:
+        os.close(descriptor)
 
 
 def domain_of(name: str) -> str:
