@@ -118,7 +118,10 @@ def double(value: Any) -> Any:
 
 def fits(op: Any, sample: Any) -> bool:
     """Whether a sample has the types this overload wants (pages share samples between Tensor and Scalar overloads)."""
-    if len(sample.args) > len(op._schema.arguments):
+    positional = [a for a in op._schema.arguments if not a.kwarg_only]
+    if len(sample.args) > len(positional):
+        return False
+    if any(not a.has_default_value() and a.name not in sample.kwargs for a in positional[len(sample.args) :]):
         return False
     for a, v in zip(op._schema.arguments, sample.args, strict=False):
         is_tensor = isinstance(v, torch.Tensor)

@@ -46,9 +46,15 @@ def _news() -> Iterable[Sample]:
     yield Sample((rand(3), []), {"dtype": torch.int64}, name="scalar")
 
 
-@operator("aten.zeros.default", "aten.empty.memory_format", samples=_shapes)
+@operator("aten.zeros.default", samples=_shapes)
 def zeros(ctx: Lowering, size: Any, **options: Any) -> Ref:
-    """Zeros; an empty tensor too, since every container is written before it is read."""
+    """Zeros."""
+    return fill_with(ctx, 0)
+
+
+@operator("aten.empty.memory_format", samples=lambda: [Sample(([0, 3],))])
+def empty(ctx: Lowering, size: Any, **options: Any) -> Ref:
+    """Zeros too, since every container is written before it is read."""
     return fill_with(ctx, 0)
 
 
@@ -58,11 +64,17 @@ def ones(ctx: Lowering, size: Any, **options: Any) -> Ref:
     return fill_with(ctx, 1)
 
 
-@operator("aten.zeros_like.default", "aten.empty_like.default", "aten.zero.default", samples=lambda: [
+@operator("aten.zeros_like.default", "aten.zero.default", samples=lambda: [
     s for s in _likes() if "dtype" not in s.kwargs
 ])  # fmt: skip
 def zeros_like(ctx: Lowering, x: Ref, **options: Any) -> Ref:
     """Zeros of another tensor's shape."""
+    return fill_with(ctx, 0)
+
+
+@operator("aten.empty_like.default", samples=lambda: [Sample((rand(0, 3),))])
+def empty_like(ctx: Lowering, x: Ref, **options: Any) -> Ref:
+    """Zeros, see ``empty``."""
     return fill_with(ctx, 0)
 
 
@@ -80,20 +92,20 @@ def new_zeros(ctx: Lowering, x: Ref, size: Any, **options: Any) -> Ref:
 
 @operator("aten.new_empty.default", samples=lambda: [Sample((rand(3), [0, 4]))])
 def new_empty(ctx: Lowering, x: Ref, size: Any, **options: Any) -> Ref:
-    """Zeros, see ``zeros``."""
+    """Zeros, see ``empty``."""
     return fill_with(ctx, 0)
 
 
 @operator("aten.new_empty_strided.default", samples=lambda: [Sample((rand(3), [2, 0], [1, 2]))])
 def new_empty_strided(ctx: Lowering, x: Ref, size: Any, stride: Any, **options: Any) -> Ref:
-    """Zeros, see ``zeros``."""
+    """Zeros, see ``empty``."""
     return fill_with(ctx, 0)
 
 
 @operator("aten.empty_strided.default", "aten.empty_permuted.default", "prims.empty_permuted.default",
           "prims.empty_strided.default", samples=lambda: [])  # fmt: skip
 def empty_strided(ctx: Lowering, size: Any, stride: Any, **options: Any) -> Ref:
-    """Zeros, see ``zeros``."""
+    """Zeros, see ``empty``."""
     return fill_with(ctx, 0)
 
 
