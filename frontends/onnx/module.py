@@ -6,7 +6,7 @@ import keyword
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from dcir.errors import InvalidInput, InvalidModel, Unsupported
 from dcir.frontends.onnx import table as _table
 from dcir.frontends.onnx.build import Builder
 from dcir.frontends.onnx.model_file import read_model
-from dcir.frontends.onnx.program import Program
+from dcir.frontends.onnx.program import Program, numbers_wanted
 from dcir.frontends.onnx.tensors import MAX_RANK, show
 from dcir.frontends.onnx.values import HOST_LIMIT, Host, to_host, to_tensor, torch_dtype
 
 Dim = int | str | None
+MAX_NUMBERS = 1024
 
 assert _table  # imported for its effect: it fills the operator table
 
@@ -36,6 +37,8 @@ class ValueSpec:
     shape: tuple[Dim, ...] | None
     onnx_type: int = 0
     kind: str = "tensor"
+    host: bool = False
+    """Its numbers steer operators (a shape, axes, a count): tracers want them as Python numbers, not as a tensor."""
 
 
 class OnnxModule(nn.Module):
@@ -66,7 +69,8 @@ class OnnxModule(nn.Module):
         """Outputs of the graph: one value, or a tuple of them.
 
         Args:
-            inputs: One value per entry of `input_specs`, in order.
+            inputs: One value per entry of `input_specs`, in order. An input whose spec says `host` may be a number or a
+                list of numbers instead of a tensor; it is then static to tracers.
             named: Or by (our) name.
 
         Raises:
@@ -91,10 +95,35 @@ class OnnxModule(nn.Module):
         if len(inputs) != len(specs):
             names = ", ".join(spec.name for spec in specs)
             raise InvalidInput(f"{len(inputs)} inputs are given, the model takes {len(specs)}: {names}")
+        bound = []
         for spec, value in zip(specs, inputs, strict=True):
-            if spec.kind == "tensor":
+            if spec.host and isinstance(value, (int, float, list, tuple)):
+                value = _numbers(spec, value)
+            elif spec.kind == "tensor":
                 _check(spec, value)
-        return inputs
+            bound.append(value)
+        return tuple(bound)
+
+    def as_numbers(self, *inputs: Any) -> tuple[Any, ...]:
+        """The inputs with small tensors at `host` inputs replaced by numbers, so that tracing needs no data."""
+        pairs = zip(self.input_specs, inputs, strict=True)
+        return tuple(v.tolist() if spec.host and _is_small(v) else v for spec, v in pairs)
+
+
+def _is_small(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim <= 1 and value.numel() <= MAX_NUMBERS
+
+
+def _numbers(spec: ValueSpec, value: Any) -> Host:
+    assert spec.dtype is not None
+    values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    shape = (len(values),) if isinstance(value, (list, tuple)) else ()
+    if spec.shape is not None and (
+        len(spec.shape) != len(shape)
+        or any(isinstance(w, int) and w != h for w, h in zip(spec.shape, shape, strict=True))
+    ):
+        raise InvalidInput(f"input {spec.name} must have shape {list(spec.shape)}, it has {list(shape)}")
+    return Host(values, shape, spec.dtype)
 
 
 def _merge(specs: tuple[ValueSpec, ...], inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
@@ -143,6 +172,8 @@ def load(
     stored = {p.name for p in model.graph.initializer} | {p.values.name for p in model.graph.sparse_initializer}
     inputs = [_spec(v, names, "in") for v in model.graph.input if v.name not in stored]
     outputs = [_spec(v, _Names(names.symbols), "out") for v in model.graph.output]
+    wanted = numbers_wanted(program)
+    inputs = [replace(s, host=slot in wanted) for s, slot in zip(inputs, program.inputs, strict=True)]
     module = OnnxModule(program, _with_shapes(inputs, shapes, names), outputs)
     module.dim_names = {symbol: name for name, symbol in names.symbols.items()}
     _attach_state(module, builder)
@@ -254,7 +285,7 @@ def _with_shapes(
             if isinstance(dim, int) and (dim < 0 or (isinstance(fixed, int) and fixed != dim)):
                 raise InvalidInput(f"dimension {dim} given for {spec.name} is negative or against the file's {fixed}")
             dims.append(names.symbol(dim) if isinstance(dim, str) else dim)
-        changed.append(ValueSpec(spec.name, spec.original, spec.dtype, tuple(dims), spec.onnx_type, spec.kind))
+        changed.append(replace(spec, shape=tuple(dims)))
     if given:
         raise InvalidInput(f"shapes are given for unknown inputs: {', '.join(show(name) for name in given)}")
     return changed

@@ -19,7 +19,7 @@ from dcir.frontends.onnx.values import Host, axis_of, scalar, to_tensor
 MAX_TRIPS = 1 << 31
 
 
-@onnx_op("If", raw=True)
+@onnx_op("If", host=(0,), raw=True)
 def if_(node: Node, condition: Any, *captured: Any) -> Any:
     operands = (condition, *captured)
     then, other = node["then_branch"], node["else_branch"]
@@ -46,7 +46,7 @@ def _traced_if(condition: Tensor, then: Body, other: Body, operands: tuple[Any, 
     return torch.cond(condition.reshape(()), branch(then), branch(other), tensors)
 
 
-@onnx_op("Loop", raw=True)
+@onnx_op("Loop", host=(0, 1), raw=True)
 def loop(node: Node, trips: Any, condition: Any, *rest: Any) -> Any:
     body: Body = node["body"]
     operands = (trips, condition, *rest)

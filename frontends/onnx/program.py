@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcir.errors import DcirError, InvalidInput
+from dcir.errors import DcirError, InvalidInput, Unsupported
 from dcir.frontends.onnx.registry import Function, Node
 from dcir.frontends.onnx.values import Host, to_tensor
 
@@ -81,11 +81,14 @@ def _run_explained(step: Step, values: list[Any]) -> None:
             error.where = step.node.label
         raise
     except (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError) as error:
-        # torch's own words are right about what is wrong, but they do not say where in the file.
-        if torch.compiler.is_exporting() or isinstance(error, NotImplementedError):
+        # Tracers raise and catch their own errors; nothing may come between.
+        if type(error).__module__ != "builtins" or torch._C._len_torch_dispatch_stack() > 0:
             raise
+        # torch's own words are right about what is wrong, but they do not say where in the file.
         shapes = [(f"operand {i}", _describe(values[s])) for i, s in enumerate(step.inputs) if s >= 0]
         first = str(error).strip().split("\n")[0]
+        if isinstance(error, NotImplementedError):
+            raise Unsupported(f"torch cannot do this: {first}", where=step.node.label, details=shapes) from error
         raise InvalidInput(f"the operator fails: {first}", where=step.node.label, details=shapes) from error
 
 
@@ -134,3 +137,16 @@ def _prepare(step: Step, operands: list[Any]) -> list[Any]:
         keep = position in step.host or (scalars and isinstance(value, Host) and len(value.values) == 1)
         prepared.append(to_tensor(value, device) if isinstance(value, Host) and not keep else value)
     return prepared
+
+
+def numbers_wanted(program: Program) -> set[int]:
+    """Slots whose numbers steer operators (shapes, axes, counts …), traced back through arithmetic on them."""
+    wanted: set[int] = set()
+    for step in reversed(program.steps):
+        steers = step.host_call is not None and any(slot in wanted for slot in step.outputs)
+        # Only the shape of these operands matters, not what is in them.
+        steers = steers and step.node.op not in ("Shape", "Size")
+        for position, slot in enumerate(step.inputs):
+            if slot >= 0 and (steers or position in step.host):
+                wanted.add(slot)
+    return wanted
