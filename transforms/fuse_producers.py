@@ -107,7 +107,12 @@ class FuseProducers(Pass):
         m = match(p, p.body[stores[0]], outs[p.body[stores[0]].attr[0]].offset, c, loads)
         if isinstance(m, str):
             return m
-        numbers = _moved_loads(m.consumer, ins, data)
+        numbers = dict.fromkeys(_moved_loads(m.consumer, ins, data), p.body[stores[0]].args[0])
+        for other in {o.data for o in outs} & {o.data for o in ins} - {data}:
+            more = _same_way(p, outs, m, ins, other)
+            if more is None:
+                return "the consumer reads two results of the producer in different ways"
+            numbers.update(more)
         pure = not p.inner and not any(s.op == "reduce" for s in p.body)
         at = self._place(pair, position)
         if pure and (at is None or not _may_keep(pair, m)):
@@ -121,6 +126,8 @@ class FuseProducers(Pass):
         if pure:
             if m.consumer.points() > 4 * p.points() and any(s.op in COSTLY for s in p.body):
                 return "the value would be computed once per broadcast element"
+            if kept and m.consumer.inner and self._starved(m.consumer):
+                return "the reduction has too few rows for more work"
             fused = self._inline(pair, m, numbers, keep=kept or len(p.outputs) > 1)
         else:
             later = self._extend(pair, m, numbers)
@@ -128,6 +135,10 @@ class FuseProducers(Pass):
                 return later
             fused = later
         return self._replace(pair, fused, at, position, drop_producer=True)
+
+    def _starved(self, p: Program) -> bool:
+        """Whether a reduction has too few rows to keep the threads busy with anything else."""
+        return math.prod(p.outer) < self.min_rows and p.points() > 16384
 
     # ------------------------------------------------------------------ where the fused operator may stand
     def _place(self, pair: _Pair, position: dict[Op, float]) -> Op | None:
@@ -147,21 +158,19 @@ class FuseProducers(Pass):
         return sum(reads) <= writes[0] and m.consumer.points() <= 4 * p.points()
 
     # ------------------------------------------------------------------ the fused program
-    def _inline(self, pair: _Pair, m: Match, loads: Sequence[int], *, keep: bool) -> Fused:
+    def _inline(self, pair: _Pair, m: Match, loads: dict[int, int], *, keep: bool) -> Fused:
         net, p = pair.net, pair.p
-        value = p.body[pair.store].args[0]
         fused = inline(
-            p, net.ins(pair.producer), net.outs(pair.producer), value,
+            p, net.ins(pair.producer), net.outs(pair.producer),
             m, net.ins(pair.consumer), net.outs(pair.consumer), loads, keep_stores=keep,
         )  # fmt: skip
         return fused if not keep or pair.kept else _without(fused, pair.data)
 
-    def _extend(self, pair: _Pair, m: Match, loads: Sequence[int]) -> Fused | str:
+    def _extend(self, pair: _Pair, m: Match, loads: dict[int, int]) -> Fused | str:
         p = pair.p
-        rows, row = math.prod(p.outer), math.prod(p.inner)
-        if row * 8 > self.row_bytes:
+        if math.prod(p.inner) * 8 > self.row_bytes:
             return "the rows of the reduction do not fit into cache"
-        if rows < self.min_rows and p.points() > 16384:
+        if self._starved(p):
             return "the reduction has too few rows for more work"
         n_outer = len(p.outer)
         full = any(p.body[pair.store].attr[1][n_outer:])
@@ -185,7 +194,7 @@ class FuseProducers(Pass):
         net = pair.net
         outs = net.outs(pair.producer)
         return extend(
-            p, net.ins(pair.producer), outs, p.body[pair.store].args[0],
+            p, net.ins(pair.producer), outs,
             m, net.ins(pair.consumer), net.outs(pair.consumer), loads, [place[k] for k in range(len(c.dims))],
             keep=lambda s: pair.kept or outs[s.attr[0]].data != pair.data,
         )  # fmt: skip
@@ -206,6 +215,21 @@ class FuseProducers(Pass):
 def _moved_loads(c: Program, ins: Sequence[Operand], data: str) -> list[int]:
     """Numbers of the loads of ``data`` in the (possibly split) consumer."""
     return [i for i, s in enumerate(c.body) if s.op == "load" and ins[s.attr[0]].data == data]
+
+
+def _same_way(p: Program, outs: Sequence[Operand], m: Match, ins: Sequence[Operand], data: str) -> dict[int, int] | None:
+    """Loads of another result of the producer and their values, if the same map of loops serves them."""
+    stores = [s for s in p.body if s.op == "store" and outs[s.attr[0]].data == data]
+    c = m.consumer
+    reads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
+    if len(stores) != 1 or any(c.body[i].op == "gather" or c.body[i].args for i in reads):
+        return None
+    other = match(p, stores[0], outs[stores[0].attr[0]].offset, c, [(i, ins[c.body[i].attr[0]].offset) for i in reads])
+    if isinstance(other, str) or other.consumer is not c:
+        return None
+    if (other.start, other.coefficients) != (m.start, m.coefficients):
+        return None
+    return dict.fromkeys(reads, stores[0].args[0])
 
 
 def _may_keep(pair: _Pair, m: Match) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dcir.transforms.base import Pass
 from dcir.transforms.fuse_producers import FuseProducers
+from dcir.transforms.fuse_siblings import FuseSiblings
 
 
 def pipeline(level: int) -> tuple[Pass, ...]:
@@ -14,7 +15,7 @@ def pipeline(level: int) -> tuple[Pass, ...]:
 TIERS: dict[int, tuple[Pass, ...]] = {
     0: (),
     1: (),
-    2: (FuseProducers(),),
+    2: (FuseProducers(), FuseSiblings()),
     3: (),
     4: (),
 }

@@ -8,7 +8,7 @@ of the producer, an affine function of the consumer's loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dcir.ir.network import Operand
@@ -224,17 +224,16 @@ def compact(p: Program, ins: Sequence[Operand], outs: Sequence[Operand]) -> Fuse
 
 
 def inline(
-    producer: Program, p_ins: Sequence[Operand], p_outs: Sequence[Operand], value: int,
-    m: Match, c_ins: Sequence[Operand], c_outs: Sequence[Operand], loads: Sequence[int], *, keep_stores: bool,
+    producer: Program, p_ins: Sequence[Operand], p_outs: Sequence[Operand],
+    m: Match, c_ins: Sequence[Operand], c_outs: Sequence[Operand], loads: Mapping[int, int], *, keep_stores: bool,
 ) -> Fused:  # fmt: skip
     """A pointwise producer computed inside the consumer's nest.
 
     Args:
         producer, p_ins, p_outs: the producer and its operands; it has no inner loops.
-        value: number of the value that the shared container gets.
         m: the match.
         c_ins, c_outs: the consumer's operands.
-        loads: statement numbers (in ``m.consumer``) of the loads to replace.
+        loads: loads to replace (statement numbers in ``m.consumer``) and the producer's value that each one reads.
         keep_stores: whether the producer's stores stay (the containers have other readers).
     """
     c = m.consumer
@@ -258,20 +257,20 @@ def inline(
     numbers = out.take(producer, p_ins, p_outs, strides, index, {}, lambda s: keep_stores)
     out.take(
         c, c_ins, c_outs, lambda st: (tuple(st), 0), lambda d: out.body.index(d).n,
-        dict.fromkeys(loads, numbers[value]), lambda s: True,
+        {i: numbers[v] for i, v in loads.items()}, lambda s: True,
     )  # fmt: skip
     return out.finish()
 
 
 def extend(
-    producer: Program, p_ins: Sequence[Operand], p_outs: Sequence[Operand], value: int,
-    m: Match, c_ins: Sequence[Operand], c_outs: Sequence[Operand], loads: Sequence[int], place: Sequence[int],
+    producer: Program, p_ins: Sequence[Operand], p_outs: Sequence[Operand],
+    m: Match, c_ins: Sequence[Operand], c_outs: Sequence[Operand], loads: Mapping[int, int], place: Sequence[int],
     *, keep: Callable[[Stmt], bool],
 ) -> Fused:  # fmt: skip
     """The consumer appended to a producer with reduces, in the producer's nest.
 
     Args:
-        producer, p_ins, p_outs, value, m, c_ins, c_outs, loads: as in ``inline``.
+        producer, p_ins, p_outs, m, c_ins, c_outs, loads: as in ``inline``.
         place: for every loop of ``m.consumer``, the producer loop it becomes.
         keep: which of the producer's stores stay.
     """
@@ -288,6 +287,7 @@ def extend(
         return tuple(new), 0
 
     out.take(
-        c, c_ins, c_outs, strides, lambda k: out.body.index(place[k]).n, dict.fromkeys(loads, numbers[value]), lambda s: True
-    )
+        c, c_ins, c_outs, strides, lambda k: out.body.index(place[k]).n,
+        {i: numbers[v] for i, v in loads.items()}, lambda s: True,
+    )  # fmt: skip
     return out.finish()

@@ -12,27 +12,38 @@ def _addresses(p: Program) -> list[Stmt]:
 
 
 def drop_unit_loops(p: Program) -> Program:
-    """Loops of extent 1 removed; their index is the constant 0."""
+    """Loops of extent 1 removed: their index is the constant 0, and a reduction over nothing else is its operand."""
     keep = [d for d, n in enumerate(p.dims) if n != 1]
-    if len(keep) == len(p.dims):
+    if len(keep) == len(p.dims) and (p.inner or not any(s.op == "reduce" for s in p.body)):
         return p
     place = {d: k for k, d in enumerate(keep)}
-    body = []
-    for s in p.body:
-        attr = s.attr
+    n_outer = len(p.outer)
+    inner = tuple(p.dims[d] for d in keep if d >= n_outer)
+    body: list[Stmt] = []
+    where: dict[int, int] = {}
+    for i, s in enumerate(p.body):
+        attr, args = s.attr, tuple(where[a] for a in s.args)
         if s.op in ("load", "store", "gather"):
             attr = (attr[0], tuple(attr[1][d] for d in keep), *attr[2:])
         elif s.op == "index":
             if attr[0] not in place:
                 body.append(Stmt("const", (), "i64", (0,)))
+                where[i] = len(body) - 1
                 continue
             attr = (place[attr[0]],)
-        body.append(s._replace(attr=attr))
-    n_outer = len(p.outer)
-    return replace(
-        p, outer=tuple(p.dims[d] for d in keep if d < n_outer), inner=tuple(p.dims[d] for d in keep if d >= n_outer),
-        body=tuple(body),
-    )  # fmt: skip
+        elif s.op == "reduce" and not inner:
+            if attr[0] in ("argmax", "argmin"):
+                body.append(Stmt("const", (), "i64", (0,)))
+                where[i] = len(body) - 1
+            elif body[args[0]].dtype != s.dtype:  # any, all
+                body.append(Stmt("cast", args, s.dtype))
+                where[i] = len(body) - 1
+            else:
+                where[i] = args[0]
+            continue
+        body.append(s._replace(args=args, attr=attr))
+        where[i] = len(body) - 1
+    return replace(p, outer=tuple(p.dims[d] for d in keep if d < n_outer), inner=inner, body=tuple(body))
 
 
 def order_loops(p: Program) -> Program:

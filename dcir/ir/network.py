@@ -144,7 +144,6 @@ class Network:
             transient=c.role == "transient",
         )  # fmt: skip
         self.containers[name] = c
-        self._access[name] = self.state.add_access(name)
 
     def promote(self, name: str) -> str:
         """Turn a transient into a result container (allocated afresh for every call); returns its name."""
@@ -156,7 +155,6 @@ class Network:
 
     def remove_container(self, name: str) -> None:
         """Forget a container that nothing reads or writes."""
-        self.state.remove_node(self._access.pop(name))
         del self.containers[name]
         self.sdfg.remove_data(name, validate=False)
 
@@ -180,9 +178,9 @@ class Network:
         self.state.add_node(op)
         reads, writes = footprint(spec)
         for i, o in enumerate(ins):
-            self.state.add_edge(self._access[o.data], None, op, f"a{i}", self._memlet(o, reads, i))
+            self.state.add_edge(self._node(o.data), None, op, f"a{i}", self._memlet(o, reads, i))
         for i, o in enumerate(outs):
-            self.state.add_edge(op, f"o{i}", self._access[o.data], None, self._memlet(o, writes, i))
+            self.state.add_edge(op, f"o{i}", self._node(o.data), None, self._memlet(o, writes, i))
         if before is None:
             self._order.append(op)
         else:
@@ -196,8 +194,19 @@ class Network:
 
     def remove_op(self, op: Op) -> None:
         """Take an operator out of the graph."""
+        near = {o.data for o in (*self.ins(op), *self.outs(op))}
         self.state.remove_node(op)
         self._order.remove(op)
+        for name in near:  # DaCe wants no isolated nodes
+            node = self._access[name]
+            if not self.state.in_degree(node) and not self.state.out_degree(node):
+                self.state.remove_node(self._access.pop(name))
+
+    def _node(self, name: str) -> Any:
+        """The container's access node; it exists while some operator uses the container."""
+        if name not in self._access:
+            self._access[name] = self.state.add_access(name)
+        return self._access[name]
 
     def ops(self) -> list[Op]:
         """All operators in execution order."""
@@ -220,11 +229,13 @@ class Network:
 
     def writers(self, name: str) -> list[Op]:
         """Operators that write into container ``name``."""
-        return list(dict.fromkeys(e.src for e in self.state.in_edges(self._access[name])))
+        node = self._access.get(name)
+        return list(dict.fromkeys(e.src for e in self.state.in_edges(node))) if node is not None else []
 
     def readers(self, name: str) -> list[Op]:
         """Operators that read container ``name``."""
-        return list(dict.fromkeys(e.dst for e in self.state.out_edges(self._access[name])))
+        node = self._access.get(name)
+        return list(dict.fromkeys(e.dst for e in self.state.out_edges(node))) if node is not None else []
 
     def result_containers(self) -> set[str]:
         """Containers that some result shows."""
@@ -252,10 +263,14 @@ class Network:
         Raises:
             InvalidGraph: the SDFG is not valid.
         """
+        # DaCe saves an invalid graph into the working directory, which is the user's.
+        self.sdfg.__dict__["save"] = lambda *_, **__: None
         try:
             self.sdfg.validate()
         except Exception as e:
             raise InvalidGraph("the network SDFG does not validate", details=[("dace", str(e)[:500])]) from e
+        finally:
+            del self.sdfg.__dict__["save"]
 
     def _side(self) -> dict[str, Any]:
         return {
