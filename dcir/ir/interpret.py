@@ -36,16 +36,12 @@ def interpret(net: Network, buffers: Mapping[str, Array], scalar: Callable[[str]
     with np.errstate(all="ignore"):
         for op in net.ops():
             ins, outs = net.ins(op), net.outs(op)
-            run_spec(op.spec, [store[o.data][o.offset :] for o in ins], [store[o.data][o.offset :] for o in outs], scalar)
+            if isinstance(op.spec, Program):  # it may walk backwards from where its operands begin
+                a, b = [store[o.data] for o in ins], [store[o.data] for o in outs]
+                run_program(op.spec, a, b, scalar, [o.offset for o in ins], [o.offset for o in outs])
+            else:
+                op.spec.reference([store[o.data][o.offset :] for o in ins], [store[o.data][o.offset :] for o in outs])
     return store
-
-
-def run_spec(spec: Any, ins: Sequence[Array], outs: Sequence[Array], scalar: Callable[[str], Callable[..., Any]]) -> None:
-    """Run one operator's spec over 1-D buffers that begin at its operands."""
-    if isinstance(spec, Program):
-        run_program(spec, ins, outs, scalar)
-    else:
-        spec.reference(ins, outs)
 
 
 def _widen(values: Array, dtype: str) -> Array:
@@ -60,15 +56,30 @@ def _narrow(values: Any, dtype: str) -> Any:
     return np.asarray(values).astype(to_numpy(dtype))
 
 
-def run_program(p: Program, ins: Sequence[Array], outs: Sequence[Array], scalar: Callable[[str], Callable[..., Any]]) -> None:
-    """Run one program, all points of the nest at once; memory grows with the nest."""
+def run_program(
+    p: Program,
+    ins: Sequence[Array],
+    outs: Sequence[Array],
+    scalar: Callable[[str], Callable[..., Any]],
+    in_starts: Sequence[int] = (),
+    out_starts: Sequence[int] = (),
+) -> None:
+    """Run one program, all points of the nest at once; memory grows with the nest.
+
+    Args:
+        p: the program.
+        ins, outs: 1-D buffers of its operands.
+        scalar: the reference function of a scalar operator, by name.
+        in_starts, out_starts: where in its buffer each operand begins (0 where not given).
+    """
+    in_starts, out_starts = in_starts or [0] * len(ins), out_starts or [0] * len(outs)
     dims, rank, n_outer = p.dims, len(p.dims), len(p.outer)
     if math.prod(p.outer) == 0:
         return
     grids = [np.arange(d, dtype=np.int64).reshape([-1 if i == k else 1 for i in range(rank)]) for k, d in enumerate(dims)]
 
-    def address(strides: Sequence[int]) -> Array:
-        at = np.zeros([1] * rank, np.int64)
+    def address(strides: Sequence[int], start: int) -> Array:
+        at = np.full([1] * rank, start, np.int64)
         for g, s in zip(grids, strides, strict=True):
             if s:
                 at = at + g * s
@@ -82,11 +93,11 @@ def run_program(p: Program, ins: Sequence[Array], outs: Sequence[Array], scalar:
         elif s.op == "index":
             values.append(grids[s.attr[0]])
         elif s.op == "load":
-            values.append(_load(ins[s.attr[0]], address(s.attr[1]), a, p.inputs[s.attr[0]]))
+            values.append(_load(ins[s.attr[0]], address(s.attr[1], in_starts[s.attr[0]]), a, p.inputs[s.attr[0]]))
         elif s.op == "gather":
-            values.append(_gather(s.attr, a, address(s.attr[1]), ins, p))
+            values.append(_gather(s.attr, a, address(s.attr[1], in_starts[s.attr[0]]), ins, p))
         elif s.op == "store":
-            at = address(s.attr[1])
+            at = address(s.attr[1], out_starts[s.attr[0]])
             shape = np.broadcast_shapes(at.shape, a[0].shape)
             outs[s.attr[0]][np.broadcast_to(at, shape)] = _narrow(np.broadcast_to(a[0], shape), s.dtype)
         elif s.op == "cast":
