@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.aot_autograd import aot_export_module, aot_module_simplified
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from dcir.frontends.torch.decompose import decompositions
 
 # (graph, "forward" | "backward" | "inference") -> function from a list of arguments to a list of results
 CompileGraph = Callable[[fx.GraphModule, str], Callable[[Sequence[Any]], list[Any]]]
+# (reason, place in the user's program) of a graph break
+OnBreak = Callable[[str, str], None]
 
 
-def dynamo_backend(compile_graph: CompileGraph) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
-    """A backend for ``torch.compile``: AOTAutograd functionalises and differentiates, ``compile_graph`` does the rest."""
+def dynamo_backend(
+    compile_graph: CompileGraph, on_break: OnBreak | None = None
+) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """A backend for ``torch.compile``: AOTAutograd functionalises and differentiates, ``compile_graph`` does the rest.
+
+    ``on_break`` hears of every graph that ends at a graph break.
+    """
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        ended = getattr(gm, "compile_subgraph_reason", None)
+        if on_break is not None and ended is not None and ended.graph_break:
+            on_break(*_break_text(ended))
         if any(_is_symbolic(x) for x in example_inputs):
             return _BySize(gm, compile_graph)
         return _ahead_of_time(gm, example_inputs, compile_graph)
 
     return backend
+
+
+def _break_text(ended: Any) -> tuple[str, str]:
+    """First line of Dynamo's reason, and the user's line."""
+    lines = [line.strip() for line in str(ended.reason).strip().splitlines() if line.strip()]
+    shown = next((line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")), "")
+    frame = ended.user_stack[-1] if ended.user_stack else None
+    place = f"({frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})" if frame is not None else ""
+    return shown or (lines[0] if lines else "graph break"), place
 
 
 def _is_symbolic(x: Any) -> bool:
@@ -86,16 +104,3 @@ class _BySize:
                     program = _ahead_of_time(self.gm, args, self.compile_graph)
                     self.programs[key] = program
         return program(*args)
-
-
-def export_inference(
-    module: torch.nn.Module, args: Sequence[Any]
-) -> tuple[fx.GraphModule, list[str], list[str], Any]:
-    """The ATen graph of a module's forward pass with parameters and buffers as leading arguments.
-
-    Returns:
-        The graph; names of the parameters and of the buffers, in argument order; AOTAutograd's signature.
-    """
-    with torch.no_grad(), contextlib.ExitStack():
-        graph, signature = aot_export_module(module, tuple(args), trace_joint=False, decompositions=decompositions())
-    return graph, list(signature.parameters), list(signature.buffers), signature

@@ -1,0 +1,170 @@
+"""Ahead-of-time capture: a module's forward pass as one closed ATen graph, for files that hold compiled networks."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.aot_autograd import aot_export_module
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx.traceback import preserve_node_meta
+from torch.utils import _pytree as pytree
+
+from dcir.errors import DcirError, Unsupported
+from dcir.frontends.torch.decompose import decompositions
+
+
+@dataclass(frozen=True)
+class State:
+    """One tensor the module brings along: its name in the state dict, "parameter", "buffer" or "constant"."""
+
+    name: str
+    role: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The ATen graph of one forward pass.
+
+    Attributes:
+        graph: its placeholders are ``state`` first, then the tensor leaves of the call's arguments; its results are the
+            tensor leaves of what the call returns.
+        state: parameters, buffers and constants in placeholder order.
+        inputs: names of the tensor leaves of the arguments.
+        result: what the call returns, with ``Leaf`` in place of tensors.
+    """
+
+    graph: fx.GraphModule
+    state: tuple[State, ...]
+    inputs: tuple[str, ...]
+    result: Any
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Stands for result ``index`` of a graph within the structure that the module returns."""
+
+    index: int
+
+
+def export_inference(
+    module: torch.nn.Module | ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Exported:
+    """Capture a module's forward pass without gradients, in the mode (training or not) that it is in.
+
+    Args:
+        module: the module, or a program that torch.export made of it.
+        args, kwargs: an example call; only shapes, strides and types of its tensors matter, other values are fixed.
+
+    Raises:
+        Unsupported: the forward pass writes to buffers or arguments, or torch.export cannot follow it.
+    """
+    program = module if isinstance(module, ExportedProgram) else _exported(module, args, kwargs or {})
+    state, inputs = _split(program)
+    example = [*(s.tensor for s in state), *(v for v in _leaves(args, kwargs) if isinstance(v, torch.Tensor))]
+    flat = _Flat(program.graph_module, _slots(program, args, kwargs))
+    with torch.no_grad():
+        graph, signature = aot_export_module(flat, tuple(example), trace_joint=False, decompositions=decompositions())
+    _refuse_writes(graph, [*(s.name for s in state), *inputs], signature)
+    return Exported(graph, state, inputs, pytree.tree_unflatten(flat.marked, program.call_spec.out_spec))
+
+
+def _exported(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExportedProgram:
+    try:
+        with torch.no_grad(), _quiet():
+            return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+    except DcirError:
+        raise
+    except Exception as e:
+        raise Unsupported(
+            f"the forward pass cannot be captured as one graph: {str(e).strip().splitlines()[0][:300]}",
+            where=type(module).__name__,
+            hint="dcir.optimize(module) compiles what can be captured; torch.export.export says more",
+        ) from e
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _split(program: ExportedProgram) -> tuple[tuple[State, ...], tuple[str, ...]]:
+    roles = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
+    state, inputs = [], []
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            if isinstance(values.get(spec.arg.name), torch.Tensor):
+                inputs.append(spec.arg.name)
+            continue
+        if spec.kind not in roles or spec.target is None:
+            raise Unsupported(f"an input of kind {spec.kind.name.lower()} has no place in a compiled file")
+        source = program.state_dict if spec.target in program.state_dict else program.constants
+        tensor = source[spec.target]
+        if not isinstance(tensor, torch.Tensor):
+            raise Unsupported(f"an object of type {type(tensor).__name__} has no place in a compiled file")
+        role = roles[spec.kind]
+        if role == "buffer" and spec.target not in program.state_dict:
+            role = "constant"  # not persistent: no part of the state dict
+        state.append(State(spec.target, role, tensor.detach()))
+    return tuple(state), tuple(inputs)
+
+
+def _leaves(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
+    return pytree.tree_leaves((tuple(args), dict(kwargs or {})))
+
+
+def _slots(program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
+    """The program's arguments after the state: ``Leaf`` where a tensor goes, else the fixed value."""
+    count = iter(range(1 << 30))
+    return [Leaf(next(count)) if isinstance(v, torch.Tensor) else v for v in _leaves(args, kwargs)]
+
+
+class _Flat(torch.nn.Module):
+    """An exported graph as AOTAutograd's exporter wants it: tensors in, a tuple of tensors out."""
+
+    def __init__(self, graph: fx.GraphModule, slots: list[Any]) -> None:
+        super().__init__()
+        # Held in a list: its parameters are arguments here, and the exporter must not find them twice.
+        self.graphs, self.slots = [copy.copy(graph)], slots
+        self.marked: list[Any] = []
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = sum(isinstance(s, Leaf) for s in self.slots)
+        state, inputs = tensors[: len(tensors) - given], tensors[len(tensors) - given :]
+        arguments = [inputs[s.index] if isinstance(s, Leaf) else s for s in self.slots]
+        # Node by node, so that the new nodes remember the user's modules and lines.
+        with preserve_node_meta():
+            values = fx.Interpreter(self.graphs[0]).run(*state, *arguments)
+        out: list[torch.Tensor] = []
+        self.marked = []
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self.marked.append(Leaf(len(out)))
+                out.append(value)
+            else:
+                self.marked.append(value)
+        return tuple(out)
+
+
+def _refuse_writes(graph: fx.GraphModule, names: Sequence[str], signature: Any) -> None:
+    places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+    by_place = dict(zip(places, names, strict=True))
+    written = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if written:
+        shown = ", ".join(by_place.get(str(w), str(w)) for w in written[:4])
+        raise Unsupported(
+            f"the forward pass writes to {shown}{' and others' if len(written) > 4 else ''}",
+            hint="model.eval() before saving; a compiled file holds a function without state",
+        )
