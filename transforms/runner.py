@@ -51,6 +51,7 @@ def run_passes(
     *,
     until: str | None = None,
     after: Callable[[Pass, Network], None] | None = None,
+    validate_each: bool = False,
 ) -> list[PassRecord]:
     """Apply ``passes`` in order.
 
@@ -59,6 +60,8 @@ def run_passes(
         passes: the pipeline.
         until: name of the last pass to run.
         after: called after every pass that changed something (the differential check hooks in here).
+        validate_each: let DaCe validate the SDFG after every pass too, not only before the first and after the last;
+            dcir's own rules are always checked (they cost a tenth of DaCe's).
 
     Raises:
         InvalidGraph: a pass left the graph invalid.
@@ -66,6 +69,8 @@ def run_passes(
     """
     if until is not None and until not in {p.name for p in passes}:
         raise OptionError(f"no pass {until!r} in this pipeline", details=[("passes", ", ".join(p.name for p in passes))])
+    verify(net)
+    net.validate()
     records = []
     traffic, count, peak = net.bytes_moved(), len(net.ops()), peak_bytes(net)
     for p in passes:
@@ -81,9 +86,12 @@ def run_passes(
         traffic, count, peak = new
         if outcome.changed:
             verify(net)
-            net.validate()
+            if validate_each:
+                net.validate()
             if after is not None:
                 after(p, net)
         if p.name == until:
             break
+    if passes and not validate_each:
+        net.validate()
     return records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -82,12 +83,13 @@ class Session:
 
         passes = self.options.pipeline if self.options.pipeline is not None else pipeline(self.options.level)
         hook = None
+        each = self.options.verify == "passes" or bool(os.environ.get("DCIR_VALIDATE"))
         if self.options.verify == "passes":
             from dcir.driver.check import PassChecker
 
             hook = PassChecker(done.network, seed=0)
         record.bytes_before = done.network.bytes_moved()
-        record.passes = run_passes(done.network, passes, until=self.options.until, after=hook)
+        record.passes = run_passes(done.network, passes, until=self.options.until, after=hook, validate_each=each)
         clock.lap("passes")
         library = compile_network(done.network, threads=self.options.threads or torch.get_num_threads())
         clock.lap("code")

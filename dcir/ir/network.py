@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import dace
 from dace.sdfg import nodes as dace_nodes
+from dace.subsets import Range
 
 from dcir.errors import InvalidGraph
 from dcir.ir.nodes import Op
@@ -188,9 +189,9 @@ class Network:
         return op
 
     def _memlet(self, o: Operand, bytes_of: Sequence[int], i: int) -> dace.Memlet:
-        m = dace.Memlet.from_array(o.data, self.sdfg.arrays[o.data])
-        m.volume = bytes_of[i] // itemsize(self.containers[o.data].dtype) if i < len(bytes_of) else m.volume
-        return m
+        shape = self.containers[o.data].shape or (1,)
+        volume = bytes_of[i] // itemsize(self.containers[o.data].dtype)
+        return dace.Memlet(data=o.data, subset=Range([(0, max(d, 1) - 1, 1) for d in shape]), volume=volume)
 
     def remove_op(self, op: Op) -> None:
         """Take an operator out of the graph."""
@@ -205,7 +206,9 @@ class Network:
     def _node(self, name: str) -> Any:
         """The container's access node; it exists while some operator uses the container."""
         if name not in self._access:
-            self._access[name] = self.state.add_access(name)
+            # Not state.add_access, which walks the Python stack for debug information: 3 ms each inside torch.compile.
+            self._access[name] = dace_nodes.AccessNode(name)
+            self.state.add_node(self._access[name])
         return self._access[name]
 
     def ops(self) -> list[Op]:

@@ -5,10 +5,9 @@ is one program, a convolution one library node). Everything else is taken apart 
 tested against its kernels, until only units are left; what has neither a page nor a decomposition runs through torch.
 So the table is not a list to maintain: it follows from the pages, and a new page takes effect by existing.
 
-Three kinds are exempt:
+Two kinds are exempt:
 - operators whose decomposition is worse than a call (``KEEP``): they would become long chains of scatters or loops;
-- random operators: their decompositions would draw other numbers than eager torch does;
-- decompositions that mutate their inputs: the graph is functional by then.
+- random operators: their decompositions would draw other numbers than eager torch does.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
             continue
         name = str(op)
         packet = name.rsplit(".", 1)[0]
-        if name in units or packet in KEEP or op._schema.is_mutable:
+        if name in units or packet in KEEP:
             continue
         table[op] = fn
     return table
