@@ -1,0 +1,299 @@
+"""What all register tiles share: vector types, loads and stores, transposition, the multiply-add loop, plan assembly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from string import Template
+
+from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.tiles.isa import Isa
+
+ELEMENT_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2}
+STORED = {"f32": "float", "f64": "double", "bf16": "unsigned short", "f16": "_Float16"}
+HALF = ("bf16", "f16")
+INLINE = "static inline __attribute__((always_inline))"
+NOINLINE = "static __attribute__((noinline))"
+PARAMETERS = "L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch"
+
+_CORE = """
+typedef $T T;
+typedef T V __attribute__((vector_size($VB)));
+typedef T U __attribute__((vector_size($VB), aligned($EB), may_alias));
+typedef $I M __attribute__((vector_size($VB)));
+typedef long long L;
+constexpr int VL = $VL;
+$inline V load(const T *p) { return *(const U *)p; }
+$inline void store(T *p, V v) { *(U *)p = v; }
+template <int B> $inline void copy_bits(T *d, const T *s, int n) {
+    if constexpr (B > 0) {
+        if (n & B) { __builtin_memcpy(d, s, B * sizeof(T)); d += B; s += B; }
+        copy_bits<B / 2>(d, s, n);
+    }
+}
+// The first n lanes only; no byte beyond them is touched.
+$inline V load_part(const T *p, int n) {
+    alignas(64) T t[VL] = {};
+    copy_bits<VL>(t, p, n);
+    return load(t);
+}
+$inline void store_part(T *p, V v, int n) {
+    alignas(64) T t[VL];
+    store(t, v);
+    copy_bits<VL>(p, t, n);
+}
+$inline T sum(V v) {
+$halvings
+    return v[0];
+}
+// Rows become columns; each step exchanges blocks of s lanes between rows that lie s apart.
+$inline void transpose(V (&r)[VL]) {
+$exchanges
+}
+// acc[i][v] += a[R::at(i)] * b[v] over count steps: the register tile that everything here is built on.
+template <int MR, int NV, class R>
+$inline void multiply_add(V (&acc)[MR][NV], const T *a, L ak, const T *b, L bk, L count) {
+    for (L k = 0; k < count; k++, a += ak, b += bk) {
+        V bv[NV];
+#pragma GCC unroll 32
+        for (int v = 0; v < NV; v++) bv[v] = load(b + v * VL);
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; i++) {
+            const T s = a[R::at(i)];
+#pragma GCC unroll 8
+            for (int v = 0; v < NV; v++) acc[i][v] += s * bv[v];
+        }
+    }
+}
+template <int MR, int NV> $inline void clear(V (&acc)[MR][NV]) {
+#pragma GCC unroll 32
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) acc[i][v] = V{};
+}
+"""
+
+
+def render(text: str, **values: object) -> str:
+    """``text`` with its $names replaced; $inline and $noinline are always known."""
+    return Template(text).substitute(inline=INLINE, noinline=NOINLINE, **values)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The quotient rounded up."""
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    """The next multiple of ``b``."""
+    return ceil_div(a, b) * b
+
+
+def lanes(isa: Isa, dtype: str) -> int:
+    """Elements of a vector register."""
+    return isa.vector_bytes // ELEMENT_BYTES[dtype]
+
+
+def core(isa: Isa, dtype: str) -> str:
+    """The shared C++ for one element type, "f32" or "f64"."""
+    width = lanes(isa, dtype)
+    steps = [1 << i for i in reversed(range(width.bit_length() - 1))]
+    halvings = [f"    v += __builtin_shuffle(v, (M){{{_list((i + s) % width for i in range(width))}}});" for s in steps]
+    exchanges = []
+    for s in steps:
+        low = _list(width + i - s if i & s else i for i in range(width))
+        high = _list(width + i if i & s else i + s for i in range(width))
+        exchanges.append(
+            "#pragma GCC unroll 16\n"
+            f"    for (int i = 0; i < VL; i++) if (!(i & {s})) {{\n"
+            f"        const V x = r[i], y = r[i + {s}];\n"
+            f"        r[i] = __builtin_shuffle(x, y, (M){{{low}}});\n"
+            f"        r[i + {s}] = __builtin_shuffle(x, y, (M){{{high}}});\n"
+            "    }"
+        )
+    return render(
+        _CORE, T=STORED[dtype], I="int" if dtype == "f32" else "long long", VB=isa.vector_bytes, VL=width,
+        EB=ELEMENT_BYTES[dtype], halvings="\n".join(halvings), exchanges="\n".join(exchanges),
+    )  # fmt: skip
+
+
+def _list(numbers: object) -> str:
+    return ", ".join(str(n) for n in numbers)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Split:
+    """``total`` units in ``parts`` consecutive parts whose sizes differ by at most one, the larger ones first."""
+
+    total: int
+    parts: int
+
+    @staticmethod
+    def at_most(total: int, size: int) -> Split:
+        """As few parts as possible of at most ``size`` units."""
+        return Split(total, max(1, ceil_div(total, size)))
+
+    @property
+    def size(self) -> int:
+        """The larger size."""
+        return ceil_div(self.total, self.parts)
+
+    @property
+    def larger(self) -> int:
+        """How many parts have the larger size."""
+        return self.parts if self.total % self.parts == 0 else self.total % self.parts
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The distinct sizes, the larger one first."""
+        return (self.size,) if self.larger == self.parts else (self.size, self.size - 1)
+
+    def start(self, part: str) -> str:
+        """A C expression for where a part starts."""
+        if self.larger == self.parts:
+            return f"({part}) * {self.size}"
+        return f"(({part}) * {self.size - 1} + (({part}) < {self.larger} ? ({part}) : {self.larger}))"
+
+
+def unravel(index: str, extents: Sequence[int], sums: dict[str, tuple[int, Sequence[int]]]) -> str:
+    """C++ that takes ``index`` apart over ``extents`` (last fastest): each name = start + the strides' weighted sum."""
+    lines = [f"L {name} = {start};" for name, (start, _) in sums.items()]
+    lines.append(f"L rest_ = {index};")
+    for d in reversed(range(len(extents))):
+        if extents[d] == 1:
+            continue
+        adds = " ".join(f"{name} += rest_ % {extents[d]} * {s[d]};" for name, (_, s) in sums.items() if s[d])
+        lines.append(f"{adds} rest_ /= {extents[d]};")
+    return "\n    ".join(lines)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One parallel step: calls ``function`` (with PARAMETERS) for every job."""
+
+    jobs: int
+    function: str
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A kernel for f32 or f64 before it is bound to its operands.
+
+    Attributes:
+        name: the plan's name.
+        dtype: element type of all operands.
+        text: C++ after the core.
+        steps: run in order.
+        scratch: bytes of scratch.
+        swapped: the text takes the second operand as a0 and the first as a1.
+    """
+
+    name: str
+    dtype: str
+    text: str
+    steps: tuple[Step, ...]
+    scratch: int = 0
+    swapped: bool = False
+
+    def calls(self, pointers: Sequence[str], result: str) -> list[Phase]:
+        """The phases over pointer expressions."""
+        given = [*pointers, *["nullptr"] * (3 - len(pointers))]
+        if self.swapped:
+            given[:2] = given[1], given[0]
+        arguments = f"j, {', '.join(given)}, {result}, scratch"
+        return [Phase(s.jobs, f"dcir_tile::{s.function}({arguments});") for s in self.steps if s.jobs]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Shape and strides of an operand in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def dense(self) -> Operand:
+        """The same operand without gaps; what is broadcast stays broadcast."""
+        strides = [0] * len(self.shape)
+        step = 1
+        for d in reversed(range(len(self.shape))):
+            if self.strides[d] != 0 or self.shape[d] == 1:
+                strides[d] = step
+                step *= self.shape[d]
+        return Operand(self.shape, tuple(strides))
+
+    @property
+    def stored(self) -> int:
+        """Distinct elements of the dense form."""
+        return math.prod(n for n, s in zip(self.shape, self.strides, strict=True) if s != 0 or n == 1)
+
+
+def assemble(draft: Draft, isa: Isa, n_inputs: int) -> KernelPlan:
+    """The plan of an f32 or f64 draft."""
+    phases = draft.calls([f"a{i}" for i in range(n_inputs)], "o0")
+    text = f"namespace dcir_tile {{{core(isa, draft.dtype)}{draft.text}}}\n"
+    return KernelPlan(draft.name, text, tuple(phases), draft.scratch)
+
+
+_CONVERT = """
+$noinline void $name(L j, const $from *s, $to *d) {
+    for (L row = j * $rows / $jobs; row < (j + 1) * $rows / $jobs; row++) {
+        $offsets
+        for (L i = 0; i < $n; i++) d[p + i * $di] = $put(s[q + i * $si]);
+    }
+}
+"""
+_WIDEN = {
+    "bf16": f"{INLINE} float widen(unsigned short x) {{ return __builtin_bit_cast(float, (unsigned)x << 16); }}",
+    "f16": f"{INLINE} float widen(_Float16 x) {{ return (float)x; }}",
+}
+_NARROW = {
+    "bf16": f"""{INLINE} unsigned short narrow(float x) {{
+    const unsigned u = __builtin_bit_cast(unsigned, x);
+    return x != x ? (unsigned short)(u >> 16 | 64) : (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}}""",
+    "f16": f"{INLINE} _Float16 narrow(float x) {{ return (_Float16)x; }}",
+}
+
+
+def assemble_half(
+    draft: Draft, isa: Isa, dtype: str, inputs: Sequence[Operand], output: Operand, threads: int
+) -> KernelPlan:
+    """The plan of an f32 draft over dense operands for half precision: converted before and after, in scratch."""
+    at = round_up(draft.scratch, 64)
+    texts, before, pointers = [], [], []
+    for i, operand in enumerate(inputs):
+        kept = _without_broadcasts(operand)
+        text, jobs = _convert(f"widen{i}", kept, kept.dense(), dtype, threads, True)
+        texts.append(text)
+        before.append(Phase(jobs, f"dcir_tile::widen{i}(j, a{i}, (float *)(scratch + {at}));"))
+        pointers.append(f"(const float *)(scratch + {at})")
+        at += round_up(operand.stored * 4, 64)
+    result = f"(float *)(scratch + {at})"
+    phases = draft.calls(pointers, result)
+    text, jobs = _convert("narrow0", output.dense(), output, dtype, threads, False)
+    after = Phase(jobs, f"dcir_tile::narrow0(j, {result}, o0);")
+    scalar = f"{_WIDEN[dtype]}\n{_NARROW[dtype]}\n"
+    text = f"namespace dcir_tile {{{core(isa, 'f32')}{draft.text}{scalar}{''.join(texts)}{text}}}\n"
+    # Nothing is computed without a job, and then nothing needs converting either.
+    run = [p for p in (*before, *phases, after) if p.jobs] if phases else []
+    return KernelPlan(draft.name, text, tuple(run), at + round_up(output.stored * 4, 64))
+
+
+def _without_broadcasts(operand: Operand) -> Operand:
+    shape = tuple(1 if s == 0 else n for n, s in zip(operand.shape, operand.strides, strict=True))
+    return replace(operand, shape=shape)
+
+
+def _convert(name: str, source: Operand, target: Operand, dtype: str, threads: int, widen: bool) -> tuple[str, int]:  # noqa: FBT001
+    *outer, n = source.shape
+    rows = math.prod(outer)
+    jobs = min(rows, 4 * threads) if rows * n else 0
+    offsets = unravel("row", outer, {"p": (0, target.strides[:-1]), "q": (0, source.strides[:-1])})
+    stored = STORED[dtype]
+    text = render(
+        _CONVERT, name=name, rows=rows, jobs=max(1, jobs), offsets=offsets,
+        n=n, di=target.strides[-1], si=source.strides[-1], put="widen" if widen else "narrow",
+        **{"from": stored if widen else "float", "to": "float" if widen else stored},
+    )  # fmt: skip
+    return text, jobs

@@ -1,0 +1,105 @@
+"""Skinny products as dot products: few rows of A against the rows of B', both contiguous along k.
+
+B is read once, from its own layout, several rows at a time (as many streams for the prefetcher); nothing is packed but A
+where its k is not contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dcir.codegen.tiles.emit import Draft, Split, Step, ceil_div, lanes, render, unravel
+from dcir.codegen.tiles.isa import Isa
+from dcir.ops.contraction import ContractionSpec
+
+# Above this many rows, packing B costs less than the dot products' extra loads and sums.
+MOST_ROWS = 12
+# Room for A on the stack when it has to be packed.
+PACKED_BYTES = 128 << 10
+
+_TEXT = """
+template <int MR, int NR> $noinline void dots(const T *a, const T *b, T *c) {
+    V acc[MR][NR];
+    clear(acc);
+    L k = 0;
+    for (; k + VL <= $k; k += VL) {
+        V av[MR];
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; i++) av[i] = load(a + i * $am + k);
+#pragma GCC unroll 16
+        for (int r = 0; r < NR; r++) {
+            const V bv = load(b + r * ${bn}LL + k);
+#pragma GCC unroll 16
+            for (int i = 0; i < MR; i++) acc[i][r] += av[i] * bv;
+        }
+    }
+    if constexpr ($k % VL != 0) {
+        V av[MR];
+        for (int i = 0; i < MR; i++) av[i] = load_part(a + i * $am + k, $k % VL);
+        for (int r = 0; r < NR; r++) {
+            const V bv = load_part(b + r * ${bn}LL + k, $k % VL);
+#pragma GCC unroll 16
+            for (int i = 0; i < MR; i++) acc[i][r] += av[i] * bv;
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 16
+        for (int r = 0; r < NR; r++) c[i * ${cm}LL + r * ${cn}LL] = sum(acc[i][r]);
+}
+template <int NR> $noinline void rows(const T *a, const T *b, T *c) {
+    for (L t = 0; t < $m_tiles; t++) {
+        const L m = $m_start;
+        $m_calls
+    }
+}
+$noinline void skinny(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *) {
+    $offsets
+    const T *a = a0 + pa;
+$pack
+    const L part = j % $parts;
+    for (L g = part * $groups / $parts; g < (part + 1) * $groups / $parts; g++) {
+        const L n = $n_start;
+        $n_calls
+    }
+}
+"""
+_PACK = """    alignas(64) T packed[$m * $k];
+    for (L k = 0; k < $k; k++)
+        for (L m = 0; m < $m; m++) packed[m * $k + k] = a[m * ${am}LL + k * ${ak}LL];
+    a = packed;"""
+
+
+def dot_suits(spec: ContractionSpec, isa: Isa) -> bool:
+    """Whether the product should be computed by dot products over k."""
+    if spec.m > MOST_ROWS or spec.k < 2 * lanes(isa, spec.dtype) or spec.b[-2] != 1:
+        return False
+    return spec.a[-1] == 1 or spec.m * spec.k * 8 <= PACKED_BYTES
+
+
+def dot_draft(name: str, spec: ContractionSpec, isa: Isa, threads: int) -> Draft:
+    """The product of few rows by dot products."""
+    registers = isa.registers - 2
+    m_split = Split.at_most(spec.m, 8 if isa.registers >= 32 else 4)
+    best = max(1, (registers - m_split.size) // m_split.size)
+    n_split = Split.at_most(spec.n, min(8, best))
+    batch = math.prod(spec.batch)
+    work = spec.m * spec.n * spec.k
+    parts = 1 if batch * work < 1 << 15 else min(n_split.parts, ceil_div(threads, math.gcd(threads, batch)))
+    packs = spec.a[-1] != 1
+    am = spec.k if packs else spec.a[-2]
+    pack = render(_PACK, m=spec.m, k=spec.k, am=spec.a[-2], ak=spec.a[-1]) if packs else ""
+    sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[:-2]), "pc": (0, spec.c[:-2])}
+    text = render(
+        _TEXT, k=spec.k, am=f"{am}LL", bn=spec.b[-1], cm=spec.c[-2], cn=spec.c[-1], m_tiles=m_split.parts,
+        m_start=m_split.start("t"), n_start=n_split.start("g"), groups=n_split.parts, parts=parts, pack=pack,
+        offsets=unravel(f"j / {parts}", spec.batch, sums),
+        m_calls=_calls(m_split, "t", f"dots<$, NR>(a + m * {am}LL, b, c + m * {spec.c[-2]}LL);"),
+        n_calls=_calls(n_split, "g", f"rows<$>(a, a1 + pb + n * {spec.b[-1]}LL, o0 + pc + n * {spec.c[-1]}LL);"),
+    )  # fmt: skip
+    return Draft(name, spec.dtype, text, (Step(batch * parts, "skinny"),))
+
+
+def _calls(split: Split, index: str, call: str) -> str:
+    first, *rest = (call.replace("$", str(size)) for size in split.sizes)
+    return f"if ({index} < {split.larger}) {first} else {rest[0]}" if rest else first

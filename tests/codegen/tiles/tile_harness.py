@@ -1,0 +1,64 @@
+"""Compiles kernel plans without DaCe, many at a time, and calls them through ctypes."""
+
+import ctypes
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dcir.codegen.build import find_compiler
+from dcir.codegen.tiles.emit import STORED
+
+FLAGS = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w"]
+
+
+def wrap(plan, dtype, n_inputs, name):
+    """A plan as a function over a pointer table (inputs, output, scratch) in a namespace of its own."""
+    stored = STORED[dtype]
+    lines = [f"namespace {name} {{", plan.globals, f'extern "C" void {name}(void **p) {{']
+    lines += [f"const {stored} *a{i} = (const {stored} *)p[{i}];" for i in range(n_inputs)]
+    lines += [f"{stored} *o0 = ({stored} *)p[{n_inputs}];", f"unsigned char *scratch = (unsigned char *)p[{n_inputs + 1}];"]
+    for phase in plan.phases:
+        lines.append("#pragma omp parallel for schedule(static)")
+        lines.append(f"for (long long j = 0; j < {phase.jobs}; j++) {{ {phase.code} }}")
+    return "\n".join([*lines, "}", "}"])
+
+
+def compile_plans(entries, flags=(), keep=None):
+    """Entries are (plan, dtype, n_inputs); returns one callable per entry, taking tensors and returning nothing."""
+    folder = Path(tempfile.mkdtemp(prefix="dcir-tiles-"))
+    groups = min(len(entries), 2)
+    names = [f"kernel{i}" for i in range(len(entries))]
+
+    def build(g):
+        texts = [wrap(*entry, name) for i, (entry, name) in enumerate(zip(entries, names, strict=True)) if i % groups == g]
+        source = folder / f"unit{g}.cpp"
+        source.write_text("\n".join(texts))
+        library = folder / f"unit{g}.so"
+        done = subprocess.run(
+            [find_compiler(), *FLAGS, *flags, str(source), "-o", str(library)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{source}\n{done.stderr[:3000]}"
+        return ctypes.CDLL(str(library))
+
+    with ThreadPoolExecutor(2) as pool:
+        libraries = list(pool.map(build, range(groups)))
+    return [caller(libraries[i % groups], names[i], entry[0]) for i, entry in enumerate(entries)]
+
+
+def caller(library, name, plan):
+    import torch
+
+    function = getattr(library, name)
+    function.restype = None
+    # Every byte of scratch is poisoned: reading what no phase wrote gives NaN.
+    scratch = torch.full((plan.scratch + 64,), 0xFF, dtype=torch.uint8)
+    start = scratch.data_ptr() + -scratch.data_ptr() % 64
+
+    def call(*tensors):
+        table = (ctypes.c_void_p * (len(tensors) + 1))(*(t.data_ptr() for t in tensors), start)
+        function(table)
+
+    call.scratch = scratch
+    return call
+
