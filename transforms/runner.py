@@ -51,6 +51,7 @@ def run_passes(
     *,
     until: str | None = None,
     after: Callable[[Pass, Network], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     validate_each: bool = False,
 ) -> list[PassRecord]:
     """Apply ``passes`` in order.
@@ -60,6 +61,7 @@ def run_passes(
         passes: the pipeline.
         until: name of the last pass to run.
         after: called after every pass that changed something (the differential check hooks in here).
+        progress: called with (finished, all) after every pass.
         validate_each: let DaCe validate the SDFG after every pass too, not only before the first and after the last;
             dcir's own rules are always checked (they cost a tenth of DaCe's).
 
@@ -73,7 +75,7 @@ def run_passes(
     net.validate()
     records = []
     traffic, count, peak = net.bytes_moved(), len(net.ops()), peak_bytes(net)
-    for p in passes:
+    for number, p in enumerate(passes, 1):
         start = time.perf_counter()
         outcome = p.apply(net)
         seconds = time.perf_counter() - start
@@ -90,6 +92,8 @@ def run_passes(
                 net.validate()
             if after is not None:
                 after(p, net)
+        if progress is not None:
+            progress(number, len(passes))
         if p.name == until:
             break
     if passes and not validate_each:

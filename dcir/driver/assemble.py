@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from dcir.codegen.compile import Library
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network
-from dcir.runtime.program import BufferInfo, Program, ProgramInfo, ResultInfo, tensor_at
+from dcir.runtime.program import BufferInfo, Program, ProgramInfo, ResultInfo, call_into_torch
 
 
 def assemble(done: Imported, library: Library) -> Program:
@@ -28,7 +27,10 @@ def assemble(done: Imported, library: Library) -> Program:
         buffers=tuple(buffers),
         buffer_slots=tuple(buffer_slots),
         results=tuple(_result(net, done, number, kind, value) for kind, value in done.outputs),
-        callbacks={n: _callback(spec, ins, outs) for n, (spec, ins, outs) in library.callbacks.items()},
+        callbacks={
+            n: call_into_torch(spec, [(p.slot, p.offset) for p in ins], [(p.slot, p.offset) for p in outs])
+            for n, (spec, ins, outs) in library.callbacks.items()
+        },
         origins=tuple(library.origins),
     )
     return Program(library.path, info, list(done.constants.values()))
@@ -44,14 +46,3 @@ def _result(net: Network, done: Imported, number: dict[str, int], kind: str, val
     if whole:
         return ResultInfo(source, index)
     return ResultInfo(source, index, r.shape, r.strides, r.offset)
-
-
-def _callback(spec: Any, ins: Any, outs: Any) -> Callable[[Any], None]:
-    def call(table: Any) -> None:
-        tensors = [
-            [tensor_at((table[p.slot] or 0) + p.offset, *w) for p, w in zip(places, windows, strict=True)]
-            for places, windows in ((ins, spec.ins), (outs, spec.outs))
-        ]
-        spec.call(*tensors)
-
-    return call

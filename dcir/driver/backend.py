@@ -10,7 +10,9 @@ from torch import fx
 from dcir.options import Options
 
 
-def dcir(gm: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
+def dcir(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
     """The Dynamo backend; ``options`` are those of ``dcir.optimize``."""
     from dcir.driver.compile import Session
     from dcir.frontends.torch.capture import dynamo_backend

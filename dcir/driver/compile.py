@@ -12,13 +12,17 @@ from typing import Any
 import torch
 from torch import fx
 
+from dcir.codegen.compile import Library
 from dcir.driver.assemble import assemble
-from dcir.errors import Unsupported
+from dcir.errors import OptionError, Unsupported
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.options import Options
 
 # DaCe's configuration is per thread and its generator is not thread safe: one graph is compiled at a time.
 _COMPILING = threading.RLock()
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a step, how much of it is done, and how much there is."""
 
 
 @dataclass
@@ -56,6 +60,11 @@ class Session:
     options: Options
     graphs: list[GraphRecord] = field(default_factory=list)
     breaks: list[tuple[str, str]] = field(default_factory=list)
+    progress: Progress | None = None
+
+    def on_break(self, reason: str, place: str) -> None:
+        """Remember a graph break of TorchDynamo."""
+        self.breaks.append((reason, place))
 
     def compile_graph(self, gm: fx.GraphModule, kind: str) -> Callable[[Sequence[Any]], list[Any]]:
         """Compile one ATen graph (see ``frontends.torch.capture.CompileGraph``)."""
@@ -65,22 +74,36 @@ class Session:
     def _compile(self, gm: fx.GraphModule, kind: str) -> Callable[[Sequence[Any]], list[Any]]:
         record = GraphRecord(kind)
         clock = _Clock(record.seconds)
-        done = import_graph(gm)
-        record.operators = len(done.network.ops())
-        record.fallbacks = done.fallbacks
-        if self.options.strict and done.fallbacks:
-            raise Unsupported.collect(list(dict.fromkeys(done.fallbacks)))
-        clock.lap("import")
-        program = self.finish(done, record, clock)
+        done, library = self._build(gm, record, clock)
+        program = assemble(done, library)
+        clock.lap("load")
         self.graphs.append(record)
         return program
 
-    def finish(self, done: Imported, record: GraphRecord, clock: _Clock) -> Callable[[Sequence[Any]], list[Any]]:
-        """Passes, code, assembly."""
+    def build(self, gm: fx.GraphModule, kind: str) -> tuple[Imported, Library]:
+        """Compile one ATen graph to a library, without loading it."""
+        with _COMPILING:
+            record = GraphRecord(kind)
+            built = self._build(gm, record, _Clock(record.seconds))
+            self.graphs.append(record)
+            return built
+
+    def _build(self, gm: fx.GraphModule, record: GraphRecord, clock: _Clock) -> tuple[Imported, Library]:
+        """Import, passes, code."""
         from dcir.codegen.compile import compile_network
         from dcir.transforms.pipelines import pipeline
         from dcir.transforms.runner import run_passes
 
+        if self.options.target == "dace":
+            raise OptionError('target "dace" is not available', where="target='dace'", hint="target='cpp'")
+        done = import_graph(gm)
+        record.operators = len(done.network.ops())
+        record.fallbacks = done.fallbacks
+        if self.options.strict and done.fallbacks:
+            raise Unsupported.collect(
+                list(dict.fromkeys(done.fallbacks)), hint="strict=False runs them through torch, one call each"
+            )
+        clock.lap("import")
         passes = self.options.pipeline if self.options.pipeline is not None else pipeline(self.options.level)
         hook = None
         each = self.options.verify == "passes" or bool(os.environ.get("DCIR_VALIDATE"))
@@ -96,9 +119,11 @@ class Session:
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes
         record.bytes_moved = done.network.bytes_moved()
-        program = assemble(done, library)
-        clock.lap("load")
-        return program
+        return done, library
+
+    def _step(self, name: str) -> Callable[[int, int], None] | None:
+        show = self.progress
+        return None if show is None else lambda done, total: show(name, done, total)
 
 
 class _Clock:

@@ -106,7 +106,9 @@ def _optimized_module(module: nn.Module, options: Options) -> nn.Module:
     # As Module.compile does, but inlined into a frame of its own: Dynamo skips frames that belong to torch, and the
     # forward of a bare nn.Sequential is one.
     fast._compiled_call_impl = torch.compile(
-        wrap_inline(fast._call_impl), backend=dynamo_backend(session.compile_graph), dynamic=options.dynamic or None
+        wrap_inline(fast._call_impl),
+        backend=dynamo_backend(session.compile_graph, session.on_break),
+        dynamic=options.dynamic or None,
     )
     result: nn.Module = fast
     return result
@@ -114,7 +116,9 @@ def _optimized_module(module: nn.Module, options: Options) -> nn.Module:
 
 def _optimized_function(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
     session = Session(options)
-    fast: Any = torch.compile(fn, backend=dynamo_backend(session.compile_graph), dynamic=options.dynamic or None)
+    fast: Any = torch.compile(
+        fn, backend=dynamo_backend(session.compile_graph, session.on_break), dynamic=options.dynamic or None
+    )
     fast.dcir = Handle(session)
     result: Callable[..., Any] = fast
     return result

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import torch
 
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.lowering import FROM_NAME
+from dcir.runtime.buffers import POOLED_BYTES, BufferPool
 
 _CALL_BACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 _ALIGNMENT = 64
@@ -82,13 +85,14 @@ class Program:
             self._library = ctypes.CDLL(str(path))
             self._run = self._library.dcir_run
         except (OSError, AttributeError) as e:
-            raise ArtefactInvalid("a compiled library cannot be loaded", where=str(path), details=[("system", str(e))]) from e
+            details = [("system", str(e))]
+            raise ArtefactInvalid("a compiled library cannot be loaded", where=str(path), details=details) from e
         self._run.restype = ctypes.c_int
         self._run.argtypes = [ctypes.c_void_p, _CALL_BACK]
         self._free: list[_Frame] = []
         self._lock = threading.Lock()
         self._tensor_inputs = [(i, s) for i, s in enumerate(info.input_slots) if s >= 0]
-        self._alloc = [(b.shape, b.strides, FROM_NAME[b.dtype], s) for b, s in zip(info.buffers, info.buffer_slots, strict=True)]
+        self._alloc = [(maker(b), s) for b, s in zip(info.buffers, info.buffer_slots, strict=True)]
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the network.
@@ -109,8 +113,8 @@ class Program:
             for i, slot in self._tensor_inputs:
                 table[slot] = args[i].data_ptr()
             buffers = []
-            for shape, strides, dtype, slot in self._alloc:
-                t = torch.empty_strided(shape, strides, dtype=dtype)
+            for new, slot in self._alloc:
+                t = new()
                 table[slot] = t.data_ptr()
                 buffers.append(t)
             code = self._run(frame.address, frame.call_back)
@@ -165,6 +169,29 @@ class _Frame:
             return 0
 
         self.call_back = _CALL_BACK(call)
+
+
+def maker(info: BufferInfo) -> Callable[[], torch.Tensor]:
+    """A function that gives a result buffer nobody else holds."""
+    dtype = FROM_NAME[info.dtype]
+    if math.prod(info.shape) * dtype.itemsize >= POOLED_BYTES:
+        return BufferPool(info.shape, info.strides, dtype).take
+    return functools.partial(torch.empty_strided, info.shape, info.strides, dtype=dtype)
+
+
+def call_into_torch(
+    spec: Any, ins: Sequence[tuple[int, int]], outs: Sequence[tuple[int, int]]
+) -> Callable[[Any], None]:
+    """The call back of one ``TorchCall``; operands lie at (slot of the table, byte offset)."""
+
+    def call(table: Any) -> None:
+        tensors = [
+            [tensor_at((table[slot] or 0) + offset, *w) for (slot, offset), w in zip(places, windows, strict=True)]
+            for places, windows in ((ins, spec.ins), (outs, spec.outs))
+        ]
+        spec.call(*tensors)
+
+    return call
 
 
 def tensor_at(address: int, shape: Sequence[int], strides: Sequence[int], dtype: str) -> torch.Tensor:

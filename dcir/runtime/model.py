@@ -1,0 +1,231 @@
+"""A compiled network loaded from a file, as a module: forward only, its weights in the state dict under their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dcir.errors import ArtefactInvalid, InvalidInput
+from dcir.ops.lowering import FROM_NAME
+from dcir.runtime.manifest import Constant, Input, Manifest, torch_call
+from dcir.runtime.program import BufferInfo, Program, ProgramInfo, ResultInfo, call_into_torch
+
+
+class Loaded:
+    """What ``model.dcir`` offers: the manifest, and the report written when the model was compiled."""
+
+    def __init__(self, manifest: Manifest, library: Path, report: Callable[[], Mapping[str, Any]]) -> None:
+        self.manifest, self.library, self._report = manifest, library, report
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The arguments of a call, in order."""
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the results, in order."""
+        return tuple(o.name for o in self.manifest.outputs)
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """What was done when the model was compiled, as ``Report.to_json`` gives it."""
+        return self._report()
+
+
+class CompiledModel(nn.Module):
+    """Calls a compiled library.
+
+    Its weights are buffers under their original names; ``load_state_dict`` copies into them and the next call sees it.
+    It computes what the model computed in eval mode, records no gradients, and stays on the CPU in its own types.
+    """
+
+    dcir: Loaded
+
+    def __init__(self, loaded: Loaded, tensors: Sequence[Tensor]) -> None:
+        """A model over ``tensors``, one per constant of the manifest, laid out as it says."""
+        super().__init__()
+        super().train(False)
+        manifest = loaded.manifest
+        for constant, tensor in zip(manifest.constants, tensors, strict=True):
+            for name in constant.names:
+                _register(self, constant, name, tensor)
+        self.__dict__["dcir"] = loaded
+        self.__dict__["_tensors"] = list(tensors)
+        self.__dict__["_program"] = _program(loaded, tensors)
+        # (type, shape, strides) per argument: all that a call has time to compare.
+        self.__dict__["_layouts"] = [(FROM_NAME[x.dtype], x.shape, x.strides) for x in manifest.inputs]
+        self.__dict__["_shape_of_result"] = _rebuilder(manifest.result, len(manifest.outputs))
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """See ``forward``."""
+        state = self.__dict__
+        layouts = state["_layouts"]
+        if named or len(inputs) != len(layouts) or state["_forward_hooks"] or state["_forward_pre_hooks"]:
+            return super().__call__(*inputs, **named)
+        for x, (dtype, shape, strides) in zip(inputs, layouts, strict=True):
+            if (
+                type(x) is not Tensor
+                or x.dtype is not dtype
+                or x.shape != shape
+                or x.stride() != strides
+                or x.requires_grad
+                or not x.is_cpu
+            ):
+                return super().__call__(*inputs)
+        rebuild = state["_shape_of_result"]
+        out = state["_program"](inputs)
+        return out[0] if rebuild is None else rebuild(out)
+
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
+        """Run the model.
+
+        Args:
+            inputs: one tensor per input of the manifest; other strides than those it was compiled for cost a copy.
+            named: or by name.
+
+        Raises:
+            InvalidInput: number, kind, type, shape or device of the inputs does not fit, or one wants gradients.
+            IndexOutOfRange: an index in the inputs leads outside a tensor.
+            FallbackFailed: an operator run through torch failed.
+        """
+        specs = self.dcir.inputs
+        if named:
+            inputs = _by_name(specs, inputs, named)
+        if len(inputs) != len(specs):
+            names = ", ".join(spec.name for spec in specs)
+            raise InvalidInput(f"{len(inputs)} inputs are given, the model takes {len(specs)}: {names}")
+        ready = [_fit(spec, value) for spec, value in zip(specs, inputs, strict=True)]
+        rebuild = self.__dict__["_shape_of_result"]
+        out = self.__dict__["_program"](ready)
+        return out[0] if rebuild is None else rebuild(out)
+
+    def train(self, mode: bool = True) -> CompiledModel:
+        """Eval mode is all there is.
+
+        Raises:
+            InvalidInput: ``mode`` is true.
+        """
+        if mode:
+            raise InvalidInput(
+                "a compiled file computes what the model computes in eval mode",
+                hint="train dcir.optimize(model), or dcir.load of the ONNX file, and compile again",
+            )
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CompiledModel:
+        # The code was generated for these types on this device, and reads the weights where they are.
+        for tensor in self.__dict__["_tensors"]:
+            after = fn(tensor)
+            if after is not tensor:
+                raise InvalidInput("a compiled file cannot be moved or converted", hint="compile the model again")
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        tensors = [_like(t) for t in self.__dict__["_tensors"]]
+        twin = CompiledModel(self.dcir, tensors)
+        memo[id(self)] = twin
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a compiled model is not pickled: keep its .dcir file and load that")
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+
+def _register(model: nn.Module, constant: Constant, name: str, tensor: Tensor) -> None:
+    *path, last = name.split(".")
+    module = model
+    try:
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            child = module._modules[part]
+            assert child is not None
+            module = child
+        module.register_buffer(last, tensor)
+    except (KeyError, TypeError) as e:
+        raise ArtefactInvalid(f"the manifest is broken: {name!r} cannot be the name of a {constant.role}") from e
+
+
+def _program(loaded: Loaded, tensors: Sequence[Tensor]) -> Program:
+    m = loaded.manifest
+    pairs = [(slot, t) for c, t in zip(m.constants, tensors, strict=True) for slot in c.slots]
+    info = ProgramInfo(
+        table_size=m.table_size,
+        arena_bytes=m.arena_bytes,
+        input_slots=tuple(x.slot for x in m.inputs),
+        constant_slots=tuple(slot for slot, _ in pairs),
+        buffers=tuple(BufferInfo(b.shape, b.strides, b.dtype) for b in m.buffers),
+        buffer_slots=tuple(b.slot for b in m.buffers),
+        results=tuple(ResultInfo(o.source, o.index, o.shape, o.strides, o.offset, o.literal) for o in m.outputs),
+        callbacks={e.number: call_into_torch(torch_call(e), e.ins, e.outs) for e in m.calls_into_torch},
+        origins=m.origins,
+    )
+    return Program(loaded.library, info, [t for _, t in pairs])
+
+
+def _rebuilder(node: Any, count: int) -> Callable[[list[Any]], Any] | None:
+    """From the flat results to what the model returns; None for a single one."""
+    if node == 0:
+        return None
+    if node == {"tuple": list(range(count))}:
+        return tuple
+    return lambda out: _rebuild(node, out)
+
+
+def _rebuild(node: Any, out: list[Any]) -> Any:
+    if isinstance(node, int):
+        return out[node]
+    kind, content = next(iter(node.items()))
+    if kind == "dict":
+        return {key: _rebuild(item, out) for key, item in content.items()}
+    items = [_rebuild(item, out) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _by_name(specs: Sequence[Input], inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    rest = [spec.name for spec in specs[len(inputs) :]]
+    unknown = [name for name in named if name not in rest]
+    missing = [name for name in rest if name not in named]
+    if unknown or missing:
+        rows = [("unknown", ", ".join(unknown) or "none"), ("missing", ", ".join(missing) or "none")]
+        raise InvalidInput("the named inputs do not fit the model", details=rows)
+    return (*inputs, *(named[name] for name in rest))
+
+
+def _fit(spec: Input, x: Any) -> Tensor:
+    """``x`` as the library reads it."""
+    if isinstance(x, np.ndarray):
+        raise InvalidInput(f"input {spec.name} is a NumPy array", hint="torch.from_numpy(array)")
+    if not isinstance(x, Tensor):
+        raise InvalidInput(f"input {spec.name} must be a tensor, it is a {type(x).__name__}")
+    dtype = FROM_NAME[spec.dtype]
+    if x.dtype is not dtype:
+        hint = f"x.to({dtype})" if x.is_floating_point() == dtype.is_floating_point else None
+        raise InvalidInput(f"input {spec.name} must have type {dtype}, it has {x.dtype}", hint=hint)
+    if tuple(x.shape) != spec.shape:
+        raise InvalidInput(
+            f"input {spec.name} must have shape {list(spec.shape)}, it has {list(x.shape)}",
+            hint="a .dcir file is compiled for one shape; compile it for this one too (--shape)",
+        )
+    if not x.is_cpu:
+        raise InvalidInput(f"input {spec.name} is on {x.device}", hint="x.cpu()")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise InvalidInput(
+            f"input {spec.name} wants gradients, a compiled file has none",
+            hint="torch.no_grad() around the call; or dcir.optimize(model), which computes them",
+        )
+    x = x.detach().resolve_conj().resolve_neg()
+    if all(d == 1 or have == want for d, have, want in zip(spec.shape, x.stride(), spec.strides, strict=True)):
+        return x
+    placed = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
+    placed.copy_(x)
+    return placed
