@@ -70,7 +70,7 @@ def opsets_of(imports: object, where: str) -> dict[str, int]:
         domain = domain_of(item.domain)
         if versions.setdefault(domain, item.version) != item.version:
             raise InvalidModel(f"two opset versions are imported for domain {show(domain)}", where=where)
-        if item.version < 1:
+        if not 1 <= item.version < 2**31:
             raise InvalidModel(f"opset version {item.version} is not possible", where=where)
         if domain == "" and item.version > MAX_OPSET:
             message = f"opset {item.version} is newer than the onnx package knows (up to {MAX_OPSET})"

@@ -7,13 +7,14 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from onnx import ModelProto, ValueInfoProto
 from torch import Tensor, nn
 
-from dcir.errors import InvalidInput, InvalidModel, Unsupported
+from dcir.errors import DcirError, InvalidInput, InvalidModel, Unsupported
 from dcir.frontends.onnx import table as _table
 from dcir.frontends.onnx.build import Builder
 from dcir.frontends.onnx.model_file import read_model
@@ -165,7 +166,16 @@ def load(
         InvalidModel: The file is broken or hostile.
         Unsupported: It uses operators or types that have no way here; all of them are listed.
     """
-    model, folder = read_model(source)
+    try:
+        return _load(*read_model(source), shapes)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
+        if isinstance(error, DcirError):
+            raise
+        # Protocol buffers hand out what they find (bytes for text, for one); nothing in a file may crash its reader.
+        raise InvalidModel(f"the file is malformed: {show(str(error))}") from error
+
+
+def _load(model: ModelProto, folder: Path | None, shapes: Mapping[str, Sequence[int | str]] | None) -> OnnxModule:
     builder = Builder(model, folder)
     program = builder.build()
     names = _Names()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,6 @@ import torch
 from dcir.errors import Unsupported
 from dcir.frontends.onnx import OnnxModule, load
 from dcir.frontends.onnx.tensors import read_tensor, to_numpy
-
-
-@pytest.fixture(autouse=True)
-def _clean_dynamo() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
 
 
 def _tensor(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dcir.frontends.onnx import load
+
+
+@pytest.fixture(autouse=True)
+def _clean_dynamo() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
 
 
 class Residual(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,13 @@ import torch
 from dcir.frontends.onnx import OnnxModule
 
 Make = Callable[..., OnnxModule]
+
+
+@pytest.fixture(autouse=True)
+def _clean_dynamo() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
 
 FLATTEN_BY_HAND = """g (float[N, 3, H, W] x) => (float[A, B] y) {
     shape = Shape(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,12 @@ from dcir.frontends.onnx import load
 
 FOLDER = Path(onnx.__file__).parent / "backend/test/data/light"
 MODELS = sorted(path.stem for path in FOLDER.glob("light_*.onnx"))
+
+
+@pytest.fixture(autouse=True)
+def _clean_dynamo() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
 
 
 def _ramp(shape: list[int]) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -50,29 +51,50 @@ def _is_refused(name: str, model: onnx.ModelProto) -> bool:
     return name in REFUSED_CASES or any(node.op_type in REFUSED_OPERATORS for node in model.graph.node)
 
 
-@pytest.mark.parametrize("name", sorted(set(NODE_CASES) - RANDOM))
-def test_node(name: str, run_case: Callable[..., None]) -> None:
-    case = NODE_CASES[name]
-    assert case.model is not None
-    if _is_refused(name, case.model):
-        with pytest.raises(Unsupported):
-            run_case(case.model, case.data_sets, case.rtol, case.atol)
-        return
-    rtol, atol = (2e-3, 1e-6) if name in ROUNDING else (case.rtol, case.atol)
-    run_case(case.model, case.data_sets, rtol, atol)
+def _families() -> dict[str, list[str]]:
+    families: dict[str, list[str]] = {}
+    for name in sorted(set(NODE_CASES) - RANDOM):
+        families.setdefault(name.split("_")[1], []).append(name)
+    return families
 
 
-@pytest.mark.parametrize("name", sorted(FILE_CASES))
-def test_file(name: str, run_case: Callable[..., None]) -> None:
-    case = FILE_CASES[name]
-    folder = Path(case.model_dir or "")
-    model = onnx.load(folder / "model.onnx")
-    sets = [(_protos(d, "input"), _protos(d, "output")) for d in sorted(folder.glob("test_data_set*"))]
-    if _is_refused(name, model):
-        with pytest.raises(Unsupported):
-            run_case(folder / "model.onnx", sets, case.rtol, case.atol)
-        return
-    run_case(folder / "model.onnx", sets, case.rtol, case.atol)
+FAMILIES = _families()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_nodes(family: str, run_case: Callable[..., None]) -> None:
+    failures = []
+    for name in FAMILIES[family]:
+        case = NODE_CASES[name]
+        assert case.model is not None
+        rtol, atol = (2e-3, 1e-6) if name in ROUNDING else (case.rtol, case.atol)
+        problem = _problem(name, case.model, case.model, case.data_sets, rtol, atol, run_case)
+        failures += [f"{name}: {problem}"] if problem else []
+    assert not failures, "\n".join(failures)
+
+
+def _problem(
+    name: str, model: onnx.ModelProto, source: Any, sets: Any, rtol: float, atol: float, run: Callable[..., None]
+) -> str | None:
+    """What is wrong with one case, or None."""
+    try:
+        run(source, sets, rtol, atol)
+    except Unsupported as error:
+        return None if _is_refused(name, model) else f"refused: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "runs, but is on the list of refusals" if _is_refused(name, model) else None
+
+
+def test_bundled_files(run_case: Callable[..., None]) -> None:
+    failures = []
+    for name, case in sorted(FILE_CASES.items()):
+        folder = Path(case.model_dir or "")
+        model = onnx.load(folder / "model.onnx")
+        sets = [(_protos(d, "input"), _protos(d, "output")) for d in sorted(folder.glob("test_data_set*"))]
+        problem = _problem(name, model, folder / "model.onnx", sets, case.rtol, case.atol, run_case)
+        failures += [f"{name}: {problem}"] if problem else []
+    assert not failures, "\n".join(failures)
 
 
 def _protos(folder: Path, kind: str) -> list[onnx.TensorProto]:

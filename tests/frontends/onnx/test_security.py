@@ -340,6 +340,20 @@ def test_unknown_operators_and_newer_operator_sets_are_refused() -> None:
         load(model)
 
 
+@pytest.mark.parametrize("place", ["name", "op_type", "input", "domain"])
+def test_text_that_is_not_utf8(tmp_path: Path, place: str) -> None:
+    value = "MARKER"
+    model = _model(nodes=[helper.make_node("Add", ["x", "x"], ["y"], name="n")])
+    if place == "input":
+        model.graph.node[0].input[0] = value
+    else:
+        setattr(model.graph.node[0], place, value)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString().replace(b"MARKER", b"\xff\xfe\xffKER"))
+    with contextlib.suppress(DcirError):
+        load(path)
+
+
 def test_too_many_nodes() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])] * 200_001
     with pytest.raises(InvalidModel, match="200000"):
