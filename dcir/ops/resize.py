@@ -50,7 +50,7 @@ def _nearest(ctx: Lowering, x: Ref, scales: Scales, half: float) -> Ref:
     places = []
     for d in range(n):
         i, extent = k.body.index(lead + d), small[d]
-        if extent != large[d] or (half and scales[d] is not None):
+        if extent != large[d] or scales[d] is not None:
             at = (k.body.convert(i, "f32") + half) * _ratio(extent, large[d], scales[d])
             i = k.body.op("min", k.body.convert(k.body.op("floor", at), "i64"), k.body.const(extent - 1, "i64"))
         places.append(i)
