@@ -41,7 +41,7 @@ def planner(spec: type) -> Callable[[Planner], Planner]:
 
 
 def plan(spec: Any, machine: Machine) -> KernelPlan:
-    """The kernel of a spec.
+    """The kernel of a spec: by its own emitter, else as the loop program that it is equal to.
 
     Raises:
         Unsupported: no emitter is registered for it.
@@ -53,6 +53,8 @@ def plan(spec: Any, machine: Machine) -> KernelPlan:
         for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
             importlib.import_module(f"{package.__name__}.{info.name}")
         _loaded = True
+    if type(spec) not in _PLANNERS and hasattr(spec, "program"):
+        return plan(spec.program(), machine)
     if type(spec) not in _PLANNERS:
         raise Unsupported.collect([(f"generated code for {type(spec).__name__}", "")])
     return _PLANNERS[type(spec)](spec, machine)

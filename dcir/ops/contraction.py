@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dcir.ir.program import Body, Program
+from dcir.ir.serialize import register
+from dcir.ir.types import compute_type, itemsize
+from dcir.ops.torch_call import window_tensor
 
 
+@register
 @dataclass(frozen=True)
 class ContractionSpec:
     """Shapes in elements; strides in elements, batch strides first. A stride of 0 broadcasts.
@@ -25,3 +36,48 @@ class ContractionSpec:
     a: tuple[int, ...]
     b: tuple[int, ...]
     c: tuple[int, ...]
+
+    kind = "contraction"
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Shapes of A, B and C."""
+        return (*self.batch, self.m, self.k), (*self.batch, self.k, self.n), (*self.batch, self.m, self.n)
+
+    def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Distinct bytes of A and B, and of C."""
+        size = itemsize(self.dtype)
+        a, b, c = (
+            size * math.prod(d for d, s in zip(shape, strides, strict=True) if s != 0)
+            for shape, strides in zip(self.shapes, (self.a, self.b, self.c), strict=True)
+        )
+        return (a, b), (c,)
+
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * math.prod(self.batch) * self.m * self.n * self.k
+
+    def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Run it over 1-D NumPy buffers: in float64, rounded once."""
+        shapes = self.shapes
+        a = window_tensor(ins[0], (shapes[0], self.a, self.dtype))
+        b = window_tensor(ins[1], (shapes[1], self.b, self.dtype))
+        window_tensor(outs[0], (shapes[2], self.c, self.dtype)).copy_(torch.matmul(a.double(), b.double()))
+
+    def program(self) -> Program:
+        """The same as a loop program: outer (*batch, m, n), inner (k,)."""
+        return contraction_program(self, self.dtype, self.dtype)
+
+
+def contraction_program(spec: ContractionSpec, storage: str, result: str) -> Program:
+    """``spec`` as a loop program over other element types (products and sums in the result's compute type)."""
+    n_batch = len(spec.batch)
+    body = Body((*spec.batch, spec.m, spec.n), (spec.k,))
+    a, b, c = body.input(storage), body.input(storage), body.output(result)
+    (*a_batch, a_m, a_k), (*b_batch, b_k, b_n) = spec.a, spec.b
+    x = body.load(a, (*a_batch, a_m, 0, a_k))
+    y = body.load(b, (*b_batch, 0, b_n, b_k))
+    compute = compute_type(result)
+    total = body.reduce("sum", body.convert(x, compute) * body.convert(y, compute))
+    body.store(c, (*spec.c[:n_batch], *spec.c[n_batch:], 0), total)
+    return body.finish()

@@ -49,8 +49,8 @@ class TorchCall:
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over NumPy buffers."""
-        self.call([_tensor(b, w) for b, w in zip(ins, self.ins, strict=True)],
-                  [_tensor(b, w) for b, w in zip(outs, self.outs, strict=True)])  # fmt: skip
+        self.call([window_tensor(b, w) for b, w in zip(ins, self.ins, strict=True)],
+                  [window_tensor(b, w) for b, w in zip(outs, self.outs, strict=True)])  # fmt: skip
 
     def call(self, ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         """Run it: read ``ins``, write ``outs``.
@@ -75,7 +75,8 @@ class TorchCall:
             o.copy_(t)
 
 
-def _tensor(buffer: Any, window: Window) -> torch.Tensor:
+def window_tensor(buffer: Any, window: Window) -> torch.Tensor:
+    """A NumPy buffer seen as a torch tensor of the window's shape, strides and type."""
     shape, strides, dtype = window
     t = torch.from_numpy(np.asarray(buffer))
     if dtype == "bf16":
