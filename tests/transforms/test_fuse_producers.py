@@ -1,0 +1,83 @@
+"""Vertical fusion: what is fused, what is left alone, what is refused and why, and the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from dcir.ir.verify import verify
+from dcir.transforms.fuse_producers import FuseProducers
+from tests.transforms.build import binary, network, reduce, unary
+from tests.transforms.random_network import results
+
+
+def test_changed_chain() -> None:
+    net = network([(4, 6)], lambda c, x: [unary(c, "tanh", unary(c, "neg", unary(c, "exp", x)))])
+    before = results(net)
+    outcome = FuseProducers().apply(net)
+    assert outcome.changed == 2 and len(net.ops()) == 1
+    assert [n for n, c in net.containers.items() if c.role == "transient"] == []
+    np.testing.assert_allclose(results(net)[0], before[0], rtol=1e-6)
+
+
+def test_changed_softmax_is_one_kernel() -> None:
+    def softmax(c, x):  # type: ignore[no-untyped-def]
+        e = unary(c, "exp", binary(c, "sub", x, reduce(c, "max", x)))
+        return [binary(c, "div", e, reduce(c, "sum", e))]
+
+    net = network([(32, 10)], softmax)
+    before = results(net)
+    FuseProducers().apply(net)
+    verify(net)
+    assert len(net.ops()) == 1 and net.ops()[0].spec.outer == (32,) and net.ops()[0].spec.inner == (10,)
+    np.testing.assert_allclose(results(net)[0], before[0], rtol=1e-6)
+
+
+def test_changed_through_a_transposed_reshape() -> None:
+    def make(c, x):  # type: ignore[no-untyped-def]
+        y = unary(c, "neg", x)  # (4, 6, 5), read as (5, 24)
+        flat = replace(y, shape=(24, 5), strides=(5, 1))
+        return [unary(c, "tanh", replace(flat, shape=(5, 24), strides=(1, 5)))]
+
+    net = network([(4, 6, 5)], make)
+    before = results(net)
+    assert FuseProducers().apply(net).changed == 1
+    np.testing.assert_allclose(results(net)[0], before[0], rtol=1e-6)
+
+
+def test_changed_keeps_what_others_read() -> None:
+    def make(c, x):  # type: ignore[no-untyped-def]
+        y = unary(c, "exp", x)
+        return [y, unary(c, "neg", y)]
+
+    net = network([(4, 6)], make)
+    assert FuseProducers().apply(net).changed == 1
+    assert len(net.ops()) == 1 and len(net.ops()[0].spec.outputs) == 2
+    verify(net)
+
+
+def test_unchanged() -> None:
+    net = network([(4, 6)], lambda c, x: [unary(c, "tanh", x), unary(c, "exp", x)])
+    outcome = FuseProducers().apply(net)
+    assert not outcome.changed and not outcome.refused and len(net.ops()) == 2
+
+
+def test_refused_costly_broadcast() -> None:
+    def make(c, x, s):  # type: ignore[no-untyped-def]
+        return [binary(c, "mul", x, unary(c, "rsqrt", s))]
+
+    net = network([(64, 6), (1, 6)], make)
+    outcome = FuseProducers().apply(net)
+    assert not outcome.changed
+    assert outcome.refused == {"the value would be computed once per broadcast element": 1}
+
+
+def test_refused_other_axis() -> None:
+    def make(c, x):  # type: ignore[no-untyped-def]
+        return [reduce(c, "sum", binary(c, "sub", x, reduce(c, "max", x, 1)), 0)]
+
+    net = network([(32, 10)], make)
+    outcome = FuseProducers().apply(net)
+    assert "the consumer reduces over other loops" in outcome.refused or len(net.ops()) == 2
+    assert len(net.ops()) == 2
