@@ -86,7 +86,13 @@ class OnnxModule(nn.Module):
                 state.append(host._replace(twin=getattr(self, name)))
             else:
                 state.append(host)
-        results = [to_tensor(v) if isinstance(v, Host) else v for v in self.program.run(arguments, tuple(state))]
+        device = _device_of(arguments, state)
+        if device is None or device.type == "cpu":
+            results = self._run(arguments, tuple(state))
+        else:
+            # Operators that make a tensor from nothing must make it beside the others.
+            with torch.device(device):
+                results = self._run(arguments, tuple(state))
         return results[0] if len(results) == 1 else tuple(results)
 
     def _bind(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
@@ -105,10 +111,20 @@ class OnnxModule(nn.Module):
             bound.append(value)
         return tuple(bound)
 
+    def _run(self, arguments: tuple[Any, ...], state: tuple[Any, ...]) -> list[Any]:
+        return [to_tensor(v) if isinstance(v, Host) else v for v in self.program.run(arguments, state)]
+
     def as_numbers(self, *inputs: Any) -> tuple[Any, ...]:
         """The inputs with small tensors at `host` inputs replaced by numbers, so that tracing needs no data."""
         pairs = zip(self.input_specs, inputs, strict=True)
         return tuple(v.tolist() if spec.host and _is_small(v) else v for spec, v in pairs)
+
+
+def _device_of(arguments: tuple[Any, ...], state: list[Any]) -> torch.device | None:
+    for value in (*arguments, *state):
+        if isinstance(value, Tensor):
+            return value.device
+    return None
 
 
 def _is_small(value: Any) -> bool:

@@ -152,3 +152,17 @@ def test_graph_without_outputs_is_refused(parse: Callable[..., onnx.ModelProto])
     del model.graph.output[:]
     with pytest.raises(InvalidModel):
         load(model)
+
+
+def test_everything_is_made_on_the_device_of_the_input(module_of: Make) -> None:
+    module = module_of(
+        """g (float[N, 3] x) => (float[N, 3] y, int64[2] s) {
+        s = Shape(x)
+        ones = ConstantOfShape <value = float[1] {1.0}> (s)
+        z = Add(x, ones)
+        y = Add(z, w)
+    }""",
+        w=np.ones(3, np.float32),
+    ).to("meta")
+    y, s = module(torch.empty(2, 3, device="meta"))
+    assert (y.device.type, s.device.type, y.shape) == ("meta", "meta", (2, 3))
