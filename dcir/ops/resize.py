@@ -37,6 +37,8 @@ def _nearest(ctx: Lowering, x: Ref, scales: Scales, half: float) -> Ref:
     dst, n = ctx.result(), len(scales)
     small, large = x.shape[-n:], dst.shape[-n:]
     lead = len(x.shape) - n
+    if not half and n > 1:  # torch overrules the given scale for these two sizes
+        scales = [None if m in (e, 2 * e) else s for e, m, s in zip(small, large, scales, strict=True)]
     factors = _whole_factors(small, large, scales)
     if factors is not None:
         # [.., h f] <- [.., h]: every dimension as two loops, the source stands still in the second.
