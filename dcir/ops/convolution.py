@@ -1,17 +1,29 @@
-"""Convolutions of one to three spatial dimensions: forward, data gradient (= transposed convolution), weight gradient."""
+"""Convolutions in one to three dimensions: forward, data gradient (= transposed convolution), weight gradient."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dcir.ir.program import Body, Expr, Program
+from dcir.ir.serialize import register
+from dcir.ir.types import compute_type, itemsize
+from dcir.ops.torch_call import window_tensor
 
 
+@register
 @dataclass(frozen=True)
 class ConvolutionSpec:
     """One of the three products of y[n,g,o,p] = sum_{i,k} x[n,g,i,p*stride - padding + k*dilation] * w[g,o,i,k].
 
     kind "forward" reads (x, w[, bias]) and writes y; "backward_data" reads (y, w) and writes x (also what a transposed
     convolution is); "backward_weight" reads (x, y) and writes w. Padding outside x counts as zero. Sizes and strides
-    are in elements. Channels are split as group * channels-per-group + channel in x and y, w is [group*out, in, *kernel].
+    are in elements. Channels are split as group * channels-per-group + channel in x and y; w is
+    [group*out, in, *kernel].
 
     Attributes:
         kind: "forward", "backward_data" or "backward_weight".
@@ -44,3 +56,175 @@ class ConvolutionSpec:
     w: tuple[int, ...]
     y: tuple[int, ...]
     bias: bool = False
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Shapes of x, w and y."""
+        return (
+            (self.n, self.groups * self.cin, *self.in_size),
+            (self.groups * self.cout, self.cin, *self.kernel),
+            (self.n, self.groups * self.cout, *self.out_size),
+        )
+
+    def _inside(self, d: int) -> list[int]:
+        """Positions of x that dimension ``d`` reads, one for every pair of an output position and a tap inside x."""
+        places = (
+            p * self.stride[d] - self.padding[d] + k * self.dilation[d]
+            for p in range(self.out_size[d])
+            for k in range(self.kernel[d])
+        )
+        return [i for i in places if 0 <= i < self.in_size[d]]
+
+    def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Distinct bytes of each operand; of x as an input only the positions that some tap meets."""
+        size = itemsize(self.dtype)
+        x, w, y = (size * math.prod(shape) for shape in self.shapes)
+        places = math.prod(len(set(self._inside(d))) for d in range(len(self.kernel)))
+        met = size * self.n * self.groups * self.cin * places
+        if self.kind == "forward":
+            return (met, w, *([size * self.groups * self.cout] if self.bias else [])), (y,)
+        return ((y, w), (x,)) if self.kind == "backward_data" else ((met, y), (w,))
+
+    def operations(self) -> int:
+        """Multiplications and additions of elements that exist; zeros outside x do not count."""
+        taps = math.prod(len(self._inside(d)) for d in range(len(self.kernel)))
+        bias = math.prod(self.shapes[2]) if self.bias else 0
+        return 2 * self.n * self.groups * self.cin * self.cout * taps + bias
+
+    def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Run it over 1-D NumPy buffers: in float64, rounded once."""
+        windows = dict(zip("xwy", zip(self.shapes, (self.x, self.w, self.y), strict=True), strict=True))
+        roles = {"forward": ("xw", "y"), "backward_data": ("yw", "x"), "backward_weight": ("xy", "w")}
+        reads, writes = roles[self.kind]
+        t = {c: window_tensor(ins[i], (*windows[c], self.dtype)).double() for i, c in enumerate(reads)}
+        target = window_tensor(outs[0], (*windows[writes], self.dtype))
+        rank = len(self.kernel)
+        span = [(p - 1) * s + (k - 1) * d + 1 for p, s, k, d in
+                zip(self.out_size, self.stride, self.kernel, self.dilation, strict=True)]  # fmt: skip
+        low = self.padding
+        pads = [v for d in reversed(range(rank)) for v in (low[d], span[d] - self.in_size[d] - low[d])]
+        none, stride, dilation = [0] * rank, list(self.stride), list(self.dilation)
+        aten = torch.ops.aten
+        if self.kind == "backward_data":
+            whole = aten.convolution(t["y"], t["w"], None, stride, none, dilation, True, none, self.groups)
+            target.copy_(torch.nn.functional.pad(whole, [-v for v in pads]))
+            return
+        x = torch.nn.functional.pad(t["x"], pads)
+        if self.kind == "forward":
+            bias = window_tensor(ins[2], ((self.groups * self.cout,), (1,), self.dtype)).double() if self.bias else None
+            target.copy_(aten.convolution(x, t["w"], bias, stride, none, dilation, False, none, self.groups))
+            return
+        like = torch.zeros(self.shapes[1], dtype=torch.float64)
+        target.copy_(aten.convolution_backward(
+            t["y"], x, like, None, stride, none, dilation, False, none, self.groups, [False, True, False]
+        )[1])  # fmt: skip
+
+    def program(self) -> Program:
+        """The same as a loop program that gathers: every result sums over all taps, with zero outside."""
+        make = {"forward": _forward, "backward_data": _backward_data, "backward_weight": _backward_weight}
+        return make[self.kind](self)
+
+
+class _Loops:
+    """The strides of one operand over a program's loops, set by the loops' roles."""
+
+    def __init__(self, spec: ConvolutionSpec, outer: Sequence[str], inner: Sequence[str]) -> None:
+        rank = len(spec.kernel)
+        extents = {"n": [spec.n], "g": [spec.groups], "o": [spec.cout], "i": [spec.cin],
+                   "x": spec.in_size, "k": spec.kernel, "y": spec.out_size}  # fmt: skip
+        self.spec, self.rank, self.compute = spec, rank, compute_type(spec.dtype)
+        self.first: dict[str, int] = {}
+        at = 0
+        for role in (*outer, *inner):
+            self.first[role] = at
+            at += len(extents[role])
+        self.count = at
+        self.body = Body([d for r in outer for d in extents[r]], [d for r in inner for d in extents[r]])
+
+    def strides(self, **by_role: int | Sequence[int]) -> list[int]:
+        result = [0] * self.count
+        for role, steps in by_role.items():
+            for j, s in enumerate([steps] if isinstance(steps, int) else steps):
+                result[self.first[role] + j] = s
+        return result
+
+    def index(self, role: str, d: int) -> Expr:
+        return self.body.index(self.first[role] + d)
+
+    def read_x(self, operand: int) -> Expr:
+        """x at output position * stride - padding + tap * dilation, zero outside."""
+        spec, x = self.spec, self.spec.x
+        lead = {"n": x[0], "g": x[1] * spec.cin, "i": x[1]}
+        spans = zip(spec.out_size, spec.stride, spec.kernel, spec.dilation, spec.in_size, spec.padding, strict=True)
+        if all(pad == 0 and (p - 1) * s + (k - 1) * d < n for p, s, k, d, n, pad in spans):
+            steps = [a * b for a, b in zip(x[2:], spec.stride, strict=True)]
+            taps = [a * b for a, b in zip(x[2:], spec.dilation, strict=True)]
+            return self.body.load(operand, self.strides(**lead, y=steps, k=taps))
+        places = [
+            self.index("y", d) * spec.stride[d] + self.index("k", d) * spec.dilation[d] - spec.padding[d]
+            for d in range(self.rank)
+        ]
+        return self._gather(operand, self.strides(**lead), places, spec.in_size, x[2:], None)
+
+    def read_y(self, operand: int) -> Expr:
+        """y at (position in x + padding - tap * dilation) / stride where that is a whole number, zero elsewhere."""
+        spec, b = self.spec, self.body
+        places: list[Expr] = []
+        exact: Expr | None = None
+        for d in range(self.rank):
+            over = self.index("x", d) + spec.padding[d] - self.index("k", d) * spec.dilation[d]
+            at = over
+            if spec.stride[d] != 1:
+                at = b.op("idiv_floor", over, b.const(spec.stride[d], "i64"))
+                whole = (at * spec.stride[d]).eq(over)
+                exact = whole if exact is None else exact & whole
+            places.append(at)
+        y = spec.y
+        lead = self.strides(n=y[0], g=y[1] * spec.cout, o=y[1])
+        return self._gather(operand, lead, places, spec.out_size, y[2:], exact)
+
+    def _gather(
+        self, operand: int, strides: Sequence[int], places: Sequence[Expr], extents: Sequence[int],
+        steps: Sequence[int], ok: Expr | None,
+    ) -> Expr:  # fmt: skip
+        for p, n in zip(places, extents, strict=True):
+            good = (p >= 0) & (p < n)
+            ok = good if ok is None else ok & good
+        zero = self.body.const(0, self.compute)
+        return self.body.gather(operand, strides, places, extents, steps, "trusted", ok, zero)
+
+    def w_strides(self) -> list[int]:
+        w = self.spec.w
+        return self.strides(g=w[0] * self.spec.cout, o=w[0], i=w[1], k=w[2:])
+
+
+def _forward(spec: ConvolutionSpec) -> Program:
+    loops = _Loops(spec, "ngoy", "ik")
+    b = loops.body
+    x, w = b.input(spec.dtype), b.input(spec.dtype)
+    total = b.reduce("sum", loops.read_x(x) * b.load(w, loops.w_strides()))
+    if spec.bias:
+        total = total + b.load(b.input(spec.dtype), loops.strides(g=spec.cout, o=1))
+    y = spec.y
+    b.store(b.output(spec.dtype), loops.strides(n=y[0], g=y[1] * spec.cout, o=y[1], y=y[2:]), total)
+    return b.finish()
+
+
+def _backward_data(spec: ConvolutionSpec) -> Program:
+    loops = _Loops(spec, "ngix", "ok")
+    b = loops.body
+    y, w = b.input(spec.dtype), b.input(spec.dtype)
+    total = b.reduce("sum", loops.read_y(y) * b.load(w, loops.w_strides()))
+    x = spec.x
+    b.store(b.output(spec.dtype), loops.strides(n=x[0], g=x[1] * spec.cin, i=x[1], x=x[2:]), total)
+    return b.finish()
+
+
+def _backward_weight(spec: ConvolutionSpec) -> Program:
+    loops = _Loops(spec, "goik", "ny")
+    b = loops.body
+    x, y = b.input(spec.dtype), b.input(spec.dtype)
+    st = spec.y
+    values = loops.read_x(x) * b.load(y, loops.strides(n=st[0], g=st[1] * spec.cout, o=st[1], y=st[2:]))
+    b.store(b.output(spec.dtype), loops.w_strides(), b.reduce("sum", values))
+    return b.finish()
