@@ -13,7 +13,9 @@ from dcir.runtime.program import BufferInfo, Program, ProgramInfo, ResultInfo, c
 def assemble(done: Imported, library: Library) -> Program:
     """The callable program of a compiled network."""
     net = done.network
-    buffers, buffer_slots, number = [], [], {}
+    buffers: list[BufferInfo] = []
+    buffer_slots: list[int] = []
+    number: dict[str, int] = {}
     for name, c in net.containers.items():
         if c.role == "result":
             number[name] = len(buffers)

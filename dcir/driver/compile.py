@@ -112,9 +112,17 @@ class Session:
 
             hook = PassChecker(done.network, seed=0)
         record.bytes_before = done.network.bytes_moved()
-        record.passes = run_passes(done.network, passes, until=self.options.until, after=hook, validate_each=each)
+        record.passes = run_passes(
+            done.network,
+            passes,  # type: ignore[arg-type]  # Options stands below the passes and cannot name their type
+            until=self.options.until,
+            after=hook,
+            validate_each=each,
+            progress=self._step("passes"),
+        )
         clock.lap("passes")
-        library = compile_network(done.network, threads=self.options.threads or torch.get_num_threads())
+        threads = self.options.threads or torch.get_num_threads()
+        library = compile_network(done.network, threads=threads, progress=self._step("kernels"))
         clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes

@@ -51,7 +51,7 @@ def _restore(module: nn.Module, options: Options) -> nn.Module:
 
 def _plain(module: Any) -> nn.Module:
     """The user's module again, sharing everything."""
-    plain = type(module).__mro__[2]
+    plain: Any = type(module).__mro__[2]
     twin: nn.Module = plain.__new__(plain)
     state = dict(module.__dict__)
     for name in ("dcir", "_compiled_call_impl"):
@@ -92,7 +92,7 @@ def optimize(target: Any, *, level: int | str = 4, **options: Any) -> Any:
 
 def _optimized_module(module: nn.Module, options: Options) -> nn.Module:
     session = Session(options)
-    cls = type(module)
+    cls: Any = type(module)
     if isinstance(module, _Optimized):
         module = _plain(module)
         cls = type(module)

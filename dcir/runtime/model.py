@@ -223,9 +223,9 @@ def _fit(spec: Input, x: Any) -> Tensor:
             f"input {spec.name} wants gradients, a compiled file has none",
             hint="torch.no_grad() around the call; or dcir.optimize(model), which computes them",
         )
-    x = x.detach().resolve_conj().resolve_neg()
-    if all(d == 1 or have == want for d, have, want in zip(spec.shape, x.stride(), spec.strides, strict=True)):
-        return x
+    plain: Tensor = x.detach().resolve_conj().resolve_neg()
+    if all(d == 1 or have == want for d, have, want in zip(spec.shape, plain.stride(), spec.strides, strict=True)):
+        return plain
     placed = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
-    placed.copy_(x)
+    placed.copy_(plain)
     return placed

@@ -72,6 +72,7 @@ def export_inference(
     flat = _Flat(program.graph_module, _slots(program, args, kwargs))
     with torch.no_grad():
         graph, signature = aot_export_module(flat, tuple(example), trace_joint=False, decompositions=decompositions())
+    assert isinstance(graph, fx.GraphModule)
     _refuse_writes(graph, [*(s.name for s in state), *inputs], signature)
     return Exported(graph, state, inputs, pytree.tree_unflatten(flat.marked, program.call_spec.out_spec))
 

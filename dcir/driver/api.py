@@ -1,0 +1,262 @@
+"""What the command line and ``dcir.load`` call: files in, models, reports, comparisons and measurements out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from dcir.codegen.build import cpu_identity
+from dcir.driver.ahead import compile_module, compile_onnx, example_inputs, is_artefact
+from dcir.driver.artefact import Compiled, write_artefact
+from dcir.driver.compare import Comparison, compare, in_double
+from dcir.driver.compile import GraphRecord, Progress, Session
+from dcir.driver.optimize import optimize
+from dcir.errors import ArtefactInvalid, InvalidInput, OptionError
+from dcir.frontends import onnx as onnx_front_end
+from dcir.options import Options
+from dcir.report.explain import Report
+from dcir.runtime.artefact import load_artefact, read_report
+
+if TYPE_CHECKING:
+    from dcir.driver.bench import Measurement
+
+Shapes = Mapping[str, Sequence[int | str]]
+
+
+def load(path: str | os.PathLike[str], **options: Any) -> nn.Module:
+    """A module from an ONNX file or a .dcir file.
+
+    Args:
+        path: An ONNX file is data: it is checked, and becomes a trainable module that is compiled on its first call.
+            A .dcir file holds machine code and must be trusted like a program; it becomes a module that is ready to
+            run, forward only.
+        options: as in ``dcir.optimize``; a .dcir file takes none.
+
+    Raises:
+        InvalidModel: the ONNX file is broken or hostile.
+        ArtefactInvalid: the .dcir file is broken, or made by another version or for another processor.
+        OptionError: an unknown option, or options for a .dcir file.
+    """
+    if not is_artefact(path):
+        module: nn.Module = optimize(onnx_front_end.load(path), **options)
+        return module
+    if options:
+        raise OptionError(
+            "a .dcir file is compiled already and takes no options",
+            where=", ".join(f"{k}={v!r}" for k, v in options.items()),
+            hint="compile the model again with them",
+        )
+    return load_artefact(path, identity=cpu_identity())
+
+
+def save(
+    module: nn.Module | torch.export.ExportedProgram,
+    inputs: Sequence[Any],
+    path: str | os.PathLike[str],
+    *,
+    named: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Report:
+    """Compile the forward pass of a module for the shapes of one example call, and write it as a .dcir file.
+
+    Args:
+        module: in the mode to compile, which should be eval mode.
+        inputs, named: arguments of the example call; values that are no tensors are fixed.
+        path: the file to write.
+        options: as in ``dcir.optimize``.
+
+    Returns:
+        What was done.
+    """
+    session = Session(Options.make(**options))
+    compiled = compile_module(module, inputs, session, named)
+    report = Report(session.graphs)
+    write_artefact(path, compiled, _lasting(report))
+    return report
+
+
+def compile_file(
+    model: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    level: int = 4,
+    target: str = "cpp",
+    shapes: Shapes | None = None,
+    until: str | None = None,
+    strict: bool = False,
+    verify: str = "off",
+    progress: Progress | None = None,
+) -> Report:
+    """Compile an ONNX file to a .dcir file; see ``dcir compile --help`` for the options."""
+    options = Options.make(level=level, target=target, until=until, strict=strict, verify=verify)
+    compiled, report = _compile_onnx(model, options, shapes, progress)
+    write_artefact(destination, compiled, _lasting(report))
+    return report
+
+
+def explain_file(
+    model: str | os.PathLike[str],
+    *,
+    level: int = 4,
+    target: str = "cpp",
+    shapes: Shapes | None = None,
+    strict: bool = False,
+) -> Report:
+    """What was done to a .dcir file when it was compiled, or what is done to an ONNX file."""
+    if is_artefact(model):
+        return _report_of(read_report(model), model)
+    return _compile_onnx(model, Options.make(level=level, target=target, strict=strict), shapes)[1]
+
+
+def run_file(
+    model: str | os.PathLike[str], inputs: Mapping[str, np.ndarray[Any, Any]] | Sequence[np.ndarray[Any, Any]]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The results of a model by name, from arrays by name or in order; bf16 results are widened to float32."""
+    module: Any = load(model)
+    if is_artefact(model):
+        known = {spec.name: spec.name for spec in module.dcir.inputs}
+        names = list(module.dcir.outputs)
+    else:
+        known = {}
+        for spec in module.input_specs:
+            known |= {spec.name: spec.name, spec.original: spec.name}
+        names = [spec.original for spec in module.output_specs]
+    with torch.no_grad():
+        if isinstance(inputs, Mapping):
+            out = module(**{known.get(name, name): _tensor(array) for name, array in inputs.items()})
+        else:
+            out = module(*map(_tensor, inputs))
+    leaves = pytree.tree_leaves(out)
+    return {name: _array(value) for name, value in zip(names, leaves, strict=True) if isinstance(value, torch.Tensor)}
+
+
+def check_file(
+    model: str | os.PathLike[str], *, level: int = 4, verify: str = "off", seed: int = 0, shapes: Shapes | None = None
+) -> Comparison:
+    """Compare the compiled ONNX file with PyTorch on seeded random inputs.
+
+    Raises:
+        InvalidInput: a .dcir file, which holds nothing to compare with.
+    """
+    if is_artefact(model):
+        raise InvalidInput("a .dcir file holds no PyTorch model to compare with", hint="dcir check MODEL.onnx")
+    options = Options.make(level=level, verify=verify)
+    module = onnx_front_end.load(model, shapes=shapes)
+    session = Session(options)
+    compiled = compile_onnx(module, session)
+    inputs, want = _answerable(module, seed)
+    with opened(compiled, Report(session.graphs)) as fast:
+        got = pytree.tree_leaves(fast(*inputs))
+    exact = in_double(compiled.exported.graph, inputs)
+    return compare(compiled.outputs, got, want, exact)
+
+
+def bench_file(
+    model: str | os.PathLike[str], rivals: Sequence[str], seconds: float, threads: int | None
+) -> Measurement:
+    """Measure a model next to other ways to run it; see ``driver.bench``."""
+    from dcir.driver.bench import bench_file as measure
+
+    return measure(model, rivals, seconds, threads)
+
+
+@dataclass(frozen=True)
+class PassInfo:
+    """A pass as `dcir passes` shows it."""
+
+    name: str
+    tier: int
+    summary: str
+    options: dict[str, Any]
+
+
+def list_passes(level: int) -> list[PassInfo]:
+    """The passes of a level in order."""
+    from dcir.transforms.pipelines import pipeline
+
+    return [
+        PassInfo(p.name, p.tier, p.summary, {f.name: getattr(p, f.name) for f in dataclasses.fields(p)})
+        for p in pipeline(level)
+    ]
+
+
+@contextmanager
+def opened(compiled: Compiled, report: Report) -> Iterator[nn.Module]:
+    """A compiled network by way of a temporary file, so that what runs is what a file would hold."""
+    with tempfile.TemporaryDirectory(prefix="dcir-") as folder:
+        path = Path(folder) / "model.dcir"
+        write_artefact(path, compiled, _lasting(report))
+        yield load_artefact(path, identity=cpu_identity())
+
+
+def _compile_onnx(
+    model: str | os.PathLike[str], options: Options, shapes: Shapes | None, progress: Progress | None = None
+) -> tuple[Compiled, Report]:
+    if is_artefact(model):
+        raise InvalidInput("this is a .dcir file, which is compiled already", where=str(model), hint="dcir explain")
+    session = Session(options, progress=progress)
+    compiled = compile_onnx(onnx_front_end.load(model, shapes=shapes), session)
+    return compiled, Report(session.graphs)
+
+
+def _answerable(module: onnx_front_end.OnnxModule, seed: int) -> tuple[list[torch.Tensor], list[Any]]:
+    """Random inputs that the model answers, and PyTorch's answers: large indices first, small ones if it refuses."""
+    for bound in (100, 10, 2, 1):
+        inputs = example_inputs(module, seed, bound)
+        try:
+            with torch.no_grad():
+                return inputs, pytree.tree_leaves(module.eval()(*inputs))
+        except Exception:
+            if bound == 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _lasting(report: Report) -> dict[str, Any]:
+    """The report without what differs from one compilation to the next."""
+    data = report.to_json()
+    for graph in data["graphs"]:
+        for name in ("seconds", "generated"):
+            graph.pop(name, None)
+        for record in graph["passes"]:
+            record.pop("seconds", None)
+    return data
+
+
+def _report_of(data: Mapping[str, Any], path: str | os.PathLike[str]) -> Report:
+    """A report from what ``_lasting`` left of it."""
+    from dcir.transforms.runner import PassRecord
+
+    try:
+        graphs = []
+        for graph in data["graphs"]:
+            passes = [PassRecord(**record, seconds=0.0) for record in graph["passes"]]
+            fallbacks = [(str(what), str(where)) for what, where in graph["fallbacks"]]
+            graphs.append(GraphRecord(**(graph | {"passes": passes, "fallbacks": fallbacks})))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtefactInvalid("the report in the file is broken", where=str(path)) from error
+    return Report(graphs)
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    except TypeError as error:
+        raise InvalidInput(f"an array of type {array.dtype} is no input of a network") from error
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return array
