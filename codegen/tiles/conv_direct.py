@@ -1,0 +1,271 @@
+"""Direct dense convolution: tiles of neighbouring pixels by vectors of output channels.
+
+Phase one packs the weights into panels [output block][input block][tap][input][lanes]. A job of phase two copies its part of x,
+padding included, into a buffer without borders, runs every tile over it, and writes the tiles' results, held as [pixel][lanes], in
+the layout of y (for NCHW through transposed blocks).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dcir.codegen.tiles import conv_text
+from dcir.codegen.tiles.conv_problem import Problem, Three
+from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up
+from dcir.codegen.tiles.gemm_tiles import choose
+from dcir.codegen.tiles.isa import Isa
+
+STACK_BYTES = 512 << 10
+INPUT_BYTES = 320 << 10
+RESULT_BYTES = 96 << 10
+SERIAL_WORK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A register tile: ``tall`` rows of at most ``wide.size`` pixels, by vectors of output channels."""
+
+    wide: Split
+    tall: int
+    vectors: Split
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The part of x that a job copies; ``step`` of input positions in the copy, ``stride`` of outputs in it."""
+
+    step: Three
+    stride: Three
+    channel: int
+    plane: int  # kernel depth
+    row: int
+    pixel: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a problem is divided."""
+
+    tile: Tile
+    rows: Split  # output rows in blocks
+    per_block: int  # column tiles in a block
+    parts: int  # of the output blocks
+    inputs: Split  # input channels in blocks
+
+    @property
+    def column_blocks(self) -> int:
+        """Blocks along a row."""
+        return ceil_div(self.tile.wide.parts, self.per_block)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of the largest block."""
+        return self.rows.size, min(self.per_block * self.tile.wide.size, self.tile.wide.total)
+
+
+def direct_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
+    """A dense problem with at least one tap and a non-empty result."""
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    lay = _layout(p, isa, threads)
+    th, tw = lay.block
+    x = copy_of(p, th, tw, width, element)
+    vectors = lay.tile.vectors
+    shape = (p.n, p.groups, p.out[0], lay.rows.parts, lay.column_blocks, lay.parts)
+    jobs = math.prod(shape)
+    weights = round_up(p.groups * p.ci * p.taps * vectors.total * width * element, 64)
+    x_bytes = round_up(x.size * element, 64)
+    on_stack = x_bytes <= STACK_BYTES
+    buffer = f"alignas(64) T x[{x.size}];" if on_stack else f"T *x = (T *)(scratch + {weights}LL + j * {x_bytes}LL);"
+    run = render(
+        conv_text.RUN, indices=_indices(("n", "g", "od", "rb", "cb", "part"), shape), per_block=lay.per_block,
+        tiles=lay.tile.wide.parts, wide_t0=lay.tile.wide.start("t0"), wide_t1=lay.tile.wide.start("t1"),
+        row_start=lay.rows.start("rb"), row_next=lay.rows.start("rb + 1"), result=th * tw * vectors.size * width,
+        x_buffer=buffer, xn=p.xs[0], xg=p.xs[1], y0=p.y0, yn=p.ys[0], yg=p.ys[1], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5],
+        blocks=vectors.parts, parts=lay.parts, vector_start=vectors.start("ob"), vectors=vectors.total,
+        per_lane=p.ci * p.taps,
+        block_calls=choose(vectors, "ob", "{ block<$>(x, w, result, rows, t0, t1); "
+                           f"write<$>(result, {f'a2 + g * {p.co}' if p.bias else 'a2'}, y, rows, cols, v); }}"),
+    )  # fmt: skip
+    text = pack_text(p, lay) + _tile_text(p, lay, x, tw) + copy_text(p, x) + _write_text(p, lay, tw) + run
+    scratch = weights + (0 if on_stack else jobs * x_bytes)
+    return Draft(name, p.dtype, text, (Step(p.groups * vectors.parts, "pack"), Step(jobs, "run")), scratch)
+
+
+def _indices(names: tuple[str, ...], extents: tuple[int, ...]) -> str:
+    lines, divisor = [], 1
+    for name, extent in reversed(list(zip(names, extents, strict=True))):
+        lines.append(f"const L {name} = j / {divisor} % {extent};")
+        divisor *= extent
+    return "\n    ".join(lines)
+
+
+def _taps_innermost(p: Problem) -> bool:
+    return p.ci < p.ker[2]
+
+
+def copy_of(p: Problem, rows: int, cols: int, width: int, element: int) -> Copy:
+    """The copy of x behind a block of outputs."""
+    step = tuple(s if k == 1 else 1 for s, k in zip(p.stride, p.ker, strict=True))
+    stride = tuple(1 if k == 1 else s for s, k in zip(p.stride, p.ker, strict=True))
+    xh = (rows - 1) * stride[1] + (p.ker[1] - 1) * p.dil[1] + 1
+    xw = (cols - 1) * stride[2] + (p.ker[2] - 1) * p.dil[2] + 1
+    line = 64 // element
+
+    def spread(n: int) -> int:  # an odd number of cache lines: neighbours never share few sets
+        lines = ceil_div(n, line)
+        return (lines + (lines % 2 == 0)) * line
+
+    if p.xs[2] == 1 and p.ci >= width:
+        pixel = spread(p.ci)
+        strides = (1, xh * xw * pixel, xw * pixel, pixel, p.ker[0] * xh * xw * pixel)
+    else:
+        channel = spread(p.ker[0] * xh * xw)
+        strides = (channel, xh * xw, xw, 1, p.ci * channel)
+    return Copy(step, stride, *strides)  # type: ignore[arg-type]
+
+
+def _layout(p: Problem, isa: Isa, threads: int) -> Layout:
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    tile = _tile(p, width, isa.registers)
+    oh, ow = p.out[1], p.out[2]
+    threads = 1 if p.work < SERIAL_WORK else threads
+    lanes_of = tile.vectors.size * width * element
+    per_input = max(p.ker[0] * p.ker[1] * 2 * 64, 1)
+    inputs = Split.at_most(p.ci, max(8, min((28 << 10) // per_input, (160 << 10) // (p.taps * lanes_of))))
+    best: tuple[float, int, Layout] | None = None
+    row_parts = sorted({Split.at_most(oh, size).parts for size in range(tile.tall, oh + tile.tall, tile.tall)})
+    wide = tile.wide
+    widths = sorted({ceil_div(wide.parts, b) for b in range(1, min(wide.parts, 8) + 1)} | {1})
+    for parts in range(1, min(tile.vectors.parts, threads) + 1):
+        for r in row_parts:
+            for per_block in widths:
+                lay = Layout(tile, Split(oh, r), per_block, parts, inputs)
+                th, tw = lay.block
+                x_bytes = copy_of(p, th, tw, width, element).size * element
+                over = max(x_bytes / INPUT_BYTES, th * tw * lanes_of / RESULT_BYTES, 1.0)
+                jobs = p.n * p.groups * p.out[0] * r * lay.column_blocks * parts
+                compute = th * tw * p.ci * p.taps * ceil_div(tile.vectors.parts, parts) * tile.vectors.size / 2
+                total = ceil_div(jobs, threads) * (compute + x_bytes / element * 0.4 + 400)
+                # Blocks too large for the caches are a last resort.
+                key = (total * (1 if over == 1.0 else 1 + over), jobs, lay)
+                if best is None or key[:2] < best[:2]:
+                    best = key
+    assert best is not None
+    del ow
+    return best[2]
+
+
+def _tile(p: Problem, width: int, registers: int) -> Tile:
+    vectors = ceil_div(p.co, width)
+    oh, ow = p.out[1], p.out[2]
+    found: list[tuple[float, int, Tile]] = []
+    for nv in range(1, 5):
+        most = min(16, (registers - 1 - nv) // nv)
+        if nv > vectors or most < 1:
+            continue
+        wide = Split.at_most(ow, most)
+        tall = min(oh, max(1, most // ow)) if wide.parts == 1 else 1
+        split = Split.at_most(vectors, nv)
+        v, pixels = vectors / split.parts, tall * ow / wide.parts
+        cycles = max(pixels * v / 2, 4.0, (pixels + v) / 2 * 1.05) + 0.01 * v
+        found.append((cycles * split.parts * wide.parts * (oh / tall), -nv, Tile(wide, tall, split)))
+    return min(found, key=lambda f: f[:2])[2]
+
+
+def _tile_text(p: Problem, lay: Layout, x: Copy, tw: int) -> str:
+    form = conv_text.TAPS_INNERMOST if _taps_innermost(p) else conv_text.INPUTS_INNERMOST
+    reduce = render(
+        form, kd=p.ker[0], kh=p.ker[1], kw=p.ker[2], kds=x.plane, khs=p.dil[1] * x.row, kws=p.dil[2] * x.pixel,
+        cs=x.channel,
+    )  # fmt: skip
+    wide = lay.tile.wide
+    return render(
+        conv_text.TILE, rs=x.stride[1] * x.row, ps=x.stride[2] * x.pixel, tw=tw, in_start=lay.inputs.start("i"),
+        in_next=lay.inputs.start("i + 1"), taps=p.taps, cs=x.channel, reduce=reduce, in_blocks=lay.inputs.parts,
+        tile_calls=choose(wide, "t", "tile<NV, TR, $>(x, w, d, i);"), tall=lay.tile.tall, wide_start=wide.start("t"),
+        wide_first=wide.start("t0"),
+    )  # fmt: skip
+
+
+def copy_text(p: Problem, x: Copy) -> str:
+    """The function ``copy(x, from, od, r0, c0, rows, cols)``."""
+    loops = render(
+        conv_text.COPY_PIXELS if x.channel == 1 and x.pixel != 1 else conv_text.COPY_PLANES, ci=p.ci, kd=p.ker[0],
+        sd=p.stride[0], bd=p.base[0], dd=p.dil[0], sh=p.stride[1], bh=p.base[1], step_h=x.step[1], d=p.inp[0], h=p.inp[1],
+        cs=x.channel, kds=x.plane, rs=x.row, ps=x.pixel, xc=p.xs[2], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5],
+        step_x=x.step[2] * p.xs[5],
+    )  # fmt: skip
+    return render(
+        conv_text.COPY, th=x.stride[1], tw=x.stride[2], reach_h=(p.ker[1] - 1) * p.dil[1],
+        reach_w=(p.ker[2] - 1) * p.dil[2], sw=p.stride[2], bw=p.base[2], step_w=x.step[2], w=p.inp[2], loops=loops,
+    )  # fmt: skip
+
+
+def _write_text(p: Problem, lay: Layout, tw: int) -> str:
+    rows, cols = "rows", "cols"
+    if p.ys[5] == 1 or p.out[2] == 1:
+        loops = conv_text.WRITE_TRANSPOSED
+        contiguous = p.out[1] == 1 or p.ys[4] == p.out[2]
+        if p.ys[5] != 1:
+            loops = conv_text.WRITE_PIXELS if p.ys[2] == 1 else conv_text.WRITE_ANY
+        elif contiguous and tw == p.out[2] and lay.column_blocks == 1:
+            rows, cols = "1", "rows * cols"
+    else:
+        loops = conv_text.WRITE_PIXELS if p.ys[2] == 1 else conv_text.WRITE_ANY
+    values = {"tw": tw, "yh": p.ys[4], "yw": p.ys[5], "yc": p.ys[2], "flat_rows": rows, "flat_cols": f"({cols})"}
+    bias = "valid == VL ? load(bias + o) : load_part(bias + o, valid)" if p.bias else "V{}"
+    return render(conv_text.WRITE, co=p.co, bias=bias, yc=p.ys[2], loops=render(loops, **values))
+
+
+def pack_text(p: Problem, lay: Layout) -> str:
+    """The function ``pack``: the weights as the tiles read them."""
+    _, wo, wi, *wk = p.ws
+    kd, kh, kw = p.ker
+    if _taps_innermost(p):
+        position = f"c * {p.taps} + tap"
+    elif lay.inputs.parts == 1:
+        position = f"tap * {p.ci} + c"
+    else:  # [block][tap][channel of the block]; the larger blocks come first
+        size, larger = lay.inputs.size, lay.inputs.larger
+        head = f"c / {size} * {size * p.taps} + tap * {size} + c % {size}"
+        rest = f"c - {larger * size}"
+        small = size - 1
+        tail = (
+            f"{larger * size * p.taps} + ({rest}) / {small} * {small * p.taps} + tap * {small} + ({rest}) % {small}"
+            if larger < lay.inputs.parts else head
+        )  # fmt: skip
+        position = f"c < {larger * size} ? {head} : {tail}"
+    dense = (kd == 1 or abs(wk[0]) == kh * kw) and (kh == 1 or abs(wk[1]) == kw) and (kw == 1 or abs(wk[2]) == 1)
+    signs = {w < 0 for w, k in zip(wk, p.ker, strict=True) if k > 1}
+    flipped = signs == {True}
+    run, lowest = 0, 0
+    if dense and len(signs) <= 1:
+        run = p.ci * p.taps if wi == p.taps and not flipped else p.taps
+        lowest = sum((k - 1) * w for w, k in zip(wk, p.ker, strict=True)) if flipped else 0
+    offset = " + ".join(
+        f"tap / {d} % {k} * {w}LL" for d, k, w in ((kh * kw, kd, wk[0]), (kw, kh, wk[1]), (1, kw, wk[2]))
+    )
+    end = _end_of_weights(p)
+    if wo == 1 and p.co > 1:
+        loops = render(conv_text.PACK_VECTORS, ci=p.ci, taps=p.taps, wi=wi, tap_offset=offset)
+    elif run > 2 and wo > 0 and wi >= 0:
+        tap = f"{p.taps - 1} - tap" if flipped else "tap"
+        loops = render(
+            conv_text.PACK_RUNS, ci=p.ci, taps=p.taps, wi=wi, wo=wo, run=run, lowest=lowest, run_tap=tap
+        )  # fmt: skip
+    else:
+        loops = render(conv_text.PACK_ANY, ci=p.ci, taps=p.taps, wi=wi, wo=wo, tap_offset=offset)
+    vectors = lay.tile.vectors
+    return render(
+        conv_text.PACK, position=position, wo=wo, loops=loops, blocks=vectors.parts, vector_start=vectors.start("ob"),
+        vectors=vectors.total, per_lane=p.ci * p.taps, w0=p.w0, wg=p.ws[0],
+        fill_calls=choose(vectors, "ob", f"fill<$>(d, s, a1 + {end}LL, {p.co} - v * VL);"),
+    )  # fmt: skip
+
+
+def _end_of_weights(p: Problem) -> int:
+    """Where the weights that the problem reads end, from a1."""
+    extents = (p.groups, p.co, p.ci, *p.ker)
+    return p.w0 + sum((n - 1) * s for n, s in zip(extents, p.ws, strict=True) if s > 0) + 1

@@ -1,0 +1,148 @@
+"""Convolutions in one normal form: three spatial dimensions, any input offset, any (also negative) weight strides.
+
+y[n,g,o,p] = bias[g,o] + sum_{i,k} x[n,g,i, p*stride + base + k*dilation] * w[g,o,i,k], x zero outside. The forward product is one
+such problem. So is the data gradient with stride 1, with w flipped and transposed. With larger strides it is one problem per residue
+of the result's position: those taps that hit it form a smaller kernel, and no inserted zero is ever multiplied.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dcir.ops.convolution import ConvolutionSpec
+
+Three = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One correlation; sizes and strides in elements.
+
+    Attributes:
+        dtype: "f32" or "f64".
+        n, groups, ci, co: batch, groups, input and output channels per group.
+        inp, ker, out: extents of x, w and y.
+        stride, base, dil: input position = output position * stride + base + tap * dil.
+        xs, ys: strides over (n, group, channel, 3 spatial); y0: where y starts.
+        ws: strides over (group, out, in, 3 spatial); w0: where w starts.
+        bias: whether a2 holds groups * co values.
+    """
+
+    dtype: str
+    n: int
+    groups: int
+    ci: int
+    co: int
+    inp: Three
+    ker: Three
+    out: Three
+    stride: Three
+    base: Three
+    dil: Three
+    xs: tuple[int, ...]
+    ys: tuple[int, ...]
+    ws: tuple[int, ...]
+    y0: int = 0
+    w0: int = 0
+    bias: bool = False
+
+    @property
+    def taps(self) -> int:
+        """Positions of the kernel."""
+        return math.prod(self.ker)
+
+    @property
+    def work(self) -> int:
+        """Multiply-adds."""
+        return self.n * self.groups * self.co * self.ci * self.taps * math.prod(self.out)
+
+
+def _three(values: tuple[int, ...], fill: int) -> Three:
+    a, b, c = (*(fill,) * (3 - len(values)), *values)
+    return a, b, c
+
+
+def _channels(s: tuple[int, ...], per_group: int) -> tuple[int, ...]:
+    return (s[0], s[1] * per_group, s[1], *_three(s[2:], 0))
+
+
+def forward_problem(s: ConvolutionSpec) -> Problem:
+    """A spec's forward product; for the weight gradient it tells what is differentiated."""
+    low: Three = _three(tuple(-p for p in s.padding), 0)
+    return _simplify(
+        Problem(
+            s.dtype, s.n, s.groups, s.cin, s.cout, _three(s.in_size, 1), _three(s.kernel, 1), _three(s.out_size, 1),
+            _three(s.stride, 1), low, _three(s.dilation, 1), _channels(s.x, s.cin), _channels(s.y, s.cout),
+            (s.w[0] * s.cout, s.w[0], s.w[1], *_three(s.w[2:], 0)), bias=s.bias and s.kind == "forward",
+        )
+    )  # fmt: skip
+
+
+def data_problems(s: ConvolutionSpec) -> Iterator[Problem]:
+    """The data gradient: problems whose results together are the gradient; those without taps are zeros."""
+    f = forward_problem(replace(s, bias=False))
+    for residue in itertools.product(*(range(min(st, n)) for st, n in zip(f.stride, f.inp, strict=True))):
+        w0, y0 = 0, 0
+        ker, out, base, dil, wk = [], [], [], [], []
+        for d in range(3):
+            st, di, r = f.stride[d], f.dil[d], residue[d]
+            taps = [k for k in range(f.ker[d]) if (r - f.base[d] - k * di) % st == 0]
+            step = st // math.gcd(st, di)
+            out.append(ceil(f.inp[d] - r, st))
+            y0 += r * f.xs[3 + d]
+            ker.append(len(taps))
+            # Taps run backwards, so that the position read grows with the tap.
+            last = taps[-1] if taps else 0
+            base.append((r - f.base[d] - last * di) // st)
+            dil.append(step * di // st)
+            wk.append(-step * f.ws[3 + d])
+            w0 += last * f.ws[3 + d]
+        g, o, i, *_ = f.ws
+        yield _simplify(
+            Problem(
+                f.dtype, f.n, f.groups, f.co, f.ci, f.out, _as_three(ker), _as_three(out), (1, 1, 1), _as_three(base),
+                _as_three(dil), f.ys, (*f.xs[:3], *(a * b for a, b in zip(f.xs[3:], f.stride, strict=True))),
+                (g, i, o, *wk), y0, w0,
+            )
+        )  # fmt: skip
+
+
+def ceil(a: int, b: int) -> int:
+    """The quotient rounded up."""
+    return -(-a // b)
+
+
+def _as_three(values: list[int]) -> Three:
+    a, b, c = values
+    return a, b, c
+
+
+def _simplify(p: Problem) -> Problem:
+    """Unit dilation where there is one tap, unit stride where there is one output."""
+    dil = _as_three([1 if k <= 1 else d for k, d in zip(p.ker, p.dil, strict=True)])
+    stride = _as_three([1 if o <= 1 else s for o, s in zip(p.out, p.stride, strict=True)])
+    return replace(p, dil=dil, stride=stride)
+
+
+def is_pointwise(p: Problem) -> bool:
+    """A 1x1 kernel over exactly the input's positions."""
+    return p.ker == (1, 1, 1) and p.stride == (1, 1, 1) and p.base == (0, 0, 0) and p.inp == p.out
+
+
+def flat(p: Problem) -> Problem:
+    """A pointwise problem with its spatial dimensions merged where both operands allow."""
+    inp, xs, ys = list(p.inp), list(p.xs), list(p.ys)
+    for outer, inner in ((1, 2), (0, 2), (0, 1)):
+        o, i = 3 + outer, 3 + inner
+        if inp[outer] == 1:
+            continue
+        if inp[inner] == 1:
+            xs[i], ys[i] = xs[o], ys[o]
+        elif (xs[o], ys[o]) != (xs[i] * inp[inner], ys[i] * inp[inner]):
+            continue
+        inp[inner] *= inp[outer]
+        inp[outer] = 1
+    return replace(p, inp=_as_three(inp), out=_as_three(inp), xs=tuple(xs), ys=tuple(ys))

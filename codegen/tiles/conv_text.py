@@ -1,0 +1,179 @@
+"""C++ of the direct convolution: the tile, the loops of a job, the copy of x without borders, the ways to write y."""
+
+TILE = """
+template <int TC> struct Pixels { static constexpr L at(int i) { return i / TC * ${rs}LL + i % TC * ${ps}LL; } };
+template <int NV, int TR, int TC> $noinline void tile(const T *x, const T *w, T *d, L i) {
+    V acc[TR * TC][NV];
+    if (i == 0) clear(acc);
+    else
+#pragma GCC unroll 32
+        for (int p = 0; p < TR * TC; p++)
+#pragma GCC unroll 8
+            for (int v = 0; v < NV; v++) acc[p][v] = load(d + ((p / TC * $tw + p % TC) * NV + v) * VL);
+    const L c0 = $in_start, c1 = $in_next;
+    w += c0 * $taps * NV * VL;
+    x += c0 * $cs;
+$reduce
+#pragma GCC unroll 32
+    for (int p = 0; p < TR * TC; p++)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) store(d + ((p / TC * $tw + p % TC) * NV + v) * VL, acc[p][v]);
+}
+template <int NV, int TR> $inline void strip(const T *x, const T *w, T *d, L r, L c, L t, L i) {
+    x += r * ${rs}LL + c * ${ps}LL;
+    d += (r * $tw + c) * NV * VL;
+    $tile_calls
+}
+template <int NV> $noinline void block(const T *x, const T *w, T *d, L rows, L t0, L t1) {
+    for (L i = 0; i < $in_blocks; i++) {
+        L r = 0;
+        for (; r + $tall <= rows; r += $tall)
+            for (L t = t0; t < t1; t++) strip<NV, $tall>(x, w, d, r, $wide_start - $wide_first, t, i);
+        if constexpr ($tall > 1)
+            for (; r < rows; r++) strip<NV, 1>(x, w, d, r, 0, 0, i);
+    }
+}
+"""
+
+INPUTS_INNERMOST = """    for (L kd = 0; kd < $kd; kd++)
+        for (L kh = 0; kh < $kh; kh++)
+            for (L kw = 0; kw < $kw; kw++, w += (c1 - c0) * NV * VL)
+                multiply_add<TR * TC, NV, Pixels<TC>>(
+                    acc, x + kd * $kds + kh * $khs + kw * $kws, $cs, w, NV * VL, c1 - c0);"""
+TAPS_INNERMOST = """    for (L c = c0; c < c1; c++, x += $cs)
+        for (L kd = 0; kd < $kd; kd++)
+            for (L kh = 0; kh < $kh; kh++, w += $kw * NV * VL)
+                multiply_add<TR * TC, NV, Pixels<TC>>(acc, x + kd * $kds + kh * $khs, $kws, w, NV * VL, $kw);"""
+
+RUN = """
+$noinline void run(L j, const T *a0, const T *, const T *a2, T *o0, unsigned char *scratch) {
+    $indices
+    const L t0 = cb * $per_block, t1 = t0 + $per_block < $tiles ? t0 + $per_block : $tiles;
+    const L c0 = $wide_t0, cols = $wide_t1 - c0, r0 = $row_start, rows = $row_next - r0;
+    alignas(64) T result[$result];
+    $x_buffer
+    copy(x, a0 + n * ${xn}LL + g * ${xg}LL, od, r0, c0, rows, cols);
+    T *y = o0 + ${y0}LL + n * ${yn}LL + g * ${yg}LL + od * ${yd}LL + r0 * ${yh}LL + c0 * ${yw}LL;
+    for (L ob = part * $blocks / $parts; ob < (part + 1) * $blocks / $parts; ob++) {
+        const L v = $vector_start;
+        const T *w = (const T *)scratch + (g * $vectors + v) * VL * ${per_lane}LL;
+        $block_calls
+    }
+}
+"""
+
+COPY = """
+// Input rows and columns of the outputs from (r0, c0) on; what lies outside x is zero.
+$noinline void copy(T *x, const T *s, L od, L r0, L c0, L rows, L cols) {
+    const L height = (rows - 1) * $th + $reach_h + 1, width = (cols - 1) * $tw + $reach_w + 1;
+    const L ix = c0 * $sw + $bw, left = ix < 0 ? (-ix + $step_w - 1) / $step_w : 0;
+    const L end = ix < $w ? ($w - ix + $step_w - 1) / $step_w : 0;
+    const L hi = end < width ? end : width, lo = left < hi ? left : hi;
+$loops
+}
+"""
+COPY_PLANES = """    for (L c = 0; c < $ci; c++)
+        for (L kd = 0; kd < $kd; kd++)
+            for (L r = 0; r < height; r++) {
+                const L iz = od * $sd + $bd + kd * $dd, iy = r0 * $sh + $bh + r * $step_h;
+                T *d = x + c * $cs + kd * $kds + r * $rs;
+                const bool inside = iz >= 0 && iz < $d && iy >= 0 && iy < $h;
+                const T *p = s + c * ${xc}LL + iz * ${xd}LL + iy * ${xh}LL + ix * ${xw}LL;
+                const L b = inside ? lo : width, e = inside ? hi : width;
+                for (L q = 0; q < b; q++) d[q] = 0;
+                for (L q = b; q < e; q++) d[q] = p[q * $step_x];
+                for (L q = e; q < width; q++) d[q] = 0;
+            }"""
+COPY_PIXELS = """    for (L kd = 0; kd < $kd; kd++)
+        for (L r = 0; r < height; r++) {
+            const L iz = od * $sd + $bd + kd * $dd, iy = r0 * $sh + $bh + r * $step_h;
+            T *d = x + kd * $kds + r * $rs;
+            const bool inside = iz >= 0 && iz < $d && iy >= 0 && iy < $h;
+            const T *p = s + iz * ${xd}LL + iy * ${xh}LL + ix * ${xw}LL;
+            for (L q = 0; q < width; q++) {
+                if (inside && q >= lo && q < hi) for (L c = 0; c < $ci; c++) d[q * $ps + c] = p[q * $step_x + c];
+                else for (L c = 0; c < $ci; c++) d[q * $ps + c] = 0;
+            }
+        }"""
+
+# Results of one output block, [pixel][NV vectors], to y.
+WRITE = """
+template <int NV> $noinline void write(const T *d, const T *bias, T *y, L rows, L cols, L v) {
+    for (int u = 0; u < NV; u++) {
+        const L o = (v + u) * VL;
+        const int valid = (int)($co - o < VL ? $co - o : VL);
+        const V b = $bias;
+        T *to = y + o * ${yc}LL;
+$loops
+    }
+}
+"""
+WRITE_TRANSPOSED = """        for (L r = 0; r < $flat_rows; r++)
+            for (L c = 0; c < $flat_cols; c += VL) {
+                const L left = $flat_cols - c;
+                V t[VL];
+#pragma GCC unroll 16
+                for (int i = 0; i < VL; i++) t[i] = i < left ? load(d + ((r * $tw + c + i) * NV + u) * VL) + b : V{};
+                transpose(t);
+                T *q = to + r * ${yh}LL + c;
+                if (left >= VL && valid == VL)
+#pragma GCC unroll 16
+                    for (int l = 0; l < VL; l++) store(q + l * ${yc}LL, t[l]);
+                else
+                    for (int l = 0; l < valid; l++) store_part(q + l * ${yc}LL, t[l], left < VL ? (int)left : VL);
+            }"""
+WRITE_PIXELS = """        for (L r = 0; r < rows; r++)
+            for (L c = 0; c < cols; c++) {
+                const V t = load(d + ((r * $tw + c) * NV + u) * VL) + b;
+                T *q = to + r * ${yh}LL + c * ${yw}LL;
+                if (valid == VL) store(q, t);
+                else store_part(q, t, valid);
+            }"""
+WRITE_ANY = """        for (L r = 0; r < rows; r++)
+            for (int l = 0; l < valid; l++)
+                for (L c = 0; c < cols; c++)
+                    to[r * ${yh}LL + c * ${yw}LL + l * ${yc}LL] = d[((r * $tw + c) * NV + u) * VL + l] + b[l];"""
+
+PACK = """
+$inline L place(L c, L tap, L width) { return ($position) * width; }
+template <int NV> $inline void fill(T *d, const T *s, const T *end, L valid) {
+    for (int v = 0; v < NV; v++) {
+        const int rows = (int)(valid - v * VL < VL ? valid - v * VL : VL);
+        const T *p = s + v * VL * ${wo}LL;
+        T *t = d + v * VL;
+$loops
+    }
+}
+$noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch) {
+    const L g = j / $blocks, ob = j % $blocks, v = $vector_start;
+    T *d = (T *)scratch + (g * $vectors + v) * VL * ${per_lane}LL;
+    const T *s = a1 + ${w0}LL + g * ${wg}LL + v * VL * ${wo}LL;
+    $fill_calls
+}
+"""
+PACK_VECTORS = """        for (L c = 0; c < $ci; c++)
+            for (L tap = 0; tap < $taps; tap++) {
+                const T *q = p + c * ${wi}LL + $tap_offset;
+                store(t + place(c, tap, NV * VL), rows == VL ? load(q) : load_part(q, rows));
+            }"""
+PACK_ANY = """        for (L c = 0; c < $ci; c++)
+            for (L tap = 0; tap < $taps; tap++) {
+                const T *q = p + c * ${wi}LL + $tap_offset;
+                for (int l = 0; l < VL; l++) t[place(c, tap, NV * VL) + l] = l < rows ? q[l * ${wo}LL] : 0;
+            }"""
+# Runs of `run` weights, contiguous for one output channel: VL channels at a time through a transposed block.
+PACK_RUNS = """        for (L c = 0; c < $ci; c += $run / $taps)
+            for (L f = 0; f < $run; f += VL) {
+                const T *q = p + c * ${wi}LL + ${lowest}LL + f;
+                const int n = (int)($run - f < VL ? $run - f : VL);
+                const bool whole = q + (rows - 1) * ${wo}LL + VL <= end;
+                V r[VL];
+#pragma GCC unroll 16
+                for (int i = 0; i < VL; i++)
+                    r[i] = i >= rows ? V{} : whole ? load(q + i * ${wo}LL) : load_part(q + i * ${wo}LL, n);
+                transpose(r);
+                for (int i = 0; i < n; i++) {
+                    const L tap = (f + i) % $taps;
+                    store(t + place(c + (f + i) / $taps, $run_tap, NV * VL), r[i]);
+                }
+            }"""

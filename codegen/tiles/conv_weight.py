@@ -1,0 +1,184 @@
+"""Weight gradients: tiles of (input channel, tap) by vectors of output channels, summed over the batch and all positions.
+
+A job owns some output blocks and a consecutive share of the (image, row block) list. Per row block it copies x without borders,
+packs the output's gradient as [output block][position][lanes], and adds to its own partial sums in scratch. A second phase adds the
+shares in their fixed order and writes w, so the bits depend on the division only, never on timing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dcir.codegen.tiles.conv_direct import copy_of, copy_text
+from dcir.codegen.tiles.conv_problem import Problem
+from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up
+from dcir.codegen.tiles.gemm_tiles import choose
+from dcir.codegen.tiles.isa import Isa
+from dcir.codegen.tiles.pack_text import pack_vectors
+
+BLOCK_BYTES = 256 << 10
+STACK_BYTES = 640 << 10
+SERIAL_WORK = 1 << 16
+
+_TEXT = """
+// Rows of a tile: TI input channels by TK taps of one kernel row.
+template <int TK> struct Taps { static constexpr L at(int i) { return i / TK * ${cs}LL + i % TK * ${kws}LL; } };
+template <int NV, int TI, int TK> $noinline void tile(const T *x, const T *y, T *d, L rows) {
+    V acc[TI * TK][NV];
+#pragma GCC unroll 32
+    for (int i = 0; i < TI * TK; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) acc[i][v] = load(d + (i / TK * ${taps}LL + i % TK) * NV * VL + v * VL);
+    for (L r = 0; r < rows; r++)
+        multiply_add<TI * TK, NV, Taps<TK>>(acc, x + r * ${rs}LL, $ps, y + r * $cols * NV * VL, NV * VL, $cols);
+#pragma GCC unroll 32
+    for (int i = 0; i < TI * TK; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) store(d + (i / TK * ${taps}LL + i % TK) * NV * VL + v * VL, acc[i][v]);
+}
+template <int NV, int TI> $inline void taps(const T *x, const T *y, T *d, L rows) {
+    for (L kd = 0; kd < $kd; kd++)
+        for (L kh = 0; kh < $kh; kh++)
+            for (L t = 0; t < $tap_tiles; t++) {
+                const L kw = $tap_start;
+                const T *p = x + kd * $kds + kh * $khs + kw * $kws;
+                T *q = d + ((kd * $kh + kh) * $kw + kw) * NV * VL;
+                $tap_calls
+            }
+}
+template <int NV> $noinline void block(const T *x, const T *y, T *d, L rows) {
+    for (L t = 0; t < $in_tiles; t++) {
+        const L c = $in_start;
+        $in_calls
+    }
+}
+$copy
+$pack_y
+// The output's gradient at one row block, [position][lanes] with the positions of a row together.
+template <int NV> $inline void gather(T *d, const T *s, L rows, L valid) {
+    for (L r = 0; r < rows; r++) panel_of_y<NV>(d + r * $cols * NV * VL, s + r * ${yh}LL, $cols, valid);
+}
+$noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned char *scratch) {
+    const L share = j / $per_share, g = j / $parts % $groups, part = j % $parts;
+    const L b0 = part * $blocks / $parts, b1 = (part + 1) * $blocks / $parts;
+    T *sums = (T *)scratch + share * ${share_size}LL + g * ${group_size}LL;
+    const L v0 = $vector_first, v1 = $vector_end;
+    for (L i = v0 * VL * ${per_lane}LL; i < v1 * VL * ${per_lane}LL; i += VL) store(sums + i, V{});
+    $x_buffer
+    alignas(64) T y[$y_size];
+    for (L job = share * $list / $shares; job < (share + 1) * $list / $shares; job++) {
+        const L rb = job % $row_blocks, od = job / $row_blocks % $od, n = job / $row_blocks / $od;
+        const L r0 = $row_start, rows = $row_next - r0;
+        copy(x, a0 + n * ${xn}LL + g * ${xg}LL, od, r0, 0, rows, $cols);
+        const T *from = a1 + n * ${yn}LL + g * ${yg}LL + od * ${yd}LL + r0 * ${yh}LL;
+        for (L ob = b0; ob < b1; ob++) {
+            const L v = $vector_start;
+            T *d = sums + v * VL * ${per_lane}LL;
+            const T *s = from + v * VL * ${yc}LL;
+            $block_calls
+        }
+    }
+}
+template <int NV> $noinline void spread(T *d, const T *s, L valid) {
+    for (L c = 0; c < $ci; c++)
+        for (L kd = 0; kd < $kd; kd++)
+            for (L kh = 0; kh < $kh; kh++)
+                for (L kw = 0; kw < $kw; kw++, s += NV * VL) {
+                    V total[NV];
+                    for (int v = 0; v < NV; v++) total[v] = load(s + v * VL);
+                    for (L p = 1; p < $shares; p++)
+                        for (int v = 0; v < NV; v++) total[v] += load(s + p * ${share_size}LL + v * VL);
+                    alignas(64) T t[NV * VL];
+                    for (int v = 0; v < NV; v++) store(t + v * VL, total[v]);
+                    T *q = d + c * ${wi}LL + kd * ${wd}LL + kh * ${wh}LL + kw * ${ww}LL;
+                    for (L o = 0; o < valid; o++) q[o * ${wo}LL] = t[o];
+                }
+}
+$noinline void finish(L j, const T *, const T *, const T *, T *o0, unsigned char *scratch) {
+    const L g = j / $blocks, ob = j % $blocks, v = $vector_start;
+    const T *s = (const T *)scratch + g * ${group_size}LL + v * VL * ${per_lane}LL;
+    T *d = o0 + g * ${wg}LL + v * VL * ${wo}LL;
+    $spread_calls
+}
+"""
+
+
+def weight_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
+    """The gradient of w for the forward problem ``p``: a0 = x, a1 = gradient of y, o0 = gradient of w."""
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    vectors, ins, taps = _tile(p, width, isa.registers)
+    oh, ow = p.out[1], p.out[2]
+    rows = oh
+    while rows > 1 and _block_bytes(p, rows, vectors.size * width, width, element) > BLOCK_BYTES:
+        rows -= 1
+    row_split = Split.at_most(oh, rows)
+    listed = p.n * p.out[0] * row_split.parts
+    shares, parts = _division(p, vectors, listed, 1 if p.work < SERIAL_WORK else threads)
+    x = copy_of(p, row_split.size, ow, width, element)
+    per_lane = p.ci * p.taps
+    group_size = vectors.total * width * per_lane
+    share_size = p.groups * group_size
+    sums = round_up(shares * share_size * element, 64)
+    jobs = shares * p.groups * parts
+    x_bytes = round_up(x.size * element, 64)
+    y_size = row_split.size * ow * vectors.size * width
+    on_stack = x_bytes + y_size * element <= STACK_BYTES
+    buffer = f"alignas(64) T x[{x.size}];" if on_stack else f"T *x = (T *)(scratch + {sums}LL + j * {x_bytes}LL);"
+    end = f"({vectors.start('b1')})"
+    text = render(
+        _TEXT, cs=x.channel, kws=p.dil[2] * x.pixel, khs=p.dil[1] * x.row, kds=x.plane, taps=p.taps,
+        rs=x.stride[1] * x.row, ps=x.stride[2] * x.pixel, cols=ow, kd=p.ker[0], kh=p.ker[1], kw=p.ker[2],
+        tap_tiles=taps.parts, tap_start=taps.start("t"), tap_calls=choose(taps, "t", "tile<NV, TI, $>(p, y, q, rows);"),
+        in_tiles=ins.parts, in_start=ins.start("t"), ci=p.ci,
+        in_calls=choose(ins, "t", f"taps<NV, $>(x + c * {x.channel}LL, y, d + c * {p.taps} * NV * VL, rows);"),
+        copy=copy_text(p, x), pack_y=pack_vectors("panel_of_y", p.ys[2], p.ys[5]), yh=p.ys[4], yn=p.ys[0], yg=p.ys[1],
+        yd=p.ys[3], yc=p.ys[2], per_share=p.groups * parts, parts=parts, groups=p.groups, blocks=vectors.parts,
+        share_size=share_size, group_size=group_size, vector_first=vectors.start("b0"), vector_end=end,
+        per_lane=per_lane, x_buffer=buffer, y_size=y_size, list=listed, shares=shares, row_blocks=row_split.parts,
+        od=p.out[0], row_start=row_split.start("rb"), row_next=row_split.start("rb + 1"), xn=p.xs[0], xg=p.xs[1],
+        vector_start=vectors.start("ob"), wi=p.ws[2], wd=p.ws[3], wh=p.ws[4], ww=p.ws[5], wo=p.ws[1], wg=p.ws[0],
+        block_calls=choose(vectors, "ob", f"{{ gather<$>(y, s, rows, {p.co} - v * VL < $ * VL ? {p.co} - v * VL : $ * VL); "
+                           "block<$>(x, y, d, rows); }"),
+        spread_calls=choose(vectors, "ob", f"spread<$>(d, s, {p.co} - v * VL < $ * VL ? {p.co} - v * VL : $ * VL);"),
+    )  # fmt: skip
+    steps = (Step(jobs, "partial"), Step(p.groups * vectors.parts, "finish"))
+    return Draft(name, p.dtype, text, steps, sums + (0 if on_stack else jobs * x_bytes))
+
+
+def _block_bytes(p: Problem, rows: int, block: int, width: int, element: int) -> int:
+    return (copy_of(p, rows, p.out[2], width, element).size + rows * p.out[2] * block) * element
+
+
+def _tile(p: Problem, width: int, registers: int) -> tuple[Split, Split, Split]:
+    """Vectors of output channels, input channels and taps of a kernel row, each divided into tile sizes."""
+    total = ceil_div(p.co, width)
+    found = []
+    for nv in range(1, 5):
+        most = min(16, (registers - 1 - nv) // nv)
+        if nv > total or most < 1:
+            continue
+        taps = Split.at_most(p.ker[2], most)
+        ins = Split.at_most(p.ci, max(1, most // taps.size))
+        vectors = Split.at_most(total, nv)
+        v, rows = total / vectors.parts, p.ci * p.ker[2] / (ins.parts * taps.parts)
+        cycles = max(rows * v / 2, 4.0, (rows + v) / 2 * 1.05) + 0.01 * v
+        found.append((cycles * vectors.parts * ins.parts * taps.parts, -nv, (vectors, ins, taps)))
+    return min(found, key=lambda f: f[:2])[2]
+
+
+def _division(p: Problem, vectors: Split, listed: int, threads: int) -> tuple[int, int]:
+    """Shares of the positions and parts of the output blocks; shares cost partial sums, parts cost repeated copies."""
+    best: tuple[float, int, int] | None = None
+    for shares in range(1, min(listed, threads) + 1):
+        for parts in range(1, min(vectors.parts, threads) + 1):
+            jobs = shares * parts * p.groups
+            compute = p.work / p.groups / 32 * (ceil_div(listed, shares) / listed) * (
+                ceil_div(vectors.parts, parts) / vectors.parts
+            )  # fmt: skip
+            copies = p.n * math.prod(p.inp) * p.ci * 0.5 / shares
+            sums = p.groups * p.ci * p.co * p.taps * 0.2 * (shares - 1)
+            total = ceil_div(jobs, threads) * (compute + copies) + sums
+            if best is None or total < best[0]:
+                best = (total, shares, parts)
+    assert best is not None
+    return best[1], best[2]
