@@ -126,8 +126,12 @@ def fits(op: Any, sample: Any) -> bool:
     for a, v in zip(op._schema.arguments, sample.args, strict=False):
         is_tensor = isinstance(v, torch.Tensor)
         kind = str(a.type)
-        if (kind == "number" and is_tensor) or (kind == "Tensor" and not is_tensor and a.name in ("self", "exponent")):
+        if is_tensor and kind in ("number", "Optional[number]", "float", "Optional[float]", "int", "bool"):
             return False
+        if kind in ("Tensor", "Optional[Tensor]") and not is_tensor and v is not None:
+            numbers = torch._C._should_allow_numbers_as_tensors(op._schema.name.split("::")[1])
+            if a.name in ("self", "exponent") or kind != "Tensor" or not numbers:
+                return False
         if kind == "int" and not isinstance(v, int):
             return False
         if kind == "List[int]" and isinstance(v, int) and a.name == "split_sizes":
