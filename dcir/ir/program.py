@@ -15,6 +15,7 @@ Statements (``op``; ``attr``):
     store     (operand, strides)                       args: (value,)
     cast      ()                                       conversion to the statement's dtype
     round     (storage,)                               value as it would be after a store to a half type and a load
+                                                       (without a storage type: the scalar operator, nearest integer)
     any name of the scalar table                       args: values
 Strides run over (*outer, *inner), in elements; operand offsets live on the network's node, so that equal kernels at
 different places are the same program.
