@@ -1,0 +1,16 @@
+"""Tests compile into a cache of their own, never into the user's."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A fresh cache for the session, or the folder DCIR_TEST_CACHE, which makes repeated runs quick."""
+    kept = os.environ.get("DCIR_TEST_CACHE")
+    folder = os.path.abspath(kept) if kept else str(tmp_path_factory.mktemp("dcir-cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DCIR_CACHE_DIR", folder)
+        yield
