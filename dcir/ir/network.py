@@ -177,15 +177,40 @@ class Network:
             label, spec, len(ins), len(outs), [o.offset for o in ins], [o.offset for o in outs], origin, made_by
         )  # fmt: skip
         self.state.add_node(op)
-        reads, writes = footprint(spec)
-        for i, o in enumerate(ins):
-            self.state.add_edge(self._node(o.data), None, op, f"a{i}", self._memlet(o, reads, i))
-        for i, o in enumerate(outs):
-            self.state.add_edge(op, f"o{i}", self._node(o.data), None, self._memlet(o, writes, i))
+        self._connect(op, ins, outs)
         if before is None:
             self._order.append(op)
         else:
             self._order.insert(self._order.index(before), op)
+        return op
+
+    def _connect(self, op: Op, ins: Sequence[Operand], outs: Sequence[Operand]) -> None:
+        reads, writes = footprint(op.spec)
+        for i, o in enumerate(ins):
+            self.state.add_edge(self._node(o.data), None, op, f"a{i}", self._memlet(o, reads, i))
+        for i, o in enumerate(outs):
+            self.state.add_edge(op, f"o{i}", self._node(o.data), None, self._memlet(o, writes, i))
+
+    def rewire(
+        self, op: Op, spec: Any, ins: Sequence[Operand], outs: Sequence[Operand], *, made_by: str | None = None
+    ) -> Op:
+        """Give an operator another spec and other operands; it keeps its place in the order. Linear in its operands."""
+        near = {o.data for o in (*self.ins(op), *self.outs(op))}
+        for e in (*self.state.in_edges(op), *self.state.out_edges(op)):
+            self.state.remove_edge(e)
+        for i in range(len(ins), len(op.in_offsets)):
+            op.remove_in_connector(f"a{i}")
+        for i in range(len(op.in_offsets), len(ins)):
+            op.add_in_connector(f"a{i}")
+        for i in range(len(outs), len(op.out_offsets)):
+            op.remove_out_connector(f"o{i}")
+        for i in range(len(op.out_offsets), len(outs)):
+            op.add_out_connector(f"o{i}")
+        op.spec = spec
+        op.in_offsets, op.out_offsets = [o.offset for o in ins], [o.offset for o in outs]
+        op.made_by = op.made_by if made_by is None else made_by
+        self._connect(op, ins, outs)
+        self._drop_isolated(near)
         return op
 
     def _memlet(self, o: Operand, bytes_of: Sequence[int], i: int) -> dace.Memlet:
@@ -198,7 +223,10 @@ class Network:
         near = {o.data for o in (*self.ins(op), *self.outs(op))}
         self.state.remove_node(op)
         self._order.remove(op)
-        for name in near:  # DaCe wants no isolated nodes
+        self._drop_isolated(near)
+
+    def _drop_isolated(self, names: Iterable[str]) -> None:
+        for name in names:  # DaCe wants no isolated nodes
             node = self._access[name]
             if not self.state.in_degree(node) and not self.state.out_degree(node):
                 self.state.remove_node(self._access.pop(name))

@@ -14,7 +14,7 @@ Statements (``op``; ``attr``):
     reduce    (kind,)                                  kind: sum prod max min any all argmax argmin
     store     (operand, strides)                       args: (value,)
     cast      ()                                       conversion to the statement's dtype
-    round     (storage,)                               value as it would be after a store to a half type and a load
+    narrow    (storage,)                               value as it would be after a store to a half type and a load
                                                        (without a storage type: the scalar operator, nearest integer)
     any name of the scalar table                       args: values
 Strides run over (*outer, *inner), in elements; operand offsets live on the network's node, so that equal kernels at
@@ -23,6 +23,7 @@ different places are the same program.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ class Stmt(NamedTuple):
     attr: tuple = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """A loop nest of scalar statements. Immutable and hashable: equal programs are the same kernel.
 
@@ -61,6 +62,22 @@ class Program:
     body: tuple[Stmt, ...]
 
     kind = "program"
+
+    @functools.cached_property
+    def _identity(self) -> tuple[object, ...]:
+        # Constants by their text: 0.0 == -0.0 and 1 == True, but NaN != NaN.
+        body = tuple(s._replace(attr=repr(s.attr)) if s.op == "const" else s for s in self.body)  # type: ignore[arg-type]
+        return self.outer, self.inner, self.inputs, self.outputs, body
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self._identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self._hash == other._hash and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -89,7 +106,7 @@ class Program:
 
     def operations(self) -> int:
         """Exact number of scalar arithmetic operations of one run (loads, stores, constants, indices are free)."""
-        free = ("load", "gather", "const", "index", "store", "cast", "round")
+        free = ("load", "gather", "const", "index", "store", "cast", "narrow")
         outer = math.prod(self.outer)
         total = 0
         for s, (_, full) in zip(self.body, self.levels(), strict=True):
