@@ -120,3 +120,11 @@ def _unpack(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
 def element_types() -> dict[str, torch.dtype]:
     """Torch's types by dcir name."""
     return FROM_NAME
+
+
+def draws_random_numbers(spec: Any) -> bool:
+    """Whether an operator moves the state of torch's random generator: it must neither vanish nor run in another order."""
+    if not isinstance(spec, TorchCall):
+        return False
+    op = overload(spec.name)
+    return op is None or torch.Tag.nondeterministic_seeded in op.tags

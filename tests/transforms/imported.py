@@ -1,0 +1,43 @@
+"""Torch functions as networks, for the tests of passes: traced to ATen, imported, run by the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dcir.frontends.torch.decompose import decompositions
+from dcir.frontends.torch.importer import Imported, import_graph
+from dcir.ir.verify import verify
+from dcir.transforms.base import Outcome, Pass
+from tests.harness import check_close, run_interpreted
+
+
+def imported(fn: Callable[..., Any], *inputs: torch.Tensor) -> Imported:
+    """The network of a function over tensors (a tensor or a tuple of tensors comes back)."""
+
+    def flat(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = fn(*args)
+        return tuple(out) if isinstance(out, tuple | list) else (out,)
+
+    return import_graph(make_fx(flat, decompositions(), tracing_mode="fake")(*inputs))
+
+
+def same_numbers(fn: Callable[..., Any], *inputs: torch.Tensor, passes: tuple[Pass, ...]) -> list[Outcome]:
+    """Apply passes to the network of ``fn``; its results before, after and in eager torch agree."""
+    done = imported(fn, *inputs)
+    before = run_interpreted(done, inputs)
+    outcomes = []
+    for p in passes:
+        outcomes.append(p.apply(done.network))
+        verify(done.network)
+        done.network.validate()
+    want = fn(*inputs)
+    want = tuple(want) if isinstance(want, tuple | list) else (want,)
+    for g, b, w in zip(run_interpreted(done, inputs), before, want, strict=True):
+        check_close(g, b, b, what="after against before")
+        assert g.shape == w.shape and g.dtype == w.dtype
+        torch.testing.assert_close(g, w, equal_nan=True, rtol=1e-4, atol=1e-5)
+    return outcomes
