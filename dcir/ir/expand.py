@@ -141,12 +141,17 @@ class _Writer:
             accumulated = {i: self._accumulator(p, i, results) for i in reduces}
             if accumulated:
                 self._start(p, accumulated)
-            if (full or reduces) and all(p.inner):
-                _Sweep(self, p, ins, outs, results, inner=True).run(full, accumulated)
+            # DaCe declares a custom reduction under one name, so a tasklet can have only one of them.
+            custom = [i for i in reduces if "dcir" in _COMBINE[p.body[i].attr[0].removeprefix("arg")]]
+            first = {i: name for i, name in accumulated.items() if i not in custom[1:]}
+            if (full or first) and all(p.inner):
+                _Sweep(self, p, ins, outs, results, inner=True).run(full, first)
+            for i in custom[1:] if all(p.inner) else []:
+                _Sweep(self, p, ins, outs, results, inner=True).run([], {i: accumulated[i]})
             places = [i for i in reduces if p.body[i].attr[0].startswith("arg")]
             if places and all(p.inner):  # the value is known now: the first place that has it
                 _Sweep(self, p, ins, outs, results, inner=True).run([], {i: accumulated[i] for i in places}, places=True)
-            results.update({i: name for i, name in accumulated.items()})
+            results.update(accumulated)
 
     def _accumulator(self, p: Program, i: int, results: dict[int, str]) -> str:
         kind, dtype = p.body[i].attr[0], p.body[p.body[i].args[0]].dtype
@@ -266,7 +271,7 @@ class _Sweep:
             text = self._gather(s, args)
         elif s.op == "cast":
             text = tasklets.cast(args[0], self.p.body[s.args[0]].dtype, s.dtype)
-        elif s.op == "round":
+        elif s.op == "narrow":
             text = tasklets.widen(tasklets.narrow(args[0], s.attr[0]), s.attr[0])
         else:
             text = tasklets.expression(s.op, args, s.dtype)

@@ -102,7 +102,7 @@ def run_program(
             outs[s.attr[0]][np.broadcast_to(at, shape)] = _narrow(np.broadcast_to(a[0], shape), s.dtype)
         elif s.op == "cast":
             values.append(scalar("cast:" + s.dtype)(a[0]))
-        elif s.op == "round" and s.attr:
+        elif s.op == "narrow":
             values.append(_widen(_narrow(a[0], s.attr[0]), s.attr[0]))
         elif s.op == "reduce":
             values.append(_reduce(s.attr[0], np.broadcast_to(a[0], _full(a[0].shape, dims, n_outer)), n_outer, s.dtype))

@@ -58,7 +58,7 @@ def rounded(x: Expr, storage: str) -> Expr:
     """``x`` as it would be after a store to ``storage`` and a load: half types lose digits."""
     if compute_type(storage) == storage or x.dtype != "f32":
         return x
-    return Expr(x.body, x.body.add(Stmt("round", (x.n,), x.dtype, (storage,))), x.dtype)
+    return Expr(x.body, x.body.add(Stmt("narrow", (x.n,), x.dtype, (storage,))), x.dtype)
 
 
 def result_type(*args: Any) -> str:

@@ -403,7 +403,7 @@ class _Emitter:
             text = self._gather(i, s)
         elif s.op == "cast":
             text = cast_expr(self.value(s.args[0]), self.p.body[s.args[0]].dtype, s.dtype)
-        elif s.op == "round" and s.attr:
+        elif s.op == "narrow":
             text = cast_expr(cast_expr(self.value(s.args[0]), s.dtype, s.attr[0]), s.attr[0], s.dtype)
         else:
             operand = self.p.body[s.args[1 if s.op == "where" else 0]].dtype
