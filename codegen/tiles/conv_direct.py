@@ -216,7 +216,8 @@ def _write_text(p: Problem, lay: Layout, tw: int) -> str:
         loops = conv_text.WRITE_PIXELS if p.ys[2] == 1 else conv_text.WRITE_ANY
     values = {"tw": tw, "yh": p.ys[4], "yw": p.ys[5], "yc": p.ys[2], "flat_rows": rows, "flat_cols": f"({cols})"}
     bias = "valid == VL ? load(bias + o) : load_part(bias + o, valid)" if p.bias else "V{}"
-    return render(conv_text.WRITE, co=p.co, bias=bias, yc=p.ys[2], loops=render(loops, **values))
+    head = render(conv_text.TRANSPOSE_PIXELS, yc=p.ys[2]) if loops == conv_text.WRITE_TRANSPOSED else ""
+    return head + render(conv_text.WRITE, co=p.co, bias=bias, yc=p.ys[2], loops=render(loops, **values))
 
 
 def pack_text(p: Problem, lay: Layout) -> str:

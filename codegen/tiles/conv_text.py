@@ -108,20 +108,17 @@ $loops
     }
 }
 """
+TRANSPOSE_PIXELS = """
+$noinline void transpose_pixels(const T *s, L ss, L left, int valid, V b, T *d) {
+    const int n = (int)(left < VL ? left : VL);
+    alignas(64) T t[VL * VL];
+    for (int i = 0; i < VL; i++) store(t + i * VL, i < n ? load(s + i * ss) + b : V{});
+    transpose_block(t, VL, VL, valid, V{}, d, ${yc}LL, n);
+}
+"""
 WRITE_TRANSPOSED = """        for (L r = 0; r < $flat_rows; r++)
-            for (L c = 0; c < $flat_cols; c += VL) {
-                const L left = $flat_cols - c;
-                V t[VL];
-#pragma GCC unroll 16
-                for (int i = 0; i < VL; i++) t[i] = i < left ? load(d + ((r * $tw + c + i) * NV + u) * VL) + b : V{};
-                transpose(t);
-                T *q = to + r * ${yh}LL + c;
-                if (left >= VL && valid == VL)
-#pragma GCC unroll 16
-                    for (int l = 0; l < VL; l++) store(q + l * ${yc}LL, t[l]);
-                else
-                    for (int l = 0; l < valid; l++) store_part(q + l * ${yc}LL, t[l], left < VL ? (int)left : VL);
-            }"""
+            for (L c = 0; c < $flat_cols; c += VL)
+                transpose_pixels(d + ((r * $tw + c) * NV + u) * VL, NV * VL, $flat_cols - c, valid, b, to + r * ${yh}LL + c);"""
 WRITE_PIXELS = """        for (L r = 0; r < rows; r++)
             for (L c = 0; c < cols; c++) {
                 const V t = load(d + ((r * $tw + c) * NV + u) * VL) + b;
@@ -167,13 +164,10 @@ PACK_RUNS = """        for (L c = 0; c < $ci; c += $run / $taps)
                 const T *q = p + c * ${wi}LL + ${lowest}LL + f;
                 const int n = (int)($run - f < VL ? $run - f : VL);
                 const bool whole = q + (rows - 1) * ${wo}LL + VL <= end;
-                V r[VL];
-#pragma GCC unroll 16
-                for (int i = 0; i < VL; i++)
-                    r[i] = i >= rows ? V{} : whole ? load(q + i * ${wo}LL) : load_part(q + i * ${wo}LL, n);
-                transpose(r);
+                alignas(64) T r[VL * VL];
+                transpose_block(q, ${wo}LL, rows, whole ? VL : n, V{}, r, VL, VL);
                 for (int i = 0; i < n; i++) {
                     const L tap = (f + i) % $taps;
-                    store(t + place(c + (f + i) / $taps, $run_tap, NV * VL), r[i]);
+                    store(t + place(c + (f + i) / $taps, $run_tap, NV * VL), load(r + i * VL));
                 }
             }"""

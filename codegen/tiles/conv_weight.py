@@ -80,19 +80,21 @@ $noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned c
     }
 }
 template <int NV> $noinline void spread(T *d, const T *s, L valid) {
-    for (L c = 0; c < $ci; c++)
-        for (L kd = 0; kd < $kd; kd++)
-            for (L kh = 0; kh < $kh; kh++)
-                for (L kw = 0; kw < $kw; kw++, s += NV * VL) {
-                    V total[NV];
-                    for (int v = 0; v < NV; v++) total[v] = load(s + v * VL);
-                    for (L p = 1; p < $shares; p++)
-                        for (int v = 0; v < NV; v++) total[v] += load(s + p * ${share_size}LL + v * VL);
-                    alignas(64) T t[NV * VL];
-                    for (int v = 0; v < NV; v++) store(t + v * VL, total[v]);
-                    T *q = d + c * ${wi}LL + kd * ${wd}LL + kh * ${wh}LL + kw * ${ww}LL;
-                    for (L o = 0; o < valid; o++) q[o * ${wo}LL] = t[o];
-                }
+    for (L f = 0; f < $ci * $taps; f += VL) {
+        const int n = (int)($ci * $taps - f < VL ? $ci * $taps - f : VL);
+        alignas(64) T t[NV * VL * VL];
+        for (int i = 0; i < n; i++)
+            for (int v = 0; v < NV; v++) {
+                const T *q = s + ((f + i) * NV + v) * VL;
+                V total = load(q);
+                for (L p = 1; p < $shares; p++) total += load(q + p * ${share_size}LL);
+                store(t + (v * VL + i) * VL, total);
+            }
+        for (int v = 0; v < NV && v * VL < valid; v++) {
+            const int lanes = (int)(valid - v * VL < VL ? valid - v * VL : VL);
+$place
+        }
+    }
 }
 $noinline void finish(L j, const T *, const T *, const T *, T *o0, unsigned char *scratch) {
     const L g = j / $blocks, ob = j % $blocks, v = $vector_start;
@@ -101,6 +103,14 @@ $noinline void finish(L j, const T *, const T *, const T *, T *o0, unsigned char
     $spread_calls
 }
 """
+
+# Weights of one output channel are contiguous over (input channel, tap), or else anywhere.
+_PLACE_RUNS = "            transpose_block(t + v * VL * VL, VL, n, lanes, V{}, d + v * VL * ${wo}LL + f, ${wo}LL, n);"
+_PLACE_ANY = """            for (int i = 0; i < n; i++) {
+                const L c = (f + i) / $taps, k = (f + i) % $taps;
+                T *q = d + v * VL * ${wo}LL + c * ${wi}LL + k / $plane * ${wd}LL + k / $kw % $kh * ${wh}LL + k % $kw * ${ww}LL;
+                for (int o = 0; o < lanes; o++) q[o * ${wo}LL] = t[(v * VL + i) * VL + o];
+            }"""
 
 
 def weight_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
@@ -125,8 +135,17 @@ def weight_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     on_stack = x_bytes + y_size * element <= STACK_BYTES
     buffer = f"alignas(64) T x[{x.size}];" if on_stack else f"T *x = (T *)(scratch + {sums}LL + j * {x_bytes}LL);"
     end = f"({vectors.start('b1')})"
+    _, kh, kw = p.ker
+    contiguous = all(
+        s == step or n == 1
+        for n, s, step in zip((p.ci, *p.ker), p.ws[2:], (p.taps, kh * kw, kw, 1), strict=True)
+    )  # fmt: skip
+    place = render(
+        _PLACE_RUNS if contiguous else _PLACE_ANY, wo=p.ws[1], wi=p.ws[2], wd=p.ws[3], wh=p.ws[4], ww=p.ws[5], kw=kw,
+        kh=kh, plane=kh * kw, taps=p.taps,
+    )  # fmt: skip
     text = render(
-        _TEXT, cs=x.channel, kws=p.dil[2] * x.pixel, khs=p.dil[1] * x.row, kds=x.plane, taps=p.taps,
+        _TEXT, place=place, cs=x.channel, kws=p.dil[2] * x.pixel, khs=p.dil[1] * x.row, kds=x.plane, taps=p.taps,
         rs=x.stride[1] * x.row, ps=x.stride[2] * x.pixel, cols=ow, kd=p.ker[0], kh=p.ker[1], kw=p.ker[2],
         tap_tiles=taps.parts, tap_start=taps.start("t"), tap_calls=choose(taps, "t", "tile<NV, TI, $>(p, y, q, rows);"),
         in_tiles=ins.parts, in_start=ins.start("t"), ci=p.ci,
@@ -136,7 +155,7 @@ def weight_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         share_size=share_size, group_size=group_size, vector_first=vectors.start("b0"), vector_end=end,
         per_lane=per_lane, x_buffer=buffer, y_size=y_size, list=listed, shares=shares, row_blocks=row_split.parts,
         od=p.out[0], row_start=row_split.start("rb"), row_next=row_split.start("rb + 1"), xn=p.xs[0], xg=p.xs[1],
-        vector_start=vectors.start("ob"), wi=p.ws[2], wd=p.ws[3], wh=p.ws[4], ww=p.ws[5], wo=p.ws[1], wg=p.ws[0],
+        vector_start=vectors.start("ob"), wo=p.ws[1], wg=p.ws[0],
         block_calls=choose(vectors, "ob", f"{{ gather<$>(y, s, rows, {p.co} - v * VL < $ * VL ? {p.co} - v * VL : $ * VL); "
                            "block<$>(x, y, d, rows); }"),
         spread_calls=choose(vectors, "ob", f"spread<$>(d, s, {p.co} - v * VL < $ * VL ? {p.co} - v * VL : $ * VL);"),

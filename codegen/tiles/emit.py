@@ -33,12 +33,12 @@ template <int B> $inline void copy_bits(T *d, const T *s, int n) {
     }
 }
 // The first n lanes only; no byte beyond them is touched.
-$inline V load_part(const T *p, int n) {
+$noinline V load_part(const T *p, int n) {
     alignas(64) T t[VL] = {};
     copy_bits<VL>(t, p, n);
     return load(t);
 }
-$inline void store_part(T *p, V v, int n) {
+$noinline void store_part(T *p, V v, int n) {
     alignas(64) T t[VL];
     store(t, v);
     copy_bits<VL>(p, t, n);
@@ -50,6 +50,33 @@ $halvings
 // Rows become columns; each step exchanges blocks of s lanes between rows that lie s apart.
 $inline void transpose(V (&r)[VL]) {
 $exchanges
+}
+// A block of up to VL x VL: d[c][r] = s[r][c] + add[r] for r < rows, c < cols. Rows of d are written up to `lanes`; those from `rows`
+// on get zeros.
+$noinline void transpose_block(const T *s, L ss, int rows, int cols, V add, T *d, L ds, int lanes) {
+    V r[VL];
+    if (rows == VL && cols == VL) {
+#pragma GCC unroll 16
+        for (int i = 0; i < VL; i++) r[i] = load(s + i * ss);
+    } else {
+        alignas(64) T t[VL * VL];
+        for (int i = 0; i < VL; i++)
+            store(t + i * VL, i >= rows ? V{} : cols == VL ? load(s + i * ss) : load_part(s + i * ss, cols));
+#pragma GCC unroll 16
+        for (int i = 0; i < VL; i++) r[i] = load(t + i * VL);
+    }
+    transpose(r);
+    if (cols == VL && lanes == VL) {
+#pragma GCC unroll 16
+        for (int i = 0; i < VL; i++) store(d + i * ds, r[i] + add);
+    } else {
+        alignas(64) T t[VL * VL];
+#pragma GCC unroll 16
+        for (int i = 0; i < VL; i++) store(t + i * VL, r[i] + add);
+        for (int i = 0; i < cols; i++)
+            if (lanes == VL) store(d + i * ds, load(t + i * VL));
+            else store_part(d + i * ds, load(t + i * VL), lanes);
+    }
 }
 // acc[i][v] += a[R::at(i)] * b[v] over count steps: the register tile that everything here is built on.
 template <int MR, int NV, class R>

@@ -26,22 +26,9 @@ _VECTOR_TRANSPOSE = """
 template <int NV> $inline void $name(T *d, const T *s, L depth, L valid) {
     for (int v = 0; v < NV; v++) {
         const int rows = (int)(valid - v * VL < VL ? valid - v * VL : VL);
-        const T *p = s + v * VL * ${sw}LL;
-        L k = 0;
-        for (; k + VL <= depth; k += VL) {
-            V r[VL];
-            if (rows == VL) {
-#pragma GCC unroll 16
-                for (int i = 0; i < VL; i++) r[i] = load(p + i * ${sw}LL + k);
-            } else
-#pragma GCC unroll 16
-                for (int i = 0; i < VL; i++) r[i] = i < rows ? load(p + i * ${sw}LL + k) : V{};
-            transpose(r);
-#pragma GCC unroll 16
-            for (int i = 0; i < VL; i++) store(d + ((k + i) * NV + v) * VL, r[i]);
-        }
-        for (; k < depth; k++)
-            for (int i = 0; i < VL; i++) d[(k * NV + v) * VL + i] = i < rows ? p[i * ${sw}LL + k] : 0;
+        for (L k = 0; k < depth; k += VL)
+            transpose_block(s + v * VL * ${sw}LL + k, ${sw}LL, rows, (int)(depth - k < VL ? depth - k : VL), V{},
+                            d + (k * NV + v) * VL, NV * VL, VL);
     }
 }
 """
@@ -55,18 +42,12 @@ template <int NV> $inline void $name(T *d, const T *s, L depth, L valid) {
 # buffer needs VL elements more.
 _ROWS_TRANSPOSE = """
 template <int MR> $inline void $name(T *d, const T *s, L depth) {
-    L k = 0;
     if constexpr (MR <= VL)
-        for (; k + VL <= depth; k += VL) {
-            V r[VL];
-#pragma GCC unroll 16
-            for (int i = 0; i < VL; i++) r[i] = i < MR ? load(s + i * ${sw}LL + k) : V{};
-            transpose(r);
-#pragma GCC unroll 16
-            for (int i = 0; i < VL; i++) store(d + (k + i) * MR, r[i]);
-        }
-    for (; k < depth; k++)
-        for (int i = 0; i < MR; i++) d[k * MR + i] = s[i * ${sw}LL + k];
+        for (L k = 0; k < depth; k += VL)
+            transpose_block(s + k, ${sw}LL, MR, (int)(depth - k < VL ? depth - k : VL), V{}, d + k * MR, MR, VL);
+    else
+        for (L k = 0; k < depth; k++)
+            for (int i = 0; i < MR; i++) d[k * MR + i] = s[i * ${sw}LL + k];
 }
 """
 _ROWS_ANY = """
