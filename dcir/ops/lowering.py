@@ -76,6 +76,22 @@ class Ref:
         )
 
 
+@dataclass(frozen=True)
+class Storage:
+    """What a view operator's argument is a view of, in torch's own layout (which need not be ours).
+
+    Attributes:
+        base: the tensor that owns the elements.
+        meta: its shape and strides in torch.
+        base_start, start: torch's storage offsets of the base and of the argument.
+    """
+
+    base: Ref
+    meta: Meta
+    base_start: int
+    start: int
+
+
 class Kernel:
     """Builds one program node: loads and stores name tensors, operand numbers are dealt out behind the scenes."""
 
@@ -138,10 +154,12 @@ class Lowering:
         net: the network being built.
         outs: what the operator must produce, one Meta per tensor result (None for absent ones).
         origin: place in the user's model, for reports.
+        storage: of a view operator's first argument, where known.
     """
 
     def __init__(self, net: Network) -> None:
         self.net = net
+        self.storage: Storage | None = None
         self.outs: list[Meta | None] = []
         self.origin = ""
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dcir.ir.network import contiguous
-from dcir.ops.lowering import Lowering, NotNative, Ref, view_strides
+from dcir.errors import Unsupported
+from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
 
@@ -108,16 +108,28 @@ def unsqueeze(ctx: Lowering, x: Ref, dim: int) -> Ref:
 
 
 @operator("aten.as_strided.default", samples=lambda: [Sample((rand(4, 6), [2, 3], [6, 2], 1))], view=True)
-def as_strided(ctx: Lowering, x: Ref, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Ref:
-    """A window by its strides: only meaningful where our container is laid out like torch's storage."""
-    c = ctx.net.containers[x.data]
-    if c.role != "input" and tuple(c.strides) != contiguous(c.shape):
-        raise NotNative("as_strided of a tensor that dcir lays out in its own way")
-    whole = view_strides(x.shape, x.strides, (x.numel,)) is not None
-    if storage_offset is None and not whole:
-        raise NotNative("as_strided of a window with gaps")
-    offset = x.offset if storage_offset is None else storage_offset
-    return replace(x, shape=tuple(size), strides=tuple(stride), offset=offset)
+def as_strided(
+    ctx: Lowering, x: Ref, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Ref:
+    """A window by its strides in torch's storage; where ours is laid out otherwise, in a copy that is laid out so.
+
+    Raises:
+        Unsupported: the storage has gaps, so that no copy of the tensor can stand for it.
+    """
+    if ctx.storage is None:
+        raise NotNative("as_strided of a tensor of unknown storage")
+    base, meta = ctx.storage.base, ctx.storage.meta
+    start = (ctx.storage.start if storage_offset is None else storage_offset) - ctx.storage.base_start
+    whole = ctx.net.containers[base.data]
+    ours = all(a == b or d == 1 for a, b, d in zip(base.strides, meta.strides, meta.shape, strict=True))
+    if not ours or base.shape != whole.shape:
+        base = ctx.copy(base, ctx.new(meta.shape, meta.dtype, meta.strides))
+        whole = ctx.net.containers[base.data]
+    last = start + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
+    same = all(a == b or d == 1 for a, b, d in zip(whole.strides, meta.strides, meta.shape, strict=True))
+    if not same or start < 0 or (last >= whole.size and all(size)):
+        raise Unsupported.collect([("as_strided outside the tensor's own elements", ctx.origin)])
+    return replace(base, shape=tuple(size), strides=tuple(stride), offset=base.offset + start)
 
 
 @operator("aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default", samples=lambda: [Sample((rand(3),))], view=True)

@@ -12,7 +12,7 @@ from torch import fx
 
 from dcir.errors import Unsupported
 from dcir.ir.network import Network, Result
-from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref
+from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Storage
 from dcir.ops.registry import pages
 from dcir.ops.torch_call import TorchCall, pack
 
@@ -96,6 +96,10 @@ class _Importer:
 
     def _placeholder(self, node: fx.Node) -> Any:
         meta = meta_of(node.meta.get("val"))
+        token = any(u.target is torch.ops.higher_order.with_effects and u.args[0] is node for u in node.users)
+        if token:  # AOTAutograd passes None for it
+            self.net.inputs.append("")
+            return None
         if meta is None:  # a number among the inputs: the graph is specialised to it
             self.net.inputs.append("")
             return node.meta.get("val")
@@ -126,6 +130,9 @@ class _Importer:
         if not isinstance(node.target, torch._ops.OpOverload):
             return self._python_call(node, args, kwargs)
         val = node.meta.get("val")
+        if not node.target._schema.returns:  # a check: nothing to compute, but it must not get lost
+            self._through_torch(node, node.target, (), args, kwargs)
+            return None
         if not isinstance(val, torch.Tensor | tuple | list):
             return val  # sym_size and the like: a number known since the graph was made
         self.ctx.outs = [meta_of(v) for v in (val if isinstance(val, tuple | list) else (val,))]
@@ -134,6 +141,7 @@ class _Importer:
             first = node.args[0]
             if isinstance(first, fx.Node):
                 self.root[node] = self.root[first]
+                self.ctx.storage = self._storage(first)
         page = table.get(str(node.target))
         if page is not None:
             before = len(self.net.ops())
@@ -142,14 +150,30 @@ class _Importer:
             except NotNative:
                 for op in self.net.ops()[before:]:
                     self.net.remove_op(op)
-        return self._through_torch(node, args, kwargs)
+        return self._through_torch(node, node.target, val, args, kwargs)
+
+    def _storage(self, node: fx.Node) -> Storage | None:
+        base, val = self.env[self.root[node]], self.root[node].meta.get("val")
+        meta = meta_of(val)
+        if val is None or meta is None or not isinstance(base, Ref):
+            return None
+        start = val.storage_offset()
+        return Storage(base, meta, int(start), int(node.meta["val"].storage_offset()))
 
     def _python_call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.target is torch.ops.higher_order.with_effects:
+            # Operators with effects run in the order of the graph here, so the token between them carries nothing.
+            token, op, *rest = args
+            val = tuple(node.meta["val"])[1:]
+            results = self._through_torch(node, op, val, rest, kwargs)
+            return (token, *(results if val else (None,)))
         if "val" in node.meta and not isinstance(node.meta["val"], torch.Tensor | tuple | list):
             return node.meta["val"]
         raise Unsupported.collect([(f"{node.target} (not an ATen operator)", describe(node))])
 
-    def _through_torch(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    def _through_torch(self, node: fx.Node, op: Any, val: Any, args: Any, kwargs: Any) -> Any:
+        self.ctx.outs = [meta_of(v) for v in (val if isinstance(val, tuple | list) else (val,))]
+        self.ctx.origin = describe(node)
         refs: list[Ref] = []
 
         def number(value: Any) -> int | None:
@@ -163,12 +187,12 @@ class _Importer:
         results = [None if m is None else self.ctx.new(m.shape, m.dtype, m.strides) for m in self.ctx.outs]
         made = [r for r in results if r is not None]
         spec = TorchCall(
-            str(node.target), packed, named,
+            str(op), packed, named,
             tuple((r.shape, r.strides, r.dtype) for r in refs), tuple((r.shape, r.strides, r.dtype) for r in made),
         )  # fmt: skip
         self.ctx.emit(spec, refs, made)
-        self.done.fallbacks.append((str(node.target), self.ctx.origin))
-        return tuple(results) if isinstance(node.meta["val"], tuple | list) else results[0]
+        self.done.fallbacks.append((str(op), self.ctx.origin))
+        return tuple(results) if isinstance(val, tuple | list) else results[0]
 
     def _output(self, node: fx.Node) -> None:
         flat = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
