@@ -1,0 +1,164 @@
+"""Pages of max pooling with indices: windows as inner loops, and gradients gathered by comparing the stored index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from dcir.ir.program import Body, Expr
+from dcir.ir.types import compute_type, is_float
+from dcir.ops.lowering import Lowering, Ref
+from dcir.ops.pooling_windows import Windows, both, per_dimension
+from dcir.ops.reducing import refuse_complex
+from dcir.ops.registry import Sample, operator
+from dcir.ops.samples import rand
+
+
+def lowest(dtype: str) -> float:
+    """What every value of an element type is at least."""
+    if is_float(dtype):
+        return -math.inf
+    return {"u8": 0, "bool": 0, "i8": -(2**7), "i16": -(2**15), "i32": -(2**31), "i64": -(2**63)}[dtype]
+
+
+def flat(positions: Sequence[Expr], extents: Sequence[int]) -> Expr:
+    """The number of a position in row-major order."""
+    result = positions[0]
+    for p, extent in zip(positions[1:], extents[1:], strict=True):
+        result = result * extent + p
+    return result
+
+
+def _best(b: Body, w: Windows, position: Expr, lead: int) -> list[Expr]:
+    """Input position per dimension of the best tap; a window of nothing but -inf shows its first tap inside."""
+    result: list[Expr] = []
+    rest = position
+    for d in range(w.n - 1, -1, -1):
+        extent = b.const(w.kernel[d], "i64")
+        tap = b.op("mod", rest, extent) if d else rest
+        rest = b.op("idiv_floor", rest, extent)
+        start = b.index(lead + d) * w.stride[d] - w.padding[d]
+        if w.padding[d]:
+            step = b.const(w.dilation[d], "i64")
+            first = b.op("idiv_floor", b.op("neg", start) + (w.dilation[d] - 1), step)
+            tap = b.op("max", tap, first)
+        result.insert(0, start + tap * w.dilation[d])
+    return result
+
+
+def _forward(ctx: Lowering, x: Ref, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Ref, Ref]:
+    refuse_complex(ctx, x)
+    values, indices = ctx.result(0), ctx.result(1)
+    kernel, padding, dilation = (per_dimension(v, n) for v in (kernel, padding, dilation))
+    stride = per_dimension(stride, n) if isinstance(stride, int) or len(stride) else kernel
+    lead = len(x.shape) - n
+    w = Windows(x.shape[lead:], values.shape[lead:], kernel, stride, padding, dilation)
+    k = ctx.kernel(values.shape, kernel)
+    v = w.load(k, x, lead, lowest(x.dtype))
+    inner = (0,) * n
+    k.store(values, k.body.reduce("max", v), values.strides + inner)
+    best = _best(k.body, w, k.body.reduce("argmax", v), lead)
+    k.store(indices, flat(best, w.size), indices.strides + inner)
+    k.done()
+    return values, indices
+
+
+def gathered_gradient(
+    ctx: Lowering, grad: Ref, x: Ref, indices: Ref, inner: Sequence[int],
+    window: Callable[[Body, int, int, int], tuple[Expr, Expr]],
+) -> Ref:  # fmt: skip
+    """dx = sum of the gradients of the windows around an element whose stored index is the element's.
+
+    ``window`` gives (dimension, loop of the element, inner loop) --> (window, whether it covers the element).
+    """
+    refuse_complex(ctx, grad)
+    dst = ctx.result()
+    n, rank = len(inner), len(x.shape)
+    lead = rank - n
+    k = ctx.kernel(x.shape, inner)
+    b = k.body
+    windows = [window(b, d, lead + d, rank + d) for d in range(n)]
+    places, mask = [o for o, _ in windows], both([ok for _, ok in windows])
+    dims = range(lead, rank)
+
+    def at(ref: Ref) -> tuple[int, ...]:
+        return *ref.strides[:lead], *(0,) * (2 * n)
+
+    mine = flat([b.index(d) for d in dims], x.shape[lead:])
+    stored = k.gather(indices, at(indices), places, dims, how="trusted", mask=mask, other=b.const(-1, "i64"))
+    zero = b.const(0, compute_type(grad.dtype))
+    g = k.gather(grad, at(grad), places, dims, how="trusted", mask=mask, other=zero)
+    k.store(dst, b.reduce("sum", b.where(stored.eq(mine), g, zero)), dst.strides + (0,) * n)
+    k.done()
+    return dst
+
+
+def _calls(n: int) -> Iterable[tuple[str, torch.Tensor, tuple[Any, ...]]]:
+    """(name, input, (kernel, stride, padding, dilation, ceil_mode)) of the samples."""
+    tail = (7, 6) if n == 2 else (5, 4, 4)
+    image = torch.channels_last if n == 2 else torch.channels_last_3d
+    x = rand(2, 3, *tail)
+    low = torch.full((1, 1, *tail), -math.inf)
+    yield "", x, ([2] * n, [2] * n, [0] * n, [1] * n, False)
+    yield "padding", x, ([3] * n, [2] * n, [1] * n, [1] * n, False)
+    yield "ceil mode", x, ([2] * n, [2] * n, [0] * n, [1] * n, True)
+    yield "dilation", x, ([2] * n, [1] * n, [1] * n, [2] * n, False)
+    yield "channels last", x.to(memory_format=image), ([3] * n, [2] * n, [1] * n, [1] * n, False)
+    yield "no batch, bf16", x[0].bfloat16(), ([2, 3, 2][:n], [], [0] * n, [1] * n, False)
+    yield "infinite", low, ([3] * n, [2] * n, [1] * n, [1] * n, False)
+
+
+def _forward_samples(n: int) -> Callable[[], Iterable[Sample]]:
+    def make() -> Iterable[Sample]:
+        for name, x, args in _calls(n):
+            yield Sample((x, *args), name=name)
+        if n == 2:
+            nan = rand(1, 1, 4, 4)
+            nan[0, 0, 1, 2] = math.nan
+            yield Sample((nan, [3, 3], [1, 1]), name="NaN")
+            yield Sample((rand(1, 2, 5, 5, dtype=torch.int64, low=-9, high=9), [2, 2], [2, 2], [1, 1]), name="int64")
+
+    return make
+
+
+def _backward_samples(n: int) -> Callable[[], Iterable[Sample]]:
+    def make() -> Iterable[Sample]:
+        op = torch.ops.aten.max_pool2d_with_indices if n == 2 else torch.ops.aten.max_pool3d_with_indices
+        for name, x, (kernel, stride, *rest) in _calls(n):
+            y, indices = op(x, kernel, stride, *rest)
+            grad = rand(*y.shape, seed=3).to(y.dtype)
+            image = torch.channels_last if n == 2 else torch.channels_last_3d
+            if name == "channels last":
+                grad = grad.contiguous(memory_format=image)
+            yield Sample((grad, x, kernel, stride, *rest, indices), name=name)
+
+    return make
+
+
+def _register(n: int) -> None:
+    @operator(f"aten.max_pool{n}d_with_indices.default", samples=_forward_samples(n))
+    def forward(
+        ctx: Lowering, x: Ref, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[Ref, Ref]:  # fmt: skip
+        """Largest elements of windows and where each stands, counted row by row."""
+        return _forward(ctx, x, n, kernel_size, stride, padding, dilation)
+
+    @operator(f"aten.max_pool{n}d_with_indices_backward.default", samples=_backward_samples(n))
+    def backward(
+        ctx: Lowering, grad: Ref, x: Ref, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
+        ceil_mode: bool, indices: Ref,
+    ) -> Ref:  # fmt: skip
+        """Each element gathers from the windows that took it."""
+        lead = len(x.shape) - n
+        kernel, p, dil = (per_dimension(v, n) for v in (kernel_size, padding, dilation))
+        step = per_dimension(stride, n) if isinstance(stride, int) or len(stride) else kernel
+        w = Windows(x.shape[lead:], grad.shape[lead:], kernel, step, p, dil)
+        return gathered_gradient(ctx, grad, x, indices, [w.covering(d) for d in range(n)], w.window)
+
+
+for _n in (2, 3):
+    _register(_n)
