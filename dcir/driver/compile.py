@@ -74,28 +74,45 @@ class Session:
     def _compile(self, gm: fx.GraphModule, kind: str) -> Callable[[Sequence[Any]], list[Any]]:
         record = GraphRecord(kind)
         clock = _Clock(record.seconds)
-        done, library = self._build(gm, record, clock)
-        program = assemble(done, library)
-        clock.lap("load")
+        done = self._rewritten(gm, record, clock)
+        program: Callable[[Sequence[Any]], list[Any]]
+        if self.options.target == "dace":
+            from dcir.driver.through_dace import dace_program
+
+            program = dace_program(done)
+            clock.lap("code")
+            record.calls = len(done.network.ops())
+        else:
+            program = assemble(done, self._library(done, record, clock))
+            clock.lap("load")
         self.graphs.append(record)
         return program
 
     def build(self, gm: fx.GraphModule, kind: str) -> tuple[Imported, Library]:
-        """Compile one ATen graph to a library, without loading it."""
+        """Compile one ATen graph to a library, without loading it.
+
+        Raises:
+            OptionError: the target is not "cpp".
+        """
+        if self.options.target != "cpp":
+            raise OptionError(
+                "a compiled file holds code of target 'cpp' only",
+                where=f"target={self.options.target!r}",
+                hint=f"dcir.optimize(model, target={self.options.target!r}) runs it in this process",
+            )
         with _COMPILING:
             record = GraphRecord(kind)
-            built = self._build(gm, record, _Clock(record.seconds))
+            clock = _Clock(record.seconds)
+            done = self._rewritten(gm, record, clock)
+            library = self._library(done, record, clock)
             self.graphs.append(record)
-            return built
+            return done, library
 
-    def _build(self, gm: fx.GraphModule, record: GraphRecord, clock: _Clock) -> tuple[Imported, Library]:
-        """Import, passes, code."""
-        from dcir.codegen.compile import compile_network
+    def _rewritten(self, gm: fx.GraphModule, record: GraphRecord, clock: _Clock) -> Imported:
+        """Import and passes."""
         from dcir.transforms.pipelines import pipeline
         from dcir.transforms.runner import run_passes
 
-        if self.options.target == "dace":
-            raise OptionError('target "dace" is not available', where="target='dace'", hint="target='cpp'")
         done = import_graph(gm)
         record.operators = len(done.network.ops())
         record.fallbacks = done.fallbacks
@@ -120,14 +137,20 @@ class Session:
             validate_each=each,
             progress=self._step("passes"),
         )
+        record.bytes_moved = done.network.bytes_moved()
         clock.lap("passes")
+        return done
+
+    def _library(self, done: Imported, record: GraphRecord, clock: _Clock) -> Library:
+        """Code of the rewritten network."""
+        from dcir.codegen.compile import compile_network
+
         threads = self.options.threads or torch.get_num_threads()
         library = compile_network(done.network, threads=threads, progress=self._step("kernels"))
         clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes
-        record.bytes_moved = done.network.bytes_moved()
-        return done, library
+        return library
 
     def _step(self, name: str) -> Callable[[int, int], None] | None:
         show = self.progress

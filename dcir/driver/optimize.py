@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.external_utils import wrap_inline
 
 from dcir.driver.compile import Session
-from dcir.errors import InvalidInput
+from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.options import Options
 from dcir.report.explain import Report
@@ -60,32 +62,32 @@ def _plain(module: Any) -> nn.Module:
     return twin
 
 
-def optimize(target: Any, *, level: int | str = 4, **options: Any) -> Any:
+def optimize(model: Any, /, *, level: int | str = 4, **options: Any) -> Any:
     """Compile a module, a function, or an exported program.
 
     Args:
-        target: an ``nn.Module`` (the result is a module of a subclass of its class that shares its parameters, buffers,
+        model: an ``nn.Module`` (the result is a module of a subclass of its class that shares its parameters, buffers,
             submodules and hooks, so ``state_dict`` and optimisers see the same tensors), a function over tensors, or a
             ``torch.export.ExportedProgram``.
         level: 0 to 4, how many tiers of passes run.
         options: see ``dcir.options.Options``.
 
     Returns:
-        Something to call like ``target``; compilation happens at the first call of every kind (shapes, modes).
+        Something to call like ``model``; compilation happens at the first call of every kind (shapes, modes).
 
     Raises:
         OptionError: an unknown option or value.
-        InvalidInput: ``target`` is nothing that can be compiled.
+        InvalidInput: ``model`` is nothing that can be compiled.
     """
     chosen = Options.make(level=level, **options)
-    if isinstance(target, torch.export.ExportedProgram):
-        target = target.module()
-    if isinstance(target, nn.Module):
-        return _optimized_module(target, chosen)
-    if callable(target):
-        return _optimized_function(target, chosen)
+    if isinstance(model, torch.export.ExportedProgram):
+        model = model.module()
+    if isinstance(model, nn.Module):
+        return _optimized_module(model, chosen)
+    if callable(model):
+        return _optimized_function(model, chosen)
     raise InvalidInput(
-        f"cannot optimise a {type(target).__name__}",
+        f"cannot optimise a {type(model).__name__}",
         hint="pass an nn.Module, a function, or a torch.export.ExportedProgram; load an ONNX file with dcir.load",
     )
 
@@ -105,20 +107,33 @@ def _optimized_module(module: nn.Module, options: Options) -> nn.Module:
     fast.__dict__["dcir"] = Handle(session)
     # As Module.compile does, but inlined into a frame of its own: Dynamo skips frames that belong to torch, and the
     # forward of a bare nn.Sequential is one.
-    fast._compiled_call_impl = torch.compile(
-        wrap_inline(fast._call_impl),
-        backend=dynamo_backend(session.compile_graph, session.on_break),
-        dynamic=options.dynamic or None,
-    )
+    fast._compiled_call_impl = _compiled(wrap_inline(fast._call_impl), session)
     result: nn.Module = fast
     return result
 
 
 def _optimized_function(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
     session = Session(options)
-    fast: Any = torch.compile(
-        fn, backend=dynamo_backend(session.compile_graph, session.on_break), dynamic=options.dynamic or None
-    )
+    fast: Any = functools.wraps(fn)(_compiled(fn, session))
     fast.dcir = Handle(session)
     result: Callable[..., Any] = fast
     return result
+
+
+def _compiled(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """``fn`` through Dynamo; dcir's own errors arrive as themselves, not wrapped in Dynamo's."""
+    call = torch.compile(
+        fn,
+        backend=dynamo_backend(session.compile_graph, session.on_break),
+        dynamic=session.options.dynamic or None,
+    )
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except BackendCompilerFailed as e:
+            if isinstance(e.inner_exception, DcirError):
+                raise e.inner_exception from None
+            raise
+
+    return run
