@@ -211,6 +211,9 @@ class _Importer:
         assert meta is not None
         same = all(a == b or d == 1 for a, b, d in zip(ref.strides, meta.strides, ref.shape, strict=True))
         constant = self.net.containers[ref.data].role == "constant"
-        if same and self.owner[ref.data] is self.root[node] and not constant:
+        root = self.root[node]
+        # A result of several was first seen as the tuple that its operator returned.
+        makers = (root, root.args[0]) if root.target is operator.getitem else (root,)
+        if same and self.owner[ref.data] in makers and not constant:
             return ref
         return self.ctx.copy(ref, self.ctx.new(meta.shape, meta.dtype, meta.strides))
