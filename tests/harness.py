@@ -22,7 +22,9 @@ def graph_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[fx.G
     return graph_of_calls([(op, args, kwargs)])
 
 
-def graph_of_calls(calls: Sequence[tuple[Any, Sequence[Any], dict[str, Any]]]) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+def graph_of_calls(
+    calls: Sequence[tuple[Any, Sequence[Any], dict[str, Any]]],
+) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """A graph of independent operator calls; its outputs are all their results in order."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     graph, tensors, outs = fx.Graph(), [], []
@@ -71,9 +73,25 @@ def run_interpreted(done: Imported, tensors: Sequence[torch.Tensor]) -> list[Any
     """Run an imported graph with the reference interpreter; returns tensors and literals."""
     net = done.network
     verify(net)
-    buffers = {n: flat_buffer(t) for n, t in zip(net.inputs, tensors, strict=True) if n}
-    buffers.update({n: flat_buffer(t) for n, t in done.constants.items()})
-    store = interpret(net, buffers, scalar_reference())
+    return _results(done, interpret(net, _buffers(done, tensors), scalar_reference()))
+
+
+def run_dace(done: Imported, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Run an imported graph through stock DaCe."""
+    from dcir.ir.dace_target import compile_network
+
+    program, buffers = compile_network(done.network), _buffers(done, tensors)
+    return _results(done, program([buffers[n] for n in program.arguments]))
+
+
+def _buffers(done: Imported, tensors: Sequence[torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    buffers = {n: flat_buffer(t) for n, t in zip(done.network.inputs, tensors, strict=True) if n}
+    return buffers | {n: flat_buffer(t) for n, t in done.constants.items()}
+
+
+def _results(done: Imported, store: dict[str, np.ndarray[Any, Any]]) -> list[Any]:
+    """What the graph returns, from the elements of its containers."""
+    net = done.network
     outs: list[Any] = []
     for kind, v in done.outputs:
         if kind == "literal":
@@ -100,13 +118,17 @@ def check_close(got: Any, want: Any, exact: Any, *, factor: float = 3.0, what: s
     e = exact.double() if isinstance(exact, torch.Tensor) else w
     assert torch.equal(g.isnan(), w.isnan()), f"{what}: NaN in other places"
     finite = w.isfinite() & g.isfinite() & e.isfinite()
-    assert torch.equal(g[~finite & ~w.isnan() & ~w.isfinite()], w[~finite & ~w.isnan() & ~w.isfinite()]), f"{what}: infinities"
+    assert torch.equal(g[~finite & ~w.isnan() & ~w.isfinite()], w[~finite & ~w.isnan() & ~w.isfinite()]), (
+        f"{what}: infinities"
+    )
     if not finite.any():
         return
     eps = torch.finfo(want.dtype).eps
     scale = e[finite].abs().max().item()
     ours, eager = (g - e)[finite].abs().max().item(), (w - e)[finite].abs().max().item()
-    assert ours <= factor * eager + 4 * eps * max(scale, 1e-30), f"{what}: error {ours:.3g}, eager's own {eager:.3g}, scale {scale:.3g}"
+    assert ours <= factor * eager + 4 * eps * max(scale, 1e-30), (
+        f"{what}: error {ours:.3g}, eager's own {eager:.3g}, scale {scale:.3g}"
+    )
 
 
 def double(value: Any) -> Any:
@@ -147,7 +169,9 @@ def expected(page: Any, sample: Any) -> tuple[list[Any], list[Any]]:
         exact = op(*double(sample.args), **double(sample.kwargs))
     except Exception:
         exact = want
-    return ([want] if isinstance(want, torch.Tensor) else list(want)), ([exact] if isinstance(exact, torch.Tensor) else list(exact))
+    return ([want] if isinstance(want, torch.Tensor) else list(want)), (
+        [exact] if isinstance(exact, torch.Tensor) else list(exact)
+    )
 
 
 def check_results(page: Any, sample: Any, got: Sequence[Any]) -> None:
@@ -157,7 +181,9 @@ def check_results(page: Any, sample: Any, got: Sequence[Any]) -> None:
         check_close(g, w, e, factor=page.tolerance, what=f"{page.name} {sample.name}")
 
 
-def check_operator(page: Any, sample: Any, run: Callable[[Imported, Sequence[torch.Tensor]], list[Any]] = run_interpreted) -> None:
+def check_operator(
+    page: Any, sample: Any, run: Callable[[Imported, Sequence[torch.Tensor]], list[Any]] = run_interpreted
+) -> None:
     """One sample of one page, native, against eager torch."""
     gm, tensors = graph_of(page.overload, sample.args, sample.kwargs)
     done = import_graph(gm)

@@ -23,8 +23,11 @@ from dcir.ir.program import Program
 from dcir.transforms.base import Outcome, Pass
 
 COSTLY = frozenset(
-    "exp exp2 expm1 log log2 log10 log1p tanh sigmoid erf erfc erfinv pow sin cos tan asin acos atan atan2 sinh cosh asinh"
-    " acosh atanh lgamma digamma sqrt rsqrt div reciprocal idiv_floor idiv_trunc mod fmod".split()
+    {
+        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "erfc", "erfinv", "pow"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh"),
+        *("lgamma", "digamma", "sqrt", "rsqrt", "div", "reciprocal", "idiv_floor", "idiv_trunc", "mod", "fmod"),
+    }
 )
 
 
@@ -217,7 +220,9 @@ def _moved_loads(c: Program, ins: Sequence[Operand], data: str) -> list[int]:
     return [i for i, s in enumerate(c.body) if s.op == "load" and ins[s.attr[0]].data == data]
 
 
-def _same_way(p: Program, outs: Sequence[Operand], m: Match, ins: Sequence[Operand], data: str) -> dict[int, int] | None:
+def _same_way(
+    p: Program, outs: Sequence[Operand], m: Match, ins: Sequence[Operand], data: str
+) -> dict[int, int] | None:
     """Loads of another result of the producer and their values, if the same map of loops serves them."""
     stores = [s for s in p.body if s.op == "store" and outs[s.attr[0]].data == data]
     c = m.consumer

@@ -8,6 +8,7 @@ Both walk the shared container with all their loops, in any order of loops. Save
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -52,7 +53,7 @@ class FuseSiblings(Pass):
         while not done:
             done = True
             readers = sorted((r for r in net.readers(data) if isinstance(r.spec, Program)), key=position.__getitem__)
-            for first, second in zip(readers, readers[1:], strict=False):
+            for first, second in itertools.pairwise(readers):
                 answer = self._try(net, data, first, second, position)
                 if isinstance(answer, str):
                     outcome.refuse(answer)
@@ -110,9 +111,7 @@ def _merge(net: Network, data: str, first: Op, second: Op, a: Program, b: Progra
             if place is None:
                 reason = "their loops differ"
                 continue
-            return extend(
-                a, ins_a, net.outs(first), m, ins_b, net.outs(second), {}, place, keep=lambda s: True
-            )
+            return extend(a, ins_a, net.outs(first), m, ins_b, net.outs(second), {}, place, keep=lambda s: True)
     return reason
 
 
@@ -131,4 +130,3 @@ def _one_to_one(a: Program, m: Match) -> list[int] | None:
     if b.inner and reduced != set(range(len(a.outer), len(a.dims))):
         return None
     return [place[k] for k in range(len(b.dims))]
-

@@ -70,7 +70,9 @@ def run_passes(
         OptionError: ``until`` names no pass of the pipeline.
     """
     if until is not None and until not in {p.name for p in passes}:
-        raise OptionError(f"no pass {until!r} in this pipeline", details=[("passes", ", ".join(p.name for p in passes))])
+        raise OptionError(
+            f"no pass {until!r} in this pipeline", details=[("passes", ", ".join(p.name for p in passes))]
+        )
     verify(net)
     net.validate()
     records = []
@@ -82,7 +84,17 @@ def run_passes(
         new = (net.bytes_moved(), len(net.ops()), peak_bytes(net)) if outcome.changed else (traffic, count, peak)
         records.append(
             PassRecord(
-                p.name, p.tier, outcome.changed, traffic, new[0], count, new[1], peak, new[2], seconds, dict(outcome.refused)
+                p.name,
+                p.tier,
+                outcome.changed,
+                traffic,
+                new[0],
+                count,
+                new[1],
+                peak,
+                new[2],
+                seconds,
+                dict(outcome.refused),
             )
         )
         traffic, count, peak = new

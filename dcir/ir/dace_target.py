@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from dcir.ir.types import to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _NUMBERS = itertools.count()
+# DaCe's own flags allow reciprocals and drop the sign of zero, which a reference must not.
+_FLAGS = "-march=native -fno-math-errno -fno-trapping-math -ffp-contract=off -Wno-unused-parameter -Wno-unused-label"
 
 
 class DaceNetwork:
@@ -71,10 +74,15 @@ def compile_network(net: Network) -> DaceNetwork:
     folder = tempfile.mkdtemp(prefix="dcir-dace-")
     try:
         # DaCe's configuration belongs to the thread; the values are set back for whoever else uses DaCe here.
-        with dace.config.set_temporary("progress", value=False), dace.config.set_temporary(
-            "default_build_folder", value=folder
-        ), dace.config.set_temporary("compiler", "use_cache", value=False):
-            sdfg.expand_library_nodes()
+        with (
+            dace.config.set_temporary("progress", value=False),
+            dace.config.set_temporary("default_build_folder", value=folder),
+            dace.config.set_temporary("compiler", "use_cache", value=False),
+            dace.config.set_temporary("compiler", "cpu", "args", value=_FLAGS),
+        ):
+            with warnings.catch_warnings():  # DaCe's expansion hands itself sets of connectors and warns of them
+                warnings.simplefilter("ignore")
+                sdfg.expand_library_nodes()
             sdfg.build_folder = f"{folder}/{name}"
             order = list(sdfg.arglist())
             sdfg.compile(output_file=f"{folder}/lib{name}.so", return_program_handle=False)

@@ -8,6 +8,7 @@ of the producer, an affine function of the consumer's loops.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,9 @@ class Match:
         return used[0] if len(used) == 1 and row[used[0]] == 1 else None
 
 
-def match(producer: Program, store: Stmt, store_offset: int, consumer: Program, loads: Sequence[tuple[int, int]]) -> Match | str:
+def match(
+    producer: Program, store: Stmt, store_offset: int, consumer: Program, loads: Sequence[tuple[int, int]]
+) -> Match | str:
     """Map the consumer's loops to the producer's.
 
     Args:
@@ -57,7 +60,7 @@ def match(producer: Program, store: Stmt, store_offset: int, consumer: Program, 
     walked = {d for _, _, d in digits}
     if any(s <= 0 for s, _, _ in digits):
         return "the producer stores backwards"
-    for (high, _, _), (low, n, _) in zip(digits, digits[1:], strict=False):
+    for (high, _, _), (low, n, _) in itertools.pairwise(digits):
         if high < low * n:
             return "the producer's store overlaps itself"
     for _ in range(16):
@@ -102,7 +105,11 @@ def match(producer: Program, store: Stmt, store_offset: int, consumer: Program, 
 
 
 def _carry(
-    producer: Program, consumer: Program, digits: Sequence[tuple[int, int, int]], start: dict[int, int], rows: dict[int, list[int]]
+    producer: Program,
+    consumer: Program,
+    digits: Sequence[tuple[int, int, int]],
+    start: dict[int, int],
+    rows: dict[int, list[int]],
 ) -> tuple[int, int] | str | None:
     """None if no address carries from one digit to the next; else the consumer loop to split and its factor."""
     for _, extent, d in digits:
@@ -198,7 +205,11 @@ class _Merger:
         return compact(
             simplify(
                 Program(
-                    self.body.outer, self.body.inner, tuple(self.body.inputs), tuple(self.body.outputs), tuple(self.body._body)
+                    self.body.outer,
+                    self.body.inner,
+                    tuple(self.body.inputs),
+                    tuple(self.body.outputs),
+                    tuple(self.body._body),
                 )
             ),
             list(self.ins),

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from dcir.errors import IndexOutOfRange
-from dcir.ir.network import Network, Operand
+from dcir.ir.network import Network
 from dcir.ir.program import Program
 from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def interpret(net: Network, buffers: Mapping[str, Array], scalar: Callable[[str], Callable[..., Any]]) -> dict[str, Array]:
+def interpret(
+    net: Network, buffers: Mapping[str, Array], scalar: Callable[[str], Callable[..., Any]]
+) -> dict[str, Array]:
     """Run ``net``.
 
     Args:
@@ -76,7 +78,9 @@ def run_program(
     dims, rank, n_outer = p.dims, len(p.dims), len(p.outer)
     if math.prod(p.outer) == 0:
         return
-    grids = [np.arange(d, dtype=np.int64).reshape([-1 if i == k else 1 for i in range(rank)]) for k, d in enumerate(dims)]
+    grids = [
+        np.arange(d, dtype=np.int64).reshape([-1 if i == k else 1 for i in range(rank)]) for k, d in enumerate(dims)
+    ]
 
     def address(strides: Sequence[int], start: int) -> Array:
         at = np.full([1] * rank, start, np.int64)
@@ -140,7 +144,9 @@ def _gather(attr: Any, args: Sequence[Array], at: Array, ins: Sequence[Array], p
         raise IndexOutOfRange("an index lies outside its tensor")
     other = rest[1] if rest else np.zeros([1] * at.ndim, np.int64)
     mask = wanted & good
-    return _load(ins[operand], at, [mask, other.astype(_widen(ins[operand][:0], p.inputs[operand]).dtype)], p.inputs[operand])
+    return _load(
+        ins[operand], at, [mask, other.astype(_widen(ins[operand][:0], p.inputs[operand]).dtype)], p.inputs[operand]
+    )
 
 
 def _reduce(kind: str, v: Array, n_outer: int, dtype: str) -> Array:
@@ -150,11 +156,13 @@ def _reduce(kind: str, v: Array, n_outer: int, dtype: str) -> Array:
     shape = [*v.shape[:n_outer], *[1] * len(axes)]
     if kind in ("argmax", "argmin"):
         flat = v.reshape([*v.shape[:n_outer], -1])
-        return (np.argmax if kind == "argmax" else np.argmin)(flat, axis=-1).astype(np.int64).reshape(shape)
+        place: Array = (np.argmax if kind == "argmax" else np.argmin)(flat, axis=-1).astype(np.int64)
+        return place.reshape(shape)
     if kind == "sum":
         wide = np.float64 if v.dtype.kind == "f" else v.dtype
-        return v.sum(axis=axes, dtype=wide).astype(to_numpy(dtype)).reshape(shape)
-    fn = {"prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all}[kind]
+        total: Array = v.sum(axis=axes, dtype=wide).astype(to_numpy(dtype))
+        return total.reshape(shape)
+    fn: Any = {"prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all}[kind]
     if v.size == 0 and kind in ("max", "min"):
         return np.full(shape, -np.inf if kind == "max" else np.inf, v.dtype)
     kw: dict[str, Any] = {"dtype": v.dtype} if kind == "prod" else {}

@@ -27,7 +27,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dcir.ir.types import itemsize
 
@@ -40,7 +40,7 @@ class Stmt(NamedTuple):
     op: str
     args: tuple[int, ...]
     dtype: str
-    attr: tuple = ()
+    attr: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,9 +178,7 @@ class Program:
                 attr = (back[attr[0]],)
             body.append(s._replace(attr=attr))
         dims = self.dims
-        return replace(
-            self, outer=tuple(dims[o] for o in outer), inner=tuple(dims[o] for o in inner), body=tuple(body)
-        )
+        return replace(self, outer=tuple(dims[o] for o in outer), inner=tuple(dims[o] for o in inner), body=tuple(body))
 
 
 class Expr:
@@ -261,7 +259,7 @@ class Body:
         self.inputs: list[str] = []
         self.outputs: list[str] = []
         self._body: list[Stmt] = []
-        self._seen: dict[Stmt, int] = {}
+        self._seen: dict[object, int] = {}
 
     @property
     def rank(self) -> int:
@@ -275,9 +273,9 @@ class Body:
         else:
             key = s
         if s.op != "store" and key in self._seen:
-            return self._seen[key]  # type: ignore[index]
+            return self._seen[key]
         self._body.append(s)
-        self._seen[key] = len(self._body) - 1  # type: ignore[index]
+        self._seen[key] = len(self._body) - 1
         return len(self._body) - 1
 
     def input(self, dtype: str) -> int:

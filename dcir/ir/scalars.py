@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from dcir.ir.types import to_numpy
+from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
 
 Fn = Callable[..., Any]
 
@@ -134,7 +134,8 @@ def _cast(dtype: str) -> Fn:
         if dtype == "bool":
             return x != 0
         if x.dtype.kind == "f" and target.kind in "iu":
-            low, high = np.iinfo(target).min, np.iinfo(target).max
+            limits: Any = np.iinfo(str(target))
+            low, high = limits.min, limits.max
             inside = np.isfinite(x) & (x >= float(low)) & (x <= float(high))
             return np.where(inside, x, 0).astype(target) + np.where(inside, 0, low).astype(target)
         return x.astype(target)
@@ -145,3 +146,27 @@ def _cast(dtype: str) -> Fn:
 def reference(name: str) -> Fn:
     """The reference function of a scalar operator; "cast:f32" converts to f32."""
     return _cast(name[5:]) if name.startswith("cast:") else TABLE[name]
+
+
+def evaluate(
+    name: str, dtype: str, attr: tuple[Any, ...], arguments: Sequence[tuple[Any, str]]
+) -> bool | int | float | None:
+    """The value of one scalar statement whose arguments are numbers, or None where it has none.
+
+    Args:
+        name, dtype, attr: of the statement (an operator of the table, "cast" or "round").
+        arguments: (value, element type) of each argument.
+    """
+    arrays = [np.full((1,), v, to_numpy(t)) for v, t in arguments]
+    with np.errstate(all="ignore"):
+        if name == "round":
+            half = f32_to_bf16(arrays[0]) if attr[0] == "bf16" else arrays[0].astype(np.float16)
+            result = bf16_to_f32(half) if attr[0] == "bf16" else half.astype(np.float32)
+        elif name == "cast":
+            result = reference("cast:" + dtype)(arrays[0])
+        elif name in TABLE:
+            result = np.asarray(TABLE[name](*arrays)).astype(to_numpy(dtype))
+        else:
+            return None
+    value: bool | int | float = result.item()
+    return value

@@ -71,9 +71,7 @@ class Ref:
     def expand_to(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Strides of this tensor broadcast to ``shape``."""
         pad = len(shape) - len(self.shape)
-        return (0,) * pad + tuple(
-            0 if d == 1 else s for d, s in zip(self.shape, self.strides, strict=True)
-        )
+        return (0,) * pad + tuple(0 if d == 1 else s for d, s in zip(self.shape, self.strides, strict=True))
 
 
 @dataclass(frozen=True)

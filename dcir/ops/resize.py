@@ -1,4 +1,4 @@
-"""Pages of the operators that resample an image, nearest and linear."""
+"""Pages of the operators that resample an image: nearest, linear and cubic, with their gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dcir.ir.program import Expr
-from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
+from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.movement import real
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
@@ -80,42 +80,65 @@ def _nearest_gradient(ctx: Lowering, grad: Ref, scales: Scales) -> Ref:
     return dst
 
 
-def _axis(k: Kernel, d: int, n: int, m: int, scale: float | None, *, corners: bool, compute: str) -> Any:
-    """The two source positions of an output position, and the weight of the second, as torch's kernels have them."""
-    b = k.body
-    i = b.index(d)
-    if n == m:
-        return [(i, None)]
-    at = b.convert(i, compute)
-    if corners:
-        at = at * ((n - 1) / (m - 1) if m > 1 else 0.0)
-    else:
-        at = b.op("max", (at + 0.5) * _ratio(n, m, scale) - 0.5, b.const(0, compute))
-    low = b.op("min", b.convert(b.op("floor", at), "i64"), b.const(n - 1, "i64"))
-    high = b.op("min", low + 1, b.const(n - 1, "i64"))
-    part = at - b.convert(low, compute)
-    part = b.op("min", b.op("max", part, b.const(0, compute)), b.const(1, compute))
-    return [(low, 1.0 - part), (high, part)]
+Taps = list[tuple[Expr, Expr]]
 
 
-def _linear(ctx: Lowering, x: Ref, scales: Scales, *, corners: bool) -> Ref:
-    """A weighted sum of the 2^n neighbours."""
+def _ratio_of(n: int, m: int, scale: float | None, *, corners: bool) -> float:
+    """Source positions one output position is worth."""
+    return ((n - 1) / (m - 1) if m > 1 else 0.0) if corners else _ratio(n, m, scale)
+
+
+def _linear_taps(out: Expr, n: int, ratio: float, *, corners: bool, compute: str) -> Taps:
+    """The two source positions of an output position with their weights, as torch's kernels have them."""
+    b = out.body
+    zero, one, last = b.const(0, compute), b.const(1, compute), b.const(n - 1, "i64")
+    at = b.convert(out, compute)
+    at = at * ratio if corners else b.op("max", (at + 0.5) * ratio - 0.5, zero)
+    low = b.op("min", b.convert(b.op("floor", at), "i64"), last)
+    part = b.op("min", b.op("max", at - b.convert(low, compute), zero), one)
+    return [(low, 1.0 - part), (b.op("min", low + 1, last), part)]
+
+
+def _cubic_taps(out: Expr, n: int, ratio: float, *, corners: bool, compute: str) -> Taps:
+    """Four source positions with the weights of Keys' cubic convolution, A = -3/4."""
+    b, a = out.body, -0.75
+    zero, last = b.const(0, "i64"), b.const(n - 1, "i64")
+    at = b.convert(out, compute)
+    at = at * ratio if corners else (at + 0.5) * ratio - 0.5
+    floor = b.op("floor", at)
+    t, low = at - floor, b.convert(floor, "i64")
+
+    def near(x: Expr) -> Expr:
+        return ((x * (a + 2.0) - (a + 3.0)) * x) * x + 1.0
+
+    def far(x: Expr) -> Expr:
+        return ((x * a - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a
+
+    weights = [far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)]
+    return [(b.op("max", b.op("min", low + (i - 1), last), zero), w) for i, w in enumerate(weights)]
+
+
+def _interpolated(ctx: Lowering, x: Ref, scales: Scales, taps: Callable[..., Taps], *, corners: bool) -> Ref:
+    """A weighted sum of the neighbours of every output position."""
     if x.dtype not in ("f32", "f64", "bf16", "f16"):
-        raise NotNative(f"linear resize of {x.dtype}")
+        raise NotNative(f"interpolation of {x.dtype}")
     dst, n = ctx.result(), len(scales)
     lead = len(x.shape) - n
     compute = "f64" if x.dtype == "f64" else "f32"
     k = ctx.kernel(dst.shape)
-    axes = [
-        _axis(k, lead + d, x.shape[lead + d], dst.shape[lead + d], scales[d], corners=corners, compute=compute)
-        for d in range(n)
-    ]
+    axes: list[Taps] = []
+    for d, scale in zip(range(lead, lead + n), scales, strict=True):
+        if x.shape[d] == dst.shape[d]:
+            axes.append([(k.body.index(d), k.body.const(1, compute))])
+        else:
+            ratio = _ratio_of(x.shape[d], dst.shape[d], scale, corners=corners)
+            axes.append(taps(k.body.index(d), x.shape[d], ratio, corners=corners, compute=compute))
     total: Expr | None = None
     strides = (*x.strides[:lead], *(0,) * n)
     for corner in itertools.product(*axes):
         v = k.gather(x, strides, [at for at, _ in corner], range(lead, lead + n), how="trusted")
-        for _, weight in corner:
-            v = v if weight is None else v * weight
+        for (_, weight), axis in zip(corner, axes, strict=True):
+            v = v if len(axis) == 1 else v * weight
         total = v if total is None else total + v
     assert total is not None
     k.store(dst, total)
@@ -123,65 +146,49 @@ def _linear(ctx: Lowering, x: Ref, scales: Scales, *, corners: bool) -> Ref:
     return dst
 
 
-def _linear_gradient(ctx: Lowering, grad: Ref, scales: Scales, *, corners: bool) -> Ref:
+def _interpolated_gradient(
+    ctx: Lowering, grad: Ref, scales: Scales, taps: Callable[..., Taps], reach: int, *, corners: bool
+) -> Ref:
     """Every pixel sums the outputs it took part in: a reduction over the window that can reach it.
 
-    Output o reads pixels floor(s(o)) and the next with s(o) = o * ratio (+ a shift), so pixel i is read from
-    i - 1 < s(o) < i + 1: about 2 / ratio outputs, which the inner loops walk; the weights are those of the forward.
+    Output o reads pixels near s(o) = o * ratio (+ a shift), so pixel i is read where i - reach < s(o) < i + reach:
+    about 2 reach / ratio outputs, which the inner loops walk; the weights are those of the forward.
     """
     dst, n = ctx.result(), len(scales)
     lead, rank = len(dst.shape) - n, len(dst.shape)
     compute = "f64" if dst.dtype == "f64" else "f32"
-    ratios = []
-    for d in range(n):
-        small, large = dst.shape[lead + d], grad.shape[lead + d]
-        if corners:
-            ratios.append((small - 1) / (large - 1) if large > 1 else 0.0)
-        else:
-            ratios.append(_ratio(small, large, scales[d]))
-    sizes = []
-    for d, r in enumerate(ratios):
-        small, large = dst.shape[lead + d], grad.shape[lead + d]
-        # One more on either side for the rounding of the window's start and of the forward's own positions.
-        sizes.append(1 if small == large else min(large, math.ceil(2 / r) + 3) if r else large)
+    pairs = list(zip(dst.shape[lead:], grad.shape[lead:], strict=True))
+    ratios = [_ratio_of(a, z, s, corners=corners) for (a, z), s in zip(pairs, scales, strict=True)]
+    # Room on either side for the rounding of the window's start and of the forward's own positions.
+    room = [min(z, math.ceil(2 * reach / r) + 3) if r else z for (_, z), r in zip(pairs, ratios, strict=True)]
+    sizes = [1 if a == z else m for (a, z), m in zip(pairs, room, strict=True)]
     k = ctx.kernel(dst.shape, sizes)
     b = k.body
-    zero, one = b.const(0, compute), b.const(1, compute)
-    ok: Expr | None = None
-    places, weight = [], one
-    for d, r in enumerate(ratios):
-        small, large = dst.shape[lead + d], grad.shape[lead + d]
-        i = b.index(lead + d)
+    zero, shift = b.const(0, compute), 0.0 if corners else 0.5
+    weight, ok = b.const(1, compute), b.const(True, "bool")
+    places = []
+    for d, ((small, large), r) in enumerate(zip(pairs, ratios, strict=True)):
+        i, first = b.index(lead + d), b.const(0, "i64")
         if small == large:
             places.append(i)
             continue
-        shift = 0.0 if corners else 0.5
-        first = b.const(0, "i64")
         if r and sizes[d] < large:
-            start = b.op("floor", (b.convert(i, "f64") - (1.0 - shift)) * (1.0 / r) - (shift + 0.5))
+            start = b.op("floor", (b.convert(i, "f64") - (reach - shift)) * (1.0 / r) - (shift + 0.5))
             first = b.op("min", b.op("max", b.convert(start, "i64"), first), b.const(large - sizes[d], "i64"))
         o = first + b.index(rank + d)
-        at = b.convert(o, compute)
-        at = at * r if corners else b.op("max", (at + 0.5) * r - 0.5, zero)
-        low = b.op("min", b.convert(b.op("floor", at), "i64"), b.const(small - 1, "i64"))
-        part = b.op("min", b.op("max", at - b.convert(low, compute), zero), one)
-        high = b.op("min", low + 1, b.const(small - 1, "i64"))
-        share = b.where(low.eq(i), 1.0 - part, zero) + b.where(high.eq(i), part, zero)
-        weight = weight * share
-        here = share.ne(0.0)
-        ok = here if ok is None else ok & here
+        share = zero
+        for at, w in taps(o, small, r, corners=corners, compute=compute):
+            share = share + b.where(at.eq(i), w, zero)
+        weight, ok = weight * share, ok & share.ne(0.0)
         places.append(o)
-    ok = ok if ok is not None else b.const(True, "bool")
-    v = k.gather(
-        grad, (*grad.strides[:lead], *(0,) * (2 * n)), places, range(lead, rank), how="trusted", mask=ok, other=zero
-    )
+    strides = (*grad.strides[:lead], *(0,) * (2 * n))
+    v = k.gather(grad, strides, places, range(lead, rank), how="trusted", mask=ok, other=zero)
     k.store(dst, b.reduce("sum", v * weight))
     k.done()
     return dst
 
 
 _SIZES = ((5,), (3, 4), (2, 3, 2))
-_TYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 def _scaled(size: Sequence[int], f: Sequence[float]) -> list[int]:
@@ -248,27 +255,28 @@ def _all(n: int, scales: Sequence[float | None], named: dict[str, float | None])
 _CORNERS = ((False,), (True,))
 
 
-def _register_linear(n: int, name: str) -> None:
+def _register_interpolation(n: int, name: str, taps: Callable[..., Taps], reach: int) -> None:
     @operator(f"aten.{name}.default", samples=_samples(n, *_CORNERS))
     def forward(ctx: Lowering, x: Ref, size: Any, corners: bool, *scales: float | None, **named: float | None) -> Ref:
         """A weighted sum of the neighbours of every output position."""
-        return _linear(ctx, x, _all(n, scales, named), corners=corners)
+        return _interpolated(ctx, x, _all(n, scales, named), taps, corners=corners)
 
     @operator(f"aten.{name}.vec", samples=_vector_samples(n, *_CORNERS))
     def forward_vector(ctx: Lowering, x: Ref, size: Any, corners: bool, scale_factors: Sequence[float] | None) -> Ref:
         """A weighted sum of the neighbours of every output position."""
-        return _linear(ctx, x, scale_factors or [None] * n, corners=corners)
+        return _interpolated(ctx, x, scale_factors or [None] * n, taps, corners=corners)
 
     @operator(f"aten.{name}_backward.default", samples=_samples(n, *_CORNERS, backward=True))
     def backward(
         ctx: Lowering, grad: Ref, size: Any, shape: Any, corners: bool, *scales: float | None, **named: float | None
     ) -> Ref:
         """Every pixel sums the outputs it took part in."""
-        return _linear_gradient(ctx, grad, _all(n, scales, named), corners=corners)
+        return _interpolated_gradient(ctx, grad, _all(n, scales, named), taps, reach, corners=corners)
 
 
 for _n in (1, 2, 3):
     _register_nearest(_n, "upsample_nearest", 0.0)
     _register_nearest(_n, "_upsample_nearest_exact", 0.5)
 for _n, _name in ((1, "upsample_linear1d"), (2, "upsample_bilinear2d"), (3, "upsample_trilinear3d")):
-    _register_linear(_n, _name)
+    _register_interpolation(_n, _name, _linear_taps, 1)
+_register_interpolation(2, "upsample_bicubic2d", _cubic_taps, 2)

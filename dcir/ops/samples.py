@@ -14,7 +14,9 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def rand(*shape: int, dtype: torch.dtype = torch.float32, low: float = -2.0, high: float = 2.0, seed: int = 0) -> torch.Tensor:
+def rand(
+    *shape: int, dtype: torch.dtype = torch.float32, low: float = -2.0, high: float = 2.0, seed: int = 0
+) -> torch.Tensor:
     """Uniform numbers in [low, high)."""
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator(seed)) > 0.5
@@ -26,10 +28,14 @@ def rand(*shape: int, dtype: torch.dtype = torch.float32, low: float = -2.0, hig
 def specials(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Values where functions differ: zeros, infinities, NaN, tiny, huge."""
     inf = float("inf")
-    return torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-8, -1e-8, 30.0, -30.0, inf, -inf, float("nan"), 3.5], dtype=dtype)
+    return torch.tensor(
+        [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-8, -1e-8, 30.0, -30.0, inf, -inf, float("nan"), 3.5], dtype=dtype
+    )
 
 
-def unary(*, low: float = -2.0, high: float = 2.0, ints: bool = False, special: bool = True) -> Callable[[], Iterable[Sample]]:
+def unary(
+    *, low: float = -2.0, high: float = 2.0, ints: bool = False, special: bool = True
+) -> Callable[[], Iterable[Sample]]:
     """Samples of an operator on one tensor: shapes, layouts, types, special values."""
 
     def make() -> Iterable[Sample]:
@@ -49,7 +55,9 @@ def unary(*, low: float = -2.0, high: float = 2.0, ints: bool = False, special: 
     return make
 
 
-def binary(*, low: float = -2.0, high: float = 2.0, ints: bool = True, scalar: bool = True) -> Callable[[], Iterable[Sample]]:
+def binary(
+    *, low: float = -2.0, high: float = 2.0, ints: bool = True, scalar: bool = True
+) -> Callable[[], Iterable[Sample]]:
     """Samples of an operator on two tensors: broadcasting, mixed types, numbers."""
 
     def make() -> Iterable[Sample]:
@@ -63,7 +71,9 @@ def binary(*, low: float = -2.0, high: float = 2.0, ints: bool = True, scalar: b
         yield Sample((a, rand(3, 37, low=low, high=high, seed=1).double()), name="float and double")
         if ints:
             yield Sample((a, rand(3, 37, dtype=torch.int64, low=1, high=6)), name="float and int")
-            yield Sample((rand(9, dtype=torch.int64, low=-5, high=6), rand(9, dtype=torch.int64, low=1, high=6)), name="int64")
+            yield Sample(
+                (rand(9, dtype=torch.int64, low=-5, high=6), rand(9, dtype=torch.int64, low=1, high=6)), name="int64"
+            )
         if scalar:
             yield Sample((a, 1.5), name="number")
 

@@ -29,7 +29,11 @@ def view(ctx: Lowering, x: Ref, shape: Sequence[int]) -> Ref:
     return ctx.reshape(x, ctx.out.shape)
 
 
-@operator("aten.permute.default", samples=lambda: [Sample((rand(2, 3, 4), [2, 0, 1])), Sample((rand(2, 3), [-1, 0]))], view=True)
+@operator(
+    "aten.permute.default",
+    samples=lambda: [Sample((rand(2, 3, 4), [2, 0, 1])), Sample((rand(2, 3), [-1, 0]))],
+    view=True,
+)
 def permute(ctx: Lowering, x: Ref, dims: Sequence[int]) -> Ref:
     """Dimensions in another order."""
     order = [_dim(d, len(x.shape)) for d in dims]
@@ -49,19 +53,26 @@ def transpose(ctx: Lowering, x: Ref, a: int, b: int) -> Ref:
     if order:
         a, b = _dim(a, len(order)), _dim(b, len(order))
         order[a], order[b] = order[b], order[a]
-    return permute(ctx, x, order)
+    turned: Ref = permute(ctx, x, order)
+    return turned
 
 
-@operator("aten.expand.default", samples=lambda: [Sample((rand(3, 1), [2, 3, 4])), Sample((rand(3, 1), [-1, 4]))], view=True)
+@operator(
+    "aten.expand.default", samples=lambda: [Sample((rand(3, 1), [2, 3, 4])), Sample((rand(3, 1), [-1, 4]))], view=True
+)
 def expand(ctx: Lowering, x: Ref, size: Sequence[int], *, implicit: bool = False) -> Ref:
     """Broadcast: strides of 0."""
     shape = ctx.out.shape
     pad = len(shape) - len(x.shape)
-    strides = [0] * pad + [0 if d == 1 and n != 1 else s for d, s, n in zip(x.shape, x.strides, shape[pad:], strict=True)]
+    strides = [0] * pad + [
+        0 if d == 1 and n != 1 else s for d, s, n in zip(x.shape, x.strides, shape[pad:], strict=True)
+    ]
     return replace(x, shape=shape, strides=tuple(strides))
 
 
-@operator("aten.slice.Tensor", samples=lambda: [Sample((rand(8, 3), 0, 2, 7, 2)), Sample((rand(8, 3), 1, -2))], view=True)
+@operator(
+    "aten.slice.Tensor", samples=lambda: [Sample((rand(8, 3), 0, 2, 7, 2)), Sample((rand(8, 3), 1, -2))], view=True
+)
 def slice_(ctx: Lowering, x: Ref, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Ref:
     """A range of one dimension."""
     d = _dim(dim, len(x.shape))
@@ -132,7 +143,13 @@ def as_strided(
     return replace(base, shape=tuple(size), strides=tuple(stride), offset=base.offset + start)
 
 
-@operator("aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default", samples=lambda: [Sample((rand(3),))], view=True)
+@operator(
+    "aten.alias.default",
+    "aten.detach.default",
+    "aten.lift_fresh_copy.default",
+    samples=lambda: [Sample((rand(3),))],
+    view=True,
+)
 def alias(ctx: Lowering, x: Ref) -> Ref:
     """The same tensor."""
     return x
@@ -161,7 +178,9 @@ def unbind(ctx: Lowering, x: Ref, dim: int = 0) -> tuple[Ref, ...]:
     return tuple(select(ctx, x, dim, i) for i in range(x.shape[_dim(dim, len(x.shape))]))
 
 
-@operator("aten.diagonal.default", samples=lambda: [Sample((rand(4, 5),)), Sample((rand(2, 4, 5), 1, -1, 1))], view=True)
+@operator(
+    "aten.diagonal.default", samples=lambda: [Sample((rand(4, 5),)), Sample((rand(2, 4, 5), 1, -1, 1))], view=True
+)
 def diagonal(ctx: Lowering, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ref:
     """Elements whose two indices differ by ``offset``."""
     a, b = _dim(dim1, len(x.shape)), _dim(dim2, len(x.shape))

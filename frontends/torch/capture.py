@@ -54,7 +54,7 @@ def _is_symbolic(x: Any) -> bool:
 
 
 def _ahead_of_time(gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph) -> Callable[..., Any]:
-    def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    def compiler(kind: str) -> Any:
         def run(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
             program = compile_graph(graph, kind)
 

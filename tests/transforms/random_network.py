@@ -87,7 +87,11 @@ def _reduce(rng: random.Random, ctx: Lowering, x: Ref, axes: list[int]) -> Ref:
     v = k.load(x, [x.strides[d] for d in (*kept, *axes)])
     shape = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
     dst = ctx.new(shape, "f32")
-    k.store(dst, k.body.reduce(rng.choice(("sum", "max", "min")), v) * 0.25, [dst.strides[d] for d in kept] + [0] * len(axes))
+    k.store(
+        dst,
+        k.body.reduce(rng.choice(("sum", "max", "min")), v) * 0.25,
+        [dst.strides[d] for d in kept] + [0] * len(axes),
+    )
     k.done()
     return dst
 

@@ -21,7 +21,22 @@ from dcir.ir.types import compute_type, itemsize
 # Below this many points a second thread costs more than it brings (a parallel region is about 1 us).
 SERIAL_POINTS = 16384
 # Values worth a row buffer instead of a second computation.
-COSTLY = {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "erfc", "pow", "sin", "cos"}
+COSTLY = {
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "erfc",
+    "pow",
+    "sin",
+    "cos",
+}
 ROW_BUFFER_BYTES = 32768
 COLUMN_BLOCK = 64
 SUM_BLOCK = 512
@@ -91,9 +106,7 @@ class _Emitter:
         """Statements the inner sweep of ``stage`` is for: its reduces and its full stores."""
         roots = []
         for i, s in enumerate(self.p.body):
-            if s.op == "reduce" and self.levels[i][0] == stage + 1:
-                roots.append(i)
-            elif s.op == "store" and self.levels[i] == (stage, True):
+            if (s.op == "reduce" and self.levels[i][0] == stage + 1) or (s.op == "store" and self.levels[i] == (stage, True)):
                 roots.append(i)
         return roots
 
@@ -187,7 +200,9 @@ class _Emitter:
         if not tiled:
             return "0", str(self.p.outer[last])
         self.line(f"const long long lo = jt * {space.tile};")
-        self.line(f"const long long hi = lo + {space.tile} < {self.p.outer[last]} ? lo + {space.tile} : {self.p.outer[last]};")
+        self.line(
+            f"const long long hi = lo + {space.tile} < {self.p.outer[last]} ? lo + {space.tile} : {self.p.outer[last]};"
+        )
         return "lo", "hi"
 
     def _pointwise(self, space: _Space) -> None:
@@ -226,7 +241,9 @@ class _Emitter:
                 self._tile_bounds(space, last, True)
             else:
                 self.open(f"for (long long lo = 0; lo < {p.outer[last]}; lo += {space.tile})")
-                self.line(f"const long long hi = lo + {space.tile} < {p.outer[last]} ? lo + {space.tile} : {p.outer[last]};")
+                self.line(
+                    f"const long long hi = lo + {space.tile} < {p.outer[last]} ? lo + {space.tile} : {p.outer[last]};"
+                )
                 opened += 1
         else:
             for d in range(space.prefix, self.n_outer):
@@ -431,7 +448,9 @@ class _Emitter:
             self.line(f"bad |= {f'{wanted} & ' if wanted else ''}!g{i};")
         test = f"({wanted} & g{i})" if wanted else f"g{i}"
         other = self.value(rest[1]) if rest else literal(0, s.dtype)
-        return f"{test} ? {cast_expr(f'a{operand}[{self._at(terms, test)}]', self.p.inputs[operand], s.dtype)} : {other}"
+        return (
+            f"{test} ? {cast_expr(f'a{operand}[{self._at(terms, test)}]', self.p.inputs[operand], s.dtype)} : {other}"
+        )
 
     @staticmethod
     def _at(terms: list[str], test: str) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.cpp.kernels import program
 from dcir.codegen.compile import compile_network
+from dcir.codegen.cpp.kernels import program
 from dcir.driver.assemble import assemble
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network
