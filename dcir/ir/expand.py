@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import dace
-from dace.sdfg import nodes
-
 from dcir.errors import Unsupported
 from dcir.ir import tasklets
 from dcir.ir.program import Program, Stmt
@@ -150,7 +148,9 @@ class _Writer:
                 _Sweep(self, p, ins, outs, results, inner=True).run([], {i: accumulated[i]})
             places = [i for i in reduces if p.body[i].attr[0].startswith("arg")]
             if places and all(p.inner):  # the value is known now: the first place that has it
-                _Sweep(self, p, ins, outs, results, inner=True).run([], {i: accumulated[i] for i in places}, places=True)
+                _Sweep(self, p, ins, outs, results, inner=True).run(
+                    [], {i: accumulated[i] for i in places}, places=True
+                )
             results.update(accumulated)
 
     def _accumulator(self, p: Program, i: int, results: dict[int, str]) -> str:
@@ -305,7 +305,9 @@ class _Sweep:
 
     def _connect(self, state: Any, scopes: Sequence[Any], writes: Sequence[tuple[str, str, Any, str | None]]) -> None:
         arrays = self.writer.sdfg.arrays
-        ins = {c: dace.pointer(arrays[a].dtype) if whole else arrays[a].dtype for c, (a, _, whole) in self.reads.items()}
+        ins = {
+            c: dace.pointer(arrays[a].dtype) if whole else arrays[a].dtype for c, (a, _, whole) in self.reads.items()
+        }
         outs = {c: arrays[a].dtype for c, a, _, _ in writes}
         tasklet = state.add_tasklet(f"compute{self.writer.count}", ins, outs, "\n".join(self.lines))
         entries = [entry for entry, _ in scopes]
@@ -402,6 +404,3 @@ def _leave(
         memlet.wcr = wcr
     node = target(state, array) if target is not None else state.add_access(array)
     state.add_edge(before, out, node, None, memlet)
-
-
-__all__ = ["expand_node", "nodes"]
