@@ -1,6 +1,6 @@
 """Convolutions: from a spec to problems, the choice of method for each, and one plan for all.
 
-Methods: a product of matrices (1x1 kernels), direct tiles (everything else), weight gradient tiles, and zeros where no tap falls.
+Methods: a product of matrices (1x1 kernels), depthwise planes, direct tiles (everything else), weight gradient tiles, and zeros where no tap falls.
 """
 
 from __future__ import annotations
@@ -10,11 +10,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dcir.codegen.plan import KernelPlan
+from dcir.codegen.tiles.conv_depthwise import depthwise_draft, depthwise_suits, depthwise_weight_draft
 from dcir.codegen.tiles.conv_direct import direct_draft
 from dcir.codegen.tiles.conv_problem import Problem, data_problems, flat, forward_problem, is_pointwise
 from dcir.codegen.tiles.conv_weight import weight_draft
 from dcir.codegen.tiles.emit import (
-    HALF, Draft, Operand, Step, assemble, assemble_half, lanes, render, round_up, unravel,
+    HALF,
+    Draft,
+    Operand,
+    Step,
+    assemble,
+    assemble_half,
+    lanes,
+    render,
+    round_up,
+    unravel,
 )  # fmt: skip
 from dcir.codegen.tiles.gemm import gemm_draft
 from dcir.codegen.tiles.isa import Isa
@@ -57,6 +67,8 @@ def _problem(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         draft = _product(name, p, isa, threads)
         if draft is not None:
             return draft
+    if depthwise_suits(p):
+        return depthwise_draft(name, p, isa, threads)
     return direct_draft(name, p, isa, threads)
 
 
@@ -65,6 +77,8 @@ def _weight(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         return Draft(name, p.dtype, "", ())
     if p.n * math.prod(p.out) * math.prod(p.inp) == 0:
         return _fill_weights(name, p)
+    if depthwise_suits(p):
+        return depthwise_weight_draft(name, p, isa, threads)
     return weight_draft(name, flat(p) if is_pointwise(p) else p, isa, threads)
 
 

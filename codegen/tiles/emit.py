@@ -14,7 +14,7 @@ ELEMENT_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2}
 STORED = {"f32": "float", "f64": "double", "bf16": "unsigned short", "f16": "_Float16"}
 HALF = ("bf16", "f16")
 INLINE = "static inline __attribute__((always_inline))"
-NOINLINE = "static __attribute__((noinline))"
+NOINLINE = "static __attribute__((noinline, noclone))"
 PARAMETERS = "L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch"
 
 _CORE = """
@@ -47,36 +47,24 @@ $inline T sum(V v) {
 $halvings
     return v[0];
 }
-// Rows become columns; each step exchanges blocks of s lanes between rows that lie s apart.
-$inline void transpose(V (&r)[VL]) {
-$exchanges
-}
 // A block of up to VL x VL: d[c][r] = s[r][c] + add[r] for r < rows, c < cols. Rows of d are written up to `lanes`; those from `rows`
-// on get zeros.
+// on get zeros. Each step of the exchange swaps blocks of lanes between rows that lie as far apart.
 $noinline void transpose_block(const T *s, L ss, int rows, int cols, V add, T *d, L ds, int lanes) {
-    V r[VL];
-    if (rows == VL && cols == VL) {
-#pragma GCC unroll 16
-        for (int i = 0; i < VL; i++) r[i] = load(s + i * ss);
-    } else {
-        alignas(64) T t[VL * VL];
+    alignas(64) T t[VL * VL];
+    if (rows != VL || cols != VL) {
         for (int i = 0; i < VL; i++)
             store(t + i * VL, i >= rows ? V{} : cols == VL ? load(s + i * ss) : load_part(s + i * ss, cols));
-#pragma GCC unroll 16
-        for (int i = 0; i < VL; i++) r[i] = load(t + i * VL);
+        s = t;
+        ss = VL;
     }
-    transpose(r);
-    if (cols == VL && lanes == VL) {
-#pragma GCC unroll 16
-        for (int i = 0; i < VL; i++) store(d + i * ds, r[i] + add);
-    } else {
-        alignas(64) T t[VL * VL];
-#pragma GCC unroll 16
-        for (int i = 0; i < VL; i++) store(t + i * VL, r[i] + add);
-        for (int i = 0; i < cols; i++)
-            if (lanes == VL) store(d + i * ds, load(t + i * VL));
-            else store_part(d + i * ds, load(t + i * VL), lanes);
-    }
+    const bool whole = cols == VL && lanes == VL;
+    T *to = whole ? d : t;
+    const L step = whole ? ds : VL;
+$exchanges
+    if (whole) return;
+    for (int i = 0; i < cols; i++)
+        if (lanes == VL) store(d + i * ds, load(t + i * VL));
+        else store_part(d + i * ds, load(t + i * VL), lanes);
 }
 // acc[i][v] += a[R::at(i)] * b[v] over count steps: the register tile that everything here is built on.
 template <int MR, int NV, class R>
@@ -127,18 +115,15 @@ def core(isa: Isa, dtype: str) -> str:
     width = lanes(isa, dtype)
     steps = [1 << i for i in reversed(range(width.bit_length() - 1))]
     halvings = [f"    v += __builtin_shuffle(v, (M){{{_list((i + s) % width for i in range(width))}}});" for s in steps]
-    exchanges = []
+    exchanges = [f"    const V r{width}_{i} = load(s + {i} * ss);" for i in range(width)]
     for s in steps:
         low = _list(width + i - s if i & s else i for i in range(width))
         high = _list(width + i if i & s else i + s for i in range(width))
-        exchanges.append(
-            "#pragma GCC unroll 16\n"
-            f"    for (int i = 0; i < VL; i++) if (!(i & {s})) {{\n"
-            f"        const V x = r[i], y = r[i + {s}];\n"
-            f"        r[i] = __builtin_shuffle(x, y, (M){{{low}}});\n"
-            f"        r[i + {s}] = __builtin_shuffle(x, y, (M){{{high}}});\n"
-            "    }"
-        )
+        exchanges.append(f"    const M low{s} = {{{low}}}, high{s} = {{{high}}};")
+        for i in range(width):
+            pair = f"r{2 * s}_{i & ~s}, r{2 * s}_{i | s}"
+            exchanges.append(f"    const V r{s}_{i} = __builtin_shuffle({pair}, {'high' if i & s else 'low'}{s});")
+    exchanges += [f"    store(to + {i} * step, r1_{i} + add);" for i in range(width)]
     return render(
         _CORE, T=STORED[dtype], I="int" if dtype == "f32" else "long long", VB=isa.vector_bytes, VL=width,
         EB=ELEMENT_BYTES[dtype], halvings="\n".join(halvings), exchanges="\n".join(exchanges),
@@ -312,7 +297,7 @@ def _without_broadcasts(operand: Operand) -> Operand:
     return replace(operand, shape=shape)
 
 
-def _convert(name: str, source: Operand, target: Operand, dtype: str, threads: int, widen: bool) -> tuple[str, int]:  # noqa: FBT001
+def _convert(name: str, source: Operand, target: Operand, dtype: str, threads: int, widen: bool) -> tuple[str, int]:
     *outer, n = source.shape
     rows = math.prod(outer)
     jobs = min(rows, 4 * threads) if rows * n else 0

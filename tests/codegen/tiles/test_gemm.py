@@ -4,11 +4,11 @@ import random
 
 import pytest
 import torch
-from tests.codegen.tiles.tile_harness import compile_plans
 
 from dcir.codegen.tiles.gemm import plan_gemm
 from dcir.codegen.tiles.isa import ISAS
 from dcir.ops.contraction import ContractionSpec
+from tests.codegen.tiles.tile_harness import compile_plans
 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 LAYOUTS = ("row", "column", "padded", "aliased", "wide", "broadcast")
