@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from dcir.ir.network import Network, Operand
 from dcir.ir.nodes import Op
 from dcir.ir.program import Program
-from dcir.ops.torch_call import draws_random_numbers
+from dcir.ops.torch_call import has_effects
 from dcir.transforms.base import Outcome, Pass
 
 
@@ -48,8 +48,8 @@ class MergeCommonSubexpressions(Pass):
 
     def _merge(self, net: Network, first: Op, second: Op, results: set[str]) -> str | None:
         """Let readers of ``second`` read ``first``; the reason why not."""
-        if draws_random_numbers(first.spec):
-            return "random operators differ from call to call"
+        if has_effects(first.spec):
+            return "operators with effects or random numbers differ from call to call"
         ours, theirs = net.outs(first), net.outs(second)
         moves: dict[str, str] = {}  # container that goes -> container that stays
         for a, b in zip(ours, theirs, strict=True):
@@ -62,8 +62,9 @@ class MergeCommonSubexpressions(Pass):
             gone, stays = (a, b) if b.data in results else (b, a)
             if moves.setdefault(gone.data, stays.data) != stays.data:
                 return "they write into different places of their containers"
-        for op, gone in [(r, name) for name in moves for r in net.readers(name)]:
-            net.rewire(op, op.spec, _renamed(net.ins(op), gone, moves[gone]), net.outs(op))
+        for old, new in moves.items():
+            for reader in net.readers(old):
+                net.rewire(reader, reader.spec, _renamed(net.ins(reader), old, new), net.outs(reader))
         net.remove_op(second)
         outs = [Operand(moves.get(o.data, o.data), o.offset) for o in ours]
         if outs != ours:  # a result of the network keeps its container

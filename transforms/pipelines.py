@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dcir.transforms.base import Pass
+from dcir.transforms.fold_constants import FoldConstants
 from dcir.transforms.fuse_producers import FuseProducers
 from dcir.transforms.fuse_siblings import FuseSiblings
+from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
+from dcir.transforms.remove_dead_code import RemoveDeadCode
+from dcir.transforms.simplify_algebra import SimplifyAlgebra
 
 
 def pipeline(level: int) -> tuple[Pass, ...]:
@@ -13,7 +17,7 @@ def pipeline(level: int) -> tuple[Pass, ...]:
 
 
 TIERS: dict[int, tuple[Pass, ...]] = {
-    0: (),
+    0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (),
     2: (FuseProducers(), FuseSiblings()),
     3: (),

@@ -16,7 +16,7 @@ from dcir.ir.fuse import compact
 from dcir.ir.network import Network
 from dcir.ir.nodes import Op
 from dcir.ir.program import Program, simplify
-from dcir.ops.torch_call import draws_random_numbers
+from dcir.ops.torch_call import has_effects
 from dcir.transforms.base import Outcome, Pass
 
 
@@ -38,8 +38,8 @@ class RemoveDeadCode(Pass):
             elif live:
                 if any(o.data not in live for o in outs):
                     outcome.refuse("an operator that is no loop program computes all its results")
-            elif draws_random_numbers(op.spec):
-                outcome.refuse("a random operator moves the generator's state")
+            elif has_effects(op.spec):
+                outcome.refuse("the operator has effects, or moves the random generator")
             else:
                 outcome.saved_bytes += sum(sum(table) for table in op.spec.footprint())
                 outcome.changed += 1

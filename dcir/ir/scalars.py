@@ -154,12 +154,12 @@ def evaluate(
     """The value of one scalar statement whose arguments are numbers, or None where it has none.
 
     Args:
-        name, dtype, attr: of the statement (an operator of the table, "cast" or "round").
+        name, dtype, attr: of the statement (an operator of the table, "cast" or "narrow").
         arguments: (value, element type) of each argument.
     """
     arrays = [np.full((1,), v, to_numpy(t)) for v, t in arguments]
     with np.errstate(all="ignore"):
-        if name == "round":
+        if name == "narrow":
             half = f32_to_bf16(arrays[0]) if attr[0] == "bf16" else arrays[0].astype(np.float16)
             result = bf16_to_f32(half) if attr[0] == "bf16" else half.astype(np.float32)
         elif name == "cast":

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._higher_order_ops.effects import has_effects as torch_has_effects
 
 from dcir.errors import FallbackFailed, InvalidGraph
 from dcir.ir.serialize import register
@@ -40,7 +41,10 @@ class TorchCall:
 
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Bytes of each operand, once."""
-        size = [math.prod(s) * itemsize(d) for s, _, d in self.ins], [math.prod(s) * itemsize(d) for s, _, d in self.outs]
+        size = (
+            [math.prod(s) * itemsize(d) for s, _, d in self.ins],
+            [math.prod(s) * itemsize(d) for s, _, d in self.outs],
+        )
         return tuple(size[0]), tuple(size[1])
 
     def operations(self) -> int:
@@ -122,9 +126,13 @@ def element_types() -> dict[str, torch.dtype]:
     return FROM_NAME
 
 
-def draws_random_numbers(spec: Any) -> bool:
-    """Whether an operator moves the state of torch's random generator: it must neither vanish nor run in another order."""
+def has_effects(spec: Any) -> bool:
+    """Whether an operator does more than compute its results.
+
+    Random operators move the generator's state, others print or talk to other processes: none may vanish, merge with
+    its like, or overtake another of them.
+    """
     if not isinstance(spec, TorchCall):
         return False
     op = overload(spec.name)
-    return op is None or torch.Tag.nondeterministic_seeded in op.tags
+    return op is None or torch.Tag.nondeterministic_seeded in op.tags or torch_has_effects(op)
