@@ -1,0 +1,31 @@
+"""Dropout draws the mask that eager torch draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dcir.frontends.torch.importer import import_graph
+from tests.harness import graph_of, run_interpreted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_same_mask_from_the_same_seed(dtype: torch.dtype) -> None:
+    """Mask and result are those of eager torch, bit by bit."""
+    x = torch.arange(600, dtype=torch.float32).reshape(4, 150).to(dtype)
+    op = torch.ops.aten.native_dropout.default
+    gm, tensors = graph_of(op, (x, 0.3, True), {})
+    done = import_graph(gm)
+    assert not done.fallbacks
+    torch.manual_seed(5)
+    want = op(x, 0.3, True)
+    torch.manual_seed(5)
+    got = run_interpreted(done, tensors)
+    assert torch.equal(got[1], want[1])
+    torch.testing.assert_close(got[0], want[0])
+
+
+def test_mask_in_another_order_stays_with_torch() -> None:
+    """A transposed argument has its mask drawn in the order of its memory, which one call into torch reproduces."""
+    gm, _ = graph_of(torch.ops.aten.native_dropout.default, (torch.ones(3, 4).t(), 0.5, True), {})
+    assert [name for name, _ in import_graph(gm).fallbacks] == ["aten.native_dropout.default"]
