@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
-from torch._dynamo.external_utils import wrap_inline
 
 from dcir.driver.compile import Session
 from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.options import Options
 from dcir.report.explain import Report
+
+# Shapes and modes of one module that are compiled separately; Dynamo's own limit of 8 is soon reached.
+_RECOMPILE_LIMIT = 64
+_FRAMES = itertools.count()
 
 
 class Handle:
@@ -105,9 +109,7 @@ def _optimized_module(module: nn.Module, options: Options) -> nn.Module:
     fast.__dict__.pop("_compiled_call_impl", None)
     fast.__class__ = type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
     fast.__dict__["dcir"] = Handle(session)
-    # As Module.compile does, but inlined into a frame of its own: Dynamo skips frames that belong to torch, and the
-    # forward of a bare nn.Sequential is one.
-    fast._compiled_call_impl = _compiled(wrap_inline(fast._call_impl), session)
+    fast._compiled_call_impl = _compiled(_frame_of_its_own(fast._call_impl), session)
     result: nn.Module = fast
     return result
 
@@ -120,12 +122,29 @@ def _optimized_function(fn: Callable[..., Any], options: Options) -> Callable[..
     return result
 
 
+def _frame_of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` called from a new code object.
+
+    Dynamo skips frames that belong to torch, and the forward of a bare nn.Sequential is one. And it learns per name and
+    line of a frame which sizes change from call to call, which must not mix modules.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace(co_name=f"call_{next(_FRAMES)}")
+    return call
+
+
 def _compiled(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """``fn`` through Dynamo; dcir's own errors arrive as themselves, not wrapped in Dynamo's."""
     call = torch.compile(
         fn,
         backend=dynamo_backend(session.compile_graph, session.on_break),
         dynamic=session.options.dynamic or None,
+        recompile_limit=_RECOMPILE_LIMIT,
+        # Else all modules of a class would share one limit, and what lies beyond it runs in eager mode.
+        isolate_recompiles=True,
     )
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -304,6 +304,18 @@ def test_sizes_change_from_call_to_call():
         out.sum().backward()
 
 
+def test_many_modules_of_one_class_and_many_shapes():
+    for size in range(3, 15):
+        fast = dcir.optimize(nn.Sequential(nn.Linear(size, 2), nn.ReLU()))
+        fast(torch.ones(2, size))
+        assert len(fast.dcir.explain().graphs) == 1
+    pooled = dcir.optimize(lambda x: x.flatten().sum() * 2)
+    for rank in range(1, 12):
+        x = torch.ones([2] * rank)
+        assert float(pooled(x)) == 2.0 * x.numel()
+    assert len(pooled.dcir.explain().graphs) >= 11
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(mode):
     module = mlp()
