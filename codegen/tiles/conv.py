@@ -1,6 +1,7 @@
 """Convolutions: from a spec to problems, the choice of method for each, and one plan for all.
 
-Methods: a product of matrices (1x1 kernels), depthwise planes, direct tiles (everything else), weight gradient tiles, and zeros where no tap falls.
+Methods: a product of matrices (1x1 kernels), depthwise planes, direct tiles (everything else), weight gradient tiles, and
+zeros where no tap falls.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.tiles.conv_depthwise import depthwise_draft, depthwise_suits, depthwise_weight_draft
 from dcir.codegen.tiles.conv_direct import direct_draft
-from dcir.codegen.tiles.conv_problem import Problem, data_problems, flat, forward_problem, is_pointwise
+from dcir.codegen.tiles.conv_problem import Problem, data_problems, families, flat, forward_problem, is_pointwise
 from dcir.codegen.tiles.conv_weight import weight_draft
 from dcir.codegen.tiles.emit import (
     HALF,
@@ -53,6 +54,8 @@ def _draft(spec: ConvolutionSpec, isa: Isa, threads: int) -> Draft:
         problems = [forward_problem(spec)]
     elif spec.kind == "backward_data":
         problems = list(data_problems(spec))
+        if len(problems) > 4 or not all(map(depthwise_suits, problems)):
+            problems = families(problems)
     else:
         return _weight(name, forward_problem(spec), isa, threads)
     drafts = [_problem(name, p, isa, threads) for p in problems if p.n * p.groups * p.co * math.prod(p.out)]
@@ -62,6 +65,8 @@ def _draft(spec: ConvolutionSpec, isa: Isa, threads: int) -> Draft:
 def _problem(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     if p.taps * p.ci * math.prod(p.inp) == 0:
         return _constant(name, p)
+    if p.family:
+        return direct_draft(name, p, isa, threads)
     if is_pointwise(p):
         p = flat(p)
         draft = _product(name, p, isa, threads)
@@ -130,7 +135,9 @@ def combine(name: str, dtype: str, drafts: Sequence[Draft]) -> Draft:
     """Independent drafts as one: their last steps together, their other steps together before."""
     if len(drafts) <= 1:
         return drafts[0] if drafts else Draft(name, dtype, "", ())
-    texts, at = [], 0
+    texts: list[str] = []
+    made: list[Step] = []
+    at = 0
     first: list[tuple[int, str]] = []
     last: list[tuple[int, str]] = []
     for i, d in enumerate(drafts):
@@ -138,10 +145,11 @@ def combine(name: str, dtype: str, drafts: Sequence[Draft]) -> Draft:
         left, right = ("a1", "a0") if d.swapped else ("a0", "a1")
         for steps, into in ((d.steps[:-1], first), (d.steps[-1:], last)):
             into += [
-                (s.jobs, f"part{i}::{s.function}($, {left}, {right}, a2, o0, scratch + {at}LL);") for s in steps if s.jobs
+                (s.jobs, f"part{i}::{s.function}($, {left}, {right}, a2, o0, scratch + {at}LL);")
+                for s in steps
+                if s.jobs
             ]
         at += round_up(d.scratch, 64)
-    steps = []
     for title, calls in (("prepare", first), ("compute", last)):
         if not calls:
             continue
@@ -151,5 +159,5 @@ def combine(name: str, dtype: str, drafts: Sequence[Draft]) -> Draft:
             start += jobs
         head = f"void {title}(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch)"
         texts.append(render("$noinline $head {\n$lines\n}\n", head=head, lines="\n".join(lines)))
-        steps.append(Step(start, title))
-    return Draft(name, dtype, "".join(texts), tuple(steps), at)
+        made.append(Step(start, title))
+    return Draft(name, dtype, "".join(texts), tuple(made), at)

@@ -72,25 +72,40 @@ def direct_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     th, tw = lay.block
     x = copy_of(p, th, tw, width, element)
     vectors = lay.tile.vectors
-    shape = (p.n, p.groups, p.out[0], lay.rows.parts, lay.column_blocks, lay.parts)
+    members = max(1, len(p.family))
+    shape = (members, p.n, p.groups, p.out[0], lay.rows.parts, lay.column_blocks, lay.parts)
     jobs = math.prod(shape)
-    weights = round_up(p.groups * p.ci * p.taps * vectors.total * width * element, 64)
+    weights = round_up(members * p.groups * p.ci * p.taps * vectors.total * width * element, 64)
     x_bytes = round_up(x.size * element, 64)
     on_stack = x_bytes <= STACK_BYTES
     buffer = f"alignas(64) T x[{x.size}];" if on_stack else f"T *x = (T *)(scratch + {weights}LL + j * {x_bytes}LL);"
+    clipped = "rows, cols"
+    if p.family:  # a member's result may be smaller than the largest
+        clipped = "od >= q.od ? 0 : q.oh - r0 < rows ? q.oh - r0 : rows, q.ow - c0 < cols ? q.ow - c0 : cols"
     run = render(
-        conv_text.RUN, indices=_indices(("n", "g", "od", "rb", "cb", "part"), shape), per_block=lay.per_block,
+        conv_text.RUN, indices=_indices(("f", "n", "g", "od", "rb", "cb", "part"), shape), per_block=lay.per_block,
         tiles=lay.tile.wide.parts, wide_t0=lay.tile.wide.start("t0"), wide_t1=lay.tile.wide.start("t1"),
         row_start=lay.rows.start("rb"), row_next=lay.rows.start("rb + 1"), result=th * tw * vectors.size * width,
-        x_buffer=buffer, xn=p.xs[0], xg=p.xs[1], y0=p.y0, yn=p.ys[0], yg=p.ys[1], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5],
+        x_buffer=buffer, xn=p.xs[0], xg=p.xs[1], y0="q.y0" if p.family else f"{p.y0}LL",
+        yn=p.ys[0], yg=p.ys[1], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5],
         blocks=vectors.parts, parts=lay.parts, vector_start=vectors.start("ob"), vectors=vectors.total,
-        per_lane=p.ci * p.taps,
+        per_lane=p.ci * p.taps, q=", q" if p.family else "", m=f"f * {p.groups}" if p.family else "0",
+        member="const Residue &q = residues[f];" if p.family else "",
         block_calls=choose(vectors, "ob", "{ block<$>(x, w, result, rows, t0, t1); "
-                           f"write<$>(result, {f'a2 + g * {p.co}' if p.bias else 'a2'}, y, rows, cols, v); }}"),
+                           f"write<$>(result, {f'a2 + g * {p.co}' if p.bias else 'a2'}, y, {clipped}, v); }}"),
     )  # fmt: skip
-    text = pack_text(p, lay) + _tile_text(p, lay, x, tw) + copy_text(p, x) + _write_text(p, lay, tw) + run
+    text = (
+        _residues(p) + pack_text(p, lay) + _tile_text(p, lay, x, tw) + copy_text(p, x) + _write_text(p, lay, tw) + run
+    )
     scratch = weights + (0 if on_stack else jobs * x_bytes)
-    return Draft(name, p.dtype, text, (Step(p.groups * vectors.parts, "pack"), Step(jobs, "run")), scratch)
+    return Draft(name, p.dtype, text, (Step(members * p.groups * vectors.parts, "pack"), Step(jobs, "run")), scratch)
+
+
+def _residues(p: Problem) -> str:
+    if not p.family:
+        return ""
+    rows = (f"{{{', '.join(map(str, (r.w0, r.y0, *r.base, *r.out)))}}}" for r in p.family)
+    return render(conv_text.RESIDUES, members=", ".join(rows))
 
 
 def _indices(names: tuple[str, ...], extents: tuple[int, ...]) -> str:
@@ -145,7 +160,7 @@ def _layout(p: Problem, isa: Isa, threads: int) -> Layout:
                 th, tw = lay.block
                 x_bytes = copy_of(p, th, tw, width, element).size * element
                 over = max(x_bytes / INPUT_BYTES, th * tw * lanes_of / RESULT_BYTES, 1.0)
-                jobs = p.n * p.groups * p.out[0] * r * lay.column_blocks * parts
+                jobs = max(1, len(p.family)) * p.n * p.groups * p.out[0] * r * lay.column_blocks * parts
                 compute = th * tw * p.ci * p.taps * ceil_div(tile.vectors.parts, parts) * tile.vectors.size / 2
                 total = ceil_div(jobs, threads) * (compute + x_bytes / element * 0.4 + 400)
                 # Blocks too large for the caches are a last resort.
@@ -191,15 +206,17 @@ def _tile_text(p: Problem, lay: Layout, x: Copy, tw: int) -> str:
 
 def copy_text(p: Problem, x: Copy) -> str:
     """The function ``copy(x, from, od, r0, c0, rows, cols)``."""
+    bd, bh, bw = ("q.bd", "q.bh", "q.bw") if p.family else p.base
     loops = render(
         conv_text.COPY_PIXELS if x.channel == 1 and x.pixel != 1 else conv_text.COPY_PLANES, ci=p.ci, kd=p.ker[0],
-        sd=p.stride[0], bd=p.base[0], dd=p.dil[0], sh=p.stride[1], bh=p.base[1], step_h=x.step[1], d=p.inp[0], h=p.inp[1],
+        sd=p.stride[0], bd=bd, dd=p.dil[0], sh=p.stride[1], bh=bh, step_h=x.step[1], d=p.inp[0], h=p.inp[1],
         cs=x.channel, kds=x.plane, rs=x.row, ps=x.pixel, xc=p.xs[2], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5],
         step_x=x.step[2] * p.xs[5],
     )  # fmt: skip
     return render(
         conv_text.COPY, th=x.stride[1], tw=x.stride[2], reach_h=(p.ker[1] - 1) * p.dil[1],
-        reach_w=(p.ker[2] - 1) * p.dil[2], sw=p.stride[2], bw=p.base[2], step_w=x.step[2], w=p.inp[2], loops=loops,
+        reach_w=(p.ker[2] - 1) * p.dil[2], sw=p.stride[2], bw=bw, step_w=x.step[2], w=p.inp[2], loops=loops,
+        q_parameter=", const Residue &q" if p.family else "",
     )  # fmt: skip
 
 
@@ -210,7 +227,7 @@ def _write_text(p: Problem, lay: Layout, tw: int) -> str:
         contiguous = p.out[1] == 1 or p.ys[4] == p.out[2]
         if p.ys[5] != 1:
             loops = conv_text.WRITE_PIXELS if p.ys[2] == 1 else conv_text.WRITE_ANY
-        elif contiguous and tw == p.out[2] and lay.column_blocks == 1:
+        elif contiguous and not p.family and tw == p.out[2] and lay.column_blocks == 1:
             rows, cols = "1", "rows * cols"
     else:
         loops = conv_text.WRITE_PIXELS if p.ys[2] == 1 else conv_text.WRITE_ANY
@@ -259,14 +276,17 @@ def pack_text(p: Problem, lay: Layout) -> str:
     else:
         loops = render(conv_text.PACK_ANY, ci=p.ci, taps=p.taps, wi=wi, wo=wo, tap_offset=offset)
     vectors = lay.tile.vectors
+    w0 = "q.w0" if p.family else f"{p.w0}LL"
     return render(
         conv_text.PACK, position=position, wo=wo, loops=loops, blocks=vectors.parts, vector_start=vectors.start("ob"),
-        vectors=vectors.total, per_lane=p.ci * p.taps, w0=p.w0, wg=p.ws[0],
-        fill_calls=choose(vectors, "ob", f"fill<$>(d, s, a1 + {end}LL, {p.co} - v * VL);"),
+        vectors=vectors.total, per_lane=p.ci * p.taps, w0=w0, wg=p.ws[0],
+        groups=p.groups, m=f"j / {p.groups * vectors.parts} * {p.groups}" if p.family else "0",
+        member=f"const Residue &q = residues[j / {p.groups * vectors.parts}];" if p.family else "",
+        fill_calls=choose(vectors, "ob", f"fill<$>(d, s, a1 + {w0} + {end}LL, {p.co} - v * VL);"),
     )  # fmt: skip
 
 
 def _end_of_weights(p: Problem) -> int:
-    """Where the weights that the problem reads end, from a1."""
+    """Where the weights that the problem reads end, from their start."""
     extents = (p.groups, p.co, p.ci, *p.ker)
-    return p.w0 + sum((n - 1) * s for n, s in zip(extents, p.ws, strict=True) if s > 0) + 1
+    return sum((n - 1) * s for n, s in zip(extents, p.ws, strict=True) if s > 0) + 1

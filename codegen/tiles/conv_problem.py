@@ -18,6 +18,16 @@ Three = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
+class Residue:
+    """What tells the members of a family of problems apart: starts in w and y, input offset, extents of the result."""
+
+    w0: int
+    y0: int
+    base: Three
+    out: Three
+
+
+@dataclass(frozen=True)
 class Problem:
     """One correlation; sizes and strides in elements.
 
@@ -29,6 +39,7 @@ class Problem:
         xs, ys: strides over (n, group, channel, 3 spatial); y0: where y starts.
         ws: strides over (group, out, in, 3 spatial); w0: where w starts.
         bias: whether a2 holds groups * co values.
+        family: if not empty, as many problems in one, with these in place of w0, y0 and base; ``out`` is the largest.
     """
 
     dtype: str
@@ -48,6 +59,7 @@ class Problem:
     y0: int = 0
     w0: int = 0
     bias: bool = False
+    family: tuple[Residue, ...] = ()
 
     @property
     def taps(self) -> int:
@@ -57,7 +69,7 @@ class Problem:
     @property
     def work(self) -> int:
         """Multiply-adds."""
-        return self.n * self.groups * self.co * self.ci * self.taps * math.prod(self.out)
+        return max(1, len(self.family)) * self.n * self.groups * self.co * self.ci * self.taps * math.prod(self.out)
 
 
 def _three(values: tuple[int, ...], fill: int) -> Three:
@@ -110,6 +122,22 @@ def data_problems(s: ConvolutionSpec) -> Iterator[Problem]:
         )  # fmt: skip
 
 
+def families(problems: list[Problem]) -> list[Problem]:
+    """Problems that differ in what a `Residue` holds become one each, so that their code is generated once."""
+    groups: dict[Problem, list[Problem]] = {}
+    for p in problems:
+        groups.setdefault(replace(p, w0=0, y0=0, base=(0, 0, 0), out=(0, 0, 0)), []).append(p)
+    made = []
+    for group in groups.values():
+        if len(group) == 1 or group[0].taps == 0:
+            made += group
+            continue
+        largest = _as_three([max(p.out[d] for p in group) for d in range(3)])
+        members = tuple(Residue(p.w0, p.y0, p.base, p.out) for p in group)
+        made.append(replace(group[0], w0=0, y0=0, base=(0, 0, 0), out=largest, family=members))
+    return made
+
+
 def ceil(a: int, b: int) -> int:
     """The quotient rounded up."""
     return -(-a // b)
@@ -121,10 +149,9 @@ def _as_three(values: list[int]) -> Three:
 
 
 def _simplify(p: Problem) -> Problem:
-    """Unit dilation where there is one tap, unit stride where there is one output."""
+    """Unit dilation where there is one tap."""
     dil = _as_three([1 if k <= 1 else d for k, d in zip(p.ker, p.dil, strict=True)])
-    stride = _as_three([1 if o <= 1 else s for o, s in zip(p.out, p.stride, strict=True)])
-    return replace(p, dil=dil, stride=stride)
+    return replace(p, dil=dil)
 
 
 def is_pointwise(p: Problem) -> bool:

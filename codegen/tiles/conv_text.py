@@ -48,15 +48,16 @@ TAPS_INNERMOST = """    for (L c = c0; c < c1; c++, x += $cs)
 RUN = """
 $noinline void run(L j, const T *a0, const T *, const T *a2, T *o0, unsigned char *scratch) {
     $indices
+    $member
     const L t0 = cb * $per_block, t1 = t0 + $per_block < $tiles ? t0 + $per_block : $tiles;
     const L c0 = $wide_t0, cols = $wide_t1 - c0, r0 = $row_start, rows = $row_next - r0;
     alignas(64) T result[$result];
     $x_buffer
-    copy(x, a0 + n * ${xn}LL + g * ${xg}LL, od, r0, c0, rows, cols);
-    T *y = o0 + ${y0}LL + n * ${yn}LL + g * ${yg}LL + od * ${yd}LL + r0 * ${yh}LL + c0 * ${yw}LL;
+    copy(x, a0 + n * ${xn}LL + g * ${xg}LL, od, r0, c0, rows, cols$q);
+    T *y = o0 + ${y0} + n * ${yn}LL + g * ${yg}LL + od * ${yd}LL + r0 * ${yh}LL + c0 * ${yw}LL;
     for (L ob = part * $blocks / $parts; ob < (part + 1) * $blocks / $parts; ob++) {
         const L v = $vector_start;
-        const T *w = (const T *)scratch + (g * $vectors + v) * VL * ${per_lane}LL;
+        const T *w = (const T *)scratch + (($m + g) * $vectors + v) * VL * ${per_lane}LL;
         $block_calls
     }
 }
@@ -64,7 +65,7 @@ $noinline void run(L j, const T *a0, const T *, const T *a2, T *o0, unsigned cha
 
 COPY = """
 // Input rows and columns of the outputs from (r0, c0) on; what lies outside x is zero.
-$noinline void copy(T *x, const T *s, L od, L r0, L c0, L rows, L cols) {
+$noinline void copy(T *x, const T *s, L od, L r0, L c0, L rows, L cols$q_parameter) {
     const L height = (rows - 1) * $th + $reach_h + 1, width = (cols - 1) * $tw + $reach_w + 1;
     const L ix = c0 * $sw + $bw, left = ix < 0 ? (-ix + $step_w - 1) / $step_w : 0;
     const L end = ix < $w ? ($w - ix + $step_w - 1) / $step_w : 0;
@@ -131,6 +132,10 @@ WRITE_ANY = """        for (L r = 0; r < rows; r++)
                 for (L c = 0; c < cols; c++)
                     to[r * ${yh}LL + c * ${yw}LL + l * ${yc}LL] = d[((r * $tw + c) * NV + u) * VL + l] + b[l];"""
 
+RESIDUES = """
+struct Residue { L w0, y0, bd, bh, bw, od, oh, ow; };
+static const Residue residues[] = {$members};
+"""
 PACK = """
 $inline L place(L c, L tap, L width) { return ($position) * width; }
 template <int NV> $inline void fill(T *d, const T *s, const T *end, L valid) {
@@ -142,9 +147,10 @@ $loops
     }
 }
 $noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch) {
-    const L g = j / $blocks, ob = j % $blocks, v = $vector_start;
-    T *d = (T *)scratch + (g * $vectors + v) * VL * ${per_lane}LL;
-    const T *s = a1 + ${w0}LL + g * ${wg}LL + v * VL * ${wo}LL;
+    const L g = j / $blocks % $groups, ob = j % $blocks, v = $vector_start;
+    $member
+    T *d = (T *)scratch + (($m + g) * $vectors + v) * VL * ${per_lane}LL;
+    const T *s = a1 + ${w0} + g * ${wg}LL + v * VL * ${wo}LL;
     $fill_calls
 }
 """

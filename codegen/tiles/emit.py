@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import Template
 
@@ -130,8 +130,8 @@ def core(isa: Isa, dtype: str) -> str:
     )  # fmt: skip
 
 
-def _list(numbers: object) -> str:
-    return ", ".join(str(n) for n in numbers)  # type: ignore[attr-defined]
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Split:
         return f"(({part}) * {self.size - 1} + (({part}) < {self.larger} ? ({part}) : {self.larger}))"
 
 
-def unravel(index: str, extents: Sequence[int], sums: dict[str, tuple[int, Sequence[int]]]) -> str:
+def unravel(index: str, extents: Sequence[int], sums: Mapping[str, tuple[int, Sequence[int]]]) -> str:
     """C++ that takes ``index`` apart over ``extents`` (last fastest): each name = start + the strides' weighted sum."""
     lines = [f"L {name} = {start};" for name, (start, _) in sums.items()]
     lines.append(f"L rest_ = {index};")

@@ -49,8 +49,8 @@ typedef float V __attribute__((vector_size(%d)));
 extern "C" float peak(long n) {
     V a[12] = {}; V x = {1.0f}, y = {0.5f};
     for (long i = 0; i < n; i++) {
-        asm volatile("" : "+x"(x), "+x"(y));
-        for (int j = 0; j < 12; j++) a[j] += x * y;
+#pragma GCC unroll 12
+        for (int j = 0; j < 12; j++) { a[j] += x * y; asm volatile("" : "+v"(a[j])); }
     }
     V s = {};
     for (int j = 0; j < 12; j++) s += a[j];
@@ -119,7 +119,13 @@ def conv_rows(threads):
                 ),
             )  # fmt: skip
             tensors = {"forward": (x, w, y), "backward_data": (y, w, x), "backward_weight": (x, y, w)}[kind]
-            yield f"{name} {kind}", plan_convolution(spec, host_isa(), threads), tuple(map(torch.clone, tensors)), flops, eager
+            yield (
+                f"{name} {kind}",
+                plan_convolution(spec, host_isa(), threads),
+                tuple(map(torch.clone, tensors)),
+                flops,
+                eager,
+            )
 
 
 def main():
@@ -133,7 +139,10 @@ def main():
     print(f"peak {peak():.0f} GF/s a thread, {threads} thread(s)")
     for (name, _, tensors, flops, eager), call in zip(rows, calls, strict=True):
         ours, theirs = best(lambda c=call, t=tensors: c(*t)), best(eager)
-        print(f"{name:40s} {flops / ours / 1e9:6.0f} GF/s {ours * 1e3:8.3f} ms   torch {flops / theirs / 1e9:6.0f}", flush=True)
+        print(
+            f"{name:40s} {flops / ours / 1e9:6.0f} GF/s {ours * 1e3:8.3f} ms   torch {flops / theirs / 1e9:6.0f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

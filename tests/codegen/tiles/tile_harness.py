@@ -17,7 +17,10 @@ def wrap(plan, dtype, n_inputs, name):
     stored = STORED[dtype]
     lines = [f"namespace {name} {{", plan.globals, f'extern "C" void {name}(void **p) {{']
     lines += [f"const {stored} *a{i} = (const {stored} *)p[{i}];" for i in range(n_inputs)]
-    lines += [f"{stored} *o0 = ({stored} *)p[{n_inputs}];", f"unsigned char *scratch = (unsigned char *)p[{n_inputs + 1}];"]
+    lines += [
+        f"{stored} *o0 = ({stored} *)p[{n_inputs}];",
+        f"unsigned char *scratch = (unsigned char *)p[{n_inputs + 1}];",
+    ]
     for phase in plan.phases:
         lines.append("#pragma omp parallel for schedule(static)")
         lines.append(f"for (long long j = 0; j < {phase.jobs}; j++) {{ {phase.code} }}")
@@ -31,7 +34,9 @@ def compile_plans(entries, flags=(), keep=None):
     names = [f"kernel{i}" for i in range(len(entries))]
 
     def build(g):
-        texts = [wrap(*entry, name) for i, (entry, name) in enumerate(zip(entries, names, strict=True)) if i % groups == g]
+        texts = [
+            wrap(*entry, name) for i, (entry, name) in enumerate(zip(entries, names, strict=True)) if i % groups == g
+        ]
         source = folder / f"unit{g}.cpp"
         source.write_text("\n".join(texts))
         library = folder / f"unit{g}.so"
@@ -61,4 +66,3 @@ def caller(library, name, plan):
 
     call.scratch = scratch
     return call
-
