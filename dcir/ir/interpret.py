@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,15 @@ from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+LIVE_POINTS = 4_000_000
+"""Points of a nest that are worked on at once, so that large networks can be checked in little memory."""
+
 
 def interpret(
-    net: Network, buffers: Mapping[str, Array], scalar: Callable[[str], Callable[..., Any]]
+    net: Network,
+    buffers: Mapping[str, Array],
+    scalar: Callable[[str], Callable[..., Any]],
+    keep: Iterable[str] | None = None,
 ) -> dict[str, Array]:
     """Run ``net``.
 
@@ -25,25 +32,39 @@ def interpret(
         net: the network.
         buffers: for every input and constant container, its elements from the first to the last, 1-D, storage type.
         scalar: the reference function of a scalar operator, by name.
+        keep: containers to return; the others' memory is given back after their last use. None: all of them.
 
     Returns:
-        All containers' elements, 1-D, by name.
+        The containers' elements, 1-D, by name.
 
     Raises:
         IndexOutOfRange: a data-dependent index leaves its tensor.
     """
+    kept = set(net.containers if keep is None else keep)
     store: dict[str, Array] = {}
-    for name, c in net.containers.items():
-        store[name] = buffers[name] if name in buffers else np.zeros(c.size, to_numpy(c.dtype))
+
+    def elements(name: str) -> Array:
+        if name not in store:
+            c = net.containers[name]
+            store[name] = buffers[name] if name in buffers else np.zeros(c.size, to_numpy(c.dtype))
+        return store[name]
+
+    operands = [(op, net.ins(op), net.outs(op)) for op in net.ops()]
+    last = {o.data: i for i, (_, ins, outs) in enumerate(operands) for o in (*ins, *outs)}
     with np.errstate(all="ignore"):
-        for op in net.ops():
-            ins, outs = net.ins(op), net.outs(op)
+        for i, (op, ins, outs) in enumerate(operands):
+            a, b = [elements(o.data) for o in ins], [elements(o.data) for o in outs]
             if isinstance(op.spec, Program):  # it may walk backwards from where its operands begin
-                a, b = [store[o.data] for o in ins], [store[o.data] for o in outs]
                 run_program(op.spec, a, b, scalar, [o.offset for o in ins], [o.offset for o in outs])
             else:
-                op.spec.reference([store[o.data][o.offset :] for o in ins], [store[o.data][o.offset :] for o in outs])
-    return store
+                op.spec.reference(
+                    [v[o.offset :] for v, o in zip(a, ins, strict=True)],
+                    [v[o.offset :] for v, o in zip(b, outs, strict=True)],
+                )
+            for o in (*ins, *outs):
+                if last[o.data] == i and o.data not in kept:
+                    store.pop(o.data, None)
+    return {name: elements(name) for name in net.containers if name in kept}
 
 
 def _widen(values: Array, dtype: str) -> Array:
@@ -66,7 +87,7 @@ def run_program(
     in_starts: Sequence[int] = (),
     out_starts: Sequence[int] = (),
 ) -> None:
-    """Run one program, all points of the nest at once; memory grows with the nest.
+    """Run one program, many points of the nest at once.
 
     Args:
         p: the program.
@@ -75,11 +96,41 @@ def run_program(
         in_starts, out_starts: where in its buffer each operand begins (0 where not given).
     """
     in_starts, out_starts = in_starts or [0] * len(ins), out_starts or [0] * len(outs)
-    dims, rank, n_outer = p.dims, len(p.dims), len(p.outer)
     if math.prod(p.outer) == 0:
         return
+    for ranges in _blocks(p):
+        _run_block(p, ranges, ins, outs, scalar, in_starts, out_starts)
+
+
+def _blocks(p: Program) -> Iterator[list[range]]:
+    """Ranges of all loops that together make the nest: outer loops are cut, the first one first."""
+    cuts: list[list[range]] = []
+    rest = p.points()
+    for n in p.outer:
+        if rest <= LIVE_POINTS:
+            break
+        rest //= n
+        width = min(n, max(1, LIVE_POINTS // rest))
+        rest *= width
+        cuts.append([range(low, min(low + width, n)) for low in range(0, n, width)])
+    whole = [range(n) for n in p.dims[len(cuts) :]]
+    for block in itertools.product(*cuts):
+        yield [*block, *whole]
+
+
+def _run_block(
+    p: Program,
+    ranges: Sequence[range],
+    ins: Sequence[Array],
+    outs: Sequence[Array],
+    scalar: Callable[[str], Callable[..., Any]],
+    in_starts: Sequence[int],
+    out_starts: Sequence[int],
+) -> None:
+    dims, rank, n_outer = p.dims, len(p.dims), len(p.outer)
     grids = [
-        np.arange(d, dtype=np.int64).reshape([-1 if i == k else 1 for i in range(rank)]) for k, d in enumerate(dims)
+        np.arange(r.start, r.stop, dtype=np.int64).reshape([-1 if i == k else 1 for i in range(rank)])
+        for k, r in enumerate(ranges)
     ]
 
     def address(strides: Sequence[int], start: int) -> Array:
