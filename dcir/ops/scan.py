@@ -25,7 +25,7 @@ class ScanSpec:
 
     Attributes:
         op: "sum", "prod", "max", "min" or "logsumexp".
-        source, result: element types of x and y; the work is done in the result's compute type.
+        source, result: element types of x and y. Integers work in the result's type, floats in f64 as torch does.
         rows: extents of the other dimensions.
         n: extent of the scanned dimension.
         x, y: strides over (*rows, n).
@@ -64,7 +64,7 @@ class ScanSpec:
             if self.positions is not None:
                 outs[1][grid(shape, self.positions)] = where
         elif self.op == "logsumexp":
-            y = np.logaddexp.accumulate(v, axis=-1)
+            y = np.logaddexp.accumulate(v.astype(np.float64), axis=-1)
         else:
             fold = np.add if self.op == "sum" else np.multiply
             y = fold.accumulate(v.astype(np.float64) if v.dtype.kind == "f" else v, axis=-1)

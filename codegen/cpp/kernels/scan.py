@@ -50,6 +50,8 @@ def plan_scan(spec: ScanSpec, machine: Machine) -> KernelPlan:
 
 def _sweep(spec: ScanSpec, lane: int | None) -> list[str]:
     compute = compute_type(spec.result)
+    if compute == "f32" and spec.op not in ("max", "min"):
+        compute = "f64"  # the error of a long row would grow with its length
     t = CPP_TYPE[compute]
 
     def address(strides: tuple[int, ...]) -> str:
