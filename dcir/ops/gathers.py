@@ -50,6 +50,10 @@ def _indexed(ctx: Lowering, x: Ref, indices: Sequence[Ref | None], how: str, mas
     at, rank = placement(dims), len(ctx.out.shape)
     others = [d for d in range(len(x.shape)) if d not in dims]
     before = others[:at]
+    extents = [x.shape[d] for d in others]
+    if ctx.out.shape != (*extents[:at], *shared, *extents[at:]):
+        # Torch's shape inference takes a last index of no dimensions for all of them.
+        raise NotNative("a result whose shape was inferred otherwise")
     dst = ctx.result()
     k = ctx.kernel(dst.shape)
 
