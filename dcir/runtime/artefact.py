@@ -77,7 +77,11 @@ def load_artefact(path: str | os.PathLike[str], *, identity: str, cache: Cache |
 
     library = (cache or Cache.default()).get_or_build("artefact", manifest.files[LIBRARY].digest, ".so", keep)
     source = Path(path).resolve()
-    return CompiledModel(Loaded(manifest, library, lambda: read_report(source)), tensors)
+    try:
+        return CompiledModel(Loaded(manifest, library, lambda: read_report(source)), tensors)
+    except ArtefactInvalid as error:
+        error.where = where
+        raise
 
 
 def read_report(path: str | os.PathLike[str]) -> Mapping[str, Any]:

@@ -73,6 +73,7 @@ def export_inference(
     with torch.no_grad():
         graph, signature = aot_export_module(flat, tuple(example), trace_joint=False, decompositions=decompositions())
     assert isinstance(graph, fx.GraphModule)
+    _drop_tokens(graph, len(signature.input_tokens))
     _refuse_writes(graph, [*(s.name for s in state), *inputs], signature)
     return Exported(graph, state, inputs, pytree.tree_unflatten(flat.marked, program.call_spec.out_spec))
 
@@ -157,6 +158,19 @@ class _Flat(torch.nn.Module):
             else:
                 self.marked.append(value)
         return tuple(out)
+
+
+def _drop_tokens(graph: fx.GraphModule, count: int) -> None:
+    """Take out the tokens that order operators with effects; the order of the graph does that here."""
+    if not count:
+        return
+    nodes = list(graph.graph.nodes)
+    for node in nodes[:count]:
+        for user in list(node.users):
+            user.args = tuple(None if a is node else a for a in user.args)
+        graph.graph.erase_node(node)
+    nodes[-1].args = (tuple(nodes[-1].args[0])[count:],)
+    graph.recompile()
 
 
 def _refuse_writes(graph: fx.GraphModule, names: Sequence[str], signature: Any) -> None:
