@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import dace
+
 from dcir.errors import Unsupported
 from dcir.ir import tasklets
 from dcir.ir.program import Program, Stmt

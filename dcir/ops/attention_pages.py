@@ -35,12 +35,19 @@ def _spec(
 
 
 def _cases() -> Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool, dict[str, Any], str]]:
-    q, k, v = rand(2, 3, 6, 8), rand(2, 3, 5, 8, seed=1), rand(2, 3, 5, 8, seed=2)
+    q, k, v = rand(2, 3, 10, 8), rand(2, 3, 7, 8, seed=1), rand(2, 3, 7, 8, seed=2)
     yield q, k, v, False, {}, ""
     yield q, k, v, True, {}, "causal"
-    yield rand(1, 2, 5, 8), rand(1, 2, 9, 8, seed=1), rand(1, 2, 9, 8, seed=2), True, {"scale": 0.7}, "causal, more keys"
-    yield q, k, v, False, {"attn_mask": rand(6, 5, seed=3)}, "mask"
-    holes = rand(2, 1, 6, 5, seed=3)
+    yield (
+        rand(1, 2, 5, 8),
+        rand(1, 2, 9, 8, seed=1),
+        rand(1, 2, 9, 8, seed=2),
+        True,
+        {"scale": 0.7},
+        "causal, more keys",
+    )
+    yield q, k, v, False, {"attn_mask": rand(10, 7, seed=3)}, "mask"
+    holes = rand(2, 1, 10, 7, seed=3)
     holes[holes < 0] = -math.inf
     holes[0, 0, 2] = -math.inf
     yield q, k, v, False, {"attn_mask": holes, "scale": 0.3}, "mask with a row of nothing"
@@ -49,10 +56,19 @@ def _cases() -> Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool, d
     yield rand(1, 2, 131, 40), rand(1, 2, 203, 40, seed=1), rand(1, 2, 203, 40, seed=2), False, {}, "longer"
     y = rand(1, 1, 150, 64), rand(1, 1, 150, 64, seed=1), rand(1, 1, 150, 64, seed=2)
     yield *y, True, {}, "longer, causal"
+    yield q[:, :, :4], k, v, False, {"attn_mask": holes[:, :, :4]}, "few queries, mask"
+    yield *(t[:, :, :3].bfloat16() for t in (q, k, v)), True, {}, "few queries, causal, bf16"
     yield *(t.double() for t in (q, k, v)), True, {}, "double"
     yield *(t.bfloat16() for t in y), False, {}, "bf16"
-    yield *(t.half() for t in (q, k, v)), False, {"attn_mask": rand(1, 3, 6, 5, dtype=torch.float16)}, "f16"
-    yield rand(1, 1, 1, 4, low=50, high=60), rand(1, 1, 300, 4, low=-60, high=60), rand(1, 1, 300, 4), False, {}, "steep"
+    yield *(t.half() for t in (q, k, v)), False, {"attn_mask": rand(1, 3, 10, 7, dtype=torch.float16)}, "f16"
+    yield (
+        rand(1, 1, 1, 4, low=50, high=60),
+        rand(1, 1, 300, 4, low=-60, high=60),
+        rand(1, 1, 300, 4),
+        False,
+        {},
+        "steep",
+    )
 
 
 def _forward() -> Iterable[Sample]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcir.codegen.cpp.kernels.attention_text import BACKWARD, COMMON, FORWARD
+from dcir.codegen.cpp.kernels.attention_text import BACKWARD, COMMON, FEW, FORWARD
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.planners import Machine, planner
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, render, round_up
@@ -24,6 +24,8 @@ QUERY_BLOCK = 48
 KEY_BLOCK = 128
 # Heads with fewer jobs than this are cut along the keys too in the backward pass.
 BACKWARD_JOBS = 32
+# Up to this many queries, packing the keys costs more than it saves.
+FEW_QUERIES = 8
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class _Blocks:
 
     @property
     def nb(self) -> int:
-        return min(KEY_BLOCK, round_up(self.spec.n, self.vl))
+        return round_up(ceil_div(self.spec.n, ceil_div(self.spec.n, KEY_BLOCK)), self.vl)
 
     @property
     def key_blocks(self) -> int:
@@ -120,6 +122,8 @@ def _at(offset: int) -> str:
 
 
 def _forward(b: _Blocks) -> KernelPlan:
+    if b.spec.m <= FEW_QUERIES:
+        return _few(b)
     text = f"namespace dcir_attention {{{_common(b)}{render(FORWARD)}}}\n"
     kt, vp = _at(0), _at(b.kt)
     mask = "a3" if b.spec.mask else "nullptr"
@@ -128,6 +132,14 @@ def _forward(b: _Blocks) -> KernelPlan:
         Phase(b.all_heads * b.query_blocks, f"dcir_attention::attend(j, a0, {mask}, {kt}, {vp}, o0, o1);"),
     )
     return KernelPlan("attention", text, phases, (b.kt + b.rows) * ELEMENT_BYTES[b.spec.compute])
+
+
+def _few(b: _Blocks) -> KernelPlan:
+    text = f"namespace dcir_attention {{{_common(b)}{render(FEW)}}}\n"
+    rows = b.all_heads * b.spec.m
+    mask = "a3" if b.spec.mask else "nullptr"
+    phase = Phase(rows, f"dcir_attention::attend(j, a0, a1, a2, {mask}, {_at(0)}, o0, o1);")
+    return KernelPlan("attention_few", text, (phase,), rows * b.spec.n * ELEMENT_BYTES[b.spec.compute])
 
 
 def _backward(b: _Blocks) -> KernelPlan:

@@ -50,12 +50,11 @@ $inline L visible(L row, L first, L cols) {
     const L limit = CAUSAL ? row + 1 - first : cols;
     return limit < 0 ? 0 : limit < cols ? limit : cols;
 }
-// d[e][c] = s[c][e] and p[c][e] = s[c][e] for a block of keys; columns beyond the last key are zeros.
-template <class P> $inline void transpose_keys(T *d, const S *s, P place, L cols) {
-    for (L e = 0; e < D; e++) {
-        for (L c = 0; c < cols; c++) d[e * NB + c] = get(s[place(c, e)]);
-        for (L c = cols; c < NB; c++) d[e * NB + c] = 0;
-    }
+// d[e][c] = s[c][e] for a packed block of keys.
+$noinline void transpose_keys(T *d, const T *s) {
+    for (L e = 0; e < D; e += VL)
+        for (L c = 0; c < NB; c += VL)
+            transpose_block(s + c * DP + e, DP, VL, D - e < VL ? D - e : VL, V{}, d + e * NB + c, NB, VL);
 }
 template <class P> $inline void copy_rows(T *d, const S *s, P place, L rows, L padded, T factor) {
     for (L r = 0; r < rows; r++) {
@@ -70,7 +69,9 @@ FORWARD = """
 $noinline void pack_keys(L j, const S *k, const S *v, T *kt, T *vp) {
     const L first = j % KBLOCKS * NB, bh = j / KBLOCKS, b = bh / HEADS, h = bh % HEADS;
     const L cols = N - first < NB ? N - first : NB;
-    transpose_keys(kt + j * D * NB, k, [=](L c, L e) { return at_k(b, h, first + c, e); }, cols);
+    alignas(64) T rows[NB * DP];
+    copy_rows(rows, k, [=](L c, L e) { return at_k(b, h, first + c, e); }, cols, NB, T(1));
+    transpose_keys(kt + j * D * NB, rows);
     copy_rows(vp + j * NB * DP, v, [=](L c, L e) { return at_v(b, h, first + c, e); }, cols, NB, T(1));
 }
 template <class M> $noinline void attend(L j, const S *q, const M *mask, const T *kt, const T *vp, S *o, T *lse) {
@@ -120,14 +121,53 @@ $inline void attend(L j, const S *q, decltype(nullptr), const T *kt, const T *vp
 }
 """
 
+FEW = """
+// One query: its scores in a row of scratch, keys and values read where they lie.
+template <class M> $noinline void attend(L j, const S *q, const S *k, const S *v, const M *mask, T *scores, S *o, T *lse) {
+    const L row = j % Q, bh = j / Q, b = bh / HEADS, h = bh % HEADS;
+    alignas(64) T query[DP], out[DP] = {};
+    T *s = scores + j * N;
+    const L seen = CAUSAL && row + 1 < N ? row + 1 : N;
+    for (L e = 0; e < D; e++) query[e] = SCALE * get(q[at_q(b, h, row, e)]);
+    T top = -T(D_INF), z = 0;
+    for (L c = 0; c < seen; c++) {
+        T dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (L e = 0; e < D; e++) dot += query[e] * get(k[at_k(b, h, c, e)]);
+        if constexpr (MASKED) dot += get(mask[at_mask(b, h, row, c)]);
+        s[c] = dot;
+        top = dot > top ? dot : top;
+    }
+    const T base = top == -T(D_INF) ? T(0) : top;
+#pragma omp simd reduction(+ : z)
+    for (L c = 0; c < seen; c++) {
+        s[c] = d_exp(s[c] - base);
+        z += s[c];
+    }
+    for (L c = 0; c < seen; c++)
+#pragma omp simd
+        for (L e = 0; e < D; e++) out[e] += s[c] * get(v[at_v(b, h, c, e)]);
+    z = z == 0 ? T(1) : z;
+    for (L e = 0; e < D; e++) put(o + at_o(b, h, row, e), out[e] / z);
+    lse[at_lse(b, h, row)] = base + d_log(z);
+}
+$inline void attend(
+    L j, const S *q, const S *k, const S *v, decltype(nullptr), T *scores, S *o, T *lse
+) {
+    attend<S>(j, q, k, v, nullptr, scores, o, lse);
+}
+"""
+
 BACKWARD = """
 constexpr L PARTS = $parts;
 $noinline void pack_keys(L j, const S *k, const S *v, T *kt, T *vt, T *kp) {
     const L first = j % KBLOCKS * NB, bh = j / KBLOCKS, b = bh / HEADS, h = bh % HEADS;
     const L cols = N - first < NB ? N - first : NB;
-    transpose_keys(kt + j * D * NB, k, [=](L c, L e) { return at_k(b, h, first + c, e); }, cols);
-    transpose_keys(vt + j * D * NB, v, [=](L c, L e) { return at_v(b, h, first + c, e); }, cols);
-    copy_rows(kp + j * NB * DP, k, [=](L c, L e) { return at_k(b, h, first + c, e); }, cols, NB, T(1));
+    T *rows = kp + j * NB * DP;
+    copy_rows(rows, v, [=](L c, L e) { return at_v(b, h, first + c, e); }, cols, NB, T(1));
+    transpose_keys(vt + j * D * NB, rows);
+    copy_rows(rows, k, [=](L c, L e) { return at_k(b, h, first + c, e); }, cols, NB, T(1));
+    transpose_keys(kt + j * D * NB, rows);
 }
 $noinline void pack_queries(L j, const S *q, const S *g, const S *o, T *qs, T *gs, T *delta) {
     const L first = j % QBLOCKS * QB, bh = j / QBLOCKS, b = bh / HEADS, h = bh % HEADS;
