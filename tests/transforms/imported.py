@@ -22,7 +22,7 @@ def imported(fn: Callable[..., Any], *inputs: torch.Tensor) -> Imported:
         out = fn(*args)
         return tuple(out) if isinstance(out, tuple | list) else (out,)
 
-    return import_graph(make_fx(flat, decompositions(), tracing_mode="fake")(*inputs))
+    return import_graph(make_fx(torch.func.functionalize(flat), decompositions(), tracing_mode="fake")(*inputs))
 
 
 def same_numbers(fn: Callable[..., Any], *inputs: torch.Tensor, passes: tuple[Pass, ...]) -> list[Outcome]:
