@@ -1,0 +1,184 @@
+"""The verbs on real files: compile, run, check, bench, explain; one answer from all of them."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+import dcir
+from dcir.cli.main import main
+from dcir.driver import api, bench
+from dcir.driver.compare import compare
+from dcir.errors import InvalidInput, OptionError
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def data(done):
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """relu(x @ w + b) with an open batch size, and the indices of the largest values."""
+    generator = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(generator.standard_normal((6, 4), np.float32), "lin/w"),
+        numpy_helper.from_array(generator.standard_normal(4, np.float32), "lin/b"),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["in put", "lin/w"], ["m"]),
+        helper.make_node("Add", ["m", "lin/b"], ["s"]),
+        helper.make_node("Relu", ["s"], ["out:0"]),
+        helper.make_node("ArgMax", ["s"], ["best"], axis=1, keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("in put", TensorProto.FLOAT, ["batch", 6])],
+        [
+            helper.make_tensor_value_info("out:0", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("best", TensorProto.INT64, None),
+        ],
+        weights,
+    )
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def compiled(model):
+    path = model.with_suffix(".dcir")
+    seen = []
+    api.compile_file(model, path, shapes={"in put": [3, 6]}, progress=lambda *step: seen.append(step))
+    assert {step for step, _, _ in seen} >= {"passes"}
+    assert all(done <= total for _, done, total in seen)
+    return path
+
+
+def test_an_open_size_is_asked_for(model):
+    done = call("compile", model)
+    assert done.exit_code == 2
+    assert "[batch,6]" in done.stderr
+    assert "--shape in put=[1,6]" in done.stderr
+
+
+def test_compile_and_run(model, compiled, tmp_path):
+    x = np.random.default_rng(1).standard_normal((3, 6), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    results = {}
+    for file, name in ((model, "in put"), (compiled, api.load(compiled).dcir.inputs[0].name)):
+        for given in (f"{name}={tmp_path / 'x.npy'}", tmp_path / "x.npy"):
+            done = data(call("run", file, "--input", given, "--output", tmp_path / file.name, "--json"))
+            results[file] = {o["name"]: np.load(o["file"]) for o in done["outputs"]}
+    w, b = (numpy_helper.to_array(i) for i in onnx.load(model).graph.initializer)
+    for arrays in results.values():
+        np.testing.assert_allclose(arrays["out:0"], np.maximum(x @ w + b, 0), rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(arrays["best"], (x @ w + b).argmax(1))
+
+
+def test_load_gives_a_trainable_module(model):
+    net = dcir.load(model, level=2)
+    x = torch.randn(2, 6)
+    out, _ = net(x)
+    out.sum().backward()
+    assert any(p.grad is not None for p in net.parameters())
+    assert net.dcir.options.level == 2
+    assert net.dcir.explain().graphs
+
+
+def test_explain(model, compiled):
+    assert "graph 0 (inference)" in call("explain", compiled).output
+    live = data(call("explain", model, "--shape", "in put=[3,6]", "--json", "-O0"))
+    assert live["graphs"][0]["passes"] == []
+
+
+def test_check(tmp_path):
+    path = tmp_path / "m.onnx"
+    nodes = [helper.make_node("Softmax", ["x"], ["y"]), helper.make_node("Gather", ["t", "i"], ["z"])]
+    table = numpy_helper.from_array(np.arange(5, dtype=np.float32), "t")
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 5]),
+        helper.make_tensor_value_info("i", TensorProto.INT64, [7]),
+    ]
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "yz"]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [table])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
+    for level in ("-O0", "-O4"):
+        result = data(call("check", path, level, "--json"))
+        assert result["ok"]
+        assert result["error"] <= result["tolerance"]
+        assert set(result["details"]) == {"y", "z"}
+    assert "agrees: error" in call("check", path).output
+
+
+def test_a_compiled_file_holds_nothing_to_check_against(compiled):
+    done = call("check", compiled)
+    assert done.exit_code == 2
+    assert "dcir check MODEL.onnx" in done.stderr
+    with pytest.raises(InvalidInput, match="compiled already"):
+        api.compile_file(compiled, compiled)
+
+
+def test_bench(compiled, tmp_path):
+    result = data(call("bench", compiled, "--seconds", "0.05", "--threads", "1", "--json"))
+    assert [row["name"] for row in result["rows"]] == ["dcir"]
+    assert result["notes"]
+    path = tmp_path / "m.onnx"
+    graph = helper.make_graph(
+        [helper.make_node("Tanh", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, 8])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
+    before = torch.get_num_threads()
+    text = call("bench", path, "--against", "eager", "--seconds", "0.05", "--threads", "1").output
+    assert torch.get_num_threads() == before
+    assert [line.split()[0] for line in text.splitlines()[2:]] == ["dcir", "eager"]
+    with pytest.raises(OptionError, match="tensorflow"):
+        bench.bench_file(path, ["tensorflow"], 1, None)
+
+
+def test_passes():
+    shown = data(call("passes", "--json"))["passes"]
+    assert [p["name"] for p in shown] == [p.name for p in api.list_passes(4)]
+    assert all(p["summary"] for p in shown)
+
+
+def test_until_and_targets(model, tmp_path):
+    first = api.list_passes(4)[0].name
+    done = call("compile", model, "--shape", "in put=[3,6]", "--until", first, "-o", tmp_path / "m.dcir", "--json")
+    assert [p["name"] for p in data(done)["graphs"][0]["passes"]] == [first]
+    wrong = call("compile", model, "--shape", "in put=[3,6]", "--until", "no-such-pass", "-o", tmp_path / "n.dcir")
+    assert wrong.exit_code == 2
+    assert first in wrong.stderr
+    dace = call("compile", model, "--shape", "in put=[3,6]", "--target", "dace", "-o", tmp_path / "n.dcir")
+    assert dace.exit_code == 2
+    assert "target 'cpp' only" in dace.stderr
+    assert not (tmp_path / "n.dcir").exists()
+
+
+def test_the_rule_of_comparison():
+    exact = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    want = exact.float()
+    assert compare(["y"], [want.clone()], [want], [exact]).ok
+    assert not compare(["y"], [want + 1e-5], [want], [exact]).ok
+    # PyTorch's own error widens what is allowed.
+    assert compare(["y"], [want - 1e-5], [want + 1e-5], [exact]).ok
+    nan = torch.tensor([float("nan"), 2.0])
+    assert compare(["y"], [nan], [nan], [nan]).ok
+    assert not compare(["y"], [want], [nan], [nan]).ok
+    assert not compare(["y"], [want[:1]], [want], [exact]).ok
+    assert not compare(["y"], [want.double()], [want], [exact]).ok
+    numbers = torch.tensor([1, 2])
+    assert not compare(["y", "n"], [want, numbers + 1], [want, numbers], [exact, numbers]).ok
+    assert compare(["n"], [3], [3], [3]).ok
