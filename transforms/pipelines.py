@@ -10,6 +10,7 @@ from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpression
 from dcir.transforms.plan_arena import PlanArena
 from dcir.transforms.remove_dead_code import RemoveDeadCode
 from dcir.transforms.simplify_algebra import SimplifyAlgebra
+from dcir.transforms.split_reduction import SplitReduction
 
 
 def pipeline(level: int) -> tuple[Pass, ...]:
@@ -19,7 +20,7 @@ def pipeline(level: int) -> tuple[Pass, ...]:
 
 TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
-    1: (),
+    1: (SplitReduction(),),
     2: (FuseProducers(), FuseSiblings()),
     3: (),
     4: (PlanArena(),),
