@@ -75,30 +75,34 @@ def direct_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     members = max(1, len(p.family))
     shape = (members, p.n, p.groups, p.out[0], lay.rows.parts, lay.column_blocks, lay.parts)
     jobs = math.prod(shape)
-    weights = round_up(members * p.groups * p.ci * p.taps * vectors.total * width * element, 64)
+    fused = members * p.n * p.out[0] * lay.rows.parts * lay.column_blocks == 1
+    weights = 0 if fused else round_up(members * p.groups * p.ci * p.taps * vectors.total * width * element, 64)
     x_bytes = round_up(x.size * element, 64)
     on_stack = x_bytes <= STACK_BYTES
     buffer = f"alignas(64) T x[{x.size}];" if on_stack else f"T *x = (T *)(scratch + {weights}LL + j * {x_bytes}LL);"
     clipped = "rows, cols"
     if p.family:  # a member's result may be smaller than the largest
         clipped = "od >= q.od ? 0 : q.oh - r0 < rows ? q.oh - r0 : rows, q.ow - c0 < cols ? q.ow - c0 : cols"
+    end = p.w0 + _end_of_weights(p)
+    packed = f"(const T *)scratch + (({f'f * {p.groups}' if p.family else '0'} + g) * {vectors.total} + v) * VL * {p.ci * p.taps}LL"
+    source = f"a1 + {p.w0}LL + g * {p.ws[0]}LL + v * VL * {p.ws[1]}LL" if fused else packed
     run = render(
-        conv_text.RUN, indices=_indices(("f", "n", "g", "od", "rb", "cb", "part"), shape), per_block=lay.per_block,
+        conv_text.RUN, weights=source, indices=_indices(("f", "n", "g", "od", "rb", "cb", "part"), shape), per_block=lay.per_block,
         tiles=lay.tile.wide.parts, wide_t0=lay.tile.wide.start("t0"), wide_t1=lay.tile.wide.start("t1"),
         row_start=lay.rows.start("rb"), row_next=lay.rows.start("rb + 1"), result=th * tw * vectors.size * width,
         x_buffer=buffer, xn=p.xs[0], xg=p.xs[1], y0="q.y0" if p.family else f"{p.y0}LL",
         yn=p.ys[0], yg=p.ys[1], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5],
-        blocks=vectors.parts, parts=lay.parts, vector_start=vectors.start("ob"), vectors=vectors.total,
-        per_lane=p.ci * p.taps, q=", q" if p.family else "", m=f"f * {p.groups}" if p.family else "0",
+        blocks=vectors.parts, parts=lay.parts, vector_start=vectors.start("ob"),
+        q=", q" if p.family else "",
         member="const Residue &q = residues[f];" if p.family else "",
-        block_calls=choose(vectors, "ob", "{ block<$>(x, w, result, rows, t0, t1); "
+        block_calls=choose(vectors, "ob", f"{{ block<$>(x, w, result, rows, t0, t1, a1 + {end}LL, {p.co} - v * VL); "
                            f"write<$>(result, {f'a2 + g * {p.co}' if p.bias else 'a2'}, y, {clipped}, v); }}"),
     )  # fmt: skip
-    text = (
-        _residues(p) + pack_text(p, lay) + _tile_text(p, lay, x, tw) + copy_text(p, x) + _write_text(p, lay, tw) + run
-    )
+    text = _residues(p) + _fill_text(p) + ("" if fused else _pack_text(p, lay)) + _tile_text(p, lay, x, tw, fused=fused)
+    text += copy_text(p, x) + _write_text(p, lay, tw) + run
     scratch = weights + (0 if on_stack else jobs * x_bytes)
-    return Draft(name, p.dtype, text, (Step(members * p.groups * vectors.parts, "pack"), Step(jobs, "run")), scratch)
+    packs = 0 if fused else members * p.groups * vectors.parts
+    return Draft(name, p.dtype, text, (Step(packs, "pack"), Step(jobs, "run")), scratch)
 
 
 def _residues(p: Problem) -> str:
@@ -189,7 +193,11 @@ def _tile(p: Problem, width: int, registers: int) -> Tile:
     return min(found, key=lambda f: f[:2])[2]
 
 
-def _tile_text(p: Problem, lay: Layout, x: Copy, tw: int) -> str:
+def _tile_text(p: Problem, lay: Layout, x: Copy, tw: int, *, fused: bool) -> str:
+    ins = {"in_start": lay.inputs.start("i"), "in_next": lay.inputs.start("i + 1"), "taps": p.taps}
+    weights, next_weights, used_weights = (
+        render(t, most=lay.inputs.size, **ins) for t in (conv_text.FUSED if fused else conv_text.PACKED)
+    )
     form = conv_text.TAPS_INNERMOST if _taps_innermost(p) else conv_text.INPUTS_INNERMOST
     reduce = render(
         form, kd=p.ker[0], kh=p.ker[1], kw=p.ker[2], kds=x.plane, khs=p.dil[1] * x.row, kws=p.dil[2] * x.pixel,
@@ -197,8 +205,8 @@ def _tile_text(p: Problem, lay: Layout, x: Copy, tw: int) -> str:
     )  # fmt: skip
     wide = lay.tile.wide
     return render(
-        conv_text.TILE, rs=x.stride[1] * x.row, ps=x.stride[2] * x.pixel, tw=tw, in_start=lay.inputs.start("i"),
-        in_next=lay.inputs.start("i + 1"), taps=p.taps, cs=x.channel, reduce=reduce, in_blocks=lay.inputs.parts,
+        conv_text.TILE, rs=x.stride[1] * x.row, ps=x.stride[2] * x.pixel, tw=tw, **ins,
+        weights=weights, next_weights=next_weights, used_weights=used_weights, cs=x.channel, reduce=reduce, in_blocks=lay.inputs.parts,
         tile_calls=choose(wide, "t", "tile<NV, TR, $>(x, w, d, i);"), tall=lay.tile.tall, wide_start=wide.start("t"),
         wide_first=wide.start("t0"),
     )  # fmt: skip
@@ -233,56 +241,51 @@ def _write_text(p: Problem, lay: Layout, tw: int) -> str:
         loops = conv_text.WRITE_PIXELS if p.ys[2] == 1 else conv_text.WRITE_ANY
     values = {"tw": tw, "yh": p.ys[4], "yw": p.ys[5], "yc": p.ys[2], "flat_rows": rows, "flat_cols": f"({cols})"}
     bias = "valid == VL ? load(bias + o) : load_part(bias + o, valid)" if p.bias else "V{}"
-    head = render(conv_text.TRANSPOSE_PIXELS, yc=p.ys[2]) if loops == conv_text.WRITE_TRANSPOSED else ""
+    head = (
+        render(conv_text.TRANSPOSE_PIXELS, yc=p.ys[2], plain=int(not p.bias))
+        if loops == conv_text.WRITE_TRANSPOSED
+        else ""
+    )
     return head + render(conv_text.WRITE, co=p.co, bias=bias, yc=p.ys[2], loops=render(loops, **values))
 
 
-def pack_text(p: Problem, lay: Layout) -> str:
-    """The function ``pack``: the weights as the tiles read them."""
+def _fill_text(p: Problem) -> str:
+    """The function ``fill``: weights as the tiles read them."""
     _, wo, wi, *wk = p.ws
     kd, kh, kw = p.ker
-    if _taps_innermost(p):
-        position = f"c * {p.taps} + tap"
-    elif lay.inputs.parts == 1:
-        position = f"tap * {p.ci} + c"
-    else:  # [block][tap][channel of the block]; the larger blocks come first
-        size, larger = lay.inputs.size, lay.inputs.larger
-        head = f"c / {size} * {size * p.taps} + tap * {size} + c % {size}"
-        rest = f"c - {larger * size}"
-        small = size - 1
-        tail = (
-            f"{larger * size * p.taps} + ({rest}) / {small} * {small * p.taps} + tap * {small} + ({rest}) % {small}"
-            if larger < lay.inputs.parts else head
-        )  # fmt: skip
-        position = f"c < {larger * size} ? {head} : {tail}"
+    position = f"c * {p.taps} + tap" if _taps_innermost(p) else "tap * count + c"
     dense = (kd == 1 or abs(wk[0]) == kh * kw) and (kh == 1 or abs(wk[1]) == kw) and (kw == 1 or abs(wk[2]) == 1)
     signs = {w < 0 for w, k in zip(wk, p.ker, strict=True) if k > 1}
     flipped = signs == {True}
-    run, lowest = 0, 0
-    if dense and len(signs) <= 1:
-        run = p.ci * p.taps if wi == p.taps and not flipped else p.taps
-        lowest = sum((k - 1) * w for w, k in zip(wk, p.ker, strict=True)) if flipped else 0
+    whole = wi == p.taps and not flipped
+    lowest = sum((k - 1) * w for w, k in zip(wk, p.ker, strict=True)) if flipped else 0
     offset = " + ".join(
         f"tap / {d} % {k} * {w}LL" for d, k, w in ((kh * kw, kd, wk[0]), (kw, kh, wk[1]), (1, kw, wk[2]))
     )
-    end = _end_of_weights(p)
     if wo == 1 and p.co > 1:
-        loops = render(conv_text.PACK_VECTORS, ci=p.ci, taps=p.taps, wi=wi, tap_offset=offset)
-    elif run > 2 and wo > 0 and wi >= 0:
+        loops = render(conv_text.PACK_VECTORS, taps=p.taps, wi=wi, tap_offset=offset)
+    elif dense and len(signs) <= 1 and (p.ci if whole else 1) * p.taps > 2 and wo > 0 and wi >= 0:
         tap = f"{p.taps - 1} - tap" if flipped else "tap"
+        run, step = (f"((c1 - c0) * {p.taps})", "c1 - c0") if whole else (str(p.taps), "1")
         loops = render(
-            conv_text.PACK_RUNS, ci=p.ci, taps=p.taps, wi=wi, wo=wo, run=run, lowest=lowest, run_tap=tap
+            conv_text.PACK_RUNS, taps=p.taps, wi=wi, wo=wo, run=run, step=step, lowest=lowest, run_tap=tap
         )  # fmt: skip
     else:
-        loops = render(conv_text.PACK_ANY, ci=p.ci, taps=p.taps, wi=wi, wo=wo, tap_offset=offset)
+        loops = render(conv_text.PACK_ANY, taps=p.taps, wi=wi, wo=wo, tap_offset=offset)
+    return render(conv_text.FILL, position=position, wo=wo, loops=loops)
+
+
+def _pack_text(p: Problem, lay: Layout) -> str:
+    """The function ``pack`` of phase one."""
     vectors = lay.tile.vectors
-    w0 = "q.w0" if p.family else f"{p.w0}LL"
+    blocks = p.groups * vectors.parts
     return render(
-        conv_text.PACK, position=position, wo=wo, loops=loops, blocks=vectors.parts, vector_start=vectors.start("ob"),
-        vectors=vectors.total, per_lane=p.ci * p.taps, w0=w0, wg=p.ws[0],
-        groups=p.groups, m=f"j / {p.groups * vectors.parts} * {p.groups}" if p.family else "0",
-        member=f"const Residue &q = residues[j / {p.groups * vectors.parts}];" if p.family else "",
-        fill_calls=choose(vectors, "ob", f"fill<$>(d, s, a1 + {w0} + {end}LL, {p.co} - v * VL);"),
+        conv_text.PACK, wo=p.ws[1], blocks=vectors.parts, vector_start=vectors.start("ob"), vectors=vectors.total,
+        per_lane=p.ci * p.taps, w0="q.w0" if p.family else f"{p.w0}LL", wg=p.ws[0], groups=p.groups, co=p.co,
+        m=f"j / {blocks} * {p.groups}" if p.family else "0", end=_end_of_weights(p),
+        member=f"const Residue &q = residues[j / {blocks}];" if p.family else "", in_blocks=lay.inputs.parts,
+        in_start=lay.inputs.start("i"), in_next=lay.inputs.start("i + 1"),
+        fill_calls=choose(vectors, "ob", f"fill<$>(d + c0 * {p.taps} * $ * VL, s, end, valid, c0, c1);"),
     )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ template <int NV, int TR, int TC> $noinline void tile(const T *x, const T *w, T 
 #pragma GCC unroll 8
             for (int v = 0; v < NV; v++) acc[p][v] = load(d + ((p / TC * $tw + p % TC) * NV + v) * VL);
     const L c0 = $in_start, c1 = $in_next;
-    w += c0 * $taps * NV * VL;
     x += c0 * $cs;
 $reduce
 #pragma GCC unroll 32
@@ -24,16 +23,23 @@ template <int NV, int TR> $inline void strip(const T *x, const T *w, T *d, L r, 
     d += (r * $tw + c) * NV * VL;
     $tile_calls
 }
-template <int NV> $noinline void block(const T *x, const T *w, T *d, L rows, L t0, L t1) {
+template <int NV> $noinline void block(const T *x, const T *s, T *d, L rows, L t0, L t1, const T *end, L valid) {
+$weights
     for (L i = 0; i < $in_blocks; i++) {
+        $next_weights
         L r = 0;
         for (; r + $tall <= rows; r += $tall)
             for (L t = t0; t < t1; t++) strip<NV, $tall>(x, w, d, r, $wide_start - $wide_first, t, i);
         if constexpr ($tall > 1)
             for (; r < rows; r++) strip<NV, 1>(x, w, d, r, 0, 0, i);
+        $used_weights
     }
 }
 """
+
+# The weights of an output block: packed by phase one, or packed here, a block of input channels at a time.
+PACKED = ("    const T *w = s;", "", "w += ($in_next - ($in_start)) * $taps * NV * VL;")
+FUSED = ("    alignas(64) T w[$most * $taps * NV * VL];", "fill<NV>(w, s, end, valid, $in_start, $in_next);", "")
 
 INPUTS_INNERMOST = """    for (L kd = 0; kd < $kd; kd++)
         for (L kh = 0; kh < $kh; kh++)
@@ -46,7 +52,7 @@ TAPS_INNERMOST = """    for (L c = c0; c < c1; c++, x += $cs)
                 multiply_add<TR * TC, NV, Pixels<TC>>(acc, x + kd * $kds + kh * $khs, $kws, w, NV * VL, $kw);"""
 
 RUN = """
-$noinline void run(L j, const T *a0, const T *, const T *a2, T *o0, unsigned char *scratch) {
+$noinline void run(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch) {
     $indices
     $member
     const L t0 = cb * $per_block, t1 = t0 + $per_block < $tiles ? t0 + $per_block : $tiles;
@@ -57,7 +63,7 @@ $noinline void run(L j, const T *a0, const T *, const T *a2, T *o0, unsigned cha
     T *y = o0 + ${y0} + n * ${yn}LL + g * ${yg}LL + od * ${yd}LL + r0 * ${yh}LL + c0 * ${yw}LL;
     for (L ob = part * $blocks / $parts; ob < (part + 1) * $blocks / $parts; ob++) {
         const L v = $vector_start;
-        const T *w = (const T *)scratch + (($m + g) * $vectors + v) * VL * ${per_lane}LL;
+        const T *w = $weights;
         $block_calls
     }
 }
@@ -112,6 +118,7 @@ $loops
 TRANSPOSE_PIXELS = """
 $noinline void transpose_pixels(const T *s, L ss, L left, int valid, V b, T *d) {
     const int n = (int)(left < VL ? left : VL);
+    if ($plain) return transpose_block(s, ss, n, valid, V{}, d, ${yc}LL, n);
     alignas(64) T t[VL * VL];
     for (int i = 0; i < VL; i++) store(t + i * VL, i < n ? load(s + i * ss) + b : V{});
     transpose_block(t, VL, VL, valid, V{}, d, ${yc}LL, n);
@@ -136,9 +143,10 @@ RESIDUES = """
 struct Residue { L w0, y0, bd, bh, bw, od, oh, ow; };
 static const Residue residues[] = {$members};
 """
-PACK = """
-$inline L place(L c, L tap, L width) { return ($position) * width; }
-template <int NV> $inline void fill(T *d, const T *s, const T *end, L valid) {
+FILL = """
+// Weights of input channels c0 to c1 for NV vectors of output channels, [tap][channel][lanes] or [channel][tap][lanes].
+$inline L place(L c, L tap, L count) { return $position; }
+template <int NV> $inline void fill(T *d, const T *s, const T *end, L valid, L c0, L c1) {
     for (int v = 0; v < NV; v++) {
         const int rows = (int)(valid - v * VL < VL ? valid - v * VL : VL);
         const T *p = s + v * VL * ${wo}LL;
@@ -146,26 +154,32 @@ template <int NV> $inline void fill(T *d, const T *s, const T *end, L valid) {
 $loops
     }
 }
+"""
+PACK = """
 $noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch) {
     const L g = j / $blocks % $groups, ob = j % $blocks, v = $vector_start;
     $member
     T *d = (T *)scratch + (($m + g) * $vectors + v) * VL * ${per_lane}LL;
-    const T *s = a1 + ${w0} + g * ${wg}LL + v * VL * ${wo}LL;
-    $fill_calls
+    const T *s = a1 + ${w0} + g * ${wg}LL + v * VL * ${wo}LL, *end = a1 + ${w0} + ${end}LL;
+    const L valid = $co - v * VL;
+    for (L i = 0; i < $in_blocks; i++) {
+        const L c0 = $in_start, c1 = $in_next;
+        $fill_calls
+    }
 }
 """
-PACK_VECTORS = """        for (L c = 0; c < $ci; c++)
+PACK_VECTORS = """        for (L c = c0; c < c1; c++)
             for (L tap = 0; tap < $taps; tap++) {
                 const T *q = p + c * ${wi}LL + $tap_offset;
-                store(t + place(c, tap, NV * VL), rows == VL ? load(q) : load_part(q, rows));
+                store(t + place(c - c0, tap, c1 - c0) * NV * VL, rows == VL ? load(q) : load_part(q, rows));
             }"""
-PACK_ANY = """        for (L c = 0; c < $ci; c++)
+PACK_ANY = """        for (L c = c0; c < c1; c++)
             for (L tap = 0; tap < $taps; tap++) {
                 const T *q = p + c * ${wi}LL + $tap_offset;
-                for (int l = 0; l < VL; l++) t[place(c, tap, NV * VL) + l] = l < rows ? q[l * ${wo}LL] : 0;
+                for (int l = 0; l < VL; l++) t[place(c - c0, tap, c1 - c0) * NV * VL + l] = l < rows ? q[l * ${wo}LL] : 0;
             }"""
 # Runs of `run` weights, contiguous for one output channel: VL channels at a time through a transposed block.
-PACK_RUNS = """        for (L c = 0; c < $ci; c += $run / $taps)
+PACK_RUNS = """        for (L c = c0; c < c1; c += $step)
             for (L f = 0; f < $run; f += VL) {
                 const T *q = p + c * ${wi}LL + ${lowest}LL + f;
                 const int n = (int)($run - f < VL ? $run - f : VL);
@@ -174,6 +188,6 @@ PACK_RUNS = """        for (L c = 0; c < $ci; c += $run / $taps)
                 transpose_block(q, ${wo}LL, rows, whole ? VL : n, V{}, r, VL, VL);
                 for (int i = 0; i < n; i++) {
                     const L tap = (f + i) % $taps;
-                    store(t + place(c + (f + i) / $taps, $run_tap, NV * VL), load(r + i * VL));
+                    store(t + place(c - c0 + (f + i) / $taps, $run_tap, c1 - c0) * NV * VL, load(r + i * VL));
                 }
             }"""

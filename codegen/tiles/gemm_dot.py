@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 
-from dcir.codegen.tiles.emit import Draft, Split, Step, ceil_div, lanes, render, unravel
+from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, unravel
 from dcir.codegen.tiles.isa import Isa
 from dcir.ops.contraction import ContractionSpec
 
 # Above this many rows, packing B costs less than the dot products' extra loads and sums.
-MOST_ROWS = 12
+MOST_ROWS = 16
 # Room for A on the stack when it has to be packed.
 PACKED_BYTES = 128 << 10
+LARGE_BYTES = 16 << 20
+PREFETCH = 512  # elements
 
 _TEXT = """
 template <int MR, int NR> $noinline void dots(const T *a, const T *b, T *c) {
@@ -23,14 +25,17 @@ template <int MR, int NR> $noinline void dots(const T *a, const T *b, T *c) {
     clear(acc);
     L k = 0;
     for (; k + VL <= $k; k += VL) {
-        V av[MR];
-#pragma GCC unroll 16
-        for (int i = 0; i < MR; i++) av[i] = load(a + i * $am + k);
+        V bv[NR];
 #pragma GCC unroll 16
         for (int r = 0; r < NR; r++) {
-            const V bv = load(b + r * ${bn}LL + k);
+            bv[r] = load(b + r * ${bn}LL + k);
+            if ($prefetch) __builtin_prefetch(b + r * ${bn}LL + k + $prefetch);
+        }
 #pragma GCC unroll 16
-            for (int i = 0; i < MR; i++) acc[i][r] += av[i] * bv;
+        for (int i = 0; i < MR; i++) {
+            const V av = load(a + i * $am + k);
+#pragma GCC unroll 16
+            for (int r = 0; r < NR; r++) acc[i][r] += av * bv[r];
         }
     }
     if constexpr ($k % VL != 0) {
@@ -79,10 +84,8 @@ def dot_suits(spec: ContractionSpec, isa: Isa) -> bool:
 
 def dot_draft(name: str, spec: ContractionSpec, isa: Isa, threads: int) -> Draft:
     """The product of few rows by dot products."""
-    registers = isa.registers - 2
     m_split = Split.at_most(spec.m, 8 if isa.registers >= 32 else 4)
-    best = max(1, (registers - m_split.size) // m_split.size)
-    n_split = Split.at_most(spec.n, min(8, best))
+    n_split = Split.at_most(spec.n, min(8, max(1, (isa.registers - 1) // (m_split.size + 1))))
     batch = math.prod(spec.batch)
     work = spec.m * spec.n * spec.k
     parts = 1 if batch * work < 1 << 15 else min(n_split.parts, ceil_div(threads, math.gcd(threads, batch)))
@@ -90,8 +93,10 @@ def dot_draft(name: str, spec: ContractionSpec, isa: Isa, threads: int) -> Draft
     am = spec.k if packs else spec.a[-2]
     pack = render(_PACK, m=spec.m, k=spec.k, am=spec.a[-2], ak=spec.a[-1]) if packs else ""
     sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[:-2]), "pc": (0, spec.c[:-2])}
+    # Operands that come from memory rather than a cache are fetched well ahead.
+    large = spec.n * spec.k * ELEMENT_BYTES[spec.dtype] > LARGE_BYTES
     text = render(
-        _TEXT, k=spec.k, am=f"{am}LL", bn=spec.b[-1], cm=spec.c[-2], cn=spec.c[-1], m_tiles=m_split.parts,
+        _TEXT, prefetch=PREFETCH if large else 0, k=spec.k, am=f"{am}LL", bn=spec.b[-1], cm=spec.c[-2], cn=spec.c[-1], m_tiles=m_split.parts,
         m_start=m_split.start("t"), n_start=n_split.start("g"), groups=n_split.parts, parts=parts, pack=pack,
         offsets=unravel(f"j / {parts}", spec.batch, sums),
         m_calls=_calls(m_split, "t", f"dots<$, NR>(a + m * {am}LL, b, c + m * {spec.c[-2]}LL);"),

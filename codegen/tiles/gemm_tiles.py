@@ -108,9 +108,9 @@ def tile_shape(m: int, n: int, width: int, registers: int) -> Shape:
     """The tile that needs the fewest cycles for an m x n result, by counts of multiply-adds and loads."""
     vectors = ceil_div(n, width)
     candidates = []
-    for nv in range(1, 5):
+    for nv in (1, 2, 3, 4, 8):
         most = min(16, (registers - 1 - nv) // nv)
-        if nv > vectors or most < 1:
+        if nv > vectors or most < 1 or (nv == 8 and m > 3):
             continue
         rows, panels = Split.at_most(m, most), Split.at_most(vectors, nv)
         mr, pv = m / rows.parts, vectors / panels.parts
@@ -139,7 +139,9 @@ def tiles_draft(name: str, spec: ContractionSpec, isa: Isa, threads: int, bias: 
     depth = Split.at_most(spec.k, KC)
     job_rows = ceil_div(rows.parts, p)
     in_place = bn == 1 and spec.n % width == 0 and (job_rows <= 2 or (job_rows <= 6 and not aliases(bk, element)))
-    pack_a = spec.k > 1 and (ak != 1 or aliases(am, element)) and (rows.size > 1 or ak != 1)
+    # Rows a multiple of 4 KB apart fall into one set; a copy pays only if several panels use it.
+    crowded = am * element % 4096 == 0 and am != 0 and rows.size > 8 and panels.parts > 2
+    pack_a = spec.k > 1 and (ak != 1 or crowded)
     chunk = max(1, min(ceil_div(panels.parts, q), CHUNK_BYTES // (max(1, depth.size) * panels.size * width * element)))
     tail = spec.n % width
     padded = ceil_div(spec.n, width) * width
