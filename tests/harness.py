@@ -209,3 +209,15 @@ def all_samples() -> list[tuple[Any, Any, int]]:
         if p.overload is not None
         for i, s in enumerate(s for s in p.samples() if fits(p.overload, s))
     ]
+
+
+def example_models() -> Any:
+    """The module ``examples/models.py`` (examples are no package)."""
+    import importlib.util
+    from pathlib import Path
+
+    spec = importlib.util.spec_from_file_location("example_models", Path(__file__).parents[1] / "examples" / "models.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
