@@ -39,7 +39,7 @@ class ScatterSpec:
         indices: per index, its strides over the loops.
         index_types: per index, its element type.
         extents: per index, how many values it may take.
-        steps: per index, the result's stride for it.
+        index_steps: per index, the result's stride for it.
         wrap: whether negative indices count from the end.
         skip: a value of the first index whose points are passed over.
     """
@@ -56,7 +56,7 @@ class ScatterSpec:
     indices: tuple[tuple[int, ...], ...]
     index_types: tuple[str, ...]
     extents: tuple[int, ...]
-    steps: tuple[int, ...]
+    index_steps: tuple[int, ...]
     wrap: bool
     skip: int | None = None
 
@@ -98,7 +98,7 @@ class ScatterSpec:
                 index = np.where(index < 0, index + self.extents[n], index)
             if bool(np.any(wanted & ((index < 0) | (index >= self.extents[n])))):
                 raise IndexOutOfRange("an index lies outside its tensor")
-            at = at + index * self.steps[n]
+            at = at + index * self.index_steps[n]
         at, source = at[wanted], source[wanted]
         if self.op == "set":
             out[at] = source

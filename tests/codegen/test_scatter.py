@@ -74,7 +74,7 @@ def test_parallel_only_where_addresses_differ() -> None:
     machine = Machine("avx2", 4)
     assert unambiguous(SPEC)
     assert plan_scatter(SPEC, machine).phases[-1].jobs != 1
-    overlapping = replace(SPEC, steps=(128,))
+    overlapping = replace(SPEC, index_steps=(128,))
     assert not unambiguous(overlapping)
     assert plan_scatter(overlapping, machine).phases[-1].jobs == 1
     assert plan_scatter(replace(SPEC, dims=(4, 256)), machine).phases[-1].jobs == 1  # too little to share out

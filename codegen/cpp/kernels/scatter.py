@@ -49,7 +49,7 @@ def _start(spec: ScatterSpec) -> Program:
 def unambiguous(spec: ScatterSpec) -> bool:
     """Whether an address tells the values of all loops and indices that move it."""
     terms = [(abs(s), n) for s, n in zip(spec.to, spec.dims, strict=True) if s and n > 1]
-    terms += [(abs(s), n) for s, n in zip(spec.steps, spec.extents, strict=True) if n > 1]
+    terms += [(abs(s), n) for s, n in zip(spec.index_steps, spec.extents, strict=True) if n > 1]
     reach = 0
     for step, count in sorted(terms):
         if step <= reach:
@@ -81,7 +81,7 @@ class _Writes:
             if self.vector is not None and self.jobs < 4 * threads:
                 self.tiles = max(1, min(-(-4 * threads // self.jobs), spec.dims[self.vector] // BLOCK))
             if self.jobs * self.tiles < threads and clear:
-                self.owned = max(range(len(spec.steps)), key=lambda i: spec.steps[i])
+                self.owned = max(range(len(spec.index_steps)), key=lambda i: spec.index_steps[i])
                 self.owners = min(threads, spec.extents[self.owned])
         rest = [d for d in free if d not in self.prefix]
         self.order = [*self.prefix, *(d for d in range(rank) if d not in free), *rest]
@@ -158,7 +158,7 @@ class _Writes:
 
     def write(self) -> None:
         spec, t = self.spec, self.spec.dtype
-        steps = [f"k{n} * {s}LL" for n, s in enumerate(spec.steps) if s]
+        steps = [f"k{n} * {s}LL" for n, s in enumerate(spec.index_steps) if s]
         target = " + ".join([self.address(spec.to), *steps])
         source = f"a{self.first}[{self.address(spec.source)}]"
         if spec.op == "set":
