@@ -1,6 +1,6 @@
 """Direct dense convolution: tiles of neighbouring pixels by vectors of output channels.
 
-Phase one packs the weights into panels [output block][input block][tap][input][lanes]. A job of phase two copies its part of x,
+Phase one packs the weights into panels [output block][input][tap][lanes]. A job of phase two copies its part of x,
 padding included, into a buffer without borders, runs every tile over it, and writes the tiles' results, held as [pixel][lanes], in
 the layout of y (for NCHW through transposed blocks).
 """
@@ -200,7 +200,7 @@ def _tile_text(p: Problem, lay: Layout, x: Copy, tw: int, *, fused: bool) -> str
     )
     form = conv_text.TAPS_INNERMOST if _taps_innermost(p) else conv_text.INPUTS_INNERMOST
     reduce = render(
-        form, kd=p.ker[0], kh=p.ker[1], kw=p.ker[2], kds=x.plane, khs=p.dil[1] * x.row, kws=p.dil[2] * x.pixel,
+        form, taps=p.taps, kd=p.ker[0], kh=p.ker[1], kw=p.ker[2], kds=x.plane, khs=p.dil[1] * x.row, kws=p.dil[2] * x.pixel,
         cs=x.channel,
     )  # fmt: skip
     wide = lay.tile.wide
@@ -253,7 +253,6 @@ def _fill_text(p: Problem) -> str:
     """The function ``fill``: weights as the tiles read them."""
     _, wo, wi, *wk = p.ws
     kd, kh, kw = p.ker
-    position = f"c * {p.taps} + tap" if _taps_innermost(p) else "tap * count + c"
     dense = (kd == 1 or abs(wk[0]) == kh * kw) and (kh == 1 or abs(wk[1]) == kw) and (kw == 1 or abs(wk[2]) == 1)
     signs = {w < 0 for w, k in zip(wk, p.ker, strict=True) if k > 1}
     flipped = signs == {True}
@@ -265,14 +264,14 @@ def _fill_text(p: Problem) -> str:
     if wo == 1 and p.co > 1:
         loops = render(conv_text.PACK_VECTORS, taps=p.taps, wi=wi, tap_offset=offset)
     elif dense and len(signs) <= 1 and (p.ci if whole else 1) * p.taps > 2 and wo > 0 and wi >= 0:
-        tap = f"{p.taps - 1} - tap" if flipped else "tap"
+        tap, sign = (f"{p.taps - 1} - f", "-") if flipped else ("f", "")
         run, step = (f"((c1 - c0) * {p.taps})", "c1 - c0") if whole else (str(p.taps), "1")
         loops = render(
-            conv_text.PACK_RUNS, taps=p.taps, wi=wi, wo=wo, run=run, step=step, lowest=lowest, run_tap=tap
+            conv_text.PACK_RUNS, taps=p.taps, wi=wi, wo=wo, run=run, step=step, lowest=lowest, first_tap=tap, sign=sign
         )  # fmt: skip
     else:
         loops = render(conv_text.PACK_ANY, taps=p.taps, wi=wi, wo=wo, tap_offset=offset)
-    return render(conv_text.FILL, position=position, wo=wo, loops=loops)
+    return render(conv_text.FILL, wo=wo, loops=loops)
 
 
 def _pack_text(p: Problem, lay: Layout) -> str:

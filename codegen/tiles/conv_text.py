@@ -43,9 +43,9 @@ FUSED = ("    alignas(64) T w[$most * $taps * NV * VL];", "fill<NV>(w, s, end, v
 
 INPUTS_INNERMOST = """    for (L kd = 0; kd < $kd; kd++)
         for (L kh = 0; kh < $kh; kh++)
-            for (L kw = 0; kw < $kw; kw++, w += (c1 - c0) * NV * VL)
+            for (L kw = 0; kw < $kw; kw++, w += NV * VL)
                 multiply_add<TR * TC, NV, Pixels<TC>>(
-                    acc, x + kd * $kds + kh * $khs + kw * $kws, $cs, w, NV * VL, c1 - c0);"""
+                    acc, x + kd * $kds + kh * $khs + kw * $kws, $cs, w, $taps * NV * VL, c1 - c0);"""
 TAPS_INNERMOST = """    for (L c = c0; c < c1; c++, x += $cs)
         for (L kd = 0; kd < $kd; kd++)
             for (L kh = 0; kh < $kh; kh++, w += $kw * NV * VL)
@@ -144,8 +144,7 @@ struct Residue { L w0, y0, bd, bh, bw, od, oh, ow; };
 static const Residue residues[] = {$members};
 """
 FILL = """
-// Weights of input channels c0 to c1 for NV vectors of output channels, [tap][channel][lanes] or [channel][tap][lanes].
-$inline L place(L c, L tap, L count) { return $position; }
+// Weights of input channels c0 to c1 for NV vectors of output channels, [channel][tap][lanes].
 template <int NV> $inline void fill(T *d, const T *s, const T *end, L valid, L c0, L c1) {
     for (int v = 0; v < NV; v++) {
         const int rows = (int)(valid - v * VL < VL ? valid - v * VL : VL);
@@ -171,12 +170,12 @@ $noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *
 PACK_VECTORS = """        for (L c = c0; c < c1; c++)
             for (L tap = 0; tap < $taps; tap++) {
                 const T *q = p + c * ${wi}LL + $tap_offset;
-                store(t + place(c - c0, tap, c1 - c0) * NV * VL, rows == VL ? load(q) : load_part(q, rows));
+                store(t + ((c - c0) * $taps + tap) * NV * VL, rows == VL ? load(q) : load_part(q, rows));
             }"""
 PACK_ANY = """        for (L c = c0; c < c1; c++)
             for (L tap = 0; tap < $taps; tap++) {
                 const T *q = p + c * ${wi}LL + $tap_offset;
-                for (int l = 0; l < VL; l++) t[place(c - c0, tap, c1 - c0) * NV * VL + l] = l < rows ? q[l * ${wo}LL] : 0;
+                for (int l = 0; l < VL; l++) t[((c - c0) * $taps + tap) * NV * VL + l] = l < rows ? q[l * ${wo}LL] : 0;
             }"""
 # Runs of `run` weights, contiguous for one output channel: VL channels at a time through a transposed block.
 PACK_RUNS = """        for (L c = c0; c < c1; c += $step)
@@ -184,10 +183,12 @@ PACK_RUNS = """        for (L c = c0; c < c1; c += $step)
                 const T *q = p + c * ${wi}LL + ${lowest}LL + f;
                 const int n = (int)($run - f < VL ? $run - f : VL);
                 const bool whole = q + (rows - 1) * ${wo}LL + VL <= end;
-                alignas(64) T r[VL * VL];
-                transpose_block(q, ${wo}LL, rows, whole ? VL : n, V{}, r, VL, VL);
-                for (int i = 0; i < n; i++) {
-                    const L tap = (f + i) % $taps;
-                    store(t + place(c - c0 + (f + i) / $taps, $run_tap, c1 - c0) * NV * VL, load(r + i * VL));
+                T *to = t + ((c - c0) * $taps + $first_tap) * NV * VL;
+                if (n == VL || !whole) {
+                    transpose_block(q, ${wo}LL, rows, n, V{}, to, $sign NV * VL, VL);
+                    continue;
                 }
+                alignas(64) T r[VL * VL];
+                transpose_block(q, ${wo}LL, rows, VL, V{}, r, VL, VL);
+                for (int i = 0; i < n; i++) store(to + i * ($sign NV * VL), load(r + i * VL));
             }"""

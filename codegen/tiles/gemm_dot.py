@@ -96,7 +96,8 @@ def dot_draft(name: str, spec: ContractionSpec, isa: Isa, threads: int) -> Draft
     # Operands that come from memory rather than a cache are fetched well ahead.
     large = spec.n * spec.k * ELEMENT_BYTES[spec.dtype] > LARGE_BYTES
     text = render(
-        _TEXT, prefetch=PREFETCH if large else 0, k=spec.k, am=f"{am}LL", bn=spec.b[-1], cm=spec.c[-2], cn=spec.c[-1], m_tiles=m_split.parts,
+        _TEXT, prefetch=PREFETCH if large else 0, k=spec.k, am=f"{am}LL", bn=spec.b[-1], cm=spec.c[-2], cn=spec.c[-1],
+        m_tiles=m_split.parts,
         m_start=m_split.start("t"), n_start=n_split.start("g"), groups=n_split.parts, parts=parts, pack=pack,
         offsets=unravel(f"j / {parts}", spec.batch, sums),
         m_calls=_calls(m_split, "t", f"dots<$, NR>(a + m * {am}LL, b, c + m * {spec.c[-2]}LL);"),
