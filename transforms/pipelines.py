@@ -10,6 +10,7 @@ from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpression
 from dcir.transforms.plan_arena import PlanArena
 from dcir.transforms.remove_dead_code import RemoveDeadCode
 from dcir.transforms.simplify_algebra import SimplifyAlgebra
+from dcir.transforms.sink_copies import SinkCopies
 from dcir.transforms.split_reduction import SplitReduction
 
 
@@ -22,6 +23,6 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
     2: (FuseProducers(), FuseSiblings()),
-    3: (),
+    3: (SinkCopies(),),
     4: (PlanArena(),),
 }
