@@ -49,16 +49,23 @@ def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPla
 
 
 def _draft(spec: ConvolutionSpec, isa: Isa, threads: int) -> Draft:
+    drafts: list[Draft] = []
     name = f"conv_{spec.kind}_{spec.cin}_{spec.cout}_" + "x".join(map(str, spec.kernel))
     if spec.kind == "forward":
         problems = [forward_problem(spec)]
     elif spec.kind == "backward_data":
         problems = list(data_problems(spec))
+        if any(p.taps == 0 for p in problems):
+            # Whole rows of zeros first: cheaper than to write every other element.
+            f = forward_problem(replace(spec, bias=False))
+            whole = replace(f, co=f.ci, out=f.inp, ys=f.xs)
+            drafts = [_constant(name, whole, first=True)] if whole.n * whole.groups * math.prod(whole.out) else []
+            problems = [p for p in problems if p.taps]
         if len(problems) > 4 or not all(map(depthwise_suits, problems)):
             problems = families(problems)
     else:
         return _weight(name, forward_problem(spec), isa, threads)
-    drafts = [_problem(name, p, isa, threads) for p in problems if p.n * p.groups * p.co * math.prod(p.out)]
+    drafts += [_problem(name, p, isa, threads) for p in problems if p.n * p.groups * p.co * math.prod(p.out)]
     return combine(name, spec.dtype, drafts)
 
 
@@ -111,15 +118,16 @@ $noinline void constant(L j, const T *, const T *, const T *a2, T *o0, unsigned 
 """
 
 
-def _constant(name: str, p: Problem) -> Draft:
-    """The bias alone, or zeros."""
+def _constant(name: str, p: Problem, *, first: bool = False) -> Draft:
+    """The bias alone, or zeros; ``first``, if others write to the same result after."""
     extents = (p.n, p.groups, p.co, p.out[0])
     sums = {"p": (p.y0, p.ys[:4]), "channel": (0, (0, p.co, 1, 0))}
     text = render(
         _CONSTANT, offset=unravel("j", extents, sums), h=p.out[1], w=p.out[2], sh=p.ys[4], sw=p.ys[5],
         value="a2[channel]" if p.bias else "0",
     )  # fmt: skip
-    return Draft(name, p.dtype, text, (Step(0, ""), Step(math.prod(extents), "constant")))
+    step = Step(math.prod(extents), "constant")
+    return Draft(name, p.dtype, text, (step, Step(0, "")) if first else (Step(0, ""), step))
 
 
 def _fill_weights(name: str, p: Problem) -> Draft:
