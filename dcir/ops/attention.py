@@ -213,7 +213,10 @@ def _backward_steps(spec: AttentionSpec) -> Steps:
     body.store(body.output(one), (*dense, 0), ds)
 
     by_row, by_key = (*dense[:3], 0, dense[3]), (*dense[:2], dense[3], 0, dense[2])
-    across = lambda st: (*st[:2], 0, st[3], st[2])  # noqa: E731
+
+    def across(st: Sequence[int]) -> tuple[int, ...]:
+        return (*st[:2], 0, st[3], st[2])
+
     steps = [
         (delta.finish(), ["a0", "a4"], ["delta"]),
         (body.finish(), [*names, *(["a6"] if spec.mask else []), "a5", "delta"], ["p", "ds"]),

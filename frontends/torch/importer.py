@@ -124,7 +124,7 @@ class _Importer:
     def _call(self, node: fx.Node, table: dict[str, Any]) -> Any:
         if node.target is operator.getitem:
             source, index = node.args
-            self.root[node] = self.root[source] if isinstance(self.env[source], Ref) else node  # type: ignore[index]
+            self.root[node] = self.root[source]  # type: ignore[index]
             return self.env[source][index]  # type: ignore[index]
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self.env[n])
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -211,9 +211,8 @@ class _Importer:
         assert meta is not None
         same = all(a == b or d == 1 for a, b, d in zip(ref.strides, meta.strides, ref.shape, strict=True))
         constant = self.net.containers[ref.data].role == "constant"
-        root = self.root[node]
-        # A result of several was first seen as the tuple that its operator returned.
-        makers = (root, root.args[0]) if root.target is operator.getitem else (root,)
-        if same and self.owner[ref.data] in makers and not constant:
+        if same and self.owner[ref.data] is self.root[node] and not constant:
             return ref
-        return self.ctx.copy(ref, self.ctx.new(meta.shape, meta.dtype, meta.strides))
+        # The exact strides, gaps and all: the backward graph was made for tensors that have them.
+        name = self.net.add_container(meta.shape, meta.dtype, "transient", meta.strides)
+        return self.ctx.copy(ref, Ref(name, meta.shape, meta.strides, 0, meta.dtype))

@@ -1,0 +1,125 @@
+"""Attention: the plain steps equal the reference, exact work, no score matrix in memory, the same bits on any threads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dcir
+from dcir.codegen.planners import Machine, plan
+from dcir.frontends.torch.importer import import_graph
+from dcir.ir.interpret import run_program
+from dcir.ir.serialize import decode, encode
+from dcir.ir.types import to_numpy
+from dcir.ops.attention import AttentionSpec
+from dcir.ops.registry import pages
+from tests.harness import flat_buffer, graph_of, run_cpp, scalar_reference
+
+NAMES = ("aten._scaled_dot_product_flash_attention_for_cpu.default",
+         "aten._scaled_dot_product_flash_attention_for_cpu_backward.default")  # fmt: skip
+SAMPLES = [pytest.param(n, s, id=f"{n.split('.')[1][-8:]}-{s.name}") for n in NAMES for s in pages()[n].samples()]
+
+
+def _imported(name: str, sample: Any) -> tuple[AttentionSpec, Any, Any]:
+    gm, tensors = graph_of(pages()[name].overload, sample.args, sample.kwargs)
+    done = import_graph(gm)
+    (op,) = done.network.ops()
+    return op.spec, done, tensors
+
+
+@pytest.mark.parametrize(("name", "sample"), SAMPLES)
+def test_steps_equal_reference(name: str, sample: Any) -> None:
+    """The programs over a stored score matrix compute what the reference computes."""
+    spec, done, tensors = _imported(name, sample)
+    net = done.network
+    (op,) = net.ops()
+    by_name = dict(zip(net.inputs, tensors, strict=True))
+    ins = [flat_buffer(by_name[o.data]) for o in net.ins(op)]
+    outs = [np.zeros(net.containers[o.data].size, to_numpy(net.containers[o.data].dtype)) for o in net.outs(op)]
+    wants = [o.copy() for o in outs]
+    spec.reference(ins, wants)
+    temporaries, steps = spec.steps()
+    store = {f"a{i}": b for i, b in enumerate(ins)} | {f"o{i}": b for i, b in enumerate(outs)}
+    store |= {t: np.zeros(size, to_numpy(dtype)) for t, dtype, size in temporaries}
+    with np.errstate(all="ignore"):
+        for program, reads, writes in steps:
+            run_program(program, [store[r] for r in reads], [store[w] for w in writes], scalar_reference())
+    tolerance = {"f32": 3e-4, "f64": 1e-12, "bf16": 3e-2, "f16": 4e-3}[spec.dtype]
+    for got, want in zip(outs, wants, strict=True):
+        g, w = torch.from_numpy(got), torch.from_numpy(want)
+        if got.dtype == np.uint16:
+            g, w = g.view(torch.bfloat16), w.view(torch.bfloat16)
+        torch.testing.assert_close(g.double(), w.double(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("name", "sample"), SAMPLES[:1] + SAMPLES[-1:])
+def test_saved_form(name: str, sample: Any) -> None:
+    """A spec survives JSON."""
+    spec, _, _ = _imported(name, sample)
+    assert decode(json.loads(json.dumps(encode(spec)))) == spec
+
+
+def test_work() -> None:
+    """Causal attention counts the pairs that see each other; bytes are those of the operands alone."""
+    st = (64 * 16, 64 * 16, 16, 1)
+    spec = AttentionSpec("f32", 1, 1, 64, 64, 16, 0.25, True, st, st, st, st, (64, 64, 1))
+    assert spec.pairs() == 64 * 65 // 2
+    assert replace(spec, n=10).pairs() == 10 * 11 // 2 + 54 * 10
+    assert replace(spec, causal=False).pairs() == 64 * 64
+    assert spec.footprint() == ((4096,) * 3, (4096, 256))
+    assert spec.operations() == spec.pairs() * (4 * 16 + 5) + 64 * 18
+
+
+@pytest.mark.parametrize("grads", [False, True])
+def test_no_score_matrix(grads: bool) -> None:
+    """Scratch grows with the sequence, not with its square."""
+
+    def scratch(length: int) -> int:
+        st = (8 * length * 64, length * 64, 64, 1)
+        spec = AttentionSpec("f32", 4, 8, length, length, 64, 0.125, False, st, st, st, st, (8 * length, length, 1))
+        return plan(replace(spec, grads=(st,) * 4) if grads else spec, Machine("avx512", 8)).scratch
+
+    assert scratch(4096) <= 2.1 * scratch(2048)
+
+
+def test_plan_ignores_threads() -> None:
+    """How the work is cut follows from the shape, so results cannot depend on the number of threads."""
+    st = (2 * 300 * 32, 300 * 32, 32, 1)
+    spec = AttentionSpec("f32", 1, 2, 300, 300, 32, 0.2, True, st, st, st, st, (600, 300, 1), grads=(st,) * 4)
+    assert plan(spec, Machine("avx2", 1)) == plan(spec, Machine("avx2", 64))
+
+
+def test_nan_stays() -> None:
+    """A NaN in one query reaches its own row and no other."""
+    q, k, v = (torch.rand(1, 1, 12, 8) for _ in range(3))
+    q[0, 0, 3, 0] = float("nan")
+    gm, tensors = graph_of(pages()[NAMES[0]].overload, (q, k, v), {})
+    rows = run_cpp(import_graph(gm), tensors)[0].isnan().any(-1).flatten()
+    assert rows.tolist() == [i == 3 for i in range(12)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_training(causal: bool) -> None:
+    """A layer with packed projections trains like eager, without a call into torch."""
+    torch.manual_seed(0)
+    project, mix = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = project(x).view(2, 21, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return mix(y.transpose(1, 2).reshape(2, 21, 32))
+
+    results = []
+    for fn in (layer, dcir.optimize(layer, strict=True)):
+        x = torch.rand(2, 21, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        project.zero_grad(), mix.zero_grad()
+        out = fn(x)
+        out.square().sum().backward()
+        results.append([out, x.grad, project.weight.grad, mix.weight.grad])
+    for got, want in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
