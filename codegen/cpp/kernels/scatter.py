@@ -1,9 +1,9 @@
 """C++ for scatters: the base copied or filled in parallel, then the writes, in order wherever two could meet.
 
     jobs = blocks of loops that move the result's address by themselves x owners of ranges of one index
-    per job:  loops without an address of their own (their order counts)
-                  indices read, checked, passed over if another job owns them
-                      the other loops, the last one along the vector
+    per job:  other loops with an address of their own
+                  loops without one (their order counts); indices read, checked, passed over if another job owns them
+                      the loop of neighbouring elements, along the vector
 
 A loop may run in parallel if equal addresses imply equal loop values: the strides of loops and indices, sorted, form a
 mixed-radix number. By the same argument jobs may share out the values of an index, each scanning all of them, which
@@ -83,8 +83,10 @@ class _Writes:
             if self.jobs * self.tiles < threads and clear:
                 self.owned = max(range(len(spec.index_steps)), key=lambda i: spec.index_steps[i])
                 self.owners = min(threads, spec.extents[self.owned])
-        rest = [d for d in free if d not in self.prefix]
-        self.order = [*self.prefix, *(d for d in range(rank) if d not in free), *rest]
+        # Free loops outside the others, so that neighbouring writes meet in cache; the vector inside.
+        rest = [d for d in free if d not in self.prefix and d != self.vector]
+        inside = [] if self.vector is None else [self.vector]
+        self.order = [*self.prefix, *rest, *(d for d in range(rank) if d not in free), *inside]
 
     def phase(self) -> Phase:
         spec = self.spec
