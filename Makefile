@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: help env demo test lint format clean
 
 help:
-	@echo "make demo    train and run a small network through dcir, next to PyTorch"
+	@echo "make demo    ResNet-50 and BERT-base next to PyTorch, then the command line"
 	@echo "make test    run the tests (PYTEST_ARGS='-k name' for some of them)"
 	@echo "make lint    style, types and layers"
 	@echo "make format  rewrite the files in the house style"

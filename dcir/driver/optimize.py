@@ -138,7 +138,7 @@ def _frame_of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compiled(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """``fn`` through Dynamo; dcir's own errors arrive as themselves, not wrapped in Dynamo's."""
-    call = torch.compile(
+    call = torch.compile(  # type: ignore[call-overload]  # its stub lacks the last two
         fn,
         backend=dynamo_backend(session.compile_graph, session.on_break),
         dynamic=session.options.dynamic or None,
