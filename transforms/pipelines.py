@@ -7,6 +7,7 @@ from dcir.transforms.fold_constants import FoldConstants
 from dcir.transforms.fuse_producers import FuseProducers
 from dcir.transforms.fuse_siblings import FuseSiblings
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
+from dcir.transforms.order_execution import OrderExecution
 from dcir.transforms.plan_arena import PlanArena
 from dcir.transforms.remove_dead_code import RemoveDeadCode
 from dcir.transforms.simplify_algebra import SimplifyAlgebra
@@ -24,5 +25,5 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     1: (SplitReduction(),),
     2: (FuseProducers(), FuseSiblings()),
     3: (SinkCopies(),),
-    4: (PlanArena(),),
+    4: (OrderExecution(), PlanArena()),
 }
