@@ -83,7 +83,8 @@ class _Emitter:
         score = 0
         for s, (_, full) in zip(p.body, self.levels, strict=True):
             if s.op in ("load", "gather", "store") and full:
-                score += (s.attr[1][self.n_outer - 1] == 1) - (s.attr[1][-1] == 1)
+                touched = math.prod(d for d, st in zip(p.dims, s.attr[1], strict=True) if st)
+                score += touched * ((s.attr[1][self.n_outer - 1] == 1) - (s.attr[1][-1] == 1))
         if score == 0:
             return p.inner[-1] < 8 <= p.outer[-1]
         return score > 0 and (p.outer[-1] >= 4 or p.inner[-1] < 4)
