@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import dace
+import networkx
 from dace.sdfg import nodes as dace_nodes
 from dace.subsets import Range
 
@@ -296,12 +297,15 @@ class Network:
         """
         # DaCe saves an invalid graph into the working directory, which is the user's.
         self.sdfg.__dict__["save"] = lambda *_, **__: None
+        # Its search for cycles starts anew at every node: seconds for a thousand of them, where one sweep tells.
+        self.state.__dict__["has_cycles"] = lambda: not networkx.is_directed_acyclic_graph(self.state.nx)
         try:
             self.sdfg.validate()
         except Exception as e:
             raise InvalidGraph("the network SDFG does not validate", details=[("dace", str(e)[:500])]) from e
         finally:
             del self.sdfg.__dict__["save"]
+            del self.state.__dict__["has_cycles"]
 
     def _side(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,49 @@
+"""The network: operators rewired in place, and what validation refuses."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from dcir.errors import InvalidGraph
+from dcir.ir.network import Operand
+from dcir.ir.verify import verify
+from dcir.ops.lowering import Lowering, Ref
+from tests.transforms.build import binary, network, unary
+from tests.transforms.random_network import results
+
+
+def test_an_operator_rewired_keeps_its_place() -> None:
+    net = network([(4, 6), (4, 6)], lambda c, x, y: [unary(c, "exp", binary(c, "add", x, y))])
+    add, exp = net.ops()
+    want = results(network([(4, 6), (4, 6)], lambda c, x, y: [unary(c, "exp", unary(c, "neg", x))]))
+    neg = network([(4, 6)], lambda c, x: [unary(c, "neg", x)]).ops()[0].spec
+    net.rewire(add, neg, [Operand(net.inputs[0])], net.outs(add), made_by="test")
+    assert net.ops() == [add, exp] and add.made_by == "test" and list(add.in_connectors) == ["a0"]
+    net.rewire(exp, exp.spec, net.ins(exp), net.outs(exp))
+    verify(net)
+    net.validate()
+    assert (results(net)[0] == want[0]).all()
+    assert not net.readers(net.inputs[1])
+
+
+def test_a_cycle_is_found() -> None:
+    net = network([(4,)], lambda c, x: [unary(c, "exp", unary(c, "neg", x))])
+    neg, exp = net.ops()
+    net.rewire(neg, neg.spec, net.outs(exp), net.outs(neg))
+    with pytest.raises(InvalidGraph):
+        net.validate()
+
+
+def test_large_networks_validate_in_a_moment() -> None:
+    def make(c: Lowering, x: Ref) -> list[Ref]:
+        first = x
+        for _ in range(800):
+            x = binary(c, "add", unary(c, "neg", x), first)
+        return [x]
+
+    net = network([(4,)], make)
+    start = time.perf_counter()
+    net.validate()
+    assert time.perf_counter() - start < 5
