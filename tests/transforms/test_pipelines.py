@@ -1,0 +1,89 @@
+"""All tiers on training steps: every pass checked, the generated code against eager torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dcir.driver.check import PassChecker
+from dcir.transforms.pipelines import TIERS, pipeline
+from dcir.transforms.plan_arena import live_bytes_lower_bound
+from dcir.transforms.runner import run_passes
+from tests.harness import run_cpp
+from tests.transforms.imported import imported
+from tests.transforms.random_network import random_network
+
+
+def rand(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))) * scale
+
+
+def step(loss: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Loss and gradients of all floating-point arguments."""
+
+    def fn(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        floats = tuple(i for i, a in enumerate(args) if a.is_floating_point())
+        gradients, value = torch.func.grad_and_value(loss, argnums=floats)(*args)
+        return (value, *gradients)
+
+    return fn
+
+
+def perceptron(x: Any, w: Any, b: Any, v: Any, target: Any) -> torch.Tensor:
+    h = F.layer_norm(F.gelu(F.linear(x, w, b)), (64,))
+    return F.cross_entropy(F.linear(h, v), target)
+
+
+def attention(x: Any, wq: Any, wk: Any, wv: Any, wo: Any) -> torch.Tensor:
+    n = F.layer_norm(x, (32,))
+    q, k, v = ((n @ w).view(2, 16, 4, 8).transpose(1, 2) for w in (wq, wk, wv))
+    mask = torch.full((16, 16), float("-inf")).triu(1)
+    a = torch.softmax(q @ k.transpose(-1, -2) / 8**0.5 + mask, -1) @ v
+    return (x + a.transpose(1, 2).reshape(2, 16, 32) @ wo).pow(2).mean()
+
+
+def convolutions(x: Any, w: Any, b: Any, g: Any, v: Any) -> torch.Tensor:
+    h = F.relu(F.batch_norm(F.conv2d(x, w, b, padding=1), None, None, g, b, training=True))
+    h = F.max_pool2d(h, 2)
+    h = torch.cat([h, F.conv2d(h, v, padding=1)], 1)
+    return F.adaptive_avg_pool2d(h, 1).pow(2).sum()
+
+
+STEPS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
+    "perceptron": (
+        perceptron,
+        [rand(8, 24), rand(64, 24, scale=0.2), rand(64), rand(10, 64, scale=0.1), torch.arange(8)],
+    ),
+    "attention": (attention, [rand(2, 16, 32), *(rand(32, 32, scale=0.1 + 0.02 * i) for i in range(4))]),
+    "convolutions": (
+        convolutions,
+        [rand(2, 3, 16, 16), rand(8, 3, 3, 3, scale=0.2), rand(8), rand(8), rand(8, 8, 3, 3, scale=0.1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_training_steps(name: str) -> None:
+    loss, inputs = STEPS[name]
+    done = imported(step(loss), *inputs)
+    records = run_passes(done.network, pipeline(4), after=PassChecker(done.network), validate_each=True)
+    assert records[-1].bytes_after < 0.9 * records[0].bytes_before
+    assert live_bytes_lower_bound(done.network) <= done.network.arena_bytes < 0.8 * records[0].peak_before
+    for got, want in zip(run_cpp(done, inputs), step(loss)(*inputs), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1030))
+def test_random_networks(seed: int) -> None:
+    net = random_network(seed, 30)
+    run_passes(net, pipeline(4), after=PassChecker(net, seed), validate_each=True)
+
+
+def test_every_pass_has_a_name_a_summary_and_a_tier() -> None:
+    for tier, passes in TIERS.items():
+        for p in passes:
+            assert p.tier == tier and p.name == p.name.lower() and p.summary.endswith(".")
