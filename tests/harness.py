@@ -216,7 +216,9 @@ def example_models() -> Any:
     import importlib.util
     from pathlib import Path
 
-    spec = importlib.util.spec_from_file_location("example_models", Path(__file__).parents[1] / "examples" / "models.py")
+    spec = importlib.util.spec_from_file_location(
+        "example_models", Path(__file__).parents[1] / "examples" / "models.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

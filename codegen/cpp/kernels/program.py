@@ -107,7 +107,9 @@ class _Emitter:
         """Statements the inner sweep of ``stage`` is for: its reduces and its full stores."""
         roots = []
         for i, s in enumerate(self.p.body):
-            if (s.op == "reduce" and self.levels[i][0] == stage + 1) or (s.op == "store" and self.levels[i] == (stage, True)):
+            if (s.op == "reduce" and self.levels[i][0] == stage + 1) or (
+                s.op == "store" and self.levels[i] == (stage, True)
+            ):
                 roots.append(i)
         return roots
 
