@@ -17,6 +17,7 @@ import dace
 
 from dcir.errors import Unsupported
 from dcir.ir import tasklets
+from dcir.ir.dace_maps import add_map, address, address_text, element, enter, leave_to, outer_place
 from dcir.ir.program import Program, Stmt
 
 _STORAGE = {
@@ -166,7 +167,7 @@ class _Writer:
     def _start(self, p: Program, accumulated: dict[int, str]) -> None:
         """Every accumulator at its identity; a place at one behind all."""
         state = self.state()
-        entry, leave = _map(state, "start", p.outer, 0)
+        entry, leave = add_map(state, "start", p.outer, 0)
         for i, name in accumulated.items():
             kind, dtype = p.body[i].attr[0], p.body[p.body[i].args[0]].dtype
             values = [(name, _identity(kind.removeprefix("arg"), dtype))]
@@ -175,7 +176,7 @@ class _Writer:
             for array, value in values:
                 t = state.add_tasklet(f"start_{array}", {}, {"w": None}, f"w = {value}")
                 state.add_nedge(entry, t, dace.Memlet())
-                _leave(state, t, "w", [leave], array, _at(p.outer))
+                leave_to(state, t, "w", [leave], array, outer_place(p.outer))
 
 
 def _identity(kind: str, dtype: str) -> str:
@@ -206,9 +207,9 @@ class _Sweep:
         """Add the state: ``stores`` are written, reduces of ``accumulated`` take this point's value in."""
         p, accumulated = self.p, accumulated or {}
         state = self.writer.state()
-        scopes = [_map(state, "outer", p.outer, 0)]
+        scopes = [add_map(state, "outer", p.outer, 0)]
         if self.inner and p.inner:
-            scopes.append(_map(state, "inner", p.inner, len(p.outer), sequential=True))
+            scopes.append(add_map(state, "inner", p.inner, len(p.outer), sequential=True))
         for i in self._needed([*stores, *accumulated]):
             self._statement(i, p.body[i])
         writes: list[tuple[str, str, Any, str | None]] = []
@@ -216,7 +217,7 @@ class _Sweep:
             s = p.body[i]
             self.lines.append(f"w{i} = {tasklets.narrow(self._value(s.args[0]), s.dtype)}")
             name = self.outs[s.attr[0]]
-            at = _address(s.attr[1], self.writer.operands[name].offset)
+            at = address(s.attr[1], self.writer.operands[name].offset)
             writes.append((f"w{i}", self.writer.view(name, s.dtype), at, None))
         for i, array in accumulated.items():
             writes.append(self._accumulate(i, array, places))
@@ -226,14 +227,14 @@ class _Sweep:
         s = self.p.body[i]
         kind, value, dtype = s.attr[0], self._value(s.args[0]), self.p.body[s.args[0]].dtype
         if places:
-            self.reads[f"b{i}"] = (array, _at(self.p.outer), False)
+            self.reads[f"b{i}"] = (array, outer_place(self.p.outer), False)
             here = f"(({value} == b{i}) or (({value} != {value}) and (b{i} != b{i})))"
             self.lines.append(f"w{i} = dace.int64({self._position()} if {here} else {tasklets.literal(_LAST, 'i64')})")
-            return f"w{i}", array + "_at", _at(self.p.outer), "lambda x, y: min(x, y)"
+            return f"w{i}", array + "_at", outer_place(self.p.outer), "lambda x, y: min(x, y)"
         wide = {"sum": "f64" if dtype == "f32" else dtype, "any": "i32", "all": "i32"}.get(kind, dtype)
         truth = f"({value} != 0)" if kind in ("any", "all") else value
         self.lines.append(f"w{i} = {tasklets.typed(truth, wide)}")
-        return f"w{i}", array, _at(self.p.outer), _COMBINE[kind.removeprefix("arg")]
+        return f"w{i}", array, outer_place(self.p.outer), _COMBINE[kind.removeprefix("arg")]
 
     def _position(self) -> str:
         text = "dace.int64(0)"
@@ -262,7 +263,7 @@ class _Sweep:
         args = [self._value(a) for a in s.args]
         if s.op == "reduce":
             array = self.results[i] + ("_at" if s.attr[0].startswith("arg") else "")
-            self.reads[f"c{i}"] = (array, _at(self.p.outer), False)
+            self.reads[f"c{i}"] = (array, outer_place(self.p.outer), False)
             text = tasklets.typed(f"(c{i} != 0)" if s.dtype == "bool" else f"c{i}", s.dtype)
         elif s.op == "index":
             text = tasklets.typed(f"i{s.attr[0]}", "i64")
@@ -282,8 +283,8 @@ class _Sweep:
         name, storage = self.ins[s.attr[0]], self.p.inputs[s.attr[0]]
         offset = self.writer.operands[name].offset
         if args:
-            return self._guarded(name, storage, args[0], _text(s.attr[1], offset), args[1])
-        self.reads[f"c{i}"] = (self.writer.view(name, storage), _address(s.attr[1], offset), False)
+            return self._guarded(name, storage, args[0], address_text(s.attr[1], offset), args[1])
+        self.reads[f"c{i}"] = (self.writer.view(name, storage), address(s.attr[1], offset), False)
         return tasklets.widen(f"c{i}", storage)
 
     def _gather(self, s: Stmt, args: Sequence[str]) -> str:
@@ -293,7 +294,7 @@ class _Sweep:
         # A bad index cannot be reported from here; nothing outside the tensor is read either way.
         good = [f"(({x} >= 0) and ({x} < {e}))" for x, e in zip(indices, extents, strict=True)]
         test = " and ".join([*([rest[0]] if rest else []), *good]) or "True"
-        at = " + ".join([_text(strides, self.writer.operands[name].offset),
+        at = " + ".join([address_text(strides, self.writer.operands[name].offset),
                          *(f"{x} * dace.int64({t})" for x, t in zip(indices, steps, strict=True))])  # fmt: skip
         other = rest[1] if rest else tasklets.literal(0, s.dtype)
         return self._guarded(name, self.p.inputs[operand], f"({test})", at, other)
@@ -316,16 +317,16 @@ class _Sweep:
         for connector, (array, at, whole) in self.reads.items():
             if array not in sources:
                 sources[array] = self._source(state, array)
-            memlet = dace.Memlet.from_array(array, arrays[array]) if whole else _element(array, at)
+            memlet = dace.Memlet.from_array(array, arrays[array]) if whole else element(array, at)
             if whole:
                 memlet.dynamic = True
-            _enter(state, sources[array], entries, tasklet, connector, array, arrays[array], memlet)
+            enter(state, sources[array], entries, tasklet, connector, array, arrays[array], memlet)
         for before, after in zip(entries, [*entries[1:], tasklet], strict=True):
             if not state.edges_between(before, after):
                 state.add_nedge(before, after, dace.Memlet())
         exits = [leave for _, leave in reversed(scopes)]
         for connector, array, at, wcr in writes:
-            _leave(state, tasklet, connector, exits, array, at, wcr, self._target)
+            leave_to(state, tasklet, connector, exits, array, at, wcr, self._target)
 
     def _source(self, state: Any, array: str) -> Any:
         node = state.add_access(array)
@@ -342,66 +343,3 @@ class _Sweep:
             memlet = dace.Memlet.from_array(under, self.writer.sdfg.arrays[under])
             state.add_edge(node, "views", state.add_access(under), None, memlet)
         return node
-
-
-def _symbol(d: int) -> Any:
-    return dace.symbolic.symbol(f"i{d}", dace.int64)
-
-
-def _address(strides: Sequence[int], offset: int) -> Any:
-    at = sum((_symbol(d) * s for d, s in enumerate(strides) if s), start=dace.symbolic.sympy.Integer(offset))
-    return [(at, at, 1)]
-
-
-def _text(strides: Sequence[int], offset: int) -> str:
-    terms = [f"dace.int64(i{d}) * dace.int64({s})" for d, s in enumerate(strides) if s]
-    return " + ".join([f"dace.int64({offset})", *terms])
-
-
-def _at(outer: Sequence[int]) -> Any:
-    """This point's place in an array over the outer loops."""
-    return [(_symbol(d), _symbol(d), 1) for d in range(len(outer))] or [(0, 0, 1)]
-
-
-def _element(array: str, at: Any, wcr: str | None = None) -> Any:
-    return dace.Memlet(data=array, subset=dace.subsets.Range(at), wcr=wcr, volume=1)
-
-
-def _map(state: Any, name: str, extents: Sequence[int], first: int, *, sequential: bool = False) -> Any:
-    ranges = {f"i{first + d}": dace.subsets.Range([(0, n - 1, 1)]) for d, n in enumerate(extents)}
-    schedule = dace.ScheduleType.Sequential if sequential else dace.ScheduleType.CPU_Multicore
-    return state.add_map(name, ranges or {"one": "0:1"}, schedule=schedule)
-
-
-def _enter(
-    state: Any, source: Any, entries: Sequence[Any], tasklet: Any, connector: str, array: str, desc: Any, memlet: Any
-) -> None:
-    """Edges from an access node through map entries into a tasklet; one edge per array between scopes."""
-    before, out = source, None
-    for entry in entries:
-        entry_in, entry_out = f"IN_{array}", f"OUT_{array}"
-        if entry_in not in entry.in_connectors:
-            entry.add_in_connector(entry_in)
-            entry.add_out_connector(entry_out)
-            state.add_edge(before, out, entry, entry_in, dace.Memlet.from_array(array, desc))
-        before, out = entry, entry_out
-    state.add_edge(before, out, tasklet, connector, memlet)
-
-
-def _leave(
-    state: Any, tasklet: Any, connector: str, exits: Sequence[Any], array: str, at: Any, wcr: str | None = None,
-    target: Any = None,
-) -> None:  # fmt: skip
-    """Edges from a tasklet through map exits to a new access node."""
-    desc = state.sdfg.arrays[array]
-    before, out, memlet = tasklet, connector, _element(array, at, wcr)
-    for leave in exits:
-        into = f"IN_{array}_{tasklet.label}_{connector}"
-        leave.add_in_connector(into)
-        leave.add_out_connector("OUT" + into[2:])
-        state.add_edge(before, out, leave, into, memlet)
-        before, out = leave, "OUT" + into[2:]
-        memlet = dace.Memlet.from_array(array, desc)
-        memlet.wcr = wcr
-    node = target(state, array) if target is not None else state.add_access(array)
-    state.add_edge(before, out, node, None, memlet)

@@ -112,12 +112,14 @@ def test_training(causal: bool) -> None:
     def layer(x: torch.Tensor) -> torch.Tensor:
         q, k, v = project(x).view(2, 21, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
         y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        return mix(y.transpose(1, 2).reshape(2, 21, 32))
+        out: torch.Tensor = mix(y.transpose(1, 2).reshape(2, 21, 32))
+        return out
 
     results = []
     for fn in (layer, dcir.optimize(layer, strict=True)):
         x = torch.rand(2, 21, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
-        project.zero_grad(), mix.zero_grad()
+        project.zero_grad()
+        mix.zero_grad()
         out = fn(x)
         out.square().sum().backward()
         results.append([out, x.grad, project.weight.grad, mix.weight.grad])
