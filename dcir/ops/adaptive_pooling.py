@@ -50,11 +50,13 @@ class _Adaptive:
             return b.const(self.size // self.out, "i64")
         return _scaled(b, o, self.size, self.size + self.out - 1, self.out) - self.start(b, o)
 
-    def window(self, b: Body, at: int, which: int) -> tuple[Expr, Expr]:
-        """(window number, whether it holds the element of loop ``at``); ``which`` counts from the first that does."""
-        i = b.index(at)
-        o = _scaled(b, i, self.out, 0, self.size) + b.index(which)
-        return o, o < _scaled(b, i, self.out, self.out + self.size - 1, self.size)
+    def window(self, b: Body, at: Expr, which: Expr) -> Expr:
+        """Number of a window that may hold the element ``at``; ``which`` counts from the first that does."""
+        return _scaled(b, at, self.out, 0, self.size) + which
+
+    def covers(self, b: Body, at: Expr, window: Expr) -> Expr:
+        """Whether the window, counted from the first that does, holds the element ``at``."""
+        return window < _scaled(b, at, self.out, self.out + self.size - 1, self.size)
 
 
 def _scaled(b: Body, v: Expr, factor: int, plus: int, by: int) -> Expr:
@@ -112,8 +114,8 @@ def _average_gradient(ctx: Lowering, grad: Ref, x: Ref, n: int) -> Ref:
     dims = _dimensions(x, grad.shape, n)
     k = ctx.kernel(x.shape, [d.covering for d in dims])
     b = k.body
-    found = [d.window(b, lead + i, rank + i) for i, d in enumerate(dims)]
-    places, mask = [o for o, _ in found], both([ok for _, ok in found])
+    places = [d.window(b, b.index(lead + i), b.index(rank + i)) for i, d in enumerate(dims)]
+    mask = both([d.covers(b, b.index(lead + i), o) for i, (d, o) in enumerate(zip(dims, places, strict=True))])
     zero = b.const(0, compute_type(grad.dtype))
     strides = (*grad.strides[:lead], *(0,) * (2 * n))
     g = k.gather(grad, strides, places, range(lead, rank), how="trusted", mask=mask, other=zero)
@@ -193,7 +195,7 @@ def _register_maximum(n: int) -> None:
         """Each element gathers from the windows that took it."""
         dims = _dimensions(x, grad.shape, n)
         covering = [d.covering for d in dims]
-        return gathered_gradient(ctx, grad, x, indices, covering, lambda b, d, at, which: dims[d].window(b, at, which))
+        return gathered_gradient(ctx, grad, x, indices, covering, lambda b, d, at, o: dims[d].window(b, at, o))
 
 
 for _n in (2, 3):

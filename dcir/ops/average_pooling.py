@@ -66,8 +66,8 @@ def _backward(ctx: Lowering, grad: Ref, x: Ref, w: Windows, override: int | None
     lead = rank - n
     k = ctx.kernel(x.shape, [w.covering(d) for d in range(n)])
     b = k.body
-    found = [w.window(b, d, lead + d, rank + d) for d in range(n)]
-    places, mask = [o for o, _ in found], both([ok for _, ok in found])
+    places = [w.window(b, d, b.index(lead + d), b.index(rank + d)) for d in range(n)]
+    mask = both([w.covers(b, d, b.index(lead + d), o) for d, o in enumerate(places)])
     compute = compute_type(grad.dtype)
     strides = (*grad.strides[:lead], *(0,) * (2 * n))
     g = k.gather(grad, strides, places, range(lead, rank), how="trusted", mask=mask, other=b.const(0, compute))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,10 +12,13 @@ import torch
 from dcir.ir.program import Body, Expr
 from dcir.ir.types import compute_type, is_float
 from dcir.ops.lowering import Lowering, Ref
-from dcir.ops.pooling_windows import Windows, both, per_dimension
+from dcir.ops.pooling_windows import Windows, per_dimension
 from dcir.ops.reducing import refuse_complex
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
+
+# Windows up to this many taps are written out in the program; larger ones are loops.
+UNROLLED = 16
 
 
 def lowest(dtype: str) -> float:
@@ -56,6 +60,10 @@ def _forward(ctx: Lowering, x: Ref, n: int, kernel: Any, stride: Any, padding: A
     stride = per_dimension(stride, n) if isinstance(stride, int) or len(stride) else kernel
     lead = len(x.shape) - n
     w = Windows(x.shape[lead:], values.shape[lead:], kernel, stride, padding, dilation)
+    dense = all(w.dilation[d] == 1 or w.inside(d) for d in range(n))
+    if math.prod(kernel) <= UNROLLED and math.prod(w.size) < 2**31 and dense:
+        _chosen(ctx, x, w, values, indices)
+        return values, indices
     k = ctx.kernel(values.shape, kernel)
     v = w.load(k, x, lead, lowest(x.dtype))
     inner = (0,) * n
@@ -66,32 +74,80 @@ def _forward(ctx: Lowering, x: Ref, n: int, kernel: Any, stride: Any, padding: A
     return values, indices
 
 
+def _chosen(ctx: Lowering, x: Ref, w: Windows, values: Ref, indices: Ref) -> None:
+    """A small window tap by tap in one pointwise program, whose vectors run over the outputs.
+
+    A tap outside stands for the nearest one inside, which is in the window too: that changes neither the maximum nor
+    where it stands first, and spares the masks that keep a loop from being vectorised. Positions are kept in 32 bits,
+    as wide as most values.
+    """
+    n, lead = w.n, len(x.shape) - w.n
+    k = ctx.kernel(values.shape)
+    b = k.body
+    strides = (*x.strides[:lead], *(0,) * n)
+    best = place = None
+    for taps in itertools.product(*(range(size) for size in w.kernel)):
+        at = [_nearest(b, w, d, b.index(lead + d) * w.stride[d] + (t * w.dilation[d] - w.padding[d]))
+              for d, t in enumerate(taps)]  # fmt: skip
+        v = k.gather(x, strides, at, range(lead, lead + n), how="trusted")
+        here = flat([b.convert(p, "i32") for p in at], w.size)
+        if best is None or place is None:
+            best, place = v, here
+            continue
+        better = v > best
+        if is_float(x.dtype):
+            better = better | b.op("isnan", v, dtype="bool")
+        best, place = b.where(better, v, best), b.where(better, here, place)
+    assert best is not None and place is not None
+    k.store(values, best)
+    k.store(indices, b.convert(place, "i64"))
+    k.done()
+
+
+def _nearest(b: Body, w: Windows, d: int, position: Expr) -> Expr:
+    """The position, or the edge of the input nearest to it."""
+    if w.inside(d):
+        return position
+    if w.padding[d]:
+        position = b.op("max", position, b.const(0, "i64"))
+    return b.op("min", position, b.const(w.size[d] - 1, "i64"))
+
+
 def gathered_gradient(
-    ctx: Lowering, grad: Ref, x: Ref, indices: Ref, inner: Sequence[int],
-    window: Callable[[Body, int, int, int], tuple[Expr, Expr]],
+    ctx: Lowering, grad: Ref, x: Ref, indices: Ref, around: Sequence[int],
+    window: Callable[[Body, int, Expr, Expr], Expr],
 ) -> Ref:  # fmt: skip
     """dx = sum of the gradients of the windows around an element whose stored index is the element's.
 
-    ``window`` gives (dimension, loop of the element, inner loop) --> (window, whether it covers the element).
+    ``window`` gives (dimension, element, which of the ``around`` windows) --> number of the window, which need not
+    be one that covers the element, nor even exist.
     """
     refuse_complex(ctx, grad)
     dst = ctx.result()
-    n, rank = len(inner), len(x.shape)
-    lead = rank - n
-    k = ctx.kernel(x.shape, inner)
+    n, rank = len(around), len(x.shape)
+    lead, unrolled = rank - n, math.prod(around) <= UNROLLED
+    k = ctx.kernel(x.shape, () if unrolled else around)
     b = k.body
-    windows = [window(b, d, lead + d, rank + d) for d in range(n)]
-    places, mask = [o for o, _ in windows], both([ok for _, ok in windows])
-    dims = range(lead, rank)
-
-    def at(ref: Ref) -> tuple[int, ...]:
-        return *ref.strides[:lead], *(0,) * (2 * n)
-
+    dims, loops = range(lead, rank), len(k.dims)
     mine = flat([b.index(d) for d in dims], x.shape[lead:])
-    stored = k.gather(indices, at(indices), places, dims, how="trusted", mask=mask, other=b.const(-1, "i64"))
     zero = b.const(0, compute_type(grad.dtype))
-    g = k.gather(grad, at(grad), places, dims, how="trusted", mask=mask, other=zero)
-    k.store(dst, b.reduce("sum", b.where(stored.eq(mine), g, zero)), dst.strides + (0,) * n)
+
+    def share(which: Sequence[Expr]) -> Expr:
+        places = [window(b, d, b.index(lead + d), o) for d, o in enumerate(which)]
+
+        def read(ref: Ref, other: Expr) -> Expr:
+            strides = (*ref.strides[:lead], *(0,) * (loops - lead))
+            return k.gather(ref, strides, places, dims, how="trusted", mask=b.const(1, "bool"), other=other)
+
+        return b.where(read(indices, b.const(-1, "i64")).eq(mine), read(grad, zero), zero)
+
+    if unrolled:
+        choices = itertools.product(*(range(c) for c in around))
+        shares = [share([b.const(o, "i64") for o in which]) for which in choices]
+        k.store(dst, sum(shares[1:], shares[0]))
+    else:
+        total = b.reduce("sum", share([b.index(rank + d) for d in range(n)]))
+        k.store(dst, total, dst.strides + (0,) * n)
     k.done()
     return dst
 
@@ -108,6 +164,7 @@ def _calls(n: int) -> Iterable[tuple[str, torch.Tensor, tuple[Any, ...]]]:
     yield "dilation", x, ([2] * n, [1] * n, [1] * n, [2] * n, False)
     yield "channels last", x.to(memory_format=image), ([3] * n, [2] * n, [1] * n, [1] * n, False)
     yield "no batch, bf16", x[0].bfloat16(), ([2, 3, 2][:n], [], [0] * n, [1] * n, False)
+    yield "large window", x, ([5] * n, [1] * n, [2] * n, [1] * n, False)
     yield "infinite", low, ([3] * n, [2] * n, [1] * n, [1] * n, False)
 
 

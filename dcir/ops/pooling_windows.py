@@ -82,13 +82,17 @@ class Windows:
         """How many windows at most have a tap on one input position."""
         return ((self.kernel[d] - 1) * self.dilation[d]) // self.stride[d] + 1
 
-    def window(self, b: Body, d: int, at: int, which: int) -> tuple[Expr, Expr]:
-        """(number of a window that may cover an input position, whether it does); ``which`` counts backwards."""
-        reach = b.index(at) + self.padding[d]
-        if self.stride[d] == 1:
-            o = reach - b.index(which)
+    def window(self, b: Body, d: int, at: Expr, which: Expr) -> Expr:
+        """Number of a window that may cover the input position ``at``; ``which`` counts backwards from the last."""
+        reach, step = at + self.padding[d], self.stride[d]
+        if step & (step - 1) == 0:  # unlike a division, a shift keeps a loop in vectors
+            last = b.op("shr", reach, b.const(step.bit_length() - 1, "i64")) if step > 1 else reach
         else:
-            o = b.op("idiv_floor", reach, b.const(self.stride[d], "i64")) - b.index(which)
-        ok = (o >= 0) & (o < self.out[d])
-        span = reach - o * self.stride[d]
-        return o, ok & (span <= (self.kernel[d] - 1) * self.dilation[d])
+            last = b.op("idiv_floor", reach, b.const(step, "i64"))
+        return last - which
+
+    def covers(self, b: Body, d: int, at: Expr, window: Expr) -> Expr:
+        """Whether there is such a window, and it has a tap or a gap between taps on the input position ``at``."""
+        span = at + self.padding[d] - window * self.stride[d]
+        inside = (window >= 0) & (window < self.out[d])
+        return inside & (span <= (self.kernel[d] - 1) * self.dilation[d])
