@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -152,6 +153,38 @@ def gathered_gradient(
     return dst
 
 
+def _gradient_by_phase(ctx: Lowering, grad: Ref, indices: Ref, w: Windows) -> Ref:
+    """The same for windows whose stride divides the input: all elements of one stride together, in one program.
+
+    An element and its windows are then a fixed distance apart, so that reads are in order and every window is read
+    once for all the elements it may have taken.
+    """
+    refuse_complex(ctx, grad)
+    dst, n = ctx.result(), w.n
+    lead = len(dst.shape) - n
+    k = ctx.kernel((*dst.shape[:lead], *(size // step for size, step in zip(w.size, w.stride, strict=True))))
+    b, dims = k.body, range(lead, lead + n)
+    zero, always = b.const(0, compute_type(grad.dtype)), b.const(1, "bool")
+
+    def read(ref: Ref, places: Sequence[Expr], other: Expr) -> Expr:
+        strides = (*ref.strides[:lead], *(0,) * n)
+        return k.gather(ref, strides, places, dims, how="trusted", mask=always, other=other)
+
+    into = (*dst.strides[:lead], *(s * step for s, step in zip(dst.strides[lead:], w.stride, strict=True)))
+    for phase in itertools.product(*(range(step) for step in w.stride)):
+        mine = flat([b.index(d) * w.stride[i] + phase[i] for i, d in enumerate(dims)], w.size)
+        total = zero
+        for windows in itertools.product(*(w.distances(i, phase[i]) for i in range(n))):
+            places = [b.index(d) + windows[i] for i, d in enumerate(dims)]
+            taken = read(indices, places, b.const(-1, "i64")).eq(mine)
+            share = b.where(taken, read(grad, places, zero), zero)
+            total = share if total is zero else total + share
+        offset = dst.offset + sum(p * s for p, s in zip(phase, dst.strides[lead:], strict=True))
+        k.store(replace(dst, offset=offset), total, into)
+    k.done()
+    return dst
+
+
 def _calls(n: int) -> Iterable[tuple[str, torch.Tensor, tuple[Any, ...]]]:
     """(name, input, (kernel, stride, padding, dilation, ceil_mode)) of the samples."""
     tail = (7, 6) if n == 2 else (5, 4, 4)
@@ -164,6 +197,8 @@ def _calls(n: int) -> Iterable[tuple[str, torch.Tensor, tuple[Any, ...]]]:
     yield "dilation", x, ([2] * n, [1] * n, [1] * n, [2] * n, False)
     yield "channels last", x.to(memory_format=image), ([3] * n, [2] * n, [1] * n, [1] * n, False)
     yield "no batch, bf16", x[0].bfloat16(), ([2, 3, 2][:n], [], [0] * n, [1] * n, False)
+    even = rand(2, 2, *((8, 6) if n == 2 else (4, 4, 6)))
+    yield "even", even, ([3] * n, [2] * n, [1] * n, [1] * n, False)
     yield "large window", x, ([5] * n, [1] * n, [2] * n, [1] * n, False)
     yield "infinite", low, ([3] * n, [2] * n, [1] * n, [1] * n, False)
 
@@ -214,6 +249,9 @@ def _register(n: int) -> None:
         kernel, p, dil = (per_dimension(v, n) for v in (kernel_size, padding, dilation))
         step = per_dimension(stride, n) if isinstance(stride, int) or len(stride) else kernel
         w = Windows(x.shape[lead:], grad.shape[lead:], kernel, step, p, dil)
+        even = all(size % by == 0 for size, by in zip(w.size, step, strict=True))
+        if even and math.prod(kernel) <= UNROLLED:
+            return _gradient_by_phase(ctx, grad, indices, w)
         return gathered_gradient(ctx, grad, x, indices, [w.covering(d) for d in range(n)], w.window)
 
 

@@ -132,3 +132,26 @@ def weight_norm(ctx: Lowering, v: Ref, g: Ref, dim: int = 0) -> tuple[Ref, Ref]:
     k.store(dst, x * (k.load(g, space.strides(g), dtype=x.dtype) / norm), space.strides(dst))
     k.done()
     return dst, norms
+
+
+def _weight_gradients() -> Iterable[Sample]:
+    for v, dim in ((rand(4, 3, 2), 0), (rand(4, 3), 1)):
+        norms = torch.norm_except_dim(v, 2, dim)
+        yield Sample((rand(*v.shape, seed=1), v, rand(*norms.shape, seed=2), norms, dim))
+
+
+@operator("aten._weight_norm_interface_backward.default", samples=_weight_gradients)
+def weight_norm_backward(ctx: Lowering, grad: Ref, v: Ref, g: Ref, norms: Ref, dim: int) -> tuple[Ref, Ref]:
+    """dg = sum(dw v) / |v|; dv = g / |v| (dw - v dg / |v|)."""
+    refuse_complex(ctx, grad, v, g)
+    rank = len(v.shape)
+    space = Space(v.shape, tuple(d for d in range(rank) if d != dim % rank))
+    dv, dg = ctx.result(0), ctx.result(1)
+    k = space.kernel(ctx)
+    x, d = k.load(v, space.strides(v)), k.load(grad, space.strides(grad))
+    norm = k.load(norms, space.strides(norms), dtype=x.dtype)
+    along = k.body.reduce("sum", d * x) / norm
+    k.store(dg, along, space.of_result(dg))
+    k.store(dv, (d - x * (along / norm)) * (k.load(g, space.strides(g), dtype=x.dtype) / norm), space.strides(dv))
+    k.done()
+    return dv, dg

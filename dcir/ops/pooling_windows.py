@@ -82,6 +82,12 @@ class Windows:
         """How many windows at most have a tap on one input position."""
         return ((self.kernel[d] - 1) * self.dilation[d]) // self.stride[d] + 1
 
+    def distances(self, d: int, phase: int) -> list[int]:
+        """What to add to i for the windows that may cover input position i * stride + phase."""
+        reach, step = phase + self.padding[d], self.stride[d]
+        behind = (self.kernel[d] - 1) * self.dilation[d] - reach % step
+        return [reach // step - a for a in range(behind // step + 1)]
+
     def window(self, b: Body, d: int, at: Expr, which: Expr) -> Expr:
         """Number of a window that may cover the input position ``at``; ``which`` counts backwards from the last."""
         reach, step = at + self.padding[d], self.stride[d]
