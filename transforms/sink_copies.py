@@ -168,12 +168,19 @@ def _moved(net: Network, op: Op, copy: _Copy, walked: _Side, operands: list[Oper
         return _Rewired(op, lean.program, lean.ins, lean.outs)
     if isinstance(op.spec, ContractionSpec):
         mapped = _moved_program(_as_loops(op.spec), copy, walked, operands, kinds)
-        new = mapped if isinstance(mapped, str) else _as_contraction(op.spec, mapped[0], mapped[1], way)
-    else:
-        new = _moved_windows(op.spec, copy, walked, operands, way)
-    if isinstance(new, str):
-        return new
-    return _Rewired(op, new[0], *((new[1], net.outs(op)) if way == "in" else (net.ins(op), new[1])))
+        if isinstance(mapped, str):
+            return mapped
+        spec = _as_contraction(op.spec, mapped[0])
+        if isinstance(spec, str):
+            return spec
+        numbers = [s.attr[0] for s in (mapped[0].body[:2] if way == "in" else mapped[0].body[2:])]
+        moved = [mapped[1][n] for n in numbers]
+        ins, outs = (moved, net.outs(op)) if way == "in" else (net.ins(op), moved)
+        return _Rewired(op, *_rows_first(spec, ins), outs)
+    windows = _moved_windows(op.spec, copy, walked, operands, way)
+    if isinstance(windows, str):
+        return windows
+    return _Rewired(op, windows[0], *((windows[1], net.outs(op)) if way == "in" else (net.ins(op), windows[1])))
 
 
 def _moved_windows(
@@ -210,10 +217,8 @@ def _as_loops(spec: ContractionSpec) -> Program:
     return Program((*spec.batch, spec.m, spec.n, spec.k), (), (spec.dtype,) * 2, (spec.dtype,), body)
 
 
-def _as_contraction(
-    old: ContractionSpec, p: Program, operands: list[Operand], way: str
-) -> tuple[ContractionSpec, list[Operand]] | str:
-    """The inverse of ``_as_loops``; and the operands in order."""
+def _as_contraction(old: ContractionSpec, p: Program) -> ContractionSpec | str:
+    """The inverse of ``_as_loops``."""
     *batch, m, n, k = p.dims
     if (m, n, k) != (old.m, old.n, old.k):
         return "a dimension runs over several dimensions of the copy"
@@ -222,14 +227,19 @@ def _as_contraction(
         return "the copy goes backwards"
     rank = len(batch)
     new = [(*a[:rank], a[rank], a[-1]), (*b[:rank], b[-1], b[rank + 1]), c[:-1]]
-    for i, (strides, before, (d0, d1)) in enumerate(
-        zip(new, (old.a, old.b, old.c), ((m, k), (k, n), (m, n)), strict=True)
-    ):
-        last = (before[-2] if d0 == 1 else strides[-2], before[-1] if d1 == 1 else strides[-1])
+    extents, before = ((m, k), (k, n), (m, n)), (old.a, old.b, old.c)
+    for i, (strides, kept, (d0, d1)) in enumerate(zip(new, before, extents, strict=True)):
+        last = (kept[-2] if d0 == 1 else strides[-2], kept[-1] if d1 == 1 else strides[-1])
         new[i] = (*strides[:-2], *last)  # along an extent of 1 any stride is right, and a usual one is fastest
-    stmts = p.body[:2] if way == "in" else p.body[2:]
-    spec = replace(old, batch=tuple(batch), a=new[0], b=new[1], c=new[2])
-    return spec, [operands[s.attr[0]] for s in stmts]
+    return replace(old, batch=tuple(batch), a=new[0], b=new[1], c=new[2])
+
+
+def _rows_first(spec: ContractionSpec, ins: Sequence[Operand]) -> tuple[ContractionSpec, Sequence[Operand]]:
+    """The product of the transposes where C would be written along columns: kernels write rows."""
+    if spec.c[-2] >= spec.c[-1] or spec.m == 1 or spec.n == 1:
+        return spec, ins
+    a, b, c = ((*st[:-2], st[-1], st[-2]) for st in (spec.a, spec.b, spec.c))
+    return replace(spec, m=spec.n, n=spec.m, a=b, b=a, c=c), ins[::-1]
 
 
 def _moved_program(
@@ -255,18 +265,23 @@ def _moved_program(
             if isinstance(to, str):
                 return to
             (strides, steps), start = (to[0][:rank], to[0][rank:]), to[1]
-            attr: tuple[Any, ...] = (len(moved), strides, s.attr[2], steps, s.attr[4])
+            rest: tuple[Any, ...] = (strides, s.attr[2], steps, s.attr[4])
         else:
             mapped = copy.map(walked, p, number, offset)
             if isinstance(mapped, str):
                 return mapped
             p, strides, start = mapped
             number = next(i for i in range(number, len(p.body)) if on_this_side(p.body[i]))  # a split adds statements
-            attr = (len(moved), strides)
-        moved.append(Operand(other.at.data, start))
+            rest = (strides,)
+        operand = Operand(other.at.data, start)
+        known = operand in moved and "load" in kinds
+        attr = (moved.index(operand) if known else len(moved), *rest)
         body = (*p.body[:number], p.body[number]._replace(attr=attr), *p.body[number + 1 :])
-        dtypes = {"inputs": (*p.inputs, p.inputs[s.attr[0]])} if "load" in kinds else {"outputs": (*p.outputs, s.dtype)}
-        p = replace(p, body=body, **dtypes)
+        p = replace(p, body=body)
+        if not known:
+            moved.append(operand)
+            ins, outs = ((p.inputs[s.attr[0]],), ()) if "load" in kinds else ((), (s.dtype,))
+            p = replace(p, inputs=p.inputs + ins, outputs=p.outputs + outs)
     return p, moved
 
 
