@@ -180,7 +180,7 @@ class FuseProducers(Pass):
         place: dict[int, int] = {}
         for d in range(len(p.dims) if full else n_outer):
             k = m.partner(d)
-            if k is None or k in place:
+            if k is None or k in place or m.consumer.dims[k] != p.dims[d]:
                 return "the consumer does not run over the reduction's rows"
             place[k] = d
         c = m.consumer
@@ -243,8 +243,10 @@ def _may_keep(pair: _Pair, m: Match) -> bool:
     if not pair.kept and len(pair.p.outputs) == 1:
         return True
     partners = [m.partner(d) for d in range(len(pair.p.dims))]
-    if None in partners or len(set(partners)) != len(partners):
+    if len(set(partners)) != len(partners):
         return False
+    if any(k is None or m.consumer.dims[k] != n for k, n in zip(partners, pair.p.dims, strict=True)):
+        return False  # a consumer that reads a slice would leave the rest of the container unwritten
     free = set(range(len(m.consumer.dims))) - set(partners)
     reduces = any(s.op == "reduce" for s in m.consumer.body)
     return not free or (reduces and all(k >= len(m.consumer.outer) for k in free))

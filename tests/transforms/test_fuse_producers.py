@@ -81,3 +81,29 @@ def test_refused_other_axis() -> None:
     outcome = FuseProducers().apply(net)
     assert "the consumer reduces over other loops" in outcome.refused or len(net.ops()) == 2
     assert len(net.ops()) == 2
+
+
+def test_numbers_of_a_value_read_whole_and_in_part() -> None:
+    """What a reader of a slice leaves out still has to be written for the others."""
+
+    def make(c, x):  # type: ignore[no-untyped-def]
+        y = unary(c, "sin", x)
+        return [y, unary(c, "neg", replace(y, shape=(4, 5)))]
+
+    net = network([(4, 20)], make)
+    before = results(net)
+    FuseProducers().apply(net)
+    verify(net)
+    for a, b in zip(before, results(net), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-6)
+
+
+def test_refused_slice_of_a_reduction() -> None:
+    def make(c, x):  # type: ignore[no-untyped-def]
+        s = reduce(c, "sum", x)
+        return [unary(c, "neg", replace(s, shape=(20, 1)))]
+
+    net = network([(32, 10)], make)
+    outcome = FuseProducers().apply(net)
+    verify(net)
+    assert outcome.refused == {"the consumer does not run over the reduction's rows": 1}
