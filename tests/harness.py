@@ -214,6 +214,7 @@ def all_samples() -> list[tuple[Any, Any, int]]:
 def example_models() -> Any:
     """The module ``examples/models.py`` (examples are no package)."""
     import importlib.util
+    import sys
     from pathlib import Path
 
     spec = importlib.util.spec_from_file_location(
@@ -221,5 +222,6 @@ def example_models() -> Any:
     )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dynamo imports the modules it traces by name
     spec.loader.exec_module(module)
     return module

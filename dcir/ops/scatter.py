@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from dcir.errors import IndexOutOfRange
-from dcir.ir.program import Program
+from dcir.ir.program import Body, Program
 from dcir.ir.serialize import register
-from dcir.ir.types import bf16_to_f32, f32_to_bf16, itemsize, to_numpy
+from dcir.ir.types import bf16_to_f32, compute_type, f32_to_bf16, itemsize, to_numpy
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.reducing import refuse_complex
 
@@ -106,6 +106,58 @@ class ScatterSpec:
         values = _widen(out, self.dtype)
         OPERATIONS[self.op].at(values, at, _widen(source, self.dtype))
         out[...] = _narrow(values, self.dtype)
+
+    def program(self) -> Program:
+        """The same as a loop program in gather form: for every element of the result, all points that hit it.
+
+        Its work is the product of both sizes, which is why it serves stock DaCe and no kernel.
+        """
+        body = Body(self.shape, self.dims)
+        n_out, n_in = len(self.shape), len(self.dims)
+        compute = compute_type(self.dtype)
+        base = None if self.base is None else body.load(body.input(self.dtype), (*self.base, *(0,) * n_in))
+        start = body.const(self.fill, compute) if base is None else base
+        source = body.input(self.dtype)
+        here, there = body.const(0, "i64"), body.const(0, "i64")
+        for d, step in enumerate(self.out):
+            here = here + body.index(d) * step
+        for d, step in enumerate(self.to):
+            there = there + body.index(n_out + d) * step
+        wanted = body.const(True, "bool")
+        for n, (strides, dtype) in enumerate(zip(self.indices, self.index_types, strict=True)):
+            index = body.convert(body.load(body.input(dtype), (*(0,) * n_out, *strides)), "i64")
+            if n == 0 and self.skip is not None:
+                wanted = wanted & index.ne(self.skip)
+            if self.wrap:
+                index = body.where(index < 0, index + self.extents[n], index)
+            there = there + index * self.index_steps[n]
+        hit = wanted & here.eq(there)
+        result = body.output(self.dtype)
+        to = (*self.out, *(0,) * n_in)
+        if self.op != "set":
+            identity = {"add": 0.0, "mul": 1.0}.get(self.op)
+            value = body.load(source, (*(0,) * n_out, *self.source))
+            other = start if identity is None else body.const(identity, compute)
+            kind = {"add": "sum", "mul": "prod"}.get(self.op, self.op)
+            total = body.reduce(kind, body.where(hit, value, other))
+            body.store(result, to, body.op(self.op, start, total))
+            return body.finish()
+        position = body.const(0, "i64")
+        for d, n in enumerate(self.dims):
+            position = position * n + body.index(n_out + d)
+        last = body.reduce("max", body.where(hit, position, body.const(-1, "i64")))
+        found, rest, places = last >= 0, last, []
+        for n in reversed(self.dims):
+            places.append(body.op("mod", rest, body.const(n, "i64")))
+            rest = body.op("idiv_floor", rest, body.const(n, "i64"))
+        if not any(self.source):
+            body.store(result, to, body.load(source, (0,) * (n_out + n_in), found, start))
+            return body.finish()
+        value = body.gather(
+            source, (0,) * (n_out + n_in), places[::-1], self.dims, self.source, how="trusted", mask=found, other=start
+        )
+        body.store(result, to, value)
+        return body.finish()
 
 
 def _addresses(dims: Sequence[int], strides: Sequence[int]) -> Any:
