@@ -302,6 +302,9 @@ class _Sweep:
     def _guarded(self, name: str, storage: str, test: str, at: str, other: str) -> str:
         view = self.writer.view(name, storage)
         connector = f"p_{name}"
+        if self.writer.sdfg.arrays[view].total_size == 1:  # DaCe makes a scalar of a whole memlet of one element
+            self.reads[connector] = (view, address((0,) * len(self.p.dims), 0), False)
+            return f"({tasklets.widen(connector, storage)} if {test} else {other})"
         self.reads[connector] = (view, None, True)
         return f"({tasklets.widen(f'{connector}[{at}]', storage)} if {test} else {other})"
 

@@ -13,8 +13,8 @@ from dcir.driver.compile import Session
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
-from dcir.options import Options
 from dcir.ops.registry import pages
+from dcir.options import Options
 from tests.harness import example_models
 
 models = example_models()
