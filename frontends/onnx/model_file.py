@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from onnx import FunctionProto, ModelProto
 
 from dcir.errors import InvalidModel, Unsupported
+from dcir.frontends.onnx.names import check_names
 from dcir.frontends.onnx.tensors import show
 
 MAX_FILE_BYTES = (1 << 31) - 1
@@ -26,6 +27,7 @@ def read_model(source: str | os.PathLike[str] | ModelProto) -> tuple[ModelProto,
     """The parsed model and its folder (None for a model given as an object)."""
     if isinstance(source, ModelProto):
         _check_outline(source)
+        check_names(source)
         return source, None
     path = Path(source)
     model = ModelProto()
@@ -34,6 +36,7 @@ def read_model(source: str | os.PathLike[str] | ModelProto) -> tuple[ModelProto,
     except DecodeError as error:
         raise InvalidModel("the file is not an ONNX model, or it is cut off", where=show(str(path))) from error
     _check_outline(model)
+    check_names(model)
     return model, path.resolve().parent
 
 
