@@ -9,9 +9,13 @@ from typing import Any
 
 import torch
 
+from dcir.ir.network import contiguous
 from dcir.ir.program import Body, Program
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
+from dcir.ops.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
+from dcir.ops.lowering import FROM_NAME
+from dcir.ops.packing import packed_shape, panels, read_packed
 from dcir.ops.torch_call import window_tensor
 
 
@@ -24,8 +28,12 @@ class ContractionSpec:
         dtype: dcir type name of all operands ("f32", "f64", "bf16", "f16"); half types accumulate in f32.
         batch: extents of the batch dimensions (may be empty).
         a: strides of A over (*batch, m, k).
-        b: strides of B over (*batch, k, n).
+        b: strides of B over (*batch, k, n); of a packed B only those over the batch count.
         c: strides of C over (*batch, m, n).
+        panel: if not 0, B is packed (``packing.py``) in panels of so many columns: per batch element, element (k, n) lies at
+            (n // panel * K + k) * panel + n % panel.
+        epilogue: what is done to C's elements before they are stored (``epilogue.py``); it owns the stores, and ``c`` equals the
+            strides of the first of them.
     """
 
     dtype: str
@@ -36,6 +44,8 @@ class ContractionSpec:
     a: tuple[int, ...]
     b: tuple[int, ...]
     c: tuple[int, ...]
+    panel: int = 0
+    epilogue: Program | None = None
 
     kind = "contraction"
 
@@ -45,28 +55,45 @@ class ContractionSpec:
         return (*self.batch, self.m, self.k), (*self.batch, self.k, self.n), (*self.batch, self.m, self.n)
 
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Distinct bytes of A and B, and of C."""
+        """Distinct bytes of A, B and the epilogue's operands, and of what is written."""
         size = itemsize(self.dtype)
         a, b, c = (
             size * math.prod(d for d, s in zip(shape, strides, strict=True) if s != 0)
             for shape, strides in zip(self.shapes, (self.a, self.b, self.c), strict=True)
         )
-        return (a, b), (c,)
+        if self.panel:
+            groups = math.prod(d for d, s in zip(self.batch, self.b, strict=False) if s != 0)
+            b = size * groups * panels(self.n, self.panel) * self.k * self.panel
+        if self.epilogue is None:
+            return (a, b), (c,)
+        reads, writes = epilogue_footprint(self.epilogue)
+        return (a, b, *reads), writes
 
     def operations(self) -> int:
-        """Multiplications and additions."""
-        return 2 * math.prod(self.batch) * self.m * self.n * self.k
+        """Multiplications and additions, and the epilogue's operations."""
+        extra = self.epilogue.operations() if self.epilogue is not None else 0
+        return 2 * math.prod(self.batch) * self.m * self.n * self.k + extra
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
-        """Run it over 1-D NumPy buffers: in float64, rounded once."""
+        """Run it over 1-D NumPy buffers: in float64, rounded once (and once more after an epilogue)."""
         shapes = self.shapes
         a = window_tensor(ins[0], (shapes[0], self.a, self.dtype))
-        b = window_tensor(ins[1], (shapes[1], self.b, self.dtype))
-        window_tensor(outs[0], (shapes[2], self.c, self.dtype)).copy_(torch.matmul(a.double(), b.double()))
+        if self.panel:
+            rank, packed = len(self.batch), packed_shape(self.batch, self.n, self.k, self.panel)
+            strides = (*self.b[:rank], *contiguous(packed[rank:]))
+            b = window_tensor(ins[1], (packed, strides, self.dtype)).movedim(-2, -3).flatten(-2)[..., : self.n]
+        else:
+            b = window_tensor(ins[1], (shapes[1], self.b, self.dtype))
+        product = torch.matmul(a.double(), b.double())
+        if self.epilogue is None:
+            window_tensor(outs[0], (shapes[2], self.c, self.dtype)).copy_(product)
+            return
+        run_epilogue(self.epilogue, product.to(FROM_NAME[compute_type(self.dtype)]).numpy(), ins[2:], outs)
 
     def program(self) -> Program:
         """The same as a loop program: outer (*batch, m, n), inner (k,)."""
-        return contraction_program(self, self.dtype, self.dtype)
+        product = contraction_program(self, self.dtype, self.dtype)
+        return product if self.epilogue is None else attach_epilogue(product, self.epilogue)
 
 
 def contraction_program(spec: ContractionSpec, storage: str, result: str) -> Program:
@@ -76,7 +103,11 @@ def contraction_program(spec: ContractionSpec, storage: str, result: str) -> Pro
     a, b, c = body.input(storage), body.input(storage), body.output(result)
     (*a_batch, a_m, a_k), (*b_batch, b_k, b_n) = spec.a, spec.b
     x = body.load(a, (*a_batch, a_m, 0, a_k))
-    y = body.load(b, (*b_batch, 0, b_n, b_k))
+    if spec.panel:
+        steps = (*b_batch, 0, 0, spec.panel)
+        y = read_packed(body, b, steps, body.index(n_batch + 1), spec.n, spec.k, spec.panel)
+    else:
+        y = body.load(b, (*b_batch, 0, b_n, b_k))
     compute = compute_type(result)
     total = body.reduce("sum", body.convert(x, compute) * body.convert(y, compute))
     body.store(c, (*spec.c[:n_batch], *spec.c[n_batch:], 0), total)

@@ -9,9 +9,13 @@ from typing import Any
 
 import torch
 
+from dcir.ir.network import contiguous
 from dcir.ir.program import Body, Expr, Program
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
+from dcir.ops.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
+from dcir.ops.lowering import FROM_NAME
+from dcir.ops.packing import packed_shape, read_packed
 from dcir.ops.torch_call import window_tensor
 
 
@@ -38,6 +42,10 @@ class ConvolutionSpec:
         w: strides of w over (group*cout, cin, *kernel).
         y: strides of y over (n, channel, *spatial).
         bias: forward only: whether a third input holds one value per output channel (contiguous).
+        panel: forward only: if not 0, w is packed (``packing.py``) in panels of so many output channels of a group: element
+            (g, o, i, tap) lies at (((g * P + o // panel) * taps + tap) * cin + i) * panel + o % panel, with P panels per group.
+        epilogue: forward only: what is done to y's elements before they are stored (``epilogue.py``), over (n, channel, *spatial);
+            it owns the stores, and ``y`` equals the strides of the first of them.
     """
 
     kind: str
@@ -56,6 +64,8 @@ class ConvolutionSpec:
     w: tuple[int, ...]
     y: tuple[int, ...]
     bias: bool = False
+    panel: int = 0
+    epilogue: Program | None = None
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -65,6 +75,11 @@ class ConvolutionSpec:
             (self.groups * self.cout, self.cin, *self.kernel),
             (self.n, self.groups * self.cout, *self.out_size),
         )
+
+    @property
+    def packed_weights(self) -> tuple[int, ...]:
+        """Shape of packed weights: (group, panel number, *kernel and cin as one, column in the panel)."""
+        return packed_shape((self.groups,), self.cout, math.prod(self.kernel) * self.cin, self.panel)
 
     def _inside(self, d: int) -> list[int]:
         """Positions of x that dimension ``d`` reads, one for every pair of an output position and a tap inside x."""
@@ -82,22 +97,33 @@ class ConvolutionSpec:
         places = math.prod(len(set(self._inside(d))) for d in range(len(self.kernel)))
         met = size * self.n * self.groups * self.cin * places
         if self.kind == "forward":
-            return (met, w, *([size * self.groups * self.cout] if self.bias else [])), (y,)
+            if self.panel:
+                w = size * math.prod(self.packed_weights)
+            reads, writes = epilogue_footprint(self.epilogue) if self.epilogue is not None else ((), (y,))
+            return (met, w, *([size * self.groups * self.cout] if self.bias else []), *reads), writes
         return ((y, w), (x,)) if self.kind == "backward_data" else ((met, y), (w,))
 
     def operations(self) -> int:
         """Multiplications and additions of elements that exist; zeros outside x do not count."""
         taps = math.prod(len(self._inside(d)) for d in range(len(self.kernel)))
-        bias = math.prod(self.shapes[2]) if self.bias else 0
-        return 2 * self.n * self.groups * self.cin * self.cout * taps + bias
+        extra = math.prod(self.shapes[2]) if self.bias else 0
+        if self.epilogue is not None:
+            extra += self.epilogue.operations()
+        return 2 * self.n * self.groups * self.cin * self.cout * taps + extra
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over 1-D NumPy buffers: in float64, rounded once."""
         windows = dict(zip("xwy", zip(self.shapes, (self.x, self.w, self.y), strict=True), strict=True))
         roles = {"forward": ("xw", "y"), "backward_data": ("yw", "x"), "backward_weight": ("xy", "w")}
         reads, writes = roles[self.kind]
-        t = {c: window_tensor(ins[i], (*windows[c], self.dtype)).double() for i, c in enumerate(reads)}
-        target = window_tensor(outs[0], (*windows[writes], self.dtype))
+        t = {
+            c: window_tensor(ins[i], (*windows[c], self.dtype)).double()
+            for i, c in enumerate(reads)
+            if not (c == "w" and self.panel)
+        }
+        if self.panel:
+            t["w"] = self._unpacked(ins[1])
+        target = None if self.epilogue is not None else window_tensor(outs[0], (*windows[writes], self.dtype))
         rank = len(self.kernel)
         span = [(p - 1) * s + (k - 1) * d + 1 for p, s, k, d in
                 zip(self.out_size, self.stride, self.kernel, self.dilation, strict=True)]  # fmt: skip
@@ -107,22 +133,40 @@ class ConvolutionSpec:
         aten = torch.ops.aten
         if self.kind == "backward_data":
             whole = aten.convolution(t["y"], t["w"], None, stride, none, dilation, True, none, self.groups)
+            assert target is not None
             target.copy_(torch.nn.functional.pad(whole, [-v for v in pads]))
             return
         x = torch.nn.functional.pad(t["x"], pads)
         if self.kind == "forward":
             bias = window_tensor(ins[2], ((self.groups * self.cout,), (1,), self.dtype)).double() if self.bias else None
-            target.copy_(aten.convolution(x, t["w"], bias, stride, none, dilation, False, none, self.groups))
+            y = aten.convolution(x, t["w"], bias, stride, none, dilation, False, none, self.groups)
+            if self.epilogue is None:
+                assert target is not None
+                target.copy_(y)
+                return
+            rest = ins[3 if self.bias else 2 :]
+            run_epilogue(self.epilogue, y.to(FROM_NAME[compute_type(self.dtype)]).numpy(), rest, outs)
             return
+        assert target is not None
         like = torch.zeros(self.shapes[1], dtype=torch.float64)
         target.copy_(aten.convolution_backward(
             t["y"], x, like, None, stride, none, dilation, False, none, self.groups, [False, True, False]
         )[1])  # fmt: skip
 
+    def _unpacked(self, buffer: Any) -> torch.Tensor:
+        packed = self.packed_weights
+        w = window_tensor(buffer, (packed, contiguous(packed), self.dtype)).double()
+        w = w.reshape(self.groups, packed[1], *self.kernel, self.cin, self.panel).movedim(-1, 2).flatten(1, 2)
+        return w[:, : self.cout].movedim(-1, 2).reshape(self.shapes[1])
+
     def program(self) -> Program:
         """The same as a loop program that gathers: every result sums over all taps, with zero outside."""
         make = {"forward": _forward, "backward_data": _backward_data, "backward_weight": _backward_weight}
-        return make[self.kind](self)
+        program = make[self.kind](self)
+        if self.epilogue is None:
+            return program
+        # The program's channels are two loops.
+        return attach_epilogue(program, self.epilogue.split(1, self.cout))
 
 
 class _Loops:
@@ -193,6 +237,15 @@ class _Loops:
         zero = self.body.const(0, self.compute)
         return self.body.gather(operand, strides, places, extents, steps, "trusted", ok, zero)
 
+    def read_w(self, operand: int) -> Expr:
+        spec, panel = self.spec, self.spec.panel
+        if not panel:
+            return self.body.load(operand, self.w_strides())
+        depth = math.prod(spec.kernel) * spec.cin
+        taps = [panel * spec.cin * s for s in contiguous(spec.kernel)]
+        strides = self.strides(g=spec.packed_weights[1] * depth * panel, i=panel, k=taps)
+        return read_packed(self.body, operand, strides, self.index("o", 0), spec.cout, depth, panel)
+
     def w_strides(self) -> list[int]:
         w = self.spec.w
         return self.strides(g=w[0] * self.spec.cout, o=w[0], i=w[1], k=w[2:])
@@ -202,7 +255,7 @@ def _forward(spec: ConvolutionSpec) -> Program:
     loops = _Loops(spec, "ngoy", "ik")
     b = loops.body
     x, w = b.input(spec.dtype), b.input(spec.dtype)
-    total = b.reduce("sum", loops.read_x(x) * b.load(w, loops.w_strides()))
+    total = b.reduce("sum", loops.read_x(x) * loops.read_w(w))
     if spec.bias:
         total = total + b.load(b.input(spec.dtype), loops.strides(g=spec.cout, o=1))
     y = spec.y

@@ -1,0 +1,67 @@
+"""Packed weights: the operand that a product walks as vectors, in panels of neighbouring columns.
+
+A panel holds PANEL_BYTES of neighbouring columns for every step of the reduction, one step after the other, so that a register tile reads
+it as one stream. Columns past the end are zeros. The layout does not depend on the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dcir.ir.network import contiguous
+from dcir.ir.program import Body, Expr, Program
+from dcir.ir.types import itemsize
+
+PANEL_BYTES = 128
+"""Two cache lines: two vectors of the widest registers."""
+
+
+def panel_width(dtype: str) -> int:
+    """Columns of a panel."""
+    return PANEL_BYTES // itemsize(dtype)
+
+
+def panels(columns: int, panel: int) -> int:
+    """Panels that hold ``columns``."""
+    return -(-columns // panel)
+
+
+def packed_shape(groups: Sequence[int], columns: int, depth: int, panel: int) -> tuple[int, ...]:
+    """Shape of a packed operand: (*groups, panel number, step of the reduction, column in the panel)."""
+    return (*groups, panels(columns, panel), depth, panel)
+
+
+def pack_program(
+    dtype: str, groups: Sequence[int], columns: int, depth: Sequence[int], panel: int,
+    group_strides: Sequence[int], column_stride: int, depth_strides: Sequence[int],
+) -> Program:  # fmt: skip
+    """The copy of a strided operand into panels.
+
+    Args:
+        dtype: element type.
+        groups, columns, depth: extents of what is independent, of the panels' dimension, and of the reduction (row-major).
+        panel: columns of a panel.
+        group_strides, column_stride, depth_strides: the operand's strides in elements.
+    """
+    shape = (*groups, panels(columns, panel), *depth, panel)
+    body = Body(shape)
+    source, target = body.input(dtype), body.output(dtype)
+    strides = (*group_strides, column_stride * panel, *depth_strides, column_stride)
+    if columns % panel == 0:
+        value = body.load(source, strides)
+    else:
+        inside = body.index(len(groups)) * panel + body.index(len(shape) - 1) < columns
+        plain = body.load(source, strides)
+        value = body.load(source, strides, inside, body.const(0, plain.dtype))
+    body.store(target, contiguous(shape), value)
+    return body.finish()
+
+
+def read_packed(
+    body: Body, operand: int, strides: Sequence[int], column: Expr, columns: int, depth: int, panel: int
+) -> Expr:
+    """A packed element in a loop program: ``strides`` walk groups and the reduction, ``column`` is computed."""
+    width = body.const(panel, "i64")
+    number, lane = body.op("idiv_floor", column, width), body.op("mod", column, width)
+    extents, steps = (panels(columns, panel), panel), (depth * panel, 1)
+    return body.gather(operand, strides, [number, lane], extents, steps, "trusted")
