@@ -18,6 +18,7 @@ from dcir.codegen.plan import KernelPlan
 from dcir.codegen.planners import Machine, plan
 from dcir.codegen.tiles.isa import host_isa
 from dcir.ir.network import Network, Operand
+from dcir.ir.nodes import Op
 from dcir.ir.types import itemsize
 
 ALIGNMENT = 64
@@ -30,6 +31,8 @@ class Library:
     Attributes:
         path: the shared library.
         arena_bytes: size of the arena ``table[0]`` must point to (64-byte aligned).
+        prepared_bytes: size of the block of prepared values ``table[1]`` must point to (64-byte aligned).
+        static: inputs and constants that prepared values depend on.
         slots: table slot of every input, constant and result container.
         table_size: number of table entries.
         callbacks: per call into torch: (number, spec, input places, output places).
@@ -40,6 +43,8 @@ class Library:
 
     path: Path
     arena_bytes: int
+    prepared_bytes: int
+    static: tuple[str, ...]
     slots: dict[str, int]
     table_size: int
     callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]]
@@ -94,9 +99,10 @@ def compile_network(
     layout = _Layout(net)
     kernels: dict[Any, _Kernel] = {}
     calls: list[Call] = []
+    before: list[Call] = []
     callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]] = {}
     scratch = 0
-    ops = net.ops()
+    ops, prepared = net.ops(), net.prepared_ops()
     for number, op in enumerate(ops):
         spec, ins, outs = op.spec, net.ins(op), net.outs(op)
         places_in, places_out = tuple(map(layout.place, ins)), tuple(map(layout.place, outs))
@@ -112,10 +118,12 @@ def compile_network(
         k = kernels[key]
         scratch = max(scratch, k.plan.scratch)
         if k.plan.phases:
-            calls.append(Call(k.name, number, (*places_in, *places_out), k.parallel, k.checked))
+            call = Call(k.name, number, (*places_in, *places_out), k.parallel, k.checked)
+            (before if op in prepared else calls).append(call)
     end = _up(layout.arena_bytes)
-    calls = [c if c.kernel is None else _with_scratch(c, end) for c in calls]
-    driver = driver_text(calls)
+    calls, before = ([c if c.kernel is None else _with_scratch(c, end) for c in part] for part in (calls, before))
+    static = _static(net, prepared)
+    driver = driver_text(calls, before, [(layout.slots[n], net.containers[n].nbytes) for n in static])
     toolchain = Toolchain.find(cache)
     flags = default_flags()
     names = sorted(k.name for k in kernels.values())
@@ -134,9 +142,15 @@ def compile_network(
     # One look-up by what the graph is, so that a later process neither generates nor hashes any kernel's text.
     path = cache.get_or_build("graph", library_key, ".so", build)
     return Library(
-        path, end + scratch, layout.slots, layout.count, callbacks, len(kernels), len(calls), compiled,
+        path, end + scratch, net.prepared_bytes, static, layout.slots, layout.count, callbacks, len(kernels), len(calls), compiled,
         [op.origin for op in ops],
     )  # fmt: skip
+
+
+def _static(net: Network, prepared: set[Op]) -> tuple[str, ...]:
+    """Inputs and constants that prepared operators read, in the order of the containers."""
+    read = {o.data for op in prepared for o in net.ins(op)}
+    return tuple(n for n, c in net.containers.items() if n in read and c.role in ("input", "constant") and c.size)
 
 
 def _with_scratch(call: Call, at: int) -> Call:
@@ -148,15 +162,16 @@ class _Layout:
 
     def __init__(self, net: Network) -> None:
         self.net = net
+        # Slot 0 is the arena, slot 1 the block of prepared values.
         self.slots: dict[str, int] = {}
         self.offsets: dict[str, int] = dict(net.arena)
         self.arena_bytes = net.arena_bytes
-        self.count = 1
+        self.count = 2
         for name, c in net.containers.items():
             if c.role != "transient":
                 self.slots[name] = self.count
                 self.count += 1
-            elif name not in self.offsets:  # not planned: a place of its own
+            elif name not in self.offsets and name not in net.prepared:  # not planned: a place of its own
                 self.offsets[name] = _up(self.arena_bytes)
                 self.arena_bytes = self.offsets[name] + c.nbytes
 
@@ -164,6 +179,8 @@ class _Layout:
         offset = o.offset * itemsize(self.net.containers[o.data].dtype)
         if o.data in self.slots:
             return Place(self.slots[o.data], offset)
+        if o.data in self.net.prepared:
+            return Place(1, self.net.prepared[o.data] + offset)
         return Place(0, self.offsets[o.data] + offset)
 
 

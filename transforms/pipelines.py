@@ -9,6 +9,7 @@ from dcir.transforms.fuse_siblings import FuseSiblings
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.order_execution import OrderExecution
 from dcir.transforms.plan_arena import PlanArena
+from dcir.transforms.prepare_static import PrepareStatic
 from dcir.transforms.remove_dead_code import RemoveDeadCode
 from dcir.transforms.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.sink_copies import SinkCopies
@@ -24,6 +25,6 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
     2: (FuseProducers(), FuseSiblings()),
-    3: (SinkCopies(),),
+    3: (SinkCopies(), PrepareStatic()),
     4: (OrderExecution(), PlanArena()),
 }

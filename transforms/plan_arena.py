@@ -70,11 +70,12 @@ class PlanArena(Pass):
 
 
 def lifetimes(net: Network, alignment: int = 64) -> list[Lifetime]:
-    """Every transient that some operator uses, in order of first use."""
+    """Every transient that some operator uses and that ends with the call, in order of first use."""
     position: dict[Op, int] = {op: i for i, op in enumerate(net.ops())}
     result = []
     for name, c in net.containers.items():
-        used = [position[op] for op in (*net.writers(name), *net.readers(name))] if c.role == "transient" else []
+        planned = c.role == "transient" and name not in net.prepared
+        used = [position[op] for op in (*net.writers(name), *net.readers(name))] if planned else []
         if used and c.nbytes:
             result.append(Lifetime(name, min(used), max(used), -(-c.nbytes // alignment) * alignment))
     return sorted(result, key=lambda t: t.first)

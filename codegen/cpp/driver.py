@@ -1,10 +1,13 @@
-"""The driver's text: one C function that runs a network's kernels in order over a table of pointers.
+"""The driver's text: C functions that run a network's kernels in order over a table of pointers.
 
     int dcir_run(void** table, int (*call_back)(int))
+    int dcir_prepare(void** table)                    computes what depends on static inputs alone
+    unsigned long long dcir_fingerprint(void** table) a digest of a few elements of every static input
 
-``table[0]`` is the arena; inputs, constants and results follow. The kernels of one stretch between calls into torch run
-in one OpenMP team; each kernel ends in a barrier. The return value is 0, or 1 + the number of the operator that met an
-index outside its tensor, or -1 - the number of the call into torch that failed.
+``table[0]`` is the arena, ``table[1]`` the block of prepared values; inputs, constants and results follow. The
+kernels of one stretch between calls into torch run in one OpenMP team; each kernel ends in a barrier. The return
+value is 0, or 1 + the number of the operator that met an index outside its tensor, or -1 - the number of the call
+into torch that failed.
 """
 
 from __future__ import annotations
@@ -40,10 +43,16 @@ class Call:
     checked: bool
 
 
-def driver_text(calls: Sequence[Call]) -> str:
-    """C++ of the driver (no header needed)."""
+def driver_text(calls: Sequence[Call], before: Sequence[Call] = (), static: Sequence[tuple[int, int]] = ()) -> str:
+    """C++ of the driver (no header needed).
+
+    Args:
+        calls: the steps of a call.
+        before: the steps that prepare what calls read.
+        static: (slot, bytes) of every input that ``before`` reads.
+    """
     lines = []
-    arity = {c.kernel: len(c.operands) for c in calls if c.kernel}
+    arity = {c.kernel: len(c.operands) for c in (*before, *calls) if c.kernel}
     for name, n in arity.items():
         lines.append(f'extern "C" void __program_{name}({", ".join(["void*"] * (n + 2))});')
     lines.append('extern "C" __attribute__((visibility("default"))) int dcir_run(void** t, int (*call_back)(int)) {')
@@ -57,7 +66,27 @@ def driver_text(calls: Sequence[Call]) -> str:
         else:
             stretch.append(call)
     lines += _stretch(stretch)
-    return "\n".join([*lines, "  return 0;", "}", ""])
+    lines += ["  return 0;", "}"]
+    lines.append('extern "C" __attribute__((visibility("default"))) int dcir_prepare(void** t) {')
+    lines += ["  int status = 0;", *_stretch(before), "  return 0;", "}"]
+    return "\n".join([*lines, *_fingerprint(static), ""])
+
+
+# Words of a static input that its digest covers. A write that goes around the version counter (through Tensor.data) is
+# found out by them, unless it leaves them all as they were.
+_PROBES = 4
+
+
+def _fingerprint(static: Sequence[tuple[int, int]]) -> list[str]:
+    lines = ['extern "C" __attribute__((visibility("default"))) unsigned long long dcir_fingerprint(void** t) {']
+    lines.append("  unsigned long long h = 0, w;")
+    for slot, size in static:
+        width = min(size, 8)
+        places = sorted({(size - width) * i // (_PROBES - 1) // width * width for i in range(_PROBES)})
+        for place in places:
+            lines.append(f"  w = 0; __builtin_memcpy(&w, (char*)t[{slot}] + {place}ll, {width});")
+            lines.append("  h = (h ^ w) * 0x9e3779b97f4a7c15ull; h ^= h >> 29;")
+    return [*lines, "  return h;", "}"]
 
 
 def _stretch(calls: Sequence[Call]) -> list[str]:

@@ -144,6 +144,7 @@ def _manifest(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Tens
         files={},
         table_size=info.table_size,
         arena_bytes=info.arena_bytes,
+        prepared_bytes=info.prepared_bytes,
         inputs=tuple(inputs),
         constants=constants,
         buffers=tuple(

@@ -24,6 +24,8 @@ def assemble(done: Imported, library: Library) -> Program:
     info = ProgramInfo(
         table_size=library.table_size,
         arena_bytes=library.arena_bytes,
+        prepared_bytes=library.prepared_bytes,
+        static_inputs=tuple(net.inputs.index(n) for n in library.static if n in net.static),
         input_slots=tuple(library.slots.get(n, -1) if n else -1 for n in net.inputs),
         constant_slots=tuple(library.slots[n] for n in done.constants),
         buffers=tuple(buffers),

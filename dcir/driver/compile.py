@@ -37,6 +37,7 @@ class GraphRecord:
         kernels, calls: distinct kernels and driver steps.
         generated: kernels generated now (0: the library came from the cache).
         arena_bytes: planned scratch memory of one call.
+        prepared_bytes: memory of values computed from parameters, kept between calls.
         seconds: time per step.
     """
 
@@ -48,6 +49,7 @@ class GraphRecord:
     calls: int = 0
     generated: int = 0
     arena_bytes: int = 0
+    prepared_bytes: int = 0
     bytes_before: int = 0
     bytes_moved: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -150,6 +152,7 @@ class Session:
         clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes
+        record.prepared_bytes = library.prepared_bytes
         return library
 
     def _step(self, name: str) -> Callable[[int, int], None] | None:

@@ -15,7 +15,8 @@ _TEXT = """\
  *     int status = dcir_call(model, inputs, buffers);
  *     dcir_close(model);
  *
- * dcir_run is the library's own function. table[0] is a 64-byte aligned arena of DCIR_ARENA_BYTES; the other entries
+ * dcir_run and dcir_prepare are the library's own functions. table[0] is a 64-byte aligned arena of DCIR_ARENA_BYTES,
+ * table[1] one of DCIR_PREPARED_BYTES that dcir_prepare fills once the weights are there; the other entries
  * are the slots named below, filled with addresses of inputs, weights and buffers. call_back runs operator number n
  * through torch and answers 0; this network has DCIR_CALLS_INTO_TORCH of them, and from C only networks without any
  * can be called. dcir_run answers 0, or 1 + the number of the operator that met an index outside its tensor, or
@@ -34,6 +35,7 @@ _TEXT = """\
 #define DCIR_OUTPUTS @outputs@
 #define DCIR_TABLE_SIZE @table_size@
 #define DCIR_ARENA_BYTES @arena_bytes@ull
+#define DCIR_PREPARED_BYTES @prepared_bytes@ull
 #define DCIR_CALLS_INTO_TORCH @calls_into_torch@
 
 #ifdef __cplusplus
@@ -41,6 +43,7 @@ extern "C" {
 #endif
 
 int dcir_run(void **table, int (*call_back)(int));
+int dcir_prepare(void **table);
 
 typedef struct dcir_tensor {
     const char *name, *type;
@@ -77,6 +80,7 @@ static inline void *dcir_memory(size_t bytes) { return aligned_alloc(64, (bytes 
 static inline void dcir_close(dcir_model *model) {
     if (!model) return;
     free(model->table[0]);
+    free(model->table[1]);
     for (int i = 0; i < DCIR_WEIGHTS; i++) free(model->table[dcir_weights[i].slot]);
     free(model);
 }
@@ -85,13 +89,15 @@ static inline void dcir_close(dcir_model *model) {
 static inline dcir_model *dcir_open(const char *weights) {
     FILE *file = fopen(weights, "rb");
     dcir_model *model = file ? (dcir_model *)calloc(1, sizeof(dcir_model)) : 0;
-    int good = model && (model->table[0] = dcir_memory(DCIR_ARENA_BYTES)) != 0;
+    int good = model && (model->table[0] = dcir_memory(DCIR_ARENA_BYTES)) != 0 &&
+               (model->table[1] = dcir_memory(DCIR_PREPARED_BYTES)) != 0;
     for (int i = 0; good && i < DCIR_WEIGHTS; i++) {
         const dcir_tensor *w = &dcir_weights[i];
         void *memory = model->table[w->slot] = dcir_memory(w->bytes);
         good = memory && !fseek(file, (long)w->place, SEEK_SET) && fread(memory, 1, w->bytes, file) == w->bytes;
     }
     if (file) fclose(file);
+    if (good) good = !dcir_prepare(model->table);
     if (good) return model;
     dcir_close(model);
     return 0;
@@ -131,6 +137,7 @@ def header_text(manifest: Manifest, offsets: Mapping[str, int]) -> str:
         "outputs": len(manifest.outputs),
         "table_size": manifest.table_size,
         "arena_bytes": manifest.arena_bytes,
+        "prepared_bytes": manifest.prepared_bytes,
         "calls_into_torch": len(manifest.calls_into_torch),
         "tables": numbers.text() + "".join(tables),
     }

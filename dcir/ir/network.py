@@ -102,7 +102,16 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Network:
-    """A network SDFG with its inputs, constants, results and side tables."""
+    """A network SDFG with its inputs, constants, results and side tables.
+
+    Attributes:
+        inputs, constants, results: in the order of the call.
+        containers, names: what is known of each container; the user's names.
+        arena, arena_bytes: planned byte offsets of transients in the arena, and its size.
+        static: inputs that are parameters or buffers: they change between calls, not with every call.
+        prepared, prepared_bytes: transients that outlive a call, since they depend on nothing but static inputs and constants,
+            with their byte offsets in a block of their own, and its size.
+    """
 
     def __init__(self, name: str = "network") -> None:
         self.sdfg = dace.SDFG(name)
@@ -114,6 +123,9 @@ class Network:
         self.names: dict[str, str] = {}
         self.arena: dict[str, int] = {}
         self.arena_bytes = 0
+        self.static: set[str] = set()
+        self.prepared: dict[str, int] = {}
+        self.prepared_bytes = 0
         self._access: dict[str, Any] = {}
         self._order: list[Op] = []
         self._count = 0
@@ -269,15 +281,41 @@ class Network:
         node = self._access.get(name)
         return list(dict.fromkeys(e.dst for e in self.state.out_edges(node))) if node is not None else []
 
+    def preparable(self) -> set[Op]:
+        """Operators that depend on nothing but static inputs and constants, make no result, and call nothing outside."""
+        results = self.result_containers()
+        fixed = self.static | set(self.constants)
+        made: set[Op] = set()
+        for op in self._order:  # a container is read after its last writer, so one sweep sees all writers first
+            if getattr(op.spec, "kind", "") == "torch":
+                continue
+            inputs = {o.data for o in self.ins(op)}
+            if any(o.data in results or self.containers[o.data].role != "transient" for o in self.outs(op)):
+                continue
+            if all(d in fixed or ((w := self.writers(d)) and all(x in made for x in w)) for d in inputs):
+                made.add(op)
+        while True:  # parts of a container that others write too stay with the others
+            mixed = {op for op in made if any(w not in made for o in self.outs(op) for w in self.writers(o.data))}
+            mixed |= {op for op in made - mixed if any(w in mixed for o in self.ins(op) for w in self.writers(o.data))}
+            if not mixed:
+                return made
+            made -= mixed
+
+    def prepared_ops(self) -> set[Op]:
+        """Operators that run when static inputs change and not in every call (none before they have been given places)."""
+        return self.preparable() if self.prepared else set()
+
     def result_containers(self) -> set[str]:
         """Containers that some result shows."""
         return {r.data for r in self.results}
 
     # ------------------------------------------------------------------ whole graph
     def bytes_moved(self) -> int:
-        """Bytes all operators read and write, read off the memlets."""
-        total = 0
+        """Bytes that a call's operators read and write, read off the memlets."""
+        total, prepared = 0, self.prepared_ops()
         for op in self._order:
+            if op in prepared:
+                continue
             for e in (*self.state.in_edges(op), *self.state.out_edges(op)):
                 total += int(e.data.volume) * itemsize(self.containers[e.data.data].dtype)
         return total
@@ -316,6 +354,9 @@ class Network:
             "names": self.names,
             "arena": self.arena,
             "arena_bytes": self.arena_bytes,
+            "static": sorted(self.static),
+            "prepared": self.prepared,
+            "prepared_bytes": self.prepared_bytes,
             "order": [op.label for op in self._order],
             "count": self._count,
         }
@@ -327,6 +368,8 @@ class Network:
         self.containers = {n: Container(tuple(s), tuple(t), d, r) for n, (s, t, d, r) in side["containers"].items()}
         self.names, self.arena = dict(side["names"]), dict(side["arena"])
         self.arena_bytes, self._count = side["arena_bytes"], side["count"]
+        self.static, self.prepared = set(side["static"]), dict(side["prepared"])
+        self.prepared_bytes = side["prepared_bytes"]
         self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}
         ops = {n.label: n for n in self.state.nodes() if isinstance(n, Op)}
         self._order = [ops[label] for label in side["order"]]

@@ -53,7 +53,8 @@ class Report:
         time = ", ".join(f"{k} {v:.2f} s" for k, v in g.seconds.items())
         lines = [
             f"graph {number} ({g.kind}): {g.operators} operators -> {g.calls} calls of {g.kernels} kernels ({state})",
-            f"  traffic {_size(g.bytes_before)} -> {_size(g.bytes_moved)}, scratch {_size(g.arena_bytes)}; {time}",
+            f"  traffic {_size(g.bytes_before)} -> {_size(g.bytes_moved)}, scratch {_size(g.arena_bytes)}, "
+            f"prepared {_size(g.prepared_bytes)}; {time}",
         ]
         if g.passes:
             width = max(len(p.name) for p in g.passes)

@@ -14,7 +14,7 @@ from dcir.ir.serialize import decode
 from dcir.ir.types import TYPES, itemsize
 from dcir.ops.torch_call import TorchCall
 
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 1 << 46
 _MAX_SLOTS = 1 << 24
 _MAX_RANK = 64
@@ -117,6 +117,7 @@ class Manifest:
     files: dict[str, FileEntry]
     table_size: int
     arena_bytes: int
+    prepared_bytes: int
     inputs: tuple[Input, ...]
     constants: tuple[Constant, ...]
     buffers: tuple[Buffer, ...]
@@ -206,14 +207,16 @@ def _size(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, where: s
 
 
 def _check(m: Manifest) -> None:
-    if not 1 <= m.table_size <= _MAX_SLOTS:
+    if not 2 <= m.table_size <= _MAX_SLOTS:
         raise _bad("table_size", "a possible size")
     if not 0 <= m.arena_bytes <= MAX_BYTES:
         raise _bad("arena_bytes", "a possible size")
-    sizes = {0: m.arena_bytes}
+    if not 0 <= m.prepared_bytes <= MAX_BYTES:
+        raise _bad("prepared_bytes", "a possible size")
+    sizes = {0: m.arena_bytes, 1: m.prepared_bytes}
 
     def claim(slot: int, size: int, where: str) -> None:
-        if not 1 <= slot < m.table_size or slot in sizes:
+        if not 2 <= slot < m.table_size or slot in sizes:
             raise _bad(f"{where}.slot", "a free slot of the table")
         sizes[slot] = size
 

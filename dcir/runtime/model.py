@@ -161,6 +161,7 @@ def _program(loaded: Loaded, tensors: Sequence[Tensor]) -> Program:
     info = ProgramInfo(
         table_size=m.table_size,
         arena_bytes=m.arena_bytes,
+        prepared_bytes=m.prepared_bytes,
         input_slots=tuple(x.slot for x in m.inputs),
         constant_slots=tuple(slot for slot, _ in pairs),
         buffers=tuple(BufferInfo(b.shape, b.strides, b.dtype) for b in m.buffers),

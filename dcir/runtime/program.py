@@ -15,10 +15,10 @@ import torch
 
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.lowering import FROM_NAME
+from dcir.runtime.blocks import Block
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
 
 _CALL_BACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class ProgramInfo:
 
     Attributes:
         table_size, arena_bytes: of the pointer table and the arena.
+        prepared_bytes: of the block of values that depend on static inputs alone; 0 if there are none.
+        static_inputs: arguments that prepared values depend on.
         input_slots: table slot per argument (-1: not a tensor, or not used).
         constant_slots: table slot per constant.
         buffers: result containers with their slots.
@@ -73,10 +75,30 @@ class ProgramInfo:
     results: tuple[ResultInfo, ...]
     callbacks: dict[int, Callable[[Any], None]]
     origins: tuple[str, ...]
+    prepared_bytes: int = 0
+    static_inputs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Values made from static inputs, and what those were.
+
+    The storages are held, so that no other tensor can be at their addresses while this record is compared with.
+    """
+
+    block: Block
+    storages: tuple[torch.UntypedStorage, ...]
+    addresses: tuple[int | None, ...]
+    versions: tuple[int, ...]
+    fingerprint: int
 
 
 class Program:
-    """A loaded network. Calls from several threads are safe: each call in flight has its own arena and table."""
+    """A loaded network. Calls from several threads are safe: each call in flight has its own arena and table.
+
+    What depends on parameters alone is computed at the first call and again when a parameter is another tensor, has another
+    version counter, or (written through ``Tensor.data``, which does not count) differs in a few probed elements.
+    """
 
     def __init__(self, path: Path, info: ProgramInfo, constants: Sequence[torch.Tensor]) -> None:
         self.info = info
@@ -84,13 +106,19 @@ class Program:
         try:
             self._library = ctypes.CDLL(str(path))
             self._run = self._library.dcir_run
+            self._prepare = self._library.dcir_prepare
+            self._fingerprint = self._library.dcir_fingerprint
         except (OSError, AttributeError) as e:
             details = [("system", str(e))]
             raise ArtefactInvalid("a compiled library cannot be loaded", where=str(path), details=details) from e
         self._run.restype = ctypes.c_int
         self._run.argtypes = [ctypes.c_void_p, _CALL_BACK]
+        self._prepare.restype, self._prepare.argtypes = ctypes.c_int, [ctypes.c_void_p]
+        self._fingerprint.restype, self._fingerprint.argtypes = ctypes.c_ulonglong, [ctypes.c_void_p]
         self._free: list[_Frame] = []
         self._lock = threading.Lock()
+        self._static = [(i, info.input_slots[i]) for i in info.static_inputs]
+        self._prepared: _Prepared | None = None
         self._tensor_inputs = [(i, s) for i, s in enumerate(info.input_slots) if s >= 0]
         self._alloc = [(maker(b), s) for b, s in zip(info.buffers, info.buffer_slots, strict=True)]
 
@@ -117,6 +145,10 @@ class Program:
                 t = new()
                 table[slot] = t.data_ptr()
                 buffers.append(t)
+            if self.info.prepared_bytes:
+                # The frame holds the block while its kernels read it, whatever other calls prepare meanwhile.
+                frame.prepared = self._ready(args, frame)
+                table[1] = frame.prepared.block.address
             code = self._run(frame.address, frame.call_back)
             if code:
                 self._fail(code, frame)
@@ -134,6 +166,33 @@ class Program:
                 out.append(torch.as_strided(base, r.shape, r.strides, r.offset + base.storage_offset()))
         return out
 
+    def _ready(self, args: Sequence[Any], frame: _Frame) -> _Prepared:
+        """Values that belong to the present contents of the static inputs."""
+        table = frame.table
+        addresses = tuple([table[slot] for _, slot in self._static])
+        try:
+            versions = tuple([args[i]._version for i, _ in self._static])
+        except RuntimeError:  # made in inference mode: nobody counts its writes
+            versions = None
+        fingerprint = self._fingerprint(frame.address)
+        known = self._prepared
+        if (
+            known is not None
+            and versions == known.versions
+            and addresses == known.addresses
+            and fingerprint == known.fingerprint
+        ):
+            return known
+        with self._lock:
+            block = Block(self.info.prepared_bytes)
+            table[1] = block.address
+            self._prepare(frame.address)
+            storages = tuple(args[i].untyped_storage() for i, _ in self._static)
+            made = _Prepared(block, storages, addresses, versions or (), fingerprint)
+            if versions is not None:
+                self._prepared = made
+            return made
+
     def _fail(self, code: int, frame: _Frame) -> None:
         if code < 0:
             error, frame.error = frame.error, None
@@ -150,10 +209,10 @@ class _Frame:
 
     def __init__(self, program: Program) -> None:
         info = program.info
-        self.arena = torch.empty(info.arena_bytes + _ALIGNMENT, dtype=torch.uint8)
-        start = -(-self.arena.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        self.arena = Block(info.arena_bytes)
+        self.prepared: _Prepared | None = None
         self.table = (ctypes.c_void_p * max(info.table_size, 1))()
-        self.table[0] = start
+        self.table[0] = self.arena.address
         for slot, t in zip(info.constant_slots, program.constants, strict=True):
             self.table[slot] = t.data_ptr()
         self.address = ctypes.addressof(self.table)

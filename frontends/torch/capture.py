@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,8 +11,10 @@ import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext, tracing
 
 from dcir.frontends.torch.decompose import decompositions
+from dcir.frontends.torch.importer import STATIC
 
 # (graph, "forward" | "backward" | "inference") -> function from a list of arguments to a list of results
 CompileGraph = Callable[[fx.GraphModule, str], Callable[[Sequence[Any]], list[Any]]]
@@ -56,6 +59,8 @@ def _is_symbolic(x: Any) -> bool:
 def _ahead_of_time(gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph) -> Callable[..., Any]:
     def compiler(kind: str) -> Any:
         def run(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            if kind == "inference":
+                graph.meta[STATIC] = _static_inputs()
             program = compile_graph(graph, kind)
 
             def boxed(args: list[Any]) -> list[Any]:
@@ -68,16 +73,25 @@ def _ahead_of_time(gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: Com
 
         return run
 
-    compiled: Callable[..., Any] = aot_module_simplified(
-        gm,
-        list(inputs),
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        decompositions=decompositions(),
-        partition_fn=min_cut_rematerialization_partition,
-    )
+    # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
+    with contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(None)):
+        compiled: Callable[..., Any] = aot_module_simplified(
+            gm,
+            list(inputs),
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            decompositions=decompositions(),
+            partition_fn=min_cut_rematerialization_partition,
+        )
     return compiled
+
+
+def _static_inputs() -> frozenset[int]:
+    """Numbers of the inputs of the graph under way that are parameters or buffers of modules."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return frozenset(metadata.static_input_indices if metadata is not None else ())
 
 
 class _BySize:

@@ -16,6 +16,9 @@ from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Stora
 from dcir.ops.registry import pages
 from dcir.ops.torch_call import TorchCall, pack
 
+STATIC = "dcir_static"
+"""Key of a graph's ``meta``: numbers of the placeholders that are parameters or buffers of the user's modules."""
+
 
 @dataclass
 class Imported:
@@ -104,6 +107,8 @@ class _Importer:
             self.net.inputs.append("")
             return node.meta.get("val")
         name = self.net.add_container(meta.shape, meta.dtype, "input", meta.strides)
+        if len(self.net.inputs) - 1 in self.gm.meta.get(STATIC, ()):
+            self.net.static.add(name)
         self.net.names[name] = str(node.target)
         return Ref(name, meta.shape, meta.strides, 0, meta.dtype)
 

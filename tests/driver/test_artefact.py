@@ -231,14 +231,14 @@ def edited(path, value):
 
 
 BROKEN = [
-    (("format",), 2, "format 2"),
+    (("format",), 1, "format 1"),
     (("format",), KeyError, "format None"),
     (("machine", "identity"), "0" * 40, "another processor"),
     (("table_size",), KeyError, "fields"),
     (("more",), 1, "fields"),
     (("table_size",), "4", "type int"),
     (("table_size",), True, "type int"),
-    (("table_size",), 1, "free slot"),
+    (("table_size",), 2, "free slot"),
     (("table_size",), -1, "possible size"),
     (("table_size",), 1 << 40, "possible size"),
     (("arena_bytes",), -1, "possible size"),
