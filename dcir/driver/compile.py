@@ -15,6 +15,7 @@ from torch import fx
 from dcir.codegen.compile import Library
 from dcir.driver.assemble import assemble
 from dcir.errors import OptionError, Unsupported
+from dcir.frontends.torch.capture import CompiledGraph
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.options import Options
 
@@ -68,12 +69,12 @@ class Session:
         """Remember a graph break of TorchDynamo."""
         self.breaks.append((reason, place))
 
-    def compile_graph(self, gm: fx.GraphModule, kind: str) -> Callable[[Sequence[Any]], list[Any]]:
+    def compile_graph(self, gm: fx.GraphModule, kind: str) -> CompiledGraph:
         """Compile one ATen graph (see ``frontends.torch.capture.CompileGraph``)."""
         with _COMPILING:
             return self._compile(gm, kind)
 
-    def _compile(self, gm: fx.GraphModule, kind: str) -> Callable[[Sequence[Any]], list[Any]]:
+    def _compile(self, gm: fx.GraphModule, kind: str) -> CompiledGraph:
         record = GraphRecord(kind)
         clock = _Clock(record.seconds)
         done = self._rewritten(gm, record, clock)
@@ -88,7 +89,7 @@ class Session:
             program = assemble(done, self._library(done, record, clock))
             clock.lap("load")
         self.graphs.append(record)
-        return program
+        return CompiledGraph(program, tuple(_chosen_strides(done, *output) for output in done.outputs))
 
     def build(self, gm: fx.GraphModule, kind: str) -> tuple[Imported, Library]:
         """Compile one ATen graph to a library, without loading it.
@@ -158,6 +159,12 @@ class Session:
     def _step(self, name: str) -> Callable[[int, int], None] | None:
         show = self.progress
         return None if show is None else lambda done, total: show(name, done, total)
+
+
+def _chosen_strides(done: Imported, kind: str, value: Any) -> tuple[int, ...] | None:
+    """Strides of one output if passes were free to choose them."""
+    free = kind == "result" and value in done.network.free
+    return done.network.results[value].strides if free else None
 
 
 class _Clock:

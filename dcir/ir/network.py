@@ -108,6 +108,7 @@ class Network:
         inputs, constants, results: in the order of the call.
         containers, names: what is known of each container; the user's names.
         arena, arena_bytes: planned byte offsets of transients in the arena, and its size.
+        free: numbers of results whose layout nobody but the backward graph sees: passes may choose it.
         static: inputs that are parameters or buffers: they change between calls, not with every call.
         prepared, prepared_bytes: transients that outlive a call, since they depend on nothing but static inputs and constants,
             with their byte offsets in a block of their own, and its size.
@@ -124,6 +125,7 @@ class Network:
         self.arena: dict[str, int] = {}
         self.arena_bytes = 0
         self.static: set[str] = set()
+        self.free: set[int] = set()
         self.prepared: dict[str, int] = {}
         self.prepared_bytes = 0
         self._access: dict[str, Any] = {}
@@ -354,6 +356,7 @@ class Network:
             "names": self.names,
             "arena": self.arena,
             "arena_bytes": self.arena_bytes,
+            "free": sorted(self.free),
             "static": sorted(self.static),
             "prepared": self.prepared,
             "prepared_bytes": self.prepared_bytes,
@@ -368,6 +371,7 @@ class Network:
         self.containers = {n: Container(tuple(s), tuple(t), d, r) for n, (s, t, d, r) in side["containers"].items()}
         self.names, self.arena = dict(side["names"]), dict(side["arena"])
         self.arena_bytes, self._count = side["arena_bytes"], side["count"]
+        self.free = set(side["free"])
         self.static, self.prepared = set(side["static"]), dict(side["prepared"])
         self.prepared_bytes = side["prepared_bytes"]
         self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +15,24 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
 
 from dcir.frontends.torch.decompose import decompositions
-from dcir.frontends.torch.importer import STATIC
+from dcir.frontends.torch.importer import FIRST_SAVED, STATIC
 
-# (graph, "forward" | "backward" | "inference") -> function from a list of arguments to a list of results
-CompileGraph = Callable[[fx.GraphModule, str], Callable[[Sequence[Any]], list[Any]]]
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """What became of an ATen graph.
+
+    Attributes:
+        call: from a list of arguments to a list of results.
+        strides: of the results; None for those that are no tensors, or are laid out as the graph says.
+    """
+
+    call: Callable[[Sequence[Any]], list[Any]]
+    strides: tuple[tuple[int, ...] | None, ...] = ()
+
+
+# (graph, "forward" | "backward" | "inference") -> its compiled form
+CompileGraph = Callable[[fx.GraphModule, str], CompiledGraph]
 # (reason, place in the user's program) of a graph break
 OnBreak = Callable[[str, str], None]
 
@@ -58,10 +73,12 @@ def _is_symbolic(x: Any) -> bool:
 
 def _ahead_of_time(gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph) -> Callable[..., Any]:
     def compiler(kind: str) -> Any:
-        def run(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            if kind == "inference":
-                graph.meta[STATIC] = _static_inputs()
-            program = compile_graph(graph, kind)
+        def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+            _annotate(graph, kind, examples)
+            compiled = compile_graph(graph, kind)
+            program = compiled.call
+            if kind == "forward":
+                _report_strides(compiled.strides)
 
             def boxed(args: list[Any]) -> list[Any]:
                 results = program(args)
@@ -87,11 +104,26 @@ def _ahead_of_time(gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: Com
     return compiled
 
 
-def _static_inputs() -> frozenset[int]:
-    """Numbers of the inputs of the graph under way that are parameters or buffers of modules."""
+def _annotate(graph: fx.GraphModule, kind: str, examples: Sequence[Any]) -> None:
+    """Note what the importer cannot see: which inputs are parameters, which results are saved, how saved tensors lie."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
-    return frozenset(metadata.static_input_indices if metadata is not None else ())
+    if kind == "inference" and metadata is not None:
+        graph.meta[STATIC] = frozenset(metadata.static_input_indices)
+    if kind == "forward" and context is not None and metadata is not None and context.output_strides is not None:
+        graph.meta[FIRST_SAVED] = metadata.tensors_saved_for_backwards_slice.start
+    if kind == "backward":
+        places = (n for n in graph.graph.nodes if n.op == "placeholder")
+        for node, example in zip(places, examples, strict=True):
+            if isinstance(example, torch.Tensor) and example.stride() != node.meta["val"].stride():
+                node.meta["val"] = example
+
+
+def _report_strides(strides: Sequence[tuple[int, ...] | None]) -> None:
+    """Tell AOTAutograd how the forward lays out what the backward will read."""
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None and any(s is not None for s in strides):
+        context.output_strides.extend(strides)
 
 
 class _BySize:

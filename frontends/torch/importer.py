@@ -16,6 +16,8 @@ from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Stora
 from dcir.ops.registry import pages
 from dcir.ops.torch_call import TorchCall, pack
 
+FIRST_SAVED = "dcir_first_saved"
+"""Key of a forward graph's ``meta``: number of its first result that only the backward graph reads."""
 STATIC = "dcir_static"
 """Key of a graph's ``meta``: numbers of the placeholders that are parameters or buffers of the user's modules."""
 
@@ -201,12 +203,15 @@ class _Importer:
 
     def _output(self, node: fx.Node) -> None:
         flat = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
-        for out in flat:
+        saved = self.gm.meta.get(FIRST_SAVED, len(flat))
+        for number, out in enumerate(flat):
             if not isinstance(out, fx.Node) or not isinstance(self.env[out], Ref):
                 self.done.outputs.append(("literal", self.env[out] if isinstance(out, fx.Node) else out))
                 continue
             ref = self._presentable(out, self.env[out])
             self.net.promote(ref.data)
+            if number >= saved:
+                self.net.free.add(len(self.net.results))
             self.net.results.append(Result(ref.data, ref.shape, ref.strides, ref.offset, ref.dtype))
             self.done.outputs.append(("result", len(self.net.results) - 1))
 
