@@ -6,9 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import Template
+from typing import TYPE_CHECKING
 
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.tiles.isa import Isa
+
+if TYPE_CHECKING:
+    from dcir.codegen.tiles.epilogue import Epilogue
 
 ELEMENT_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2}
 STORED = {"f32": "float", "f64": "double", "bf16": "unsigned short", "f16": "_Float16"}
@@ -16,6 +20,7 @@ HALF = ("bf16", "f16")
 INLINE = "static inline __attribute__((always_inline))"
 NOINLINE = "static __attribute__((noinline, noclone))"
 PARAMETERS = "L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch"
+EPILOGUE_PARAMETER = ", const Operands &e"
 
 _CORE = """
 typedef $T T;
@@ -26,23 +31,8 @@ typedef long long L;
 constexpr int VL = $VL;
 $inline V load(const T *p) { return *(const U *)p; }
 $inline void store(T *p, V v) { *(U *)p = v; }
-template <int B> $inline void copy_bits(T *d, const T *s, int n) {
-    if constexpr (B > 0) {
-        if (n & B) { __builtin_memcpy(d, s, B * sizeof(T)); d += B; s += B; }
-        copy_bits<B / 2>(d, s, n);
-    }
-}
-// The first n lanes only; no byte beyond them is touched.
-$noinline V load_part(const T *p, int n) {
-    alignas(64) T t[VL] = {};
-    copy_bits<VL>(t, p, n);
-    return load(t);
-}
-$noinline void store_part(T *p, V v, int n) {
-    alignas(64) T t[VL];
-    store(t, v);
-    copy_bits<VL>(p, t, n);
-}
+// The first n lanes only, 0 <= n <= VL; no byte beyond them is touched.
+$part
 $inline T sum(V v) {
 $halvings
     return v[0];
@@ -88,6 +78,28 @@ template <int MR, int NV> $inline void clear(V (&acc)[MR][NV]) {
         for (int v = 0; v < NV; v++) acc[i][v] = V{};
 }
 """
+_PART = """template <int B> $inline void copy_bits(T *d, const T *s, int n) {
+    if constexpr (B > 0) {
+        if (n & B) { __builtin_memcpy(d, s, B * sizeof(T)); d += B; s += B; }
+        copy_bits<B / 2>(d, s, n);
+    }
+}
+$noinline V load_part(const T *p, int n) {
+    alignas(64) T t[VL] = {};
+    copy_bits<VL>(t, p, n);
+    return load(t);
+}
+$noinline void store_part(T *p, V v, int n) {
+    alignas(64) T t[VL];
+    store(t, v);
+    copy_bits<VL>(p, t, n);
+}"""
+_PART_MASKED = """$inline V load_part(const T *p, int n) {
+    return __builtin_ia32_loadup${s}512_mask(p, V{}, (unsigned $m)((1u << n) - 1));
+}
+$inline void store_part(T *p, V v, int n) {
+    __builtin_ia32_storeup${s}512_mask(p, v, (unsigned $m)((1u << n) - 1));
+}"""
 
 
 def render(text: str, **values: object) -> str:
@@ -124,8 +136,10 @@ def core(isa: Isa, dtype: str) -> str:
             pair = f"r{2 * s}_{i & ~s}, r{2 * s}_{i | s}"
             exchanges.append(f"    const V r{s}_{i} = __builtin_shuffle({pair}, {'high' if i & s else 'low'}{s});")
     exchanges += [f"    store(to + {i} * step, r1_{i} + add);" for i in range(width)]
+    masked = {"s": "s" if dtype == "f32" else "d", "m": "short" if dtype == "f32" else "char"}
+    part = render(_PART_MASKED, **masked) if isa.name == "avx512" else render(_PART)
     return render(
-        _CORE, T=STORED[dtype], I="int" if dtype == "f32" else "long long", VB=isa.vector_bytes, VL=width,
+        _CORE, part=part, T=STORED[dtype], I="int" if dtype == "f32" else "long long", VB=isa.vector_bytes, VL=width,
         EB=ELEMENT_BYTES[dtype], halvings="\n".join(halvings), exchanges="\n".join(exchanges),
     )  # fmt: skip
 
@@ -182,7 +196,7 @@ def unravel(index: str, extents: Sequence[int], sums: Mapping[str, tuple[int, Se
 
 @dataclass(frozen=True)
 class Step:
-    """One parallel step: calls ``function`` (with PARAMETERS) for every job."""
+    """One parallel step: calls ``function`` (with PARAMETERS, and ``EPILOGUE_PARAMETER`` if there is one) for every job."""
 
     jobs: int
     function: str
@@ -199,6 +213,7 @@ class Draft:
         steps: run in order.
         scratch: bytes of scratch.
         swapped: the text takes the second operand as a0 and the first as a1.
+        epilogue: what is done before storing; with it steps take ``const Operands &e`` as their last parameter, and o0 is null.
     """
 
     name: str
@@ -207,13 +222,16 @@ class Draft:
     steps: tuple[Step, ...]
     scratch: int = 0
     swapped: bool = False
+    epilogue: Epilogue | None = None
 
     def calls(self, pointers: Sequence[str], result: str) -> list[Phase]:
         """The phases over pointer expressions."""
         given = [*pointers, *["nullptr"] * (3 - len(pointers))]
         if self.swapped:
             given[:2] = given[1], given[0]
-        arguments = f"j, {', '.join(given)}, {result}, scratch"
+        arguments = f"j, {', '.join(given)}, {result if self.epilogue is None else 'nullptr'}, scratch"
+        if self.epilogue is not None:
+            arguments += f", {self.epilogue.operands()}"
         return [Phase(s.jobs, f"dcir_tile::{s.function}({arguments});") for s in self.steps if s.jobs]
 
 
@@ -241,9 +259,10 @@ class Operand:
 
 
 def assemble(draft: Draft, isa: Isa, n_inputs: int) -> KernelPlan:
-    """The plan of an f32 or f64 draft."""
+    """The plan of an f32 or f64 draft over ``n_inputs`` operands of its own (its epilogue's follow them)."""
     phases = draft.calls([f"a{i}" for i in range(n_inputs)], "o0")
-    text = f"namespace dcir_tile {{{core(isa, draft.dtype)}{draft.text}}}\n"
+    epilogue = draft.epilogue.text(isa) if draft.epilogue is not None else ""
+    text = f"namespace dcir_tile {{{core(isa, draft.dtype)}{epilogue}{draft.text}}}\n"
     return KernelPlan(draft.name, text, tuple(phases), draft.scratch)
 
 

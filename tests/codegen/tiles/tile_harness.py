@@ -6,21 +6,23 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dcir.codegen.build import find_compiler
-from dcir.codegen.tiles.emit import STORED
+from dcir.codegen.build import HEADERS, find_compiler
+from dcir.codegen.cpp.scalar_ops import CPP_TYPE
 
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w"]
 
 
-def wrap(plan, dtype, n_inputs, name):
-    """A plan as a function over a pointer table (inputs, output, scratch) in a namespace of its own."""
-    stored = STORED[dtype]
+def wrap(plan, ins, outs, name):
+    """A plan as a function over a pointer table (inputs, outputs, scratch) in a namespace of its own.
+
+    ``ins`` are the inputs' element types and ``outs`` the outputs'; or, for operands of one type, the type and how many inputs.
+    """
+    if isinstance(ins, str):
+        ins, outs = (ins,) * outs, (ins,)
     lines = [f"namespace {name} {{", plan.globals, f'extern "C" void {name}(void **p) {{']
-    lines += [f"const {stored} *a{i} = (const {stored} *)p[{i}];" for i in range(n_inputs)]
-    lines += [
-        f"{stored} *o0 = ({stored} *)p[{n_inputs}];",
-        f"unsigned char *scratch = (unsigned char *)p[{n_inputs + 1}];",
-    ]
+    lines += [f"const {CPP_TYPE[t]} *a{i} = (const {CPP_TYPE[t]} *)p[{i}];" for i, t in enumerate(ins)]
+    lines += [f"{CPP_TYPE[t]} *o{i} = ({CPP_TYPE[t]} *)p[{len(ins) + i}];" for i, t in enumerate(outs)]
+    lines.append(f"unsigned char *scratch = (unsigned char *)p[{len(ins) + len(outs)}];")
     for phase in plan.phases:
         lines.append("#pragma omp parallel for schedule(static)")
         lines.append(f"for (long long j = 0; j < {phase.jobs}; j++) {{ {phase.code} }}")
@@ -28,7 +30,7 @@ def wrap(plan, dtype, n_inputs, name):
 
 
 def compile_plans(entries, flags=(), keep=None):
-    """Entries are (plan, dtype, n_inputs); returns one callable per entry, taking tensors and returning nothing."""
+    """Entries are (plan, ins, outs) of ``wrap``; returns one callable per entry, taking tensors and returning nothing."""
     folder = Path(tempfile.mkdtemp(prefix="dcir-tiles-"))
     groups = min(len(entries), 2)
     names = [f"kernel{i}" for i in range(len(entries))]
@@ -38,10 +40,12 @@ def compile_plans(entries, flags=(), keep=None):
             wrap(*entry, name) for i, (entry, name) in enumerate(zip(entries, names, strict=True)) if i % groups == g
         ]
         source = folder / f"unit{g}.cpp"
-        source.write_text("\n".join(texts))
+        source.write_text("\n".join(['#include "prelude.h"', *texts]))
         library = folder / f"unit{g}.so"
         done = subprocess.run(
-            [find_compiler(), *FLAGS, *flags, str(source), "-o", str(library)], capture_output=True, text=True
+            [find_compiler(), *FLAGS, f"-I{HEADERS}", *flags, str(source), "-o", str(library)],
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, f"{source}\n{done.stderr[:3000]}"
         return ctypes.CDLL(str(library))

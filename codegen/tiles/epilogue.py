@@ -1,0 +1,352 @@
+"""Epilogues on register tiles: C++ that applies a product's epilogue to accumulators and stores the results.
+
+How a tile emitter uses it:
+  1. ``epilogue = Epilogue(program, dtype, first, vector)``, if ``epilogue_suits(program, dtype)`` (else the node's loop program
+     is the kernel). ``vector`` is the program's dimension that vectors of accumulators run along; reorder, drop or merge
+     dimensions of the program beforehand as the kernel's own loops require (``Program.reorder``, ``dcir.ir.loops``).
+  2. ``Draft(..., epilogue=epilogue)``. ``assemble`` puts ``epilogue.text(isa)`` before the draft's text, and every step's function
+     gets one more parameter, ``const Operands &e``, last; its ``o0`` is a null pointer then: only the epilogue stores.
+  3. In the text, with i0, i1, … the program's loop variables (of type L) at the first value, dimension ``vector`` included:
+       ``finish_row<NV>(e, i0, i1, …, v, n)``   const V *v: a row of NV vectors in registers, of which n lanes are results;
+       ``finish(e, i0, i1, …, t, n)``           const T *t: n results in memory (say, on the stack), side by side.
+     Both compute and store. ``IN_REGISTERS`` (constexpr) says that ``finish_row`` is short code made of vectors, fit to be inlined
+     for every row of a tile; otherwise store the tile to the stack and call ``finish`` in a loop. Copy ``e`` to a local variable
+     first (``const Operands e = operands;``): stores might otherwise change it for all the compiler knows.
+
+Short programs of simple operators become vector statements. All others become a loop over a vector's lanes of the scalar C++ that
+loop programs use, which the compiler vectorises; what lies in memory is staged through the stack at the ends of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
+from dcir.codegen.tiles.emit import lanes, render
+from dcir.codegen.tiles.isa import Isa
+from dcir.ir.program import Program, Stmt
+from dcir.ir.types import compute_type
+
+LONGEST_INLINE = 14
+"""Vector statements of an epilogue that is worth repeating for every row of a tile."""
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="
+}  # fmt: skip
+_LOGICAL = {"and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "not": "~{}"}
+# NaN wins: a comparison with it is false. With a constant on one side one comparison will do.
+_EXTREME = {"max": ">", "min": "<"}
+
+_VECTORS = """
+struct Operands { $fields };
+constexpr bool IN_REGISTERS = $short;
+typedef unsigned char Bytes __attribute__((vector_size(VL), aligned(1), may_alias));
+typedef unsigned char Mask8 __attribute__((vector_size(VL)));
+template <bool WHOLE> $inline V get(const T *p, int n) { if constexpr (WHOLE) return load(p); else return load_part(p, n); }
+template <bool WHOLE> $inline void put(T *p, V v, int n) {
+    if constexpr (WHOLE) store(p, v);
+    else store_part(p, v, n);
+}
+template <bool WHOLE> $inline V get_apart(const T *p, L step, int n) {
+    V r = {};
+    for (int l = 0; l < (WHOLE ? VL : n); l++) r[l] = p[l * step];
+    return r;
+}
+template <bool WHOLE> $inline void put_apart(T *p, L step, V v, int n) {
+    alignas(64) T t[VL];
+    store(t, v);
+    for (int l = 0; l < (WHOLE ? VL : n); l++) p[l * step] = t[l];
+}
+template <bool WHOLE> $inline M get_bool(const bool *p, L step, int n) {
+    if (WHOLE && step == 1) return __builtin_convertvector((Mask8)*(const Bytes *)p, M) != 0;
+    M r = {};
+    for (int l = 0; l < (WHOLE ? VL : n); l++) r[l] = p[l * step] ? -1 : 0;
+    return r;
+}
+template <bool WHOLE> $inline void put_bool(bool *p, L step, M m, int n) {
+    const Mask8 b = __builtin_convertvector(m, Mask8) & 1;
+    if (WHOLE && step == 1) *(Bytes *)p = (Bytes)b;
+    else
+        for (int l = 0; l < (WHOLE ? VL : n); l++) p[l * step] = b[l];
+}
+$inline V splat(T x) { return V{$ones}; }
+$inline M all_or_none(bool x) { const M m = {}; return x ? ~m : m; }
+template <bool WHOLE> $inline void finish_vector(const Operands &e, $indices, V x, int n) {
+$statements
+}
+$noinline void finish_part(const Operands &e, $indices, V x, int n) { finish_vector<false>(e, $names, x, n); }
+template <int NV> $inline void finish_row(const Operands &e, $indices, const V *v, L n) {
+    if (n >= NV * VL)
+#pragma GCC unroll 8
+        for (int u = 0; u < NV; u++) finish_vector<true>(e, $at_vector, v[u], VL);
+    else
+#pragma GCC unroll 8
+        for (int u = 0; u < NV; u++) {
+            const L left = n - u * VL;
+            if (left > 0) finish_part(e, $at_vector, v[u], (int)(left < VL ? left : VL));
+        }
+}
+$noinline void finish(const Operands &e, $indices, const T *t, L n) {
+    L s = 0;
+    for (; s + VL <= n; s += VL) finish_vector<true>(e, $at_lane, load(t + s), VL);
+    if (s < n) finish_vector<false>(e, $at_lane, load_part(t + s, (int)(n - s)), (int)(n - s));
+}
+"""
+_LANES = """
+struct Operands { $fields };
+constexpr bool IN_REGISTERS = false;
+// Elements side by side, in memory or, where fewer than VL are left or they lie apart, in a copy.
+template <class S> $inline const S *fetch(const S *p, L step, int left, S *copy) {
+    if (step == 1 && left == VL) return p;
+    for (int c = 0; c < left; c++) copy[c] = p[c * step];
+    return copy;
+}
+template <class S> $inline void put_back(S *p, L step, int left, const S *copy) {
+    if (step == 1 && left == VL) return;
+    for (int c = 0; c < left; c++) p[c * step] = copy[c];
+}
+$noinline void finish(const Operands &e, $indices, const T *t, L count) {
+$uniform
+    for (L s = 0; s < count; s += VL) {
+        const int left = (int)(count - s < VL ? count - s : VL);
+$before
+#pragma omp simd
+        for (int c = 0; c < VL; c++) {
+$statements
+        }
+$after
+    }
+}
+template <int NV> $inline void finish_row(const Operands &e, $indices, const V *v, L n) {
+    alignas(64) T t[NV * VL];
+#pragma GCC unroll 8
+    for (int u = 0; u < NV; u++) store(t + u * VL, v[u]);
+    finish(e, $names, t, n);
+}
+"""
+
+
+def epilogue_suits(program: Program, dtype: str) -> bool:
+    """Whether the epilogue can be applied to tiles of ``dtype`` ("f32" or "f64")."""
+    return (
+        dtype in ("f32", "f64")
+        and not program.inner
+        and bool(program.outer)
+        and program.inputs[0] == dtype
+        and all(s.op != "reduce" and not (s.op == "gather" and s.attr[4] == "checked") for s in program.body)
+    )
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """An epilogue bound to a kernel.
+
+    Attributes:
+        program: the epilogue over the kernel's loops; its input 0 is the accumulated value, whose strides mean nothing here.
+        dtype: "f32" or "f64", of the accumulators.
+        first: number of the kernel's operand that is the program's input 1.
+        vector: the dimension that vectors run along.
+    """
+
+    program: Program
+    dtype: str
+    first: int
+    vector: int
+
+    def operands(self) -> str:
+        """A C++ expression of the operands' pointers, over the kernel's."""
+        given = [f"(const {CPP_TYPE[t]} *)a{self.first + i}" for i, t in enumerate(self.program.inputs[1:])]
+        given += [f"({CPP_TYPE[t]} *)o{i}" for i, t in enumerate(self.program.outputs)]
+        return f"dcir_tile::Operands{{{', '.join(given)}}}"
+
+    def text(self, isa: Isa) -> str:
+        """``Operands``, ``finish_row`` and ``finish``."""
+        p = self.program
+        fields = [f"const {CPP_TYPE[t]} *a{i + 1};" for i, t in enumerate(p.inputs[1:])]
+        fields += [f"{CPP_TYPE[t]} *o{i};" for i, t in enumerate(p.outputs)]
+        names = [f"i{d}" for d in range(len(p.outer))]
+
+        def at(step: str) -> str:
+            return ", ".join(n + step if d == self.vector else n for d, n in enumerate(names))
+
+        shared = {"fields": " ".join(fields), "indices": ", ".join(f"L {n}" for n in names), "names": ", ".join(names)}
+        if all(self._simple(i) for i, varies in enumerate(self._varying()) if varies):
+            short = sum(self._varying()) <= LONGEST_INLINE
+            return render(
+                _VECTORS, short="true" if short else "false", ones=", ".join("x" * lanes(isa, self.dtype)),
+                statements=self._vector_statements(), at_vector=at(" + u * VL"), at_lane=at(" + s"), **shared,
+            )  # fmt: skip
+        return render(_LANES, **self._lane_statements(), **shared)
+
+    def _varying(self) -> list[bool]:
+        """Per statement whether it differs along a vector."""
+        varies: list[bool] = []
+        for s in self.program.body:
+            own = s.op in ("load", "gather", "store") and s.attr[1][self.vector] != 0
+            own = (
+                own
+                or s.op == "store"
+                or (s.op == "load" and s.attr[0] == 0)
+                or (s.op == "index" and s.attr[0] == self.vector)
+            )
+            varies.append(own or any(varies[a] for a in s.args))
+        return varies
+
+    # ------------------------------------------------------------------ vectors
+    def _simple(self, i: int) -> bool:
+        """Whether a statement that varies has a form for vectors."""
+        s, body = self.program.body[i], self.program.body
+        types = (self.dtype, "bool")
+        given = [body[a].dtype for a in s.args]
+        if s.op == "load":
+            return not s.args and self.program.inputs[s.attr[0]] in types
+        if s.op == "store":
+            return s.dtype in types
+        if s.op == "cast":
+            return given == ["bool"] and s.dtype == self.dtype
+        if any(t not in types for t in (s.dtype, *given)):
+            return False
+        if s.op in _LOGICAL:
+            return all(t == "bool" for t in given)
+        if s.op == "where":
+            return True
+        return (s.op in _INFIX or s.op in _EXTREME or s.op in ("neg", "abs", "fma")) and given[0] == self.dtype
+
+    def _vector_statements(self) -> str:
+        p, varies, lines = self.program, self._varying(), []
+        for i, s in enumerate(p.body):
+            if not varies[i]:
+                lines += self._scalar(i, s, "")
+                continue
+            args = [self._as_vector(a, varies) for a in s.args]
+            if s.op == "store":
+                step = s.attr[1][self.vector]
+                at = f"e.o{s.attr[0]} + {self._address(s)}"
+                if s.dtype == "bool":
+                    lines.append(f"put_bool<WHOLE>({at}, {step}, {args[0]}, n);")
+                elif step == 1:
+                    lines.append(f"put<WHOLE>({at}, {args[0]}, n);")
+                else:
+                    lines.append(f"put_apart<WHOLE>({at}, {step}LL, {args[0]}, n);")
+                continue
+            kind = "M" if s.dtype == "bool" else "V"
+            lines.append(f"const {kind} v{i} = {self._vector_value(s, args)};")
+        return "\n".join("    " + line for line in lines)
+
+    def _vector_value(self, s: Stmt, args: list[str]) -> str:
+        p = self.program
+        if s.op == "load":
+            if s.attr[0] == 0:
+                return "x"
+            step, at = s.attr[1][self.vector], f"e.a{s.attr[0]} + {self._address(s)}"
+            if p.inputs[s.attr[0]] == "bool":
+                return f"get_bool<WHOLE>({at}, {step}, n)"
+            return f"get<WHOLE>({at}, n)" if step == 1 else f"get_apart<WHOLE>({at}, {step}LL, n)"
+        if s.op == "cast":
+            return f"{args[0]} ? splat(1) : splat(0)"
+        if s.op == "where":
+            return f"{args[0]} ? {args[1]} : {args[2]}"
+        if s.op in _LOGICAL:
+            return _LOGICAL[s.op].format(*args)
+        if s.op == "fma":
+            return f"{args[0]} * {args[1]} + {args[2]}"
+        if s.op == "neg":
+            return f"-{args[0]}"
+        if s.op == "abs":
+            return f"(V)((M){args[0]} & ~(M)splat(-0.0))"
+        if s.op in _EXTREME:
+            sign, (x, y) = _EXTREME[s.op], args
+            for constant, other, a in ((x, y, s.args[0]), (y, x, s.args[1])):
+                value = p.body[a]
+                if value.op == "const" and value.attr[0] == value.attr[0]:
+                    return f"{constant} {sign} {other} ? {constant} : {other}"
+            return f"({x} {sign} {y}) | ({x} != {x}) ? {x} : {y}"
+        return f"{args[0]} {_INFIX[s.op]} {args[1]}"
+
+    def _as_vector(self, i: int, varies: list[bool]) -> str:
+        if varies[i]:
+            return f"v{i}"
+        return f"{'all_or_none' if self.program.body[i].dtype == 'bool' else 'splat'}({self._name(i)})"
+
+    # ------------------------------------------------------------------ lanes
+    def _lane_statements(self) -> dict[str, str]:
+        p, varies = self.program, self._varying()
+        uniform: list[str] = []
+        before: list[str] = []
+        inside: list[str] = []
+        after: list[str] = []
+        for i, s in enumerate(p.body):
+            if not varies[i]:
+                uniform += self._scalar(i, s, "")
+                continue
+            step = s.attr[1][self.vector] if s.op in ("load", "store", "gather") else 0
+            at = self._address(s, f" + s * {step}LL") if step else self._address(s) if s.op in ("load", "store") else ""
+            if s.op == "load" and s.attr[0] == 0:
+                inside.append(f"const T v{i} = t{i}[c];")
+                before.append(f"alignas(64) T c{i}[VL]; const T *t{i} = fetch(t + s, 1, left, c{i});")
+            elif s.op == "load" and not s.args and step:
+                kind = CPP_TYPE[p.inputs[s.attr[0]]]
+                before.append(
+                    f"alignas(64) {kind} c{i}[VL]; const {kind} *t{i} = fetch(e.a{s.attr[0]} + {at}, {step}, left, c{i});"
+                )
+                inside.append(
+                    f"const {CPP_TYPE[s.dtype]} v{i} = {cast_expr(f't{i}[c]', p.inputs[s.attr[0]], s.dtype)};"
+                )
+            elif s.op == "store":
+                kind, value = CPP_TYPE[s.dtype], cast_expr(self._name(s.args[0]), compute_type(s.dtype), s.dtype)
+                whole = f"{step} == 1 && left == VL"
+                before.append(
+                    f"{kind} *p{i} = e.o{s.attr[0]} + {at}; alignas(64) {kind} c{i}[VL], *t{i} = {whole} ? p{i} : c{i};"
+                )
+                inside.append(f"t{i}[c] = {value};")
+                after.append(f"put_back(p{i}, {step}, left, c{i});")
+            else:
+                inside += self._scalar(i, s, f" + (s + c) * {step}LL" if step else "")
+        pads = {"uniform": 4, "before": 8, "statements": 12, "after": 8}
+        texts = (uniform, before, inside, after)
+        return {k: "\n".join(" " * pad + t for t in lines) for (k, pad), lines in zip(pads.items(), texts, strict=True)}
+
+    def _scalar(self, i: int, s: Stmt, lane: str) -> list[str]:
+        """A statement of scalars; ``lane`` is what the lane adds to an address (set inside the loop over lanes only)."""
+        p = self.program
+        if s.op in ("const", "index"):
+            return []
+        varying = self._varying()[i]
+        guard = "c < left" if varying else "true"
+        if s.op == "load":
+            element = cast_expr(f"e.a{s.attr[0]}[{self._address(s, lane)}]", p.inputs[s.attr[0]], s.dtype)
+            text = element
+            if s.args:
+                text = f"({guard}) & {self._name(s.args[0])} ? {element} : {self._name(s.args[1])}"
+            elif varying and lane:
+                text = f"{guard} ? {element} : {literal(0, s.dtype)}"
+        elif s.op == "gather":
+            operand, _, extents, steps, _ = s.attr
+            indices, rest = s.args[: len(extents)], s.args[len(extents) :]
+            good = [f"((unsigned long long){self._name(a)} < {e}ULL)" for a, e in zip(indices, extents, strict=True)]
+            test = " & ".join([f"({guard})", *good, *([self._name(rest[0])] if rest else [])])
+            at = " + ".join(
+                [self._address(s, lane), *(f"{self._name(a)} * {t}LL" for a, t in zip(indices, steps, strict=True))]
+            )
+            other = self._name(rest[1]) if rest else literal(0, s.dtype)
+            text = f"({test}) ? {cast_expr(f'e.a{operand}[{at}]', p.inputs[operand], s.dtype)} : {other}"
+        elif s.op == "cast":
+            text = cast_expr(self._name(s.args[0]), p.body[s.args[0]].dtype, s.dtype)
+        elif s.op == "narrow" and s.attr:
+            text = cast_expr(cast_expr(self._name(s.args[0]), s.dtype, s.attr[0]), s.attr[0], s.dtype)
+        else:
+            operand_type = p.body[s.args[1 if s.op == "where" else 0]].dtype
+            text = SCALAR_OPS[s.op].cpp([self._name(a) for a in s.args], operand_type)
+        return [f"const {CPP_TYPE[s.dtype]} v{i} = {text};"]
+
+    def _name(self, i: int) -> str:
+        s = self.program.body[i]
+        if s.op == "const":
+            return literal(s.attr[0], s.dtype)
+        if s.op == "index":
+            return f"(i{s.attr[0]} + s + c)" if s.attr[0] == self.vector else f"i{s.attr[0]}"
+        return f"v{i}"
+
+    def _address(self, s: Stmt, lane: str = "") -> str:
+        terms = [f"i{d}" if t == 1 else f"i{d} * {t}LL" for d, t in enumerate(s.attr[1]) if t]
+        return (" + ".join(terms) or "0") + lane

@@ -1,0 +1,190 @@
+"""Epilogues on tiles: every kind of statement, from registers and from memory, whole vectors and tails, every instruction set."""
+
+import numpy as np
+import pytest
+import torch
+
+from dcir.codegen.tiles.emit import Draft, Step, assemble, render
+from dcir.codegen.tiles.epilogue import Epilogue, epilogue_suits
+from dcir.codegen.tiles.isa import ISAS
+from dcir.ir.network import contiguous
+from dcir.ir.program import Body
+from dcir.ops.epilogue import run_epilogue
+from tests.codegen.tiles.tile_harness import compile_plans
+
+SHAPE = (3, 5, 43)
+TORCH = {"f32": torch.float32, "f64": torch.float64, "bool": torch.bool, "i64": torch.int64, "bf16": torch.bfloat16,
+         "u8": torch.uint8}  # fmt: skip
+
+
+class Case:
+    """An epilogue under construction: ``x`` is the product's value."""
+
+    def __init__(self, dtype):
+        self.dtype, self.body = dtype, Body(SHAPE)
+        self.x = self.body.load(self.body.input(dtype), contiguous(SHAPE))
+
+    def load(self, strides, dtype=None, mask=None):
+        number = self.body.input(dtype or self.dtype)
+        other = None if mask is None else self.body.const(3, self.dtype)
+        return self.body.load(number, strides, mask, other)
+
+    def store(self, value, dtype=None, strides=None):
+        self.body.store(self.body.output(dtype or self.dtype), strides or contiguous(SHAPE), value)
+
+    def const(self, value):
+        return self.body.const(value, self.dtype)
+
+
+def relu(c):
+    total = c.x + c.load((0, 0, 1)) + c.load(contiguous(SHAPE))
+    c.store(c.body.op("max", total, c.const(0)))
+    c.store(total)
+
+
+def clamp(c):
+    low = c.body.op("max", c.x, c.load((0, 1, 0)))
+    c.store(c.body.op("min", c.const(0.5), c.body.op("max", low, c.load((5, 1, 0)))), strides=(300, 60, 1))
+
+
+def arithmetic(c):
+    y = c.load((0, 43, 1)) * c.x - c.load((5, 1, 0)) / c.const(3.5)
+    c.store(c.body.op("fma", -y, c.body.op("abs", c.x), c.const(2)), strides=(430, 86, 2))
+
+
+def masks(c):
+    positive = c.x > c.const(0)
+    odd = c.body.op("xor", positive, c.load(contiguous(SHAPE), "bool"))
+    c.store(c.body.where(odd & c.load((0, 0, 1), "bool"), c.x, c.load((1, 3, 15))))
+    c.store(~odd | (c.x.ne(c.x)), "bool")
+    c.store(c.body.convert(positive, c.dtype) * c.const(2), strides=(1, 3, 15))
+    c.store(positive, "bool", (1, 3, 15))
+
+
+def sign_of_zero(c):
+    c.store(c.body.op("abs", c.x * c.const(-0.0)))
+    c.store(c.x * c.load((0, 0, 0)) + c.const(-0.0))
+
+
+def gelu(c):
+    total = c.x + c.load((0, 0, 1))
+    c.store(total * c.const(0.5) * (c.body.op("erf", total * c.const(0.7071)) + c.const(1)))
+    c.store(c.body.op("tanh", total) + c.body.op("sigmoid", c.load((1, 3, 15))), strides=(1, 3, 15))
+    c.store(c.body.convert(total, "f32"), "bf16")
+
+
+def guarded(c):
+    row, column = c.body.index(1), c.body.index(2)
+    inside = column < c.body.const(17, "i64")
+    value = c.load(contiguous(SHAPE), None, inside & (row > c.body.const(1, "i64")))
+    value = value + c.load((0, 1, 0), None, inside)
+    c.store(value + c.x + c.body.convert(column * c.body.const(2, "i64") + row, c.dtype))
+    c.store(c.body.convert(c.x * c.const(40), "i64"), "i64")
+
+
+def gathers(c):
+    b = c.body
+    place = b.op("mod", b.index(2) * b.const(7, "i64"), b.const(43, "i64"))
+    table = b.gather(b.input(c.dtype), (215, 43, 0), [place], (43,), (1,), "trusted")
+    row = b.gather(b.input(c.dtype), (0, 0, 1), [b.index(1)], (5,), (43,), "trusted")
+    c.store(c.x * table + row)
+    c.store(b.op("add", b.convert(c.load(contiguous(SHAPE), "u8"), "i64"), b.index(0)), "i64")
+
+
+def narrowed(c):
+    b = c.body
+    y = b._expr(type(b._body[0])("narrow", (c.x.n,), c.x.dtype, ("bf16",)))
+    c.store(b.op("sqrt", y * y) + b.op("pow", b.op("abs", c.x), c.const(1.5)))
+
+
+KINDS = (relu, clamp, arithmetic, masks, sign_of_zero, gelu, guarded, gathers, narrowed)
+_TEXT = """
+$noinline void rows(L j, const T *a0, const T *, const T *, T *, unsigned char *, const Operands &operands) {
+    const Operands e = operands;
+    const L i = j / 5, r = j % 5;
+    if (j % 2) return finish(e, i, r, 0, a0 + j * 43, 43);
+    for (L n = 0; n < 43; n += 2 * VL) {
+        alignas(64) T t[2 * VL] = {};
+        for (L l = 0; l < 2 * VL && n + l < 43; l++) t[l] = a0[j * 43 + n + l];
+        const V v[2] = {load(t), load(t + VL)};
+        finish_row<2>(e, i, r, n, v, 43 - n);
+    }
+}
+"""
+# The same along the first dimension, whose neighbours are far apart.
+_ACROSS = """
+$noinline void rows(L j, const T *a0, const T *, const T *, T *, unsigned char *, const Operands &operands) {
+    const T t[3] = {a0[j], a0[j + 215], a0[j + 430]};
+    finish(operands, 0, j / 43, j % 43, t, 3);
+}
+"""
+CASES = [
+    (isa, dtype, kind, across) for isa in ISAS for dtype in ("f32", "f64") for kind in KINDS for across in (False, True)
+]
+
+
+def build(isa, dtype, kind, across):
+    case = Case(dtype)
+    kind(case)
+    program = case.body.finish()
+    assert epilogue_suits(program, dtype)
+    text, jobs, vector = (_ACROSS, 5 * 43, 0) if across else (_TEXT, 15, 2)
+    draft = Draft("rows", dtype, render(text), (Step(jobs, "rows"),), epilogue=Epilogue(program, dtype, 1, vector))
+    return assemble(draft, ISAS[isa], 1), program
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    made = {case: build(*case) for case in CASES}
+    calls = compile_plans([(plan, program.inputs, program.outputs) for plan, program in made.values()])
+    return {case: (call, made[case][1]) for case, call in zip(made, calls, strict=True)}
+
+
+def values(dtype, seed):
+    g = torch.Generator().manual_seed(seed)
+    if dtype == "bool":
+        return torch.rand(645, generator=g) > 0.5
+    if dtype == "u8":
+        return torch.randint(0, 255, (645,), generator=g, dtype=torch.uint8)
+    t = torch.randn(645, generator=g, dtype=torch.float64).to(TORCH[dtype])
+    t[::31] = float("nan")
+    t[5::37] = -0.0
+    t[7::41] = float("inf")
+    return t
+
+
+def numpy_of(t):
+    return t.view(torch.int16).numpy().view(np.uint16) if t.dtype == torch.bfloat16 else t.numpy()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}-{c[2].__name__}-{c[3]}")
+def test_epilogue(kernels, case):
+    call, program = kernels[case]
+    ins = [values(t, i) for i, t in enumerate(program.inputs)]
+    outs = [torch.full((1300,), 5).to(TORCH[t]) for t in program.outputs]
+    expected = [o.clone() for o in outs]
+    with np.errstate(all="ignore"):
+        run_epilogue(program, ins[0].numpy(), [numpy_of(t) for t in ins[1:]], [numpy_of(o) for o in expected])
+    call(*ins, *outs)
+    for mine, wanted in zip(outs, expected, strict=True):
+        if mine.dtype.is_floating_point:
+            assert torch.equal(mine.isnan(), wanted.isnan())
+            tolerance = 1e-2 if mine.dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(mine, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+            zero = (wanted == 0) & (mine == 0)
+            if case[2] is sign_of_zero:
+                assert torch.equal(mine.signbit()[zero], wanted.signbit()[zero])
+        else:
+            assert torch.equal(mine, wanted)
+
+
+def test_refused():
+    """What no tile can apply: an index to check, another type, a reduction."""
+    case = Case("f32")
+    b = case.body
+    case.store(case.x + b.gather(b.input("f32"), (0, 0, 0), [b.index(1)], (5,), (1,), "checked"))
+    assert not epilogue_suits(b.finish(), "f32")
+    case = Case("f32")
+    relu(case)
+    assert not epilogue_suits(case.body.finish(), "f64")
+    assert not epilogue_suits(case.body.finish(), "bf16")
