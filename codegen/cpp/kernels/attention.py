@@ -11,26 +11,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcir.codegen.cpp.kernels.attention_text import BACKWARD, COMMON, FEW, FORWARD
+from dcir.codegen.cpp.kernels import attention_backward
+from dcir.codegen.cpp.kernels.attention_text import COMMON, FEW, FORWARD
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.planners import Machine, planner
-from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, render, round_up
+from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, Split, ceil_div, core, lanes, render, round_up
 from dcir.codegen.tiles.isa import ISAS, Isa
 from dcir.ops.attention import AttentionSpec
 
-# Rows by vectors of a register tile: what 32 or 16 vector registers hold besides the operands.
-TILES = {"avx512": (6, 4), "avx2": (6, 2), "generic": (6, 2)}
+# Accumulators of a register tile and vectors of its widest row: what the registers hold besides the operands.
+TILES = {"avx512": (24, 4), "avx2": (12, 3), "generic": (12, 3)}
 QUERY_BLOCK = 48
 KEY_BLOCK = 128
+# A block of values (and of keys, where they are copied) stays in level-1 cache.
+BLOCK_BYTES = 32768
 # Heads with fewer jobs than this are cut along the keys too in the backward pass.
 BACKWARD_JOBS = 32
-# Up to this many queries, packing the keys costs more than it saves.
-FEW_QUERIES = 8
+# Up to this many queries, lanes across the elements of a head do better than lanes across queries.
+FEW_QUERIES = 3
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Block sizes of a spec; ``qb`` and ``nb`` are the rows and columns of a score block, ``dp`` the padded head."""
+    """Block sizes of a spec; ``nb`` is the rows of a score block, ``queries`` the vectors of its columns, ``dp`` the padded head."""
 
     spec: AttentionSpec
     isa: Isa
@@ -44,16 +47,15 @@ class _Blocks:
         return TILES[self.isa.name]
 
     @property
-    def query_blocks(self) -> int:
-        return ceil_div(self.spec.m, QUERY_BLOCK)
-
-    @property
-    def qb(self) -> int:
-        return round_up(ceil_div(self.spec.m, self.query_blocks), self.tile[0])
+    def queries(self) -> Split:
+        """Vectors of queries dealt to blocks."""
+        return Split.at_most(ceil_div(self.spec.m, self.vl), max(1, QUERY_BLOCK // self.vl))
 
     @property
     def nb(self) -> int:
-        return round_up(ceil_div(self.spec.n, ceil_div(self.spec.n, KEY_BLOCK)), self.vl)
+        fit = BLOCK_BYTES // (self.dp * ELEMENT_BYTES[self.spec.compute]) // self.vl * self.vl
+        most = min(KEY_BLOCK, max(2 * self.vl, fit))
+        return round_up(ceil_div(self.spec.n, max(1, ceil_div(self.spec.n, most))), self.vl)
 
     @property
     def key_blocks(self) -> int:
@@ -72,27 +74,19 @@ class _Blocks:
         """Runs of key blocks per head in the backward pass."""
         return min(self.key_blocks, max(1, BACKWARD_JOBS // self.all_heads))
 
-    @property
-    def kt(self) -> int:
-        """Elements of all packed transposed keys (or values)."""
-        return self.all_heads * self.key_blocks * self.spec.d * self.nb
-
-    @property
-    def rows(self) -> int:
-        """Elements of all packed rows of keys (or values)."""
-        return self.all_heads * self.key_blocks * self.nb * self.dp
-
-    @property
-    def queries(self) -> int:
-        """Elements of all packed rows of queries."""
-        return self.all_heads * self.query_blocks * self.qb * self.dp
+    def in_place(self, strides: tuple[int, ...], *, vectors: bool) -> bool:
+        """Whether rows can be read where they lie: as scalars, or as whole vectors."""
+        if self.spec.dtype != self.spec.compute or abs(strides[2]) >= 1 << 24 or abs(strides[3]) >= 1 << 24:
+            return False
+        return not vectors or (strides[3] == 1 and self.spec.d == self.dp)
 
 
 @planner(AttentionSpec)
 def plan_attention(spec: AttentionSpec, machine: Machine) -> KernelPlan:
     """The kernel of an attention or of its gradients."""
-    blocks = _Blocks(spec, ISAS[machine.isa])
-    return _backward(blocks) if spec.grads else _forward(blocks)
+    if spec.grads:
+        return attention_backward._backward(attention_backward._Blocks(spec, ISAS[machine.isa]))
+    return _forward(_Blocks(spec, ISAS[machine.isa]))
 
 
 def _index(name: str, strides: tuple[int, ...], *loops: str) -> str:
@@ -102,18 +96,26 @@ def _index(name: str, strides: tuple[int, ...], *loops: str) -> str:
     return f"static inline L at_{name}({parameters}) {{ return {' + '.join(terms)}; }}"
 
 
+def _rows(b: _Blocks, name: str, strides: tuple[int, ...]) -> str:
+    """How the rows of keys or values are read: in place, or from a copy with rows of ``dp`` elements."""
+    place = b.in_place(strides, vectors=name == "V" or b.spec.m <= FEW_QUERIES)
+    row, step = (strides[2], strides[3]) if place else (b.dp, 1)
+    return f"constexpr bool {name}_IN_PLACE = {int(place)};\nconstexpr L {name}_ROW = {row}, {name}_STEP = {step};"
+
+
 def _common(b: _Blocks) -> str:
-    spec, (mr, nv) = b.spec, b.tile
+    spec, (acc, wide) = b.spec, b.tile
     places = {"q": spec.q, "k": spec.k, "v": spec.v, "o": spec.o}
-    if spec.grads:
-        places.update(zip(("g", "dq", "dk", "dv"), spec.grads, strict=True))
     lines = [_index(name, st, "b", "h", "i", "e") for name, st in places.items()]
     lines.append(_index("lse", spec.lse, "b", "h", "i"))
     lines.append(_index("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
+    lines += [_rows(b, "K", spec.k), _rows(b, "V", spec.v)]
+    flat = not spec.mask or spec.mask[2] == 0
     return core(b.isa, spec.compute) + render(
-        COMMON, S=STORED[spec.dtype], mr=mr, nv=nv, qb=b.qb, nb=b.nb, d=spec.d, dp=b.dp,
-        m=spec.m, n=spec.n, heads=spec.heads, qblocks=b.query_blocks, kblocks=b.key_blocks, scale=repr(float(spec.scale)),
-        causal=int(spec.causal), masked=int(bool(spec.mask)), places="\n".join(lines),
+        COMMON, S=STORED[spec.dtype], acc=acc, wide=wide, bv=b.queries.size, nb=b.nb, d=spec.d, dp=b.dp,
+        m=spec.m, n=spec.n, heads=spec.heads, qblocks=b.queries.parts, larger=b.queries.larger,
+        scale=repr(float(spec.scale)), causal=int(spec.causal), masked=int(bool(spec.mask)), flat=int(flat),
+        places="\n".join(lines),
     )  # fmt: skip
 
 
@@ -122,47 +124,12 @@ def _at(offset: int) -> str:
 
 
 def _forward(b: _Blocks) -> KernelPlan:
+    mask = "a3" if b.spec.mask else "nullptr"
     if b.spec.m <= FEW_QUERIES:
-        return _few(b)
+        rows, padded = b.all_heads * b.spec.m, round_up(b.spec.n, 16)
+        text = f"namespace dcir_attention {{{_common(b)}{render(FEW, padded=padded)}}}\n"
+        phase = Phase(rows, f"dcir_attention::attend(j, a0, a1, a2, {mask}, {_at(0)}, o0, o1);")
+        return KernelPlan("attention_few", text, (phase,), rows * padded * ELEMENT_BYTES[b.spec.compute])
     text = f"namespace dcir_attention {{{_common(b)}{render(FORWARD)}}}\n"
-    kt, vp = _at(0), _at(b.kt)
-    mask = "a3" if b.spec.mask else "nullptr"
-    phases = (
-        Phase(b.all_heads * b.key_blocks, f"dcir_attention::pack_keys(j, a1, a2, {kt}, {vp});"),
-        Phase(b.all_heads * b.query_blocks, f"dcir_attention::attend(j, a0, {mask}, {kt}, {vp}, o0, o1);"),
-    )
-    return KernelPlan("attention", text, phases, (b.kt + b.rows) * ELEMENT_BYTES[b.spec.compute])
-
-
-def _few(b: _Blocks) -> KernelPlan:
-    text = f"namespace dcir_attention {{{_common(b)}{render(FEW)}}}\n"
-    rows = b.all_heads * b.spec.m
-    mask = "a3" if b.spec.mask else "nullptr"
-    phase = Phase(rows, f"dcir_attention::attend(j, a0, a1, a2, {mask}, {_at(0)}, o0, o1);")
-    return KernelPlan("attention_few", text, (phase,), rows * b.spec.n * ELEMENT_BYTES[b.spec.compute])
-
-
-def _backward(b: _Blocks) -> KernelPlan:
-    text = f"namespace dcir_attention {{{_common(b)}{render(BACKWARD, parts=b.parts, heads_total=b.all_heads)}}}\n"
-    sizes = {"kt": b.kt, "vt": b.kt, "kp": b.rows, "qs": b.queries, "gs": b.queries,
-             "delta": round_up(b.all_heads * b.query_blocks * b.qb, 16), "part": b.parts * b.queries}  # fmt: skip
-    place, at = {}, 0
-    for name, size in sizes.items():
-        place[name] = _at(at)
-        at += size
-    mask = "a6" if b.spec.mask else "nullptr"
-    p = place
-    phases = (
-        Phase(b.all_heads * b.key_blocks, f"dcir_attention::pack_keys(j, a2, a3, {p['kt']}, {p['vt']}, {p['kp']});"),
-        Phase(
-            b.all_heads * b.query_blocks,
-            f"dcir_attention::pack_queries(j, a1, a0, a4, {p['qs']}, {p['gs']}, {p['delta']});",
-        ),
-        Phase(
-            b.all_heads * b.parts,
-            f"dcir_attention::gradients(j, {mask}, a5, {p['kt']}, {p['vt']}, {p['kp']}, {p['qs']}, {p['gs']}, "
-            f"{p['delta']}, {p['part']}, o1, o2);",
-        ),
-        Phase(b.all_heads * b.query_blocks, f"dcir_attention::sum_parts(j, {p['part']}, o0);"),
-    )
-    return KernelPlan("attention_backward", text, phases, at * ELEMENT_BYTES[b.spec.compute])
+    phase = Phase(b.all_heads * b.queries.parts, f"dcir_attention::attend(j, a0, a1, a2, {mask}, o0, o1);")
+    return KernelPlan("attention", text, (phase,))

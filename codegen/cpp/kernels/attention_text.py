@@ -1,11 +1,17 @@
-"""The C++ templates of the attention kernels; ``attention.py`` fills in sizes, strides and places."""
+"""The C++ templates of attention: what both directions share, and the forward kernels; ``attention.py`` fills them in.
+
+Scores lie transposed, keys down and queries across the lanes: a tile of them is keys (scalars, from where they lie)
+times queries (vectors, transposed once per block), the softmax needs no shuffle, and the rows of probabilities are
+the scalars of the product with the values.
+"""
 
 COMMON = """
 typedef $S S;
-constexpr int MR = $mr, NV = $nv, QB = $qb, NB = $nb, DP = $dp;
-constexpr L D = $d, Q = $m, N = $n, HEADS = $heads, QBLOCKS = $qblocks, KBLOCKS = $kblocks;
-constexpr bool CAUSAL = $causal, MASKED = $masked;
-constexpr T SCALE = (T)$scale;
+// A register tile has up to ACC accumulators in rows of up to WIDE; a block of scores is NB keys by BV vectors of queries.
+constexpr int ACC = $acc, WIDE = $wide, BV = $bv, NB = $nb, DP = $dp;
+constexpr L D = $d, Q = $m, N = $n, HEADS = $heads, QBLOCKS = $qblocks, LARGER = $larger;
+constexpr bool CAUSAL = $causal, MASKED = $masked, FLAT = $flat;
+constexpr T SCALE = (T)$scale, INF = (T)D_INF;
 $inline T get(float x) { return (T)x; }
 $inline T get(double x) { return (T)x; }
 $inline T get(_Float16 x) { return (T)x; }
@@ -20,134 +26,339 @@ $inline void put(unsigned short *p, T x) {
 }
 $places
 template <int STEP> struct Rows { static constexpr L at(int i) { return i * (L)STEP; } };
-// One register tile: c (+)= a b over count steps; element (i, k) of a lies at i * AS + k * ak.
-template <int NVT, int AS, bool ADD> $inline void tile(T *c, L cs, const T *a, L ak, const T *b, L bk, L count) {
-    V acc[MR][NVT];
-    if constexpr (ADD) {
-#pragma GCC unroll 32
-        for (int i = 0; i < MR; i++)
-#pragma GCC unroll 8
-            for (int v = 0; v < NVT; v++) acc[i][v] = load(c + i * cs + v * VL);
-    } else clear(acc);
-    multiply_add<MR, NVT, Rows<AS>>(acc, a, ak, b, bk, count);
-#pragma GCC unroll 32
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 8
-        for (int v = 0; v < NVT; v++) store(c + i * cs + v * VL, acc[i][v]);
-}
-// c[rows, W] (+)= a b; b and c have W columns, rows are rounded up to whole tiles.
-template <int W, int AS, bool ADD> $noinline void product(T *c, const T *a, L ak, const T *b, L rows, L count) {
-    constexpr int FULL = W / VL / NV * NV, REST = W / VL % NV;
-    for (L r = 0; r < rows; r += MR) {
-        for (int v = 0; v < FULL; v += NV)
-            tile<NV, AS, ADD>(c + r * W + v * VL, W, a + r * AS, ak, b + v * VL, W, count);
-        if constexpr (REST > 0)
-            tile<REST, AS, ADD>(c + r * W + FULL * VL, W, a + r * AS, ak, b + FULL * VL, W, count);
+template <int X> struct Int { static constexpr int value = X; };
+// f(Int<size>, start) for TOTAL units in as few pieces of at most MOST as do, their sizes as equal as can be.
+template <int TOTAL, int MOST, int AT = 0, class F> $inline void pieces(F f) {
+    if constexpr (AT < TOTAL) {
+        constexpr int LEFT = TOTAL - AT, COUNT = (LEFT + MOST - 1) / MOST, SIZE = (LEFT + COUNT - 1) / COUNT;
+        f(Int<SIZE>{}, AT);
+        pieces<TOTAL, MOST, AT + SIZE>(f);
     }
 }
-// Columns of a row's scores that a query may see, within the block of keys from `first` on.
-$inline L visible(L row, L first, L cols) {
-    const L limit = CAUSAL ? row + 1 - first : cols;
-    return limit < 0 ? 0 : limit < cols ? limit : cols;
+// exp, at most 2 ulp off; results below the normal numbers are 0. In float x is at most 88.
+$inline V exponential(V x) {
+    if constexpr (sizeof(T) == 4) {
+        constexpr float SHIFT = 12583039.0f;  // 1.5 * 2^23 + 127: the low bits become the biased exponent
+        const V t = x * 0x1.715476p+0f + SHIFT, k = t - SHIFT;
+        const V r = x - k * 0x1.62e4p-1f - k * 0x1.7f7d1cp-20f;
+        V p = r * 0x1.9e77dap-13f + 0x1.6d3a5ep-10f;
+        p = p * r + 0x1.1112d6p-7f;
+        p = p * r + 0x1.5554f8p-5f;
+        p = p * r + 0x1.555554p-3f;
+        p = p * r + 0.5f;
+        p = p * (r * r) + r;
+        const V scale = (V)((M)t << 23), e = p * scale + scale;
+        return x < -0x1.5d589ep+6f ? V{} : e;
+    }
+    V e;
+    for (int i = 0; i < VL; i++) e[i] = d_exp(x[i]);
+    return e;
 }
-// d[e][c] = s[c][e] for a packed block of keys.
-$noinline void transpose_keys(T *d, const T *s) {
-    for (L e = 0; e < D; e += VL)
-        for (L c = 0; c < NB; c += VL)
-            transpose_block(s + c * DP + e, DP, VL, D - e < VL ? D - e : VL, V{}, d + e * NB + c, NB, VL);
+$inline V larger(V a, V b) { return a > b ? a : b; }
+// Position i of a vector holds i.
+$inline M count_lanes() {
+    M m = {};
+    for (int i = 0; i < VL; i++) m[i] = i;
+    return m;
 }
-template <class P> $inline void copy_rows(T *d, const S *s, P place, L rows, L padded, T factor) {
+template <class P> $inline void copy_rows(T *__restrict d, const S *__restrict s, P place, L rows, T factor) {
     for (L r = 0; r < rows; r++) {
+#pragma omp simd
         for (L e = 0; e < D; e++) d[r * DP + e] = factor * get(s[place(r, e)]);
         for (L e = D; e < DP; e++) d[r * DP + e] = 0;
     }
-    for (L i = rows * DP; i < padded * DP; i++) d[i] = 0;
+}
+// d[e][r] = s[r][e] for rows of DP elements; W is a row of d, a multiple of the vector length.
+template <int W> $inline void transpose_rows(T *d, const T *s) {
+    for (L e = 0; e < D; e += VL)
+        for (L r = 0; r < W; r += VL)
+            transpose_block(s + r * DP + e, DP, VL, D - e < VL ? D - e : VL, V{}, d + e * W + r, W, VL);
+}
+// The queries of a block, scaled, with zeros up to whole vectors: one row per element.
+template <int W, class P> $inline void transpose_queries(T *d, const S *s, P place, L rows, T factor) {
+    alignas(64) T row[W * DP];
+    copy_rows(row, s, place, rows, factor);
+    for (L i = rows * DP; i < W * DP; i++) row[i] = 0;
+    transpose_rows<W>(d, row);
+}
+// Where a block's rows of keys or values lie: in place if they have the type and the order asked for, else copied.
+template <bool IN_PLACE, class P> $inline const T *rows_of(const S *s, P place, L rows, T *copy) {
+    if constexpr (IN_PLACE) return (const T *)(s + place(0, 0));
+    copy_rows(copy, s, place, rows, T(1));
+    return copy;
+}
+// The addends of a block of scores: one per key if all queries share them, else transposed like the scores.
+template <int W, class M> $inline void load_mask(T *d, const M *mask, L b, L h, L first, L rows, L start, L cols) {
+    if constexpr (FLAT) {
+        for (L c = 0; c < cols; c++) d[c] = get(mask[at_mask(b, h, first, start + c)]);
+    } else {
+        alignas(64) T row[VL * NB];
+        for (L r = 0; r < W; r += VL) {
+            for (L i = 0; i < VL; i++)
+                if (r + i < rows)
+                    for (L c = 0; c < cols; c++) row[i * NB + c] = get(mask[at_mask(b, h, first + r + i, start + c)]);
+                else
+                    for (L c = 0; c < cols; c++) row[i * NB + c] = 0;
+            for (L c = 0; c < cols; c += VL)
+                transpose_block(row + c, NB, VL, cols - c < VL ? cols - c : VL, V{}, d + c * W + r, W, VL);
+        }
+    }
+}
+// A tile of scores plus its addends: KR keys by QV vectors of queries. `below` is the first key's position less the
+// first query's; what a query may not see becomes -inf.
+template <int W, int KR, int QV> $inline void score_tile(
+    V (&acc)[KR][QV], const T *k, const T *qt, const T *add, L below
+) {
+    clear(acc);
+    multiply_add<KR, QV, Rows<K_ROW>>(acc, k, K_STEP, qt, W, D);
+    if constexpr (MASKED)
+#pragma GCC unroll 32
+        for (int i = 0; i < KR; i++)
+#pragma GCC unroll 8
+            for (int v = 0; v < QV; v++) {
+                if constexpr (FLAT) acc[i][v] += add[i];
+                else acc[i][v] += load(add + i * W + v * VL);
+            }
+    if (CAUSAL && below + KR > 1) {
+        const M lane = count_lanes() - (int)below;
+#pragma GCC unroll 32
+        for (int i = 0; i < KR; i++)
+#pragma GCC unroll 8
+            for (int v = 0; v < QV; v++) acc[i][v] = lane < i - v * VL ? V{} - INF : acc[i][v];
+    }
+}
+// out (+)= the transposed rows of s times b: W rows, of which the first `rows` count; each is scaled by its factor
+// before. A query sees no key at or after its own position plus `seen`.
+template <int W, int STEP> $inline void mix(
+    T *out, const T *s, const T *b, L rows, L cols, L seen, const T *factor, bool again
+) {
+    pieces<DP / VL, WIDE>([=](auto wide, int at) __attribute__((always_inline)) {
+        constexpr int NV = decltype(wide)::value, MOST = ACC / NV < W ? ACC / NV : W;
+        constexpr int COUNT = (W + MOST - 1) / MOST, MR = (W + COUNT - 1) / COUNT, REST = W - COUNT * (MR - 1);
+        L r = 0;
+        auto run = [&](auto height, L end) __attribute__((always_inline)) {
+            constexpr int H = decltype(height)::value;
+            for (; r < end && r < rows; r += H) {
+                V acc[H][NV];
+                T *o = out + r * DP + at * VL;
+                if (again) {
+#pragma GCC unroll 32
+                    for (int i = 0; i < H; i++)
+#pragma GCC unroll 8
+                        for (int v = 0; v < NV; v++) acc[i][v] = load(o + i * DP + v * VL) * factor[r + i];
+                } else clear(acc);
+                const L limit = CAUSAL && r + H - 1 + seen < cols ? r + H - 1 + seen : cols;
+                multiply_add<H, NV, Rows<1>>(acc, s + r, W, b + at * VL, STEP, limit);
+#pragma GCC unroll 32
+                for (int i = 0; i < H; i++)
+#pragma GCC unroll 8
+                    for (int v = 0; v < NV; v++) store(o + i * DP + v * VL, acc[i][v]);
+            }
+        };
+        run(Int<MR>{}, REST * (L)MR);
+        if constexpr (REST < COUNT) run(Int<MR - 1>{}, (L)W);
+    });
 }
 """
 
 FORWARD = """
-$noinline void pack_keys(L j, const S *k, const S *v, T *kt, T *vp) {
-    const L first = j % KBLOCKS * NB, bh = j / KBLOCKS, b = bh / HEADS, h = bh % HEADS;
-    const L cols = N - first < NB ? N - first : NB;
-    alignas(64) T rows[NB * DP];
-    copy_rows(rows, k, [=](L c, L e) { return at_k(b, h, first + c, e); }, cols, NB, T(1));
-    transpose_keys(kt + j * D * NB, rows);
-    copy_rows(vp + j * NB * DP, v, [=](L c, L e) { return at_v(b, h, first + c, e); }, cols, NB, T(1));
-}
-template <class M> $noinline void attend(L j, const S *q, const M *mask, const T *kt, const T *vp, S *o, T *lse) {
-    const L first = j % QBLOCKS * QB, bh = j / QBLOCKS, b = bh / HEADS, h = bh % HEADS;
-    const L rows = Q - first < QB ? Q - first : QB;
-    if (rows <= 0) return;
-    alignas(64) T query[QB * DP], score[QB * NB], out[QB * DP] = {}, top[QB], sum[QB];
-    copy_rows(query, q, [=](L r, L e) { return at_q(b, h, first + r, e); }, rows, QB, SCALE);
-    for (L r = 0; r < QB; r++) top[r] = -T(D_INF), sum[r] = 0;
-    const L seen = CAUSAL && first + rows < N ? first + rows : N;
-    for (L kb = 0; kb * NB < seen; kb++) {
-        const L start = kb * NB, cols = N - start < NB ? N - start : NB, block = bh * KBLOCKS + kb;
-        product<NB, DP, false>(score, query, 1, kt + block * D * NB, rows, D);
-        for (L r = 0; r < rows; r++) {
-            T *s = score + r * NB;
-            const L row = first + r, limit = visible(row, start, cols);
-            if constexpr (MASKED)
-                for (L c = 0; c < limit; c++) s[c] += get(mask[at_mask(b, h, row, start + c)]);
-            for (L c = limit; c < NB; c++) s[c] = -T(D_INF);
-            T high = top[r];
-#pragma omp simd reduction(max : high)
-            for (L c = 0; c < NB; c++) high = s[c] > high ? s[c] : high;
-            // A row of nothing but -inf so far: subtracting 0 keeps its exponentials at zero.
-            const T base = high == -T(D_INF) ? T(0) : high, shrink = d_exp(top[r] - base);
-            T part = 0;
-#pragma omp simd reduction(+ : part)
-            for (L c = 0; c < NB; c++) {
-                s[c] = d_exp(s[c] - base);
-                part += s[c];
-            }
-            sum[r] = sum[r] * shrink + part;
-            top[r] = high;
-            if (shrink != T(1))
-                for (L e = 0; e < DP; e += VL) store(out + r * DP + e, load(out + r * DP + e) * shrink);
+// Scores of KR keys from c on against all queries of the block, and the largest so far of each query.
+template <int W, int KR, int QV, int SKIP = 0> $inline void score(
+    T *s, const T *k, const T *qt, const T *add, V *high, L below
+) {
+    // Vectors of queries before all keys of the tile see none of them.
+    if constexpr (CAUSAL && SKIP < QV)
+        if (below >= (SKIP + 1) * VL) {
+#pragma GCC unroll 32
+            for (int i = 0; i < KR; i++) store(s + i * W + SKIP * VL, V{} - INF);
+            return score<W, KR, QV, SKIP + 1>(s, k, qt, add, high, below);
         }
-        product<DP, NB, true>(out, score, 1, vp + block * NB * DP, rows, cols);
+    if constexpr (SKIP < QV) {
+        V acc[KR][QV - SKIP];
+        score_tile<W>(acc, k, qt + SKIP * VL, FLAT ? add : add + SKIP * VL, below - SKIP * VL);
+#pragma GCC unroll 8
+        for (int v = 0; v < QV - SKIP; v++) {
+            V top = high[SKIP + v];
+#pragma GCC unroll 32
+            for (int i = 0; i < KR; i++) {
+                top = larger(acc[i][v], top);
+                store(s + i * W + (SKIP + v) * VL, acc[i][v]);
+            }
+            high[SKIP + v] = top;
+        }
+    }
+}
+template <int B, class M> $noinline void attend_block(
+    L first, L b, L h, const S *q, const S *k, const S *v, const M *mask, S *o, T *lse
+) {
+    constexpr int W = B * VL;
+    alignas(64) T qt[D * W], s[NB * W + VL], out[W * DP], factor[W], add[!MASKED ? 1 : FLAT ? NB : NB * W];
+    alignas(64) T key[K_IN_PLACE ? 1 : NB * DP], value[V_IN_PLACE ? 1 : NB * DP];
+    V high[B], sum[B];
+    const L rows = Q - first < W ? Q - first : W, seen = CAUSAL && first + rows < N ? first + rows : N;
+    transpose_queries<W>(qt, q, [=](L r, L e) { return at_q(b, h, first + r, e); }, rows, SCALE);
+    for (int i = 0; i < B; i++) high[i] = V{} - INF, sum[i] = V{};
+    for (L start = 0; start < seen; start += NB) {
+        const L cols = seen - start < NB ? seen - start : NB;
+        const T *keys = rows_of<K_IN_PLACE>(k, [=](L c, L e) { return at_k(b, h, start + c, e); }, cols, key);
+        const T *values = rows_of<V_IN_PLACE>(v, [=](L c, L e) { return at_v(b, h, start + c, e); }, cols, value);
+        if constexpr (MASKED) load_mask<W>(add, mask, b, h, first, rows, start, cols);
+        V top[B];
+        for (int i = 0; i < B; i++) top[i] = high[i];
+        pieces<B, WIDE - 1>([&](auto wide, int at) __attribute__((always_inline)) {
+            constexpr int QV = decltype(wide)::value, KR = ACC / QV;
+            auto tile = [&](auto height, L c) __attribute__((always_inline)) {
+                score<W, decltype(height)::value, QV>(
+                    s + c * W + at * VL, keys + c * K_ROW, qt + at * VL, FLAT ? add + c : add + c * W + at * VL,
+                    top + at, start + c - first - at * VL
+                );
+            };
+            L c = 0;
+            for (; c + KR <= cols; c += KR) tile(Int<KR>{}, c);
+            // The last tile may cover keys twice: their scores and maxima come out the same.
+            if (c < cols && cols >= KR) tile(Int<KR>{}, cols - KR), c = cols;
+            for (; c < cols; c++) tile(Int<1>{}, c);
+        });
+        V base[B];
+        for (int i = 0; i < B; i++) {
+            // A row of nothing but -inf so far: subtracting 0 keeps its exponentials at zero.
+            base[i] = top[i] == -INF ? V{} : top[i];
+            const V shrink = exponential(high[i] - base[i]);
+            store(factor + i * VL, shrink);
+            sum[i] *= shrink;
+            high[i] = top[i];
+        }
+        // Sums of 32 first: the error grows with the block, not with the whole length.
+        for (L c0 = 0; c0 < cols; c0 += 32) {
+            V part[B] = {};
+            for (L c = c0; c < c0 + 32 && c < cols; c++)
+#pragma GCC unroll 16
+                for (int i = 0; i < B; i++) {
+                    const V e = exponential(load(s + c * W + i * VL) - base[i]);
+                    store(s + c * W + i * VL, e);
+                    part[i] += e;
+                }
+            for (int i = 0; i < B; i++) sum[i] += part[i];
+        }
+        mix<W, V_ROW>(out, s, values, rows, cols, first - start + 1, factor, start > 0);
+    }
+    alignas(64) T logs[W];
+    for (int i = 0; i < B; i++) {
+        const V z = sum[i] == T(0) ? V{} + T(1) : sum[i];
+        store(factor + i * VL, T(1) / z);
+        store(logs + i * VL, z);
+        store(qt + i * VL, high[i] == -INF ? V{} : high[i]);
     }
     for (L r = 0; r < rows; r++) {
-        const T z = sum[r] == 0 ? T(1) : sum[r];
-        for (L e = 0; e < D; e++) put(o + at_o(b, h, first + r, e), out[r * DP + e] / z);
-        lse[at_lse(b, h, first + r)] = (top[r] == -T(D_INF) ? T(0) : top[r]) + d_log(z);
+#pragma omp simd
+        for (L e = 0; e < D; e++) put(o + at_o(b, h, first + r, e), out[r * DP + e] * factor[r]);
+        lse[at_lse(b, h, first + r)] = qt[r] + d_log(logs[r]);
     }
 }
+// Blocks of a head in the order first, last, second, …: with causal attention any run of jobs has its share of long ones.
+template <class M> $noinline void attend(
+    L j, const S *q, const S *k, const S *v, const M *mask, S *o, T *lse
+) {
+    const L at = j % QBLOCKS, bh = j / QBLOCKS, b = bh / HEADS, h = bh % HEADS;
+    const L block = !CAUSAL ? at : at % 2 ? QBLOCKS - 1 - at / 2 : at / 2;
+    if (block < LARGER) return attend_block<BV>(block * BV * VL, b, h, q, k, v, mask, o, lse);
+    if constexpr (LARGER < QBLOCKS)
+        attend_block<BV - 1>((LARGER * BV + (block - LARGER) * (BV - 1)) * VL, b, h, q, k, v, mask, o, lse);
+}
 // Without a mask there is no pointer to take its type from.
-$inline void attend(L j, const S *q, decltype(nullptr), const T *kt, const T *vp, S *o, T *lse) {
-    attend<S>(j, q, nullptr, kt, vp, o, lse);
+$inline void attend(L j, const S *q, const S *k, const S *v, decltype(nullptr), S *o, T *lse) {
+    attend<S>(j, q, k, v, nullptr, o, lse);
 }
 """
 
 FEW = """
-// One query: its scores in a row of scratch, keys and values read where they lie.
+// Position i of the result is the sum of a[i]: neighbours are folded into the halves of one vector, level by level.
+template <int COUNT> $inline V fold(const V (&a)[COUNT]) {
+    if constexpr (COUNT == 1) return a[0];
+    else {
+        constexpr int HALF = COUNT / 2;
+        M low, high;
+#pragma GCC unroll 64
+        for (int i = 0; i < VL; i++) {
+            low[i] = i % COUNT < HALF ? i : i - HALF + VL;
+            high[i] = low[i] + HALF;
+        }
+        V b[HALF];
+#pragma GCC unroll 64
+        for (int i = 0; i < HALF; i++)
+            b[i] = __builtin_shuffle(a[i], a[i + HALF], low) + __builtin_shuffle(a[i], a[i + HALF], high);
+        return fold(b);
+    }
+}
+// One query: the scores of VL keys at a time in a row of scratch, keys and values read where they lie.
 template <class M> $noinline void attend(L j, const S *q, const S *k, const S *v, const M *mask, T *scores, S *o, T *lse) {
+    constexpr int DV = DP / VL, STEP = K_ROW, V_STEP = V_ROW;
     const L row = j % Q, bh = j / Q, b = bh / HEADS, h = bh % HEADS;
-    alignas(64) T query[DP], out[DP] = {};
-    T *s = scores + j * N;
+    alignas(64) T query[DP], out[DP], copy[K_IN_PLACE && V_IN_PLACE ? 1 : VL * DP];
+    T *s = scores + j * $padded;
     const L seen = CAUSAL && row + 1 < N ? row + 1 : N;
-    for (L e = 0; e < D; e++) query[e] = SCALE * get(q[at_q(b, h, row, e)]);
-    T top = -T(D_INF), z = 0;
-    for (L c = 0; c < seen; c++) {
-        T dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (L e = 0; e < D; e++) dot += query[e] * get(k[at_k(b, h, c, e)]);
-        if constexpr (MASKED) dot += get(mask[at_mask(b, h, row, c)]);
-        s[c] = dot;
-        top = dot > top ? dot : top;
+    copy_rows(query, q, [=](L, L e) { return at_q(b, h, row, e); }, 1, SCALE);
+    V high = V{} - INF;
+    for (L c = 0; c < seen; c += VL) {
+        const L cols = seen - c < VL ? seen - c : VL;
+        const T *keys = rows_of<K_IN_PLACE>(k, [=](L i, L e) { return at_k(b, h, c + i, e); }, cols, copy);
+        V part[VL];
+        if (cols == VL)
+#pragma GCC unroll 64
+            for (int i = 0; i < VL; i++) part[i] = load(keys + i * STEP) * load(query);
+        else
+            for (int i = 0; i < VL; i++) part[i] = load(keys + (i < cols ? i : 0) * STEP) * load(query);
+        for (int e = 1; e < DV; e++) {
+            const V x = load(query + e * VL);
+            if (cols == VL)
+#pragma GCC unroll 64
+                for (int i = 0; i < VL; i++) part[i] += load(keys + i * STEP + e * VL) * x;
+            else
+                for (int i = 0; i < VL; i++) part[i] += load(keys + (i < cols ? i : 0) * STEP + e * VL) * x;
+        }
+        V dot = fold(part);
+        if constexpr (MASKED)
+            for (L i = 0; i < cols; i++) dot[i] += get(mask[at_mask(b, h, row, c + i)]);
+        for (L i = cols; i < VL; i++) dot[i] = -INF;
+        store(s + c, dot);
+        high = larger(dot, high);
     }
-    const T base = top == -T(D_INF) ? T(0) : top;
-#pragma omp simd reduction(+ : z)
-    for (L c = 0; c < seen; c++) {
-        s[c] = d_exp(s[c] - base);
-        z += s[c];
+    T top = high[0];
+    for (int i = 1; i < VL; i++) top = high[i] > top ? high[i] : top;
+    const T base = top == -INF ? T(0) : top;
+    V sums = {};
+    for (L c = 0; c < seen; c += VL) {
+        const V e = exponential(load(s + c) - base);
+        store(s + c, e);
+        sums += e;
     }
-    for (L c = 0; c < seen; c++)
-#pragma omp simd
-        for (L e = 0; e < D; e++) out[e] += s[c] * get(v[at_v(b, h, c, e)]);
-    z = z == 0 ? T(1) : z;
+    pieces<DV, 8>([&](auto wide, int at) __attribute__((always_inline)) {
+        constexpr int NV = decltype(wide)::value, WAYS = 16 / NV;
+        V acc[WAYS][NV];
+        clear(acc);
+        for (L c = 0; c < seen;) {
+            const L cols = V_IN_PLACE ? seen : seen - c < VL ? seen - c : VL;
+            const T *values = rows_of<V_IN_PLACE>(v, [=](L i, L e) { return at_v(b, h, c + i, e); }, cols, copy);
+            L i = 0;
+            for (; i + WAYS <= cols; i += WAYS)
+#pragma GCC unroll 16
+                for (int w = 0; w < WAYS; w++)
+#pragma GCC unroll 8
+                    for (int n = 0; n < NV; n++) acc[w][n] += s[c + i + w] * load(values + (i + w) * V_STEP + (at + n) * VL);
+            for (; i < cols; i++)
+#pragma GCC unroll 8
+                for (int n = 0; n < NV; n++) acc[0][n] += s[c + i] * load(values + i * V_STEP + (at + n) * VL);
+            c += cols;
+        }
+#pragma GCC unroll 8
+        for (int n = 0; n < NV; n++) {
+            V total = acc[0][n];
+#pragma GCC unroll 16
+            for (int w = 1; w < WAYS; w++) total += acc[w][n];
+            store(out + (at + n) * VL, total);
+        }
+    });
+    const T all = sum(sums), z = all == 0 ? T(1) : all;
     for (L e = 0; e < D; e++) put(o + at_o(b, h, row, e), out[e] / z);
     lse[at_lse(b, h, row)] = base + d_log(z);
 }
@@ -155,88 +366,5 @@ $inline void attend(
     L j, const S *q, const S *k, const S *v, decltype(nullptr), T *scores, S *o, T *lse
 ) {
     attend<S>(j, q, k, v, nullptr, scores, o, lse);
-}
-"""
-
-BACKWARD = """
-constexpr L PARTS = $parts;
-$noinline void pack_keys(L j, const S *k, const S *v, T *kt, T *vt, T *kp) {
-    const L first = j % KBLOCKS * NB, bh = j / KBLOCKS, b = bh / HEADS, h = bh % HEADS;
-    const L cols = N - first < NB ? N - first : NB;
-    T *rows = kp + j * NB * DP;
-    copy_rows(rows, v, [=](L c, L e) { return at_v(b, h, first + c, e); }, cols, NB, T(1));
-    transpose_keys(vt + j * D * NB, rows);
-    copy_rows(rows, k, [=](L c, L e) { return at_k(b, h, first + c, e); }, cols, NB, T(1));
-    transpose_keys(kt + j * D * NB, rows);
-}
-$noinline void pack_queries(L j, const S *q, const S *g, const S *o, T *qs, T *gs, T *delta) {
-    const L first = j % QBLOCKS * QB, bh = j / QBLOCKS, b = bh / HEADS, h = bh % HEADS;
-    const L left = Q - first, rows = left < QB ? left < 0 ? 0 : left : QB;
-    copy_rows(qs + j * QB * DP, q, [=](L r, L e) { return at_q(b, h, first + r, e); }, rows, QB, SCALE);
-    copy_rows(gs + j * QB * DP, g, [=](L r, L e) { return at_g(b, h, first + r, e); }, rows, QB, T(1));
-    for (L r = 0; r < QB; r++) {
-        T d = 0;
-        if (r < rows)
-            for (L e = 0; e < D; e++) d += gs[(j * QB + r) * DP + e] * get(o[at_o(b, h, first + r, e)]);
-        delta[j * QB + r] = d;
-    }
-}
-template <class M> $noinline void gradients(
-    L j, const M *mask, const T *lse, const T *kt, const T *vt, const T *kp, const T *qs, const T *gs, const T *delta,
-    T *part, S *dk, S *dv
-) {
-    // Products of transposed blocks read whole tiles of rows: a little beyond the last row of p and ds.
-    constexpr int KR = (NB + MR - 1) / MR * MR;
-    alignas(64) T p[QB * NB + KR], ds[QB * NB + KR], sum_k[KR * DP], sum_v[KR * DP];
-    for (int i = 0; i < KR; i++) p[QB * NB + i] = ds[QB * NB + i] = 0;
-    const L bh = j / PARTS, b = bh / HEADS, h = bh % HEADS, mine = j % PARTS;
-    T *dq = part + (mine * (L)($heads_total) + bh) * QBLOCKS * QB * DP;
-    for (L i = 0; i < QBLOCKS * QB * DP; i++) dq[i] = 0;
-    for (L kb = mine * KBLOCKS / PARTS; kb < (mine + 1) * KBLOCKS / PARTS; kb++) {
-        const L start = kb * NB, cols = N - start < NB ? N - start : NB, block = bh * KBLOCKS + kb;
-        for (int i = 0; i < KR * DP; i++) sum_k[i] = sum_v[i] = 0;
-        for (L qb = CAUSAL ? start / QB : 0; qb < QBLOCKS; qb++) {
-            const L first = qb * QB, rows = Q - first < QB ? Q - first : QB, at = (bh * QBLOCKS + qb) * QB;
-            if (rows <= 0) break;
-            product<NB, DP, false>(p, qs + at * DP, 1, kt + block * D * NB, rows, D);
-            product<NB, DP, false>(ds, gs + at * DP, 1, vt + block * D * NB, rows, D);
-            for (L r = 0; r < rows; r++) {
-                T *s = p + r * NB, *t = ds + r * NB;
-                const L row = first + r, limit = visible(row, start, cols);
-                const T l = lse[at_lse(b, h, row)], center = delta[at + r];
-                if constexpr (MASKED)
-                    for (L c = 0; c < limit; c++) s[c] += get(mask[at_mask(b, h, row, start + c)]);
-#pragma omp simd
-                for (L c = 0; c < limit; c++) {
-                    s[c] = d_exp(s[c] - l);
-                    t[c] = s[c] * (t[c] - center);
-                }
-                for (L c = limit; c < NB; c++) s[c] = t[c] = 0;
-            }
-            product<DP, 1, true>(sum_v, p, NB, gs + at * DP, cols, rows);
-            product<DP, 1, true>(sum_k, ds, NB, qs + at * DP, cols, rows);
-            product<DP, NB, true>(dq + first * DP, ds, 1, kp + block * NB * DP, rows, cols);
-        }
-        for (L c = 0; c < cols; c++)
-            for (L e = 0; e < D; e++) {
-                put(dk + at_dk(b, h, start + c, e), sum_k[c * DP + e]);
-                put(dv + at_dv(b, h, start + c, e), sum_v[c * DP + e]);
-            }
-    }
-}
-$inline void gradients(
-    L j, decltype(nullptr), const T *lse, const T *kt, const T *vt, const T *kp, const T *qs, const T *gs,
-    const T *delta, T *part, S *dk, S *dv
-) {
-    gradients<S>(j, nullptr, lse, kt, vt, kp, qs, gs, delta, part, dk, dv);
-}
-$noinline void sum_parts(L j, const T *part, S *dq) {
-    const L first = j % QBLOCKS * QB, bh = j / QBLOCKS, b = bh / HEADS, h = bh % HEADS;
-    for (L r = 0; r < QB && first + r < Q; r++)
-        for (L e = 0; e < D; e++) {
-            T sum = 0;
-            for (L i = 0; i < PARTS; i++) sum += part[((i * (L)($heads_total) + bh) * QBLOCKS * QB + first + r) * DP + e];
-            put(dq + at_dq(b, h, first + r, e), SCALE * sum);
-        }
 }
 """

@@ -1,0 +1,139 @@
+"""C++ for attention without the score matrix: blocks of queries against blocks of keys, in registers and level-1 cache.
+
+Forward: keys and values are packed once per head (keys transposed); a job owns one block of queries, walks over the
+key blocks with a running maximum and sum per row, and rescales its results when the maximum grows. Backward: a job owns
+a run of key blocks of one head, computes the probabilities again from the log-sum-exp, sums dk and dv in its own
+memory and its part of dq in scratch; a last phase adds the parts in order. How the work is cut depends on the shape
+alone, so results do not depend on threads or timing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dcir.codegen.cpp.kernels.attention_backward_text import BACKWARD, OLD as COMMON
+from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, render, round_up
+from dcir.codegen.tiles.isa import ISAS, Isa
+from dcir.ops.attention import AttentionSpec
+
+# Rows by vectors of a register tile: what 32 or 16 vector registers hold besides the operands.
+TILES = {"avx512": (6, 4), "avx2": (6, 2), "generic": (6, 2)}
+QUERY_BLOCK = 48
+KEY_BLOCK = 128
+# Heads with fewer jobs than this are cut along the keys too in the backward pass.
+BACKWARD_JOBS = 32
+# Up to this many queries, packing the keys costs more than it saves.
+FEW_QUERIES = 8
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Block sizes of a spec; ``qb`` and ``nb`` are the rows and columns of a score block, ``dp`` the padded head."""
+
+    spec: AttentionSpec
+    isa: Isa
+
+    @property
+    def vl(self) -> int:
+        return lanes(self.isa, self.spec.compute)
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        return TILES[self.isa.name]
+
+    @property
+    def query_blocks(self) -> int:
+        return ceil_div(self.spec.m, QUERY_BLOCK)
+
+    @property
+    def qb(self) -> int:
+        return round_up(ceil_div(self.spec.m, self.query_blocks), self.tile[0])
+
+    @property
+    def nb(self) -> int:
+        return round_up(ceil_div(self.spec.n, ceil_div(self.spec.n, KEY_BLOCK)), self.vl)
+
+    @property
+    def key_blocks(self) -> int:
+        return ceil_div(self.spec.n, self.nb)
+
+    @property
+    def dp(self) -> int:
+        return round_up(self.spec.d, self.vl)
+
+    @property
+    def all_heads(self) -> int:
+        return self.spec.batch * self.spec.heads
+
+    @property
+    def parts(self) -> int:
+        """Runs of key blocks per head in the backward pass."""
+        return min(self.key_blocks, max(1, BACKWARD_JOBS // self.all_heads))
+
+    @property
+    def kt(self) -> int:
+        """Elements of all packed transposed keys (or values)."""
+        return self.all_heads * self.key_blocks * self.spec.d * self.nb
+
+    @property
+    def rows(self) -> int:
+        """Elements of all packed rows of keys (or values)."""
+        return self.all_heads * self.key_blocks * self.nb * self.dp
+
+    @property
+    def queries(self) -> int:
+        """Elements of all packed rows of queries."""
+        return self.all_heads * self.query_blocks * self.qb * self.dp
+
+
+def _index(name: str, strides: tuple[int, ...], *loops: str) -> str:
+    """A C function from loop positions to an element's place."""
+    terms = [f"{v} * {s}LL" for v, s in zip(loops, strides, strict=True) if s] or ["0"]
+    parameters = ", ".join(f"L {v}" for v in loops)
+    return f"static inline L at_{name}({parameters}) {{ return {' + '.join(terms)}; }}"
+
+
+def _common(b: _Blocks) -> str:
+    spec, (mr, nv) = b.spec, b.tile
+    places = {"q": spec.q, "k": spec.k, "v": spec.v, "o": spec.o}
+    if spec.grads:
+        places.update(zip(("g", "dq", "dk", "dv"), spec.grads, strict=True))
+    lines = [_index(name, st, "b", "h", "i", "e") for name, st in places.items()]
+    lines.append(_index("lse", spec.lse, "b", "h", "i"))
+    lines.append(_index("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
+    return core(b.isa, spec.compute) + render(
+        COMMON, S=STORED[spec.dtype], mr=mr, nv=nv, qb=b.qb, nb=b.nb, d=spec.d, dp=b.dp,
+        m=spec.m, n=spec.n, heads=spec.heads, qblocks=b.query_blocks, kblocks=b.key_blocks, scale=repr(float(spec.scale)),
+        causal=int(spec.causal), masked=int(bool(spec.mask)), places="\n".join(lines),
+    )  # fmt: skip
+
+
+def _at(offset: int) -> str:
+    return f"(dcir_attention::T *)scratch + {offset}ll"
+
+
+def _backward(b: _Blocks) -> KernelPlan:
+    text = f"namespace dcir_attention {{{_common(b)}{render(BACKWARD, parts=b.parts, heads_total=b.all_heads)}}}\n"
+    sizes = {"kt": b.kt, "vt": b.kt, "kp": b.rows, "qs": b.queries, "gs": b.queries,
+             "delta": round_up(b.all_heads * b.query_blocks * b.qb, 16), "part": b.parts * b.queries}  # fmt: skip
+    place, at = {}, 0
+    for name, size in sizes.items():
+        place[name] = _at(at)
+        at += size
+    mask = "a6" if b.spec.mask else "nullptr"
+    p = place
+    phases = (
+        Phase(b.all_heads * b.key_blocks, f"dcir_attention::pack_keys(j, a2, a3, {p['kt']}, {p['vt']}, {p['kp']});"),
+        Phase(
+            b.all_heads * b.query_blocks,
+            f"dcir_attention::pack_queries(j, a1, a0, a4, {p['qs']}, {p['gs']}, {p['delta']});",
+        ),
+        Phase(
+            b.all_heads * b.parts,
+            f"dcir_attention::gradients(j, {mask}, a5, {p['kt']}, {p['vt']}, {p['kp']}, {p['qs']}, {p['gs']}, "
+            f"{p['delta']}, {p['part']}, o1, o2);",
+        ),
+        Phase(b.all_heads * b.query_blocks, f"dcir_attention::sum_parts(j, {p['part']}, o0);"),
+    )
+    return KernelPlan("attention_backward", text, phases, at * ELEMENT_BYTES[b.spec.compute])
