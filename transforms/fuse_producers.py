@@ -11,13 +11,12 @@ stage. Saves one write and one read of t (or only the read, where t has other re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dcir.ir.fuse import Fused, Match, extend, inline, match
+from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, same_way
 from dcir.ir.loops import drop_unit_loops
-from dcir.ir.network import Network, Operand
+from dcir.ir.network import Network
 from dcir.ir.nodes import Op
 from dcir.ir.program import Program
 from dcir.transforms.base import Outcome, Pass
@@ -110,9 +109,9 @@ class FuseProducers(Pass):
         m = match(p, p.body[stores[0]], outs[p.body[stores[0]].attr[0]].offset, c, loads)
         if isinstance(m, str):
             return m
-        numbers = dict.fromkeys(_moved_loads(m.consumer, ins, data), p.body[stores[0]].args[0])
+        numbers = dict.fromkeys(moved_loads(m.consumer, ins, data), p.body[stores[0]].args[0])
         for other in {o.data for o in outs} & {o.data for o in ins} - {data}:
-            more = _same_way(p, outs, m, ins, other)
+            more = same_way(p, outs, m, ins, other)
             if more is None:
                 return "the consumer reads two results of the producer in different ways"
             numbers.update(more)
@@ -213,29 +212,6 @@ class FuseProducers(Pass):
         if not net.readers(pair.data) and not net.writers(pair.data) and not pair.kept:
             net.remove_container(pair.data)
         return new
-
-
-def _moved_loads(c: Program, ins: Sequence[Operand], data: str) -> list[int]:
-    """Numbers of the loads of ``data`` in the (possibly split) consumer."""
-    return [i for i, s in enumerate(c.body) if s.op == "load" and ins[s.attr[0]].data == data]
-
-
-def _same_way(
-    p: Program, outs: Sequence[Operand], m: Match, ins: Sequence[Operand], data: str
-) -> dict[int, int] | None:
-    """Loads of another result of the producer and their values, if the same map of loops serves them."""
-    stores = [s for s in p.body if s.op == "store" and outs[s.attr[0]].data == data]
-    c = m.consumer
-    reads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
-    if len(stores) != 1 or any(c.body[i].op == "gather" or c.body[i].args for i in reads):
-        return None
-    other = match(p, stores[0], outs[stores[0].attr[0]].offset, c, [(i, ins[c.body[i].attr[0]].offset) for i in reads])
-    if isinstance(other, str) or other.consumer is not c:
-        return None
-    for d, row in enumerate(other.coefficients):  # a row's result does not walk the reduced loops: they may be anything
-        if row is not None and (row, other.start[d]) != (m.coefficients[d], m.start[d]):
-            return None
-    return dict.fromkeys(reads, stores[0].args[0])
 
 
 def _may_keep(pair: _Pair, m: Match) -> bool:

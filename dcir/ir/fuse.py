@@ -137,6 +137,27 @@ def _split_tracked(p: Program, dim: int, factor: int, wanted: Sequence[int], pla
     return p.split(dim, factor)
 
 
+def moved_loads(c: Program, ins: Sequence[Operand], data: str) -> list[int]:
+    """Numbers of the loads of ``data`` in a (possibly split) consumer."""
+    return [i for i, s in enumerate(c.body) if s.op == "load" and ins[s.attr[0]].data == data]
+
+
+def same_way(p: Program, outs: Sequence[Operand], m: Match, ins: Sequence[Operand], data: str) -> dict[int, int] | None:
+    """Loads of another result of the producer and their values, if the same map of loops serves them."""
+    stores = [s for s in p.body if s.op == "store" and outs[s.attr[0]].data == data]
+    c = m.consumer
+    reads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
+    if len(stores) != 1 or any(c.body[i].op == "gather" or c.body[i].args for i in reads):
+        return None
+    other = match(p, stores[0], outs[stores[0].attr[0]].offset, c, [(i, ins[c.body[i].attr[0]].offset) for i in reads])
+    if isinstance(other, str) or other.consumer is not c:
+        return None
+    for d, row in enumerate(other.coefficients):  # a row's result does not walk the reduced loops: they may be anything
+        if row is not None and (row, other.start[d]) != (m.coefficients[d], m.start[d]):
+            return None
+    return dict.fromkeys(reads, stores[0].args[0])
+
+
 @dataclass(frozen=True)
 class Fused:
     """A merged program and its operands."""
