@@ -182,11 +182,18 @@ class Split:
         return f"(({part}) * {self.size - 1} + (({part}) < {self.larger} ? ({part}) : {self.larger}))"
 
 
-def unravel(index: str, extents: Sequence[int], sums: Mapping[str, tuple[int, Sequence[int]]]) -> str:
-    """C++ that takes ``index`` apart over ``extents`` (last fastest): each name = start + the strides' weighted sum."""
+def unravel(
+    index: str, extents: Sequence[int], sums: Mapping[str, tuple[int, Sequence[int]]], names: Sequence[str] = ()
+) -> str:
+    """C++ that takes ``index`` apart over ``extents`` (last fastest): each sum = start + the strides' weighted sum.
+
+    ``names``, one per extent, become the digits themselves.
+    """
     lines = [f"L {name} = {start};" for name, (start, _) in sums.items()]
     lines.append(f"L rest_ = {index};")
     for d in reversed(range(len(extents))):
+        if names:
+            lines.append(f"const L {names[d]} = {f'rest_ % {extents[d]}' if extents[d] != 1 else 0};")
         if extents[d] == 1:
             continue
         adds = " ".join(f"{name} += rest_ % {extents[d]} * {s[d]};" for name, (_, s) in sums.items() if s[d])

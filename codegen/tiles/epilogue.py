@@ -74,7 +74,7 @@ $inline M all_or_none(bool x) { const M m = {}; return x ? ~m : m; }
 template <bool WHOLE> $inline void finish_vector(const Operands &e, $indices, V x, int n) {
 $statements
 }
-$noinline void finish_part(const Operands &e, $indices, V x, int n) { finish_vector<false>(e, $names, x, n); }
+$noinline void finish_part(const Operands e, $indices, V x, int n) { finish_vector<false>(e, $names, x, n); }
 template <int NV> $inline void finish_row(const Operands &e, $indices, const V *v, L n) {
     if (n >= NV * VL)
 #pragma GCC unroll 8

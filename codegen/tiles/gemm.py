@@ -1,8 +1,8 @@
-"""Batched matrix products: normal form, choice of method and tile, and the plan.
+"""Batched matrix products: the choice of method, and the plan.
 
-Three methods. ``dot``: few rows against an operand that is contiguous along k (nn.Linear at small batch): dot products,
-nothing is packed. ``tiles``: register tiles of broadcast A times vectors of B, both packed per job into stack buffers where
-their layout asks for it. Every other layout (any strides at all) is handled by the packing.
+``packed``: B lies in panels, or is put into panels by a phase of its own. ``dot``: few rows against an operand that is contiguous
+along k (nn.Linear at small batch): dot products, nothing is packed. ``tiles``: register tiles of broadcast A times vectors of B,
+both packed per job into stack buffers where their layout asks for it, which takes any strides at all.
 """
 
 from __future__ import annotations
@@ -12,14 +12,24 @@ from dataclasses import replace
 
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.tiles.emit import HALF, Draft, Operand, Step, assemble, assemble_half, lanes, render, unravel
+from dcir.codegen.tiles.epilogue import epilogue_suits
 from dcir.codegen.tiles.gemm_dot import dot_draft, dot_suits
+from dcir.codegen.tiles.gemm_form import Form, normal_form, transposed
+from dcir.codegen.tiles.gemm_packed import packed_draft, packing_draft
 from dcir.codegen.tiles.gemm_tiles import tiles_draft
 from dcir.codegen.tiles.isa import Isa
 from dcir.ops.contraction import ContractionSpec
 
 
+def gemm_suits(spec: ContractionSpec) -> bool:
+    """Whether there is a kernel for the product; else it is a loop program."""
+    if spec.dtype in HALF:
+        return not spec.panel and spec.epilogue is None
+    return spec.epilogue is None or epilogue_suits(spec.epilogue, spec.dtype)
+
+
 def plan_gemm(spec: ContractionSpec, isa: Isa, threads: int) -> KernelPlan:
-    """The kernel of C[b,m,n] = sum_k A[b,m,k] B[b,k,n]; inputs a0 = A, a1 = B, output o0 = C."""
+    """The kernel of C[b,m,n] = sum_k A[b,m,k] B[b,k,n]; inputs a0 = A, a1 = B and the epilogue's, outputs C or the epilogue's."""
     if spec.dtype not in HALF:
         return assemble(gemm_draft(spec, isa, threads), isa, 2)
     a = Operand((*spec.batch, spec.m, spec.k), spec.a)
@@ -30,67 +40,42 @@ def plan_gemm(spec: ContractionSpec, isa: Isa, threads: int) -> KernelPlan:
 
 
 def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, ...] | None = None) -> Draft:
-    """The product in f32 or f64; with ``bias`` (batch strides of a2), a2 holds one value per row m, added to C."""
+    """The product in f32 or f64; with ``bias`` (batch strides of a2), a2 holds one value per row m, added to C.
+
+    B may be packed, and there may be an epilogue over (*batch, m, n), whose operands follow a1 (``Draft.epilogue``).
+    """
     name = f"gemm_{spec.m}x{spec.n}x{spec.k}"
     if math.prod(spec.batch) * spec.m * spec.n == 0:
         return Draft(name, spec.dtype, "", ())
-    if spec.k == 0 and bias is None:
-        return _zeros(name, spec)
-    spec = spec if bias is not None else merge_batch(spec)
-    swapped = bias is None and _swap_suits(spec, isa)
-    if swapped:
-        spec = transposed(spec)
-    if bias is None and dot_suits(spec, isa):
-        draft = dot_draft(name, spec, isa, threads)
+    if bias is not None:
+        return tiles_draft(name, spec, isa, threads, bias)
+    form = normal_form(spec)
+    if spec.panel:
+        return packed_draft(name, form, isa, threads)
+    if spec.k == 0 and form.epilogue is None:
+        return _zeros(name, form.spec)
+    swapped = _swap_suits(form, isa)
+    form = transposed(form) if swapped else form
+    if form.epilogue is not None:
+        draft = packing_draft(name, form, isa, threads)
+    elif dot_suits(form.spec, isa):
+        draft = dot_draft(name, form.spec, isa, threads)
     else:
-        draft = tiles_draft(name, spec, isa, threads, bias)
+        draft = tiles_draft(name, form.spec, isa, threads, None)
     return replace(draft, swapped=swapped)
 
 
-def transposed(spec: ContractionSpec) -> ContractionSpec:
-    """The same product as C' = B' A'."""
-
-    def swap(s: tuple[int, ...]) -> tuple[int, ...]:
-        return (*s[:-2], s[-1], s[-2])
-
-    return replace(spec, m=spec.n, n=spec.m, a=swap(spec.b), b=swap(spec.a), c=swap(spec.c))
-
-
-def merge_batch(spec: ContractionSpec) -> ContractionSpec:
-    """Batch dimensions become rows (or columns) where the other operand is the same for all of them."""
-    for flipped in (False, True):
-        s = transposed(spec) if flipped else spec
-        merged = True
-        while merged:
-            merged = False
-            for d, extent in enumerate(s.batch):
-                drop = extent == 1
-                rows = s.b[d] == 0 and (s.m == 1 or (s.a[d], s.c[d]) == (s.a[-2] * s.m, s.c[-2] * s.m))
-                if not drop and not rows:
-                    continue
-                a, b, c = ((*t[:d], *t[d + 1 :]) for t in (s.a, s.b, s.c))
-                if not drop:
-                    if s.m == 1:
-                        a, c = (*a[:-2], s.a[d], a[-1]), (*c[:-2], s.c[d], c[-1])
-                    s = replace(s, m=s.m * extent)
-                s = replace(s, batch=(*s.batch[:d], *s.batch[d + 1 :]), a=a, b=b, c=c)
-                merged = True
-                break
-        spec = transposed(s) if flipped else s
-    return spec
-
-
-def _swap_suits(spec: ContractionSpec, isa: Isa) -> bool:
+def _swap_suits(form: Form, isa: Isa) -> bool:
     """Whether the product is better computed as its transpose."""
+    spec, other = form.spec, transposed(form)
     width = lanes(isa, spec.dtype)
-    if dot_suits(spec, isa) != dot_suits(transposed(spec), isa):
-        return dot_suits(transposed(spec), isa)
+    if dot_suits(spec, isa) != dot_suits(other.spec, isa):
+        return dot_suits(other.spec, isa)
     if spec.n * 2 <= width <= spec.m:
         return True
     if spec.m * 2 <= width <= spec.n:
         return False
-    contiguous, other = spec.n == 1 or spec.c[-1] == 1, spec.m == 1 or spec.c[-2] == 1
-    return other and not contiguous
+    return (spec.m == 1 or form.along(-2)) and not (spec.n == 1 or form.along(-1))
 
 
 def _zeros(name: str, spec: ContractionSpec) -> Draft:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.planners import Machine, plan, planner
-from dcir.codegen.tiles.gemm import plan_gemm
+from dcir.codegen.tiles.gemm import gemm_suits, plan_gemm
 from dcir.codegen.tiles.isa import ISAS
 from dcir.ops.contraction import ContractionSpec
 
@@ -12,6 +12,6 @@ from dcir.ops.contraction import ContractionSpec
 @planner(ContractionSpec)
 def plan_contraction(spec: ContractionSpec, machine: Machine) -> KernelPlan:
     """The kernel of a batched matrix product."""
-    if spec.panel or spec.epilogue is not None:
+    if not gemm_suits(spec):
         return plan(spec.program(), machine)
     return plan_gemm(spec, ISAS[machine.isa], machine.threads)

@@ -1,0 +1,377 @@
+"""Products with packed B: register tiles that stream B from its panels and keep their sums in registers over all of k.
+
+A job takes rows of A in blocks that stay in the second-level cache, and passes every panel over all tiles of the block. Rows of A
+are read in place; where they share cache sets they are copied, where k is not contiguous they are packed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from dcir.codegen.tiles.emit import (
+    ELEMENT_BYTES,
+    EPILOGUE_PARAMETER,
+    Draft,
+    Split,
+    Step,
+    ceil_div,
+    lanes,
+    render,
+    round_up,
+    unravel,
+)
+from dcir.codegen.tiles.epilogue import Epilogue
+from dcir.codegen.tiles.gemm_form import Form
+from dcir.codegen.tiles.isa import Isa
+from dcir.codegen.tiles.pack_text import pack_rows, pack_vectors
+from dcir.ir.network import contiguous
+from dcir.ops.contraction import ContractionSpec
+from dcir.ops.packing import panel_width, panels
+
+ROWS_BYTES = 256 << 10  # of A in a block
+DEEPEST = 4096  # steps of k in one go; beyond them a tile of A leaves the second-level cache
+SUMMED = 512  # about so many steps are summed in one go
+NEAR, FAR = 1024, 4096  # bytes fetched ahead of a panel in a cache, in memory
+LARGE_BYTES = 2 << 20
+SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
+
+_TILE = """
+template <int MR, int NP, int NV>
+$noinline void tile(const T *a, const T *b, $to, L valid$partial_parameters) {
+    V acc[MR][NP * NV];
+$start
+    for (L k = 0; k < $depth; k++, a += $ak, b += $panel) {
+        V bv[NP * NV];
+#pragma GCC unroll 32
+        for (int v = 0; v < NP * NV; v++) {
+            const T *at = b + v / NV * $stride + v % NV * VL;
+            bv[v] = load(at);
+            if (v * VL * $bytes % 64 == 0) __builtin_prefetch(at + $ahead);
+        }
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; i++) {
+            const T s = a[i * $ai];
+#pragma GCC unroll 32
+            for (int v = 0; v < NP * NV; v++) acc[i][v] += s * bv[v];
+        }
+    }
+$stop
+}
+"""
+# Long sums in parts: the error grows with the part, not with the whole length.
+_SUM_PARTS = """    V total[MR][NP * NV];
+    clear(total);
+    L end = 0;
+    for (L part = 0; part < $parts; part++) {
+    const L begin = end;
+    end = $end;"""
+_ADD_PARTS = """#pragma GCC unroll 32
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 32
+        for (int v = 0; v < NP * NV; v++) total[i][v] += acc[i][v];
+    }
+#pragma GCC unroll 32
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 32
+        for (int v = 0; v < NP * NV; v++) acc[i][v] = total[i][v];
+"""
+_PARTIAL_STOP = """    if (!first)
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; i++)
+#pragma GCC unroll 32
+            for (int v = 0; v < NP * NV; v++) acc[i][v] += load(partial + (i * NP * NV + v) * VL);
+    if (!last) {
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; i++)
+#pragma GCC unroll 32
+            for (int v = 0; v < NP * NV; v++) store(partial + (i * NP * NV + v) * VL, acc[i][v]);
+        return;
+    }
+"""
+WRITE_ROWS = """    if ($tail == 0 || valid >= $vectors * VL) {
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; i++)
+#pragma GCC unroll 32
+            for (int v = 0; v < $vectors; v++) store(c + i * ${cm}LL + v * VL, acc[i][v]);
+    } else {
+#pragma GCC unroll 32
+        for (int v = 0; v < $vectors; v++) {
+            const L left = valid - v * VL;
+            if (left >= VL)
+#pragma GCC unroll 32
+                for (int i = 0; i < MR; i++) store(c + i * ${cm}LL + v * VL, acc[i][v]);
+            else if (left > 0)
+#pragma GCC unroll 32
+                for (int i = 0; i < MR; i++) store_part(c + i * ${cm}LL + v * VL, acc[i][v], (int)left);
+        }
+    }"""
+_TO_STACK = """    alignas(64) T t[MR * $vectors * VL];
+#pragma GCC unroll 32
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 32
+        for (int v = 0; v < $vectors; v++) store(t + (i * $vectors + v) * VL, acc[i][v]);
+    const L columns = valid < $vectors * VL ? valid : $vectors * VL;
+"""
+WRITE_COLUMNS = (
+    _TO_STACK
+    + """    for (L v = 0; v < columns; v += VL)
+        for (int i = 0; i < MR; i += VL) {
+            const int rows = MR - i < VL ? MR - i : VL, left = (int)(columns - v < VL ? columns - v : VL);
+            transpose_block(t + i * $vectors * VL + v, $vectors * VL, rows, left, V{}, c + i + v * ${cn}LL, ${cn}LL, rows);
+        }"""
+)
+WRITE_APART = (
+    _TO_STACK
+    + """    for (L i = 0; i < MR; i++)
+        for (L l = 0; l < columns; l++) c[i * ${cm}LL + l * ${cn}LL] = t[i * $vectors * VL + l];"""
+)
+FINISH_ROWS = (
+    """    const Operands e = operands;
+    if constexpr (IN_REGISTERS) {
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; i++) finish_row<$vectors>(e, $indices, acc[i], valid);
+        return;
+    }
+"""
+    + _TO_STACK
+    + """    for (L i = 0; i < MR; i++) finish(e, $indices, t + i * $vectors * VL, columns);"""
+)
+FINISH_COLUMNS = (
+    _TO_STACK
+    + """    constexpr int HEIGHT = (MR + VL - 1) / VL * VL;
+    alignas(64) T r[$vectors * VL * HEIGHT];
+    for (L v = 0; v < columns; v += VL)
+        for (int i = 0; i < MR; i += VL)
+            transpose_block(t + i * $vectors * VL + v, $vectors * VL, MR - i < VL ? MR - i : VL, VL, V{}, r + i + v * HEIGHT, HEIGHT, VL);
+    for (L l = 0; l < columns; l++) finish(operands, $indices, r + l * HEIGHT, MR);"""
+)
+_PRODUCT = """
+$noinline void product(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *scratch$parameter) {
+    $offsets
+    const T *a = a0 + pa, *b = $source;
+    const L mp = j / $q % $p, np = j % $q;
+    const L t0 = mp * $m_tiles / $p, t1 = (mp + 1) * $m_tiles / $p;
+    const L g0 = np * $n_groups / $q, g1 = (np + 1) * $n_groups / $q;
+    const L blocks = (t1 - t0 + $per_block - 1) / $per_block;
+$buffer
+    for (L block = 0; block < blocks; block++) {
+        const L s0 = t0 + block * (t1 - t0) / blocks, s1 = t0 + (block + 1) * (t1 - t0) / blocks;
+        $k_loop
+$fill
+        for (L g = g0; g < g1; g++) {
+            const L u = $group_start, n = u * $unit;
+            const T *pb = b + $group_offset;
+            for (L t = s0; t < s1; t++) {
+                const L m = $m_start;
+                const T *ta = $row_source;
+                $calls
+            }
+        }
+        $k_end
+    }
+}
+"""
+_COPY_ROWS = """        {
+            const L m0 = s0, m1 = s1;
+            const L first = $first_row, end = $end_row;
+            for (L m = first; m < end; m++) {
+                const T *s = a + m * ${am}LL + k0;
+                T *d = buffer + (m - first) * $pitch;
+                L k = 0;
+                for (; k + VL <= depth; k += VL) store(d + k, load(s + k));
+                if (k < depth) store_part(d + k, load_part(s + k, (int)(depth - k)), (int)(depth - k));
+            }
+        }"""
+_PACK_ROWS = """        for (L t = s0; t < s1; t++) {
+            const L m = $m_start;
+            const T *s = a + m * ${am}LL + k0 * ${ak}LL;
+            T *d = buffer + (t - s0) * $pitch;
+            $pack_calls
+        }"""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a packed product is tiled: rows by ``groups`` of units; a unit is ``vectors`` vectors of a panel."""
+
+    rows: Split
+    groups: Split
+    vectors: int
+    per_panel: int  # units in a panel
+    narrow: bool  # the last panel holds columns for one vector only, and is computed as such
+
+
+def tiling(m: int, n: int, panel: int, width: int, registers: int) -> Tiling:
+    """The tile that keeps the multipliers busy: tall by one panel, or for few rows several panels at once."""
+    count = panels(n, panel)
+    vectors = min(panel // width, ceil_div(n, width)) if m <= 2 or n <= width else min(2, panel // width)
+    while panel // width % vectors:
+        vectors += 1
+    per_panel = panel // (width * vectors)
+    rows = Split.at_most(m, min(16, max(1, (registers - 1 - vectors) // vectors)))
+    units = ceil_div(n, vectors * width)
+    together = 1
+    if per_panel == 1 and rows.parts == 1:
+        together = max(1, min(count, 8 // vectors, (registers - 8) // (vectors * rows.size)))
+    narrow = per_panel == 1 and together == 1 and vectors == 2 and 0 < n % panel <= width and count <= 8
+    return Tiling(rows, Split.at_most(units, together), vectors, per_panel, narrow)
+
+
+def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str = "a1 + pb", scratch: int = 0) -> Draft:
+    """The product of A and a packed B; ``source`` is where the panels lie, ``scratch`` how much is taken."""
+    spec = form.spec
+    width, element = lanes(isa, spec.dtype), ELEMENT_BYTES[spec.dtype]
+    am, ak = spec.a[-2], 1 if spec.k == 1 else spec.a[-1]
+    tile = tiling(spec.m, spec.n, spec.panel, width, isa.registers)
+    rows, groups = tile.rows, tile.groups
+    batch = math.prod(spec.batch)
+    p, q = grid(spec, rows, groups, batch, threads)
+    depth = Split.at_most(spec.k, DEEPEST)
+    unit = tile.vectors * width
+    packs = ak != 1
+    copies = not packs and am * element % 4096 == 0 and am != 0 and rows.size > 8 and ceil_div(groups.parts, q) > 3
+    pitch = (round_up(depth.size, 64 // element) // (64 // element) | 1) * (64 // element)
+    tall = rows.size * (pitch if copies else depth.size)
+    per_block = max(1, min(ceil_div(rows.parts, p), ROWS_BYTES // max(1, tall * element)))
+    blocked = depth.parts > 1
+    body = form.epilogue is not None
+    tail = spec.n % unit
+
+    # Where results go: into C, or through the epilogue along rows or, where its first result is laid out so, columns.
+    batch_names = [f"x{d}" for d in range(len(spec.batch))]
+    down = form.along(-2) and not form.along(-1) and spec.m > 1
+    together = "(NP * NV)"
+    to, arguments = f"T *c{'' if not body else ', '}", f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL"
+    epilogue = None
+    if form.epilogue is not None:
+        epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-2 if down else -1])
+        to = "const Operands &operands, " + "".join(f"L {x}, " for x in batch_names) + "L m, L n"
+        arguments = ", ".join(["e", *batch_names, "m", "n"])
+        stop = render(
+            FINISH_COLUMNS if down else FINISH_ROWS, vectors=together,
+            indices=form.indices(batch_names, "m" if down else "m + i", "n + l" if down else "n"),
+        )  # fmt: skip
+    elif spec.c[-1] == 1 or spec.n == 1:
+        stop = render(WRITE_ROWS, vectors=together, tail=tail, cm=spec.c[-2])
+    else:
+        stop = render(WRITE_COLUMNS if down else WRITE_APART, vectors=together, cm=spec.c[-2], cn=spec.c[-1])
+
+    large = spec.n * spec.k * element > LARGE_BYTES and rows.parts <= 2
+    parts = ceil_div(depth.size, SUMMED) if depth.size > 2 * SUMMED else 1
+    end = f"depth * (part + 1) / {parts}" if blocked else f"(part + 1) * {spec.k}LL / {parts}"
+    start, add = (render(_SUM_PARTS, parts=parts, end=end), _ADD_PARTS) if parts > 1 else ("", "")
+    text = pack_rows("rows_of_a", am, ak) if packs else ""
+    text += render(
+        _TILE, to=to, partial_parameters=", L depth, bool first, bool last, T *partial" if blocked else "",
+        start=start + "    clear(acc);", depth="end - begin" if parts > 1 else spec.k,
+        ak="MR" if packs else "1", ai="1" if packs else f"{pitch if copies else am}LL", panel=spec.panel,
+        stride=f"{spec.k * spec.panel}LL", bytes=element, ahead=(FAR if large else NEAR) // element,
+        stop=add + (_PARTIAL_STOP if blocked else "") + stop,
+    )  # fmt: skip
+    partial = rows.size * groups.size * unit
+    job_groups = ceil_div(groups.parts, q)
+    more = ""
+    if blocked:
+        at = f"partials + ((g - g0) * {per_block} + t - s0) * {partial}LL"
+        more = f", depth, kb == 0, kb == {depth.parts - 1}, {at}"
+    call = f"tile<#, $, {tile.vectors}>(ta, pb, {arguments}, {spec.n} - n{more});"
+    calls = _choose(groups, "g", call)
+    if tile.narrow:
+        calls = (
+            f"if (g == {groups.parts - 1}) {call.replace('$', '1').replace(f' {tile.vectors}>', ' 1>')} else {calls}"
+        )
+    row_calls = " else ".join(
+        f"{f'if (t < {rows.larger}) ' if i + 1 < len(rows.sizes) else ''}{{ {calls.replace('#', str(size))} }}"
+        for i, size in enumerate(rows.sizes)
+    )
+    buffer, fill, row_source = "", "", f"a + m * {am}LL + k0"
+    if copies:
+        fill = render(
+            _COPY_ROWS, first_row=rows.start("m0"), end_row=rows.start("m1"), am=am, pitch=pitch
+        )  # fmt: skip
+        row_source = f"buffer + (m - {rows.start('s0')}) * {pitch}"
+        buffer = f"    alignas(64) T buffer[{per_block * rows.size * pitch}];"
+    elif packs:
+        pitch = rows.size * round_up(depth.size, width) + width
+        fill = render(
+            _PACK_ROWS, m_start=rows.start("t"), am=am, ak=ak, pitch=pitch,
+            pack_calls=_choose(rows, "t", "rows_of_a<$>(d, s, depth);"),
+        )  # fmt: skip
+        row_source = f"buffer + (t - s0) * {pitch}"
+        buffer = f"    alignas(64) T buffer[{per_block * pitch}];"
+    partials = round_up(per_block * job_groups * partial * element, 64) if blocked else 0
+    if blocked:
+        buffer += f"\n    T *partials = (T *)(scratch + {scratch}LL + j * {partials}LL);"
+    start, end = f"const L k0 = 0, depth = {spec.k};", ""
+    if blocked:
+        start = f"for (L kb = 0; kb < {depth.parts}; kb++) {{ const L k0 = {depth.start('kb')}, depth = {depth.start('kb + 1')} - k0;"
+        end = "}"
+    if tile.per_panel == 1:
+        offset = f"u * {spec.k * spec.panel}LL + k0 * {spec.panel}"
+    else:
+        offset = f"u / {tile.per_panel} * {spec.k * spec.panel}LL + u % {tile.per_panel} * {unit} + k0 * {spec.panel}"
+    sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[: len(spec.batch)])}
+    offsets = unravel(f"j / {p * q}", spec.batch, sums, batch_names if body else ())
+    if not body:
+        offsets = unravel(f"j / {p * q}", spec.batch, sums | {"pc": (0, spec.c[:-2])}) + "\n    T *c = o0 + pc;"
+    text += render(
+        _PRODUCT, parameter=EPILOGUE_PARAMETER if body else "", offsets=offsets, source=source, p=p, q=q,
+        m_tiles=rows.parts, n_groups=groups.parts, per_block=per_block, buffer=buffer, k_loop=start, fill=fill,
+        group_start=groups.start("g"), unit=unit, group_offset=offset, m_start=rows.start("t"), row_source=row_source,
+        calls=row_calls, k_end=end,
+    )  # fmt: skip
+    jobs = batch * p * q
+    return Draft(name, spec.dtype, text, (Step(jobs, "product"),), scratch + jobs * partials, epilogue=epilogue)
+
+
+_PACK = """
+$noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch$parameter) {
+    $offsets
+    const L panel = j % $panels, n = panel * $panel;
+    panel_of_b<$vectors>((T *)scratch + j * $size, a1 + pb + n * ${bn}LL, $k, $n - n < $panel ? $n - n : $panel);
+}
+"""
+
+
+def packing_draft(name: str, form: Form, isa: Isa, threads: int) -> Draft:
+    """A product whose B is put into panels, in scratch, by a phase of its own."""
+    spec = form.spec
+    width, element = lanes(isa, spec.dtype), ELEMENT_BYTES[spec.dtype]
+    panel = panel_width(spec.dtype)
+    bk, bn = 1 if spec.k == 1 else spec.b[-2], 1 if spec.n == 1 else spec.b[-1]
+    groups = tuple(1 if s == 0 else d for d, s in zip(spec.batch, spec.b, strict=False))
+    count, size = panels(spec.n, panel), spec.k * panel
+    text = pack_vectors("panel_of_b", bn, bk) + render(
+        _PACK, parameter=EPILOGUE_PARAMETER.replace(" &e", " &") if form.epilogue is not None else "",
+        offsets=unravel(f"j / {count}", groups, {"pb": (0, spec.b[: len(groups)])}), panels=count, panel=panel,
+        vectors=panel // width, size=f"{size}LL", bn=bn, k=spec.k, n=spec.n,
+    )  # fmt: skip
+    strides = tuple(0 if d == 1 else s * count * size for d, s in zip(groups, contiguous(groups), strict=True))
+    packed = replace(form, spec=replace(spec, b=(*strides, 0, 0), panel=panel))
+    jobs = math.prod(groups) * count
+    draft = packed_draft(
+        name, packed, isa, threads, source="(const T *)scratch + pb", scratch=round_up(jobs * size * element, 64)
+    )
+    return replace(draft, text=text + draft.text, steps=(Step(jobs, "pack"), *draft.steps))
+
+
+def _choose(split: Split, index: str, call: str) -> str:
+    calls = [call.replace("$", str(size)) for size in split.sizes]
+    return f"if ({index} < {split.larger}) {calls[0]} else {calls[1]}" if len(calls) == 2 else calls[0]
+
+
+def grid(spec: ContractionSpec, rows: Split, groups: Split, batch: int, threads: int) -> tuple[int, int]:
+    """Jobs per batch element along m and n: even shares of the tiles, then few repeated reads."""
+    if batch * spec.m * spec.n * spec.k < SERIAL_WORK or threads == 1 or batch % threads == 0:
+        return 1, 1
+    best: tuple[float, int, int] | None = None
+    for p in range(1, min(rows.parts, threads) + 1):
+        for q in range(1, min(groups.parts, ceil_div(threads, p)) + 1):
+            tall, wide = ceil_div(rows.parts, p) * rows.size, ceil_div(groups.parts, q) * groups.size
+            cycles = tall * wide * 1.0 + 3 * wide + 0.1 * tall * q
+            total = ceil_div(batch * p * q, threads) * cycles * (1 + 0.001 * p * q)
+            if best is None or total < best[0]:
+                best = total, p, q
+    assert best is not None
+    return best[1], best[2]
