@@ -56,10 +56,10 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
         return _zeros(name, form.spec)
     swapped = _swap_suits(form, isa)
     form = transposed(form) if swapped else form
-    if form.epilogue is not None:
+    if dot_suits(form.spec, isa):
+        draft = dot_draft(name, form, isa, threads)
+    elif form.epilogue is not None:
         draft = packing_draft(name, form, isa, threads)
-    elif dot_suits(form.spec, isa):
-        draft = dot_draft(name, form.spec, isa, threads)
     else:
         draft = tiles_draft(name, form.spec, isa, threads, None)
     return replace(draft, swapped=swapped)

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import math
 
-from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, unravel
+from dcir.codegen.tiles.emit import (
+    ELEMENT_BYTES,
+    EPILOGUE_PARAMETER,
+    Draft,
+    Split,
+    Step,
+    ceil_div,
+    lanes,
+    render,
+    unravel,
+)
+from dcir.codegen.tiles.epilogue import Epilogue
+from dcir.codegen.tiles.gemm_form import Form
 from dcir.codegen.tiles.isa import Isa
 from dcir.ops.contraction import ContractionSpec
 
@@ -20,7 +32,7 @@ LARGE_BYTES = 16 << 20
 PREFETCH = 512  # elements
 
 _TEXT = """
-template <int MR, int NR> $noinline void dots(const T *a, const T *b, T *c) {
+template <int MR, int NR> $noinline void dots(const T *a, const T *b, $to) {
     V acc[MR][NR];
     clear(acc);
     L k = 0;
@@ -47,18 +59,15 @@ template <int MR, int NR> $noinline void dots(const T *a, const T *b, T *c) {
             for (int i = 0; i < MR; i++) acc[i][r] += av[i] * bv;
         }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 16
-        for (int r = 0; r < NR; r++) c[i * ${cm}LL + r * ${cn}LL] = sum(acc[i][r]);
+$write
 }
-template <int NR> $noinline void rows(const T *a, const T *b, T *c) {
+template <int NR> $noinline void rows(const T *a, const T *b, $to) {
     for (L t = 0; t < $m_tiles; t++) {
-        const L m = $m_start;
+        $m = $m_start;
         $m_calls
     }
 }
-$noinline void skinny(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *) {
+$noinline void skinny(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *$parameter) {
     $offsets
     const T *a = a0 + pa;
 $pack
@@ -69,6 +78,16 @@ $pack
     }
 }
 """
+_WRITE = """#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 16
+        for (int r = 0; r < NR; r++) c[i * ${cm}LL + r * ${cn}LL] = sum(acc[i][r]);"""
+_FINISH = """    T t[MR * NR];
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 16
+        for (int r = 0; r < NR; r++) t[i * NR + r] = sum(acc[i][r]);
+    for (int i = 0; i < MR; i++) finish(e, $indices, t + i * NR, NR);"""
 _PACK = """    alignas(64) T packed[$m * $k];
     for (L k = 0; k < $k; k++)
         for (L m = 0; m < $m; m++) packed[m * $k + k] = a[m * ${am}LL + k * ${ak}LL];
@@ -82,8 +101,9 @@ def dot_suits(spec: ContractionSpec, isa: Isa) -> bool:
     return spec.a[-1] == 1 or spec.m * spec.k * 8 <= PACKED_BYTES
 
 
-def dot_draft(name: str, spec: ContractionSpec, isa: Isa, threads: int) -> Draft:
+def dot_draft(name: str, form: Form, isa: Isa, threads: int) -> Draft:
     """The product of few rows by dot products."""
+    spec = form.spec
     m_split = Split.at_most(spec.m, 8 if isa.registers >= 32 else 4)
     n_split = Split.at_most(spec.n, min(8, max(1, (isa.registers - 1) // (m_split.size + 1))))
     batch = math.prod(spec.batch)
@@ -92,18 +112,29 @@ def dot_draft(name: str, spec: ContractionSpec, isa: Isa, threads: int) -> Draft
     packs = spec.a[-1] != 1
     am = spec.k if packs else spec.a[-2]
     pack = render(_PACK, m=spec.m, k=spec.k, am=spec.a[-2], ak=spec.a[-1]) if packs else ""
-    sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[:-2]), "pc": (0, spec.c[:-2])}
+    sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[:-2])}
+    to, down, along = "T *c", f"c + m * {spec.c[-2]}LL", f"o0 + pc + n * {spec.c[-1]}LL"
+    write, epilogue, names = render(_WRITE, cm=spec.c[-2], cn=spec.c[-1]), None, []
+    if form.epilogue is None:
+        sums["pc"] = (0, spec.c[:-2])
+    else:
+        names = [f"x{d}" for d in range(len(spec.batch))]
+        epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-1])
+        to = "const Operands &e, " + "".join(f"L {x}, " for x in names) + "L n, L m"
+        down = ", ".join(["e", *names, "n", "m"])
+        along = ", ".join(["e", *names, "n", "0"])
+        write = render(_FINISH, indices=form.indices(names, "m + i", "n"))
     # Operands that come from memory rather than a cache are fetched well ahead.
     large = spec.n * spec.k * ELEMENT_BYTES[spec.dtype] > LARGE_BYTES
     text = render(
-        _TEXT, prefetch=PREFETCH if large else 0, k=spec.k, am=f"{am}LL", bn=spec.b[-1], cm=spec.c[-2], cn=spec.c[-1],
-        m_tiles=m_split.parts,
-        m_start=m_split.start("t"), n_start=n_split.start("g"), groups=n_split.parts, parts=parts, pack=pack,
-        offsets=unravel(f"j / {parts}", spec.batch, sums),
-        m_calls=_calls(m_split, "t", f"dots<$, NR>(a + m * {am}LL, b, c + m * {spec.c[-2]}LL);"),
-        n_calls=_calls(n_split, "g", f"rows<$>(a, a1 + pb + n * {spec.b[-1]}LL, o0 + pc + n * {spec.c[-1]}LL);"),
+        _TEXT, prefetch=PREFETCH if large else 0, k=spec.k, am=f"{am}LL", bn=spec.b[-1], to=to, write=write,
+        parameter=EPILOGUE_PARAMETER if epilogue is not None else "", m_tiles=m_split.parts, m="const L m" if epilogue is None else "m",
+        m_start=m_split.start("t"), n_start=n_split.start("g"),
+        groups=n_split.parts, parts=parts, pack=pack, offsets=unravel(f"j / {parts}", spec.batch, sums, names),
+        m_calls=_calls(m_split, "t", f"dots<$, NR>(a + m * {am}LL, b, {down});"),
+        n_calls=_calls(n_split, "g", f"rows<$>(a, a1 + pb + n * {spec.b[-1]}LL, {along});"),
     )  # fmt: skip
-    return Draft(name, spec.dtype, text, (Step(batch * parts, "skinny"),))
+    return Draft(name, spec.dtype, text, (Step(batch * parts, "skinny"),), epilogue=epilogue)
 
 
 def _calls(split: Split, index: str, call: str) -> str:

@@ -29,7 +29,7 @@ from dcir.ir.network import contiguous
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.packing import panel_width, panels
 
-ROWS_BYTES = 256 << 10  # of A in a block
+ROWS_BYTES = 384 << 10  # of A in a block
 DEEPEST = 4096  # steps of k in one go; beyond them a tile of A leaves the second-level cache
 SUMMED = 512  # about so many steps are summed in one go
 NEAR, FAR = 1024, 4096  # bytes fetched ahead of a panel in a cache, in memory
