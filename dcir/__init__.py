@@ -8,13 +8,15 @@ if TYPE_CHECKING:
     from dcir import errors as errors
     from dcir.driver.api import load as load
     from dcir.driver.optimize import optimize as optimize
+    from dcir.driver.train_step import train_step as train_step
     from dcir.options import Options as Options
 
 __version__ = "0.1.0"
-__all__ = ["Options", "errors", "load", "optimize"]
+__all__ = ["Options", "errors", "load", "optimize", "train_step"]
 
 _HOMES = {
     "optimize": ("dcir.driver.optimize", "optimize"),
+    "train_step": ("dcir.driver.train_step", "train_step"),
     "load": ("dcir.driver.api", "load"),
     "Options": ("dcir.options", "Options"),
 }

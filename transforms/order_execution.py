@@ -76,6 +76,13 @@ class _Schedule:
         self.waits = [sum(1 for name in names if self.unwritten[name]) for names in self.reads]
         for i in effects[1:]:
             self.waits[i] += 1
+        # What replaces an input waits for everything that reads the input.
+        self.overwrites: dict[int, list[int]] = {}
+        for name, source in net.updates.items():
+            for w in self.writers[name]:
+                for r in set(self.readers[source]) - {w}:
+                    self.overwrites.setdefault(r, []).append(w)
+                    self.waits[w] += 1
 
     def order(self) -> list[Op]:
         """The greedy order. An entry of the heap is stale once its operator's cost has changed."""
@@ -119,8 +126,8 @@ class _Schedule:
             self.unread[name] -= 1
             if self.unread[name] == 1:
                 touched += self.readers[name]
-        follower = self.next_effect.get(i)
-        if follower is not None:
+        followers = self.overwrites.get(i, [])
+        for follower in (*followers, *([self.next_effect[i]] if i in self.next_effect else [])):
             self.waits[follower] -= 1
             touched.append(follower)
         return touched

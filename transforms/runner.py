@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dcir.errors import OptionError
 from dcir.ir.network import Network
+from dcir.ir.updates import settle
 from dcir.ir.verify import verify
 from dcir.transforms.base import Pass
 
@@ -73,6 +74,8 @@ def run_passes(
         raise OptionError(
             f"no pass {until!r} in this pipeline", details=[("passes", ", ".join(p.name for p in passes))]
         )
+    if net.updates:
+        settle(net)
     verify(net)
     net.validate()
     records = []
@@ -99,6 +102,8 @@ def run_passes(
         )
         traffic, count, peak = new
         if outcome.changed:
+            if net.updates:
+                settle(net)
             verify(net)
             if validate_each:
                 net.validate()

@@ -17,13 +17,14 @@ def assemble(done: Imported, library: Library) -> Program:
     buffer_slots: list[int] = []
     number: dict[str, int] = {}
     for name, c in net.containers.items():
-        if c.role == "result":
+        if c.role == "result" and name not in net.updates:
             number[name] = len(buffers)
             buffers.append(BufferInfo(c.shape, c.strides, c.dtype))
             buffer_slots.append(library.slots[name])
     info = ProgramInfo(
         table_size=library.table_size,
         arena_bytes=library.arena_bytes,
+        updates=tuple((library.slots[new], net.inputs.index(old)) for new, old in net.updates.items()),
         prepared_bytes=library.prepared_bytes,
         static_inputs=tuple(net.inputs.index(n) for n in library.static if n in net.static),
         input_slots=tuple(library.slots.get(n, -1) if n else -1 for n in net.inputs),

@@ -109,6 +109,7 @@ class Network:
         containers, names: what is known of each container; the user's names.
         arena, arena_bytes: planned byte offsets of transients in the arena, and its size.
         free: numbers of results whose layout nobody but the backward graph sees: passes may choose it.
+        updates: result containers that share the memory of an input and replace its contents (``updates.py``).
         static: inputs that are parameters or buffers: they change between calls, not with every call.
         prepared, prepared_bytes: transients that outlive a call, since they depend on nothing but static inputs and constants,
             with their byte offsets in a block of their own, and its size.
@@ -126,6 +127,7 @@ class Network:
         self.arena_bytes = 0
         self.static: set[str] = set()
         self.free: set[int] = set()
+        self.updates: dict[str, str] = {}
         self.prepared: dict[str, int] = {}
         self.prepared_bytes = 0
         self._access: dict[str, Any] = {}
@@ -357,6 +359,7 @@ class Network:
             "arena": self.arena,
             "arena_bytes": self.arena_bytes,
             "free": sorted(self.free),
+            "updates": self.updates,
             "static": sorted(self.static),
             "prepared": self.prepared,
             "prepared_bytes": self.prepared_bytes,
@@ -371,7 +374,7 @@ class Network:
         self.containers = {n: Container(tuple(s), tuple(t), d, r) for n, (s, t, d, r) in side["containers"].items()}
         self.names, self.arena = dict(side["names"]), dict(side["arena"])
         self.arena_bytes, self._count = side["arena_bytes"], side["count"]
-        self.free = set(side["free"])
+        self.free, self.updates = set(side["free"]), dict(side["updates"])
         self.static, self.prepared = set(side["static"]), dict(side["prepared"])
         self.prepared_bytes = side["prepared_bytes"]
         self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}

@@ -6,6 +6,7 @@ from dcir.errors import InvalidGraph
 from dcir.ir.network import Network, Operand
 from dcir.ir.nodes import Op
 from dcir.ir.program import Program
+from dcir.ir.updates import violations
 
 
 def verify(net: Network) -> None:
@@ -31,6 +32,8 @@ def verify(net: Network) -> None:
     for op in order:
         if isinstance(op.spec, Program):
             _check_program(net, op, op.spec)
+    for op, source in violations(net):
+        raise _fault(net, op, f"{source} is read after it was overwritten")
 
 
 def _check_program(net: Network, op: Op, p: Program) -> None:

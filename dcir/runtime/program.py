@@ -55,6 +55,7 @@ class ProgramInfo:
 
     Attributes:
         table_size, arena_bytes: of the pointer table and the arena.
+        updates: (slot, argument) of every result that is written in place of an argument.
         prepared_bytes: of the block of values that depend on static inputs alone; 0 if there are none.
         static_inputs: arguments that prepared values depend on.
         input_slots: table slot per argument (-1: not a tensor, or not used).
@@ -75,6 +76,7 @@ class ProgramInfo:
     results: tuple[ResultInfo, ...]
     callbacks: dict[int, Callable[[Any], None]]
     origins: tuple[str, ...]
+    updates: tuple[tuple[int, int], ...] = ()
     prepared_bytes: int = 0
     static_inputs: tuple[int, ...] = ()
 
@@ -139,6 +141,8 @@ class Program:
         try:
             table = frame.table
             for i, slot in self._tensor_inputs:
+                table[slot] = args[i].data_ptr()
+            for slot, i in self.info.updates:
                 table[slot] = args[i].data_ptr()
             buffers = []
             for new, slot in self._alloc:

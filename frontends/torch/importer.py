@@ -18,6 +18,8 @@ from dcir.ops.torch_call import TorchCall, pack
 
 FIRST_SAVED = "dcir_first_saved"
 """Key of a forward graph's ``meta``: number of its first result that only the backward graph reads."""
+UPDATES = "dcir_updates"
+"""Key of a graph's ``meta``: from the number of a result to that of the placeholder whose contents it replaces."""
 STATIC = "dcir_static"
 """Key of a graph's ``meta``: numbers of the placeholders that are parameters or buffers of the user's modules."""
 
@@ -204,7 +206,11 @@ class _Importer:
     def _output(self, node: fx.Node) -> None:
         flat = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
         saved = self.gm.meta.get(FIRST_SAVED, len(flat))
+        updates = self.gm.meta.get(UPDATES, {})
         for number, out in enumerate(flat):
+            if number in updates:
+                self._update(self.env[out], self.net.inputs[updates[number]])
+                continue
             if not isinstance(out, fx.Node) or not isinstance(self.env[out], Ref):
                 self.done.outputs.append(("literal", self.env[out] if isinstance(out, fx.Node) else out))
                 continue
@@ -214,6 +220,18 @@ class _Importer:
                 self.net.free.add(len(self.net.results))
             self.net.results.append(Result(ref.data, ref.shape, ref.strides, ref.offset, ref.dtype))
             self.done.outputs.append(("result", len(self.net.results) - 1))
+
+    def _update(self, value: Ref, source: str) -> None:
+        """Write ``value`` in place of the input ``source``; the caller gets nothing for it."""
+        self.done.outputs.append(("literal", None))
+        if value.data == source:
+            return
+        c = self.net.containers[source]
+        name = self.net.add_container(c.shape, c.dtype, "transient", c.strides)
+        self.ctx.copy(value, Ref(name, c.shape, c.strides, 0, c.dtype))
+        self.net.promote(name)
+        self.net.results.append(Result(name, c.shape, c.strides, 0, c.dtype))
+        self.net.updates[name] = source
 
     def _presentable(self, node: fx.Node, ref: Ref) -> Ref:
         """``ref`` as callers may hold it: aliasing only what torch's result would alias, with torch's strides."""

@@ -1,0 +1,244 @@
+"""``dcir.train_step``: forward, loss, backward and the optimiser's update as one compiled program."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dcir.driver.compile import Session
+from dcir.driver.optimisers import Family, family
+from dcir.driver.optimize import Handle
+from dcir.errors import InvalidInput, OptionError
+from dcir.frontends.torch.importer import UPDATES
+from dcir.frontends.torch.training import CapturedStep, Clip, Update, capture_step
+from dcir.options import Options
+
+
+def train_step(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
+    autocast: torch.dtype | None = None,
+    level: int | str = 4,
+    **options: Any,
+) -> TrainStep:
+    """Compile whole training steps of a model.
+
+        step = dcir.train_step(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()))
+        for x, y in loader:
+            loss = step(x, y)
+
+    A call computes ``loss_fn(model(*inputs), target)`` for ``step(*inputs, target)``, its gradients, and the optimiser's step, and
+    writes the parameters, the buffers and the optimiser's state where they are. ``optimizer.state_dict()``, learning rate schedulers
+    and checkpoints work as before. Gradients that ``backward()`` left in ``p.grad`` (of earlier batches: accumulation) are added, and are
+    None afterwards. A step is compiled once per combination of shapes, modes and options of the optimiser that do not change its numbers.
+
+    Args:
+        model: trained in the mode (``train()`` or ``eval()``) it is in when called.
+        loss_fn: from the model's result and the last tensor of the batch to a scalar.
+        optimizer: torch.optim.SGD, Adam, AdamW or RMSprop over (some of) the model's parameters.
+        clip_grad_norm, clip_grad_value: clip gradients as torch.nn.utils.clip_grad_norm_ and clip_grad_value_ do.
+        autocast: ``torch.bfloat16`` runs forward and loss under autocast.
+        level, options: as for ``dcir.optimize``.
+
+    Raises:
+        Unsupported: another optimiser, or one of its options has no compiled form.
+        OptionError, InvalidInput: an argument cannot be.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"train_step takes an nn.Module, not a {type(model).__name__}")
+    if clip_grad_norm is not None and clip_grad_value is not None:
+        raise OptionError(
+            "gradients are clipped by norm or by value, not both", where="clip_grad_norm, clip_grad_value"
+        )
+    if autocast not in (None, torch.bfloat16):
+        raise OptionError(f"no autocast to {autocast}", where="autocast", hint="torch.bfloat16")
+    chosen = Options.make(level=level, **options)
+    return TrainStep(model, loss_fn, optimizer, Clip(clip_grad_norm, clip_grad_value), autocast, chosen)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A parameter that the optimiser holds: its name in the model, itself, its group, and its row of hyperparameters."""
+
+    name: str
+    parameter: nn.Parameter
+    group: dict[str, Any]
+    row: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    step: CapturedStep
+    program: Callable[[Sequence[Any]], list[Any]]
+
+
+class TrainStep:
+    """A compiled training step; see ``train_step``.
+
+    Attributes:
+        dcir: options and records, as of an optimised module.
+        grad_norm: with ``clip_grad_norm``, the norm of the last step's gradients before clipping.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: Callable[..., Tensor], optimizer: torch.optim.Optimizer, clip: Clip,
+        autocast: torch.dtype | None, options: Options,
+    ) -> None:  # fmt: skip
+        self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
+        self.dcir = Handle(Session(options))
+        self.grad_norm: Tensor | None = None
+        self._clip, self._autocast = clip, autocast
+        self._family: Family = family(optimizer)
+        self._compiled: dict[Any, _Compiled] = {}
+        self._idle: dict[Any, frozenset[str]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *batch: Tensor) -> Tensor:
+        """One step.
+
+        Args:
+            batch: the model's inputs, and the target last.
+
+        Returns:
+            The loss (a scalar without a graph).
+
+        Raises:
+            InvalidInput: something in the batch is no CPU tensor, or is part of an autograd graph.
+            Unsupported: the step cannot be captured as one graph.
+        """
+        if len(batch) < 2 or not all(isinstance(t, Tensor) and t.is_cpu for t in batch):
+            raise InvalidInput("a training step takes the model's inputs and a target, all CPU tensors")
+        if any(t.requires_grad for t in batch):
+            raise InvalidInput("a tensor of the batch wants gradients", hint="x.detach()")
+        with self._lock:
+            return self._step(batch)
+
+    def _step(self, batch: Sequence[Tensor]) -> Tensor:
+        call = self._call_key(batch)
+        held, rows, found = self._known(call)
+        if found is None:
+            accumulated = tuple(h.name for h in held if h.parameter.grad is not None)
+            found = self._compile(batch, held, rows, accumulated)
+            # What gets no gradient makes no steps: left in, it would soon be the only one that has made none.
+            unused = {h.name for h in held} - {u.name for u in found.step.updated}
+            self._idle[call] = self._idle.get(call, frozenset()) | unused
+            if self._known(call)[1] != rows:  # some rows were for unused parameters alone
+                held, rows, _ = self._known(call)
+                found = self._compile(batch, held, rows, accumulated)
+            self._compiled[self._key(call)] = found
+        step = found.step
+        by_name = {h.name: h for h in held}
+        tensors = dict(self.model.named_parameters(remove_duplicate=False)) | dict(
+            self.model.named_buffers(remove_duplicate=False)
+        )
+        updated = [by_name[u.name] for u in step.updated]
+        states = [self._state(h)[name] for h, u in zip(updated, step.updated, strict=True) for name in u.state]
+        own = [tensors[n] for n in (*step.parameters, *step.buffers)]
+        sums = [by_name[n].parameter.grad for n in step.accumulated]
+        numbers = [v for i, t in rows for v in self._family.hyper(self.optimizer.param_groups[i], t + 1).values()]
+        hyper = torch.tensor(numbers or [0.0], dtype=torch.float64)
+        args = [*own, *batch, *sums, *states, hyper]
+        results = found.program(args)
+        self._after(updated, [args[i] for i in step.graph.meta[UPDATES].values()])
+        if self._clip.norm is not None:
+            self.grad_norm = results[1]
+        loss: Tensor = results[0]
+        return loss
+
+    def _known(self, call: Any) -> tuple[list[_Held], list[tuple[int, int]], _Compiled | None]:
+        """Parameters that get gradients, as far as is known; their distinct rows; the program, if there is one."""
+        idle = self._idle.get(call, frozenset())
+        held = [h for h in self._held() if h.name not in idle]
+        return held, sorted({h.row for h in held}), self._compiled.get(self._key(call))
+
+    def _key(self, call: Any) -> Any:
+        idle = self._idle.get(call, frozenset())
+        held = [h for h in self._held() if h.name not in idle]
+        number = {row: i for i, row in enumerate(sorted({h.row for h in held}))}
+        return call, tuple((h.name, number[h.row], h.parameter.grad is not None) for h in held)
+
+    def _held(self) -> list[_Held]:
+        names = {id(p): n for n, p in self.model.named_parameters()}
+        held = []
+        for i, group in enumerate(self.optimizer.param_groups):
+            for p in group["params"]:
+                if p.requires_grad and id(p) in names:
+                    held.append(_Held(names[id(p)], p, group, (i, self._steps(p))))
+        return held
+
+    def _steps(self, p: nn.Parameter) -> int:
+        """Steps that the optimiser has made with a parameter; without a counter, whether it has made any."""
+        state = self.optimizer.state.get(p, {})
+        if self._family.counts:
+            return int(state["step"]) if "step" in state else 0
+        return int(any(isinstance(v, Tensor) for v in state.values()))
+
+    def _call_key(self, batch: Sequence[Tensor]) -> Any:
+        """Everything but the numbers that the program of a call depends on, save what the optimiser holds."""
+        shapes = tuple((tuple(t.shape), t.stride(), t.dtype) for t in batch)
+        modes = tuple(m.training for m in self.model.modules())
+        tensors = tuple(
+            (tuple(t.shape), t.stride(), t.dtype, t.requires_grad)
+            for t in (*self.model.parameters(), *self.model.buffers())
+        )
+        flags = tuple(
+            tuple((k, v) for k, v in g.items() if isinstance(v, bool)) + tuple(map(bool, (
+                g.get("momentum", 0), g.get("weight_decay", 0)
+            ))) for g in self.optimizer.param_groups
+        )  # fmt: skip
+        return shapes, modes, tensors, flags
+
+    def _compile(
+        self, batch: Sequence[Tensor], held: list[_Held], rows: list[tuple[int, int]], accumulated: tuple[str, ...]
+    ) -> _Compiled:
+        make = self._family
+        first, at = {}, 0
+        for row in rows:
+            first[row] = at
+            at += len(make.hyper(self.optimizer.param_groups[row[0]], 1))
+        updates = [
+            Update(
+                h.name, make.rule(h.group), make.state(h.group), first[h.row],
+                tuple(make.hyper(h.group, 1)),
+            ) for h in held
+        ]  # fmt: skip
+        step = capture_step(
+            self.model, self._loss, batch, updates, at, clip=self._clip, autocast=self._autocast,
+            accumulated=accumulated,
+        )  # fmt: skip
+        session = self.dcir.session
+        return _Compiled(step, session.compile_graph(step.graph, "training step").call)
+
+    def _loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
+        return self.loss_fn(model(*batch[:-1]), batch[-1])
+
+    def _state(self, h: _Held) -> dict[str, Tensor]:
+        """The optimiser's state of a parameter, made as torch makes it."""
+        state = self.optimizer.state[h.parameter]
+        if self._family.counts and "step" not in state:
+            state["step"] = torch.tensor(0.0, dtype=torch.get_default_dtype())
+        for name in self._family.state(h.group):
+            if not isinstance(state.get(name), Tensor):
+                state[name] = torch.zeros_like(h.parameter, memory_format=torch.preserve_format)
+        result: dict[str, Tensor] = state
+        return result
+
+    def _after(self, updated: list[_Held], written: Sequence[Tensor]) -> None:
+        """What torch's own step would have left behind besides the numbers."""
+        if self._family.counts:
+            torch._foreach_add_([self.optimizer.state[h.parameter]["step"] for h in updated], 1)
+        for h in updated:
+            h.parameter.grad = None
+        # The program wrote to them behind autograd's back.
+        torch.autograd.graph.increment_version(written)
+        # Schedulers warn where they see no step.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -1,0 +1,127 @@
+"""Updates: results that are written in place of inputs, after everything that reads what was there.
+
+    y = p - lr * g, written where p lies
+
+In the graph y is a container of its own, so every pass sees single assignment; ``Network.updates`` says that y and p share
+memory. What that asks for is an order: all readers of p come before the writers of y, but for a writer that reads p element
+by element at the place it writes. ``settle`` restores the order after a pass; where there is none, y is made elsewhere and copied last.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable
+
+from dcir.ir.network import Network, Operand
+from dcir.ir.nodes import Op
+from dcir.ir.program import Body, Program
+
+
+def settle(net: Network) -> None:
+    """Order the operators of ``net`` so that no update overwrites what is still read; a valid order stays as it is."""
+    for data, source in list(net.updates.items()):
+        if any(not _in_place(net, w, data, source) for w in net.writers(data) if w in net.readers(source)):
+            _copy_last(net, data)
+    while True:
+        order, stuck = _sorted(net)
+        if not stuck:
+            if order != net.ops():
+                net.set_order(order)
+            return
+        # Some writer waits for a reader that waits for it: their updates are copied at the end.
+        for data in list(net.updates):
+            if any(w in stuck for w in net.writers(data)) and not _is_last_copy(net, data):
+                _copy_last(net, data)
+
+
+def violations(net: Network) -> Iterable[tuple[Op, str]]:
+    """Readers of overwritten inputs that come too late, with the input's name."""
+    position = {op: i for i, op in enumerate(net.ops())}
+    for data, source in net.updates.items():
+        writers = net.writers(data)
+        for r in net.readers(source):
+            if any(position[w] < position[r] for w in writers) or (
+                r in writers and not _in_place(net, r, data, source)
+            ):
+                yield r, source
+
+
+def _sorted(net: Network) -> tuple[list[Op], set[Op]]:
+    """The stable topological order with the updates' constraints, and the operators it cannot place."""
+    ops = net.ops()
+    position = {op: i for i, op in enumerate(ops)}
+    waits = dict.fromkeys(ops, 0)
+    followers: dict[Op, list[Op]] = {op: [] for op in ops}
+
+    def before(first: Op, then: Op) -> None:
+        if first is not then:
+            followers[first].append(then)
+            waits[then] += 1
+
+    for name in net.containers:
+        readers = net.readers(name)
+        for w in net.writers(name):
+            for r in readers:
+                before(w, r)
+    for data, source in net.updates.items():
+        for w in net.writers(data):
+            for r in net.readers(source):
+                before(r, w)
+    effects = [op for op in ops if getattr(op.spec, "kind", "") == "torch"]
+    for first, then in itertools.pairwise(effects):
+        before(first, then)
+    heap = [position[op] for op in ops if not waits[op]]
+    heapq.heapify(heap)
+    order: list[Op] = []
+    while heap:
+        op = ops[heapq.heappop(heap)]
+        order.append(op)
+        for then in followers[op]:
+            waits[then] -= 1
+            if not waits[then]:
+                heapq.heappush(heap, position[then])
+    return order, set(ops) - set(order)
+
+
+def _in_place(net: Network, op: Op, data: str, source: str) -> bool:
+    """Whether an operator that reads ``source`` and writes ``data`` needs each element only where it writes it."""
+    spec, first = op.spec, 0
+    if not isinstance(spec, Program):
+        epilogue = getattr(spec, "epilogue", None)
+        ins = net.ins(op)
+        first = len(ins) - (len(epilogue.inputs) - 1) if epilogue is not None else len(ins)
+        if epilogue is None or any(o.data == source for o in ins[:first]):
+            return False
+        spec, first = epilogue, first - 1
+    if any(s.op == "reduce" for s in spec.body):
+        return False
+    ins, outs = net.ins(op), net.outs(op)
+    ways = set()
+    for s in spec.body:
+        if s.op == "store" and outs[s.attr[0]].data == data:
+            if any(d > 1 and not st for d, st in zip(spec.dims, s.attr[1], strict=True)):
+                return False
+            ways.add((outs[s.attr[0]].offset, s.attr[1]))
+        elif s.op in ("load", "gather") and (first == 0 or s.attr[0] > 0) and ins[s.attr[0] + first].data == source:
+            if s.op == "gather":
+                return False
+            ways.add((ins[s.attr[0] + first].offset, s.attr[1]))
+    return len(ways) == 1
+
+
+def _is_last_copy(net: Network, data: str) -> bool:
+    writers = net.writers(data)
+    return len(writers) == 1 and writers[0].made_by == "settle"
+
+
+def _copy_last(net: Network, data: str) -> None:
+    """Let the writers of an update write a transient, which is copied when all is done."""
+    c = net.containers[data]
+    made = net.add_container(c.shape, c.dtype, "transient", c.strides)
+    for op in net.writers(data):
+        outs = [Operand(made, o.offset) if o.data == data else o for o in net.outs(op)]
+        net.rewire(op, op.spec, net.ins(op), outs)
+    body = Body(c.shape)
+    body.store(body.output(c.dtype), c.strides, body.load(body.input(c.dtype), c.strides))
+    net.add_op(body.finish(), [Operand(made)], [Operand(data)], made_by="settle")

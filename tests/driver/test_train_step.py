@@ -1,0 +1,213 @@
+"""train_step: whole steps follow torch's own, for every optimiser, and leave behind what torch would."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dcir
+from dcir.errors import InvalidInput, OptionError, Unsupported
+
+Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+OPTIMISERS: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd-momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.01),
+    "sgd-nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, maximize=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+    "adam-amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, betas=(0.8, 0.95)),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, eps=1e-4),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, weight_decay=0.1),
+    "rmsprop-centered": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.7, centered=True),
+}
+
+
+class _Net(nn.Module):
+    """Convolution, batch norm and a weight that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.inner = nn.Linear(16, 16)
+        self.outer = nn.Linear(16, 16)
+        self.outer.weight = self.inner.weight
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.norm(self.conv(x))).flatten(1)
+        return self.outer(torch.tanh(self.inner(h)))
+
+
+def _pair(make: Make, **options: Any) -> tuple[Any, nn.Module, nn.Module, torch.optim.Optimizer, torch.optim.Optimizer]:
+    """A compiled step and an eager twin, in double precision so that only formulas can differ."""
+    torch.manual_seed(0)
+    model = _Net().double()
+    twin = copy.deepcopy(model)
+    ours, theirs = make(model.parameters()), make(twin.parameters())
+    return dcir.train_step(model, nn.functional.cross_entropy, ours, **options), model, twin, ours, theirs
+
+
+def _batch(seed: int, n: int = 5) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 2, 4, 4, generator=g, dtype=torch.float64), torch.randint(0, 16, (n,), generator=g)
+
+
+def _eager(twin: nn.Module, optimiser: torch.optim.Optimizer, seed: int, **clip: float) -> Tensor:
+    x, y = _batch(seed)
+    loss = nn.functional.cross_entropy(twin(x), y)
+    loss.backward()
+    if "norm" in clip:
+        nn.utils.clip_grad_norm_(twin.parameters(), clip["norm"])
+    if "value" in clip:
+        nn.utils.clip_grad_value_(twin.parameters(), clip["value"])
+    optimiser.step()
+    optimiser.zero_grad()
+    return loss.detach()
+
+
+def _same(model: nn.Module, twin: nn.Module) -> None:
+    for (name, a), b in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def _same_state(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
+    a, b = ours.state_dict(), theirs.state_dict()
+    assert a["param_groups"] == b["param_groups"] and a["state"].keys() == b["state"].keys()
+    for key, state in b["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                torch.testing.assert_close(a["state"][key][name], value, rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_follows_torch(name: str) -> None:
+    """Losses, parameters, buffers and the optimiser's state over several steps; the step is compiled once."""
+    step, model, twin, ours, theirs = _pair(OPTIMISERS[name])
+    for seed in range(5):
+        torch.testing.assert_close(step(*_batch(seed)), _eager(twin, theirs, seed), rtol=1e-9, atol=1e-11)
+    _same(model, twin)
+    _same_state(ours, theirs)
+    assert len(step.dcir.session.graphs) == 1
+    assert not step.dcir.explain().fallbacks
+
+
+@pytest.mark.parametrize("clip", [{"norm": 0.3}, {"value": 0.01}])
+def test_clipping(clip: dict[str, float]) -> None:
+    step, model, twin, _, theirs = _pair(OPTIMISERS["adam"], **{f"clip_grad_{k}": v for k, v in clip.items()})
+    for seed in range(3):
+        step(*_batch(seed))
+        _eager(twin, theirs, seed, **clip)
+    for (name, a), b in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+    assert (step.grad_norm is not None) == ("norm" in clip)
+
+
+def test_scheduler_resume_and_modes() -> None:
+    """Schedulers change numbers without compiling; a checkpoint goes both ways; eval mode is another program."""
+    step, model, twin, ours, theirs = _pair(OPTIMISERS["adamw"])
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (ours, theirs)]
+    for seed in range(3):
+        step(*_batch(seed))
+        _eager(twin, theirs, seed)
+        for s in schedulers:
+            s.step()
+    assert len(step.dcir.session.graphs) == 1
+    state = copy.deepcopy((model.state_dict(), ours.state_dict()))
+    step(*_batch(7))
+    model.load_state_dict(state[0])
+    ours.load_state_dict(state[1])
+    model.eval()
+    twin.eval()
+    step(*_batch(3))
+    _eager(twin, theirs, 3)
+    _same(model, twin)
+    _same_state(ours, theirs)
+    # Resumed, the unused parameter has no steps and the others have: once that is known the program is made again.
+    assert len(step.dcir.session.graphs) == 3
+
+
+def test_accumulation_and_frozen_parameters() -> None:
+    """Gradients of earlier batches are added; parameters that want none stay as they are."""
+    step, model, twin, _, theirs = _pair(OPTIMISERS["sgd-momentum"])
+    for m in (model, twin):
+        m.conv.weight.requires_grad_(False)  # type: ignore[union-attr]
+    frozen = model.conv.weight.clone()  # type: ignore[operator]
+    x, y = _batch(1)
+    for m in (model, twin):
+        nn.functional.cross_entropy(m(x), y).backward()
+    step(*_batch(2))
+    _eager(twin, theirs, 2)
+    assert all(p.grad is None for p in model.parameters())
+    step(*_batch(3))
+    _eager(twin, theirs, 3)
+    _same(model, twin)
+    assert torch.equal(frozen, model.conv.weight)  # type: ignore[arg-type]
+
+
+def test_groups() -> None:
+    """Parameter groups with their own options, and parameters that the optimiser does not hold."""
+    torch.manual_seed(0)
+    model = _Net().double()
+    twin = copy.deepcopy(model)
+
+    def make(m: Any) -> torch.optim.Optimizer:
+        groups = [{"params": [m.conv.weight], "lr": 0.5}, {"params": m.inner.parameters(), "momentum": 0.5}]
+        return torch.optim.SGD(groups, lr=0.05, weight_decay=0.1)
+
+    ours, theirs = make(model), make(twin)
+    step = dcir.train_step(model, nn.functional.cross_entropy, ours)
+    for seed in range(3):
+        step(*_batch(seed))
+        _eager(twin, theirs, seed)
+        twin.zero_grad()
+    _same(model, twin)
+
+
+def test_autograd_sees_the_writes() -> None:
+    """A graph that was recorded before a step cannot be differentiated with the parameters of after."""
+    step, model, *_ = _pair(OPTIMISERS["sgd"])
+    x, y = _batch(0)
+    loss = model(x).sum()
+    step(x, y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_autocast() -> None:
+    """Under autocast the loss is close to eager's under autocast; parameters stay in f32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+    twin = copy.deepcopy(model)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
+    step = dcir.train_step(model, nn.functional.cross_entropy, ours, autocast=torch.bfloat16)
+    x, y = torch.randn(16, 32), torch.randint(0, 8, (16,))
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(twin(x), y)
+        loss.backward()
+        theirs.step()
+        theirs.zero_grad()
+        torch.testing.assert_close(step(x, y), loss.detach(), rtol=2e-2, atol=2e-2)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_refusals() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(Unsupported, match="Adagrad"):
+        dcir.train_step(model, nn.functional.mse_loss, torch.optim.Adagrad(model.parameters()))
+    sgd = torch.optim.SGD(model.parameters())
+    with pytest.raises(OptionError, match="by norm or by value"):
+        dcir.train_step(model, nn.functional.mse_loss, sgd, clip_grad_norm=1.0, clip_grad_value=1.0)
+    with pytest.raises(InvalidInput, match=r"nn\.Module"):
+        dcir.train_step(lambda x: x, nn.functional.mse_loss, sgd)  # type: ignore[arg-type]
+    step = dcir.train_step(model, nn.functional.mse_loss, sgd)
+    with pytest.raises(InvalidInput, match="wants gradients"):
+        step(torch.ones(1, 2, requires_grad=True), torch.ones(1, 2))
+    with pytest.raises(InvalidInput, match="a target"):
+        step(torch.ones(1, 2))
