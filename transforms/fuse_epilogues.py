@@ -164,7 +164,9 @@ def is_product(spec: object) -> bool:
     """Whether an operator can have an epilogue."""
     if isinstance(spec, ContractionSpec):
         return spec.dtype in ("f32", "f64")
-    return isinstance(spec, ConvolutionSpec) and spec.kind == "forward" and spec.dtype in ("f32", "f64")
+    if not isinstance(spec, ConvolutionSpec) or spec.kind != "forward" or (spec.bias and spec.epilogue is not None):
+        return False
+    return spec.dtype in ("f32", "f64")
 
 
 def epilogue_of(net: Network, op: Op) -> tuple[Product, Fused]:
@@ -172,9 +174,7 @@ def epilogue_of(net: Network, op: Op) -> tuple[Product, Fused]:
     spec: Product = op.spec
     ins, outs = net.ins(op), tuple(net.outs(op))
     if spec.epilogue is not None:
-        first = 3 if isinstance(spec, ConvolutionSpec) and spec.bias else 2
-        if first == 2:
-            return spec, Fused(spec.epilogue, (VALUE, *ins[2:]), outs)
+        return spec, Fused(spec.epilogue, (VALUE, *ins[2:]), outs)
     shape, strides = spec.shapes[2], spec.c if isinstance(spec, ContractionSpec) else spec.y
     if isinstance(spec, ContractionSpec) or not spec.bias:
         return spec, Fused(identity_epilogue(shape, spec.dtype, strides), (VALUE,), outs)
@@ -189,7 +189,9 @@ def set_epilogue(
     net: Network, op: Op, spec: Product, epilogue: Fused, by: str, *, before: Op | None = None, origin: str = ""
 ) -> Op:
     """Give a product this epilogue (none if it only stores): in place, or as a new operator ``before`` another."""
-    strides = first_store(epilogue.program).attr[1]
+    steps, usual = first_store(epilogue.program).attr[1], spec.c if isinstance(spec, ContractionSpec) else spec.y
+    # Along extents of 1 any stride is right, and a usual one names a layout.
+    strides = tuple(u if n == 1 else s for s, u, n in zip(steps, usual, spec.shapes[2], strict=True))
     trivial = [s.op for s in epilogue.program.body] == ["load", "store"] and epilogue.program.outputs == (spec.dtype,)
     program = None if trivial else epilogue.program
     made: Product

@@ -65,17 +65,26 @@ class FuseProducers(Pass):
         """Fuse until nothing more fits, consumers in execution order."""
         outcome = Outcome()
         position = {op: float(i) for i, op in enumerate(net.ops())}
+        static = net.preparable()
         for op in net.ops():
             current: Op | None = op if op in position else None
             while current is not None and isinstance(current.spec, Program):
-                current = self._grow(net, current, position, outcome)
+                new = self._grow(net, current, position, static, outcome)
+                if new is not None and current in static:
+                    static.add(new)
+                current = new
         return outcome
 
-    def _grow(self, net: Network, consumer: Op, position: dict[Op, float], outcome: Outcome) -> Op | None:
+    def _grow(
+        self, net: Network, consumer: Op, position: dict[Op, float], static: set[Op], outcome: Outcome
+    ) -> Op | None:
         """Fuse one producer into ``consumer``; the fused operator, or None if none fits."""
         for data in dict.fromkeys(o.data for o in net.ins(consumer)):
             writers = net.writers(data)
             if len(writers) != 1 or not isinstance(writers[0].spec, Program) or writers[0] is consumer:
+                continue
+            if writers[0] in static and consumer not in static and _worth_preparing(writers[0].spec, consumer.spec):
+                outcome.refuse("the value is computed once, before the calls")
                 continue
             new = self._try(net, writers[0], consumer, data, position)
             if isinstance(new, str):
@@ -212,6 +221,14 @@ class FuseProducers(Pass):
         if not net.readers(pair.data) and not net.writers(pair.data) and not pair.kept:
             net.remove_container(pair.data)
         return new
+
+
+def _worth_preparing(p: Program, consumer: Program) -> bool:
+    """Whether reading a static producer's result costs no more than reading what it is made of."""
+    if not p.inputs:
+        return False
+    reads, writes = p.footprint()
+    return sum(reads) >= sum(writes) or p.points() < consumer.points()
 
 
 def _may_keep(pair: _Pair, m: Match) -> bool:

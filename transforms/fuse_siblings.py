@@ -43,21 +43,27 @@ class FuseSiblings(Pass):
         """Fuse pairs of readers, container by container."""
         outcome = Outcome()
         position = {op: float(i) for i, op in enumerate(net.ops())}
+        static = net.preparable()
         for data in list(net.containers):
             if data in net.containers and net.containers[data].nbytes >= self.min_bytes:
-                self._container(net, data, position, outcome)
+                self._container(net, data, position, static, outcome)
         return outcome
 
-    def _container(self, net: Network, data: str, position: dict[Op, float], outcome: Outcome) -> None:
+    def _container(self, net: Network, data: str, position: dict[Op, float], static: set[Op], outcome: Outcome) -> None:
         done = False
         while not done:
             done = True
             readers = sorted((r for r in net.readers(data) if isinstance(r.spec, Program)), key=position.__getitem__)
             for first, second in itertools.pairwise(readers):
+                if (first in static) != (second in static):
+                    outcome.refuse("one of them is computed once, before the calls")
+                    continue
                 answer = self._try(net, data, first, second, position)
                 if isinstance(answer, str):
                     outcome.refuse(answer)
                     continue
+                if first in static:
+                    static.add(answer)
                 outcome.changed += 1
                 done = False
                 break

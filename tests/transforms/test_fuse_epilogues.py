@@ -133,7 +133,8 @@ def _check_form(op: Op) -> None:
         if s.op in ("load", "store"):
             assert all(n != 1 or not st for n, st in zip(p.outer, s.attr[1], strict=True))
     first = next(s for s in p.body if s.op == "store")
-    assert first.attr[1] == (spec.c if spec.kind == "contraction" else spec.y)
+    strides = spec.c if spec.kind == "contraction" else spec.y
+    assert first.attr[1] == tuple(st if n != 1 else 0 for st, n in zip(strides, p.outer, strict=True))
 
 
 def test_equal_layers_are_equal_kernels() -> None:
