@@ -19,6 +19,7 @@ loop programs use, which the compiler vectorises; what lies in memory is staged 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
@@ -159,6 +160,13 @@ class Epilogue:
         given += [f"({CPP_TYPE[t]} *)o{i}" for i, t in enumerate(self.program.outputs)]
         return f"dcir_tile::Operands{{{', '.join(given)}}}"
 
+    @functools.cached_property
+    def in_registers(self) -> bool:
+        """What ``IN_REGISTERS`` is."""
+        varies = self._varying()
+        simple = all(self._simple(i) for i, v in enumerate(varies) if v)
+        return simple and sum(varies) <= LONGEST_INLINE
+
     def text(self, isa: Isa) -> str:
         """``Operands``, ``finish_row`` and ``finish``."""
         p = self.program
@@ -171,9 +179,8 @@ class Epilogue:
 
         shared = {"fields": " ".join(fields), "indices": ", ".join(f"L {n}" for n in names), "names": ", ".join(names)}
         if all(self._simple(i) for i, varies in enumerate(self._varying()) if varies):
-            short = sum(self._varying()) <= LONGEST_INLINE
             return render(
-                _VECTORS, short="true" if short else "false", ones=", ".join("x" * lanes(isa, self.dtype)),
+                _VECTORS, short="true" if self.in_registers else "false", ones=", ".join("x" * lanes(isa, self.dtype)),
                 statements=self._vector_statements(), at_vector=at(" + u * VL"), at_lane=at(" + s"), **shared,
             )  # fmt: skip
         return render(_LANES, **self._lane_statements(), **shared)

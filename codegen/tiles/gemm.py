@@ -11,14 +11,28 @@ import math
 from dataclasses import replace
 
 from dcir.codegen.plan import KernelPlan
-from dcir.codegen.tiles.emit import HALF, Draft, Operand, Step, assemble, assemble_half, lanes, render, unravel
+from dcir.codegen.tiles.emit import (
+    ELEMENT_BYTES,
+    HALF,
+    Draft,
+    Operand,
+    Step,
+    assemble,
+    assemble_half,
+    lanes,
+    render,
+    unravel,
+)
 from dcir.codegen.tiles.epilogue import epilogue_suits
 from dcir.codegen.tiles.gemm_dot import dot_draft, dot_suits
 from dcir.codegen.tiles.gemm_form import Form, normal_form, transposed
 from dcir.codegen.tiles.gemm_packed import packed_draft, packing_draft
-from dcir.codegen.tiles.gemm_tiles import tiles_draft
+from dcir.codegen.tiles.gemm_tiles import CHUNK_BYTES, tiles_draft
 from dcir.codegen.tiles.isa import Isa
 from dcir.ops.contraction import ContractionSpec
+
+# From so many rows on dot products lose against tiles.
+LEAST_ROWS = 12
 
 
 def gemm_suits(spec: ContractionSpec) -> bool:
@@ -54,15 +68,30 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
         return packed_draft(name, form, isa, threads)
     if spec.k == 0 and form.epilogue is None:
         return _zeros(name, form.spec)
-    swapped = _swap_suits(form, isa)
+    swapped = _rows_suit(form) or _swap_suits(form, isa)
     form = transposed(form) if swapped else form
-    if dot_suits(form.spec, isa):
+    if swapped and _rows_suit(transposed(form)):
+        draft = packing_draft(name, form, isa, threads)
+    elif dot_suits(form.spec, isa):
         draft = dot_draft(name, form, isa, threads)
-    elif form.epilogue is not None:
+    elif form.epilogue is not None or _packing_suits(form):
         draft = packing_draft(name, form, isa, threads)
     else:
         draft = tiles_draft(name, form.spec, isa, threads, None)
     return replace(draft, swapped=swapped)
+
+
+def _rows_suit(form: Form) -> bool:
+    """Whether B's columns, contiguous along k, should be the rows of tiles: a short A is the smaller one to pack."""
+    spec = form.spec
+    return not spec.batch and spec.b[-2] == 1 and LEAST_ROWS <= spec.m <= spec.n // 5 and spec.k > 1
+
+
+def _packing_suits(form: Form) -> bool:
+    """Whether all of B should be packed before: else rows of A would be packed anew for every chunk of B."""
+    spec = form.spec
+    large = spec.n * spec.k * ELEMENT_BYTES[spec.dtype] > CHUNK_BYTES
+    return not spec.batch and spec.a[-1] != 1 and spec.m >= 64 and large
 
 
 def _swap_suits(form: Form, isa: Isa) -> bool:

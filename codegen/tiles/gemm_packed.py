@@ -32,6 +32,7 @@ from dcir.ops.packing import panel_width, panels
 ROWS_BYTES = 384 << 10  # of A in a block
 DEEPEST = 4096  # steps of k in one go; beyond them a tile of A leaves the second-level cache
 SUMMED = 512  # about so many steps are summed in one go
+SHORT = 256  # a product of fewer steps finishes its rows in registers; for others that is not worth compiling
 NEAR, FAR = 1024, 4096  # bytes fetched ahead of a panel in a cache, in memory
 LARGE_BYTES = 2 << 20
 SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
@@ -126,16 +127,23 @@ WRITE_APART = (
     + """    for (L i = 0; i < MR; i++)
         for (L l = 0; l < columns; l++) c[i * ${cm}LL + l * ${cn}LL] = t[i * $vectors * VL + l];"""
 )
+FINISH_UNROLLED = """    const Operands e = operands;
+#pragma GCC unroll 32
+    for (int i = 0; i < MR; i++) finish_row<$vectors>(e, $indices, acc[i], $valid);"""
 FINISH_ROWS = (
     """    const Operands e = operands;
-    if constexpr (IN_REGISTERS) {
-#pragma GCC unroll 32
-        for (int i = 0; i < MR; i++) finish_row<$vectors>(e, $indices, acc[i], valid);
-        return;
-    }
 """
     + _TO_STACK
-    + """    for (L i = 0; i < MR; i++) finish(e, $indices, t + i * $vectors * VL, columns);"""
+    + """#pragma GCC unroll 1
+    for (L i = 0; i < MR; i++) {
+        if constexpr (IN_REGISTERS) {
+            V v[$vectors];
+#pragma GCC unroll 32
+            for (int u = 0; u < $vectors; u++) v[u] = load(t + (i * $vectors + u) * VL);
+            finish_row<$vectors>(e, $indices, v, $valid);
+        } else
+            finish(e, $indices, t + i * $vectors * VL, columns);
+    }"""
 )
 FINISH_COLUMNS = (
     _TO_STACK
@@ -242,14 +250,16 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     batch_names = [f"x{d}" for d in range(len(spec.batch))]
     down = form.along(-2) and not form.along(-1) and spec.m > 1
     together = "(NP * NV)"
-    to, arguments = f"T *c{'' if not body else ', '}", f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL"
+    to, arguments = "T *c", f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL"
     epilogue = None
     if form.epilogue is not None:
         epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-2 if down else -1])
+        unrolled = spec.k < SHORT and epilogue.in_registers
         to = "const Operands &operands, " + "".join(f"L {x}, " for x in batch_names) + "L m, L n"
         arguments = ", ".join(["e", *batch_names, "m", "n"])
+        form_of_stop = FINISH_COLUMNS if down else FINISH_UNROLLED if unrolled else FINISH_ROWS
         stop = render(
-            FINISH_COLUMNS if down else FINISH_ROWS, vectors=together,
+            form_of_stop, vectors=together, valid="valid" if tail else f"{together} * VL",
             indices=form.indices(batch_names, "m" if down else "m + i", "n + l" if down else "n"),
         )  # fmt: skip
     elif spec.c[-1] == 1 or spec.n == 1:
@@ -264,7 +274,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     text = pack_rows("rows_of_a", am, ak) if packs else ""
     text += render(
         _TILE, to=to, partial_parameters=", L depth, bool first, bool last, T *partial" if blocked else "",
-        start=start + "    clear(acc);", depth="end - begin" if parts > 1 else spec.k,
+        start=start + "    clear(acc);", depth="end - begin" if parts > 1 else "depth" if blocked else spec.k,
         ak="MR" if packs else "1", ai="1" if packs else f"{pitch if copies else am}LL", panel=spec.panel,
         stride=f"{spec.k * spec.panel}LL", bytes=element, ahead=(FAR if large else NEAR) // element,
         stop=add + (_PARTIAL_STOP if blocked else "") + stop,

@@ -50,6 +50,11 @@ template <int MR> $inline void $name(T *d, const T *s, L depth) {
             for (int i = 0; i < MR; i++) d[k * MR + i] = s[i * ${sw}LL + k];
 }
 """
+_ROWS_COPY = """
+template <int MR> $inline void $name(T *d, const T *s, L depth) {
+    for (L k = 0; k < depth; k++) __builtin_memcpy(d + k * MR, s + k * ${sd}LL, MR * sizeof(T));
+}
+"""
 _ROWS_ANY = """
 template <int MR> $inline void $name(T *d, const T *s, L depth) {
     for (L k = 0; k < depth; k++)
@@ -70,5 +75,8 @@ def pack_vectors(name: str, width_stride: int, depth_stride: int) -> str:
 
 def pack_rows(name: str, width_stride: int, depth_stride: int) -> str:
     """A function template ``name<MR>(to, from, depth)`` that fills a panel of MR rows."""
-    text = _ROWS_TRANSPOSE if depth_stride == 1 and width_stride != 1 else _ROWS_ANY
+    if width_stride == 1:
+        text = _ROWS_COPY
+    else:
+        text = _ROWS_TRANSPOSE if depth_stride == 1 else _ROWS_ANY
     return render(text, name=name, sw=width_stride, sd=depth_stride)

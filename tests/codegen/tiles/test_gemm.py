@@ -67,6 +67,11 @@ def cases():
     add("avx512", "f32", (4,), 64, 96, 48, "broadcast", "row", "column")
     add("avx512", "f32", (), 200, 1100, 500, "aliased", "column", "row", 7)
     add("avx512", "f64", (), 300, 200, 900, "column", "column", "column")
+    for isa in ISAS:  # all of B packed before, and weights as the rows of tiles
+        add(isa, "f32", (), 70, 330, 400, "column", rng.choice(LAYOUTS), "row", 3)
+        add(isa, "f32", (), 14, 130, 70, "row", "column", "row")
+    add("avx512", "f64", (), 90, 200, 500, "column", "row", "column")
+    add("avx512", "f32", (), 37, 220, 4500, "wide", "column", "column")
     return out
 
 

@@ -79,6 +79,19 @@ def cases():
         add("avx512", "f32", (), m, 300, 200, "row", "column", "row", rng.choice(kinds), threads=3)
         add("avx512", "f32", (), m, 130, 300, "row", "column", "row", rng.choice(kinds[1:]), packed=False)
         add("avx512", "f32", (), 90, m, 300, "row", "column", "row", rng.choice(kinds[1:]), packed=False)
+        add(
+            "avx512",
+            "f32",
+            (),
+            m,
+            130,
+            70,
+            "row",
+            "column",
+            rng.choice(LAYOUTS[:5]),
+            rng.choice(kinds[1:]),
+            packed=False,
+        )
     for n in (7, 16, 24, 32, 40, 49, 112):
         add("avx512", "f32", (), 70, n, 48, kind=rng.choice(kinds))
     add("avx512", "f32", (), 100, 200, 5000, kind="residual")  # sums wait in memory between two blocks of k
