@@ -17,7 +17,7 @@ from dcir.ir.program import Body, Program
 from dcir.ir.serialize import decode, encode
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec
-from dcir.ops.packing import pack_program
+from dcir.ops.packing import pack_program, wants_panels
 from tests.harness import scalar_reference
 
 
@@ -114,3 +114,9 @@ def test_convolution(groups: int, kernel: tuple[int, ...]) -> None:
     _check(spec, [x, _packed(w, pack), bias, residual], [math.prod(shape)] * 2, expected)
     with_bias = replace(spec, bias=True)
     _check(with_bias, [x, _packed(w, pack), bias, bias, residual], [math.prod(shape)] * 2, expected + per_channel)
+
+
+def test_wants_panels() -> None:
+    """Panels are for types with tiles, and for more than a quarter of a panel."""
+    assert wants_panels("f32", 8, 64) and wants_panels("f64", 4, 1) and wants_panels("f32", 50257, 768)
+    assert not wants_panels("f32", 7, 64) and not wants_panels("bf16", 768, 768) and not wants_panels("f32", 64, 0)
