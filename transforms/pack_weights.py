@@ -1,0 +1,143 @@
+"""Static weights are laid out once, the way the kernels of products read them.
+
+    y = x @ w         -->   w' = panels of neighbouring columns of w      once per weight
+                            y = x @ w'
+    y = w @ x         -->   y' = x' @ panels of w'                        where y lies along its columns
+    y = conv(x, w)    -->   w' = panels of output channels; depthwise: taps, then channels
+
+A panel holds a few vectors of columns for every step of the reduction (``dcir.ops.packing``), so a register tile reads its weights as
+one stream. Else every call would gather them again. Products of few rows pass over their weights once and leave them where they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.nodes import Op
+from dcir.ir.program import Body, Program
+from dcir.ops.contraction import ContractionSpec
+from dcir.ops.convolution import ConvolutionSpec
+from dcir.ops.packing import pack_program, packed_shape, panel_width, panels
+from dcir.transforms.base import Outcome, Pass
+
+_Packed = dict[tuple[Operand, Program], Operand]
+
+
+@dataclass(frozen=True)
+class PackWeights(Pass):
+    """Pack the static weights of matrix products and convolutions.
+
+    Attributes:
+        least_rows: rows of a matrix product from which packing pays.
+        least_columns: columns of a matrix product from which packing pays.
+        least_filled: share of a panel that the output channels of a group must fill.
+    """
+
+    tier: ClassVar[int] = 3
+    least_rows: int = 17
+    least_columns: int = 8
+    least_filled: float = 0.5
+
+    def apply(self, net: Network) -> Outcome:
+        """Visit every product that is not static itself; equal weights are packed once."""
+        outcome = Outcome()
+        ready = net.preparable()
+        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        packed: _Packed = {}
+        for op in net.ops():
+            spec = op.spec
+            if op in ready or not isinstance(spec, ContractionSpec | ConvolutionSpec) or spec.panel:
+                continue
+            if spec.dtype not in ("f32", "f64") or not any(o.data in static for o in net.ins(op)[:2]):
+                continue
+            work = self._contraction if isinstance(spec, ContractionSpec) else self._convolution
+            reason = work(net, op, spec, static, packed)  # type: ignore[arg-type]
+            if reason is None:
+                outcome.changed += 1
+            elif reason:
+                outcome.refuse(reason)
+        return outcome
+
+    def _contraction(
+        self, net: Network, op: Op, spec: ContractionSpec, static: set[str], packed: _Packed
+    ) -> str | None:
+        ins = net.ins(op)
+        if ins[1].data not in static:
+            if spec.c[-2] != 1 and spec.n != 1:
+                return "the weights are on the left, and the result does not lie along their rows"
+            spec, ins = _transposed(spec), [ins[1], ins[0], *ins[2:]]
+        rank = len(spec.batch)
+        shared = [d for d in range(rank) if spec.b[d] == 0]
+        if spec.m * math.prod(spec.batch[d] for d in shared) < self.least_rows:
+            return "too few rows pass over the weights"
+        if spec.n < self.least_columns or not math.prod(spec.batch) * spec.k:
+            return "too few columns for a panel"
+        own = [d for d in range(rank) if spec.b[d]]
+        panel = panel_width(spec.dtype)
+        groups = tuple(spec.batch[d] for d in own)
+        program = pack_program(
+            spec.dtype, groups, spec.n, (spec.k,), panel, tuple(spec.b[d] for d in own), spec.b[-1], (spec.b[-2],)
+        )
+        shape = packed_shape(groups, spec.n, spec.k, panel)
+        weights = self._pack(net, op, program, ins[1], packed)
+        steps = dict(zip(own, contiguous(shape), strict=False))
+        b = (*(steps.get(d, 0) for d in range(rank)), 0, 0)
+        made = replace(spec, b=b, panel=panel)
+        net.rewire(op, made, [ins[0], weights, *ins[2:]], net.outs(op), made_by=self.name)
+        return None
+
+    def _convolution(
+        self, net: Network, op: Op, spec: ConvolutionSpec, static: set[str], packed: _Packed
+    ) -> str | None:
+        ins = net.ins(op)
+        if spec.kind != "forward" or ins[1].data not in static:
+            return "only convolutions read packed weights" if spec.kind != "forward" else ""
+        kernel, channels = spec.kernel, spec.groups * spec.cout
+        if spec.cin == spec.cout == 1 and spec.groups > 1:
+            last = (1, channels, *(channels * s for s in contiguous(kernel)))
+            if all(n == 1 or a == b for n, a, b in zip(spec.shapes[1], spec.w, last, strict=True)):
+                return ""
+            body = Body((*kernel, channels))
+            value = body.load(body.input(spec.dtype), (*spec.w[2:], spec.w[0]))
+            body.store(body.output(spec.dtype), contiguous(body.outer), value)
+            made, program = replace(spec, w=last), body.finish()
+        else:
+            panel = panel_width(spec.dtype)
+            if spec.groups > 1 and spec.cout < self.least_filled * panel * panels(spec.cout, panel):
+                return "the channels of a group would leave most of a panel empty"
+            program = pack_program(
+                spec.dtype, (spec.groups,), spec.cout, (*kernel, spec.cin), panel,
+                (spec.w[0] * spec.cout,), spec.w[0], (*spec.w[2:], spec.w[1]),
+            )  # fmt: skip
+            made = replace(spec, panel=panel)
+        weights = self._pack(net, op, program, ins[1], packed)
+        net.rewire(op, made, [ins[0], weights, *ins[2:]], net.outs(op), made_by=self.name)
+        return None
+
+    def _pack(self, net: Network, op: Op, program: Program, source: Operand, packed: _Packed) -> Operand:
+        """The packed form of the weights; made before ``op`` if no operator before has made it."""
+        key = source, program
+        if key not in packed:
+            packed[key] = Operand(net.add_container(program.outer, program.outputs[0]))
+            net.add_op(program, [source], [packed[key]], origin=op.origin, made_by=self.name, before=op)
+        return packed[key]
+
+
+def _transposed(spec: ContractionSpec) -> ContractionSpec:
+    """The same product as C' = B' A', its operands to be exchanged."""
+
+    def swap(s: Sequence[int]) -> tuple[int, ...]:
+        return (*s[:-2], s[-1], s[-2])
+
+    epilogue = spec.epilogue
+    if epilogue is not None:
+        epilogue = epilogue.reorder(swap(range(len(epilogue.outer))), ())
+        value = contiguous(epilogue.outer)
+        strides = tuple(s if n != 1 else 0 for s, n in zip(value, epilogue.outer, strict=True))
+        body = tuple(s._replace(attr=(0, strides)) if s.op == "load" and s.attr[0] == 0 else s for s in epilogue.body)
+        epilogue = replace(epilogue, body=body)
+    return replace(spec, m=spec.n, n=spec.m, a=swap(spec.b), b=swap(spec.a), c=swap(spec.c), epilogue=epilogue)
