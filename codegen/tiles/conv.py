@@ -120,12 +120,15 @@ $noinline void constant(L j, const T *, const T *, const T *a2, T *o0, unsigned 
 
 def _constant(name: str, p: Problem, *, first: bool = False) -> Draft:
     """The bias alone, or zeros; ``first``, if others write to the same result after."""
-    extents = (p.n, p.groups, p.co, p.out[0])
-    sums = {"p": (p.y0, p.ys[:4]), "channel": (0, (0, p.co, 1, 0))}
-    text = render(
-        _CONSTANT, offset=unravel("j", extents, sums), h=p.out[1], w=p.out[2], sh=p.ys[4], sw=p.ys[5],
-        value="a2[channel]" if p.bias else "0",
-    )  # fmt: skip
+    if p.ys[2] == 1 and p.ys[5] != 1 and p.co > 1:  # channels last: they are the innermost loop
+        extents = (p.n, p.groups, p.out[0], p.out[1])
+        sums = {"p": (p.y0, (*p.ys[:2], *p.ys[3:5])), "channel": (0, (0, p.co, 0, 0))}
+        loops = {"h": p.out[2], "w": p.co, "sh": p.ys[5], "sw": 1, "value": "a2[channel + w]" if p.bias else "0"}
+    else:
+        extents = (p.n, p.groups, p.co, p.out[0])
+        sums = {"p": (p.y0, p.ys[:4]), "channel": (0, (0, p.co, 1, 0))}
+        loops = {"h": p.out[1], "w": p.out[2], "sh": p.ys[4], "sw": p.ys[5], "value": "a2[channel]" if p.bias else "0"}
+    text = render(_CONSTANT, offset=unravel("j", extents, sums), **loops)
     step = Step(math.prod(extents), "constant")
     return Draft(name, p.dtype, text, (step, Step(0, "")) if first else (Step(0, ""), step))
 
