@@ -72,5 +72,6 @@ D_FLOAT_BASICS(double)
 
 #include "prelude_math.h"
 #include "prelude_int.h"
+#include "prelude_fold.h"
 
 #endif

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dcir.ir.program import Expr
-from dcir.ops.activations import gelu_parts, softplus_of
+from dcir.ops.activations import gelu_parts, tanh_of_softplus
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.movement import dim_of, window
 from dcir.ops.pointwise import call, const, where
@@ -96,7 +96,7 @@ def mish_backward(ctx: Lowering, grad: Ref, x: Ref) -> Ref:
     """g (t + x s (1 - t²)) with s = sigmoid(x) and t = tanh(softplus(x))."""
 
     def fn(g: Expr, v: Expr) -> Expr:
-        t = call("tanh", softplus_of(v))
+        t = tanh_of_softplus(v)
         return g * (t + v * call("sigmoid", v) * (1.0 - t * t))
 
     return ctx.pointwise(fn, grad, x)

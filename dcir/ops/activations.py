@@ -62,15 +62,17 @@ def silu(ctx: Lowering, x: Ref) -> Ref:
     return ctx.pointwise(lambda v: v / (call("exp", -v) + 1.0), x)
 
 
-def softplus_of(x: Expr) -> Expr:
-    """log(1 + exp(x)), without overflow."""
-    return call("log1p", call("exp", -call("abs", x))) + maximum(x, 0.0)
+def tanh_of_softplus(x: Expr) -> Expr:
+    """tanh(log(1 + e)) = n / (n + 2) with e = exp(x), n = e (e + 2); 1 to the last bit from x = 20 on."""
+    e = call("exp", minimum(x, 20.0))
+    n = e * (e + 2.0)
+    return n / (n + 2.0)
 
 
 @operator("aten.mish.default", samples=_with(special=False))
 def mish(ctx: Lowering, x: Ref) -> Ref:
     """x * tanh(log(1 + exp(x)))."""
-    return ctx.pointwise(lambda v: v * call("tanh", softplus_of(v)), x)
+    return ctx.pointwise(lambda v: v * tanh_of_softplus(v), x)
 
 
 @operator("aten.leaky_relu.default", samples=_with((0.2,), (-0.5,)))

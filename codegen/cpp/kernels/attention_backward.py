@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcir.codegen.cpp.kernels.attention_backward_text import BACKWARD, OLD as COMMON
+from dcir.codegen.cpp.kernels.attention_backward_text import BACKWARD
+from dcir.codegen.cpp.kernels.attention_backward_text import OLD as COMMON
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, render, round_up
-from dcir.codegen.tiles.isa import ISAS, Isa
+from dcir.codegen.tiles.isa import Isa
 from dcir.ops.attention import AttentionSpec
 
 # Rows by vectors of a register tile: what 32 or 16 vector registers hold besides the operands.

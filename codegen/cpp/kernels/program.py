@@ -40,6 +40,9 @@ COSTLY = {
 ROW_BUFFER_BYTES = 32768
 COLUMN_BLOCK = 64
 SUM_BLOCK = 512
+# Partial results of a reduction along a row, and what a rest is filled up to with lanes switched off.
+ROW_LANES = (64, 32, 16)
+TAIL_LANES = 16
 
 
 @planner(Program)
@@ -71,6 +74,7 @@ class _Emitter:
         self.checked = any(s.op == "gather" and s.attr[4] == "checked" for s in p.body)
         self.buffered: dict[int, int] = {} if self.columns else self._row_buffers()
         self.ready: set[int] = set()
+        self.inside = ""  # the condition under which a lane lies inside the loop, while some do not
 
     # ------------------------------------------------------------------ decisions
     def _by_columns(self) -> bool:
@@ -197,6 +201,8 @@ class _Emitter:
                     f"#pragma omp declare reduction(dcir_{kind} : {t} : omp_out = {combine}) "
                     f"initializer(omp_priv = {_identity(kind, dtype)})"
                 )
+        if self.columns:
+            out.append("template <int N> struct dcir_width { static constexpr int value = N; };")
         return "\n".join(out)
 
     def _tile_bounds(self, space: _Space, last: int, tiled: bool) -> tuple[str, str]:
@@ -236,40 +242,54 @@ class _Emitter:
         p = self.p
         last = self.n_outer - 1
         opened = 0
+        for d in range(space.prefix, last if self.columns else self.n_outer):
+            self.loop(d, p.outer[d])
+            opened += 1
         if self.columns:
-            for d in range(space.prefix, last):
-                self.loop(d, p.outer[d])
-                opened += 1
-            if space.parallel:
-                self._tile_bounds(space, last, True)
-            else:
-                self.open(f"for (long long lo = 0; lo < {p.outer[last]}; lo += {space.tile})")
-                self.line(
-                    f"const long long hi = lo + {space.tile} < {p.outer[last]} ? lo + {space.tile} : {p.outer[last]};"
-                )
-                opened += 1
+            # The width of a tile is a constant, so that the sums of a tile stay in registers.
+            full, rest = divmod(p.outer[last], COLUMN_BLOCK)
+            self.open("auto columns = [&](auto width, const long long lo) __attribute__((always_inline))")
+            self.line("constexpr long long W = decltype(width)::value;")
+            self._stages()
+            self.depth -= 1
+            self.line("};")
+            tile, last_tile = (f"columns(dcir_width<{w}>{{}}, lo);" for w in (COLUMN_BLOCK, rest))
+            at = f"const long long lo = {f'jt * {COLUMN_BLOCK}' if space.parallel else '0'};"
+            if full and space.parallel:
+                self.line(f"{f'if (jt < {full}) ' if rest else ''}{{ {at} {tile} }}{' else' if rest else ''}")
+            elif full:
+                end = full * COLUMN_BLOCK
+                self.line(f"for (long long lo = 0; lo < {end}; lo += {COLUMN_BLOCK}) {tile}")
+            if rest:
+                start = at if space.parallel else f"const long long lo = {full * COLUMN_BLOCK};"
+                self.line(f"{{ {start} {last_tile} }}")
         else:
-            for d in range(space.prefix, self.n_outer):
-                self.loop(d, p.outer[d])
-                opened += 1
+            self._stages()
+        for _ in range(opened):
+            self.close()
+
+    def _stages(self) -> None:
         for v in self.buffered:
-            self.line(f"{CPP_TYPE[p.body[v].dtype]} buf{v}[{math.prod(p.inner)}];")
+            self.line(f"{CPP_TYPE[self.p.body[v].dtype]} buf{v}[{math.prod(self.p.inner) + TAIL_LANES}];")
         for stage in range(self.stages + 1):
             self._outer_stores(stage)
             roots = self._roots(stage)
             if roots:
                 (self._column_sweep if self.columns else self._row_sweep)(roots)
                 self.ready |= {v for v, born in self.buffered.items() if born == stage}
-        for _ in range(opened):
-            self.close()
+
+    def lanes(self, d: int, width: int | str, start: str) -> None:
+        """Open the loop over lanes ``l`` of one block of loop ``d``."""
+        self._simd([])
+        self.open(f"for (long long l = 0; l < {width}; l++)")
+        self.line(f"const long long i{d} = {start} + l;")
 
     def _outer_stores(self, stage: int) -> None:
         stores = [i for i, s in enumerate(self.p.body) if s.op == "store" and self.levels[i] == (stage, False)]
         if not stores:
             return
         if self.columns:
-            self._simd([])
-            self.loop(self.n_outer - 1, "hi", "lo")
+            self.lanes(self.n_outer - 1, "W", "lo")
         else:
             self.open("")
         self._compute(stores, set())
@@ -278,22 +298,74 @@ class _Emitter:
     def _row_sweep(self, roots: list[int]) -> None:
         p = self.p
         reduces = [r for r in roots if p.body[r].op == "reduce"]
+        stores = [r for r in roots if p.body[r].op == "store"]
         simple = all(not p.body[r].attr[0].startswith("arg") for r in reduces)
+        inner = list(self.inner_dims())
+        width = next((w for w in ROW_LANES if inner and 2 * w <= p.inner[-1]), 0) if reduces and simple else 0
         for r in reduces:
             self._declare(r)
-        inner = list(range(self.n_outer, self.n_outer + len(p.inner)))
+            if width:
+                self.line(f"{self._reduced_type(r)} part{r}[{width}];")
+                self.line(f"for (int l = 0; l < {width}; l++) part{r}[l] = {self._start(r)};")
         for d in inner[:-1]:
             self.loop(d, p.dims[d])
-        if inner:
-            partial = [(_OMP[p.body[r].attr[0]], f"v{r}") for r in reduces if p.body[r].attr[0] in _OMP]
-            if simple:
-                self._simd(partial)
-            self.loop(inner[-1], p.dims[inner[-1]])
+        if width:
+            self._row_blocks(inner[-1], width, stores, reduces)
         else:
-            self.open("")
-        self._compute([r for r in roots if p.body[r].op == "store"], set(), reduces, lambda r: f"v{r}")
-        for _ in range(max(len(inner), 1)):
+            if inner:
+                partial = [(_OMP[p.body[r].attr[0]], f"v{r}") for r in reduces if p.body[r].attr[0] in _OMP]
+                if simple:
+                    self._simd(partial)
+                self.loop(inner[-1], p.dims[inner[-1]])
+            else:
+                self.open("")
+            self._compute(stores, set(), reduces, lambda r: f"v{r}")
             self.close()
+        for _ in inner[:-1]:
+            self.close()
+        for r in reduces if width else []:
+            self._fold(r, width)
+
+    def _fold(self, r: int, width: int) -> None:
+        """The partial results of a row joined: element i with element i + half, until one is left."""
+        kind, dtype = self.p.body[r].attr[0], self.p.body[self.p.body[r].args[0]].dtype
+        if dtype in ("f32", "f64") and kind not in ("any", "all"):
+            self.line(f"v{r} = d_fold<d_{kind}_of>(part{r});")
+            return
+        while width > 1:
+            width //= 2
+            self.open(f"for (int l = 0; l < {width}; l++)")
+            self._combine(r, f"part{r}[l]", f"part{r}[l + {width}]", "bool" if kind in ("any", "all") else dtype)
+            self.close()
+        self.line(f"v{r} = part{r}[0];")
+
+    def _row_blocks(self, d: int, width: int, stores: list[int], reduces: list[int]) -> None:
+        """Loop ``d`` in blocks of lanes, each with partial results of its own: they do not wait for each other."""
+        extent = self.p.dims[d]
+        rest = extent % width
+        name = lambda r: f"part{r}[l]"  # noqa: E731
+        self.open(f"for (long long b = 0; b < {extent - rest}; b += {width})")
+        self.lanes(d, width, "b")
+        self._compute(stores, set(), reduces, name)
+        self.close()
+        self.close()
+        if rest:
+            padded = -(-rest // TAIL_LANES) * TAIL_LANES
+            self.lanes(d, padded, str(extent - rest))
+            if padded != rest:
+                self.inside = "inside"
+                self.line(f"const bool inside = l < {rest};")
+            self._compute(stores, set(), reduces, name)
+            self.inside = ""
+            self.close()
+
+    def _reduced_type(self, r: int) -> str:
+        s = self.p.body[r]
+        return CPP_TYPE["bool" if s.attr[0] in ("any", "all") else self.p.body[s.args[0]].dtype]
+
+    def _start(self, r: int) -> str:
+        s = self.p.body[r]
+        return _identity(s.attr[0], self.p.body[s.args[0]].dtype)
 
     def _declare(self, r: int, size: str = "") -> None:
         s = self.p.body[r]
@@ -317,38 +389,38 @@ class _Emitter:
         p = self.p
         last = self.n_outer - 1
         reduces = [r for r in roots if p.body[r].op == "reduce"]
+        stores = [r for r in roots if p.body[r].op == "store"]
         sums = [r for r in reduces if p.body[r].attr[0] == "sum" and compute_type(p.body[r].dtype)[0] == "f"]
         for r in reduces:
-            self._declare(r, f"[{COLUMN_BLOCK}]")
-        self.loop(last, "hi", "lo")
-        for r in reduces:
-            self._initialise(r, f"[i{last} - lo]")
-        self.close()
-        inner = list(range(self.n_outer, self.n_outer + len(p.inner)))
-        blocked = bool(sums) and bool(inner) and p.dims[inner[-1]] * math.prod(p.inner[:-1]) > SUM_BLOCK
+            self._declare(r, "[W]")
+        if reduces:
+            self.open("for (int l = 0; l < W; l++)")
+            for r in reduces:
+                self._initialise(r, "[l]")
+            self.close()
+        inner = list(self.inner_dims())
+        blocked = bool(sums) and bool(inner) and math.prod(p.inner) > SUM_BLOCK
         for d in inner[:-1]:
             self.loop(d, p.dims[d])
         if blocked:  # long sums in two levels: the error grows with the block, not with the whole length
             d = inner[-1]
             self.open(f"for (long long b = 0; b < {p.dims[d]}; b += {SUM_BLOCK})")
             for r in sums:
-                self.line(f"{CPP_TYPE[p.body[r].dtype]} part{r}[{COLUMN_BLOCK}] = {{}};")
+                self.line(f"{CPP_TYPE[p.body[r].dtype]} part{r}[W] = {{}};")
             self.line(f"const long long be = b + {SUM_BLOCK} < {p.dims[d]} ? b + {SUM_BLOCK} : {p.dims[d]};")
             self.loop(d, "be", "b")
         elif inner:
             self.loop(inner[-1], p.dims[inner[-1]])
         else:
             self.open("")
-        self._simd([])
-        self.loop(last, "hi", "lo")
-        name = lambda r: f"{'part' if blocked and r in sums else 'v'}{r}[i{last} - lo]"  # noqa: E731
-        self._compute([r for r in roots if p.body[r].op == "store"], set(), reduces, name)
+        self.lanes(last, "W", "lo")
+        self._compute(stores, set(), reduces, lambda r: f"{'part' if blocked and r in sums else 'v'}{r}[l]")
         self.close()
         self.close()
         if blocked:
-            self.loop(last, "hi", "lo")
+            self.open("for (int l = 0; l < W; l++)")
             for r in sums:
-                self.line(f"v{r}[i{last} - lo] += part{r}[i{last} - lo];")
+                self.line(f"v{r}[l] += part{r}[l];")
             self.close()
             self.close()
         for _ in inner[:-1]:
@@ -364,21 +436,25 @@ class _Emitter:
             s = self.p.body[i]
             if s.op == "store":
                 value = cast_expr(self.value(s.args[0]), compute_type(s.dtype), s.dtype)
-                self.line(f"o{s.attr[0]}[{self.address(s.attr[1])}] = {value};")
+                when = f"if ({self.inside}) " if self.inside else ""
+                self.line(f"{when}o{s.attr[0]}[{self.address(s.attr[1])}] = {value};")
             else:
                 self._accumulate(i, name(i))
+
+    def _combine(self, r: int, target: str, v: str, dtype: str) -> None:
+        kind = self.p.body[r].attr[0]
+        if kind in ("any", "all"):
+            truth = v if dtype == "bool" else f"({v} != 0)"
+            joined = f"{target} {'|' if kind == 'any' else '&'} {truth}"
+        else:
+            joined = SCALAR_OPS[{"sum": "add", "prod": "mul"}.get(kind, kind)].cpp([target, v], dtype)
+        self.line(f"{target} = {f'{self.inside} ? {joined} : {target}' if self.inside else joined};")
 
     def _accumulate(self, r: int, target: str) -> None:
         s = self.p.body[r]
         kind, v, dtype = s.attr[0], self.value(s.args[0]), self.p.body[s.args[0]].dtype
-        if kind in ("sum", "prod"):
-            op = SCALAR_OPS["add" if kind == "sum" else "mul"].cpp([target, v], dtype)
-            self.line(f"{target} = {op};")
-        elif kind in ("max", "min"):
-            self.line(f"{target} = {SCALAR_OPS[kind].cpp([target, v], dtype)};")
-        elif kind in ("any", "all"):
-            truth = v if dtype == "bool" else f"({v} != 0)"
-            self.line(f"{target} = {target} {'|' if kind == 'any' else '&'} {truth};")
+        if not kind.startswith("arg"):
+            self._combine(r, target, v, dtype)
         else:
             best = target.replace("v", "best", 1)
             better = ">" if kind == "argmax" else "<"
@@ -404,7 +480,7 @@ class _Emitter:
         if s.op == "index":
             return f"i{s.attr[0]}"
         if s.op == "reduce" and self.columns:
-            return f"v{i}[i{self.n_outer - 1} - lo]"
+            return f"v{i}[l]"
         if i in self.ready and i in self.buffered:
             return f"buf{i}[{self.inner_position()}]"
         return f"v{i}"
@@ -418,7 +494,7 @@ class _Emitter:
         if s.op in ("const", "index"):
             return
         if s.op == "load":
-            text = self._masked(s, f"a{s.attr[0]}[{self.address(s.attr[1])}]", s.args, self.p.inputs[s.attr[0]])
+            text = self._masked(s, self._element(s.attr[0], self.address(s.attr[1])), s.args)
         elif s.op == "gather":
             text = self._gather(i, s)
         elif s.op == "cast":
@@ -432,11 +508,17 @@ class _Emitter:
         if i in self.buffered and i not in self.ready:
             self.line(f"buf{i}[{self.inner_position()}] = v{i};")
 
-    def _masked(self, s: Stmt, element: str, args: tuple[int, ...], storage: str) -> str:
-        text = cast_expr(element, storage, s.dtype)
+    def _element(self, operand: int, at: str) -> str:
+        if self.p.inputs[operand] == "bool":  # GCC 12 vectorises comparisons of bytes, but no choice by a loaded bool
+            return f"(((const unsigned char *)a{operand})[{at}] != 0)"
+        return f"a{operand}[{at}]"
+
+    def _masked(self, s: Stmt, element: str, args: tuple[int, ...]) -> str:
+        text = cast_expr(element, self.p.inputs[s.attr[0]], s.dtype)
         if not args:
-            return text
-        return f"{self.value(args[0])} ? {text} : {self.value(args[1])}"
+            return f"{self.inside} ? {text} : {literal(0, s.dtype)}" if self.inside else text
+        test = f"({self.inside} & {self.value(args[0])})" if self.inside else self.value(args[0])
+        return f"{test} ? {text} : {self.value(args[1])}"
 
     def _gather(self, i: int, s: Stmt) -> str:
         operand, strides, extents, steps, how = s.attr
@@ -446,18 +528,14 @@ class _Emitter:
         )
         terms = [self.address(strides)] + [f"{self.value(a)} * {st}LL" for a, st in zip(indices, steps, strict=True)]
         wanted = self.value(rest[0]) if rest else ""
+        if self.inside:
+            wanted = f"({self.inside} & {wanted})" if wanted else self.inside
         self.line(f"const bool g{i} = {good or 'true'};")
         if how == "checked":
             self.line(f"bad |= {f'{wanted} & ' if wanted else ''}!g{i};")
         test = f"({wanted} & g{i})" if wanted else f"g{i}"
         other = self.value(rest[1]) if rest else literal(0, s.dtype)
-        return (
-            f"{test} ? {cast_expr(f'a{operand}[{self._at(terms, test)}]', self.p.inputs[operand], s.dtype)} : {other}"
-        )
-
-    @staticmethod
-    def _at(terms: list[str], test: str) -> str:
-        return " + ".join(terms)
+        return f"{test} ? {cast_expr(self._element(operand, ' + '.join(terms)), self.p.inputs[operand], s.dtype)} : {other}"
 
 
 _OMP = {"sum": "+", "prod": "*", "max": "dcir_max", "min": "dcir_min", "any": "||", "all": "&&"}
