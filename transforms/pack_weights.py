@@ -6,12 +6,11 @@
     y = conv(x, w)    -->   w' = panels of output channels; depthwise: taps, then channels
 
 A panel holds a few vectors of columns for every step of the reduction (``dcir.ops.packing``), so a register tile reads its weights as
-one stream. Else every call would gather them again. Products of few rows pass over their weights once and leave them where they are.
+one stream. Else every call would gather them again.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -21,7 +20,7 @@ from dcir.ir.nodes import Op
 from dcir.ir.program import Body, Program
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec
-from dcir.ops.packing import pack_program, packed_shape, panel_width, panels
+from dcir.ops.packing import pack_program, packed_shape, panel_width, panels, wants_panels
 from dcir.transforms.base import Outcome, Pass
 
 _Packed = dict[tuple[Operand, Program], Operand]
@@ -32,14 +31,10 @@ class PackWeights(Pass):
     """Pack the static weights of matrix products and convolutions.
 
     Attributes:
-        least_rows: rows of a matrix product from which packing pays.
-        least_columns: columns of a matrix product from which packing pays.
         least_filled: share of a panel that the output channels of a group must fill.
     """
 
     tier: ClassVar[int] = 3
-    least_rows: int = 17
-    least_columns: int = 8
     least_filled: float = 0.5
 
     def apply(self, net: Network) -> Outcome:
@@ -71,10 +66,7 @@ class PackWeights(Pass):
                 return "the weights are on the left, and the result does not lie along their rows"
             spec, ins = _transposed(spec), [ins[1], ins[0], *ins[2:]]
         rank = len(spec.batch)
-        shared = [d for d in range(rank) if spec.b[d] == 0]
-        if spec.m * math.prod(spec.batch[d] for d in shared) < self.least_rows:
-            return "too few rows pass over the weights"
-        if spec.n < self.least_columns or not math.prod(spec.batch) * spec.k:
+        if not wants_panels(spec.dtype, spec.n, spec.k):
             return "too few columns for a panel"
         own = [d for d in range(rank) if spec.b[d]]
         panel = panel_width(spec.dtype)

@@ -64,6 +64,8 @@ CHANGED: dict[str, tuple[Fn, list[tuple[int, ...]]]] = {
     "linear": (lambda x, w, b: F.relu(F.linear(x, w, b)), [(18, 7), (33, 7), (33,)]),
     "whole panels": (lambda x, w: x @ w, [(17, 7), (7, 64)]),
     "few columns": (lambda x, w: x @ w, [(17, 7), (7, 8)]),
+    "one row": (lambda x, w: x @ w, [(1, 7), (7, 33)]),
+    "one column": (lambda x, w: w @ x, [(7, 1), (33, 7)]),
     "strided": (lambda x, w: x @ w[::2, 1::3], [(20, 4), (8, 40)]),
     "rows of a batch": (lambda x, w, b: F.gelu(F.linear(x, w, b)), [(3, 9, 7), (35, 7), (35,)]),
     "one matrix for all": (lambda x, w: torch.bmm(x, w.expand(3, 7, 40)), [(3, 9, 7), (7, 40)]),
@@ -135,7 +137,6 @@ def test_unchanged() -> None:
 
 
 REFUSED: dict[str, tuple[Fn, list[tuple[int, ...]], str]] = {
-    "few rows": (lambda x, w: x @ w, [(16, 7), (7, 33)], "too few rows pass over the weights"),
     "few columns": (lambda x, w: x @ w, [(33, 7), (7, 7)], "too few columns for a panel"),
     "on the left": (
         lambda x, w: w @ x, [(7, 33), (33, 7)], "the weights are on the left, and the result does not lie along their rows"
