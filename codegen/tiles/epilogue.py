@@ -9,9 +9,10 @@ How a tile emitter uses it:
   3. In the text, with i0, i1, … the program's loop variables (of type L) at the first value, dimension ``vector`` included:
        ``finish_row<NV>(e, i0, i1, …, v, n)``   const V *v: a row of NV vectors in registers, of which n lanes are results;
        ``finish(e, i0, i1, …, t, n)``           const T *t: n results in memory (say, on the stack), side by side.
-     Both compute and store. ``IN_REGISTERS`` (constexpr) says that ``finish_row`` is short code made of vectors, fit to be inlined
-     for every row of a tile; otherwise store the tile to the stack and call ``finish`` in a loop. Copy ``e`` to a local variable
-     first (``const Operands e = operands;``): stores might otherwise change it for all the compiler knows.
+     Both compute and store. ``prefetch_row<N>(e, i0, i1, …)`` asks for what a row of N values will read, which pays where
+     ``epilogue.streams``: before the sum over k. ``IN_REGISTERS`` (constexpr) says that ``finish_row`` is short code made of
+     vectors, fit to be inlined for every row of a tile; otherwise store the tile to the stack and call ``finish`` in a loop. Copy
+     ``e`` to a local variable first (``const Operands e = operands;``): stores might otherwise change it for all the compiler knows.
 
 Short programs of simple operators become vector statements. All others become a loop over a vector's lanes of the scalar C++ that
 loop programs use, which the compiler vectorises; what lies in memory is staged through the stack at the ends of rows.
@@ -41,6 +42,7 @@ _EXTREME = {"max": ">", "min": "<"}
 _VECTORS = """
 struct Operands { $fields };
 constexpr bool IN_REGISTERS = $short;
+$prefetch
 typedef unsigned char Bytes __attribute__((vector_size(VL), aligned(1), may_alias));
 typedef unsigned char Mask8 __attribute__((vector_size(VL)));
 template <bool WHOLE> $inline V get(const T *p, int n) { if constexpr (WHOLE) return load(p); else return load_part(p, n); }
@@ -96,7 +98,21 @@ $noinline void finish(const Operands &e, $indices, const T *t, L n) {
 _LANES = """
 struct Operands { $fields };
 constexpr bool IN_REGISTERS = false;
+$prefetch
 // Elements side by side, in memory or, where fewer than VL are left or they lie apart, in a copy.
+$inline const T *fetch(const T *p, L step, int left, T *copy) {
+    if (step == 1 && left == VL) return p;
+    if (step == 1) store(copy, load_part(p, left));
+    else
+        for (int c = 0; c < left; c++) copy[c] = p[c * step];
+    return copy;
+}
+$inline void put_back(T *p, L step, int left, const T *copy) {
+    if (step == 1 && left == VL) return;
+    if (step == 1) store_part(p, load(copy), left);
+    else
+        for (int c = 0; c < left; c++) p[c * step] = copy[c];
+}
 template <class S> $inline const S *fetch(const S *p, L step, int left, S *copy) {
     if (step == 1 && left == VL) return p;
     for (int c = 0; c < left; c++) copy[c] = p[c * step];
@@ -125,6 +141,12 @@ template <int NV> $inline void finish_row(const Operands &e, $indices, const V *
     finish(e, $names, t, n);
 }
 """
+
+_PREFETCH = """template <int N> $inline void prefetch_row(const Operands &e, $indices) {
+$rows
+}"""
+_PREFETCH_ROW = """    for (int u = 0; u < N * (int)sizeof($type); u += 64)
+        __builtin_prefetch((const char *)(e.a$number + $address) + u, 0, 2);"""
 
 
 def epilogue_suits(program: Program, dtype: str) -> bool:
@@ -178,12 +200,27 @@ class Epilogue:
             return ", ".join(n + step if d == self.vector else n for d, n in enumerate(names))
 
         shared = {"fields": " ".join(fields), "indices": ", ".join(f"L {n}" for n in names), "names": ", ".join(names)}
+        shared["prefetch"] = render(_PREFETCH, indices=shared["indices"], rows="\n".join(self._prefetches()))
         if all(self._simple(i) for i, varies in enumerate(self._varying()) if varies):
             return render(
                 _VECTORS, short="true" if self.in_registers else "false", ones=", ".join("x" * lanes(isa, self.dtype)),
                 statements=self._vector_statements(), at_vector=at(" + u * VL"), at_lane=at(" + s"), **shared,
             )  # fmt: skip
         return render(_LANES, **self._lane_statements(), **shared)
+
+    @functools.cached_property
+    def streams(self) -> bool:
+        """Whether it reads rows of memory that differ from row to row, so that ``prefetch_row`` does something."""
+        return bool(self._prefetches())
+
+    def _prefetches(self) -> list[str]:
+        found: dict[str, None] = {}
+        for s in self.program.body:
+            if s.op == "load" and s.attr[0] != 0 and s.attr[1][self.vector] == 1 and sum(map(bool, s.attr[1])) > 1:
+                kind = CPP_TYPE[self.program.inputs[s.attr[0]]]
+                text = render(_PREFETCH_ROW, type=kind, number=s.attr[0], address=self._address(s))
+                found[text] = None
+        return list(found)
 
     def _varying(self) -> list[bool]:
         """Per statement whether it differs along a vector."""

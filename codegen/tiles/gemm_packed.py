@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from dcir.codegen.tiles import gemm_packed_text as text_of
 from dcir.codegen.tiles.emit import (
     ELEMENT_BYTES,
     EPILOGUE_PARAMETER,
@@ -37,167 +38,6 @@ NEAR, FAR = 1024, 4096  # bytes fetched ahead of a panel in a cache, in memory
 LARGE_BYTES = 2 << 20
 SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
 
-_TILE = """
-template <int MR, int NP, int NV>
-$noinline void tile(const T *a, const T *b, $to, L valid$partial_parameters) {
-    V acc[MR][NP * NV];
-$start
-    for (L k = 0; k < $depth; k++, a += $ak, b += $panel) {
-        V bv[NP * NV];
-#pragma GCC unroll 32
-        for (int v = 0; v < NP * NV; v++) {
-            const T *at = b + v / NV * $stride + v % NV * VL;
-            bv[v] = load(at);
-            if (v * VL * $bytes % 64 == 0) __builtin_prefetch(at + $ahead);
-        }
-#pragma GCC unroll 32
-        for (int i = 0; i < MR; i++) {
-            const T s = a[i * $ai];
-#pragma GCC unroll 32
-            for (int v = 0; v < NP * NV; v++) acc[i][v] += s * bv[v];
-        }
-    }
-$stop
-}
-"""
-# Long sums in parts: the error grows with the part, not with the whole length.
-_SUM_PARTS = """    V total[MR][NP * NV];
-    clear(total);
-    L end = 0;
-    for (L part = 0; part < $parts; part++) {
-    const L begin = end;
-    end = $end;"""
-_ADD_PARTS = """#pragma GCC unroll 32
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 32
-        for (int v = 0; v < NP * NV; v++) total[i][v] += acc[i][v];
-    }
-#pragma GCC unroll 32
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 32
-        for (int v = 0; v < NP * NV; v++) acc[i][v] = total[i][v];
-"""
-_PARTIAL_STOP = """    if (!first)
-#pragma GCC unroll 32
-        for (int i = 0; i < MR; i++)
-#pragma GCC unroll 32
-            for (int v = 0; v < NP * NV; v++) acc[i][v] += load(partial + (i * NP * NV + v) * VL);
-    if (!last) {
-#pragma GCC unroll 32
-        for (int i = 0; i < MR; i++)
-#pragma GCC unroll 32
-            for (int v = 0; v < NP * NV; v++) store(partial + (i * NP * NV + v) * VL, acc[i][v]);
-        return;
-    }
-"""
-WRITE_ROWS = """    if ($tail == 0 || valid >= $vectors * VL) {
-#pragma GCC unroll 32
-        for (int i = 0; i < MR; i++)
-#pragma GCC unroll 32
-            for (int v = 0; v < $vectors; v++) store(c + i * ${cm}LL + v * VL, acc[i][v]);
-    } else {
-#pragma GCC unroll 32
-        for (int v = 0; v < $vectors; v++) {
-            const L left = valid - v * VL;
-            if (left >= VL)
-#pragma GCC unroll 32
-                for (int i = 0; i < MR; i++) store(c + i * ${cm}LL + v * VL, acc[i][v]);
-            else if (left > 0)
-#pragma GCC unroll 32
-                for (int i = 0; i < MR; i++) store_part(c + i * ${cm}LL + v * VL, acc[i][v], (int)left);
-        }
-    }"""
-_TO_STACK = """    alignas(64) T t[MR * $vectors * VL];
-#pragma GCC unroll 32
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 32
-        for (int v = 0; v < $vectors; v++) store(t + (i * $vectors + v) * VL, acc[i][v]);
-    const L columns = valid < $vectors * VL ? valid : $vectors * VL;
-"""
-WRITE_COLUMNS = (
-    _TO_STACK
-    + """    for (L v = 0; v < columns; v += VL)
-        for (int i = 0; i < MR; i += VL) {
-            const int rows = MR - i < VL ? MR - i : VL, left = (int)(columns - v < VL ? columns - v : VL);
-            transpose_block(t + i * $vectors * VL + v, $vectors * VL, rows, left, V{}, c + i + v * ${cn}LL, ${cn}LL, rows);
-        }"""
-)
-WRITE_APART = (
-    _TO_STACK
-    + """    for (L i = 0; i < MR; i++)
-        for (L l = 0; l < columns; l++) c[i * ${cm}LL + l * ${cn}LL] = t[i * $vectors * VL + l];"""
-)
-FINISH_UNROLLED = """    const Operands e = operands;
-#pragma GCC unroll 32
-    for (int i = 0; i < MR; i++) finish_row<$vectors>(e, $indices, acc[i], $valid);"""
-FINISH_ROWS = (
-    """    const Operands e = operands;
-"""
-    + _TO_STACK
-    + """#pragma GCC unroll 1
-    for (L i = 0; i < MR; i++) {
-        if constexpr (IN_REGISTERS) {
-            V v[$vectors];
-#pragma GCC unroll 32
-            for (int u = 0; u < $vectors; u++) v[u] = load(t + (i * $vectors + u) * VL);
-            finish_row<$vectors>(e, $indices, v, $valid);
-        } else
-            finish(e, $indices, t + i * $vectors * VL, columns);
-    }"""
-)
-FINISH_COLUMNS = (
-    _TO_STACK
-    + """    constexpr int HEIGHT = (MR + VL - 1) / VL * VL;
-    alignas(64) T r[$vectors * VL * HEIGHT];
-    for (L v = 0; v < columns; v += VL)
-        for (int i = 0; i < MR; i += VL)
-            transpose_block(t + i * $vectors * VL + v, $vectors * VL, MR - i < VL ? MR - i : VL, VL, V{}, r + i + v * HEIGHT, HEIGHT, VL);
-    for (L l = 0; l < columns; l++) finish(operands, $indices, r + l * HEIGHT, MR);"""
-)
-_PRODUCT = """
-$noinline void product(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *scratch$parameter) {
-    $offsets
-    const T *a = a0 + pa, *b = $source;
-    const L mp = j / $q % $p, np = j % $q;
-    const L t0 = mp * $m_tiles / $p, t1 = (mp + 1) * $m_tiles / $p;
-    const L g0 = np * $n_groups / $q, g1 = (np + 1) * $n_groups / $q;
-    const L blocks = (t1 - t0 + $per_block - 1) / $per_block;
-$buffer
-    for (L block = 0; block < blocks; block++) {
-        const L s0 = t0 + block * (t1 - t0) / blocks, s1 = t0 + (block + 1) * (t1 - t0) / blocks;
-        $k_loop
-$fill
-        for (L g = g0; g < g1; g++) {
-            const L u = $group_start, n = u * $unit;
-            const T *pb = b + $group_offset;
-            for (L t = s0; t < s1; t++) {
-                const L m = $m_start;
-                const T *ta = $row_source;
-                $calls
-            }
-        }
-        $k_end
-    }
-}
-"""
-_COPY_ROWS = """        {
-            const L m0 = s0, m1 = s1;
-            const L first = $first_row, end = $end_row;
-            for (L m = first; m < end; m++) {
-                const T *s = a + m * ${am}LL + k0;
-                T *d = buffer + (m - first) * $pitch;
-                L k = 0;
-                for (; k + VL <= depth; k += VL) store(d + k, load(s + k));
-                if (k < depth) store_part(d + k, load_part(s + k, (int)(depth - k)), (int)(depth - k));
-            }
-        }"""
-_PACK_ROWS = """        for (L t = s0; t < s1; t++) {
-            const L m = $m_start;
-            const T *s = a + m * ${am}LL + k0 * ${ak}LL;
-            T *d = buffer + (t - s0) * $pitch;
-            $pack_calls
-        }"""
-
 
 @dataclass(frozen=True)
 class Tiling:
@@ -210,7 +50,7 @@ class Tiling:
     narrow: bool  # the last panel holds columns for one vector only, and is computed as such
 
 
-def tiling(m: int, n: int, panel: int, width: int, registers: int) -> Tiling:
+def tiling(m: int, n: int, panel: int, width: int, registers: int, threads: int) -> Tiling:
     """The tile that keeps the multipliers busy: tall by one panel, or for few rows several panels at once."""
     count = panels(n, panel)
     vectors = min(panel // width, ceil_div(n, width)) if m <= 2 or n <= width else min(2, panel // width)
@@ -221,7 +61,7 @@ def tiling(m: int, n: int, panel: int, width: int, registers: int) -> Tiling:
     units = ceil_div(n, vectors * width)
     together = 1
     if per_panel == 1 and rows.parts == 1:
-        together = max(1, min(count, 8 // vectors, (registers - 8) // (vectors * rows.size)))
+        together = max(1, min(count // threads, 8 // vectors, (registers - 8) // (vectors * rows.size)))
     narrow = per_panel == 1 and together == 1 and vectors == 2 and 0 < n % panel <= width and count <= 8
     return Tiling(rows, Split.at_most(units, together), vectors, per_panel, narrow)
 
@@ -231,10 +71,11 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     spec = form.spec
     width, element = lanes(isa, spec.dtype), ELEMENT_BYTES[spec.dtype]
     am, ak = spec.a[-2], 1 if spec.k == 1 else spec.a[-1]
-    tile = tiling(spec.m, spec.n, spec.panel, width, isa.registers)
+    tile = tiling(spec.m, spec.n, spec.panel, width, isa.registers, threads)
     rows, groups = tile.rows, tile.groups
     batch = math.prod(spec.batch)
     p, q = grid(spec, rows, groups, batch, threads)
+    rows = Split(spec.m, round_up(rows.parts, p))
     depth = Split.at_most(spec.k, DEEPEST)
     unit = tile.vectors * width
     packs = ak != 1
@@ -251,33 +92,40 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     down = form.along(-2) and not form.along(-1) and spec.m > 1
     together = "(NP * NV)"
     to, arguments = "T *c", f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL"
-    epilogue = None
+    epilogue, prefetch = None, ""
     if form.epilogue is not None:
         epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-2 if down else -1])
         unrolled = spec.k < SHORT and epilogue.in_registers
         to = "const Operands &operands, " + "".join(f"L {x}, " for x in batch_names) + "L m, L n"
         arguments = ", ".join(["e", *batch_names, "m", "n"])
-        form_of_stop = FINISH_COLUMNS if down else FINISH_UNROLLED if unrolled else FINISH_ROWS
+        form_of_stop = text_of.FINISH_COLUMNS if down else text_of.FINISH_UNROLLED if unrolled else text_of.FINISH_ROWS
+        indices = form.indices(batch_names, "m" if down else "m + i", "n + l" if down else "n")
+        if epilogue.streams and depth.parts == 1:
+            prefetch = render(
+                text_of.PREFETCH_COLUMNS if down else text_of.PREFETCH_ROWS, vectors=together, indices=indices
+            )
         stop = render(
             form_of_stop, vectors=together, valid="valid" if tail else f"{together} * VL",
-            indices=form.indices(batch_names, "m" if down else "m + i", "n + l" if down else "n"),
+            indices=indices,
         )  # fmt: skip
     elif spec.c[-1] == 1 or spec.n == 1:
-        stop = render(WRITE_ROWS, vectors=together, tail=tail, cm=spec.c[-2])
+        stop = render(text_of.WRITE_ROWS, vectors=together, tail=tail, cm=spec.c[-2])
     else:
-        stop = render(WRITE_COLUMNS if down else WRITE_APART, vectors=together, cm=spec.c[-2], cn=spec.c[-1])
+        stop = render(
+            text_of.WRITE_COLUMNS if down else text_of.WRITE_APART, vectors=together, cm=spec.c[-2], cn=spec.c[-1]
+        )
 
     large = spec.n * spec.k * element > LARGE_BYTES and rows.parts <= 2
     parts = ceil_div(depth.size, SUMMED) if depth.size > 2 * SUMMED else 1
     end = f"depth * (part + 1) / {parts}" if blocked else f"(part + 1) * {spec.k}LL / {parts}"
-    start, add = (render(_SUM_PARTS, parts=parts, end=end), _ADD_PARTS) if parts > 1 else ("", "")
+    start, add = (render(text_of.SUM_PARTS, parts=parts, end=end), text_of.ADD_PARTS) if parts > 1 else ("", "")
     text = pack_rows("rows_of_a", am, ak) if packs else ""
     text += render(
-        _TILE, to=to, partial_parameters=", L depth, bool first, bool last, T *partial" if blocked else "",
-        start=start + "    clear(acc);", depth="end - begin" if parts > 1 else "depth" if blocked else spec.k,
+        text_of.TILE, to=to, partial_parameters=", L depth, bool first, bool last, T *partial" if blocked else "",
+        prefetch=prefetch, start=start + "    clear(acc);", depth="end - begin" if parts > 1 else "depth" if blocked else spec.k,
         ak="MR" if packs else "1", ai="1" if packs else f"{pitch if copies else am}LL", panel=spec.panel,
         stride=f"{spec.k * spec.panel}LL", bytes=element, ahead=(FAR if large else NEAR) // element,
-        stop=add + (_PARTIAL_STOP if blocked else "") + stop,
+        stop=add + (text_of.PARTIAL_STOP if blocked else "") + stop,
     )  # fmt: skip
     partial = rows.size * groups.size * unit
     job_groups = ceil_div(groups.parts, q)
@@ -298,14 +146,14 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     buffer, fill, row_source = "", "", f"a + m * {am}LL + k0"
     if copies:
         fill = render(
-            _COPY_ROWS, first_row=rows.start("m0"), end_row=rows.start("m1"), am=am, pitch=pitch
+            text_of.COPY_ROWS, first_row=rows.start("m0"), end_row=rows.start("m1"), am=am, pitch=pitch
         )  # fmt: skip
         row_source = f"buffer + (m - {rows.start('s0')}) * {pitch}"
         buffer = f"    alignas(64) T buffer[{per_block * rows.size * pitch}];"
     elif packs:
         pitch = rows.size * round_up(depth.size, width) + width
         fill = render(
-            _PACK_ROWS, m_start=rows.start("t"), am=am, ak=ak, pitch=pitch,
+            text_of.PACK_ROWS, m_start=rows.start("t"), am=am, ak=ak, pitch=pitch,
             pack_calls=_choose(rows, "t", "rows_of_a<$>(d, s, depth);"),
         )  # fmt: skip
         row_source = f"buffer + (t - s0) * {pitch}"
@@ -326,22 +174,13 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     if not body:
         offsets = unravel(f"j / {p * q}", spec.batch, sums | {"pc": (0, spec.c[:-2])}) + "\n    T *c = o0 + pc;"
     text += render(
-        _PRODUCT, parameter=EPILOGUE_PARAMETER if body else "", offsets=offsets, source=source, p=p, q=q,
+        text_of.PRODUCT, parameter=EPILOGUE_PARAMETER if body else "", offsets=offsets, source=source, p=p, q=q,
         m_tiles=rows.parts, n_groups=groups.parts, per_block=per_block, buffer=buffer, k_loop=start, fill=fill,
         group_start=groups.start("g"), unit=unit, group_offset=offset, m_start=rows.start("t"), row_source=row_source,
         calls=row_calls, k_end=end,
     )  # fmt: skip
     jobs = batch * p * q
     return Draft(name, spec.dtype, text, (Step(jobs, "product"),), scratch + jobs * partials, epilogue=epilogue)
-
-
-_PACK = """
-$noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch$parameter) {
-    $offsets
-    const L panel = j % $panels, n = panel * $panel;
-    panel_of_b<$vectors>((T *)scratch + j * $size, a1 + pb + n * ${bn}LL, $k, $n - n < $panel ? $n - n : $panel);
-}
-"""
 
 
 def packing_draft(name: str, form: Form, isa: Isa, threads: int) -> Draft:
@@ -353,7 +192,7 @@ def packing_draft(name: str, form: Form, isa: Isa, threads: int) -> Draft:
     groups = tuple(1 if s == 0 else d for d, s in zip(spec.batch, spec.b, strict=False))
     count, size = panels(spec.n, panel), spec.k * panel
     text = pack_vectors("panel_of_b", bn, bk) + render(
-        _PACK, parameter=EPILOGUE_PARAMETER.replace(" &e", " &") if form.epilogue is not None else "",
+        text_of.PACK, parameter=EPILOGUE_PARAMETER.replace(" &e", " &") if form.epilogue is not None else "",
         offsets=unravel(f"j / {count}", groups, {"pb": (0, spec.b[: len(groups)])}), panels=count, panel=panel,
         vectors=panel // width, size=f"{size}LL", bn=bn, k=spec.k, n=spec.n,
     )  # fmt: skip
@@ -378,7 +217,8 @@ def grid(spec: ContractionSpec, rows: Split, groups: Split, batch: int, threads:
     best: tuple[float, int, int] | None = None
     for p in range(1, min(rows.parts, threads) + 1):
         for q in range(1, min(groups.parts, ceil_div(threads, p)) + 1):
-            tall, wide = ceil_div(rows.parts, p) * rows.size, ceil_div(groups.parts, q) * groups.size
+            # Rows are dealt again in a multiple of p tiles, columns in whole groups.
+            tall, wide = ceil_div(spec.m, p), ceil_div(groups.parts, q) * groups.size
             cycles = tall * wide * 1.0 + 3 * wide + 0.1 * tall * q
             total = ceil_div(batch * p * q, threads) * cycles * (1 + 0.001 * p * q)
             if best is None or total < best[0]:
