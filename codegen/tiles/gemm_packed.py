@@ -35,6 +35,7 @@ DEEPEST = 4096  # steps of k in one go; beyond them a tile of A leaves the secon
 SUMMED = 512  # about so many steps are summed in one go
 SHORT = 256  # a product of fewer steps finishes its rows in registers; for others that is not worth compiling
 NEAR, FAR = 1024, 4096  # bytes fetched ahead of a panel in a cache, in memory
+FEW_PANELS = 3
 LARGE_BYTES = 2 << 20
 SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
 
@@ -50,8 +51,11 @@ class Tiling:
     narrow: bool  # the last panel holds columns for one vector only, and is computed as such
 
 
-def tiling(m: int, n: int, panel: int, width: int, registers: int, threads: int) -> Tiling:
-    """The tile that keeps the multipliers busy: tall by one panel, or for few rows several panels at once."""
+def tiling(m: int, n: int, panel: int, width: int, registers: int, threads: int, *, crowded: bool = False) -> Tiling:
+    """The tile that keeps the multipliers busy: tall by one panel, or for few rows several panels at once.
+
+    Rows that are ``crowded`` into a set of the first-level cache are fewer than its ways, if they are too soon used up to be copied.
+    """
     count = panels(n, panel)
     vectors = min(panel // width, ceil_div(n, width)) if m <= 2 or n <= width else min(2, panel // width)
     while panel // width % vectors:
@@ -60,7 +64,10 @@ def tiling(m: int, n: int, panel: int, width: int, registers: int, threads: int)
     rows = Split.at_most(m, min(16, max(1, (registers - 1 - vectors) // vectors)))
     units = ceil_div(n, vectors * width)
     together = 1
-    if per_panel == 1 and rows.parts == 1:
+    if per_panel == 1 and crowded and count <= FEW_PANELS and rows.size > 8:
+        together = min(2, count)
+        rows = Split.at_most(m, min(8, (registers - 8) // (vectors * together)))
+    elif per_panel == 1 and rows.parts == 1:
         together = max(1, min(count // threads, 8 // vectors, (registers - 8) // (vectors * rows.size)))
     narrow = per_panel == 1 and together == 1 and vectors == 2 and 0 < n % panel <= width and count <= 8
     return Tiling(rows, Split.at_most(units, together), vectors, per_panel, narrow)
@@ -71,7 +78,8 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     spec = form.spec
     width, element = lanes(isa, spec.dtype), ELEMENT_BYTES[spec.dtype]
     am, ak = spec.a[-2], 1 if spec.k == 1 else spec.a[-1]
-    tile = tiling(spec.m, spec.n, spec.panel, width, isa.registers, threads)
+    crowded = ak == 1 and am * element % 4096 == 0 and am != 0
+    tile = tiling(spec.m, spec.n, spec.panel, width, isa.registers, threads, crowded=crowded)
     rows, groups = tile.rows, tile.groups
     batch = math.prod(spec.batch)
     p, q = grid(spec, rows, groups, batch, threads)
@@ -79,7 +87,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     depth = Split.at_most(spec.k, DEEPEST)
     unit = tile.vectors * width
     packs = ak != 1
-    copies = not packs and am * element % 4096 == 0 and am != 0 and rows.size > 8 and ceil_div(groups.parts, q) > 3
+    copies = crowded and rows.size > 8 and groups.parts > FEW_PANELS
     pitch = (round_up(depth.size, 64 // element) // (64 // element) | 1) * (64 // element)
     tall = rows.size * (pitch if copies else depth.size)
     per_block = max(1, min(ceil_div(rows.parts, p), ROWS_BYTES // max(1, tall * element)))

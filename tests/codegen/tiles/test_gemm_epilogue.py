@@ -98,6 +98,8 @@ def cases():
     add("avx512", "f32", (), 40, 90, 4200, "column", kind="none")
     add("avx512", "f32", (), 100, 500, 1024, kind="bias")  # rows of A share cache sets
     add("avx2", "f32", (), 100, 500, 1024, kind="gelu")
+    add("avx512", "f32", (), 50, 60, 1024, kind="residual")  # too few panels to copy them for
+    add("avx512", "f64", (), 50, 12, 1024, kind="bias")
     add("avx512", "f32", (2, 4), 12, 40, 30, "row", "broadcast", "row", "bias")  # batches become rows
     add("avx512", "f32", (2, 4), 12, 40, 30, "row", "broadcast", "row", "place")
     add("avx512", "f32", (6,), 1, 40, 30, "row", "broadcast", "padded", "residual")
