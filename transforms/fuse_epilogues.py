@@ -312,7 +312,8 @@ def _split(spec: Product, d: int, inner: int) -> ContractionSpec | str:
 
 def _inlined(net: Network, product: Op, producer: Op, old: Fused, data: str, static: set[Op]) -> Fused | str:
     """The epilogue with an operand's pointwise producer inside."""
-    if net.readers(data) != [product] or data in net.result_containers() or len(producer.spec.outputs) != 1:
+    also = net.result_containers() | {o.data for o in net.ins(product)[:2]}
+    if net.readers(data) != [product] or data in also or len(producer.spec.outputs) != 1:
         return "an operand has other readers"
     if producer in static:
         return "an operand is computed once, before the calls"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,15 @@ from torch.nn import functional as F
 
 from dcir.ir.network import Network
 from dcir.ir.nodes import Op
+from dcir.ir.verify import verify
+from dcir.transforms.fold_static import FoldStatic
 from dcir.transforms.fuse_epilogues import FuseEpilogues
 from dcir.transforms.fuse_producers import FuseProducers
+from dcir.transforms.fuse_siblings import FuseSiblings
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
+from dcir.transforms.pack_weights import PackWeights
+from dcir.transforms.sink_copies import SinkCopies
+from tests.harness import run_interpreted
 from tests.transforms.imported import imported, same_numbers
 
 Fn = Callable[..., Any]
@@ -52,6 +59,11 @@ CHANGED: dict[str, tuple[Fn, list[tuple[int, ...]], list[str]]] = {
         ["contraction", "program", "program"],
     ),
     "residual": (lambda x, w, r: F.mish(x @ w + r), [X, W, (5, 9)], ["contraction"]),
+    "residual of the operand": (
+        lambda x, w: (lambda y: y @ w + y)(x.sin()),
+        [(5, 5), (5, 5)],
+        ["contraction", "program"],
+    ),
     "residual made of two": (lambda x, w, r, s: x @ w + r * s, [X, W, (5, 9), (5, 9)], ["contraction"]),
     "broadcast operands": (
         lambda x, w, r, s: (x @ w - r) * s.exp(),
@@ -266,3 +278,62 @@ def test_training_step() -> None:
     inputs = rand(5, 7), rand(9, 7), rand(9), rand(3, 9)
     outcomes = same_numbers(step, *inputs, passes=(FuseEpilogues(), FuseProducers(), FuseEpilogues()))
     assert outcomes[0].changed
+
+
+def _step(
+    kind: int, y: torch.Tensor, z: torch.Tensor, w: torch.Tensor, k: torch.Tensor, b: torch.Tensor
+) -> torch.Tensor:
+    """One operator on tensors of shape (2, 6, 8)."""
+    if kind < 6:
+        products = [
+            lambda: y @ w, lambda: F.linear(y, w, b), lambda: (y.transpose(1, 2) @ k[:, :, 0]).transpose(1, 2),
+            lambda: F.conv1d(y, k, b[:6]), lambda: torch.bmm(y, y.transpose(1, 2)) @ y / 8,
+            lambda: F.linear(y.reshape(12, 8), w).view(2, 6, 8),
+        ]  # fmt: skip
+        return products[kind]()
+    if kind == 6:
+        return torch.softmax(y, 2)
+    if kind == 7:
+        return torch.cat([y[:, :3], y[:, 3:].neg()], 1)
+    if kind == 8:
+        return (y.view(2, 6, 2, 4) + b[:6, None, None]).view(2, 6, 8)
+    pointwise = [
+        lambda: y + z, lambda: y * torch.sigmoid(z), lambda: F.gelu(y) + b, lambda: y.tril(), lambda: y.relu() * 0.5,
+        lambda: torch.where(y > 0.1, z, y), lambda: torch.tanh(y),
+    ]  # fmt: skip
+    return pointwise[kind - 9]()
+
+
+def _random(seed: int) -> tuple[Fn, list[torch.Tensor]]:
+    """Products, views and pointwise operators in a random order; the last values are the results."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor, k: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rng = random.Random(seed)
+        values = [x, x.sin()]
+        for _ in range(14):
+            values.append(_step(rng.randrange(16), rng.choice(values[-4:]), rng.choice(values), w, k, b))
+        return tuple(values[-3:])
+
+    return fn, [rand(2, 6, 8), rand(8, 8) / 3, rand(6, 6, 1) / 3, rand(8)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_functions(seed: int) -> None:
+    fn, inputs = _random(seed)
+    passes = (
+        FuseEpilogues(),
+        FoldStatic(),
+        FuseProducers(),
+        FuseEpilogues(),
+        FuseSiblings(),
+        SinkCopies(),
+        PackWeights(),
+    )
+    done = imported(fn, *inputs)
+    done.network.static |= set(done.network.inputs[1:])
+    for p in passes:
+        p.apply(done.network)
+        verify(done.network)
+        done.network.validate()
+    for g, w in zip(run_interpreted(done, inputs), fn(*inputs), strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
