@@ -39,6 +39,8 @@ class Library:
         kernels: distinct kernels.
         calls: steps of the driver.
         compiled: kernels that were generated now rather than found in the cache.
+        origins: per operator, its place in the user's model.
+        steps: per step of the driver, the kernel's name (None: a call into torch) and the operator's number.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class Library:
     calls: int
     compiled: int = 0
     origins: list[str] = field(default_factory=list)
+    steps: tuple[tuple[str | None, int], ...] = ()
 
 
 @dataclass
@@ -87,8 +90,9 @@ def compile_network(
     threads: int,
     cache: Cache | None = None,
     progress: Callable[[int, int], None] | None = None,
+    profile: bool = False,
 ) -> Library:
-    """Generate, compile and link a network.
+    """Generate, compile and link a network; with ``profile``, the driver measures its steps (``cpp/driver.py``).
 
     Raises:
         CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code.
@@ -123,7 +127,7 @@ def compile_network(
     end = _up(layout.arena_bytes)
     calls, before = ([c if c.kernel is None else _with_scratch(c, end) for c in part] for part in (calls, before))
     static = _static(net, prepared)
-    driver = driver_text(calls, before, [(layout.slots[n], net.containers[n].nbytes) for n in static])
+    driver = driver_text(calls, before, [(layout.slots[n], net.containers[n].nbytes) for n in static], profile=profile)
     toolchain = Toolchain.find(cache)
     flags = default_flags()
     names = sorted(k.name for k in kernels.values())
@@ -143,7 +147,7 @@ def compile_network(
     path = cache.get_or_build("graph", library_key, ".so", build)
     return Library(
         path, end + scratch, net.prepared_bytes, static, layout.slots, layout.count, callbacks, len(kernels), len(calls), compiled,
-        [op.origin for op in ops],
+        [op.origin for op in ops], tuple((c.kernel, c.number) for c in calls),
     )  # fmt: skip
 
 

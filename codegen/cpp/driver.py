@@ -3,6 +3,7 @@
     int dcir_run(void** table, int (*call_back)(int))
     int dcir_prepare(void** table)                    computes what depends on static inputs alone
     unsigned long long dcir_fingerprint(void** table) a digest of a few elements of every static input
+    unsigned long long dcir_ticks[steps + 1]          of a profiled driver: nanoseconds of each step of the last call
 
 ``table[0]`` is the arena, ``table[1]`` the block of prepared values; inputs, constants and results follow. The
 kernels of one stretch between calls into torch run in one OpenMP team; each kernel ends in a barrier. The return
@@ -43,29 +44,36 @@ class Call:
     checked: bool
 
 
-def driver_text(calls: Sequence[Call], before: Sequence[Call] = (), static: Sequence[tuple[int, int]] = ()) -> str:
+def driver_text(
+    calls: Sequence[Call], before: Sequence[Call] = (), static: Sequence[tuple[int, int]] = (), *, profile: bool = False
+) -> str:
     """C++ of the driver (no header needed).
 
     Args:
         calls: the steps of a call.
         before: the steps that prepare what calls read.
         static: (slot, bytes) of every input that ``before`` reads.
+        profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; the last of them is the time in
+            which teams open and close. Calls of a profiled driver must not overlap.
     """
-    lines = []
+    lines = _clock(len(calls)) if profile else []
     arity = {c.kernel: len(c.operands) for c in (*before, *calls) if c.kernel}
     for name, n in arity.items():
         lines.append(f'extern "C" void __program_{name}({", ".join(["void*"] * (n + 2))});')
     lines.append('extern "C" __attribute__((visibility("default"))) int dcir_run(void** t, int (*call_back)(int)) {')
     lines.append("  int status = 0;")
-    stretch: list[Call] = []
-    for call in calls:
+    if profile:
+        lines.append(
+            f"  for (int i = 0; i <= {len(calls)}; i++) dcir_ticks[i] = 0;\n  lap({len(calls)}); dcir_ticks[{len(calls)}] = 0;"
+        )
+    first = 0
+    for step, call in enumerate(calls):
         if call.kernel is None:
-            lines += _stretch(stretch)
-            stretch = []
+            lines += _stretch(calls[first:step], first if profile else None, len(calls))
+            first = step + 1
             lines.append(f"  if (call_back({call.number})) return {-1 - call.number};")
-        else:
-            stretch.append(call)
-    lines += _stretch(stretch)
+            lines += [f"  lap({step});"] * profile
+    lines += _stretch(calls[first:], first if profile else None, len(calls))
     lines += ["  return 0;", "}"]
     lines.append('extern "C" __attribute__((visibility("default"))) int dcir_prepare(void** t) {')
     lines += ["  int status = 0;", *_stretch(before), "  return 0;", "}"]
@@ -89,7 +97,26 @@ def _fingerprint(static: Sequence[tuple[int, int]]) -> list[str]:
     return [*lines, "  return h;", "}"]
 
 
-def _stretch(calls: Sequence[Call]) -> list[str]:
+def _clock(steps: int) -> list[str]:
+    """``lap(i)``: the time since the last lap counts for step i."""
+    return [
+        "struct Time { long seconds, nanoseconds; };",
+        'extern "C" int clock_gettime(int, Time*);',
+        'extern "C" int omp_get_thread_num();',
+        f'extern "C" {{ __attribute__((visibility("default"))) unsigned long long dcir_ticks[{steps + 1}]; }}',
+        "static unsigned long long last;",
+        "static void lap(int step) {",
+        "  if (omp_get_thread_num()) return;",
+        "  Time t;",
+        "  clock_gettime(1, &t);",  # CLOCK_MONOTONIC
+        "  unsigned long long now = t.seconds * 1000000000ull + t.nanoseconds;",
+        "  dcir_ticks[step] += now - last; last = now;",
+        "}",
+    ]
+
+
+def _stretch(calls: Sequence[Call], first: int | None = None, steps: int = 0) -> list[str]:
+    """One team's calls; with the number of the first of ``steps`` where laps are wanted."""
     if not calls:
         return []
     team = any(c.parallel for c in calls)
@@ -97,12 +124,19 @@ def _stretch(calls: Sequence[Call]) -> list[str]:
     if team:
         lines.append("  #pragma omp parallel")
     lines.append("  {")
-    for c in calls:
+    if first is not None:
+        lines.append(f"    lap({steps});")
+    for i, c in enumerate(calls):
         operands = ", ".join(f"(char*)t[{p.slot}] + {p.offset}ll" for p in c.operands)
         lines.append(f"    __program_{c.kernel}(0, {operands}, &status);")
         if c.checked:
             # Every thread has passed the kernel's last barrier; the first operator to fail keeps its number.
             lines.append(f"    if (status && !bad) bad = {c.number + 1};" if not team else
                          f"    _Pragma(\"omp single\") {{ if (status && !bad) bad = {c.number + 1}; }}")  # fmt: skip
-    lines += ["  }", "  if (bad) return bad;", "  }"]
+        if first is not None:
+            lines.append(f"    lap({first + i});")
+    lines.append("  }")
+    if first is not None:
+        lines.append(f"  lap({steps});")
+    lines += ["  if (bad) return bad;", "  }"]
     return lines

@@ -18,12 +18,16 @@ from dcir.errors import OptionError, Unsupported
 from dcir.frontends.torch.capture import CompiledGraph
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.options import Options
+from dcir.runtime.program import Program
 
 # DaCe's configuration is per thread and its generator is not thread safe: one graph is compiled at a time.
 _COMPILING = threading.RLock()
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a step, how much of it is done, and how much there is."""
+
+Watch = Callable[[str, Imported, Library, Program], Callable[[Sequence[Any]], list[Any]]]
+"""Called with the kind of a graph, its network, its library and its program; gives what is called instead."""
 
 
 @dataclass
@@ -58,12 +62,17 @@ class GraphRecord:
 
 @dataclass
 class Session:
-    """Options and records of one ``optimize`` call."""
+    """Options and records of one ``optimize`` call.
+
+    Attributes:
+        watch: wraps the program of every graph that is compiled for a call; its steps are measured then.
+    """
 
     options: Options
     graphs: list[GraphRecord] = field(default_factory=list)
     breaks: list[tuple[str, str]] = field(default_factory=list)
     progress: Progress | None = None
+    watch: Watch | None = None
 
     def on_break(self, reason: str, place: str) -> None:
         """Remember a graph break of TorchDynamo."""
@@ -86,7 +95,10 @@ class Session:
             clock.lap("code")
             record.calls = len(done.network.ops())
         else:
-            program = assemble(done, self._library(done, record, clock))
+            library = self._library(done, record, clock)
+            program = assemble(done, library)
+            if self.watch is not None:
+                program = self.watch(kind, done, library, program)
             clock.lap("load")
         self.graphs.append(record)
         return CompiledGraph(program, tuple(_chosen_strides(done, *output) for output in done.outputs))
@@ -149,7 +161,9 @@ class Session:
         from dcir.codegen.compile import compile_network
 
         threads = self.options.threads or torch.get_num_threads()
-        library = compile_network(done.network, threads=threads, progress=self._step("kernels"))
+        library = compile_network(
+            done.network, threads=threads, progress=self._step("kernels"), profile=self.watch is not None
+        )
         clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes

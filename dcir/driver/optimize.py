@@ -17,6 +17,7 @@ from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.options import Options
 from dcir.report.explain import Report
+from dcir.report.profile import Profile
 
 # Shapes and modes of one module that are compiled separately; Dynamo's own limit of 8 is soon reached.
 _RECOMPILE_LIMIT = 64
@@ -26,8 +27,8 @@ _FRAMES = itertools.count()
 class Handle:
     """What ``optimized.dcir`` offers: the options, the records of every compiled graph, and their explanation."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, plain: Callable[[], Any] | None = None) -> None:
+        self.session, self._plain = session, plain
 
     @property
     def options(self) -> Options:
@@ -38,6 +39,25 @@ class Handle:
         """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""
         return Report(self.session.graphs, self.session.breaks)
 
+    def profile(self, /, *inputs: Any, seconds: float = 2.0, loss: Any = None, **named: Any) -> Profile:
+        """Where the time of a call goes, kernel by kernel.
+
+        Args:
+            inputs, named: the call.
+            seconds: how long to measure.
+            loss: a function from what the call returns to a scalar; if given, the backward pass is measured too.
+
+        A twin of the model with a clock in its driver is compiled for it; the model itself stays as it is.
+        """
+        from dcir.driver.profile import profile
+
+        if self._plain is None:
+            raise InvalidInput(
+                "a training step cannot be called without changing the model",
+                hint="dcir.optimize(model).dcir.profile(inputs, loss=...) measures forward and backward",
+            )
+        return profile(self._plain(), self.options, inputs, named, seconds=seconds, loss=loss)
+
 
 class _Optimized:
     """Mixed into the class of an optimised module; keeps copies and pickles optimised."""
@@ -45,14 +65,14 @@ class _Optimized:
     dcir: Handle
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _optimized_module(copy.deepcopy(_plain(self), memo), self.dcir.options)
+        return _optimized_module(copy.deepcopy(_plain(self), memo), Session(self.dcir.options))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _restore, (_plain(self), self.dcir.options)
 
 
 def _restore(module: nn.Module, options: Options) -> nn.Module:
-    return _optimized_module(module, options)
+    return _optimized_module(module, Session(options))
 
 
 def _plain(module: Any) -> nn.Module:
@@ -83,21 +103,28 @@ def optimize(model: Any, /, *, level: int | str = 4, **options: Any) -> Any:
         OptionError: an unknown option or value.
         InvalidInput: ``model`` is nothing that can be compiled.
     """
-    chosen = Options.make(level=level, **options)
+    return compiled_with(model, Session(Options.make(level=level, **options)))
+
+
+def compiled_with(model: Any, session: Session) -> Any:
+    """``optimize`` with a session of the caller's.
+
+    Raises:
+        InvalidInput: ``model`` is nothing that can be compiled.
+    """
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module()
     if isinstance(model, nn.Module):
-        return _optimized_module(model, chosen)
+        return _optimized_module(model, session)
     if callable(model):
-        return _optimized_function(model, chosen)
+        return _optimized_function(model, session)
     raise InvalidInput(
         f"cannot optimise a {type(model).__name__}",
         hint="pass an nn.Module, a function, or a torch.export.ExportedProgram; load an ONNX file with dcir.load",
     )
 
 
-def _optimized_module(module: nn.Module, options: Options) -> nn.Module:
-    session = Session(options)
+def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     cls: Any = type(module)
     if isinstance(module, _Optimized):
         module = _plain(module)
@@ -108,16 +135,15 @@ def _optimized_module(module: nn.Module, options: Options) -> nn.Module:
     fast.__dict__.update(module.__dict__)
     fast.__dict__.pop("_compiled_call_impl", None)
     fast.__class__ = type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
-    fast.__dict__["dcir"] = Handle(session)
+    fast.__dict__["dcir"] = Handle(session, functools.partial(_plain, fast))
     fast._compiled_call_impl = _compiled(_frame_of_its_own(fast._call_impl), session)
     result: nn.Module = fast
     return result
 
 
-def _optimized_function(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
-    session = Session(options)
+def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
     fast: Any = functools.wraps(fn)(_compiled(fn, session))
-    fast.dcir = Handle(session)
+    fast.dcir = Handle(session, lambda: fn)
     result: Callable[..., Any] = fast
     return result
 

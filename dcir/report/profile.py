@@ -1,0 +1,126 @@
+"""Where the time of a call goes: per kernel its calls, time, rates and place in the user's model, as text and JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the driver.
+
+    Attributes:
+        graph: number of its graph.
+        kernel: name of the kernel, or of the torch operator.
+        what: the operator with its sizes.
+        origin: place in the user's model.
+        flops, bytes: exact work and distinct bytes touched.
+        ms, least_ms: median and minimum over the measured calls.
+    """
+
+    graph: int
+    kernel: str
+    what: str
+    origin: str
+    flops: int
+    bytes: int
+    ms: float
+    least_ms: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """Steps that run the same kernel: sums over its calls; ``share`` of all kernel time; origins without repeats."""
+
+    kernel: str
+    what: str
+    calls: int
+    ms: float
+    least_ms: float
+    share: float
+    gflops: float
+    gbytes: float
+    origins: tuple[str, ...]
+
+
+@dataclass
+class Profile:
+    """What ``profile`` returns.
+
+    Attributes:
+        threads: size of the team.
+        calls: how many calls were measured.
+        wall_ms, least_wall_ms: median and minimum of a whole call, with Python and PyTorch around it.
+        around_ms: what of a whole call lies outside the compiled code, median.
+        team_ms: opening and closing teams of threads, median per call.
+        graphs: kinds of the graphs that ran.
+        steps: all steps in order.
+    """
+
+    threads: int
+    calls: int
+    wall_ms: float
+    least_wall_ms: float
+    around_ms: float
+    team_ms: float
+    graphs: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def kernel_ms(self) -> float:
+        """All steps together."""
+        return sum(s.ms for s in self.steps)
+
+    def rows(self) -> list[Row]:
+        """Steps gathered by kernel, the longest first."""
+        groups: dict[tuple[str, str], list[Step]] = {}
+        for step in self.steps:
+            groups.setdefault((step.kernel, step.what), []).append(step)
+        total = self.kernel_ms or 1.0
+        rows = []
+        for (kernel, what), steps in groups.items():
+            ms, least = sum(s.ms for s in steps), sum(s.least_ms for s in steps)
+            rate = 1e-6 / ms if ms else 0.0
+            flops, moved = sum(s.flops for s in steps), sum(s.bytes for s in steps)
+            origins = tuple(dict.fromkeys(s.origin for s in steps if s.origin))
+            rows.append(Row(kernel, what, len(steps), ms, least, ms / total, flops * rate, moved * rate, origins))
+        return sorted(rows, key=lambda r: -r.ms)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain data: the totals, the rows, and the steps in order."""
+        return {**asdict(self), "kernel_ms": self.kernel_ms, "rows": [asdict(r) for r in self.rows()]}
+
+    def to_text(self, limit: int | None = 30) -> str:
+        """The rows for people, at most ``limit`` of them."""
+        rows = self.rows()
+        lines = [
+            f"{', '.join(self.graphs)}; {self.threads} threads, {self.calls} calls measured",
+            f"call {self.wall_ms:.3f} ms (least {self.least_wall_ms:.3f}): medians of kernels {self.kernel_ms:.3f}, "
+            f"teams {self.team_ms:.3f}, Python and PyTorch around them {self.around_ms:.3f}",
+            f"{'calls':>5} {'ms':>9} {'least':>9} {'share':>6} {'GFLOP/s':>8} {'GB/s':>7}  kernel  (place in the model)",
+        ]
+        for r in rows[:limit]:
+            place = r.origins[0] if r.origins else "-"
+            more = f" and {len(r.origins) - 1} more" if len(r.origins) > 1 else ""
+            lines.append(
+                f"{r.calls:>5} {r.ms:>9.4f} {r.least_ms:>9.4f} {r.share:>6.1%} {r.gflops:>8.1f} {r.gbytes:>7.1f}  "
+                f"{r.what}  ({place}{more})"
+            )
+        if limit is not None and rows[limit:]:
+            rest = rows[limit:]
+            lines.append(
+                f"{sum(r.calls for r in rest):>5} {sum(r.ms for r in rest):>9.4f} {sum(r.least_ms for r in rest):>9.4f} "
+                f"{sum(r.share for r in rest):>6.1%} {'':>8} {'':>7}  {len(rest)} more kernels"
+            )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median; 0 of nothing."""
+    return statistics.median(values) if values else 0.0
