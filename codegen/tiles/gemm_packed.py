@@ -32,7 +32,7 @@ from dcir.ops.packing import panel_width, panels
 
 ROWS_BYTES = 384 << 10  # of A in a block
 DEEPEST = 4096  # steps of k in one go; beyond them a tile of A leaves the second-level cache
-SUMMED = 512  # about so many steps are summed in one go
+SUMMED = 256  # about so many steps are summed in one go: as exact as MKL, for 1 % of the time
 SHORT = 256  # a product of fewer steps finishes its rows in registers; for others that is not worth compiling
 NEAR, FAR = 1024, 4096  # bytes fetched ahead of a panel in a cache, in memory
 FEW_PANELS = 3
@@ -124,7 +124,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         )
 
     large = spec.n * spec.k * element > LARGE_BYTES and rows.parts <= 2
-    parts = ceil_div(depth.size, SUMMED) if depth.size > 2 * SUMMED else 1
+    parts = ceil_div(depth.size, SUMMED) if depth.size > SUMMED * 3 // 2 else 1
     end = f"depth * (part + 1) / {parts}" if blocked else f"(part + 1) * {spec.k}LL / {parts}"
     start, add = (render(text_of.SUM_PARTS, parts=parts, end=end), text_of.ADD_PARTS) if parts > 1 else ("", "")
     text = pack_rows("rows_of_a", am, ak) if packs else ""
