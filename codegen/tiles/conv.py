@@ -27,14 +27,31 @@ from dcir.codegen.tiles.emit import (
     round_up,
     unravel,
 )  # fmt: skip
+from dcir.codegen.tiles.epilogue import epilogue_suits
 from dcir.codegen.tiles.gemm import gemm_draft
 from dcir.codegen.tiles.isa import Isa
+from dcir.ir.network import contiguous
+from dcir.ir.program import Body
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec
+from dcir.ops.epilogue import identity_epilogue
+from dcir.ops.packing import panels
+
+
+def convolution_suits(spec: ConvolutionSpec) -> bool:
+    """Whether there is a kernel for the convolution; else it is a loop program."""
+    if not spec.panel and spec.epilogue is None:
+        return True
+    if spec.dtype in HALF or spec.groups * spec.cin * math.prod(spec.kernel) * math.prod(spec.in_size) == 0:
+        return False
+    return spec.epilogue is None or epilogue_suits(spec.epilogue, spec.dtype)
 
 
 def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPlan:
-    """The kernel of a convolution; inputs and output by kind as in `ConvolutionSpec`."""
+    """The kernel of a convolution that ``convolution_suits``; inputs and outputs by kind as in `ConvolutionSpec`."""
+    last = spec.x[1] == spec.y[1] == 1 and spec.dtype not in HALF
+    if spec.bias and (spec.epilogue is not None or (last and convolution_suits(replace(spec, panel=1)))):
+        spec = _bias_first(spec)
     inputs = {"forward": 3 if spec.bias else 2}.get(spec.kind, 2)
     if spec.dtype not in HALF:
         return assemble(_draft(spec, isa, threads), isa, inputs)
@@ -46,6 +63,25 @@ def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPla
     result = {"forward": y, "backward_data": x, "backward_weight": w}[spec.kind]
     dense = replace(spec, dtype="f32", x=x.dense().strides, w=w.dense().strides, y=y.dense().strides)
     return assemble_half(_draft(dense, isa, threads), isa, spec.dtype, taken, result, threads)
+
+
+def _bias_first(spec: ConvolutionSpec) -> ConvolutionSpec:
+    """The bias as the epilogue's first operand: it follows the weights either way."""
+    shape = spec.shapes[2]
+    epilogue = spec.epilogue or identity_epilogue(shape, spec.dtype, spec.y)
+    body = Body(shape)
+    value, bias = body.input(spec.dtype), body.input(spec.dtype)
+    total = body.load(value, contiguous(shape)) + body.load(bias, [1 if d == 1 else 0 for d in range(len(shape))])
+    made, where = list(body._body), {}
+    for i, s in enumerate(epilogue.body):
+        if s.op == "load" and s.attr[0] == 0:
+            where[i] = total.n
+            continue
+        attr = (s.attr[0] + 1, *s.attr[1:]) if s.op in ("load", "gather") else s.attr
+        made.append(s._replace(args=tuple(where[a] for a in s.args), attr=attr))
+        where[i] = len(made) - 1
+    inputs = (spec.dtype, spec.dtype, *epilogue.inputs[1:])
+    return replace(spec, bias=False, epilogue=replace(epilogue, inputs=inputs, body=tuple(made)))
 
 
 def _draft(spec: ConvolutionSpec, isa: Isa, threads: int) -> Draft:
@@ -74,12 +110,14 @@ def _problem(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         return _constant(name, p)
     if p.family:
         return direct_draft(name, p, isa, threads)
-    if is_pointwise(p):
+    if is_pointwise(p) and p.xs[2] == p.ys[2] == 1 and not (p.bias or p.y0 or p.w0):
+        return _rows_of_pixels(name, p, isa, threads)
+    if is_pointwise(p) and not p.panel and p.epilogue is None:
         p = flat(p)
         draft = _product(name, p, isa, threads)
         if draft is not None:
             return draft
-    if depthwise_suits(p):
+    if depthwise_suits(p) and not p.panel:
         return depthwise_draft(name, p, isa, threads)
     return direct_draft(name, p, isa, threads)
 
@@ -92,6 +130,21 @@ def _weight(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     if depthwise_suits(p):
         return depthwise_weight_draft(name, p, isa, threads)
     return weight_draft(name, flat(p) if is_pointwise(p) else p, isa, threads)
+
+
+def _rows_of_pixels(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
+    """A pointwise problem in channels-last as Y[n,g,d,h] = X[n,g,d,h] W[g]: rows are pixels, columns are channels."""
+    *outer, w = p.out
+    group = p.ws[0] if not p.panel else panels(p.co, p.panel) * p.ci * p.panel
+    b = (0, group if p.groups > 1 else 0, 0, 0, *((0, 0) if p.panel else (p.ws[2], p.ws[1])))
+    epilogue = p.epilogue
+    if epilogue is not None:
+        epilogue = epilogue.reorder((0, 1, 3, 4, 5, 2), ())
+    spec = ContractionSpec(
+        p.dtype, (p.n, p.groups, *outer), w, p.co, p.ci, (*p.xs[:2], *p.xs[3:], p.xs[2]), b,
+        (*p.ys[:2], *p.ys[3:], p.ys[2]), p.panel, epilogue,
+    )  # fmt: skip
+    return replace(gemm_draft(spec, isa, threads), name=name)
 
 
 def _product(name: str, p: Problem, isa: Isa, threads: int) -> Draft | None:

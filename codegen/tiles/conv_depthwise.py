@@ -1,4 +1,4 @@
-"""Depthwise convolutions and their weight gradients, vectorised along rows (or along channels, where these are contiguous).
+"""Depthwise convolutions and their weight gradients, vectorised along rows of the image.
 
 A channel's plane is copied into a buffer with its padding, split by the position's remainder modulo the stride, so that every tap
 reads consecutive elements at a constant offset. Narrow planes are treated as one long row: the columns between rows are
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dcir.codegen.tiles.conv_depthwise_last import channels_draft, channels_suit
 from dcir.codegen.tiles.conv_problem import Problem, ceil
-from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Step, lanes, render, round_up
+from dcir.codegen.tiles.emit import ELEMENT_BYTES, EPILOGUE_PARAMETER, Draft, Step, lanes, render, round_up
+from dcir.codegen.tiles.epilogue import Epilogue
 from dcir.codegen.tiles.isa import Isa
 
 MOST_TAPS = 49
@@ -23,7 +25,7 @@ $inline void copy_in(T *x, const T *s) {
 $copies
 }
 $blocks
-$noinline void run(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch) {
+$noinline void run(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch$parameter) {
     $x_buffer
     for (L i = 0; i < $x_size; i++) x[i] = 0;
     for (L p = j * $planes / $jobs; p < (j + 1) * $planes / $jobs; p++) {
@@ -51,6 +53,10 @@ _BUFFERED_OUT = """            $t_buffer
             for (L v = 0; v < $flat_vectors; v++) rows1(x + v * VL, w, bias, t + v * VL, 0, false);
             for (L r = 0; r < $oh; r++)
                 for (L c = 0; c < $ow; c++) y[r * ${yh}LL + c * ${yw}LL] = t[r * $pitch + c];"""
+
+_FINISHED_OUT = """            $t_buffer
+            for (L v = 0; v < $flat_vectors; v++) rows1(x + v * VL, w, 0, t + v * VL, 0, false);
+            for (L r = 0; r < $oh; r++) finish(e, n, g, o, 0, r, 0, t + r * $pitch, $ow);"""
 
 _WEIGHT = """
 $inline void copy_in(T *x, const T *s) {
@@ -87,51 +93,6 @@ $lines
                 }
                 for (int k = 0; k < $count; k++) total[$first + k] = acc[k];
             }"""
-
-_CHANNELS = """
-$noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch) {
-    const T *s = a1 + ${w0}LL + j / $kw * ${wh}LL + j % $kw * ${ww}LL;
-    for (L g = 0; g < $groups; g++) ((T *)scratch)[j * $padded + g] = s[g * ${wg}LL];
-}
-template <int NV> $inline void pixel(const T *x, const T *w, const T *bias, T *y, L h, L r, L kw0, L kw1) {
-    V acc[NV];
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; v++) acc[v] = $bias;
-    for (L kh = 0; kh < $kh; kh++) {
-        const L iy = h + kh * $dh;
-        if (iy < 0 || iy >= $ih) continue;
-        for (L kw = kw0; kw < kw1; kw++)
-#pragma GCC unroll 8
-            for (int v = 0; v < NV; v++)
-                acc[v] += load(x + iy * ${xh}LL + (r + kw * $dw) * ${xw}LL + v * VL) * load(w + (kh * $kw + kw) * $padded + v * VL);
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; v++) store(y + v * VL, acc[v]);
-}
-$noinline void run(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch) {
-    const L n = j / $oh, r = j % $oh, h = r * $sh + $bh;
-    const T *w = (const T *)scratch;
-    for (L c = 0; c < $ow; c++) {
-        const L ix = c * $sw + $bw;
-        L kw0 = 0, kw1 = $kw;
-        while (kw0 < kw1 && ix + kw0 * $dw < 0) kw0++;
-        while (kw1 > kw0 && ix + (kw1 - 1) * $dw >= $iw) kw1--;
-        const T *x = a0 + n * ${xn}LL;
-        T *y = o0 + ${y0}LL + n * ${yn}LL + r * ${yh}LL + c * ${yw}LL;
-        L g = 0;
-        for (; g + 4 * VL <= $groups; g += 4 * VL) pixel<4>(x + g, w + g, a2 + g, y + g, h, ix, kw0, kw1);
-        for (; g + VL <= $groups; g += VL) pixel<1>(x + g, w + g, a2 + g, y + g, h, ix, kw0, kw1);
-        for (; g < $groups; g++) {
-            T s = $scalar_bias;
-            for (L kh = 0; kh < $kh; kh++)
-                for (L kw = kw0; kw < kw1; kw++)
-                    if (h + kh * $dh >= 0 && h + kh * $dh < $ih)
-                        s += x[(h + kh * $dh) * ${xh}LL + (ix + kw * $dw) * ${xw}LL + g] * w[(kh * $kw + kw) * $padded + g];
-            y[g] = s;
-        }
-    }
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -228,14 +189,14 @@ def _values(p: Problem, plane: Plane) -> dict[str, object]:
 def depthwise_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     """A problem that ``depthwise_suits``, not empty."""
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
-    if p.co == 1 and p.xs[1] == 1 and p.ys[1] == 1 and p.groups >= width:
-        return _channels(name, p, width, element)
+    if channels_suit(p):
+        return channels_draft(name, p, isa, threads)
     plane = _plane(p, width)
     planes = p.n * p.groups
     jobs = 1 if p.work < SERIAL_WORK else min(planes, threads)
     vectors = ceil(p.out[2], width)
     flat_vectors = ceil((p.out[1] - 1) * plane.pitch + p.out[2], width)
-    direct = p.ys[5] == 1 and p.out[2] >= NARROW * vectors * width
+    direct = p.epilogue is None and p.ys[5] == 1 and p.out[2] >= NARROW * vectors * width
     tall = min(4, p.out[1])
     values = _values(p, plane)
     sizes = {"x": plane.size} | ({} if direct else {"t": flat_vectors * width})
@@ -243,26 +204,19 @@ def depthwise_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     if direct:
         out = render(_DIRECT_OUT, tall=tall, rows=p.out[1], vectors=vectors, pitch=plane.pitch, yh=p.ys[4])
         blocks = "".join(_rows(t, plane, p.out[2] % width) for t in sorted({1, tall}))
+    elif p.epilogue is not None:
+        out = render(_FINISHED_OUT, t_buffer=buffers["t"], flat_vectors=flat_vectors, **values)
+        blocks = _rows(1, plane, 0)
     else:
         out = render(_BUFFERED_OUT, t_buffer=buffers["t"], flat_vectors=flat_vectors, **values)
         blocks = _rows(1, plane, 0)
     text = render(
-        _FORWARD, out=out, blocks=blocks, planes=planes, jobs=jobs, w0=p.w0, y0=p.y0, x_buffer=buffers["x"],
+        _FORWARD, parameter=EPILOGUE_PARAMETER if p.epilogue is not None else "", out=out,
+        blocks=blocks, planes=planes, jobs=jobs, w0=p.w0, y0=p.y0, x_buffer=buffers["x"],
         bias=f"a2[g * {p.co} + o]" if p.bias else "0", **values,
     )  # fmt: skip
-    return Draft(name, p.dtype, text, (Step(0, ""), Step(jobs, "run")), scratch * jobs)
-
-
-def _channels(name: str, p: Problem, width: int, element: int) -> Draft:
-    padded = round_up(p.groups, width)
-    bias = "load(bias + v * VL)" if p.bias else "V{}"
-    text = render(
-        _CHANNELS, groups=p.groups, padded=padded, kh=p.ker[1], kw=p.ker[2], dh=p.dil[1], dw=p.dil[2], ih=p.inp[1],
-        iw=p.inp[2], sh=p.stride[1], sw=p.stride[2], bh=p.base[1], bw=p.base[2], oh=p.out[1], ow=p.out[2], w0=p.w0,
-        wg=p.ws[0], wh=p.ws[4], ww=p.ws[5], xn=p.xs[0], xh=p.xs[4], xw=p.xs[5], y0=p.y0, yn=p.ys[0], yh=p.ys[4],
-        yw=p.ys[5], bias=bias, scalar_bias="a2[g]" if p.bias else "0",
-    )  # fmt: skip
-    return Draft(name, p.dtype, text, (Step(p.taps, "pack"), Step(p.n * p.out[1], "run")), p.taps * padded * element)
+    epilogue = Epilogue(p.epilogue, p.dtype, 2, 5) if p.epilogue is not None else None
+    return Draft(name, p.dtype, text, (Step(0, ""), Step(jobs, "run")), scratch * jobs, epilogue=epilogue)
 
 
 def depthwise_weight_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:

@@ -12,9 +12,21 @@ from dataclasses import dataclass
 
 from dcir.codegen.tiles import conv_text
 from dcir.codegen.tiles.conv_problem import Problem, Three
-from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up
+from dcir.codegen.tiles.emit import (
+    ELEMENT_BYTES,
+    EPILOGUE_PARAMETER,
+    Draft,
+    Split,
+    Step,
+    ceil_div,
+    lanes,
+    render,
+    round_up,
+)
+from dcir.codegen.tiles.epilogue import Epilogue
 from dcir.codegen.tiles.gemm_tiles import choose
 from dcir.codegen.tiles.isa import Isa
+from dcir.ops.packing import panels
 
 STACK_BYTES = 512 << 10
 INPUT_BYTES = 320 << 10
@@ -75,8 +87,10 @@ def direct_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     members = max(1, len(p.family))
     shape = (members, p.n, p.groups, p.out[0], lay.rows.parts, lay.column_blocks, lay.parts)
     jobs = math.prod(shape)
-    fused = members * p.n * p.out[0] * lay.rows.parts * lay.column_blocks == 1
-    weights = 0 if fused else round_up(members * p.groups * p.ci * p.taps * vectors.total * width * element, 64)
+    fused = not p.panel and members * p.n * p.out[0] * lay.rows.parts * lay.column_blocks == 1
+    weights = (
+        0 if fused or p.panel else round_up(members * p.groups * p.ci * p.taps * vectors.total * width * element, 64)
+    )
     x_bytes = round_up(x.size * element, 64)
     on_stack = x_bytes <= STACK_BYTES
     buffer = f"alignas(64) T x[{x.size}];" if on_stack else f"T *x = (T *)(scratch + {weights}LL + j * {x_bytes}LL);"
@@ -86,23 +100,40 @@ def direct_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     end = p.w0 + _end_of_weights(p)
     packed = f"(const T *)scratch + (({f'f * {p.groups}' if p.family else '0'} + g) * {vectors.total} + v) * VL * {p.ci * p.taps}LL"
     source = f"a1 + {p.w0}LL + g * {p.ws[0]}LL + v * VL * {p.ws[1]}LL" if fused else packed
+    if p.panel:
+        per_panel, depth = p.panel // width, p.ci * p.taps * p.panel
+        number = f"g * {panels(p.co, p.panel)} + v / {per_panel}"
+        source = f"a1 + ({number}) * {depth}LL + v % {per_panel} * VL"
+    epilogue = None
+    done = f"write<$>(result, {f'a2 + g * {p.co}' if p.bias else 'a2'}, y, {clipped}, v);"
+    y0 = "q.y0" if p.family else f"{p.y0}LL"
+    target = render(conv_text.TARGET, y0=y0, yn=p.ys[0], yg=p.ys[1], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5])
+    if p.epilogue is not None:
+        epilogue = Epilogue(p.epilogue, p.dtype, 2, 2 if p.ys[2] == 1 or p.out[2] == 1 else 5)
+        done, target = "finish_block<$>(e, result, n, g, od, r0, c0, rows, cols, v);", ""
     run = render(
         conv_text.RUN, weights=source, indices=_indices(("f", "n", "g", "od", "rb", "cb", "part"), shape), per_block=lay.per_block,
         tiles=lay.tile.wide.parts, wide_t0=lay.tile.wide.start("t0"), wide_t1=lay.tile.wide.start("t1"),
         row_start=lay.rows.start("rb"), row_next=lay.rows.start("rb + 1"), result=th * tw * vectors.size * width,
-        x_buffer=buffer, xn=p.xs[0], xg=p.xs[1], y0="q.y0" if p.family else f"{p.y0}LL",
-        yn=p.ys[0], yg=p.ys[1], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5],
+        x_buffer=buffer, xn=p.xs[0], xg=p.xs[1], target=target,
+        parameter=EPILOGUE_PARAMETER if epilogue is not None else "",
         blocks=vectors.parts, parts=lay.parts, vector_start=vectors.start("ob"),
         q=", q" if p.family else "",
         member="const Residue &q = residues[f];" if p.family else "",
-        block_calls=choose(vectors, "ob", f"{{ block<$>(x, w, result, rows, t0, t1, a1 + {end}LL, {p.co} - v * VL); "
-                           f"write<$>(result, {f'a2 + g * {p.co}' if p.bias else 'a2'}, y, {clipped}, v); }}"),
+        block_calls=choose(vectors, "ob", f"{{ block<$>(x, w, result, rows, t0, t1, a1 + {end}LL, {p.co} - v * VL); {done} }}"),
     )  # fmt: skip
-    text = _residues(p) + _fill_text(p) + ("" if fused else _pack_text(p, lay)) + _tile_text(p, lay, x, tw, fused=fused)
-    text += copy_text(p, x) + _write_text(p, lay, tw) + run
+    packing = "" if p.panel else _fill_text(p) + ("" if fused else _pack_text(p, lay, epilogue is not None))
+    text = _residues(p) + packing + _tile_text(p, lay, x, tw, fused=fused)
+    text += copy_text(p, x)
+    if epilogue is None:
+        text += _write_text(p, lay, tw)
+    else:
+        form = conv_text.FINISH_PIXELS if epilogue.vector == 2 else conv_text.FINISH_PLANES
+        text += render(form, co=p.co, tw=tw)
+    text += run
     scratch = weights + (0 if on_stack else jobs * x_bytes)
-    packs = 0 if fused else members * p.groups * vectors.parts
-    return Draft(name, p.dtype, text, (Step(packs, "pack"), Step(jobs, "run")), scratch)
+    packs = 0 if fused or p.panel else members * p.groups * vectors.parts
+    return Draft(name, p.dtype, text, (Step(packs, "pack"), Step(jobs, "run")), scratch, epilogue=epilogue)
 
 
 def _residues(p: Problem) -> str:
@@ -180,7 +211,7 @@ def _tile(p: Problem, width: int, registers: int) -> Tile:
     vectors = ceil_div(p.co, width)
     oh, ow = p.out[1], p.out[2]
     found: list[tuple[float, int, Tile]] = []
-    for nv in range(1, 5):
+    for nv in range(1, 3 if p.panel else 5):  # a block lies in one panel: pairs of vectors do, and the last one
         most = min(16, (registers - 1 - nv) // nv)
         if nv > vectors or most < 1:
             continue
@@ -195,12 +226,15 @@ def _tile(p: Problem, width: int, registers: int) -> Tile:
 
 def _tile_text(p: Problem, lay: Layout, x: Copy, tw: int, *, fused: bool) -> str:
     ins = {"in_start": lay.inputs.start("i"), "in_next": lay.inputs.start("i + 1"), "taps": p.taps}
+    source = conv_text.PANELS if p.panel else conv_text.FUSED if fused else conv_text.PACKED
     weights, next_weights, used_weights = (
-        render(t, most=lay.inputs.size, **ins) for t in (conv_text.FUSED if fused else conv_text.PACKED)
-    )
+        render(t, most=lay.inputs.size, panel=p.panel, **ins) for t in source
+    )  # fmt: skip
+    tap_step, input_step = (f"{p.ci * p.panel}LL", p.panel) if p.panel else ("NV * VL", f"{p.taps} * NV * VL")
     form = conv_text.TAPS_INNERMOST if _taps_innermost(p) else conv_text.INPUTS_INNERMOST
     reduce = render(
-        form, taps=p.taps, kd=p.ker[0], kh=p.ker[1], kw=p.ker[2], kds=x.plane, khs=p.dil[1] * x.row, kws=p.dil[2] * x.pixel,
+        form, taps=p.taps, tap_step=tap_step, input_step=input_step,
+        kd=p.ker[0], kh=p.ker[1], kw=p.ker[2], kds=x.plane, khs=p.dil[1] * x.row, kws=p.dil[2] * x.pixel,
         cs=x.channel,
     )  # fmt: skip
     wide = lay.tile.wide
@@ -274,12 +308,13 @@ def _fill_text(p: Problem) -> str:
     return render(conv_text.FILL, wo=wo, loops=loops)
 
 
-def _pack_text(p: Problem, lay: Layout) -> str:
+def _pack_text(p: Problem, lay: Layout, epilogue: bool) -> str:
     """The function ``pack`` of phase one."""
     vectors = lay.tile.vectors
     blocks = p.groups * vectors.parts
     return render(
-        conv_text.PACK, wo=p.ws[1], blocks=vectors.parts, vector_start=vectors.start("ob"), vectors=vectors.total,
+        conv_text.PACK, parameter=EPILOGUE_PARAMETER.replace(" &e", " &") if epilogue else "",
+        wo=p.ws[1], blocks=vectors.parts, vector_start=vectors.start("ob"), vectors=vectors.total,
         per_lane=p.ci * p.taps, w0="q.w0" if p.family else f"{p.w0}LL", wg=p.ws[0], groups=p.groups, co=p.co,
         m=f"j / {blocks} * {p.groups}" if p.family else "0", end=_end_of_weights(p),
         member=f"const Residue &q = residues[j / {blocks}];" if p.family else "", in_blocks=lay.inputs.parts,

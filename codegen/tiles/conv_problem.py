@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from dcir.ir.program import Program
 from dcir.ops.convolution import ConvolutionSpec
 
 Three = tuple[int, int, int]
@@ -39,6 +40,8 @@ class Problem:
         xs, ys: strides over (n, group, channel, 3 spatial); y0: where y starts.
         ws: strides over (group, out, in, 3 spatial); w0: where w starts.
         bias: whether a2 holds groups * co values.
+        panel: if not 0, w is packed in panels of so many output channels (``ops/packing.py``), and ``ws`` says nothing.
+        epilogue: what is done before storing, over (n, group, channel, 3 spatial); ``ys`` are the strides of its first store.
         family: if not empty, as many problems in one, with these in place of w0, y0 and base; ``out`` is the largest.
     """
 
@@ -59,6 +62,8 @@ class Problem:
     y0: int = 0
     w0: int = 0
     bias: bool = False
+    panel: int = 0
+    epilogue: Program | None = None
     family: tuple[Residue, ...] = ()
 
     @property
@@ -89,8 +94,30 @@ def forward_problem(s: ConvolutionSpec) -> Problem:
             s.dtype, s.n, s.groups, s.cin, s.cout, _three(s.in_size, 1), _three(s.kernel, 1), _three(s.out_size, 1),
             _three(s.stride, 1), low, _three(s.dilation, 1), _channels(s.x, s.cin), _channels(s.y, s.cout),
             (s.w[0] * s.cout, s.w[0], s.w[1], *_three(s.w[2:], 0)), bias=s.bias and s.kind == "forward",
+            panel=s.panel, epilogue=_six_loops(s),
         )
     )  # fmt: skip
+
+
+def _six_loops(s: ConvolutionSpec) -> Program | None:
+    """The epilogue over (n, group, channel, depth, height, width)."""
+    if s.epilogue is None:
+        return None
+    e = s.epilogue.split(1, s.cout)
+    missing = 3 - len(s.out_size)
+
+    def wider(strides: tuple[int, ...]) -> tuple[int, ...]:
+        return (*strides[:3], *(0,) * missing, *strides[3:])
+
+    body = []
+    for st in e.body:
+        attr = st.attr
+        if st.op in ("load", "store", "gather"):
+            attr = (attr[0], wider(attr[1]), *attr[2:])
+        elif st.op == "index" and attr[0] >= 3:
+            attr = (attr[0] + missing,)
+        body.append(st._replace(attr=attr))
+    return replace(e, outer=(*e.outer[:3], *(1,) * missing, *e.outer[3:]), body=tuple(body))
 
 
 def data_problems(s: ConvolutionSpec) -> Iterator[Problem]:

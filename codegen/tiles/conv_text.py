@@ -37,22 +37,25 @@ $weights
 }
 """
 
+# Packed weights of whole output panels lie [tap][input][lanes]; those packed by phase one, [input][tap][lanes].
+PANELS = ("    const T *w = s;", "", "w += ($in_next - ($in_start)) * $panel;")
+
 # The weights of an output block: packed by phase one, or packed here, a block of input channels at a time.
 PACKED = ("    const T *w = s;", "", "w += ($in_next - ($in_start)) * $taps * NV * VL;")
 FUSED = ("    alignas(64) T w[$most * $taps * NV * VL];", "fill<NV>(w, s, end, valid, $in_start, $in_next);", "")
 
 INPUTS_INNERMOST = """    for (L kd = 0; kd < $kd; kd++)
         for (L kh = 0; kh < $kh; kh++)
-            for (L kw = 0; kw < $kw; kw++, w += NV * VL)
+            for (L kw = 0; kw < $kw; kw++, w += $tap_step)
                 multiply_add<TR * TC, NV, Pixels<TC>>(
-                    acc, x + kd * $kds + kh * $khs + kw * $kws, $cs, w, $taps * NV * VL, c1 - c0);"""
-TAPS_INNERMOST = """    for (L c = c0; c < c1; c++, x += $cs)
+                    acc, x + kd * $kds + kh * $khs + kw * $kws, $cs, w, $input_step, c1 - c0);"""
+TAPS_INNERMOST = """    for (L c = c0; c < c1; c++, x += $cs, w += $input_step - $taps * $tap_step)
         for (L kd = 0; kd < $kd; kd++)
-            for (L kh = 0; kh < $kh; kh++, w += $kw * NV * VL)
-                multiply_add<TR * TC, NV, Pixels<TC>>(acc, x + kd * $kds + kh * $khs, $kws, w, NV * VL, $kw);"""
+            for (L kh = 0; kh < $kh; kh++, w += $kw * $tap_step)
+                multiply_add<TR * TC, NV, Pixels<TC>>(acc, x + kd * $kds + kh * $khs, $kws, w, $tap_step, $kw);"""
 
 RUN = """
-$noinline void run(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch) {
+$noinline void run(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch$parameter) {
     $indices
     $member
     const L t0 = cb * $per_block, t1 = t0 + $per_block < $tiles ? t0 + $per_block : $tiles;
@@ -60,7 +63,7 @@ $noinline void run(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned c
     alignas(64) T result[$result];
     $x_buffer
     copy(x, a0 + n * ${xn}LL + g * ${xg}LL, od, r0, c0, rows, cols$q);
-    T *y = o0 + ${y0} + n * ${yn}LL + g * ${yg}LL + od * ${yd}LL + r0 * ${yh}LL + c0 * ${yw}LL;
+    $target
     for (L ob = part * $blocks / $parts; ob < (part + 1) * $blocks / $parts; ob++) {
         const L v = $vector_start;
         const T *w = $weights;
@@ -155,7 +158,7 @@ $loops
 }
 """
 PACK = """
-$noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch) {
+$noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch$parameter) {
     const L g = j / $blocks % $groups, ob = j % $blocks, v = $vector_start;
     $member
     T *d = (T *)scratch + (($m + g) * $vectors + v) * VL * ${per_lane}LL;
@@ -192,3 +195,36 @@ PACK_RUNS = """        for (L c = c0; c < c1; c += $step)
                 transpose_block(q, ${wo}LL, rows, VL, V{}, r, VL, VL);
                 for (int i = 0; i < n; i++) store(to + i * ($sign NV * VL), load(r + i * VL));
             }"""
+
+TARGET = "T *y = o0 + $y0 + n * ${yn}LL + g * ${yg}LL + od * ${yd}LL + r0 * ${yh}LL + c0 * ${yw}LL;"
+
+# The same through an epilogue: along the channels of a pixel, or along rows of pixels where results lie so.
+FINISH_PIXELS = """
+template <int NV> $noinline void finish_block(const Operands &operands, const T *d, L n, L g, L od, L r0, L c0, L rows, L cols, L v) {
+    const Operands e = operands;
+    const L valid = $co - v * VL;
+    for (L r = 0; r < rows; r++)
+        for (L c = 0; c < cols; c++) {
+            V t[NV];
+#pragma GCC unroll 8
+            for (int u = 0; u < NV; u++) t[u] = load(d + ((r * $tw + c) * NV + u) * VL);
+            finish_row<NV>(e, n, g, v * VL, od, r0 + r, c0 + c, t, valid);
+        }
+}
+"""
+FINISH_PLANES = """
+template <int NV> $noinline void finish_block(const Operands &operands, const T *d, L n, L g, L od, L r0, L c0, L rows, L cols, L v) {
+    const Operands e = operands;
+    for (int u = 0; u < NV; u++) {
+        const L o = (v + u) * VL;
+        const int valid = (int)($co - o < VL ? $co - o : VL);
+        for (L r = 0; r < rows; r++)
+            for (L c = 0; c < cols; c += VL) {
+                const int count = (int)(cols - c < VL ? cols - c : VL);
+                alignas(64) T t[VL * VL];
+                transpose_block(d + ((r * $tw + c) * NV + u) * VL, NV * VL, count, valid, V{}, t, VL, VL);
+                for (int q = 0; q < valid; q++) finish(e, n, g, o + q, od, r0 + r, c0 + c, t + q * VL, count);
+            }
+    }
+}
+"""

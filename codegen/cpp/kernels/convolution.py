@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.planners import Machine, plan, planner
-from dcir.codegen.tiles.conv import plan_convolution
+from dcir.codegen.tiles.conv import convolution_suits, plan_convolution
 from dcir.codegen.tiles.isa import ISAS
 from dcir.ops.convolution import ConvolutionSpec
 
@@ -12,6 +12,6 @@ from dcir.ops.convolution import ConvolutionSpec
 @planner(ConvolutionSpec)
 def plan_convolution_node(spec: ConvolutionSpec, machine: Machine) -> KernelPlan:
     """The kernel of one of a convolution's three products."""
-    if spec.panel or spec.epilogue is not None:
+    if not convolution_suits(spec):
         return plan(spec.program(), machine)
     return plan_convolution(spec, ISAS[machine.isa], machine.threads)
