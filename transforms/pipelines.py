@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dcir.transforms.assign_layouts import AssignLayouts
 from dcir.transforms.base import Pass
 from dcir.transforms.fold_constants import FoldConstants
 from dcir.transforms.fuse_producers import FuseProducers
@@ -25,6 +26,6 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
     2: (FuseProducers(), FuseSiblings()),
-    3: (SinkCopies(), PrepareStatic()),
+    3: (AssignLayouts(), SinkCopies(), PrepareStatic()),
     4: (OrderExecution(), PlanArena()),
 }
