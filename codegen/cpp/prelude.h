@@ -51,6 +51,9 @@ D_BINARY(d_hypot, __builtin_hypot)
     /* The second operand comes back when it is NaN, the first by its own test. */                          \
     D_INLINE T d_min(T x, T y) { return (x < y) | (x != x) ? x : y; }                                       \
     D_INLINE T d_max(T x, T y) { return (x > y) | (x != x) ? x : y; }                                       \
+    /* With y known to be no NaN. */                                                                        \
+    D_INLINE T d_min_constant(T x, T y) { return y < x ? y : x; }                                           \
+    D_INLINE T d_max_constant(T x, T y) { return y > x ? y : x; }                                           \
     D_INLINE T d_fmin(T x, T y) { return (x < y) | (y != y) ? x : y; }                                      \
     D_INLINE T d_fmax(T x, T y) { return (x > y) | (y != y) ? x : y; }                                      \
     /* Python's sign rule: the remainder has the sign of the divisor. */                                    \

@@ -12,16 +12,13 @@ struct d_max_of { template <class V> D_INLINE V join(V x, V y) { return (x > y) 
 
 template <class T, int N> struct d_vector { typedef T type __attribute__((vector_size(N * sizeof(T)), aligned(sizeof(T)))); };
 
-template <class O, class T, int N, class V> D_INLINE T d_fold_vector(V v) {
-    if constexpr (N == 1) return v[0];
-    else {
-        typedef typename d_vector<T, N / 2>::type H;
-        H low, high;
-        __builtin_memcpy(&low, &v, sizeof(H));
-        __builtin_memcpy(&high, (const char *)&v + sizeof(H), sizeof(H));
-        if constexpr (N == 2) return O::template join<T>(low[0], high[0]);
-        else return d_fold_vector<O, T, N / 2>(O::template join<H>(low, high));
-    }
+// The last two steps stay in a vector of four: a scalar choice would be a branch that nobody can predict.
+template <class O, class V> D_INLINE auto d_fold_vector(V v) {
+    const auto half = O::join(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                              __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+    auto four = O::join(__builtin_shufflevector(half, half, 0, 1, 2, 3), __builtin_shufflevector(half, half, 4, 5, 6, 7));
+    four = O::join(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
+    return O::join(four, __builtin_shufflevector(four, four, 1, 1, 1, 1))[0];
 }
 // p has 16, 32 or 64 elements.
 template <class O, class T, int N> D_INLINE T d_fold(const T (&p)[N]) {
@@ -29,11 +26,11 @@ template <class O, class T, int N> D_INLINE T d_fold(const T (&p)[N]) {
     V v[N / 16];
     __builtin_memcpy(v, p, sizeof(v));
     if constexpr (N == 64) {
-        v[0] = O::template join<V>(v[0], v[2]);
-        v[1] = O::template join<V>(v[1], v[3]);
+        v[0] = O::join(v[0], v[2]);
+        v[1] = O::join(v[1], v[3]);
     }
-    if constexpr (N >= 32) v[0] = O::template join<V>(v[0], v[1]);
-    return d_fold_vector<O, T, 16>(v[0]);
+    if constexpr (N >= 32) v[0] = O::join(v[0], v[1]);
+    return d_fold_vector<O>(v[0]);
 }
 
 #endif

@@ -12,6 +12,7 @@ import torch
 
 import dcir
 from dcir.codegen.planners import Machine, plan
+from dcir.codegen.tiles.isa import host_isa
 from dcir.frontends.torch.importer import import_graph
 from dcir.ir.interpret import run_program
 from dcir.ir.serialize import decode, encode
@@ -92,6 +93,54 @@ def test_plan_ignores_threads() -> None:
     st = (2 * 300 * 32, 300 * 32, 32, 1)
     spec = AttentionSpec("f32", 1, 2, 300, 300, 32, 0.2, True, st, st, st, st, (600, 300, 1), grads=(st,) * 4)
     assert plan(spec, Machine("avx2", 1)) == plan(spec, Machine("avx2", 64))
+
+
+SHAPES = [
+    (1, 70, 64, False, "flat", "avx512"), (3, 33, 20, True, None, "avx512"), (5, 3, 16, False, "full", "avx512"),
+    (17, 129, 64, False, "full", "avx512"), (49, 49, 32, False, "inf", "avx512"), (64, 197, 80, False, "flat", "avx512"),
+    (100, 100, 64, True, None, "avx512"), (130, 260, 33, True, "full", "avx512"), (50, 20, 8, True, None, "avx512"),
+    (49, 70, 64, True, "flat", "avx2"), (2, 40, 24, False, None, "avx2"), (33, 50, 20, False, "inf", "generic"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("m", "n", "d", "causal", "kind", "isa"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_blocks(
+    m: int,
+    n: int,
+    d: int,
+    causal: bool,
+    kind: str | None,
+    isa: str,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sizes around the blocks, heads inside rows, masks of one row or of all, rows that see nothing; every vector width."""
+    if isa == "avx512" and host_isa().name != "avx512":
+        pytest.skip("the processor has narrower vectors")
+    monkeypatch.setenv("DCIR_ISA", isa)
+    torch.manual_seed(m * n)
+    q, k, v = (torch.randn(2, s, 3, d).to(dtype).transpose(1, 2) for s in (m, n, n))
+    mask = None
+    if kind:
+        addend = torch.double if dtype == torch.double else torch.float
+        mask = torch.randn(2, 1, 1 if kind == "flat" else m, n, dtype=addend).to(dtype)
+        if kind == "inf":
+            mask = torch.zeros(2, 1, m, n, dtype=dtype).masked_fill(mask > 0, -torch.inf)
+            mask[1, 0, m // 2] = -torch.inf
+        mask = mask.expand(2, 3, m, n)
+    gm, tensors = graph_of(pages()[NAMES[0]].overload, (q, k, v, 0.0, causal), {"attn_mask": mask})
+    out, lse = run_cpp(import_graph(gm), tensors)
+    scores = q.double() @ k.double().transpose(-1, -2) / d**0.5
+    scores = scores if mask is None else scores + mask.double()
+    if causal:
+        scores = scores.masked_fill(~torch.ones(m, n, dtype=torch.bool).tril(), -torch.inf)
+    logs = torch.logsumexp(scores, -1)
+    logs = torch.where(logs == -torch.inf, 0.0, logs)
+    tolerance = {torch.float32: 3e-6, torch.float64: 1e-14, torch.bfloat16: 8e-3}[dtype]
+    want = torch.exp(scores - logs[..., None]) @ v.double()
+    torch.testing.assert_close(out.double(), want, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(lse.double(), logs, rtol=3e-6, atol=3e-6)
 
 
 def test_nan_stays() -> None:

@@ -1,17 +1,15 @@
 """C++ for attention without the score matrix: blocks of queries against blocks of keys, in registers and level-1 cache.
 
-Forward: keys and values are packed once per head (keys transposed); a job owns one block of queries, walks over the
-key blocks with a running maximum and sum per row, and rescales its results when the maximum grows. Backward: a job owns
-a run of key blocks of one head, computes the probabilities again from the log-sum-exp, sums dk and dv in its own
-memory and its part of dq in scratch; a last phase adds the parts in order. How the work is cut depends on the shape
-alone, so results do not depend on threads or timing.
+A job owns one block of queries of one head, walks over the keys with a running maximum and sum per query, and rescales
+its results when the maximum grows. Keys and values are read where they lie if their rows allow it. How the work is cut
+depends on the shape alone, so results do not depend on threads or timing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcir.codegen.cpp.kernels import attention_backward
+from dcir.codegen.cpp.kernels.attention_backward import place_function, plan_backward, scratch_at
 from dcir.codegen.cpp.kernels.attention_text import COMMON, FEW, FORWARD
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.planners import Machine, planner
@@ -25,8 +23,6 @@ QUERY_BLOCK = 48
 KEY_BLOCK = 128
 # A block of values (and of keys, where they are copied) stays in level-1 cache.
 BLOCK_BYTES = 32768
-# Heads with fewer jobs than this are cut along the keys too in the backward pass.
-BACKWARD_JOBS = 32
 # Up to this many queries, lanes across the elements of a head do better than lanes across queries.
 FEW_QUERIES = 3
 
@@ -58,21 +54,12 @@ class _Blocks:
         return round_up(ceil_div(self.spec.n, max(1, ceil_div(self.spec.n, most))), self.vl)
 
     @property
-    def key_blocks(self) -> int:
-        return ceil_div(self.spec.n, self.nb)
-
-    @property
     def dp(self) -> int:
         return round_up(self.spec.d, self.vl)
 
     @property
     def all_heads(self) -> int:
         return self.spec.batch * self.spec.heads
-
-    @property
-    def parts(self) -> int:
-        """Runs of key blocks per head in the backward pass."""
-        return min(self.key_blocks, max(1, BACKWARD_JOBS // self.all_heads))
 
     def in_place(self, strides: tuple[int, ...], *, vectors: bool) -> bool:
         """Whether rows can be read where they lie: as scalars, or as whole vectors."""
@@ -84,16 +71,8 @@ class _Blocks:
 @planner(AttentionSpec)
 def plan_attention(spec: AttentionSpec, machine: Machine) -> KernelPlan:
     """The kernel of an attention or of its gradients."""
-    if spec.grads:
-        return attention_backward._backward(attention_backward._Blocks(spec, ISAS[machine.isa]))
-    return _forward(_Blocks(spec, ISAS[machine.isa]))
-
-
-def _index(name: str, strides: tuple[int, ...], *loops: str) -> str:
-    """A C function from loop positions to an element's place."""
-    terms = [f"{v} * {s}LL" for v, s in zip(loops, strides, strict=True) if s] or ["0"]
-    parameters = ", ".join(f"L {v}" for v in loops)
-    return f"static inline L at_{name}({parameters}) {{ return {' + '.join(terms)}; }}"
+    isa = ISAS[machine.isa]
+    return plan_backward(spec, isa) if spec.grads else _forward(_Blocks(spec, isa))
 
 
 def _rows(b: _Blocks, name: str, strides: tuple[int, ...]) -> str:
@@ -106,9 +85,9 @@ def _rows(b: _Blocks, name: str, strides: tuple[int, ...]) -> str:
 def _common(b: _Blocks) -> str:
     spec, (acc, wide) = b.spec, b.tile
     places = {"q": spec.q, "k": spec.k, "v": spec.v, "o": spec.o}
-    lines = [_index(name, st, "b", "h", "i", "e") for name, st in places.items()]
-    lines.append(_index("lse", spec.lse, "b", "h", "i"))
-    lines.append(_index("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
+    lines = [place_function(name, st, "b", "h", "i", "e") for name, st in places.items()]
+    lines.append(place_function("lse", spec.lse, "b", "h", "i"))
+    lines.append(place_function("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
     lines += [_rows(b, "K", spec.k), _rows(b, "V", spec.v)]
     flat = not spec.mask or spec.mask[2] == 0
     return core(b.isa, spec.compute) + render(
@@ -119,16 +98,12 @@ def _common(b: _Blocks) -> str:
     )  # fmt: skip
 
 
-def _at(offset: int) -> str:
-    return f"(dcir_attention::T *)scratch + {offset}ll"
-
-
 def _forward(b: _Blocks) -> KernelPlan:
     mask = "a3" if b.spec.mask else "nullptr"
     if b.spec.m <= FEW_QUERIES:
         rows, padded = b.all_heads * b.spec.m, round_up(b.spec.n, 16)
         text = f"namespace dcir_attention {{{_common(b)}{render(FEW, padded=padded)}}}\n"
-        phase = Phase(rows, f"dcir_attention::attend(j, a0, a1, a2, {mask}, {_at(0)}, o0, o1);")
+        phase = Phase(rows, f"dcir_attention::attend(j, a0, a1, a2, {mask}, {scratch_at(0)}, o0, o1);")
         return KernelPlan("attention_few", text, (phase,), rows * padded * ELEMENT_BYTES[b.spec.compute])
     text = f"namespace dcir_attention {{{_common(b)}{render(FORWARD)}}}\n"
     phase = Phase(b.all_heads * b.queries.parts, f"dcir_attention::attend(j, a0, a1, a2, {mask}, o0, o1);")

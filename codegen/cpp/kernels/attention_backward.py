@@ -1,18 +1,15 @@
-"""C++ for attention without the score matrix: blocks of queries against blocks of keys, in registers and level-1 cache.
+"""C++ for the gradients of attention, without the score matrix.
 
-Forward: keys and values are packed once per head (keys transposed); a job owns one block of queries, walks over the
-key blocks with a running maximum and sum per row, and rescales its results when the maximum grows. Backward: a job owns
-a run of key blocks of one head, computes the probabilities again from the log-sum-exp, sums dk and dv in its own
-memory and its part of dq in scratch; a last phase adds the parts in order. How the work is cut depends on the shape
-alone, so results do not depend on threads or timing.
+Queries, keys and values are packed once; a job owns a run of key blocks of one head, computes the probabilities again
+from the log-sum-exp, sums dk and dv in its own memory and its part of dq in scratch; a last phase adds the parts in
+order. How the work is cut depends on the shape alone, so results do not depend on threads or timing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcir.codegen.cpp.kernels.attention_backward_text import BACKWARD
-from dcir.codegen.cpp.kernels.attention_backward_text import OLD as COMMON
+from dcir.codegen.cpp.kernels.attention_backward_text import BACKWARD, COMMON
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, render, round_up
 from dcir.codegen.tiles.isa import Isa
@@ -24,8 +21,8 @@ QUERY_BLOCK = 48
 KEY_BLOCK = 128
 # Heads with fewer jobs than this are cut along the keys too in the backward pass.
 BACKWARD_JOBS = 32
-# Up to this many queries, packing the keys costs more than it saves.
-FEW_QUERIES = 8
+# With causal attention smaller blocks follow the diagonal more closely.
+CAUSAL_KEY_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,8 @@ class _Blocks:
 
     @property
     def nb(self) -> int:
-        return round_up(ceil_div(self.spec.n, ceil_div(self.spec.n, KEY_BLOCK)), self.vl)
+        most = CAUSAL_KEY_BLOCK if self.spec.causal else KEY_BLOCK
+        return round_up(ceil_div(self.spec.n, ceil_div(self.spec.n, most)), self.vl)
 
     @property
     def key_blocks(self) -> int:
@@ -88,7 +86,7 @@ class _Blocks:
         return self.all_heads * self.query_blocks * self.qb * self.dp
 
 
-def _index(name: str, strides: tuple[int, ...], *loops: str) -> str:
+def place_function(name: str, strides: tuple[int, ...], *loops: str) -> str:
     """A C function from loop positions to an element's place."""
     terms = [f"{v} * {s}LL" for v, s in zip(loops, strides, strict=True) if s] or ["0"]
     parameters = ", ".join(f"L {v}" for v in loops)
@@ -100,9 +98,9 @@ def _common(b: _Blocks) -> str:
     places = {"q": spec.q, "k": spec.k, "v": spec.v, "o": spec.o}
     if spec.grads:
         places.update(zip(("g", "dq", "dk", "dv"), spec.grads, strict=True))
-    lines = [_index(name, st, "b", "h", "i", "e") for name, st in places.items()]
-    lines.append(_index("lse", spec.lse, "b", "h", "i"))
-    lines.append(_index("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
+    lines = [place_function(name, st, "b", "h", "i", "e") for name, st in places.items()]
+    lines.append(place_function("lse", spec.lse, "b", "h", "i"))
+    lines.append(place_function("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
     return core(b.isa, spec.compute) + render(
         COMMON, S=STORED[spec.dtype], mr=mr, nv=nv, qb=b.qb, nb=b.nb, d=spec.d, dp=b.dp,
         m=spec.m, n=spec.n, heads=spec.heads, qblocks=b.query_blocks, kblocks=b.key_blocks, scale=repr(float(spec.scale)),
@@ -110,17 +108,20 @@ def _common(b: _Blocks) -> str:
     )  # fmt: skip
 
 
-def _at(offset: int) -> str:
+def scratch_at(offset: int) -> str:
+    """The place of an element in scratch, as a pointer."""
     return f"(dcir_attention::T *)scratch + {offset}ll"
 
 
-def _backward(b: _Blocks) -> KernelPlan:
+def plan_backward(spec: AttentionSpec, isa: Isa) -> KernelPlan:
+    """The kernel of the gradients."""
+    b = _Blocks(spec, isa)
     text = f"namespace dcir_attention {{{_common(b)}{render(BACKWARD, parts=b.parts, heads_total=b.all_heads)}}}\n"
     sizes = {"kt": b.kt, "vt": b.kt, "kp": b.rows, "qs": b.queries, "gs": b.queries,
              "delta": round_up(b.all_heads * b.query_blocks * b.qb, 16), "part": b.parts * b.queries}  # fmt: skip
     place, at = {}, 0
     for name, size in sizes.items():
-        place[name] = _at(at)
+        place[name] = scratch_at(at)
         at += size
     mask = "a6" if b.spec.mask else "nullptr"
     p = place

@@ -1,6 +1,6 @@
-"""The C++ templates of the attention gradients; ``attention.py`` fills in sizes, strides and places."""
+"""The C++ templates of the attention gradients; ``attention_backward.py`` fills in sizes, strides and places."""
 
-OLD = """
+COMMON = """
 typedef $S S;
 constexpr int MR = $mr, NV = $nv, QB = $qb, NB = $nb, DP = $dp;
 constexpr L D = $d, Q = $m, N = $n, HEADS = $heads, QBLOCKS = $qblocks, KBLOCKS = $kblocks;
@@ -105,6 +105,9 @@ template <class M> $noinline void gradients(
         for (L qb = CAUSAL ? start / QB : 0; qb < QBLOCKS; qb++) {
             const L first = qb * QB, rows = Q - first < QB ? Q - first : QB, at = (bh * QBLOCKS + qb) * QB;
             if (rows <= 0) break;
+            // Keys behind the last query are seen by none of the block.
+            const L seen = CAUSAL && first + rows - start < cols ? first + rows - start : cols;
+            if (seen <= 0) continue;
             product<NB, DP, false>(p, qs + at * DP, 1, kt + block * D * NB, rows, D);
             product<NB, DP, false>(ds, gs + at * DP, 1, vt + block * D * NB, rows, D);
             for (L r = 0; r < rows; r++) {
@@ -120,9 +123,9 @@ template <class M> $noinline void gradients(
                 }
                 for (L c = limit; c < NB; c++) s[c] = t[c] = 0;
             }
-            product<DP, 1, true>(sum_v, p, NB, gs + at * DP, cols, rows);
-            product<DP, 1, true>(sum_k, ds, NB, qs + at * DP, cols, rows);
-            product<DP, NB, true>(dq + first * DP, ds, 1, kp + block * NB * DP, rows, cols);
+            product<DP, 1, true>(sum_v, p, NB, gs + at * DP, seen, rows);
+            product<DP, 1, true>(sum_k, ds, NB, qs + at * DP, seen, rows);
+            product<DP, NB, true>(dq + first * DP, ds, 1, kp + block * NB * DP, rows, seen);
         }
         for (L c = 0; c < cols; c++)
             for (L e = 0; e < D; e++) {

@@ -9,6 +9,7 @@ lanes (columns), whichever reads memory in order.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
@@ -74,6 +75,8 @@ class _Emitter:
         self.checked = any(s.op == "gather" and s.attr[4] == "checked" for s in p.body)
         self.buffered: dict[int, int] = {} if self.columns else self._row_buffers()
         self.ready: set[int] = set()
+        self.short = _short(p)
+        self.starts: dict[int, str] = {}  # where the lanes of a loop start, while it is open in blocks
         self.inside = ""  # the condition under which a lane lies inside the loop, while some do not
 
     # ------------------------------------------------------------------ decisions
@@ -142,6 +145,8 @@ class _Emitter:
             jobs *= rows[prefix]
             prefix += 1
         tile = block
+        while self.columns and tile > 16 and jobs * -(-last // tile) < 2 * threads:
+            tile //= 2
         if lanes and jobs < 4 * threads and not self.columns and prefix == len(rows):
             want = -(-4 * threads // jobs)
             tile = max(1024, -(-last // want))
@@ -161,6 +166,7 @@ class _Emitter:
         self.line("}")
 
     def loop(self, d: int, extent: int | str, begin: str = "0") -> None:
+        self.starts.pop(d, None)
         self.open(f"for (long long i{d} = {begin}; i{d} < {extent}; i{d}++)")
 
     def plan(self) -> KernelPlan:
@@ -247,21 +253,21 @@ class _Emitter:
             opened += 1
         if self.columns:
             # The width of a tile is a constant, so that the sums of a tile stay in registers.
-            full, rest = divmod(p.outer[last], COLUMN_BLOCK)
+            full, rest = divmod(p.outer[last], space.tile)
             self.open("auto columns = [&](auto width, const long long lo) __attribute__((always_inline))")
             self.line("constexpr long long W = decltype(width)::value;")
             self._stages()
             self.depth -= 1
             self.line("};")
-            tile, last_tile = (f"columns(dcir_width<{w}>{{}}, lo);" for w in (COLUMN_BLOCK, rest))
-            at = f"const long long lo = {f'jt * {COLUMN_BLOCK}' if space.parallel else '0'};"
+            tile, last_tile = (f"columns(dcir_width<{w}>{{}}, lo);" for w in (space.tile, rest))
+            at = f"const long long lo = {f'jt * {space.tile}' if space.parallel else '0'};"
             if full and space.parallel:
                 self.line(f"{f'if (jt < {full}) ' if rest else ''}{{ {at} {tile} }}{' else' if rest else ''}")
             elif full:
-                end = full * COLUMN_BLOCK
-                self.line(f"for (long long lo = 0; lo < {end}; lo += {COLUMN_BLOCK}) {tile}")
+                end = full * space.tile
+                self.line(f"for (long long lo = 0; lo < {end}; lo += {space.tile}) {tile}")
             if rest:
-                start = at if space.parallel else f"const long long lo = {full * COLUMN_BLOCK};"
+                start = at if space.parallel else f"const long long lo = {full * space.tile};"
                 self.line(f"{{ {start} {last_tile} }}")
         else:
             self._stages()
@@ -281,8 +287,9 @@ class _Emitter:
     def lanes(self, d: int, width: int | str, start: str) -> None:
         """Open the loop over lanes ``l`` of one block of loop ``d``."""
         self._simd([])
-        self.open(f"for (long long l = 0; l < {width}; l++)")
+        self.open(f"for (int l = 0; l < {width}; l++)")
         self.line(f"const long long i{d} = {start} + l;")
+        self.starts = {d: start}
 
     def _outer_stores(self, stage: int) -> None:
         stores = [i for i, s in enumerate(self.p.body) if s.op == "store" and self.levels[i] == (stage, False)]
@@ -476,9 +483,12 @@ class _Emitter:
     def value(self, i: int) -> str:
         s = self.p.body[i]
         if s.op == "const":
-            return literal(s.attr[0], s.dtype)
+            return literal(s.attr[0], "i32" if i in self.short else s.dtype)
         if s.op == "index":
-            return f"i{s.attr[0]}"
+            d = s.attr[0]
+            if i not in self.short:
+                return f"i{d}"
+            return f"((int){self.starts[d]} + l)" if d in self.starts else f"(int)i{d}"
         if s.op == "reduce" and self.columns:
             return f"v{i}[l]"
         if i in self.ready and i in self.buffered:
@@ -503,8 +513,10 @@ class _Emitter:
             text = cast_expr(cast_expr(self.value(s.args[0]), s.dtype, s.attr[0]), s.attr[0], s.dtype)
         else:
             operand = self.p.body[s.args[1 if s.op == "where" else 0]].dtype
+            if operand == "i64" and all(a in self.short for a in s.args) and (i in self.short or s.dtype == "bool"):
+                operand = "i32"
             text = SCALAR_OPS[s.op].cpp([self.value(a) for a in s.args], operand)
-        self.line(f"const {CPP_TYPE[s.dtype]} v{i} = {text};")
+        self.line(f"const {CPP_TYPE['i32' if i in self.short else s.dtype]} v{i} = {text};")
         if i in self.buffered and i not in self.ready:
             self.line(f"buf{i}[{self.inner_position()}] = v{i};")
 
@@ -536,6 +548,27 @@ class _Emitter:
         test = f"({wanted} & g{i})" if wanted else f"g{i}"
         other = self.value(rest[1]) if rest else literal(0, s.dtype)
         return f"{test} ? {cast_expr(self._element(operand, ' + '.join(terms)), self.p.inputs[operand], s.dtype)} : {other}"
+
+
+def _short(p: Program) -> frozenset[int]:
+    """Values of type i64 made from loop indices and constants that fit 32 bits: twice as many of them fill a vector."""
+    ranges: dict[int, tuple[int, int]] = {}
+    for i, s in enumerate(p.body):
+        if s.dtype != "i64" or any(a not in ranges for a in s.args):
+            continue
+        if s.op == "index":
+            found = [0, max(p.dims[s.attr[0]] - 1, 0)]
+        elif s.op == "const":
+            found = [int(s.attr[0])]
+        elif s.op in ("add", "sub", "mul", "min", "max"):
+            first, second = (ranges[a] for a in s.args)
+            fn = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "min": min, "max": max}[s.op]
+            found = [fn(x, y) for x in first for y in second]
+        else:
+            continue
+        if min(found) >= -(2**31) and max(found) < 2**31:
+            ranges[i] = min(found), max(found)
+    return frozenset(ranges)
 
 
 _OMP = {"sum": "+", "prod": "*", "max": "dcir_max", "min": "dcir_min", "any": "||", "all": "&&"}
