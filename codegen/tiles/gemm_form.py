@@ -69,7 +69,7 @@ def _merge_one(form: Form) -> Form | None:
     for d, extent in enumerate(s.batch):
         drop = extent == 1
         rows = s.b[d] == 0 and (s.m == 1 or (s.a[d], s.c[d]) == (s.a[-2] * s.m, s.c[-2] * s.m))
-        rows = rows and (s.m == 1 or _walks_on(form.epilogue, places[d], places[-2]))
+        rows = rows and (s.m == 1 or _walks_on(form.epilogue, places[d], places[-2], s.m))
         if not drop and not rows:
             continue
         a, b, c = ((*t[:d], *t[d + 1 :]) for t in (s.a, s.b, s.c))
@@ -83,11 +83,10 @@ def _merge_one(form: Form) -> Form | None:
     return None
 
 
-def _walks_on(epilogue: Program | None, outer: int, inner: int) -> bool:
-    """Whether every address walks dimension ``outer`` as ``inner`` would past its end."""
+def _walks_on(epilogue: Program | None, outer: int, inner: int, extent: int) -> bool:
+    """Whether every address walks dimension ``outer`` as ``inner`` would past its end at ``extent``."""
     if epilogue is None:
         return True
-    extent = epilogue.outer[inner]
     return all(
         s.attr[1][outer] == s.attr[1][inner] * extent
         for s in epilogue.body

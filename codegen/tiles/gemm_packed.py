@@ -61,7 +61,11 @@ def tiling(m: int, n: int, panel: int, width: int, registers: int, threads: int,
     while panel // width % vectors:
         vectors += 1
     per_panel = panel // (width * vectors)
-    rows = Split.at_most(m, min(16, max(1, (registers - 1 - vectors) // vectors)))
+    most = min(16, max(1, (registers - 1 - vectors) // vectors))
+    rows = Split.at_most(m, most)
+    # Tiles of one size are compiled once; a few rows less keep the multipliers as busy.
+    even = next((size for size in range(most, most * 3 // 4, -1) if m % size == 0), 0)
+    rows = Split(m, m // even) if even else rows
     units = ceil_div(n, vectors * width)
     together = 1
     if per_panel == 1 and crowded and count <= FEW_PANELS and rows.size > 8:
