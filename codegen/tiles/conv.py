@@ -13,6 +13,7 @@ from dataclasses import replace
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.tiles.conv_depthwise import depthwise_draft, depthwise_suits, depthwise_weight_draft
 from dcir.codegen.tiles.conv_direct import direct_draft
+from dcir.codegen.tiles.conv_last import last_draft, last_suits
 from dcir.codegen.tiles.conv_problem import Problem, data_problems, families, flat, forward_problem, is_pointwise
 from dcir.codegen.tiles.conv_weight import weight_draft
 from dcir.codegen.tiles.emit import (
@@ -119,6 +120,8 @@ def _problem(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
             return draft
     if depthwise_suits(p) and not p.panel:
         return depthwise_draft(name, p, isa, threads)
+    if last_suits(p, isa):
+        return last_draft(name, p, isa, threads)
     return direct_draft(name, p, isa, threads)
 
 

@@ -1,0 +1,299 @@
+"""Dense convolutions in channels-last with packed weights: tiles of neighbouring pixels by vectors of output channels, in place.
+
+A tile sums over all taps and inputs in registers and stores through the epilogue. Taps that fall outside the image are left out: rows
+of the kernel by the bounds of a loop, columns because a tile at an edge is a function of its own in which a tap's sweep covers only
+the pixels that have it. So nothing is copied and no zero is multiplied. Images that are not channels-last are first copied, with
+their border, as are rows whose pixels share cache sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dcir.codegen.tiles import conv_last_text as text_of
+from dcir.codegen.tiles.conv_problem import Problem, ceil
+from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up
+from dcir.codegen.tiles.epilogue import Epilogue
+from dcir.codegen.tiles.isa import Isa
+from dcir.ops.epilogue import identity_epilogue
+from dcir.ops.packing import panels
+
+SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
+WEIGHT_BYTES = 512 << 10  # of the weights of a block of vectors: they stay in the second-level cache while it runs
+IMAGE_BYTES = 400 << 10  # of the image that several blocks of weights pass over
+PARTIAL_BYTES = 192 << 10
+STACK_BYTES = 256 << 10
+SHORT = 256  # a tile of fewer steps finishes its rows in registers; for others that is not worth compiling
+MOST_KINDS = 4  # of tiles in a row
+NEAR = 1024  # bytes fetched ahead in a panel
+L3_BYTES = 16  # a cycle
+
+Reach = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A tile's code: so many pixels, and the pixels from low to high that have a tap, for every column of the kernel."""
+
+    pixels: int
+    reach: Reach
+
+    def sweeps(self) -> Iterator[tuple[int, int, int, int]]:
+        """(first tap, taps, low, high) of neighbouring taps with the same pixels."""
+        first = 0
+        for k in range(1, len(self.reach) + 1):
+            if k < len(self.reach) and self.reach[k] == self.reach[first]:
+                continue
+            low, high = self.reach[first]
+            if low < high:
+                yield first, k - first, low, high
+            first = k
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a problem is divided.
+
+    Attributes:
+        wide: pixels of a row in tiles.
+        vectors: vectors of output channels in a tile; what a group leaves over is a smaller tile.
+        blocks: of vectors in a group.
+        inputs: input channels in blocks.
+        rows, columns: rows and tiles of a row in regions.
+        parts, shares: jobs along the blocks of all groups, and along the regions.
+        together: regions that a block of weights passes over before the next one.
+    """
+
+    wide: Split
+    vectors: int
+    blocks: int
+    inputs: Split
+    rows: Split
+    columns: Split
+    parts: int
+    shares: int
+    together: int
+
+
+def last_suits(p: Problem, isa: Isa) -> bool:
+    """Whether a forward problem with weights in panels has this form."""
+    return bool(p.panel) and p.panel % lanes(isa, p.dtype) == 0 and not (p.bias or p.family or p.y0 or p.w0)
+
+
+def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
+    """A problem that ``last_suits``, neither empty nor without taps."""
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    along = 2 if p.ys[2] == 1 or p.out[2] == 1 else 5
+    stored = p.epilogue or identity_epilogue((p.n, p.groups, p.co, *p.out), p.dtype, p.ys)
+    epilogue = Epilogue(stored, p.dtype, 2, along)
+    lay = _layout(p, isa, threads)
+    steps: list[Step] = []
+    texts: list[str] = []
+    scratch = 0
+    if _copied(p, lay, element):
+        text, moved = _border(p, width, element, scratch, bordered=_bordered(p, lay))
+        texts.append(text)
+        steps.append(Step(p.n * moved.inp[0] * moved.inp[1], "border"))
+        image, scratch = f"(const T *)(scratch + {scratch}LL)", scratch + p.n * moved.xs[0] * element
+        p = moved
+    else:
+        image = "a0"
+    kinds = _kinds(p, lay.wide)
+    tiles = "".join(
+        _tile_text(f"tile{i}", p, kind, lay, epilogue) for i, kind in enumerate(dict.fromkeys(kinds))
+    )  # fmt: skip
+    per_panel, step = p.panel // width, p.taps * p.ci * p.panel
+    sweep = render(
+        text_of.SWEEP, panel=p.panel, per_panel=per_panel, panel_step=step, ahead=NEAR // element,
+        pixel=p.stride[2] * p.xs[5],
+    )  # fmt: skip
+    jobs = lay.parts * lay.shares
+    tile_size = lay.wide.size * width
+    partial = lay.together * lay.rows.size * lay.columns.size * tile_size * lay.vectors if lay.inputs.parts > 1 else 0
+    partials = "T *partials = nullptr;"
+    if partial * element > STACK_BYTES:
+        partials = f"T *partials = (T *)(scratch + {scratch}LL + j * {partial * element}LL);"
+        scratch += jobs * partial * element
+    elif partial:
+        partials = f"alignas(64) T partials[{partial}];"
+    total = ceil_div(p.co, width)
+    tail = total % lay.vectors
+    where = "nullptr"
+    if partial:
+        where = f"partials + (k - s) * {lay.rows.size * lay.columns.size * tile_size} * NV"
+    call = f"region<NV>(q, a + g * {p.xs[1]}LL, w, {where}, k);"
+    calls = call.replace("NV", str(lay.vectors))
+    if tail:
+        calls = f"if (v + {lay.vectors} <= {total}) {calls} else {call.replace('NV', str(tail))}"
+    regions = p.n * p.out[0] * lay.rows.parts * lay.columns.parts
+    per_plane = lay.rows.parts * lay.columns.parts
+    region = render(
+        text_of.REGION, column_blocks=lay.columns.parts, row_blocks=lay.rows.parts, per_plane=per_plane,
+        per_image=per_plane * p.out[0], od=p.out[0], sd=p.stride[0], bd=p.base[0], dd=p.dil[0], kd=p.ker[0], id=p.inp[0],
+        tile_start=lay.columns.start("cb"), tile_next=f"({lay.columns.start('cb + 1')})", row_start=lay.rows.start("rb"),
+        row_next=f"({lay.rows.start('rb + 1')})", sh=p.stride[1], bh=p.base[1], dh=p.dil[1], kh=p.ker[1], ih=p.inp[1],
+        xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], bw=p.base[2], partial=tile_size if partial else 0, column=lay.wide.start("t"),
+        pixel=p.stride[2] * p.xs[5], tiles=_dispatch(kinds),
+    )  # fmt: skip
+    run = render(
+        text_of.RUN, parts=lay.parts, blocks=p.groups * lay.blocks, regions=regions, shares=lay.shares, image=image,
+        weights="a1", partials=partials, together=lay.together, per_group=lay.blocks, vectors=lay.vectors,
+        group=panels(p.co, p.panel) * step, per_panel=per_panel, panel_step=step, co=p.co, in_blocks=lay.inputs.parts,
+        in_start=lay.inputs.start("i"), in_next=lay.inputs.start("i + 1"), regions_calls=calls,
+    )  # fmt: skip
+    steps.append(Step(jobs, "run"))
+    return Draft(name, p.dtype, "".join([*texts, sweep, tiles, region, run]), tuple(steps), scratch, epilogue=epilogue)
+
+
+# ---------------------------------------------------------------------- tiles
+def _reach(p: Problem, first: int, pixels: int) -> Reach:
+    """Per column of the kernel the pixels, from ``first`` on, whose tap lies in the image."""
+    found = []
+    for kw in range(p.ker[2]):
+        at, s = p.base[2] + kw * p.dil[2], p.stride[2]
+        low, high = max(0, ceil(-at, s) - first), min(pixels, ceil(p.inp[2] - at, s) - first)
+        found.append((low, high) if low < high else (0, 0))
+    return tuple(found)
+
+
+def _kinds(p: Problem, wide: Split) -> list[Kind]:
+    """The code of every tile of a row."""
+    found, first = [], 0
+    for t in range(wide.parts):
+        pixels = wide.size if t < wide.larger else wide.size - 1
+        found.append(Kind(pixels, _reach(p, first, pixels)))
+        first += pixels
+    return found
+
+
+def _dispatch(kinds: list[Kind]) -> str:
+    """C++ that calls the code of tile number t."""
+    names = {kind: f"tile{i}" for i, kind in enumerate(dict.fromkeys(kinds))}
+    parts, start = [], 0
+    for t in range(1, len(kinds) + 1):
+        if t < len(kinds) and kinds[t] == kinds[start]:
+            continue
+        call = f"{names[kinds[start]]}<NV>(q, xt, w, partial, c);"
+        parts.append(f"if (t < {t}) {call}" if t < len(kinds) else call)
+        start = t
+    return " else ".join(parts)
+
+
+def _tile_text(name: str, p: Problem, kind: Kind, lay: Layout, epilogue: Epilogue) -> str:
+    blocked = lay.inputs.parts > 1
+    merged = not blocked and p.xs[5] * p.dil[2] == p.ci
+    values = {"kws": p.dil[2] * p.xs[5], "tap": p.ci * p.panel, "ci": p.ci}
+    sweeps = [
+        render(text_of.SWEEP_MERGED if merged or (n == 1 and not blocked) else text_of.SWEEP_TAPS, first=first, end=first + n,
+               taps=n, lo=lo, hi=hi, **values)
+        for first, n, lo, hi in kind.sweeps()
+    ]  # fmt: skip
+    if epilogue.vector == 5:
+        stop = text_of.STOP_PLANES
+    else:
+        unrolled = p.ci * p.taps < SHORT and epilogue.in_registers
+        stop = text_of.STOP_UNROLLED if unrolled else text_of.STOP_ROWS
+    return render(
+        text_of.TILE, name=name, pixels=kind.pixels, start=text_of.RESUME if blocked else text_of.CLEAR, panel=p.panel,
+        kds=p.dil[0] * p.xs[3], khs=p.dil[1] * p.xs[4], kh=p.ker[1], tap_row=p.ker[2] * p.ci * p.panel,
+        sweeps="\n".join(sweeps), stop=(text_of.SUSPEND if blocked else "") + stop,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- layout
+def _tile(p: Problem, width: int, registers: int) -> tuple[Split, int]:
+    """Pixels in tiles and vectors of a tile: what needs the fewest cycles."""
+    total, per_panel = ceil_div(p.co, width), p.panel // width
+    found = []
+    for nv in (1, 2, 4):
+        most = min(16 if nv > 1 else 24, (registers - nv) // nv if nv > 1 else registers - 3)
+        if nv > total or most < 1 or (nv % per_panel and per_panel % nv):
+            continue
+        wide = Split.at_most(p.out[2], most)
+        pixels, cycles = p.out[2] / wide.parts, 0.0
+        for v, times in ((nv, total // nv), (total % nv, 1)):
+            if v:
+                cycles += times * (max(pixels * v / 2, 4.0, (pixels + v) / 2 * 1.05) + 0.02 * v)
+        found.append((cycles * wide.parts, nv, wide))
+    _, nv, wide = min(found, key=lambda f: f[:2])
+    return wide, nv
+
+
+def _layout(p: Problem, isa: Isa, threads: int) -> Layout:
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    wide, nv = _tile(p, width, isa.registers)
+    blocks = ceil_div(ceil_div(p.co, width), nv)
+    threads = 1 if p.work < SERIAL_WORK else threads
+    per_block = p.taps * p.ci * nv * width * element
+    inputs = (
+        Split.at_most(p.ci, max(16, p.ci * WEIGHT_BYTES // per_block)) if per_block > WEIGHT_BYTES else Split(p.ci, 1)
+    )
+    best: tuple[float, Layout] | None = None
+    long = p.out[1] == 1
+    extent = wide.parts if long else p.out[1]
+    for parts in range(1, min(p.groups * blocks, threads) + 1):
+        for size in sorted({ceil_div(extent, k) for k in range(1, min(extent, 32) + 1)}):
+            split = Split.at_most(extent, size)
+            rows, columns = (Split(1, 1), split) if long else (split, Split(wide.parts, 1))
+            regions = p.n * p.out[0] * split.parts
+            shares = min(max(1, threads // parts), regions)
+            mine, blocks_mine = ceil_div(regions, shares), ceil_div(p.groups * blocks, parts)
+            pixels = rows.size * min(p.out[2], columns.size * wide.size)
+            compute = mine * pixels * blocks_mine * nv * p.taps * p.ci / 2
+            region = pixels * p.stride[1] * p.stride[2] * p.ci * element
+            weights, image = blocks_mine * per_block, mine * region
+            partial = pixels * nv * width * element if inputs.parts > 1 else 0
+            most = max(1, min(mine, PARTIAL_BYTES // partial)) if partial else mine
+            for together in sorted({1, most, max(1, min(most, IMAGE_BYTES // region))}):
+                passes = ceil_div(mine, together)
+                again = blocks_mine if together * region > IMAGE_BYTES else 1
+                held = weights <= WEIGHT_BYTES
+                moved = image * again + weights * (1 if held else passes) * (2 if weights > 16 << 20 else 1)
+                cost = compute + moved / L3_BYTES + 60 * mine * blocks_mine * inputs.parts
+                lay = Layout(wide, nv, blocks, inputs, rows, columns, parts, shares, together)
+                if best is None or cost < best[0]:
+                    best = (cost, lay)
+    assert best is not None
+    return best[1]
+
+
+def _bordered(p: Problem, lay: Layout) -> bool:
+    """Whether a copy has a border: many kinds of tiles, or few channels."""
+    return p.xs[2] != 1 or len(set(_kinds(p, lay.wide))) > MOST_KINDS
+
+
+def _copied(p: Problem, lay: Layout, element: int) -> bool:
+    if (p.xs[2] != 1 and p.groups * p.ci > 1) or len(set(_kinds(p, lay.wide))) > MOST_KINDS:
+        return True
+    step = p.stride[2] * p.xs[5] * element
+    return step % 4096 == 0 and step != 0 and lay.wide.size > 8 and p.groups * lay.blocks * p.taps > 4
+
+
+def _border(p: Problem, width: int, element: int, at: int, *, bordered: bool) -> tuple[str, Problem]:
+    """The copy, and the problem over it."""
+    low, high = (0, 0, 0), (0, 0, 0)
+    if bordered:
+        reach = [
+            (o - 1) * s + b + (k - 1) * d + 1
+            for o, s, b, k, d in zip(p.out, p.stride, p.base, p.ker, p.dil, strict=True)
+        ]
+        low = tuple(max(0, -b) for b in p.base)  # type: ignore[assignment]
+        high = tuple(max(0, r - i) for r, i in zip(reach, p.inp, strict=True))  # type: ignore[assignment]
+    channels = p.groups * p.ci
+    few = channels <= 4
+    line = 64 // element
+    pitch = channels if few else (round_up(channels, line) // line | 1) * line
+    d, h, w = (a + i + b for a, i, b in zip(low, p.inp, high, strict=True))
+    row = w * pitch
+    if p.xs[2] == 1 and not few:
+        copy = text_of.COPY_CHANNELS
+    else:
+        copy = text_of.COPY_PLANES if p.xs[5] == 1 and not few else text_of.COPY_FEW
+    body = render(copy, iw=p.inp[2], channels=channels, pitch=pitch, xw=p.xs[5], xc=p.xs[2])
+    text = render(
+        text_of.BORDER, image_at=at, row=row, height=h, depth=d, top=low[1], front=low[0], left=low[2], ih=p.inp[1],
+        id=p.inp[0], iw=p.inp[2], pitch=pitch, xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], copy=body,
+    )  # fmt: skip
+    base = (p.base[0] + low[0], p.base[1] + low[1], p.base[2] + low[2])
+    return text, replace(p, inp=(d, h, w), base=base, xs=(d * h * row, p.ci, 1, h * row, row, pitch))

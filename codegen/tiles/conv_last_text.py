@@ -1,0 +1,168 @@
+"""C++ of the dense convolution in channels-last: a tile's sweeps over taps, the walk over rows, the copy with a border."""
+
+SWEEP = """
+// What a tile needs besides its place in a row.
+struct Place { Operands e; L n, g, o, d, h, kd0, kd1, kh0, kh1, i0, i1, valid; bool first, last; };
+// acc[i] += x of pixel i times w, over count inputs; only pixels LO to HI have this tap.
+template <int LO, int HI, int NV, int TC> $inline void sweep(V (&acc)[TC][NV], const T *x, const T *w, L count) {
+    for (L k = 0; k < count; k++, x++, w += $panel) {
+        V b[NV];
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) {
+            const T *at = w + v / $per_panel * ${panel_step}LL + v % $per_panel * VL;
+            b[v] = load(at);
+            __builtin_prefetch(at + $ahead);
+        }
+#pragma GCC unroll 32
+        for (int i = LO; i < HI; i++) {
+            const T s = x[i * ${pixel}LL];
+#pragma GCC unroll 8
+            for (int v = 0; v < NV; v++) acc[i][v] += s * b[v];
+        }
+    }
+}
+"""
+TILE = """
+template <int NV> $noinline void $name(const Place &q, const T *x, const T *w, T *partial, L c) {
+    constexpr int TC = $pixels;
+    V acc[TC][NV];
+$start
+    const L i0 = q.i0, count = q.i1 - i0, kh0 = q.kh0, kh1 = q.kh1, kd1 = q.kd1;
+    x += i0;
+    w += i0 * $panel;
+    for (L kd = q.kd0; kd < kd1; kd++)
+        for (L kh = kh0; kh < kh1; kh++) {
+            const T *xr = x + kd * ${kds}LL + kh * ${khs}LL, *wr = w + (kd * $kh + kh) * ${tap_row}LL;
+$sweeps
+        }
+$stop
+}
+"""
+SWEEP_MERGED = "            sweep<$lo, $hi>(acc, xr + $first * ${kws}LL, wr + $first * ${tap}LL, $taps * ${ci}LL);"
+SWEEP_TAPS = """            for (L kw = $first; kw < $end; kw++) sweep<$lo, $hi>(acc, xr + kw * ${kws}LL, wr + kw * ${tap}LL, count);"""
+
+CLEAR = "    clear(acc);"
+RESUME = """    if (q.first) clear(acc);
+    else
+#pragma GCC unroll 32
+        for (int i = 0; i < TC; i++)
+#pragma GCC unroll 8
+            for (int v = 0; v < NV; v++) acc[i][v] = load(partial + (i * NV + v) * VL);"""
+SUSPEND = """    if (!q.last) {
+#pragma GCC unroll 32
+        for (int i = 0; i < TC; i++)
+#pragma GCC unroll 8
+            for (int v = 0; v < NV; v++) store(partial + (i * NV + v) * VL, acc[i][v]);
+        return;
+    }
+"""
+STOP_UNROLLED = """    const Operands e = q.e;
+    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = q.valid;
+#pragma GCC unroll 32
+    for (int i = 0; i < TC; i++) finish_row<NV>(e, n, g, o, d, h, c + i, acc[i], valid);"""
+STOP_ROWS = """    alignas(64) T t[TC * NV * VL];
+#pragma GCC unroll 32
+    for (int i = 0; i < TC; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) store(t + (i * NV + v) * VL, acc[i][v]);
+    const Operands e = q.e;
+    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = q.valid < NV * VL ? q.valid : NV * VL;
+    for (int i = 0; i < TC; i++)
+        if constexpr (IN_REGISTERS) {
+            V row[NV];
+#pragma GCC unroll 8
+            for (int v = 0; v < NV; v++) row[v] = load(t + (i * NV + v) * VL);
+            finish_row<NV>(e, n, g, o, d, h, c + i, row, valid);
+        } else finish(e, n, g, o, d, h, c + i, t + i * NV * VL, valid);"""
+STOP_PLANES = """    alignas(64) T t[TC * NV * VL];
+#pragma GCC unroll 32
+    for (int i = 0; i < TC; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) store(t + (i * NV + v) * VL, acc[i][v]);
+    const Operands e = q.e;
+    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = q.valid < NV * VL ? q.valid : NV * VL;
+    for (int i = 0; i < TC; i += VL)
+        for (int v = 0; v < NV && v * VL < valid; v++) {
+            const int count = TC - i < VL ? TC - i : VL, left = (int)(valid - v * VL < VL ? valid - v * VL : VL);
+            alignas(64) T s[VL * VL];
+            transpose_block(t + (i * NV + v) * VL, NV * VL, count, left, V{}, s, VL, VL);
+            for (int l = 0; l < left; l++) finish(e, n, g, o + v * VL + l, d, h, c + i, s + l * VL, count);
+        }"""
+
+REGION = """
+template <int NV> $noinline void region(Place &q, const T *a, const T *w, T *partial, L k) {
+    const L cb = k % $column_blocks, rb = k / $column_blocks % $row_blocks, n = k / $per_image, od = k / $per_plane % $od;
+    const L z = od * $sd + $bd, t0 = $tile_start, t1 = $tile_next;
+    q.n = n;
+    q.d = od;
+    q.kd0 = z < 0 ? (-z + $dd - 1) / $dd : 0;
+    q.kd1 = z + ($kd - 1) * $dd < $id ? $kd : z < $id ? ($id - z + $dd - 1) / $dd : 0;
+    for (L r = $row_start; r < $row_next; r++) {
+        const L y = r * $sh + $bh;
+        q.h = r;
+        q.kh0 = y < 0 ? (-y + $dh - 1) / $dh : 0;
+        q.kh1 = y + ($kh - 1) * $dh < $ih ? $kh : y < $ih ? ($ih - y + $dh - 1) / $dh : 0;
+        const T *x = a + n * ${xn}LL + z * ${xd}LL + y * ${xh}LL + ($bw) * ${xw}LL;
+        for (L t = t0; t < t1; t++, partial += $partial * NV) {
+            const L c = $column;
+            const T *xt = x + c * ${pixel}LL;
+            $tiles
+        }
+    }
+}
+"""
+RUN = """
+$noinline void run(L j, const T *a0, const T *a1, const T *, T *, unsigned char *scratch, const Operands &operands) {
+    const L share = j / $parts, part = j % $parts;
+    const L b0 = part * $blocks / $parts, b1 = (part + 1) * $blocks / $parts;
+    const L k0 = share * $regions / $shares, k1 = (share + 1) * $regions / $shares;
+    Place q;
+    q.e = operands;
+    const T *a = $image, *packed = $weights;
+    $partials
+    for (L s = k0; s < k1; s += $together) {
+        const L s1 = s + $together < k1 ? s + $together : k1;
+        for (L b = b0; b < b1; b++) {
+            const L g = b / $per_group, v = b % $per_group * $vectors;
+            const T *w = packed + g * ${group}LL + v / $per_panel * ${panel_step}LL + v % $per_panel * VL;
+            q.g = g;
+            q.o = v * VL;
+            q.valid = $co - v * VL;
+            for (L i = 0; i < $in_blocks; i++) {
+                q.i0 = $in_start;
+                q.i1 = $in_next;
+                q.first = i == 0;
+                q.last = i == $in_blocks - 1;
+                for (L k = s; k < s1; k++) $regions_calls
+            }
+        }
+    }
+}
+"""
+BORDER = """
+// One row of the image with zeros around, [channel of all groups] side by side.
+$noinline void border(L j, const T *a0, const T *, const T *, T *, unsigned char *scratch, const Operands &) {
+    T *d = (T *)(scratch + ${image_at}LL) + j * ${row}LL;
+    const L y = j % $height - $top, z = j / $height % $depth - $front, n = j / $height / $depth;
+    if (y < 0 || y >= $ih || z < 0 || z >= $id) {
+        for (L i = 0; i < $row; i++) d[i] = 0;
+        return;
+    }
+    for (L i = 0; i < $left * $pitch; i++) d[i] = 0;
+    for (L i = ($left + $iw) * $pitch; i < $row; i++) d[i] = 0;
+    const T *s = a0 + n * ${xn}LL + z * ${xd}LL + y * ${xh}LL;
+    d += $left * $pitch;
+$copy
+}
+"""
+COPY_CHANNELS = """    for (L c = 0; c < $iw; c++) {
+        for (L i = 0; i < $channels; i++) d[c * $pitch + i] = s[c * ${xw}LL + i];
+        for (L i = $channels; i < $pitch; i++) d[c * $pitch + i] = 0;
+    }"""
+COPY_FEW = """    for (L c = 0; c < $iw; c++)
+#pragma GCC unroll 4
+        for (L i = 0; i < $pitch; i++) d[c * $pitch + i] = i < $channels ? s[c * ${xw}LL + i * ${xc}LL] : 0;"""
+COPY_PLANES = """    for (L c = 0; c < $iw; c += VL)
+        for (L i = 0; i < $channels; i += VL)
+            transpose_block(s + i * ${xc}LL + c, ${xc}LL, (int)($channels - i < VL ? $channels - i : VL),
+                            (int)($iw - c < VL ? $iw - c : VL), V{}, d + c * $pitch + i, $pitch, VL);"""
