@@ -36,6 +36,7 @@ SUMMED = 256  # about so many steps are summed in one go: as exact as MKL, for 1
 SHORT = 256  # a product of fewer steps finishes its rows in registers; for others that is not worth compiling
 NEAR, FAR = 1024, 4096  # bytes fetched ahead of a panel in a cache, in memory
 FEW_PANELS = 3
+TOGETHER_PANELS, TOGETHER_STEPS = 4, 16  # packed side by side, so that memory is read in longer pieces
 LARGE_BYTES = 2 << 20
 SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
 
@@ -166,7 +167,8 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         pitch = rows.size * round_up(depth.size, width) + width
         fill = render(
             text_of.PACK_ROWS, m_start=rows.start("t"), am=am, ak=ak, pitch=pitch,
-            pack_calls=_choose(rows, "t", "rows_of_a<$>(d, s, depth);"),
+            step=TOGETHER_STEPS if am == 1 else max(1, depth.size),
+            pack_calls=_choose(rows, "t", "rows_of_a<$>(d + k * $, s, count);"),
         )  # fmt: skip
         row_source = f"buffer + (t - s0) * {pitch}"
         buffer = f"    alignas(64) T buffer[{per_block * pitch}];"
@@ -203,18 +205,25 @@ def packing_draft(name: str, form: Form, isa: Isa, threads: int) -> Draft:
     bk, bn = 1 if spec.k == 1 else spec.b[-2], 1 if spec.n == 1 else spec.b[-1]
     groups = tuple(1 if s == 0 else d for d, s in zip(spec.batch, spec.b, strict=False))
     count, size = panels(spec.n, panel), spec.k * panel
+    together = TOGETHER_PANELS if bn == 1 else 1
+    jobs = ceil_div(count, together)
     text = pack_vectors("panel_of_b", bn, bk) + render(
         text_of.PACK, parameter=EPILOGUE_PARAMETER.replace(" &e", " &") if form.epilogue is not None else "",
-        offsets=unravel(f"j / {count}", groups, {"pb": (0, spec.b[: len(groups)])}), panels=count, panel=panel,
-        vectors=panel // width, size=f"{size}LL", bn=bn, k=spec.k, n=spec.n,
+        offsets=unravel("group", groups, {"pb": (0, spec.b[: len(groups)])}), panels=count, panel=panel, jobs=jobs,
+        together=together, step=TOGETHER_STEPS if together > 1 else max(1, spec.k),
+        vectors=panel // width, size=f"{size}LL", bk=bk, bn=bn, k=spec.k, n=spec.n,
     )  # fmt: skip
     strides = tuple(0 if d == 1 else s * count * size for d, s in zip(groups, contiguous(groups), strict=True))
     packed = replace(form, spec=replace(spec, b=(*strides, 0, 0), panel=panel))
-    jobs = math.prod(groups) * count
     draft = packed_draft(
-        name, packed, isa, threads, source="(const T *)scratch + pb", scratch=round_up(jobs * size * element, 64)
+        name,
+        packed,
+        isa,
+        threads,
+        source="(const T *)scratch + pb",
+        scratch=round_up(math.prod(groups) * count * size * element, 64),
     )
-    return replace(draft, text=text + draft.text, steps=(Step(jobs, "pack"), *draft.steps))
+    return replace(draft, text=text + draft.text, steps=(Step(math.prod(groups) * jobs, "pack"), *draft.steps))
 
 
 def _choose(split: Split, index: str, call: str) -> str:

@@ -158,17 +158,23 @@ COPY_ROWS = """        {
                 if (k < depth) store_part(d + k, load_part(s + k, (int)(depth - k)), (int)(depth - k));
             }
         }"""
-PACK_ROWS = """        for (L t = s0; t < s1; t++) {
-            const L m = $m_start;
-            const T *s = a + m * ${am}LL + k0 * ${ak}LL;
-            T *d = buffer + (t - s0) * $pitch;
-            $pack_calls
-        }"""
-# One panel of B, put together in scratch.
+PACK_ROWS = """        for (L k = 0; k < depth; k += $step)
+            for (L t = s0; t < s1; t++) {
+                const L m = $m_start, count = depth - k < $step ? depth - k : $step;
+                const T *s = a + m * ${am}LL + (k0 + k) * ${ak}LL;
+                T *d = buffer + (t - s0) * $pitch;
+                $pack_calls
+            }"""
+# Some panels of B, put together in scratch.
 PACK = """
 $noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch$parameter) {
+    const L group = j / $jobs, first = j % $jobs * $together, end = first + $together < $panels ? first + $together : $panels;
     $offsets
-    const L panel = j % $panels, n = panel * $panel;
-    panel_of_b<$vectors>((T *)scratch + j * $size, a1 + pb + n * ${bn}LL, $k, $n - n < $panel ? $n - n : $panel);
+    for (L k = 0; k < $k; k += $step)
+        for (L panel = first; panel < end; panel++) {
+            const L n = panel * $panel;
+            panel_of_b<$vectors>((T *)scratch + (group * $panels + panel) * $size + k * $panel, a1 + pb + k * ${bk}LL + n * ${bn}LL,
+                $k - k < $step ? $k - k : $step, $n - n < $panel ? $n - n : $panel);
+        }
 }
 """
