@@ -116,6 +116,10 @@ class CompilerFailed(DcirError):
     """Path of the kept source."""
 
 
+class MachineBusy(DcirError):
+    """Other processes worked while the machine was to be measured."""
+
+
 class CacheUnavailable(DcirError):
     """No folder could be found or made in which compiled code may be kept safely."""
 

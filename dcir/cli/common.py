@@ -29,6 +29,7 @@ _EXIT_CODES: dict[type[errors.DcirError], int] = {
     errors.CompilerNotFound: ENVIRONMENT,
     errors.CompilerFailed: ENVIRONMENT,
     errors.CacheUnavailable: ENVIRONMENT,
+    errors.MachineBusy: ENVIRONMENT,
     errors.ArtefactInvalid: ENVIRONMENT,
 }
 # Names come from model files and must not steer the terminal.

@@ -15,6 +15,7 @@ _VERBS = {
     "explain": "Say what was done to a model, what was refused, and why.",
     "passes": "List the passes of a level.",
     "cache": "Look after the cache of compiled code.",
+    "machine": "Measure once what this machine can do at most.",
     "doctor": "Check compiler, libraries and cache on this machine.",
 }
 

@@ -1,0 +1,18 @@
+"""`dcir machine`: what this machine can do at most, measured once."""
+
+from __future__ import annotations
+
+import click
+
+from dcir.cli import common
+
+
+@click.command("machine", cls=common.Verb)
+@click.option("--remeasure", is_flag=True, help="Measure again although the cache has a result.")
+@click.option("--force", is_flag=True, help="Accept what is measured while other processes work.")
+def command(remeasure: bool, force: bool) -> None:
+    """Show peaks, bandwidths and costs of threads of this machine; measure them the first time."""
+    from dcir.driver.machine import measure
+
+    model = measure(force=force, again=remeasure)
+    common.emit(model.to_text(), model.to_json())
