@@ -50,10 +50,7 @@ $noinline void run(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned c
         const T *x = a0 + n * ${xn}LL + h * ${xh}LL, *w = $weights;
         $target
         $buffer
-        for (L v = 0; v < $vectors; v++) {
-            const L g = $group;
 $tiles
-        }
         $finish
     }
 }
@@ -94,6 +91,7 @@ def channels_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     # A last vector that would stick out goes back over channels that are done already; fewer channels than lanes are partial.
     partial = p.groups < width
     vectors = ceil_div(p.groups, width)
+    group = "v * VL" if partial or p.groups % width == 0 else f"v + 1 < {vectors} ? v * VL : {p.groups} - VL"
     most = max(1, min(14, isa.registers - 1 - min(p.ker[2], 7)))
     split = Split.at_most(p.out[2], most)
     tiles = [_tile(p, c0, n) for c0, n in _columns(split)]
@@ -108,23 +106,24 @@ def channels_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     for t, (c0, _) in zip(tiles, _columns(split), strict=True):
         first = c0 * p.stride[2] + p.base[2]
         to = "e, n, g, r, " + str(c0) if epilogue is not None else f"y + g + {c0 * p.ys[5]}LL"
-        to = f"row + {c0} * {padded} + v * VL" if waits else to
-        calls.append(f"            {t.name}(x + g + ({first * p.xs[5]}LL), w + g, {to}, kh0, kh1);")
+        to = f"row + {c0} * {padded} + g" if waits else to
+        # Channels innermost: neighbouring lines are read one after the other.
+        calls.append(
+            f"        for (L v = 0; v < {vectors}; v++) {{ const L g = {group}; "
+            f"{t.name}(x + g + ({first * p.xs[5]}LL), w + g, {to}, kh0, kh1); }}"
+        )
     rows = Split(p.out[1], _row_blocks(p, threads))
     target = f"T *y = o0 + {p.y0}LL + n * {p.ys[0]}LL + r * {p.ys[4]}LL;" if epilogue is None else ""
     finish = ""
     if waits:
         finish = f"for (L c = 0; c < {p.out[2]}; c++) finish(e, n, 0, 0, 0, r, c, row + c * {padded}, {p.groups});"
-    group = "v * VL" if partial or p.groups % width == 0 else f"v + 1 < {vectors} ? v * VL : {p.groups} - VL"
-    if waits and p.groups % width and not partial:
-        calls = [c.replace("+ v * VL,", "+ g,") for c in calls]
     parameter = EPILOGUE_PARAMETER if epilogue is not None else ""
     text = "".join(made.values()) + render(
         _RUN, parameter=parameter.replace("&e", "&operands"), copy="const Operands e = operands;" if epilogue else "",
         blocks=rows.parts, row_start=rows.start("block"), row_next=rows.start("block + 1"), sh=p.stride[1], bh=p.base[1],
         dh=p.dil[1], ih=p.inp[1], kh=p.ker[1], xn=p.xs[0], xh=p.xs[4],
         weights=f"a1 + {p.w0}LL" if in_place else "(const T *)scratch", target=target,
-        buffer=f"alignas(64) T row[{p.out[2] * padded}];" if waits else "", vectors=vectors, group=group,
+        buffer=f"alignas(64) T row[{p.out[2] * padded}];" if waits else "",
         tiles="\n".join(calls), finish=finish,
     )  # fmt: skip
     steps: tuple[Step, ...] = (Step(p.n * rows.parts, "run"),)
