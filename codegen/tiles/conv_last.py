@@ -59,7 +59,7 @@ class Layout:
         wide: pixels of a row in tiles.
         vectors: vectors of output channels in a tile; what a group leaves over is a smaller tile.
         blocks: of vectors in a group.
-        inputs: input channels in blocks.
+        inputs, unit: input channels in blocks, in units of so many: a block begins where a cache line does.
         rows, columns: rows and tiles of a row in regions.
         parts, shares: jobs along the blocks of all groups, and along the regions.
         together: regions that a block of weights passes over before the next one.
@@ -69,6 +69,7 @@ class Layout:
     vectors: int
     blocks: int
     inputs: Split
+    unit: int
     rows: Split
     columns: Split
     parts: int
@@ -105,7 +106,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     )  # fmt: skip
     per_panel, step = p.panel // width, p.taps * p.ci * p.panel
     sweep = render(
-        text_of.SWEEP, panel=p.panel, per_panel=per_panel, panel_step=step, ahead=NEAR // element,
+        text_of.SWEEP, panel=p.panel, per_panel=per_panel, panel_step=step, near=NEAR // element,
         pixel=p.stride[2] * p.xs[5],
     )  # fmt: skip
     jobs = lay.parts * lay.shares
@@ -122,7 +123,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     where = "nullptr"
     if partial:
         where = f"partials + (k - s) * {lay.rows.size * lay.columns.size * tile_size} * NV"
-    call = f"region<NV>(q, a + g * {p.xs[1]}LL, w, {where}, k);"
+    call = f"region<NV>(q, a + g * {p.xs[1]}LL, w, {where}, k, number);"
     calls = call.replace("NV", str(lay.vectors))
     if tail:
         calls = f"if (v + {lay.vectors} <= {total}) {calls} else {call.replace('NV', str(tail))}"
@@ -134,13 +135,14 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         tile_start=lay.columns.start("cb"), tile_next=f"({lay.columns.start('cb + 1')})", row_start=lay.rows.start("rb"),
         row_next=f"({lay.rows.start('rb + 1')})", sh=p.stride[1], bh=p.base[1], dh=p.dil[1], kh=p.ker[1], ih=p.inp[1],
         xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], bw=p.base[2], partial=tile_size if partial else 0, column=lay.wide.start("t"),
-        pixel=p.stride[2] * p.xs[5], tiles=_dispatch(kinds),
+        pixel=p.stride[2] * p.xs[5], tiles=_dispatch(kinds), near=NEAR // element,
     )  # fmt: skip
     run = render(
         text_of.RUN, parts=lay.parts, blocks=p.groups * lay.blocks, regions=regions, shares=lay.shares, image=image,
-        weights="a1", partials=partials, together=lay.together, per_group=lay.blocks, vectors=lay.vectors,
+        weights="a1", partials=partials, together=lay.together, panel=p.panel, per_group=lay.blocks, vectors=lay.vectors,
         group=panels(p.co, p.panel) * step, per_panel=per_panel, panel_step=step, co=p.co, in_blocks=lay.inputs.parts,
-        in_start=lay.inputs.start("i"), in_next=lay.inputs.start("i + 1"), regions_calls=calls,
+        in_start=f"({lay.inputs.start('i')}) * {lay.unit}",
+        in_next=f"({lay.inputs.start('i + 1')}) * {lay.unit}", regions_calls=calls,
     )  # fmt: skip
     steps.append(Step(jobs, "run"))
     return Draft(name, p.dtype, "".join([*texts, sweep, tiles, region, run]), tuple(steps), scratch, epilogue=epilogue)
@@ -226,9 +228,10 @@ def _layout(p: Problem, isa: Isa, threads: int) -> Layout:
     blocks = ceil_div(ceil_div(p.co, width), nv)
     threads = 1 if p.work < SERIAL_WORK else threads
     per_block = p.taps * p.ci * nv * width * element
-    inputs = (
-        Split.at_most(p.ci, max(16, p.ci * WEIGHT_BYTES // per_block)) if per_block > WEIGHT_BYTES else Split(p.ci, 1)
-    )
+    unit = next(u for u in (64 // element, 1) if p.ci % u == 0)
+    inputs = Split(p.ci // unit, 1)
+    if per_block > WEIGHT_BYTES:
+        inputs = Split.at_most(p.ci // unit, max(1, p.ci // unit * WEIGHT_BYTES // per_block))
     best: tuple[float, Layout] | None = None
     long = p.out[1] == 1
     extent = wide.parts if long else p.out[1]
@@ -251,7 +254,7 @@ def _layout(p: Problem, isa: Isa, threads: int) -> Layout:
                 held = weights <= WEIGHT_BYTES
                 moved = image * again + weights * (1 if held else passes) * (2 if weights > 16 << 20 else 1)
                 cost = compute + moved / L3_BYTES + 60 * mine * blocks_mine * inputs.parts
-                lay = Layout(wide, nv, blocks, inputs, rows, columns, parts, shares, together)
+                lay = Layout(wide, nv, blocks, inputs, unit, rows, columns, parts, shares, together)
                 if best is None or cost < best[0]:
                     best = (cost, lay)
     assert best is not None

@@ -2,16 +2,17 @@
 
 SWEEP = """
 // What a tile needs besides its place in a row.
-struct Place { Operands e; L n, g, o, d, h, kd0, kd1, kh0, kh1, i0, i1, valid; bool first, last; };
+struct Place { Operands e; L n, g, o, d, h, kd0, kd1, kh0, kh1, i0, i1, valid, next, ahead; bool first, last; };
+$inline constexpr L place_of(L v) { return v / $per_panel * ${panel_step}LL + v % $per_panel * VL; }
 // acc[i] += x of pixel i times w, over count inputs; only pixels LO to HI have this tap.
-template <int LO, int HI, int NV, int TC> $inline void sweep(V (&acc)[TC][NV], const T *x, const T *w, L count) {
+template <int LO, int HI, int NV, int TC> $inline void sweep(V (&acc)[TC][NV], const T *x, const T *w, L count, L ahead) {
     for (L k = 0; k < count; k++, x++, w += $panel) {
+        __builtin_prefetch(w + ahead, 0, 2);
         V b[NV];
 #pragma GCC unroll 8
         for (int v = 0; v < NV; v++) {
-            const T *at = w + v / $per_panel * ${panel_step}LL + v % $per_panel * VL;
-            b[v] = load(at);
-            __builtin_prefetch(at + $ahead);
+            b[v] = load(w + place_of(v));
+            __builtin_prefetch(w + place_of(v) + $near);
         }
 #pragma GCC unroll 32
         for (int i = LO; i < HI; i++) {
@@ -27,7 +28,7 @@ template <int NV> $noinline void $name(const Place &q, const T *x, const T *w, T
     constexpr int TC = $pixels;
     V acc[TC][NV];
 $start
-    const L i0 = q.i0, count = q.i1 - i0, kh0 = q.kh0, kh1 = q.kh1, kd1 = q.kd1;
+    const L i0 = q.i0, count = q.i1 - i0, kh0 = q.kh0, kh1 = q.kh1, kd1 = q.kd1, ahead = q.ahead;
     x += i0;
     w += i0 * $panel;
     for (L kd = q.kd0; kd < kd1; kd++)
@@ -38,8 +39,11 @@ $sweeps
 $stop
 }
 """
-SWEEP_MERGED = "            sweep<$lo, $hi>(acc, xr + $first * ${kws}LL, wr + $first * ${tap}LL, $taps * ${ci}LL);"
-SWEEP_TAPS = """            for (L kw = $first; kw < $end; kw++) sweep<$lo, $hi>(acc, xr + kw * ${kws}LL, wr + kw * ${tap}LL, count);"""
+SWEEP_MERGED = (
+    "            sweep<$lo, $hi>(acc, xr + $first * ${kws}LL, wr + $first * ${tap}LL, $taps * ${ci}LL, ahead);"
+)
+SWEEP_TAPS = """            for (L kw = $first; kw < $end; kw++)
+                sweep<$lo, $hi>(acc, xr + kw * ${kws}LL, wr + kw * ${tap}LL, count, ahead);"""
 
 CLEAR = "    clear(acc);"
 RESUME = """    if (q.first) clear(acc);
@@ -90,7 +94,7 @@ STOP_PLANES = """    alignas(64) T t[TC * NV * VL];
         }"""
 
 REGION = """
-template <int NV> $noinline void region(Place &q, const T *a, const T *w, T *partial, L k) {
+template <int NV> $noinline void region(Place &q, const T *a, const T *w, T *partial, L k, L &number) {
     const L cb = k % $column_blocks, rb = k / $column_blocks % $row_blocks, n = k / $per_image, od = k / $per_plane % $od;
     const L z = od * $sd + $bd, t0 = $tile_start, t1 = $tile_next;
     q.n = n;
@@ -106,6 +110,9 @@ template <int NV> $noinline void region(Place &q, const T *a, const T *w, T *par
         for (L t = t0; t < t1; t++, partial += $partial * NV) {
             const L c = $column;
             const T *xt = x + c * ${pixel}LL;
+            // The first tiles ask for the weights that come next, each for one vector of every step.
+            q.ahead = q.next && number < NV ? q.next + place_of(number) : $near;
+            number++;
             $tiles
         }
     }
@@ -124,7 +131,8 @@ $noinline void run(L j, const T *a0, const T *a1, const T *, T *, unsigned char 
         const L s1 = s + $together < k1 ? s + $together : k1;
         for (L b = b0; b < b1; b++) {
             const L g = b / $per_group, v = b % $per_group * $vectors;
-            const T *w = packed + g * ${group}LL + v / $per_panel * ${panel_step}LL + v % $per_panel * VL;
+            const T *w = packed + g * ${group}LL + place_of(v);
+            const L turn = b % $per_group + 1 < $per_group ? place_of(v + $vectors) - place_of(v) : ${group}LL - place_of(v);
             q.g = g;
             q.o = v * VL;
             q.valid = $co - v * VL;
@@ -133,6 +141,8 @@ $noinline void run(L j, const T *a0, const T *a1, const T *, T *, unsigned char 
                 q.i1 = $in_next;
                 q.first = i == 0;
                 q.last = i == $in_blocks - 1;
+                q.next = !q.last ? (q.i1 - q.i0) * $panel : b + 1 < b1 ? turn - q.i0 * $panel : 0;
+                L number = 0;
                 for (L k = s; k < s1; k++) $regions_calls
             }
         }
