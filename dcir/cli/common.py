@@ -119,6 +119,8 @@ def _read_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, 
 
 
 model = click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+source = click.argument("model", metavar="MODEL")
+batch = click.option("--batch", type=click.IntRange(min=1), help="For a Python function that takes one.")
 level = click.option(
     "-O",
     "level",

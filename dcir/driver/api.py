@@ -30,6 +30,7 @@ from dcir.runtime.artefact import load_artefact, read_report
 
 if TYPE_CHECKING:
     from dcir.driver.bench import Measurement
+    from dcir.report.profile import Profile
 
 Shapes = Mapping[str, Sequence[int | str]]
 
@@ -163,12 +164,42 @@ def check_file(
 
 
 def bench_file(
-    model: str | os.PathLike[str], rivals: Sequence[str], seconds: float, threads: int | None
+    model: str | os.PathLike[str], rivals: Sequence[str], seconds: float, threads: int | None, **settings: Any
 ) -> Measurement:
     """Measure a model next to other ways to run it; see ``driver.bench``."""
     from dcir.driver.bench import bench_file as measure
 
-    return measure(model, rivals, seconds, threads)
+    return measure(model, rivals, seconds, threads, **settings)
+
+
+def profile_file(
+    model: str | os.PathLike[str],
+    *,
+    level: int = 4,
+    shapes: Shapes | None = None,
+    batch: int | None = None,
+    seconds: float = 2.0,
+    threads: int | None = None,
+) -> Profile:
+    """Measure every kernel inside the calls of a model; see ``driver.profile`` and ``driver.models.open_model``.
+
+    Raises:
+        InvalidInput: a .dcir file, whose code has no clock.
+    """
+    from dcir.driver.models import open_model
+    from dcir.driver.profile import profile
+
+    if os.path.isfile(model) and is_artefact(model):
+        raise InvalidInput("the code in a .dcir file has no clock", where=str(model), hint="dcir profile MODEL.onnx")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        opened_model = open_model(model, shapes, batch)
+        options = Options.make(level=level, threads=threads or before)
+        with torch.no_grad():
+            return profile(opened_model.module, options, opened_model.inputs, seconds=seconds)
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -1,82 +1,119 @@
-"""How long a model takes next to other ways to run it: interleaved calls, medians, spread, and the error of each."""
+"""How long a model takes next to other ways to run it: interleaved calls, percentiles, and the error of each."""
 
 from __future__ import annotations
 
-import importlib
 import os
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.codegen.build import cpu_identity
 from dcir.driver import ahead
+from dcir.driver.compare import in_double
 from dcir.driver.compile import Session
-from dcir.errors import OptionError
-from dcir.frontends import onnx as onnx_front_end
+from dcir.driver.models import Model, open_model
+from dcir.driver.optimize import compiled_with
+from dcir.driver.rivals import RIVALS, Run, check_names, rivals
+from dcir.errors import DcirError, InvalidInput
+from dcir.frontends.onnx import OnnxModule
+from dcir.frontends.torch.export import export_inference
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.runtime.artefact import load_artefact
 
-RIVALS = ("eager", "inductor", "ort")
+__all__ = ["RIVALS", "Measurement", "Row", "bench_file", "measure", "relative_error"]
+
 _WARM_UP = 3
 _LEAST = 5
-
-Run = Callable[[], Sequence[Any]]
+_TURN_SECONDS = 0.02
 
 
 @dataclass
 class Row:
-    """Times of one way to run a model, in milliseconds; spread is the middle half's width over the median."""
+    """Times of one way to run a model, in milliseconds.
+
+    Attributes:
+        least, median, p95: of all calls; ``percentiles`` holds those that were asked for.
+        spread: the middle half's width over the median.
+        speed_up: this median over dcir's.
+        error: largest difference from the reference over the reference's largest value, of the worst result.
+    """
 
     name: str
+    least: float
     median: float
     p95: float
     spread: float
     calls: int
+    percentiles: dict[str, float] = field(default_factory=dict)
     speed_up: float = 1.0
     error: float | None = None
 
 
 @dataclass
 class Measurement:
-    """What `dcir bench` shows: dcir's row first; notes say what was asked for and could not be measured."""
+    """What `dcir bench` shows: dcir's row first.
+
+    Attributes:
+        reference: what errors are measured against: "float64", "eager", or "" where there is nothing.
+        notes: what was asked for and could not be measured.
+    """
 
     model: str
     threads: int
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    reference: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The rows as plain data."""
         return asdict(self)
 
     def to_text(self) -> str:
-        """The rows for people; "dcir gains" is how much faster dcir is, and error is relative, next to dcir."""
-        lines = [f"{self.model}, {self.threads} threads"]
+        """The rows for people; "dcir gains" is how much faster dcir is."""
+        asked = list(self.rows[0].percentiles) if self.rows else []
+        lines = [
+            f"{self.model}, {self.threads} threads" + (f"; error against {self.reference}" if self.reference else "")
+        ]
         lines.append(
-            f"{'':<9} {'median ms':>10} {'p95 ms':>10} {'spread':>7} {'calls':>6} {'dcir gains':>11} {'error':>8}"
+            f"{'':<9} {'least ms':>10} {'median ms':>10} {'p95 ms':>10} "
+            + "".join(f"{f'p{p} ms':>10} " for p in asked)
+            + f"{'spread':>7} {'calls':>6} {'dcir gains':>11} {'error':>8}"
         )
         for r in self.rows:
             error = "-" if r.error is None else f"{r.error:.1e}"
             gain = "-" if r.name == "dcir" else f"{r.speed_up:.2f} x"
             lines.append(
-                f"{r.name:<9} {r.median:>10.4f} {r.p95:>10.4f} {r.spread:>6.0%} {r.calls:>6} {gain:>11} {error:>8}"
+                f"{r.name:<9} {r.least:>10.4f} {r.median:>10.4f} {r.p95:>10.4f} "
+                + "".join(f"{r.percentiles[p]:>10.4f} " for p in asked)
+                + f"{r.spread:>6.0%} {r.calls:>6} {gain:>11} {error:>8}"
             )
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def measure(runs: dict[str, Run], seconds: float) -> list[Row]:
-    """Rows of several ways to compute the same, called in turn so that a busy machine slows all of them alike.
+def measure(
+    runs: dict[str, Run],
+    seconds: float,
+    reference: Sequence[Any] | None = None,
+    percentiles: Sequence[float] = (),
+) -> list[Row]:
+    """Rows of several ways to compute the same, which take turns so that a busy machine slows all of them alike.
+
+    A turn begins with a call that does not count: until it is over, the threads of another's pool may be spinning still.
 
     Args:
         runs: "dcir" first; each call returns flat results.
         seconds: time for each.
+        reference: the exact results.
+        percentiles: to tell besides median and 95.
     """
     results = {name: run() for name, run in runs.items()}
     for run in runs.values():
@@ -86,24 +123,31 @@ def measure(runs: dict[str, Run], seconds: float) -> list[Row]:
     stop = time.perf_counter() + seconds * len(runs)
     while time.perf_counter() < stop or len(times["dcir"]) < _LEAST:
         for name, run in runs.items():
-            start = time.perf_counter()
             run()
-            times[name].append((time.perf_counter() - start) * 1e3)
+            turn = time.perf_counter() + min(_TURN_SECONDS, seconds / _LEAST)
+            while True:
+                start = time.perf_counter()
+                run()
+                end = time.perf_counter()
+                times[name].append((end - start) * 1e3)
+                if end > turn:
+                    break
     own = float(np.median(times["dcir"]))
     rows = []
     for name, taken in times.items():
         low, median, high, p95 = np.percentile(taken, [25, 50, 75, 95])
-        error = None if name == "dcir" else relative_error(results["dcir"], results[name])
-        rows.append(
-            Row(name, float(median), float(p95), float((high - low) / median), len(taken), float(median / own), error)
-        )
+        asked = {f"{p:g}": float(np.percentile(taken, p)) for p in percentiles}
+        row = Row(name, min(taken), float(median), float(p95), float((high - low) / median), len(taken), asked)
+        row.speed_up = float(median / own)
+        row.error = None if reference is None else relative_error(results[name], reference)
+        rows.append(row)
     return rows
 
 
-def relative_error(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
+def relative_error(ours: Sequence[Any], exact: Sequence[Any]) -> float:
     """The largest difference of any result over the largest value of that result."""
     worst = 0.0
-    for a, b in zip(ours, theirs, strict=True):
+    for a, b in zip(ours, exact, strict=True):
         x, y = (
             np.asarray(v.detach().to(torch.float64) if isinstance(v, torch.Tensor) else v, np.float64) for v in (a, b)
         )
@@ -113,76 +157,82 @@ def relative_error(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
     return worst
 
 
-def bench_file(path: str | os.PathLike[str], rivals: Sequence[str], seconds: float, threads: int | None) -> Measurement:
-    """Measure an ONNX or .dcir file on random inputs.
+def bench_file(
+    source: str | os.PathLike[str],
+    rival_names: Sequence[str],
+    seconds: float,
+    threads: int | None,
+    *,
+    level: int = 4,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    batch: int | None = None,
+    percentiles: Sequence[float] = (),
+) -> Measurement:
+    """Measure inference of a model, on random inputs or those that a Python function gives.
 
     Args:
-        path: the file.
-        rivals: names from ``RIVALS``; a .dcir file holds only dcir's code and is measured alone.
+        source: an ONNX or .dcir file, or ``file.py:function`` (see ``models.open_model``).
+        rival_names: from ``RIVALS``; a .dcir file holds only dcir's code and is measured alone.
         seconds: time for each.
         threads: size of the thread team; None means as many as torch uses.
+        level: of dcir's optimisation.
+        shapes, batch: sizes of the inputs.
+        percentiles: to tell besides median and 95.
 
     Raises:
-        OptionError: an unknown rival.
+        OptionError: an unknown rival, or sizes for a model that takes none.
+        InvalidInput: no model is there.
     """
-    for name in rivals:
-        if name not in RIVALS:
-            raise OptionError(f"nothing known about {name!r}", where="--against", hint="one of " + ", ".join(RIVALS))
+    check_names(rival_names)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
+    done = Measurement(str(source), threads or before)
     try:
-        done = Measurement(str(path), threads or before)
-        with torch.no_grad():
-            runs = _of_artefact(path, rivals, done) if ahead.is_artefact(path) else _of_onnx(path, rivals, done)
-            done.rows = measure(runs, seconds)
+        with tempfile.TemporaryDirectory(prefix="dcir-") as folder, torch.no_grad():
+            if os.path.isfile(source) and ahead.is_artefact(source):
+                if shapes or batch:
+                    raise InvalidInput("the sizes of a .dcir file are fixed", where=str(source))
+                runs = _of_artefact(source, rival_names, done)
+                done.rows = measure(runs, seconds, percentiles=percentiles)
+                return done
+            model = open_model(source, shapes, batch)
+            runs = {"dcir": _ours(model, Options.make(threads=done.threads, level=level))}
+            others, notes = rivals(model, rival_names, done.threads, Path(folder))
+            done.notes += notes
+            done.reference, exact = _reference(model)
+            done.rows = measure(runs | others, seconds, exact, percentiles)
         return done
     finally:
         torch.set_num_threads(before)
 
 
-def _of_artefact(path: str | os.PathLike[str], rivals: Sequence[str], done: Measurement) -> dict[str, Run]:
+def _of_artefact(path: str | os.PathLike[str], names: Sequence[str], done: Measurement) -> dict[str, Run]:
     model = load_artefact(path, identity=cpu_identity())
     generator = torch.Generator().manual_seed(0)
     inputs = [ahead.random_tensor(x.shape, x.dtype, generator, 2) for x in model.dcir.inputs]
-    if rivals:
+    if names:
         done.notes.append("a .dcir file holds dcir's code only; dcir bench MODEL.onnx compares")
     return {"dcir": lambda: pytree.tree_leaves(model(*inputs))}
 
 
-def _of_onnx(path: str | os.PathLike[str], rivals: Sequence[str], done: Measurement) -> dict[str, Run]:
+def _ours(model: Model, options: Options) -> Run:
     from dcir.driver.api import opened
 
-    module = onnx_front_end.load(path).eval()
-    inputs = ahead.example_inputs(module, seed=0)
-    session = Session(Options.make(threads=done.threads))
-    with opened(ahead.compile_onnx(module, session), Report(session.graphs)) as fast:
-        runs: dict[str, Run] = {"dcir": lambda: pytree.tree_leaves(fast(*inputs))}
-    if "eager" in rivals:
-        runs["eager"] = lambda: pytree.tree_leaves(module(*inputs))
-    if "inductor" in rivals:
-        rival = torch.compile(module)
-        runs["inductor"] = lambda: pytree.tree_leaves(rival(*inputs))
-    if "ort" in rivals:
-        session_run = _onnxruntime(Path(path), [spec.original for spec in module.input_specs], inputs, done)
-        if session_run is not None:
-            runs["ort"] = session_run
-    return runs
+    session, inputs = Session(options), model.inputs
+    if isinstance(model.module, OnnxModule):
+        with opened(ahead.compile_onnx(model.module, session), Report(session.graphs)) as compiled:
+            return lambda: pytree.tree_leaves(compiled(*inputs))
+    fast = compiled_with(model.module, session)
+    return lambda: pytree.tree_leaves(fast(*inputs))
 
 
-def _onnxruntime(path: Path, names: list[str], inputs: list[torch.Tensor], done: Measurement) -> Run | None:
-    try:
-        # By name: what dcir does never stands on its rivals, and this way no checker has to make an exception.
-        onnxruntime = importlib.import_module("onnxruntime")
-    except ImportError:
-        done.notes.append("onnxruntime is not installed; pip install onnxruntime")
-        return None
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = done.threads
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    feed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
-
-    def run() -> Sequence[Any]:
-        results: Sequence[Any] = session.run(None, feed)
-        return results
-
-    return run
+def _reference(model: Model) -> tuple[str, Sequence[Any]]:
+    """The exact results and how they were made: in float64, or by eager PyTorch where the call is no one graph."""
+    tensors = [v for v in pytree.tree_leaves(model.inputs) if isinstance(v, torch.Tensor)]
+    if isinstance(model.module, nn.Module):
+        try:
+            exported = export_inference(model.module, model.inputs)
+            return "float64", in_double(exported.graph, [*(s.tensor for s in exported.state), *tensors])
+        except (DcirError, RuntimeError, TypeError):
+            pass
+    return "eager", pytree.tree_leaves(model.module(*model.inputs))

@@ -64,17 +64,17 @@ def measure(*, force: bool = False, again: bool = False, cache: Cache | None = N
 
 
 def _refuse(spread: float, others: float) -> None:
-    if spread <= _MOST_SPREAD and others <= _MOST_OTHERS:
+    details = []
+    if others > _MOST_OTHERS:
+        details.append(("others", f"{others:.0%} of the processors' time went to others (at most {_MOST_OTHERS:.0%})"))
+    if spread > _MOST_SPREAD:
+        text = f"{spread:.0%} between the median and the best of {_REPEATS} repeats (at most {_MOST_SPREAD:.0%})"
+        details.append(("spread", text))
+    if not details:
         return
     raise MachineBusy(
         "the machine is too busy to be measured",
-        details=[
-            ("others", f"{others:.0%} of the processors' time went to other processes (at most {_MOST_OTHERS:.0%})"),
-            (
-                "spread",
-                f"{spread:.0%} between the median and the best of {_REPEATS} repeats (at most {_MOST_SPREAD:.0%})",
-            ),
-        ],
+        details=details,
         hint="wait until it is quiet, or accept the figures with --force (force=True)",
     )
 

@@ -26,6 +26,14 @@ class Report:
         return {"kernels": 2}
 
 
+class Table:
+    def to_text(self, rows):
+        return f"{rows} rows"
+
+    def to_json(self):
+        return {}
+
+
 @dataclass
 class Result:
     ok: bool = True
@@ -185,8 +193,18 @@ def test_explain(api, model):
 
 
 def test_bench(api, model):
-    assert call("bench", model, "--against", "eager, ort", "--seconds", "0.5", "--threads", "2").exit_code == 0
-    assert api.calls == [("bench_file", (Path(model), ["eager", "ort"], 0.5, 2), {})]
+    words = ["--against", "eager, ort", "--seconds", "0.5", "--threads", "2", "--percentiles", "90,99.9", "-O2"]
+    assert call("bench", model, *words).exit_code == 0
+    settings = {"level": 2, "shapes": {}, "batch": None, "percentiles": [90.0, 99.9]}
+    assert api.calls == [("bench_file", (model, ["eager", "ort"], 0.5, 2), settings)]
+    assert call("bench", model, "--percentiles", "101").exit_code == 2
+
+
+def test_profile(api, model):
+    api.answer("profile_file", Table())
+    assert call("profile", "net.py:make", "--rows", "7", "--batch", "4", "--seconds", "1").output == "7 rows\n"
+    settings = {"level": 4, "shapes": {}, "batch": 4, "seconds": 1.0, "threads": None}
+    assert api.calls == [("profile_file", ("net.py:make",), settings)]
 
 
 def test_check_says_one_for_a_wrong_result(api, model):
@@ -294,7 +312,9 @@ def test_help_is_quick_and_imports_no_torch():
     assert "doctor" in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("verb", ["compile", "run", "bench", "check", "explain", "passes", "cache", "doctor"])
+@pytest.mark.parametrize(
+    "verb", ["compile", "run", "bench", "profile", "check", "explain", "passes", "cache", "machine", "doctor"]
+)
 def test_every_verb_explains_itself(verb):
     done = call(verb, "--help")
     assert done.exit_code == 0

@@ -1,0 +1,32 @@
+"""`dcir profile`: where the time of a call goes, kernel by kernel."""
+
+from __future__ import annotations
+
+import click
+
+from dcir.cli import common
+
+
+@click.command("profile", cls=common.Verb)
+@common.options(common.source, common.level, common.shapes, common.batch)
+@click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="How long to measure.")
+@click.option("--threads", type=click.IntRange(min=1), help="Size of the thread team. [as many as torch uses]")
+@click.option("--rows", type=click.IntRange(min=1), default=30, show_default=True, help="Kernels to show.")
+def command(
+    model: str,
+    level: int,
+    shapes: dict[str, list[int | str]],
+    batch: int | None,
+    seconds: float,
+    threads: int | None,
+    rows: int,
+) -> None:
+    """Measure every kernel inside the calls of MODEL: time, rates, distance to the floor, place in the model.
+
+    MODEL is an .onnx file, or file.py:function, where the function returns (model, inputs). The floor needs the constants
+    that `dcir machine` measures.
+    """
+    from dcir.driver import api
+
+    result = api.profile_file(model, level=level, shapes=shapes, batch=batch, seconds=seconds, threads=threads)
+    common.emit(result.to_text(rows).rstrip(), result.to_json())
