@@ -1,0 +1,147 @@
+"""Runs a case through dcir and through eager PyTorch and compares everything that can be seen.
+
+The rule is that of ``dcir/driver/compare.py`` (error against float64, at most three times eager's own) over a floor: what float64
+itself changes by when every operator, forward and backward, sees its operands disturbed by as much as float32 rounds.
+A random network may be badly conditioned (the norm of equal numbers), and eager may be right by luck; no network may be
+worse than its conditioning.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dcir
+from dcir.driver.compare import FACTOR
+from tests.fuzz.case import Case
+
+_UNITS = 4.0
+_ROUNDING = 2.0**-24
+_DISTURBED = 4.0
+
+
+class NotACase(Exception):
+    """Eager PyTorch itself refuses the case, or its results are not finite."""
+
+
+class Differs(AssertionError):
+    """dcir's results are wrong."""
+
+
+@dataclass
+class Seen:
+    """Everything a caller can see: results, gradients, arguments and buffers afterwards; and which of them are one tensor."""
+
+    tensors: dict[str, Tensor]
+    same: dict[str, str]
+
+
+def check(case: Case, **options: Any) -> None:
+    """Compare dcir with eager PyTorch.
+
+    Raises:
+        NotACase: there is nothing to compare with.
+        Differs: results, gradients, written arguments, buffers or aliases are not those of eager.
+    """
+    module = case.module()
+    want = _reference(case, copy.deepcopy(module), case.arguments())
+    wide = copy.deepcopy(module).double()
+    exact = _reference(case, copy.deepcopy(wide), case.arguments(torch.float64))
+    disturbed = []
+    for seed in range(2):
+        with _Disturbed(seed):
+            disturbed.append(_run(case, copy.deepcopy(wide), case.arguments(torch.float64)))
+    torch._dynamo.reset()
+    fast = dcir.optimize(copy.deepcopy(module), **options)
+    for call in range(2):  # once more with the state as it was, in memory that has been used
+        fast.load_state_dict(module.state_dict())
+        fast.zero_grad()
+        got = _run(case, fast, case.arguments())
+        if got.same != want.same:
+            raise Differs(f"call {call}: other aliases: {got.same}, eager {want.same}")
+        if list(got.tensors) != list(want.tensors):
+            raise Differs(f"call {call}: {sorted(set(got.tensors) ^ set(want.tensors))} are there on one side only")
+        for name, g in got.tensors.items():
+            others = [d.tensors[name] for d in disturbed]
+            _compare(f"call {call}, {name}", g, want.tensors[name], exact.tensors[name], others)
+
+
+class _Disturbed(TorchDispatchMode):
+    """Every operator sees operands that differ by half a unit in the last place of float32."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (func.is_view or any(a.alias_info is not None for a in func._schema.arguments)):
+            # Batch norms write to their running statistics, though their schemas do not say so.
+            last = 1 if "batch_norm" in func._schema.name else len(args)
+            args = (*pytree.tree_map(self._near, args[:last]), *args[last:])
+        return func(*args, **(kwargs or {}))
+
+    def _near(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        noise = torch.empty(value.shape, dtype=value.dtype).uniform_(-1, 1, generator=self._generator)
+        return value * (1 + _ROUNDING * noise)
+
+
+def _reference(case: Case, module: nn.Module, arguments: list[Tensor]) -> Seen:
+    try:
+        seen = _run(case, module, arguments)
+    except (RuntimeError, ValueError, IndexError) as e:
+        raise NotACase(str(e)) from e
+    if not all(t.isfinite().all() for t in seen.tensors.values() if t.is_floating_point()):
+        raise NotACase("not finite")
+    return seen
+
+
+def _run(case: Case, module: nn.Module, arguments: list[Tensor]) -> Seen:
+    tensors: dict[str, Tensor] = {}
+    with torch.set_grad_enabled(bool(case.loss)):
+        outs = module(*arguments)
+    same = {f"out{i}": f"x{j}" for i, out in enumerate(outs) for j, argument in enumerate(arguments) if out is argument}
+    if case.loss and any(o.requires_grad for o in outs):
+        total: Any = 0
+        generator = torch.Generator().manual_seed(case.seed + 1)
+        for o in outs:
+            weight = torch.randn(o.shape, generator=generator).to(o.dtype)
+            if o.requires_grad:
+                total = total + (o.sum() if case.loss == "sum" else (o * weight).sum())
+        total.backward()
+    for i, o in enumerate(outs):
+        tensors[f"out{i}"] = o.detach()
+    for i, argument in enumerate(arguments):
+        tensors[f"x{i}"] = argument.detach()
+        if argument.grad is not None:
+            tensors[f"x{i}.grad"] = argument.grad
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            tensors[f"{name}.grad"] = parameter.grad
+    for name, buffer in module.named_buffers():
+        tensors[name] = buffer.clone()
+    return Seen(tensors, same)
+
+
+def _compare(name: str, got: Tensor, want: Tensor, exact: Tensor, disturbed: list[Tensor]) -> None:
+    if got.shape != want.shape or got.dtype != want.dtype:
+        raise Differs(f"{name}: {got.dtype}{tuple(got.shape)}, eager {want.dtype}{tuple(want.shape)}")
+    if not want.is_floating_point():
+        if not torch.equal(got, want):
+            raise Differs(f"{name}: {got} instead of {want}")
+        return
+    if want.numel() == 0:
+        return
+    error, own = (float((t.double() - exact).abs().max()) for t in (got, want))
+    floor = max(float((d - exact).abs().max()) for d in disturbed)
+    scale = float(exact.abs().max())
+    limit = FACTOR * own + _DISTURBED * floor + _UNITS * torch.finfo(want.dtype).eps * scale
+    if not error <= limit:
+        raise Differs(f"{name}: error {error:.3g}, eager's {own:.3g}, conditioning {floor:.3g}, scale {scale:.3g}")

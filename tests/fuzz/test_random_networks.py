@@ -1,0 +1,67 @@
+"""Random networks give what eager PyTorch gives: as many of a fixed list as fit the time (DCIR_FUZZ_SECONDS, 90 unless given)."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+
+from tests.fuzz.case import Case, Input
+from tests.fuzz.check import Differs, check
+from tests.fuzz.generate import random_case, shrunk
+from tests.fuzz.run import outcome
+
+_SECONDS = float(os.environ.get("DCIR_FUZZ_SECONDS", "90"))
+_LEAST, _MOST = 10, 400
+
+
+def test_random_networks() -> None:
+    """The same cases in the same order every time; a failure is shrunk to a small program."""
+    end = time.monotonic() + _SECONDS
+    for seed in range(_MOST):
+        if seed >= _LEAST and time.monotonic() > end:
+            break
+        case, choices = random_case(seed)
+        found, why = outcome(case)
+        if found == "wrong":
+            small = shrunk(choices, lambda c: outcome(c)[0] == "wrong")
+            pytest.fail(f"case {seed}: {why}\n{small}\n{small.source()}")
+
+
+def test_shrinking_finds_the_one_step_that_matters() -> None:
+    """Of a network with many steps, the smallest one with a softmax is left."""
+    seed = next(n for n in range(100) if "softmax" in str(random_case(n)[0].lines) and len(random_case(n)[0].lines) > 8)
+    small = shrunk(random_case(seed)[1], lambda case: "softmax" in str(case.lines), tries=1000)
+    assert len(small.lines) <= 2
+    assert "softmax" in small.lines[-1]
+
+
+def _wrong(value: str) -> Case:
+    grid = Input((5, 7), (7, 1), grad=True)
+    return Case((grid,), ("nn.Linear(7, 3)",), (f"v0 = {value}",), ("v0",))
+
+
+def test_the_comparison_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a per mille off, or a gradient off, is off."""
+    check(_wrong("self.l0(x0)"))
+    other = _wrong("self.l0(x0) * 1.0005").module()
+    assert isinstance(other, torch.nn.Module)
+    monkeypatch.setattr("tests.fuzz.check.dcir.optimize", lambda module, **_: _Replaced(module, other))
+    with pytest.raises(Differs, match="out0"):
+        check(_wrong("self.l0(x0)"))
+
+
+class _Replaced(torch.nn.Module):
+    """State of one module, results of another."""
+
+    def __init__(self, module: torch.nn.Module, other: torch.nn.Module) -> None:
+        super().__init__()
+        self.l0 = module.l0
+        other.l0 = module.l0
+        self._other = [other]
+
+    def forward(self, x: torch.Tensor) -> object:
+        """What the other gives."""
+        return self._other[0](x)
