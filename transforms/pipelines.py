@@ -5,10 +5,13 @@ from __future__ import annotations
 from dcir.transforms.assign_layouts import AssignLayouts
 from dcir.transforms.base import Pass
 from dcir.transforms.fold_constants import FoldConstants
+from dcir.transforms.fold_static import FoldStatic
+from dcir.transforms.fuse_epilogues import FuseEpilogues
 from dcir.transforms.fuse_producers import FuseProducers
 from dcir.transforms.fuse_siblings import FuseSiblings
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.order_execution import OrderExecution
+from dcir.transforms.pack_weights import PackWeights
 from dcir.transforms.plan_arena import PlanArena
 from dcir.transforms.prepare_static import PrepareStatic
 from dcir.transforms.remove_dead_code import RemoveDeadCode
@@ -25,7 +28,7 @@ def pipeline(level: int) -> tuple[Pass, ...]:
 TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
-    2: (FuseProducers(), FuseSiblings()),
-    3: (AssignLayouts(), SinkCopies(), PrepareStatic()),
+    2: (FuseEpilogues(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
+    3: (AssignLayouts(), SinkCopies(), PackWeights(), PrepareStatic()),
     4: (OrderExecution(), PlanArena()),
 }
