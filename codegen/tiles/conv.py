@@ -53,6 +53,8 @@ def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPla
     last = spec.x[1] == spec.y[1] == 1 and spec.dtype not in HALF
     if spec.bias and (spec.epilogue is not None or (last and convolution_suits(replace(spec, panel=1)))):
         spec = _bias_first(spec)
+    elif last and _stores_from_tiles(spec):
+        spec = replace(spec, epilogue=identity_epilogue(spec.shapes[2], spec.dtype, spec.y))
     inputs = {"forward": 3 if spec.bias else 2}.get(spec.kind, 2)
     if spec.dtype not in HALF:
         return assemble(_draft(spec, isa, threads), isa, inputs)
@@ -64,6 +66,13 @@ def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPla
     result = {"forward": y, "backward_data": x, "backward_weight": w}[spec.kind]
     dense = replace(spec, dtype="f32", x=x.dense().strides, w=w.dense().strides, y=y.dense().strides)
     return assemble_half(_draft(dense, isa, threads), isa, spec.dtype, taken, result, threads)
+
+
+def _stores_from_tiles(spec: ConvolutionSpec) -> bool:
+    """Whether a channels-last convolution without epilogue runs on the tiles that store through one."""
+    if spec.kind != "forward" or spec.epilogue is not None or spec.bias or spec.cin == 1 or spec.cout == 1:
+        return False
+    return convolution_suits(replace(spec, panel=1)) and not is_pointwise(forward_problem(spec))
 
 
 def _bias_first(spec: ConvolutionSpec) -> ConvolutionSpec:

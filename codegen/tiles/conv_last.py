@@ -17,7 +17,7 @@ from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div,
 from dcir.codegen.tiles.epilogue import Epilogue
 from dcir.codegen.tiles.isa import Isa
 from dcir.ops.epilogue import identity_epilogue
-from dcir.ops.packing import panels
+from dcir.ops.packing import panel_width, panels
 
 SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
 WEIGHT_BYTES = 512 << 10  # of the weights of a block of vectors: they stay in the second-level cache while it runs
@@ -78,8 +78,12 @@ class Layout:
 
 
 def last_suits(p: Problem, isa: Isa) -> bool:
-    """Whether a forward problem with weights in panels has this form."""
-    return bool(p.panel) and p.panel % lanes(isa, p.dtype) == 0 and not (p.bias or p.family or p.y0 or p.w0)
+    """Whether a forward problem has this form; weights that are not in panels are packed, where the images are channels-last."""
+    if p.bias or p.family or p.y0 or p.w0:
+        return False
+    if not p.panel:
+        return p.epilogue is not None and p.xs[2] == p.ys[2] == 1 and p.ci > 1 and p.co > 1
+    return p.panel % lanes(isa, p.dtype) == 0
 
 
 def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
@@ -88,10 +92,15 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     along = 2 if p.ys[2] == 1 or p.out[2] == 1 else 5
     stored = p.epilogue or identity_epilogue((p.n, p.groups, p.co, *p.out), p.dtype, p.ys)
     epilogue = Epilogue(stored, p.dtype, 2, along)
-    lay = _layout(p, isa, threads)
     steps: list[Step] = []
     texts: list[str] = []
-    scratch = 0
+    scratch, weights = 0, "a1"
+    if not p.panel:
+        p = replace(p, panel=panel_width(p.dtype))
+        texts.append(_pack_text(p, scratch))
+        steps.append(Step(p.groups * panels(p.co, p.panel), "pack"))
+        weights, scratch = "(const T *)scratch", p.groups * panels(p.co, p.panel) * p.taps * p.ci * p.panel * element
+    lay = _layout(p, isa, threads)
     if _copied(p, lay, element):
         text, moved = _border(p, width, element, scratch, bordered=_bordered(p, lay))
         texts.append(text)
@@ -139,7 +148,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     )  # fmt: skip
     run = render(
         text_of.RUN, parts=lay.parts, blocks=p.groups * lay.blocks, regions=regions, shares=lay.shares, image=image,
-        weights="a1", partials=partials, together=lay.together, panel=p.panel, per_group=lay.blocks, vectors=lay.vectors,
+        weights=weights, partials=partials, together=lay.together, panel=p.panel, per_group=lay.blocks, vectors=lay.vectors,
         group=panels(p.co, p.panel) * step, per_panel=per_panel, panel_step=step, co=p.co, in_blocks=lay.inputs.parts,
         in_start=f"({lay.inputs.start('i')}) * {lay.unit}",
         in_next=f"({lay.inputs.start('i + 1')}) * {lay.unit}", regions_calls=calls,
@@ -300,3 +309,20 @@ def _border(p: Problem, width: int, element: int, at: int, *, bordered: bool) ->
     )  # fmt: skip
     base = (p.base[0] + low[0], p.base[1] + low[1], p.base[2] + low[2])
     return text, replace(p, inp=(d, h, w), base=base, xs=(d * h * row, p.ci, 1, h * row, row, pitch))
+
+
+def _pack_text(p: Problem, at: int) -> str:
+    """The packing of one call."""
+    _, kh, kw = p.ker
+    _, wo, wi, wd, wh, ww = p.ws
+    offset = f"tap / {kh * kw} * {wd}LL + tap / {kw} % {kh} * {wh}LL + tap % {kw} * {ww}LL"
+    dense = all(
+        s == step or n == 1 for n, s, step in zip((p.ci, *p.ker), p.ws[2:], (p.taps, kh * kw, kw, 1), strict=True)
+    )
+    loops = text_of.PACK_RUNS if dense else text_of.PACK_INPUTS if wi == 1 else text_of.PACK_ANY
+    values = {"panel": p.panel, "taps": p.taps, "ci": p.ci, "wo": wo, "wi": wi}
+    count = panels(p.co, p.panel)
+    return render(
+        text_of.PACK, panels=count, wg=p.ws[0], at=at, panel_step=p.taps * p.ci * p.panel, co=p.co, panel=p.panel, wo=wo,
+        loops=render(loops, offset=offset, **values),
+    )  # fmt: skip

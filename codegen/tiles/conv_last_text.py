@@ -176,3 +176,30 @@ COPY_PLANES = """    for (L c = 0; c < $iw; c += VL)
         for (L i = 0; i < $channels; i += VL)
             transpose_block(s + i * ${xc}LL + c, ${xc}LL, (int)($channels - i < VL ? $channels - i : VL),
                             (int)($iw - c < VL ? $iw - c : VL), V{}, d + c * $pitch + i, $pitch, VL);"""
+PACK = """
+// A panel of weights, [tap][input][output channel of the panel].
+$noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch, const Operands &) {
+    const T *s = a1 + j / $panels * ${wg}LL + j % $panels * $panel * ${wo}LL;
+    T *d = (T *)(scratch + ${at}LL) + j * ${panel_step}LL;
+    for (L v = 0; v < $panel; v += VL, s += VL * ${wo}LL, d += VL) {
+        const L left = $co - j % $panels * $panel - v;
+        const int rows = (int)(left < 0 ? 0 : left < VL ? left : VL);
+$loops
+    }
+}
+"""
+# Inputs of a tap are contiguous; or inputs and taps together are, which leaves their order to be turned; or neither.
+PACK_INPUTS = """        for (L tap = 0; tap < $taps; tap++)
+            for (L i = 0; i < $ci; i += VL)
+                transpose_block(s + $offset + i, ${wo}LL, rows, (int)($ci - i < VL ? $ci - i : VL), V{},
+                                d + (tap * $ci + i) * $panel, $panel, VL);"""
+PACK_RUNS = """        for (L f = 0; f < $ci * $taps; f += VL) {
+            const int count = (int)($ci * $taps - f < VL ? $ci * $taps - f : VL);
+            alignas(64) T t[VL * VL];
+            transpose_block(s + f, ${wo}LL, rows, count, V{}, t, VL, VL);
+            for (int i = 0; i < count; i++) store(d + ((f + i) % $taps * $ci + (f + i) / $taps) * $panel, load(t + i * VL));
+        }"""
+PACK_ANY = """        for (L tap = 0; tap < $taps; tap++)
+            for (L i = 0; i < $ci; i++)
+                for (int l = 0; l < VL; l++)
+                    d[(tap * $ci + i) * $panel + l] = l < rows ? s[$offset + i * ${wi}LL + l * ${wo}LL] : 0;"""

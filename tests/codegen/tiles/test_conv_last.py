@@ -59,7 +59,7 @@ def extent(shape, strides):
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
-def spec_of(name, dtype, x_layout, y_layout, epilogue):
+def spec_of(name, dtype, x_layout, y_layout, epilogue, w_layout="packed"):
     n, groups, cin, cout, size, kernel, stride, low, high, dilation = SHAPES[name]
     out = tuple(
         (i + a + b - (k - 1) * d - 1) // s + 1
@@ -78,8 +78,12 @@ def spec_of(name, dtype, x_layout, y_layout, epilogue):
             value = value * body.op("sigmoid", value)
         body.store(body.output(dtype), y, value)
         program = body.finish()
+    w = (groups * cout, cin, *kernel)
+    wide = (2 * cin * math.prod(kernel), *(2 * s for s in contiguous(w)[1:]))
+    w = {"last": strides_of(w, "last"), "odd": wide}.get(w_layout, contiguous(w))
+    panel = panel_width(dtype) if w_layout == "packed" else 0
     return ConvolutionSpec("forward", dtype, n, groups, cin, cout, size, kernel, out, stride, low, dilation, x,
-                           contiguous((groups * cout, cin, *kernel)), y, False, panel_width(dtype), program)  # fmt: skip
+                           w, y, False, panel, program)  # fmt: skip
 
 
 def operands(spec):
@@ -93,11 +97,12 @@ def operands(spec):
         return made
 
     x, w = window(spec.shapes[0], spec.x), window(spec.shapes[1], spec.w)
-    kernel, first = spec.w[2:], spec.w[0]
-    pack = pack_program(spec.dtype, (spec.groups,), spec.cout, (*spec.kernel, spec.cin), spec.panel,
-                        (first * spec.cout,), first, (*kernel, spec.w[1]))  # fmt: skip
-    packed = np.zeros(math.prod(pack.outer), kind)
-    run_program(pack, [w], [packed], reference)
+    kernel, first, packed = spec.w[2:], spec.w[0], w
+    if spec.panel:
+        pack = pack_program(spec.dtype, (spec.groups,), spec.cout, (*spec.kernel, spec.cin), spec.panel,
+                            (first * spec.cout,), first, (*kernel, spec.w[1]))  # fmt: skip
+        packed = np.zeros(math.prod(pack.outer), kind)
+        run_program(pack, [w], [packed], reference)
     given = [x, packed]
     if spec.epilogue is not None:
         given.append(rng.uniform(-1, 1, spec.groups * spec.cout).astype(kind))
@@ -113,6 +118,10 @@ def cases():
             found.append((name, "f32", "avx512", x_layout, y_layout, *next(turns)))
         for isa, dtype in (("avx2", "f32"), ("generic", "f32"), ("avx512", "f64")):
             found.append((name, dtype, isa, "gap", "last", *next(turns)))
+    weights = itertools.cycle(("last", "plain", "odd"))
+    for name, (_, _, cin, cout, *_) in SHAPES.items():
+        for isa, dtype in (("avx512", "f32"), ("avx2", "f64")) if cin > 1 and cout > 1 else ():
+            found.append((name, dtype, isa, "gap", "last", *next(turns), next(weights)))
     return found
 
 
@@ -122,10 +131,9 @@ CASES = cases()
 @pytest.fixture(scope="module")
 def kernels():
     entries = []
-    for name, dtype, isa, x_layout, y_layout, epilogue, threads in CASES:
-        spec = spec_of(name, dtype, x_layout, y_layout, epilogue)
-        problem = forward_problem(spec)
-        assert last_suits(problem, ISAS[isa])
+    for name, dtype, isa, x_layout, y_layout, epilogue, threads, *w_layout in CASES:
+        spec = spec_of(name, dtype, x_layout, y_layout, epilogue, *w_layout)
+        assert w_layout or last_suits(forward_problem(spec), ISAS[isa])
         ins = 2 if spec.epilogue is None else 1 + len(spec.epilogue.inputs)
         entries.append((plan_convolution(spec, ISAS[isa], threads), (dtype,) * ins, (dtype,)))
     return dict(zip(CASES, compile_plans(entries, ["-O1"]), strict=True))
@@ -133,7 +141,7 @@ def kernels():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
 def test_equals_reference(kernels, case):
-    spec = spec_of(*case[:2], *case[3:6])
+    spec = spec_of(*case[:2], *case[3:6], *case[7:])
     given, result = operands(spec)
     wanted = result.copy()
     spec.reference(given, [wanted])
@@ -170,8 +178,22 @@ def test_nothing_is_copied_in_place():
         assert len(plan.phases) == phases, (name, layout)
 
 
+def test_weights_not_in_panels_are_packed_first():
+    spec = spec_of("seven", "f32", "gap", "gap", "none", "plain")
+    plan = plan_convolution(spec, ISAS["avx512"], 2)
+    assert [p.jobs for p in plan.phases] == [2, 2] and "pack(" in plan.phases[0].code
+
+
+def test_half_types_keep_their_own_stores():
+    """Their results are converted after the kernel, so it must not store through an epilogue into the output."""
+    spec = replace(spec_of("seven", "f32", "last", "last", "none", "plain"), dtype="bf16")
+    assert "Operands" not in plan_convolution(spec, ISAS["avx512"], 2).globals
+
+
 def test_refuses_other_forms():
     problem = forward_problem(spec_of("seven", "f32", "last", "last", "none"))
-    assert not last_suits(replace(problem, panel=0), ISAS["avx512"])
+    assert not last_suits(replace(problem, panel=0), ISAS["avx512"])  # nothing to store through
+    apart = spec_of("seven", "f32", "plain", "last", "bias", "plain")
+    assert not last_suits(forward_problem(apart), ISAS["avx512"])
     assert not last_suits(replace(problem, bias=True), ISAS["avx512"])
     assert not last_suits(replace(problem, panel=24), ISAS["avx512"])
