@@ -206,7 +206,7 @@ def _tile_text(name: str, p: Problem, kind: Kind, lay: Layout, epilogue: Epilogu
         unrolled = p.ci * p.taps < SHORT and epilogue.in_registers
         stop = text_of.STOP_UNROLLED if unrolled else text_of.STOP_ROWS
     return render(
-        text_of.TILE, name=name, pixels=kind.pixels, start=text_of.RESUME if blocked else text_of.CLEAR, panel=p.panel,
+        text_of.TILE, name=name, pixels=kind.pixels, panel=p.panel,
         kds=p.dil[0] * p.xs[3], khs=p.dil[1] * p.xs[4], kh=p.ker[1], tap_row=p.ker[2] * p.ci * p.panel,
         sweeps="\n".join(sweeps), stop=(text_of.SUSPEND if blocked else "") + stop,
     )  # fmt: skip

@@ -27,7 +27,7 @@ TILE = """
 template <int NV> $noinline void $name(const Place &q, const T *x, const T *w, T *partial, L c) {
     constexpr int TC = $pixels;
     V acc[TC][NV];
-$start
+    clear(acc);
     const L i0 = q.i0, count = q.i1 - i0, kh0 = q.kh0, kh1 = q.kh1, kd1 = q.kd1, ahead = q.ahead;
     x += i0;
     w += i0 * $panel;
@@ -45,14 +45,13 @@ SWEEP_MERGED = (
 SWEEP_TAPS = """            for (L kw = $first; kw < $end; kw++)
                 sweep<$lo, $hi>(acc, xr + kw * ${kws}LL, wr + kw * ${tap}LL, count, ahead);"""
 
-CLEAR = "    clear(acc);"
-RESUME = """    if (q.first) clear(acc);
-    else
+# Every block of inputs is summed by itself and then added: short chains of additions round less.
+SUSPEND = """    if (!q.first)
 #pragma GCC unroll 32
         for (int i = 0; i < TC; i++)
 #pragma GCC unroll 8
-            for (int v = 0; v < NV; v++) acc[i][v] = load(partial + (i * NV + v) * VL);"""
-SUSPEND = """    if (!q.last) {
+            for (int v = 0; v < NV; v++) acc[i][v] += load(partial + (i * NV + v) * VL);
+    if (!q.last) {
 #pragma GCC unroll 32
         for (int i = 0; i < TC; i++)
 #pragma GCC unroll 8
