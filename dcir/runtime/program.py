@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import functools
 import math
+import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,17 @@ from dcir.runtime.blocks import Block
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
 
 _CALL_BACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+
+_in_child = False
+
+
+def _forked() -> None:
+    global _in_child
+    _in_child = True
+
+
+# A forked process has its parent's record of a thread team but none of the threads: libgomp would wait for them forever.
+os.register_at_fork(after_in_child=_forked)
 
 
 @dataclass(frozen=True)
@@ -113,6 +127,8 @@ class Program:
         except (OSError, AttributeError) as e:
             details = [("system", str(e))]
             raise ArtefactInvalid("a compiled library cannot be loaded", where=str(path), details=details) from e
+        # A process that compiles graph after graph would otherwise map one library after another.
+        weakref.finalize(self, _ctypes.dlclose, self._library._handle).atexit = False
         self._run.restype = ctypes.c_int
         self._run.argtypes = [ctypes.c_void_p, _CALL_BACK]
         self._prepare.restype, self._prepare.argtypes = ctypes.c_int, [ctypes.c_void_p]
@@ -153,7 +169,7 @@ class Program:
                 # The frame holds the block while its kernels read it, whatever other calls prepare meanwhile.
                 frame.prepared = self._ready(args, frame)
                 table[1] = frame.prepared.block.address
-            code = self._run(frame.address, frame.call_back)
+            code = self._enter(self._run, frame.address, frame.call_back)
             if code:
                 self._fail(code, frame)
         finally:
@@ -169,6 +185,17 @@ class Program:
             else:
                 out.append(torch.as_strided(base, r.shape, r.strides, r.offset + base.storage_offset()))
         return out
+
+    def _enter(self, function: Callable[..., int], *arguments: Any) -> int:
+        """Call into the library; a forked process does so without a team."""
+        if not _in_child:
+            return function(*arguments)
+        threads = self._library.omp_get_max_threads()
+        self._library.omp_set_num_threads(1)
+        try:
+            return function(*arguments)
+        finally:
+            self._library.omp_set_num_threads(threads)
 
     def ticks(self, steps: int) -> list[int]:
         """Nanoseconds of each step of the last call, and of opening teams; of a library that was built to be profiled."""
@@ -194,7 +221,7 @@ class Program:
         with self._lock:
             block = Block(self.info.prepared_bytes)
             table[1] = block.address
-            self._prepare(frame.address)
+            self._enter(self._prepare, frame.address)
             storages = tuple(args[i].untyped_storage() for i, _ in self._static)
             made = _Prepared(block, storages, addresses, versions or (), fingerprint)
             if versions is not None:

@@ -161,6 +161,8 @@ def norm(p: Pick) -> None:
         x = p.value(lambda v: _spatial(v) and math.prod(v.shape[2:]) >= 4)
         channels = x.shape[1]
         groups = p.of([g for g in range(1, channels + 1) if channels % g == 0])
+        if kind == "group":  # torch 2.13 crashes in its backward in channels-last if the operand needs no gradient
+            x = p.add(f"{x} * {p.layer('Number(1)')}()")
         name = (
             f"nn.GroupNorm({groups}, {channels})"
             if kind == "group"
