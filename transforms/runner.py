@@ -41,8 +41,12 @@ class PassRecord:
 
 
 def peak_bytes(net: Network) -> int:
-    """Scratch memory of one call: the arena where planned, else every transient in a place of its own."""
-    unplanned = sum(c.nbytes for n, c in net.containers.items() if c.role == "transient" and n not in net.arena)
+    """Scratch memory of one call: the arena where planned, else every transient in a place of its own.
+
+    Prepared values outlive the call in a block of their own and do not count.
+    """
+    planned = net.arena.keys() | net.prepared.keys()
+    unplanned = sum(c.nbytes for n, c in net.containers.items() if c.role == "transient" and n not in planned)
     return net.arena_bytes + unplanned
 
 

@@ -21,6 +21,7 @@ from dcir.driver.ahead import compile_module, compile_onnx, example_inputs, is_a
 from dcir.driver.artefact import Compiled, write_artefact
 from dcir.driver.compare import Comparison, compare, in_double
 from dcir.driver.compile import GraphRecord, Progress, Session
+from dcir.driver.machine import machine
 from dcir.driver.optimize import optimize
 from dcir.errors import ArtefactInvalid, InvalidInput, OptionError
 from dcir.frontends import onnx as onnx_front_end
@@ -238,7 +239,7 @@ def _compile_onnx(
         raise InvalidInput("this is a .dcir file, which is compiled already", where=str(model), hint="dcir explain")
     session = Session(options, progress=progress)
     compiled = compile_onnx(onnx_front_end.load(model, shapes=shapes), session)
-    return compiled, Report(session.graphs)
+    return compiled, Report(session.graphs, machine=machine())
 
 
 def _answerable(module: onnx_front_end.OnnxModule, seed: int) -> tuple[list[torch.Tensor], list[Any]]:
@@ -255,10 +256,10 @@ def _answerable(module: onnx_front_end.OnnxModule, seed: int) -> tuple[list[torc
 
 
 def _lasting(report: Report) -> dict[str, Any]:
-    """The report without what differs from one compilation to the next."""
+    """The report without what differs from one compilation to the next, or follows from the rest."""
     data = report.to_json()
     for graph in data["graphs"]:
-        for name in ("seconds", "generated"):
+        for name in ("seconds", "generated", "flops", "floor_seconds"):
             graph.pop(name, None)
         for record in graph["passes"]:
             record.pop("seconds", None)
@@ -277,7 +278,7 @@ def _report_of(data: Mapping[str, Any], path: str | os.PathLike[str]) -> Report:
             graphs.append(GraphRecord(**(graph | {"passes": passes, "fallbacks": fallbacks})))
     except (KeyError, TypeError, ValueError) as error:
         raise ArtefactInvalid("the report in the file is broken", where=str(path)) from error
-    return Report(graphs)
+    return Report(graphs, machine=machine())
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -17,6 +17,7 @@ from dcir.driver.assemble import assemble
 from dcir.errors import OptionError, Unsupported
 from dcir.frontends.torch.capture import CompiledGraph
 from dcir.frontends.torch.importer import Imported, import_graph
+from dcir.ir.network import Network, footprint
 from dcir.options import Options
 from dcir.runtime.program import Program
 
@@ -43,6 +44,9 @@ class GraphRecord:
         generated: kernels generated now (0: the library came from the cache).
         arena_bytes: planned scratch memory of one call.
         prepared_bytes: memory of values computed from parameters, kept between calls.
+        bytes_before, bytes_moved: distinct bytes that all operators of a call touch, before and after the passes.
+        threads: size of the team.
+        work: per operator of a call, its exact operations and the distinct bytes it touches.
         seconds: time per step.
     """
 
@@ -57,6 +61,8 @@ class GraphRecord:
     prepared_bytes: int = 0
     bytes_before: int = 0
     bytes_moved: int = 0
+    threads: int = 1
+    work: list[tuple[int, int]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -153,6 +159,7 @@ class Session:
             progress=self._step("passes"),
         )
         record.bytes_moved = done.network.bytes_moved()
+        record.work, record.threads = _work(done.network), self.options.threads or torch.get_num_threads()
         clock.lap("passes")
         return done
 
@@ -173,6 +180,13 @@ class Session:
     def _step(self, name: str) -> Callable[[int, int], None] | None:
         show = self.progress
         return None if show is None else lambda done, total: show(name, done, total)
+
+
+def _work(net: Network) -> list[tuple[int, int]]:
+    """Operations and distinct bytes of every operator that runs in every call."""
+    prepared = net.prepared_ops()
+    specs = [op.spec for op in net.ops() if op not in prepared]
+    return [(spec.operations(), sum(map(sum, footprint(spec)))) for spec in specs]
 
 
 def _chosen_strides(done: Imported, kind: str, value: Any) -> tuple[int, ...] | None:

@@ -13,6 +13,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 from dcir.driver.compile import Session
+from dcir.driver.machine import machine
 from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.options import Options
@@ -37,7 +38,7 @@ class Handle:
 
     def explain(self) -> Report:
         """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""
-        return Report(self.session.graphs, self.session.breaks)
+        return Report(self.session.graphs, self.session.breaks, machine())
 
     def profile(self, /, *inputs: Any, seconds: float = 2.0, loss: Any = None, **named: Any) -> Profile:
         """Where the time of a call goes, kernel by kernel.

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from dcir.codegen.compile import Library
 from dcir.driver.compile import Session
+from dcir.driver.machine import machine
 from dcir.errors import InvalidInput, OptionError
 from dcir.frontends.torch.importer import Imported
 from dcir.options import Options
@@ -69,7 +70,7 @@ def _steps(graph: int, done: Imported, library: Library) -> list[Step]:
         reads, writes = spec.footprint()
         name = kernel if kernel is not None else spec.name
         moved = sum(reads) + sum(writes)
-        steps.append(Step(graph, name, describe(spec), ops[number].origin, spec.operations(), moved, 0.0, 0.0))
+        steps.append(Step(graph, name, describe(spec), ops[number].origin, spec.operations(), moved))
     return steps
 
 
@@ -179,6 +180,7 @@ def measured(call: Callable[[], None], recorder: Recorder, seconds: float) -> tu
 
 def summary(recorder: Recorder, walls: Sequence[float], around: Sequence[float], threads: int) -> Profile:
     """The recorder's samples as a profile. A graph that runs n times per call counts n times."""
+    model = machine()
     result = Profile(threads, len(walls), middle(walls), min(walls), middle(around), 0.0)
     for graph in recorder.graphs:
         if not graph.samples:
@@ -187,9 +189,13 @@ def summary(recorder: Recorder, walls: Sequence[float], around: Sequence[float],
         times = len(graph.samples) / len(walls)
         columns = list(zip(*graph.samples, strict=True))
         for step, column in zip(graph.steps, columns, strict=False):
+            floor = (
+                model.floor_seconds(step.flops, step.bytes, threads=threads) * 1e3 * times if model.measured else None
+            )
             result.steps.append(
                 replace(
                     step,
+                    floor_ms=floor,
                     ms=middle(column) * times * 1e-6,
                     least_ms=min(column) * times * 1e-6,
                     flops=round(step.flops * times),

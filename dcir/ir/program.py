@@ -117,17 +117,27 @@ class Program:
         return total
 
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Distinct bytes each input and output operand touches (a gather counts one element per point)."""
+        """Distinct bytes each input and output operand touches.
+
+        Different gathers from one operand count one element per point each, together at most all elements they can reach.
+        """
         reads, writes = [0] * len(self.inputs), [0] * len(self.outputs)
+        gathered, reach = [0] * len(self.inputs), [0] * len(self.inputs)
+        seen: set[Stmt] = set()
         for s, (_, full) in zip(self.body, self.levels(), strict=True):
             if s.op in ("load", "store"):
                 k, strides = s.attr
                 n = math.prod(d for d, st in zip(self.dims, strides, strict=True) if st != 0)
                 table, types = (reads, self.inputs) if s.op == "load" else (writes, self.outputs)
                 table[k] = max(table[k], n * itemsize(types[k]))
-            elif s.op == "gather":
-                n = self.points() if full else math.prod(self.outer)
-                reads[s.attr[0]] = max(reads[s.attr[0]], n * itemsize(self.inputs[s.attr[0]]))
+            elif s.op == "gather" and s not in seen:
+                seen.add(s)
+                k, strides, extents, steps, _ = s.attr
+                gathered[k] += self.points() if full else math.prod(self.outer)
+                walked = math.prod(d for d, st in zip(self.dims, strides, strict=True) if st != 0)
+                reach[k] = max(reach[k], walked * math.prod(e for e, st in zip(extents, steps, strict=True) if st != 0))
+        for k, n in enumerate(gathered):
+            reads[k] = max(reads[k], min(n, reach[k]) * itemsize(self.inputs[k]))
         return tuple(reads), tuple(writes)
 
     def bytes_moved(self) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from dcir.machine import MachineModel
+
 TIERS = ("tidy", "operator-internal", "fusion", "layout", "global data movement")
 
 
@@ -16,20 +18,32 @@ class Report:
     Args:
         graphs: records with the fields of ``driver.compile.GraphRecord``.
         breaks: (reason, place) of TorchDynamo's graph breaks.
+        machine: for the floor under a call, if it was measured.
     """
 
-    def __init__(self, graphs: Sequence[Any], breaks: Sequence[tuple[str, str]] = ()) -> None:
-        self.graphs, self.breaks = list(graphs), list(breaks)
+    def __init__(
+        self, graphs: Sequence[Any], breaks: Sequence[tuple[str, str]] = (), machine: MachineModel | None = None
+    ) -> None:
+        self.graphs, self.breaks, self.machine = list(graphs), list(breaks), machine
 
     @property
     def fallbacks(self) -> list[tuple[str, str]]:
         """(operator, place in the user's model) of every operator that runs through torch."""
         return [f for g in self.graphs for f in g.fallbacks]
 
+    def floor_seconds(self, graph: Any) -> float | None:
+        """A time that no call of this graph goes below: the sum of its kernels' floors. None on a machine not measured."""
+        if self.machine is None or not self.machine.measured:
+            return None
+        return sum(self.machine.floor_seconds(flops, moved, threads=graph.threads) for flops, moved in graph.work)
+
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
         return {
-            "graphs": [asdict(g) for g in self.graphs],
+            "graphs": [
+                asdict(g) | {"flops": sum(f for f, _ in g.work), "floor_seconds": self.floor_seconds(g)}
+                for g in self.graphs
+            ],
             "graph_breaks": [list(b) for b in self.breaks],
             "fallbacks": [list(f) for f in self.fallbacks],
         }
@@ -56,6 +70,9 @@ class Report:
             f"  traffic {_size(g.bytes_before)} -> {_size(g.bytes_moved)}, scratch {_size(g.arena_bytes)}, "
             f"prepared {_size(g.prepared_bytes)}; {time}",
         ]
+        floor = self.floor_seconds(g)
+        told = "unknown before `dcir machine`" if floor is None else f"{floor * 1e3:.3g} ms with {g.threads} threads"
+        lines.append(f"  work {sum(f for f, _ in g.work) * 1e-9:.4g} GFLOP, floor {told}")
         if g.passes:
             width = max(len(p.name) for p in g.passes)
             lines.append(f"  tier  {'pass':<{width}}  {'rewrites':>8}  {'bytes saved':>11}  {'scratch':>9}  {'ms':>6}")

@@ -19,6 +19,7 @@ class Step:
         origin: place in the user's model.
         flops, bytes: exact work and distinct bytes touched.
         ms, least_ms: median and minimum over the measured calls.
+        floor_ms: a time that no kernel for this work goes below; None on a machine that was not measured.
     """
 
     graph: int
@@ -27,13 +28,22 @@ class Step:
     origin: str
     flops: int
     bytes: int
-    ms: float
-    least_ms: float
+    ms: float = 0.0
+    least_ms: float = 0.0
+    floor_ms: float | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """Steps that run the same kernel: sums over its calls; ``share`` of all kernel time; origins without repeats."""
+    """Steps that run the same kernel.
+
+    Attributes:
+        calls, ms, least_ms: sums over its calls.
+        share: of the time of all kernels.
+        gflops, gbytes: rates at the median.
+        floor_ratio: the floor over the least time: 1 is as fast as the machine can. None if it was not measured.
+        origins: places in the model, each once.
+    """
 
     kernel: str
     what: str
@@ -43,6 +53,7 @@ class Row:
     share: float
     gflops: float
     gbytes: float
+    floor_ratio: float | None
     origins: tuple[str, ...]
 
 
@@ -74,6 +85,12 @@ class Profile:
         """All steps together."""
         return sum(s.ms for s in self.steps)
 
+    @property
+    def floor_ms(self) -> float | None:
+        """The floors of all steps together; None on a machine that was not measured."""
+        floors = [s.floor_ms for s in self.steps if s.floor_ms is not None]
+        return sum(floors) if len(floors) == len(self.steps) else None
+
     def rows(self) -> list[Row]:
         """Steps gathered by kernel, the longest first."""
         groups: dict[tuple[str, str], list[Step]] = {}
@@ -86,12 +103,21 @@ class Profile:
             rate = 1e-6 / ms if ms else 0.0
             flops, moved = sum(s.flops for s in steps), sum(s.bytes for s in steps)
             origins = tuple(dict.fromkeys(s.origin for s in steps if s.origin))
-            rows.append(Row(kernel, what, len(steps), ms, least, ms / total, flops * rate, moved * rate, origins))
+            floors = [s.floor_ms for s in steps if s.floor_ms is not None]
+            ratio = sum(floors) / least if len(floors) == len(steps) and least else None
+            rows.append(
+                Row(kernel, what, len(steps), ms, least, ms / total, flops * rate, moved * rate, ratio, origins)
+            )
         return sorted(rows, key=lambda r: -r.ms)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data: the totals, the rows, and the steps in order."""
-        return {**asdict(self), "kernel_ms": self.kernel_ms, "rows": [asdict(r) for r in self.rows()]}
+        return {
+            **asdict(self),
+            "kernel_ms": self.kernel_ms,
+            "floor_ms": self.floor_ms,
+            "rows": [asdict(r) for r in self.rows()],
+        }
 
     def to_text(self, limit: int | None = 30) -> str:
         """The rows for people, at most ``limit`` of them."""
@@ -100,21 +126,26 @@ class Profile:
             f"{', '.join(self.graphs)}; {self.threads} threads, {self.calls} calls measured",
             f"call {self.wall_ms:.3f} ms (least {self.least_wall_ms:.3f}): medians of kernels {self.kernel_ms:.3f}, "
             f"teams {self.team_ms:.3f}, Python and PyTorch around them {self.around_ms:.3f}",
-            f"{'calls':>5} {'ms':>9} {'least':>9} {'share':>6} {'GFLOP/s':>8} {'GB/s':>7}  kernel  (place in the model)",
+            f"{'calls':>5} {'ms':>9} {'least':>9} {'share':>6} {'GFLOP/s':>8} {'GB/s':>7} {'floor':>6}  kernel  (place in the model)",
         ]
         for r in rows[:limit]:
             place = r.origins[0] if r.origins else "-"
             more = f" and {len(r.origins) - 1} more" if len(r.origins) > 1 else ""
+            floor = "-" if r.floor_ratio is None else f"{r.floor_ratio:.0%}"
             lines.append(
-                f"{r.calls:>5} {r.ms:>9.4f} {r.least_ms:>9.4f} {r.share:>6.1%} {r.gflops:>8.1f} {r.gbytes:>7.1f}  "
+                f"{r.calls:>5} {r.ms:>9.4f} {r.least_ms:>9.4f} {r.share:>6.1%} {r.gflops:>8.1f} {r.gbytes:>7.1f} {floor:>6}  "
                 f"{r.what}  ({place}{more})"
             )
         if limit is not None and rows[limit:]:
             rest = rows[limit:]
             lines.append(
                 f"{sum(r.calls for r in rest):>5} {sum(r.ms for r in rest):>9.4f} {sum(r.least_ms for r in rest):>9.4f} "
-                f"{sum(r.share for r in rest):>6.1%} {'':>8} {'':>7}  {len(rest)} more kernels"
+                f"{sum(r.share for r in rest):>6.1%} {'':>8} {'':>7} {'':>6}  {len(rest)} more kernels"
             )
+        if self.floor_ms is None:
+            lines.append("floor: unknown before `dcir machine` has measured this machine")
+        else:
+            lines.append(f"floor of all kernels {self.floor_ms:.3f} ms; a row's floor is over its least time")
         return "\n".join(lines)
 
     def __str__(self) -> str:
