@@ -60,7 +60,8 @@ def _case(p: Pick) -> tuple[Case, list[int]]:
         p.values.append(Value(f"x{i}", torch.empty(inputs[-1].shape, device="meta")))
     for i, x in enumerate(inputs):
         # What a step writes to must not need its old value for a gradient, nor hold two elements in one place.
-        if not x.grad and _dense(x):
+        # Nor may it be shared: AOTAutograd refuses writes to arguments that overlap otherwise than as views of each other.
+        if not x.grad and _dense(x) and sum(x.storage == other.storage for other in inputs) == 1:
             p.writable.add(f"x{i}")
     for _ in range(p.int(1, _MOST_STEPS)):
         before = (len(p.values), len(p.lines))

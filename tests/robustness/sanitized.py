@@ -1,0 +1,99 @@
+"""What runs under sanitizers: ``python -m tests.robustness.sanitized operators [START STEP] | networks | broken``.
+
+To be started with `dcir.codegen.build.sanitizer_environment`. ``operators 0 1`` runs every sample of every page, which takes half an hour.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+import dcir
+from dcir.cache import Cache
+from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.frontends.torch.importer import import_graph
+from tests.harness import all_samples, check_results, expected, graph_of_calls, run_cpp
+
+_GROUP = 24
+# Families whose kernels compute addresses of their own; of the others, a few samples stand for all.
+_DENSE = ("matmul", "conv_pages", "attention_pages", "max_pooling", "average_pooling", "scatters", "gathers", "sort")
+
+
+def operators(start: int, step: int) -> int:
+    """Every ``step``-th sample from ``start`` on, against eager torch; returns how many."""
+    return _check(range(len(all_samples()))[start::step])
+
+
+def families(each: int) -> int:
+    """A few samples of each file of pages, spread over it, and more of those with address arithmetic."""
+    by_file: dict[str, list[int]] = {}
+    for number, (page, _, _) in enumerate(all_samples()):
+        by_file.setdefault(page.lower.__module__.rpartition(".")[2], []).append(number)
+    chosen = []
+    for name, numbers in sorted(by_file.items()):
+        wanted = each * 3 if name in _DENSE else each
+        chosen += numbers[:: max(1, len(numbers) // wanted)][:wanted]
+    return _check(chosen)
+
+
+def _check(numbers: Sequence[int]) -> int:
+    every = all_samples()
+    for first in range(0, len(numbers), _GROUP):
+        group = [every[n] for n in numbers[first : first + _GROUP]]
+        print(", ".join(f"{p.name}/{s.name}" for p, s, _ in group), file=sys.stderr, flush=True)
+        gm, tensors = graph_of_calls([(p.overload, s.args, s.kwargs) for p, s, _ in group])
+        flat = iter(run_cpp(import_graph(gm), [_alone(t) for t in tensors]))
+        for page, sample, _ in group:
+            check_results(page, sample, [next(flat) for _ in expected(page, sample)[0]])
+    return len(numbers)
+
+
+def networks() -> int:
+    """A small CNN and a small transformer, forward and backward, in training and in evaluation."""
+    torch.manual_seed(0)
+    cnn = nn.Sequential(
+        nn.Conv2d(3, 18, 3, padding=1), nn.BatchNorm2d(18), nn.ReLU(), nn.Conv2d(18, 18, 3, stride=2, groups=18), nn.GELU(),
+        nn.Conv2d(18, 7, 1), nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.LazyLinear(10),
+    )  # fmt: skip
+    cnn(torch.randn(2, 3, 13, 13))
+    block = nn.TransformerEncoderLayer(24, 3, 37, dropout=0.0, activation="gelu", batch_first=True)
+    for net, x in ((cnn, torch.randn(2, 3, 13, 13)), (block, torch.randn(2, 19, 24))):
+        fast = dcir.optimize(net)
+        for grad in (True, False):
+            fast.train(grad), net.train(grad)
+            with torch.set_grad_enabled(grad):
+                got, want = fast(x), net(x)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+            if grad:
+                got.square().sum().backward()
+    return 2
+
+
+def broken() -> int:
+    """A kernel that reads behind its operand; the sanitizer ends the process."""
+    text = 'extern "C" __attribute__((visibility("default"))) float f(float* x, int n) { return x[n]; }'
+    cache = Cache.default()
+    tools = Toolchain.find(cache)
+    path = link_shared(compile_objects([Unit("", text)], tools, default_flags(), cache), "", tools, cache)
+    x = torch.ones(12)
+    ctypes.CDLL(str(path)).f(ctypes.c_void_p(x.data_ptr()), 12)
+    return 1
+
+
+def _alone(t: torch.Tensor) -> torch.Tensor:
+    """The same tensor in a storage that ends where the tensor does."""
+    if t.numel() == 0:
+        return t
+    extent = 1 + sum((d - 1) * s for d, s in zip(t.shape, t.stride(), strict=True))
+    storage = torch.as_strided(t.detach(), (extent,), (1,)).clone()
+    return torch.as_strided(storage, t.shape, t.stride())
+
+
+if __name__ == "__main__":
+    what, *numbers = sys.argv[1:]
+    function = {"operators": operators, "families": families, "networks": networks, "broken": broken}[what]
+    print("done", function(*map(int, numbers)))  # type: ignore[operator]
