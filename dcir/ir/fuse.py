@@ -117,6 +117,8 @@ def _carry(
         if reach < extent:
             continue
         used = [k for k, q in enumerate(rows[d]) if q]
+        if not used:  # one place, and beyond the digit: what lies there is no element of this store
+            return "the consumer reads outside what is stored"
         k = max(used, key=lambda k: rows[d][k] * consumer.dims[k])
         q, n = rows[d][k], consumer.dims[k]
         if start[d] == 0 and extent % q == 0 and 1 < extent // q < n and n % (extent // q) == 0:

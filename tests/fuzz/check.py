@@ -66,6 +66,10 @@ def check(case: Case, **options: Any) -> None:
         got = _run(case, fast, case.arguments())
         if got.same != want.same:
             raise Differs(f"call {call}: other aliases: {got.same}, eager {want.same}")
+        for name in set(got.tensors) - set(want.tensors):
+            # A parameter whose value is used for no result: AOTAutograd gives zeros where eager gives none.
+            if name.endswith(".grad") and not got.tensors[name].any():
+                del got.tensors[name]
         if list(got.tensors) != list(want.tensors):
             raise Differs(f"call {call}: {sorted(set(got.tensors) ^ set(want.tensors))} are there on one side only")
         for name, g in got.tensors.items():
