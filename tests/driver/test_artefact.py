@@ -285,7 +285,7 @@ def test_a_broken_manifest_is_refused(linear, tmp_path, path, value, message):
     assert str(bad) in str(caught.value)
 
 
-def torch_call(name, slot=1, offset=0, shape=(1, 8)):
+def torch_call(name, slot=2, offset=0, shape=(1, 8)):
     window = [list(shape), [8, 1], "f32"]
     spec = {"name": name, "args": [["t", 0]], "kwargs": [], "ins": [window], "outs": [window]}
     return [{"number": 0, "spec": {"c": "TorchCall", "v": spec}, "ins": [[slot, offset]], "outs": [[slot, offset]]}]
