@@ -10,7 +10,7 @@ import onnx
 from onnx import AttributeProto, NodeProto
 
 from dcir.errors import InvalidModel, Unsupported
-from dcir.frontends.onnx.tensors import read_sparse, read_tensor, show
+from dcir.frontends.onnx.tensors import read_sparse, read_text, read_value, show
 
 _A = AttributeProto
 
@@ -55,7 +55,7 @@ def check_node(
 
 
 def read_attribute(attribute: AttributeProto, folder: Path | None, label: str) -> Any:
-    """Ints, floats, strings, tuples of these, or tensors."""
+    """Ints, floats, strings, tuples of these, tensors, or host values of strings."""
     kind = attribute.type
     where = f"{label}, attribute {show(attribute.name)}"
     if kind == _A.INT:
@@ -63,24 +63,17 @@ def read_attribute(attribute: AttributeProto, folder: Path | None, label: str) -
     if kind == _A.FLOAT:
         return float(attribute.f)
     if kind == _A.STRING:
-        return _text(attribute.s, where)
+        return read_text(attribute.s, where)
     if kind == _A.INTS:
         return tuple(int(v) for v in attribute.ints)
     if kind == _A.FLOATS:
         return tuple(float(v) for v in attribute.floats)
     if kind == _A.STRINGS:
-        return tuple(_text(v, where) for v in attribute.strings)
+        return tuple(read_text(v, where) for v in attribute.strings)
     if kind == _A.TENSOR:
-        return read_tensor(attribute.t, folder, where)
+        return read_value(attribute.t, folder, where)
     if kind == _A.SPARSE_TENSOR:
         return read_sparse(attribute.sparse_tensor, folder)
     if kind == _A.TYPE_PROTO:
         return None
     raise Unsupported(f"attributes of type {kind} are not supported", where=where)
-
-
-def _text(raw: bytes, where: str) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidModel("a string attribute is not UTF-8", where=where) from error

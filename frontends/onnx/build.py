@@ -20,10 +20,11 @@ from dcir.frontends.onnx.attributes import check_node, read_attribute
 from dcir.frontends.onnx.fold import Folder
 from dcir.frontends.onnx.frames import Frame, Scope
 from dcir.frontends.onnx.model_file import MAX_NESTING, MAX_NODES, domain_of, functions_of, opsets_of
+from dcir.frontends.onnx.ops_create import constant
 from dcir.frontends.onnx.program import Body, Program, Step
 from dcir.frontends.onnx.registry import Entry, Node, find, find_host
-from dcir.frontends.onnx.tensors import NARROW_TYPES, read_sparse, read_tensor, show
-from dcir.frontends.onnx.values import to_host
+from dcir.frontends.onnx.tensors import NARROW_TYPES, read_sparse, read_value, show
+from dcir.frontends.onnx.values import Host, to_host
 
 
 @dataclass
@@ -75,6 +76,9 @@ class Builder:
             if value.type.tensor_type.elem_type in NARROW_TYPES:
                 self.frame.narrow[slot] = value.type.tensor_type.elem_type
         for name, tensor in initials.items():
+            if isinstance(tensor, Host):
+                scope.names[name] = self._words(name, tensor, self.frame)
+                continue
             kind = _kind(tensor, uses.get(name, set()))
             if kind == "constant":
                 slot = self.frame.constant(tensor)
@@ -94,8 +98,8 @@ class Builder:
         self._note_uses(self.frame.steps, outputs)
         return program
 
-    def _initials(self, graph: GraphProto) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
+    def _initials(self, graph: GraphProto) -> dict[str, Tensor | Host]:
+        tensors: dict[str, Tensor | Host] = {}
         for proto in (*graph.initializer, *graph.sparse_initializer):
             name = proto.values.name if isinstance(proto, SparseTensorProto) else proto.name
             if not name or name in tensors:
@@ -104,11 +108,18 @@ class Builder:
                 if isinstance(proto, SparseTensorProto):
                     tensors[name] = read_sparse(proto, self.folder)
                 else:
-                    tensors[name] = read_tensor(proto, self.folder)
+                    tensors[name] = read_value(proto, self.folder)
             except Unsupported as error:
                 self.unsupported.append((error.message, error.where or "initializer"))
                 tensors[name] = torch.empty(0)
         return tensors
+
+    def _words(self, name: str, value: Host, frame: Frame) -> int:
+        """A slot for strings, which no module holds as state: a step makes them."""
+        slot = frame.slot()
+        node = Node("Constant", 1, {"value": value}, label=f"initializer {show(name)}")
+        frame.steps.append(Step(node, constant, None, (), (slot,), raw=True))
+        return slot
 
     def _uses(self, graph: GraphProto, opsets: dict[str, int]) -> dict[str, set[str]]:
         """For each name, how the outermost nodes use it: as host value, running statistic, or plain tensor."""
@@ -310,7 +321,10 @@ class Builder:
             frame.inputs.append(slot)
         for name, tensor in self._initials(graph).items():
             if name not in inner.names:
-                inner.names[name] = frame.constant(tensor)
+                if isinstance(tensor, Host):
+                    inner.names[name] = self._words(name, tensor, frame)
+                else:
+                    inner.names[name] = frame.constant(tensor)
         self._nodes(graph.node, inner, replace(context, depth=context.depth + 1))
         if self.unsupported:
             return Program(frame.count, tuple(frame.inputs), (), (), ()), [slot for slot, _ in frame.captures]

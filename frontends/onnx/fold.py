@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dcir.frontends.onnx.program import Step, run_step
-from dcir.frontends.onnx.values import Host, to_host, to_tensor
+from dcir.frontends.onnx.values import TEXT, Host, to_host, to_tensor
 
 BUDGET_BYTES = 1 << 30
 LARGEST_BYTES = 1 << 29
@@ -49,6 +49,8 @@ class Folder:
                 run_step(probe, filled)
         except Exception:
             # Whatever is wrong will be said where it matters, at run time, with the node's name.
+            return None
+        if any(isinstance(v, Host) and v.dtype is TEXT for v in filled[len(values) :]):
             return None
         results = [to_tensor(v) if isinstance(v, (Tensor, Host)) else None for v in filled[len(values) :]]
         if any(r is None for r, slot in zip(results, step.outputs, strict=True) if slot >= 0):

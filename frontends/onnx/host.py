@@ -12,7 +12,7 @@ from dcir.errors import InvalidModel
 from dcir.frontends.onnx.ops_reduce import axes_of
 from dcir.frontends.onnx.ops_shape import new_shape, shape_range
 from dcir.frontends.onnx.registry import Node, host_op
-from dcir.frontends.onnx.values import Host, axis_of, host_scalar, host_vector, ints, scalar, torch_dtype
+from dcir.frontends.onnx.values import TEXT, Host, axis_of, host_scalar, host_vector, ints, scalar, torch_dtype
 
 MAX_HOST = 1024
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -55,7 +55,7 @@ def _elementwise(function: Callable[..., Any], dtype: torch.dtype | None = None)
         if node.version < 7 and node.get("broadcast"):
             return NotImplemented
         shape = _broadcast(*operands)
-        if shape is None or math.prod(shape) > MAX_HOST:
+        if shape is None or (math.prod(shape) > MAX_HOST and operands[0].dtype is not TEXT):
             return NotImplemented
         if len(shape) <= 1 and all(v.shape == shape for v in operands):
             values = tuple(function(*parts) for parts in zip(*(v.values for v in operands), strict=True))
@@ -106,6 +106,7 @@ host_op("Abs")(_elementwise(lambda a: abs(a)))
 host_op("Sqrt")(_elementwise(lambda a: math.sqrt(a)))
 host_op("Floor")(_elementwise(lambda a: float(math.floor(a)) if isinstance(a, float) else a))
 host_op("Ceil")(_elementwise(lambda a: float(math.ceil(a)) if isinstance(a, float) else a))
+host_op("StringConcat")(_elementwise(lambda a, b: a + b))
 host_op("Equal")(_elementwise(lambda a, b: a == b, torch.bool))
 host_op("Greater")(_elementwise(lambda a, b: a > b, torch.bool))
 host_op("Less")(_elementwise(lambda a, b: a < b, torch.bool))

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto, TensorProto, ValueInfoProto
 from torch import Tensor, nn
 
 from dcir.errors import DcirError, InvalidInput, InvalidModel, Unsupported
@@ -19,8 +20,8 @@ from dcir.frontends.onnx import table as _table
 from dcir.frontends.onnx.build import Builder
 from dcir.frontends.onnx.model_file import read_model
 from dcir.frontends.onnx.program import Program, numbers_wanted
-from dcir.frontends.onnx.tensors import MAX_RANK, show
-from dcir.frontends.onnx.values import HOST_LIMIT, Host, to_host, to_tensor, torch_dtype
+from dcir.frontends.onnx.tensors import MAX_RANK, from_numpy, show, to_numpy
+from dcir.frontends.onnx.values import HOST_LIMIT, TEXT, Host, to_host, to_tensor, torch_dtype
 
 Dim = int | str | None
 MAX_NUMBERS = 1024
@@ -104,7 +105,9 @@ class OnnxModule(nn.Module):
             raise InvalidInput(f"{len(inputs)} inputs are given, the model takes {len(specs)}: {names}")
         bound = []
         for spec, value in zip(specs, inputs, strict=True):
-            if spec.host and isinstance(value, (int, float, list, tuple)):
+            if spec.kind == "string":
+                value = _words(spec, value)
+            elif spec.host and isinstance(value, (int, float, list, tuple)):
                 value = _numbers(spec, value)
             elif spec.kind == "tensor":
                 _check(spec, value)
@@ -112,7 +115,7 @@ class OnnxModule(nn.Module):
         return tuple(bound)
 
     def _run(self, arguments: tuple[Any, ...], state: tuple[Any, ...]) -> list[Any]:
-        return [to_tensor(v) if isinstance(v, Host) else v for v in self.program.run(arguments, state)]
+        return [_result(v) for v in self.program.run(arguments, state)]
 
     def as_numbers(self, *inputs: Any) -> tuple[Any, ...]:
         """The inputs with small tensors at `host` inputs replaced by numbers, so that tracing needs no data."""
@@ -127,6 +130,26 @@ def _device_of(arguments: tuple[Any, ...], state: list[Any]) -> torch.device | N
     return None
 
 
+def _result(value: Any) -> Any:
+    """Strings leave as arrays of objects, all else as tensors."""
+    if isinstance(value, list):
+        return [_result(part) for part in value]
+    if isinstance(value, Host):
+        return to_numpy(value, 0) if value.dtype is TEXT else to_tensor(value)
+    return value
+
+
+def _words(spec: ValueSpec, value: Any) -> Host:
+    """Strings from an array of objects, a list, or one word."""
+    words = value
+    if not isinstance(value, Host):
+        words = from_numpy(np.asarray(value, object))
+    if not isinstance(words, Host) or words.dtype is not TEXT:
+        raise InvalidInput(f"input {spec.name} must hold strings, it is a {type(value).__name__}")
+    _check_shape(spec, words.shape)
+    return words
+
+
 def _is_small(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim <= 1 and value.numel() <= MAX_NUMBERS
 
@@ -135,11 +158,7 @@ def _numbers(spec: ValueSpec, value: Any) -> Host:
     assert spec.dtype is not None
     values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     shape = (len(values),) if isinstance(value, (list, tuple)) else ()
-    if spec.shape is not None and (
-        len(spec.shape) != len(shape)
-        or any(isinstance(w, int) and w != h for w, h in zip(spec.shape, shape, strict=True))
-    ):
-        raise InvalidInput(f"input {spec.name} must have shape {list(spec.shape)}, it has {list(shape)}")
+    _check_shape(spec, shape)
     return Host(values, shape, spec.dtype)
 
 
@@ -158,15 +177,19 @@ def _check(spec: ValueSpec, value: Any) -> None:
         raise InvalidInput(f"input {spec.name} must be a tensor, it is a {type(value).__name__}")
     if value.dtype != spec.dtype:
         raise InvalidInput(f"input {spec.name} must have type {spec.dtype}, it has {value.dtype}")
+    _check_shape(spec, value.shape)
+
+
+def _check_shape(spec: ValueSpec, shape: Sequence[int]) -> None:
     if spec.shape is None:
         return
-    fits = len(spec.shape) == value.ndim
+    fits = len(spec.shape) == len(shape)
     if fits:
-        for want, have in zip(spec.shape, value.shape, strict=True):
+        for want, have in zip(spec.shape, shape, strict=True):
             if isinstance(want, int) and want != have:
                 fits = False
     if not fits:
-        raise InvalidInput(f"input {spec.name} must have shape {list(spec.shape)}, it has {list(value.shape)}")
+        raise InvalidInput(f"input {spec.name} must have shape {list(spec.shape)}, it has {list(shape)}")
 
 
 def load(
@@ -276,9 +299,11 @@ def _spec(value: ValueInfoProto, names: _Names, prefix: str) -> ValueSpec:
             return ValueSpec(name, value.name, None, None)
         raise Unsupported(f"values of kind {kind or 'unknown'} are not supported", where=where)
     tensor = value.type.tensor_type
-    dtype = torch_dtype(tensor.elem_type, where) if tensor.elem_type or prefix == "in" else None
+    text = tensor.elem_type == TensorProto.STRING
+    kind = "string" if text else "tensor"
+    dtype = torch_dtype(tensor.elem_type, where) if (tensor.elem_type or prefix == "in") and not text else None
     if not tensor.HasField("shape"):
-        return ValueSpec(name, value.name, dtype, None, tensor.elem_type)
+        return ValueSpec(name, value.name, dtype, None, tensor.elem_type, kind)
     if len(tensor.shape.dim) > MAX_RANK:
         raise InvalidModel(f"rank {len(tensor.shape.dim)} is not possible", where=where)
     dims: list[Dim] = []
@@ -289,7 +314,7 @@ def _spec(value: ValueInfoProto, names: _Names, prefix: str) -> ValueSpec:
             dims.append(int(dim.dim_value))
         else:
             dims.append(names.symbol(dim.dim_param) if dim.dim_param else None)
-    return ValueSpec(name, value.name, dtype, tuple(dims), tensor.elem_type)
+    return ValueSpec(name, value.name, dtype, tuple(dims), tensor.elem_type, kind)
 
 
 def _with_shapes(

@@ -8,24 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcir.errors import InvalidModel, Unsupported
+from dcir.errors import InvalidModel
 from dcir.frontends.onnx.ops_math import Operand
 from dcir.frontends.onnx.quantize import cast_to
 from dcir.frontends.onnx.registry import Node, onnx_op
-from dcir.frontends.onnx.values import ONNX_TYPES, check_size, ints, scalar, torch_dtype
+from dcir.frontends.onnx.values import ONNX_TYPES, TEXT, Host, check_size, ints, scalar, torch_dtype
 
 
 @onnx_op("Constant")
-def constant(node: Node) -> Tensor:
+def constant(node: Node) -> Any:
     given = {k: v for k, v in node.attributes.items() if k.startswith(("value", "sparse_value")) and k != "value_type"}
     if len(given) != 1:
         raise InvalidModel("a constant must have exactly one value", where=node.label)
     name, value = next(iter(given.items()))
     if name in ("value", "sparse_value"):
-        result: Tensor = value
-        return result
-    if name in ("value_string", "value_strings"):
-        raise Unsupported("string constants are not supported", where=node.label)
+        return value
+    if name == "value_string":
+        return Host((value,), (), TEXT)
+    if name == "value_strings":
+        return Host(value, (len(value),), TEXT)
     dtype = torch.float32 if "float" in name else torch.int64
     return torch.tensor(value, dtype=dtype)
 

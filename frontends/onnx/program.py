@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dcir.errors import DcirError, InvalidInput, Unsupported
 from dcir.frontends.onnx.registry import Function, Node
-from dcir.frontends.onnx.values import Host, to_tensor
+from dcir.frontends.onnx.values import TEXT, Host, to_tensor
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ def _prepare(step: Step, operands: list[Any]) -> list[Any]:
     prepared: list[Any] = []
     for position, value in enumerate(operands):
         keep = position in step.host or (scalars and isinstance(value, Host) and len(value.values) == 1)
+        keep = keep and not (isinstance(value, Host) and value.dtype is TEXT)
         prepared.append(to_tensor(value, device) if isinstance(value, Host) and not keep else value)
     return prepared
 

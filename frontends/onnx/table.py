@@ -24,6 +24,8 @@ from dcir.frontends.onnx import (  # noqa: F401
     ops_sequence,
     ops_shape,
     ops_signal,
+    ops_text,
     ops_training,
+    ops_trees,
     ops_vision,
 )

@@ -10,16 +10,18 @@ import math
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import onnx
 import torch
 from onnx import SparseTensorProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from dcir.errors import DcirError, InvalidModel, Unsupported
-from dcir.frontends.onnx.values import DTYPES, torch_dtype
+from dcir.errors import DcirError, InvalidInput, InvalidModel, Unsupported
+from dcir.frontends.onnx.values import DTYPES, TEXT, Host, torch_dtype
 
 MAX_ELEMENTS = 1 << 40
 MAX_RANK = 64
@@ -222,8 +224,44 @@ def _checked_file(location: str, folder: Path, where: str) -> int:
     return info.st_size
 
 
-def to_numpy(value: torch.Tensor, code: int) -> npt.NDArray[np.generic]:
+def read_value(proto: TensorProto, folder: Path | None, where: str | None = None) -> torch.Tensor | Host:
+    """Like `read_tensor`, but strings too."""
+    where = where or f"tensor {show(proto.name)}"
+    if proto.data_type != TensorProto.STRING:
+        return read_tensor(proto, folder, where)
+    dims = _checked_dims(proto.dims, where)
+    filled = [name for name in _FIELDS if len(getattr(proto, name))]
+    if proto.HasField("raw_data") or proto.data_location == TensorProto.EXTERNAL or filled not in ([], ["string_data"]):
+        raise InvalidModel("strings are stored where only numbers can be", where=where)
+    if len(proto.string_data) != math.prod(dims):
+        message = f"string_data has {len(proto.string_data)} entries, the shape {dims} wants {math.prod(dims)}"
+        raise InvalidModel(message, where=where)
+    return Host(tuple(read_text(raw, where) for raw in proto.string_data), tuple(dims), TEXT)
+
+
+def read_text(raw: bytes, where: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidModel("a string is not UTF-8", where=where) from error
+
+
+def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor | Host:
+    """An array as a tensor, over the same memory where torch has the type and the array lies in order; or strings."""
+    if array.dtype.kind in "OUS":
+        words = [word.decode() if isinstance(word, bytes) else word for word in array.reshape(-1).tolist()]
+        if not all(isinstance(word, str) for word in words):
+            raise InvalidInput("an array of objects must hold strings")
+        return Host(tuple(words), array.shape, TEXT)
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    return read_tensor(onnx.numpy_helper.from_array(array), None)
+
+
+def to_numpy(value: torch.Tensor | Host, code: int) -> npt.NDArray[Any]:
     """A result as a numpy array of ONNX element type `code`, including the types that numpy lacks."""
+    if isinstance(value, Host):
+        return np.array(value.values, object).reshape(value.shape)
     value = value.detach().cpu()
     narrow: dict[int, npt.DTypeLike] = {
         _T.INT4: ml_dtypes.int4, _T.UINT4: ml_dtypes.uint4, _T.INT2: ml_dtypes.int2, _T.UINT2: ml_dtypes.uint2,

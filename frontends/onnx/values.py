@@ -60,15 +60,21 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.f
 WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 """Types that torch stores but hardly computes on; operators widen them to int64 and back."""
 
+TEXT = None
+"""In place of a torch type: the elements are strings."""
+
 Scalar = Any  # int | float | bool | complex, and while tracing SymInt | SymFloat | SymBool
 
 
 class Host(NamedTuple):
-    """A small tensor as Python scalars in row-major order; `twin` is the same value as a tensor, if one is at hand."""
+    """A small tensor as Python scalars in row-major order; `twin` is the same value as a tensor, if one is at hand.
+
+    Strings, which no tensor holds, are always host values; their type is `TEXT`.
+    """
 
     values: tuple[Scalar, ...]
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: Any
     twin: Tensor | None = None
 
 
@@ -77,7 +83,7 @@ def torch_dtype(code: int, where: str | None = None) -> torch.dtype:
     if code in DTYPES:
         return DTYPES[code]
     if code == _T.STRING:
-        raise Unsupported("string tensors are not supported", where=where)
+        raise Unsupported("tensors of strings are not supported here", where=where)
     raise InvalidModel(f"element type {code} is not one of ONNX's", where=where)
 
 
@@ -104,6 +110,8 @@ def to_tensor(value: Tensor | Host, device: torch.device | None = None) -> Tenso
     """The tensor of a value."""
     if isinstance(value, Tensor):
         return value
+    if value.dtype is TEXT:
+        raise Unsupported("the operator does not take strings")
     if value.twin is not None:
         return value.twin
     if len(value.shape) == 0:

@@ -164,9 +164,20 @@ def test_inconsistent_tensors(weight: TensorProto) -> None:
         load(_model([weight]))
 
 
-def test_string_tensors_are_refused() -> None:
-    with pytest.raises(Unsupported):
-        load(_model([_tensor([1], TensorProto.STRING, string_data=[b"a"])]))
+def test_strings_are_refused_by_operators_on_numbers() -> None:
+    module = load(_model([_tensor([1], TensorProto.STRING, string_data=[b"a"])]))
+    with pytest.raises(Unsupported, match="strings") as caught:
+        module(torch.rand(2))
+    assert "Add" in str(caught.value)
+
+
+@pytest.mark.parametrize("fields", [
+    {"string_data": [b"a", b"b"]}, {"string_data": [b"\xff\xfe"]}, {"string_data": []}, {"raw_data": b"a"},
+    {"string_data": [b"a"], "int32_data": [1]},
+])  # fmt: skip
+def test_inconsistent_strings(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidModel):
+        load(_model([_tensor([1], TensorProto.STRING, **fields)]))
 
 
 @pytest.mark.parametrize(
