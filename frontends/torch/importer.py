@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dcir.errors import Unsupported
 from dcir.ir.network import Network, Result
@@ -122,7 +123,8 @@ class _Importer:
             value = getattr(value, part)
         if not isinstance(value, torch.Tensor):
             raise Unsupported.collect([("a graph inside the graph (control flow)", describe(node))])
-        value = value.detach()
+        with unset_fake_temporarily():  # a real tensor, whatever mode the graph is traced in
+            value = value.detach()
         meta = meta_of(value)
         assert meta is not None
         name = self.net.add_container(meta.shape, meta.dtype, "constant", meta.strides)

@@ -383,3 +383,14 @@ def test_the_same_through_dace():
     close(out, module(x))
     out.sum().backward()
     assert fast.dcir.explain().graphs[0].kind == "forward"
+
+
+def test_constants_made_in_the_function() -> None:
+    """Tensors that the function itself makes are constants of the graph."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[torch.tensor([2, 0])] * torch.tensor([3.0, 4.0]), torch.tensor([3, 4])
+
+    x = torch.arange(3.0)
+    for got, want in zip(dcir.optimize(fn)(x), fn(x), strict=True):
+        torch.testing.assert_close(got, want)
