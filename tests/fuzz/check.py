@@ -60,6 +60,8 @@ def check(case: Case, **options: Any) -> None:
             disturbed.append(_reference(case, copy.deepcopy(wide), case.arguments(torch.float64)))
     torch._dynamo.reset()
     fast = dcir.optimize(copy.deepcopy(module), **options)
+    # A gradient that is zero by cancellation (a weight before a norm) holds the rounding of summands of this size.
+    unit = max(float(t.abs().max()) for t in exact.tensors.values() if t.is_floating_point() and t.numel())
     for call in range(2):  # once more with the state as it was, in memory that has been used
         fast.load_state_dict(module.state_dict())
         fast.zero_grad()
@@ -74,7 +76,7 @@ def check(case: Case, **options: Any) -> None:
             raise Differs(f"call {call}: {sorted(set(got.tensors) ^ set(want.tensors))} are there on one side only")
         for name, g in got.tensors.items():
             others = [d.tensors[name] for d in disturbed]
-            _compare(f"call {call}, {name}", g, want.tensors[name], exact.tensors[name], others)
+            _compare(f"call {call}, {name}", g, want.tensors[name], exact.tensors[name], others, unit)
 
 
 class _Disturbed(TorchDispatchMode):
@@ -136,7 +138,10 @@ def _run(case: Case, module: nn.Module, arguments: list[Tensor]) -> Seen:
     return Seen(tensors, same)
 
 
-def _compare(name: str, got: Tensor, want: Tensor, exact: Tensor, disturbed: list[Tensor]) -> None:
+_NOISE = 30
+
+
+def _compare(name: str, got: Tensor, want: Tensor, exact: Tensor, disturbed: list[Tensor], unit: float) -> None:
     if got.shape != want.shape or got.dtype != want.dtype:
         raise Differs(f"{name}: {got.dtype}{tuple(got.shape)}, eager {want.dtype}{tuple(want.shape)}")
     if not want.is_floating_point():
@@ -148,6 +153,9 @@ def _compare(name: str, got: Tensor, want: Tensor, exact: Tensor, disturbed: lis
     error, own = (float((t.double() - exact).abs().max()) for t in (got, want))
     floor = max(float((d - exact).abs().max()) for d in disturbed)
     scale = float(exact.abs().max())
-    limit = FACTOR * own + _DISTURBED * floor + _UNITS * torch.finfo(want.dtype).eps * scale
+    eps = torch.finfo(want.dtype).eps
+    limit = FACTOR * own + _DISTURBED * floor + _UNITS * eps * scale + (eps * unit if scale < eps * unit else 0)
+    if scale < own:  # zero by cancellation, and eager has not a digit of it: only its size can be compared
+        limit = max(limit, _NOISE * own)
     if not error <= limit:
         raise Differs(f"{name}: error {error:.3g}, eager's {own:.3g}, conditioning {floor:.3g}, scale {scale:.3g}")

@@ -1,4 +1,4 @@
-"""Random networks give what eager PyTorch gives: as many of a fixed list as fit the time (DCIR_FUZZ_SECONDS, 90 unless given)."""
+"""Random networks give what eager PyTorch gives: as many of a fixed list as fit the time (DCIR_FUZZ_SECONDS, 45 unless given)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzz.check import Differs, check
 from tests.fuzz.generate import random_case, shrunk
 from tests.fuzz.run import outcome
 
-_SECONDS = float(os.environ.get("DCIR_FUZZ_SECONDS", "90"))
+_SECONDS = float(os.environ.get("DCIR_FUZZ_SECONDS", "45"))
 _LEAST, _MOST = 10, 400
 
 
