@@ -21,6 +21,7 @@ from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.transforms.channels import Access, Snapshot, channel_loops, digits, image_windows
 from dcir.transforms.relayout import windows
+from dcir.transforms.use_winograd import unfit
 
 ACROSS = 3
 """Additional traffic of an operand that a program walks across, in its bytes: a cache line for every vector lane."""
@@ -32,6 +33,9 @@ FEW_CHANNELS = 16
 """Images of fewer channels (a photograph's 3) are read as they are: they fill no vector either way."""
 NARROW = 8
 """Vectors along fewer channels than this are mostly empty."""
+
+FLOPS_PER_BYTE = 8
+"""Arithmetic that takes as long as a byte from memory, about."""
 
 Terms = Callable[[str, Sequence[tuple[int, int]]], None]
 """Takes a container and, for either layout of it, its cost along space and along channels."""
@@ -136,7 +140,9 @@ def convolution_costs(
         along_space += math.prod(spec.shapes[2]) * itemsize(spec.dtype)
     if spec.kind == "forward":
         taps = math.prod(spec.kernel)
-        mode(along_space if taps > 1 else along_space // 2, 0)
+        # What Winograd's form saves, which exists along channels alone, is time for so many bytes.
+        saved = spec.operations() // (2 * FLOPS_PER_BYTE) if not unfit(spec) else 0
+        mode((along_space if taps > 1 else along_space // 2) + saved, 0)
     depthwise = spec.groups > 1 and spec.cin == spec.cout == 1
     if depthwise and (spec.kind == "backward_weight" or (spec.kind == "forward" and shot.net.free)):
         mode(

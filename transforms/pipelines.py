@@ -18,6 +18,7 @@ from dcir.transforms.remove_dead_code import RemoveDeadCode
 from dcir.transforms.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.sink_copies import SinkCopies
 from dcir.transforms.split_reduction import SplitReduction
+from dcir.transforms.use_winograd import UseWinograd
 
 
 def pipeline(level: int) -> tuple[Pass, ...]:
@@ -29,6 +30,6 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
     2: (FuseEpilogues(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
-    3: (AssignLayouts(), SinkCopies(), PackWeights(), PrepareStatic()),
+    3: (AssignLayouts(), SinkCopies(), UseWinograd(), PackWeights(), PrepareStatic()),
     4: (OrderExecution(), PlanArena()),
 }

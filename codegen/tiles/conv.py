@@ -16,6 +16,7 @@ from dcir.codegen.tiles.conv_direct import direct_draft
 from dcir.codegen.tiles.conv_last import last_draft, last_suits
 from dcir.codegen.tiles.conv_problem import Problem, data_problems, families, flat, forward_problem, is_pointwise
 from dcir.codegen.tiles.conv_weight import weight_draft
+from dcir.codegen.tiles.conv_winograd import winograd_draft
 from dcir.codegen.tiles.emit import (
     HALF,
     Draft,
@@ -45,13 +46,17 @@ def convolution_suits(spec: ConvolutionSpec) -> bool:
         return True
     if spec.dtype in HALF or spec.groups * spec.cin * math.prod(spec.kernel) * math.prod(spec.in_size) == 0:
         return False
+    if spec.winograd and (spec.x[1] != 1 or spec.cin % 16):
+        return False
     return spec.epilogue is None or epilogue_suits(spec.epilogue, spec.dtype)
 
 
 def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPlan:
     """The kernel of a convolution that ``convolution_suits``; inputs and outputs by kind as in `ConvolutionSpec`."""
     last = spec.x[1] == spec.y[1] == 1 and spec.dtype not in HALF
-    if spec.bias and (spec.epilogue is not None or (last and convolution_suits(replace(spec, panel=1)))):
+    if spec.bias and (
+        spec.epilogue is not None or spec.winograd or (last and convolution_suits(replace(spec, panel=1)))
+    ):
         spec = _bias_first(spec)
     elif last and _stores_from_tiles(spec):
         spec = replace(spec, epilogue=identity_epilogue(spec.shapes[2], spec.dtype, spec.y))
@@ -97,6 +102,8 @@ def _bias_first(spec: ConvolutionSpec) -> ConvolutionSpec:
 def _draft(spec: ConvolutionSpec, isa: Isa, threads: int) -> Draft:
     drafts: list[Draft] = []
     name = f"conv_{spec.kind}_{spec.cin}_{spec.cout}_" + "x".join(map(str, spec.kernel))
+    if spec.winograd:
+        return winograd_draft(name, forward_problem(spec), spec.winograd, isa, threads)
     if spec.kind == "forward":
         problems = [forward_problem(spec)]
     elif spec.kind == "backward_data":

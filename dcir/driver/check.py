@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dcir.errors import FallbackFailed, VerificationFailed
 from dcir.ir.interpret import interpret
@@ -147,7 +148,8 @@ class PassChecker:
         return _stored(wide * (1 + _UNIT[dtype] * rng.choice([-1.0, 1.0], buffer.size)), dtype)
 
     def _run(self, net: Network, buffers: Mapping[str, Array]) -> list[Array]:
-        with torch.random.fork_rng(devices=[]):
+        # Real numbers, although the graph is being traced.
+        with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             store = interpret(net, buffers, reference, keep=net.result_containers())
         return [_window(store[r.data], r) for r in net.results]

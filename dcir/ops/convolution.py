@@ -13,9 +13,10 @@ from dcir.ir.network import contiguous
 from dcir.ir.program import Body, Expr, Program
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
+from dcir.ops import winograd
 from dcir.ops.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
 from dcir.ops.lowering import FROM_NAME
-from dcir.ops.packing import packed_shape, read_packed
+from dcir.ops.packing import packed_shape, panels, read_packed
 from dcir.ops.torch_call import window_tensor
 
 
@@ -44,6 +45,8 @@ class ConvolutionSpec:
         bias: forward only: whether a third input holds one value per output channel (contiguous).
         panel: forward only: if not 0, w is packed (``packing.py``) in panels of so many output channels of a group: element
             (g, o, i, tap) lies at (((g * P + o // panel) * taps + tap) * cin + i) * panel + o % panel, with P panels per group.
+        winograd: forward only, 3 x 3 taps without stride or dilation: if not empty, the extents of a tile of results (``winograd.py``); w
+            is the packed form transformed, [group][panel][point][channel][column], and the arithmetic that of the transforms.
         epilogue: forward only: what is done to y's elements before they are stored (``epilogue.py``), over (n, channel, *spatial);
             it owns the stores, and ``y`` equals the strides of the first of them.
     """
@@ -66,6 +69,7 @@ class ConvolutionSpec:
     bias: bool = False
     panel: int = 0
     epilogue: Program | None = None
+    winograd: tuple[int, ...] = ()
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -78,7 +82,10 @@ class ConvolutionSpec:
 
     @property
     def packed_weights(self) -> tuple[int, ...]:
-        """Shape of packed weights: (group, panel number, *kernel and cin as one, column in the panel)."""
+        """Shape of packed weights: (group, panel number, *kernel and cin as one, column in the panel); with points for Winograd."""
+        if self.winograd:
+            rows, columns = (t + winograd.TAPS - 1 for t in self.winograd)
+            return (self.groups, panels(self.cout, self.panel), rows, columns, self.cin, self.panel)
         return packed_shape((self.groups,), self.cout, math.prod(self.kernel) * self.cin, self.panel)
 
     def _inside(self, d: int) -> list[int]:
@@ -109,7 +116,18 @@ class ConvolutionSpec:
         extra = math.prod(self.shapes[2]) if self.bias else 0
         if self.epilogue is not None:
             extra += self.epilogue.operations()
+        if self.winograd:
+            return self._winograd_operations() + extra
         return 2 * self.n * self.groups * self.cin * self.cout * taps + extra
+
+    def _winograd_operations(self) -> int:
+        """Of whole tiles: products at the points, and both transforms."""
+        tiles = self.n * self.groups * math.prod(-(-o // t) for o, t in zip(self.out_size, self.winograd, strict=True))
+        (ah, _, bh), (aw, _, bw) = map(winograd.matrices, self.winograd)
+        extent = [t + winograd.TAPS - 1 for t in self.winograd]
+        image = self.cin * winograd.operations(extent, (bh, bw))
+        result = self.cout * winograd.operations(extent, (ah, aw))
+        return tiles * (2 * self.cin * self.cout * winograd.points(self.winograd) + image + result)
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over 1-D NumPy buffers: in float64, rounded once."""
@@ -139,7 +157,13 @@ class ConvolutionSpec:
         x = torch.nn.functional.pad(t["x"], pads)
         if self.kind == "forward":
             bias = window_tensor(ins[2], ((self.groups * self.cout,), (1,), self.dtype)).double() if self.bias else None
-            y = aten.convolution(x, t["w"], bias, stride, none, dilation, False, none, self.groups)
+            if self.winograd:
+                grouped = x.numpy().reshape(self.n, self.groups, self.cin, *x.shape[2:])
+                exact = winograd.reference(grouped, t["w"].numpy(), self.winograd, self.out_size)
+                y = torch.from_numpy(exact.reshape(self.shapes[2]))
+                y = y if bias is None else y + bias[:, None, None]
+            else:
+                y = aten.convolution(x, t["w"], bias, stride, none, dilation, False, none, self.groups)
             if self.epilogue is None:
                 assert target is not None
                 target.copy_(y)
@@ -156,13 +180,15 @@ class ConvolutionSpec:
     def _unpacked(self, buffer: Any) -> torch.Tensor:
         packed = self.packed_weights
         w = window_tensor(buffer, (packed, contiguous(packed), self.dtype)).double()
+        if self.winograd:
+            return w.movedim(1, 3).movedim(-1, 4).flatten(3, 4)[:, :, :, : self.cout]
         w = w.reshape(self.groups, packed[1], *self.kernel, self.cin, self.panel).movedim(-1, 2).flatten(1, 2)
         return w[:, : self.cout].movedim(-1, 2).reshape(self.shapes[1])
 
     def program(self) -> Program:
         """The same as a loop program that gathers: every result sums over all taps, with zero outside."""
         make = {"forward": _forward, "backward_data": _backward_data, "backward_weight": _backward_weight}
-        program = make[self.kind](self)
+        program = make[self.kind](self) if not self.winograd else _by_points(self)
         if self.epilogue is None:
             return program
         # The program's channels are two loops.
@@ -175,7 +201,8 @@ class _Loops:
     def __init__(self, spec: ConvolutionSpec, outer: Sequence[str], inner: Sequence[str]) -> None:
         rank = len(spec.kernel)
         extents = {"n": [spec.n], "g": [spec.groups], "o": [spec.cout], "i": [spec.cin],
-                   "x": spec.in_size, "k": spec.kernel, "y": spec.out_size}  # fmt: skip
+                   "x": spec.in_size, "k": spec.kernel, "y": spec.out_size,
+                   "p": [t + winograd.TAPS - 1 for t in spec.winograd]}  # fmt: skip
         self.spec, self.rank, self.compute = spec, rank, compute_type(spec.dtype)
         self.first: dict[str, int] = {}
         at = 0
@@ -256,6 +283,33 @@ def _forward(spec: ConvolutionSpec) -> Program:
     b = loops.body
     x, w = b.input(spec.dtype), b.input(spec.dtype)
     total = b.reduce("sum", loops.read_x(x) * loops.read_w(w))
+    if spec.bias:
+        total = total + b.load(b.input(spec.dtype), loops.strides(g=spec.cout, o=1))
+    y = spec.y
+    b.store(b.output(spec.dtype), loops.strides(n=y[0], g=y[1] * spec.cout, o=y[1], y=y[2:]), total)
+    return b.finish()
+
+
+def _by_points(spec: ConvolutionSpec) -> Program:
+    """The forward product with every weight as a sum over the points of its transform."""
+    loops = _Loops(spec, "ngoy", "ikp")
+    b = loops.body
+    x, w = b.input(spec.dtype), b.input(spec.dtype)
+    packed, panel = contiguous(spec.packed_weights), spec.panel
+    strides = loops.strides(g=packed[0], i=packed[4], p=packed[2:4])
+    width = b.const(panel, "i64")
+    column = loops.index("o", 0)
+    places = [b.op("idiv_floor", column, width), b.op("mod", column, width)]
+    u = b.gather(w, strides, places, (spec.packed_weights[1], panel), (packed[1], 1), "trusted")
+    for d, tile in enumerate(spec.winograd):
+        point = b.const(0, loops.compute)
+        for k, row in enumerate(winograd.inverse(tile)):
+            for p, factor in enumerate(row):
+                if factor:
+                    here = loops.index("k", d).eq(k) & loops.index("p", d).eq(p)
+                    point = b.where(here, b.const(float(factor), loops.compute), point)
+        u = u * point
+    total = b.reduce("sum", loops.read_x(x) * u)
     if spec.bias:
         total = total + b.load(b.input(spec.dtype), loops.strides(g=spec.cout, o=1))
     y = spec.y

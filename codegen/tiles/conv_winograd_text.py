@@ -1,0 +1,101 @@
+"""C++ of the convolution in Winograd's form."""
+
+KERNEL = """
+alignas(64) static const T zeros[$zeros] = {};
+// Tile number t of the image x, as [point][tile][channel].
+$noinline void transform_image(const T *x, L top, L left, T *d0) {
+    const T *from[$points];
+    for (L r = 0; r < $high; r++)
+        for (L c = 0; c < $wide; c++) {
+            const bool inside = top + r >= 0 && top + r < $ih && left + c >= 0 && left + c < $iw;
+            from[r * $wide + c] = inside ? x + (top + r) * ${xh}LL + (left + c) * ${xw}LL : zeros;
+        }
+    for (L i = 0; i < $ci; i += VL) {
+        V d[$points];
+#pragma GCC unroll 64
+        for (int k = 0; k < $points; k++) d[k] = load(from[k] + i);
+        $image_transform
+#pragma GCC unroll 64
+        for (int k = 0; k < $points; k++) store(d0 + k * ${size}LL * $pitch + i, d[k]);
+    }
+}
+// Products of rows of tiles with a part of a panel, at one point; asks for PER vectors a row of what comes next, and for pixels.
+template <int PER> $noinline void multiply(const T *a, const T *w, T *sums, const T *next) {
+    V acc[$rows][$nv];
+    clear(acc);
+    for (L line = 0; line < $ci; line += $line) {
+#pragma GCC unroll 32
+        for (int i = 0; i < $rows; i++) __builtin_prefetch(a + i * ${pitch}LL + line + $soon);
+        for (L k = line; k < line + $line; k++, w += $panel, next += $panel) {
+            V b[$nv];
+#pragma GCC unroll 8
+            for (int v = 0; v < PER; v++) __builtin_prefetch(next + v * VL, 0, 2);
+#pragma GCC unroll 8
+            for (int v = 0; v < $nv; v++) b[v] = load(w + v * VL);
+#pragma GCC unroll 32
+            for (int i = 0; i < $rows; i++) {
+                const T s = a[i * ${pitch}LL + k];
+#pragma GCC unroll 8
+                for (int v = 0; v < $nv; v++) acc[i][v] += s * b[v];
+            }
+        }
+    }
+#pragma GCC unroll 32
+    for (int i = 0; i < $rows; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < $nv; v++) store(sums + (i * $nv + v) * VL, acc[i][v]);
+}
+$noinline void transform_result(const Operands &operands, L n, L g, L o, L y, L x, const T *s) {
+    const Operands e = operands;
+    V t[$tile_high][$tile_wide][$nv];
+#pragma GCC unroll 8
+    for (int v = 0; v < $nv; v++) {
+        V m[$points];
+#pragma GCC unroll 64
+        for (int k = 0; k < $points; k++) m[k] = load(s + k * ${size}LL * ($nv * VL) + v * VL);
+        $result_transform
+#pragma GCC unroll 8
+        for (int r = 0; r < $tile_high; r++)
+#pragma GCC unroll 8
+            for (int c = 0; c < $tile_wide; c++) t[r][c][v] = m[r * $wide + c];
+    }
+    const L valid = $co - o < $nv * VL ? $co - o : $nv * VL;
+    const L high = $oh - y < $tile_high ? $oh - y : $tile_high, wide = $ow - x < $tile_wide ? $ow - x : $tile_wide;
+    for (L r = 0; r < high; r++)
+        for (L c = 0; c < wide; c++)
+            if constexpr (IN_REGISTERS) finish_row<$nv>(e, n, g, o, 0, y + r, x + c, t[r][c], valid);
+            else finish(e, n, g, o, 0, y + r, x + c, (const T *)t[r][c], valid);
+}
+$noinline void run(L j, const T *a0, const T *a1, const T *, T *, unsigned char *scratch, const Operands &e) {
+    T *image = (T *)(scratch + j * ${job}LL), *sums = (T *)(scratch + j * ${job}LL + ${sums}LL);
+    const L share = j / $parts, part = j % $parts;
+    const L t0 = share * $tiles / $shares, t1 = (share + 1) * $tiles / $shares;
+    const L p0 = part * $panels / $parts, p1 = (part + 1) * $panels / $parts;
+    for (L g = 0; g < $groups; g++)
+        for (L t = t0; t < t1; t += $block) {
+            const L count = t1 - t < $block ? t1 - t : $block;
+            for (L k = 0; k < count; k++) {
+                const L c = (t + k) % $across, r = (t + k) / $across % $down, n = (t + k) / $across / $down;
+                const T *x = a0 + n * ${xn}LL + g * ${xg}LL;
+                transform_image(x, r * $tile_high + ($top), c * $tile_wide + ($left), image + k * $pitch);
+            }
+            for (L p = p0; p < p1; p++)
+                for (L v = 0; v < $vectors && p * $panel + v * $nv * VL < $co; v++) {
+                    for (L q = 0; q < $points; q++) {
+                        const T *w = a1 + g * ${group_step}LL + q * ${point_step}LL + p * ${panel_step}LL + v * $nv * VL;
+                        for (L k = 0, part = 0; k < count; k += $rows, part += $per) {
+                            const T *a = image + (q * $size + k) * $pitch;
+                            T *to = sums + (q * $size + k) * ($nv * VL);
+                            if (part < $nv) multiply<$per>(a, w, to, w + $ahead + part * VL);
+                            else multiply<0>(a, w, to, w);
+                        }
+                    }
+                    for (L k = 0; k < count; k++) {
+                        const L c = (t + k) % $across, r = (t + k) / $across % $down, n = (t + k) / $across / $down;
+                        transform_result(e, n, g, p * $panel + v * $nv * VL, r * $tile_high, c * $tile_wide,
+                                         sums + k * ($nv * VL));
+                    }
+                }
+        }
+}
+"""
