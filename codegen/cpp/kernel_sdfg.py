@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
-from dcir.codegen.plan import KernelPlan
+from dcir.codegen.plan import KernelPlan, Phase
 
 # Arrays of a kernel are bare pointers: their declared extent only has to be larger than any address.
 _EXTENT = 1 << 40
 _NAME = "dcirkernel"
+_WORD = "dcirword"
+_JOBS = "97531"  # the first digits of a number that no frame holds otherwise; the phase's number follows
+_MANY_JOBS = 1 << 30
+_BLANKS = re.compile(rf"{_WORD}[0-9]+_|\b{_JOBS}[0-9]+\b|{_NAME}")
+HEADER = '#include "dace_shim.h"\n'
 
 
 def argument_names(n_in: int, n_out: int) -> list[str]:
@@ -24,6 +30,7 @@ def kernel_sdfg(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str]) -> An
     import dace
 
     dace.Config.set("progress", value=False)
+    dace.Config.set("compiler", "lineinfo", value="none")  # else DaCe walks Python's stack for every node it adds
     sdfg = dace.SDFG(_NAME)
     types = {
         "f32": dace.float32, "f64": dace.float64, "bf16": dace.uint16, "f16": dace.float16, "i64": dace.int64,
@@ -68,19 +75,51 @@ def kernel_sdfg(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str]) -> An
 
 
 def kernel_text(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str], name: str) -> str:
-    """C++ of a kernel whose entry is ``__program_<name>(void*, arguments…)``.
+    """C++ of a kernel whose entry is ``__program_<name>(void*, arguments…)``: `HEADER` and `kernel_body`."""
+    return HEADER + kernel_body(plan, ins, outs, name)
+
+
+def kernel_body(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str], name: str) -> str:
+    """What a kernel says below `HEADER`; several may stand in one file, each in a namespace of its own.
 
     The maps become worksharing loops of the team that the network's driver opens once per call, so a kernel costs a
-    barrier and not a parallel region.
+    barrier and not a parallel region. DaCe sees words in place of the code and of the numbers of jobs, and is asked
+    once for all kernels that differ in nothing else; what it needs for one is a hundred times the rest.
     """
+    blank, words = _blank(plan)
+    words[_NAME] = name
+    # One walk over the frame: what is put in is not looked at again.
+    return _BLANKS.sub(lambda found: words[found[0]], _frame(blank, tuple(ins), tuple(outs)))
+
+
+def _blank(plan: KernelPlan) -> tuple[KernelPlan, dict[str, str]]:
+    """A plan with a word in place of everything that DaCe hands through, and what the words stand for."""
+    words = {f"{_WORD}{len(plan.phases)}_": plan.globals}
+    phases = []
+    for number, phase in enumerate(plan.phases):
+        words[f"{_WORD}{number}_"] = phase.code
+        used = sorted(set(re.findall(r"\b(?:[ao][0-9]+|scratch|status)\b", phase.code)))
+        jobs = phase.jobs
+        if isinstance(jobs, int) and 0 <= jobs < _MANY_JOBS:
+            words[jobs_word := f"{_JOBS}{number}"] = str(jobs)
+            jobs = int(jobs_word)
+        phases.append(Phase(jobs, f"{_WORD}{number}_ // {' '.join(used)}"))
+    return KernelPlan("", f"{_WORD}{len(phases)}_" * bool(plan.globals), tuple(phases)), words
+
+
+@functools.lru_cache(maxsize=1024)
+def _frame(plan: KernelPlan, ins: tuple[str, ...], outs: tuple[str, ...]) -> str:
+    """DaCe's text for a plan, without what a kernel of ours does not need."""
     from dace.codegen import codegen
 
     frame = codegen.generate_code(kernel_sdfg(plan, ins, outs), validate=False)[0].clean_code
     text = re.sub(r'#include\s+[<"](dace/dace\.h|\.\./\.\./include/hash\.h)[>"]', "", frame)
     text = text.replace("#pragma omp parallel for", "#pragma omp for")
     text = re.sub(r"DACE_EXPORTED (?:\w+ \*?|int )__dace_(?:init|exit)_\w+\([^)]*\)\s*;", "", text)
-    text = _drop_functions(text, ("__dace_init_", "__dace_exit_"))
-    return '#include "dace_shim.h"\n' + text.replace(_NAME, name)
+    # The entry does nothing but call the function with the code, which takes its name and is compiled once, not twice.
+    text = _drop_functions(text, ("__dace_init_", "__dace_exit_", f"__program_{_NAME}("))
+    text = text.replace(f"void __program_{_NAME}_internal(", f'extern "C" void __program_{_NAME}(')
+    return re.sub(rf"({_WORD}[0-9]+_) //.*", r"\1", re.sub(r"\n\s*\n+", "\n", text))
 
 
 def _drop_functions(text: str, starts: Sequence[str]) -> str:
