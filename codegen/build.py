@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcir.cache import Cache, key_of
+from dcir.codegen.bundles import bundle_text, bundles, second_name
 from dcir.errors import CompilerFailed, CompilerNotFound, OptionError
 
 HEADERS = Path(__file__).resolve().parent / "cpp"
@@ -32,6 +33,8 @@ DEFAULT_FLAGS = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
     "-fvisibility=hidden",
+    "-ffunction-sections",
+    "-fdata-sections",
     "-w",
 )
 _NAMES = ("c++", "g++", "clang++")
@@ -101,10 +104,13 @@ class Unit:
     Attributes:
         key_text: What tells this unit from others besides its text; often empty.
         text: The C++ source.
+        shared: What goes before the text, empty for a unit that is compiled alone. Units in which it is the same may
+            stand behind it in one source, each in a namespace of its own; the object of one then holds others too.
     """
 
     key_text: str
     text: str
+    shared: str = ""
 
 
 def find_compiler() -> str:
@@ -196,7 +202,7 @@ def compile_objects(
         CompilerFailed: The compiler refused a unit; its source is kept.
     """
     common = (toolchain.identity, _headers_identity(), "\0".join(flags))
-    keys = [key_of(*common, unit.key_text, unit.text) for unit in units]
+    keys = [key_of(*common, unit.key_text, unit.shared, unit.text) for unit in units]
     by_key = dict(zip(keys, units, strict=True))
 
     def build(missing: dict[str, Path]) -> None:
@@ -204,18 +210,22 @@ def compile_objects(
             finished = 0
             count = threading.Lock()
 
-            def compile_one(key: str) -> None:
+            def compile_one(keys: tuple[str, ...]) -> None:
                 nonlocal finished
-                source = Path(folder) / f"{key}.cpp"
-                source.write_text(by_key[key].text)
-                command = [toolchain.path, *flags, f"-I{HEADERS}", "-c", source.name, "-o", str(missing[key])]
+                source = Path(folder) / f"{keys[0]}.cpp"
+                source.write_text(bundle_text(by_key[keys[0]].shared, [by_key[key].text for key in keys]))
+                drafts = [missing[key] for key in keys]
+                command = [toolchain.path, *flags, f"-I{HEADERS}", "-c", source.name, "-o", str(drafts[0])]
                 _run(command, Path(folder), "compiles", source, cache)
+                for draft in drafts[1:]:
+                    second_name(drafts[0], draft)
                 with count:
-                    finished += 1
+                    finished += len(keys)
                     if progress is not None:
                         progress(finished, len(missing))
 
-            _in_parallel(compile_one, list(missing), jobs)
+            sizes = {key: (by_key[key].shared, len(by_key[key].text)) for key in missing}
+            _in_parallel(compile_one, bundles(sizes, _workers(jobs)), jobs)
 
     paths = cache.get_or_build_many("object", keys, ".o", build)
     return [paths[key] for key in keys]
@@ -240,15 +250,18 @@ def link_shared(
         flags: More flags for the linker.
     """
     names = [path.name for path in objects]
+    # The units of a bundle have one object under many names.
+    once = {(state.st_dev, state.st_ino): path for path, state in ((path, path.stat()) for path in objects)}.values()
     # A missing symbol shall be found here, not when the library is loaded or called. Sanitizers come from outside.
-    extra = (*flags, *(_sanitize_flags() or ("-Wl,--no-undefined",)))
+    # Bundles bring units that nobody here calls, which are dropped, and sometimes one that another bundle has too.
+    extra = (*flags, "-Wl,-z,muldefs", *(_sanitize_flags() or ("-Wl,--no-undefined", "-Wl,--gc-sections")))
     address = key_of("link", key, toolchain.identity, "\0".join(extra), *names)
 
     def build(draft: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="dcir-link-") as folder:
             # Hundreds of long paths can exceed what a command line holds, so they go through a file.
             listing = Path(folder) / "objects"
-            listing.write_text("".join(f'"{_escaped(path)}"\n' for path in objects))
+            listing.write_text("".join(f'"{_escaped(path)}"\n' for path in once))
             command = [toolchain.path, "-shared", "-fopenmp", *extra, f"@{listing}", "-o", str(draft)]
             _run(command, Path(folder), "links", None, cache)
 
@@ -322,9 +335,12 @@ def _escaped(path: Path) -> str:
     return str(path).replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _in_parallel(work: Callable[[str], None], items: Sequence[str], jobs: int | None) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = max(1, min(jobs or cores, len(items)))
+def _workers(jobs: int | None) -> int:
+    return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _in_parallel(work: Callable[[tuple[str, ...]], None], items: Sequence[tuple[str, ...]], jobs: int | None) -> None:
+    workers = max(1, min(_workers(jobs), len(items)))
     if workers == 1:
         for item in items:
             work(item)

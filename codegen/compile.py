@@ -6,20 +6,21 @@ import functools
 import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dcir.cache import Cache, key_of
 from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
-from dcir.codegen.cpp.driver import Call, Place, driver_text
-from dcir.codegen.cpp.kernel_sdfg import kernel_text
+from dcir.codegen.cpp.driver import Call, Flow, Place, driver_text
+from dcir.codegen.cpp.kernel_sdfg import HEADER, kernel_body
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.planners import Machine, plan
 from dcir.codegen.tiles.isa import host_isa
 from dcir.ir.network import Network, Operand
 from dcir.ir.nodes import Op
 from dcir.ir.types import itemsize
+from dcir.ops.images import one_image
 
 ALIGNMENT = 64
 
@@ -107,9 +108,13 @@ def compile_network(
     callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]] = {}
     scratch = 0
     ops, prepared = net.ops(), net.prepared_ops()
+    streams = {label: i for i, s in enumerate(net.streams) for label in s.ops}
     for number, op in enumerate(ops):
         spec, ins, outs = op.spec, net.ins(op), net.outs(op)
-        places_in, places_out = tuple(map(layout.place, ins)), tuple(map(layout.place, outs))
+        stream = streams.get(op.label, -1)
+        if stream >= 0:
+            spec = one_image(spec, net.streams[stream], ins, outs)
+        places_in, places_out = (tuple(layout.place(o, stream) for o in operands) for operands in (ins, outs))
         if getattr(spec, "kind", "") == "torch":
             callbacks[number] = (spec, places_in, places_out)
             calls.append(Call(None, number, (), False, False))
@@ -122,12 +127,19 @@ def compile_network(
         k = kernels[key]
         scratch = max(scratch, k.plan.scratch)
         if k.plan.phases:
-            call = Call(k.name, number, (*places_in, *places_out), k.parallel, k.checked)
+            call = Call(k.name, number, (*places_in, *places_out), k.parallel, k.checked, stream)
             (before if op in prepared else calls).append(call)
     end = _up(layout.arena_bytes)
-    calls, before = ([c if c.kernel is None else _with_scratch(c, end) for c in part] for part in (calls, before))
+    scratch = _up(scratch)
+    calls, before = (
+        [c if c.kernel is None else _with_scratch(c, Place(0, end, 0, scratch * (c.stream >= 0))) for c in part]
+        for part in (calls, before)
+    )
+    flows = [Flow(s.images, s.lanes) for s in net.streams]
+    lanes = max((f.lanes for f in flows), default=1)
     static = _static(net, prepared)
-    driver = driver_text(calls, before, [(layout.slots[n], net.containers[n].nbytes) for n in static], profile=profile)
+    sizes = [(layout.slots[n], net.containers[n].nbytes) for n in static]
+    driver = driver_text(calls, before, sizes, flows, profile=profile)
     toolchain = Toolchain.find(cache)
     flags = default_flags()
     names = sorted(k.name for k in kernels.values())
@@ -138,15 +150,15 @@ def compile_network(
         nonlocal compiled
         made = [k for k in kernels.values() if k.plan.phases]
         compiled = len(made)
-        texts = sorted(kernel_text(k.plan, k.ins, k.outs, k.name) for k in made)
-        units = [Unit("", text) for text in (driver, *texts)]
+        texts = sorted(kernel_body(k.plan, k.ins, k.outs, k.name) for k in made)
+        units = [Unit("", driver), *(Unit("", text, HEADER) for text in texts)]
         objects = compile_objects(units, toolchain, flags, cache, None, progress)
         shutil.copyfile(link_shared(objects, library_key, toolchain, cache), draft)
 
     # One look-up by what the graph is, so that a later process neither generates nor hashes any kernel's text.
     path = cache.get_or_build("graph", library_key, ".so", build)
     return Library(
-        path, end + scratch, net.prepared_bytes, static, layout.slots, layout.count, callbacks, len(kernels), len(calls), compiled,
+        path, end + scratch * lanes, net.prepared_bytes, static, layout.slots, layout.count, callbacks, len(kernels), len(calls), compiled,
         [op.origin for op in ops], tuple((c.kernel, c.number) for c in calls),
     )  # fmt: skip
 
@@ -157,8 +169,8 @@ def _static(net: Network, prepared: set[Op]) -> tuple[str, ...]:
     return tuple(n for n, c in net.containers.items() if n in read and c.role in ("input", "constant") and c.size)
 
 
-def _with_scratch(call: Call, at: int) -> Call:
-    return Call(call.kernel, call.number, (*call.operands, Place(0, at)), call.parallel, call.checked)
+def _with_scratch(call: Call, place: Place) -> Call:
+    return replace(call, operands=(*call.operands, place))
 
 
 class _Layout:
@@ -179,13 +191,20 @@ class _Layout:
                 self.offsets[name] = _up(self.arena_bytes)
                 self.arena_bytes = self.offsets[name] + c.nbytes
 
-    def place(self, o: Operand) -> Place:
-        offset = o.offset * itemsize(self.net.containers[o.data].dtype)
+    def place(self, o: Operand, number: int = -1) -> Place:
+        """Of an operand, in a stream if it is an operand there."""
+        size = itemsize(self.net.containers[o.data].dtype)
+        offset, image = o.offset * size, 0
+        if number >= 0:
+            stream = self.net.streams[number]
+            if o.data in stream.inside:
+                return Place(0, self.offsets[o.data] + offset, 0, stream.lane_bytes)
+            image = stream.steps[o.data] * size
         if o.data in self.slots:
-            return Place(self.slots[o.data], offset)
+            return Place(self.slots[o.data], offset, image)
         if o.data in self.net.prepared:
-            return Place(1, self.net.prepared[o.data] + offset)
-        return Place(0, self.offsets[o.data] + offset)
+            return Place(1, self.net.prepared[o.data] + offset, image)
+        return Place(0, self.offsets[o.data] + offset, image)
 
 
 def _up(n: int) -> int:

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,10 @@ def key_of(*parts: str | bytes) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One cached file: its kind, key and suffix, its size in bytes and when it was last used (Unix seconds)."""
+    """One cached file: its kind, key and suffix, its size in bytes and when it was last used (Unix seconds).
+
+    Files with equal ``identity`` are one file under several names and take its room once.
+    """
 
     kind: str
     key: str
@@ -59,6 +63,7 @@ class Entry:
     size: int
     used: float
     path: Path
+    identity: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -154,18 +159,24 @@ class Cache:
             with contextlib.suppress(OSError):
                 key, _, suffix = path.name.partition(".")
                 kind_of_file = path.parent.parent.name
-                size = path.stat().st_size
-                entries.append(Entry(kind_of_file, key, "." + suffix, size, seal.stat().st_mtime, path))
+                state, used = path.stat(), seal.stat().st_mtime
+                identity = (state.st_dev, state.st_ino)
+                entries.append(Entry(kind_of_file, key, "." + suffix, state.st_size, used, path, identity))
         return sorted(entries, key=lambda entry: (entry.used, entry.path))
 
     def info(self) -> CacheInfo:
         """Number and bytes of the cached files."""
         by_kind: dict[str, tuple[int, int]] = {}
         entries = self.ls()
+        names = Counter(entry.identity for entry in entries)
+        total = 0
         for entry in entries:
             files, size = by_kind.get(entry.kind, (0, 0))
-            by_kind[entry.kind] = (files + 1, size + entry.size)
-        return CacheInfo(self.folder, len(entries), sum(entry.size for entry in entries), by_kind, self.temporary)
+            names[entry.identity] -= 1
+            room = 0 if names[entry.identity] else entry.size
+            by_kind[entry.kind] = (files + 1, size + room)
+            total += room
+        return CacheInfo(self.folder, len(entries), total, by_kind, self.temporary)
 
     def prune(self, *, max_bytes: int | None = None, older_than: float | None = None) -> list[Entry]:
         """Remove files not used for `older_than` seconds, then the least recently used above `max_bytes`.
@@ -176,7 +187,8 @@ class Cache:
             What was removed.
         """
         entries = self.ls()
-        total = sum(entry.size for entry in entries)
+        names = Counter(entry.identity for entry in entries)
+        total = sum({entry.identity: entry.size for entry in entries}.values())
         now = time.time()
         removed = []
         for entry in entries:
@@ -185,7 +197,8 @@ class Cache:
             if too_old or too_much:
                 _seal_of(entry.path).unlink(missing_ok=True)
                 entry.path.unlink(missing_ok=True)
-                total -= entry.size
+                names[entry.identity] -= 1
+                total -= 0 if names[entry.identity] else entry.size
                 removed.append(entry)
         self._sweep(now)
         return removed

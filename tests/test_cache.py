@@ -265,6 +265,26 @@ def test_info_and_prune(cache):
     assert cache.ls() == []
 
 
+def test_one_file_under_several_names_takes_its_room_once(cache):
+    keys = sorted(key_of(str(number)) for number in range(3))
+
+    def build(missing):
+        missing[keys[0]].write_text("x" * 100)
+        for key in keys[1:]:
+            os.link(missing[keys[0]], missing[key])
+
+    paths = cache.get_or_build_many("object", keys, ".o", build)
+    cache.get_or_build("library", KEY, ".so", write("x" * 10))
+    info = cache.info()
+    assert (info.files, info.size, info.by_kind) == (4, 110, {"object": (3, 100), "library": (1, 10)})
+    os.utime(paths[keys[1]].with_name(paths[keys[1]].name + ".seal"), (0, 0))
+    assert [entry.key for entry in cache.prune(older_than=1000)] == [keys[1]]
+    assert cache.info().size == 110
+    assert paths[keys[0]].read_text() == "x" * 100
+    cache.prune(max_bytes=100)
+    assert cache.info().size <= 100
+
+
 def test_prune_sweeps_what_killed_processes_left(cache):
     path = cache.get_or_build("object", KEY, ".o", write())
     draft = path.parent / ".draft-old"
