@@ -1,7 +1,8 @@
-"""3 x 3 convolutions with static weights multiply less: tiles of results in Winograd's form, where that is faster.
+"""3 x 3 convolutions multiply less: tiles of results in Winograd's form, where that is faster.
 
-    y = conv(x, w)    -->   w' = G w G^T, packed       once per weight
-                            y = A^T [w' * (B^T x B)] A
+    y = conv(x, w)         -->   w' = G w G^T, packed       once, if the weights are static
+                                 y = A^T [w' * (B^T x B)] A
+    dx = conv^T(dy, w)     -->   the same with dy, and with w flipped and transposed
 
 A tile of 2 x 4 results takes 24 products per pair of channels instead of 72, of 2 x 2 16 instead of 36; in exchange the image and the
 result are transformed and the weights are larger (``dcir.ops.winograd``).
@@ -19,9 +20,10 @@ from dcir.ir.nodes import Op
 from dcir.ir.program import Body
 from dcir.ops import winograd
 from dcir.ops.convolution import ConvolutionSpec
-from dcir.ops.packing import pack_program, panel_width, panels
+from dcir.ops.packing import panel_width, panels
 from dcir.transforms.base import Outcome, Pass
 
+_Made = dict[tuple[Operand, object], Operand]
 _LANES = 16
 _TURN, _APART = 2.0, 1.0  # cycles an element
 
@@ -40,6 +42,7 @@ class UseWinograd(Pass):
         cores: that share the tiles.
         per_cycle: multiply-adds of 16 elements that a core starts in a cycle.
         weight_bytes: of transformed weights that arrive in a cycle, and of the direct form's, which are read ahead better.
+        transform: cycles an element of transformed weights takes.
     """
 
     tier: ClassVar[int] = 3
@@ -48,33 +51,38 @@ class UseWinograd(Pass):
     cores: int = 2
     per_cycle: float = 1.8
     weight_bytes: tuple[float, float] = (6.0, 8.0)
+    transform: float = 0.3
 
     def apply(self, net: Network) -> Outcome:
         """Visit every convolution that is not static itself; equal weights are transformed once."""
         outcome = Outcome()
         ready = net.preparable()
         static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
-        made: dict[tuple[Operand, object], Operand] = {}
+        made: _Made = {}
         for op in net.ops():
-            spec = op.spec
-            if op in ready or not isinstance(spec, ConvolutionSpec) or spec.kind != "forward" or spec.panel:
+            spec, ins = op.spec, net.ins(op)
+            if op in ready or not isinstance(spec, ConvolutionSpec) or spec.panel or spec.kind == "backward_weight":
                 continue
-            if net.ins(op)[1].data not in static:
-                continue
+            flipped = spec.kind == "backward_data"
+            if flipped:
+                spec = _as_forward(spec)
             reason = unfit(spec)
-            tile = None if reason else self._choose(spec)
+            tile = None if reason else self._choose(spec, static=ins[1].data in static)
             if tile is None:
                 if math.prod(spec.kernel) > 1:
                     outcome.refuse(reason or "the transforms would cost more than they save")
                 continue
-            self._rewrite(net, op, spec, tile, made)
+            self._rewrite(net, op, spec, tile, made, flipped=flipped)
             outcome.changed += 1
         return outcome
 
-    def _choose(self, spec: ConvolutionSpec) -> tuple[int, int] | None:
+    def _choose(self, spec: ConvolutionSpec, *, static: bool) -> tuple[int, int] | None:
         """The cheapest tile, if it is cheap enough."""
         direct = self._direct(spec)
-        cost, tile = min(((self._cost(spec, tile), tile) for tile in self.tiles), default=(direct, None))
+        costs = [
+            (self._cost(spec, tile) + (0 if static else self._preparation(spec, tile)), tile) for tile in self.tiles
+        ]
+        cost, tile = min(costs, default=(direct, None))
         # An image in another layout is turned around, a result stored element by element.
         if spec.x[1] != 1:
             cost += _TURN * math.prod(spec.shapes[0]) / self.cores
@@ -97,27 +105,21 @@ class UseWinograd(Pass):
         weights = points * spec.cin * spec.cout * 4 / self.weight_bytes[0]
         return tiles * (products + transforms + around) / self.cores + weights
 
+    def _preparation(self, spec: ConvolutionSpec, tile: tuple[int, int]) -> float:
+        """Cycles of weights that are packed and transformed in every call."""
+        return spec.cin * spec.cout * winograd.points(tile) * self.transform / self.cores
+
     def _rewrite(
-        self,
-        net: Network,
-        op: Op,
-        spec: ConvolutionSpec,
-        tile: tuple[int, int],
-        made: dict[tuple[Operand, object], Operand],
+        self, net: Network, op: Op, spec: ConvolutionSpec, tile: tuple[int, int], made: _Made, *, flipped: bool
     ) -> None:
         ins = net.ins(op)
         panel = panel_width(spec.dtype)
-        pack = pack_program(
-            spec.dtype, (1,), spec.cout, (3, 3, spec.cin), panel, (0,), spec.w[0], (*spec.w[2:], spec.w[1])
-        )
-        transform = winograd.weights_program(spec.dtype, tile, panels(spec.cout, panel), spec.cin, panel)
-        weights = ins[1]
-        for program in (pack, transform):
-            key = weights, program
-            if key not in made:
-                made[key] = Operand(net.add_container(program.outer, program.outputs[0]))
-                net.add_op(program, [weights], [made[key]], origin=op.origin, made_by=self.name, before=op)
-            weights = made[key]
+        transform = winograd.WinogradWeightsSpec(spec.dtype, tile, spec.cin, spec.cout, panel, spec.w, flipped)
+        key = ins[1], transform
+        if key not in made:
+            made[key] = Operand(net.add_container(transform.packed_weights, spec.dtype))
+            net.add_op(transform, [ins[1]], [made[key]], origin=op.origin, made_by=self.name, before=op)
+        weights = made[key]
         image = ins[0]
         if spec.x[1] != 1:
             image, spec = self._turned(net, op, spec, ins[0], made)
@@ -126,7 +128,7 @@ class UseWinograd(Pass):
         )
 
     def _turned(
-        self, net: Network, op: Op, spec: ConvolutionSpec, image: Operand, made: dict[tuple[Operand, object], Operand]
+        self, net: Network, op: Op, spec: ConvolutionSpec, image: Operand, made: _Made
     ) -> tuple[Operand, ConvolutionSpec]:
         """The image channels-last, and the convolution that reads it."""
         shape = _, c, h, w = spec.shapes[0]
@@ -139,6 +141,18 @@ class UseWinograd(Pass):
             made[key] = Operand(net.add_container(shape, spec.dtype, "transient", strides))
             net.add_op(program, [image], [made[key]], origin=op.origin, made_by=self.name, before=op)
         return made[key], replace(spec, x=strides)
+
+
+def _as_forward(spec: ConvolutionSpec) -> ConvolutionSpec:
+    """A data gradient as a convolution of the error signal, but for its taps, which come in the other order.
+
+    Of one with a stride or several groups that makes no sense, and ``unfit`` says so.
+    """
+    padding = tuple(d * (k - 1) - p for d, k, p in zip(spec.dilation, spec.kernel, spec.padding, strict=True))
+    return replace(
+        spec, kind="forward", cin=spec.cout, cout=spec.cin, in_size=spec.out_size, out_size=spec.in_size, padding=padding,
+        x=spec.y, y=spec.x, w=(spec.w[1], spec.w[0], *spec.w[2:]),
+    )  # fmt: skip
 
 
 def unfit(spec: ConvolutionSpec) -> str:

@@ -52,8 +52,8 @@ def winograd_draft(name: str, p: Problem, tile: Sequence[int], isa: Isa, threads
         text_of.KERNEL, points=points, high=high, wide=wide, tile_high=tile[0], tile_wide=tile[1], rows=rows.size, nv=nv,
         pitch=pitch, size=size, ci=p.ci, panel=p.panel, zeros=p.ci, per=max(1, nv // rows.parts),
         ahead=step if rows.parts > 1 else NEAR // element, line=64 // element, soon=SOON // element,
-        image_transform=_transform("d", (high, wide), (b_rows, b_columns)),
-        result_transform=_transform("m", (high, wide), (a_rows, a_columns)),
+        image_transform=transform_text("d", (high, wide), (b_rows, b_columns), wide),
+        result_transform=transform_text("m", (high, wide), (a_rows, a_columns), wide),
         tiles=tiles, shares=shares, parts=parts, groups=p.groups, vectors=p.panel // width // nv,
         panels=panels(p.co, p.panel), point_step=step, panel_step=points * step, co=p.co,
         group_step=points * panels(p.co, p.panel) * step, job=image + sums, sums=image, block=blocks.size,
@@ -65,15 +65,15 @@ def winograd_draft(name: str, p: Problem, tile: Sequence[int], isa: Isa, threads
     )
 
 
-def _transform(name: str, extent: Sequence[int], axes: Sequence[Sequence[Sequence[Fraction]]]) -> str:
-    """C++ that replaces vectors ``name``[row][column] by M_rows X M_columns^T in place, columns first."""
+def transform_text(name: str, extent: Sequence[int], axes: Sequence[Sequence[Sequence[Fraction]]], pitch: int) -> str:
+    """C++ that replaces vectors ``name``[row * pitch + column] by M_rows X M_columns^T in place, columns first."""
     by_rows, by_columns = axes
     high, wide = extent
     lines = []
     for r in range(high):
-        lines += _line([f"{name}[{r * wide + c}]" for c in range(wide)], by_columns)
+        lines += _line([f"{name}[{r * pitch + c}]" for c in range(max(wide, len(by_columns)))], by_columns)
     for c in range(len(by_columns)):
-        lines += _line([f"{name}[{r * wide + c}]" for r in range(high)], by_rows)
+        lines += _line([f"{name}[{r * pitch + c}]" for r in range(max(high, len(by_rows)))], by_rows)
     return "\n        ".join(lines)
 
 
@@ -82,7 +82,7 @@ def _line(values: Sequence[str], matrix: Sequence[Sequence[Fraction]]) -> list[s
 
     Rows that differ in the sign of every other term are a sum and a difference: what the points ±a have in common.
     """
-    inside = [f"const V x{j} = {v};" for j, v in enumerate(values)]
+    inside = [f"const V x{j} = {v};" for j, v in enumerate(values[: len(matrix[0])])]
     done: set[int] = set()
     outside: list[str] = []
     for i, row in enumerate(matrix):
@@ -97,7 +97,6 @@ def _line(values: Sequence[str], matrix: Sequence[Sequence[Fraction]]) -> list[s
         inside.append(f"const V s{i} = {_sum(same)}, t{i} = {_sum(other)};")
         outside += [f"{values[i]} = s{i} + t{i};", f"{values[mate]} = s{i} - t{i};"]
         done.add(mate)
-    # Pairs of inputs that only occur as a sum or a difference: what results have in common.
     return ["{", *("    " + s for s in (*inside, *outside)), "}"]
 
 
@@ -120,5 +119,5 @@ def _sum(terms: dict[int, Fraction]) -> str:
         sign = 1 if members[0][1] > 0 else -1
         inner = f"x{members[0][0]}" + "".join(f" {'+' if v * sign > 0 else '-'} x{j}" for j, v in members[1:])
         factor = float(size) * sign
-        made.append((f"({inner})" if len(members) > 1 else inner) if factor == 1.0 else f"({inner}) * (T){factor!r}")
+        made.append((f"({inner})" if len(members) > 1 else inner) if factor == 1.0 else f"({inner}) * (S){factor!r}")
     return " + ".join(made) if made else "V{}"

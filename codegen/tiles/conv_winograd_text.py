@@ -1,6 +1,7 @@
 """C++ of the convolution in Winograd's form."""
 
 KERNEL = """
+typedef T S;
 alignas(64) static const T zeros[$zeros] = {};
 // Tile number t of the image x, as [point][tile][channel].
 $noinline void transform_image(const T *x, L top, L left, T *d0) {

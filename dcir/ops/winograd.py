@@ -12,14 +12,21 @@ textbook's 0, ±1, ±2 the latter is 22 to 27 times. So tiles are 2 x 2, 2 x 4 o
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from dcir.ir.interpret import run_program
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body, Expr, Program
+from dcir.ir.scalars import reference as reference_of
+from dcir.ir.serialize import register
+from dcir.ir.types import compute_type, itemsize
+from dcir.ops.packing import panels
 
 TAPS = 3
 POINTS = {2: (Fraction(0), Fraction(1), Fraction(-1)),
@@ -65,34 +72,76 @@ def _expand(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
     return tuple(made)
 
 
-def weights_program(
-    dtype: str, tile: Sequence[int], panels: int, channels: int, panel: int, groups: int = 1
-) -> Program:
-    """G w G^T of packed weights [group][panel][3 x 3][channel][column], as [group][panel][point][channel][column].
+@register
+@dataclass(frozen=True)
+class WinogradWeightsSpec:
+    """u = G w G^T: weights of a 3 x 3 convolution packed in panels and transformed for tiles of results.
 
-    Computed in float64 and rounded once.
+    Reads w, writes u; sizes and strides in elements.
+
+    Attributes:
+        dtype: "f32" or "f64"; computed in float64 and rounded once.
+        tile: extents of a tile of results.
+        cin, cout: input and output channels.
+        panel: output channels of a panel.
+        w: strides of w over (cout, cin, row, column).
+        flipped: whether rows and columns are read in the other order, as the data gradient does.
     """
-    gh, gw = (matrices(m)[1] for m in tile)
-    shape = (groups, panels, len(gh), len(gw), channels, panel)
-    body = Body(shape)
-    source, target = body.input(dtype), body.output(dtype)
-    step = channels * panel
-    strides = (panels * 9 * step, 9 * step, 0, 0, panel, 1)
-    row, column = body.index(2), body.index(3)
-    rows = [_entry(body, row, [r[k] for r in gh]) for k in range(TAPS)]
-    columns = [_entry(body, column, [r[k] for r in gw]) for k in range(TAPS)]
-    total: Expr | None = None
-    for i in range(TAPS):
-        line: Expr | None = None
-        for j in range(TAPS):
-            w = body.gather(source, strides, [body.const(i * TAPS + j, "i64")], (9,), (step,), "trusted")
-            w = body.convert(w, "f64")
-            line = w * columns[j] if line is None else line + w * columns[j]
-        assert line is not None
-        total = line * rows[i] if total is None else total + line * rows[i]
-    assert total is not None
-    body.store(target, contiguous(shape), total)
-    return body.finish()
+
+    dtype: str
+    tile: tuple[int, ...]
+    cin: int
+    cout: int
+    panel: int
+    w: tuple[int, ...]
+    flipped: bool = False
+
+    kind: ClassVar[str] = "winograd weights"
+
+    @property
+    def packed_weights(self) -> tuple[int, ...]:
+        """Shape of u, which is contiguous: (group, panel number, *points, cin, column in the panel)."""
+        return (1, panels(self.cout, self.panel), *(t + TAPS - 1 for t in self.tile), self.cin, self.panel)
+
+    def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Distinct bytes of w and u."""
+        size = itemsize(self.dtype)
+        return (size * self.cout * self.cin * TAPS * TAPS,), (size * math.prod(self.packed_weights),)
+
+    def operations(self) -> int:
+        """Multiplications and additions of both transforms."""
+        return self.cin * self.cout * operations((TAPS, TAPS), [matrices(t)[1] for t in self.tile])
+
+    def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Run it over 1-D NumPy buffers."""
+        run_program(self.program(), ins, outs, reference_of)
+
+    def program(self) -> Program:
+        """The same as a loop program, whose coefficients are chosen by the loops' variables."""
+        gh, gw = (matrices(m)[1] for m in self.tile)
+        shape = self.packed_weights[1:]
+        body = Body(shape)
+        source, target = body.input(self.dtype), body.output(self.dtype)
+        strides = (self.w[0] * self.panel, 0, 0, self.w[1], self.w[0])
+        inside, other = None, None
+        if self.cout % self.panel:
+            inside = body.index(0) * self.panel + body.index(4) < self.cout
+            other = body.const(0, compute_type(self.dtype))
+        rows = [_entry(body, body.index(1), [r[k] for r in gh]) for k in range(TAPS)]
+        columns = [_entry(body, body.index(2), [r[k] for r in gw]) for k in range(TAPS)]
+        total: Expr | None = None
+        for i in range(TAPS):
+            line: Expr | None = None
+            for j in range(TAPS):
+                tap = [body.const(TAPS - 1 - k if self.flipped else k, "i64") for k in (i, j)]
+                w = body.gather(source, strides, tap, (TAPS, TAPS), self.w[2:], "trusted", inside, other)
+                term = body.convert(w, "f64") * columns[j]
+                line = term if line is None else line + term
+            assert line is not None
+            total = line * rows[i] if total is None else total + line * rows[i]
+        assert total is not None
+        body.store(target, contiguous(shape), total)
+        return body.finish()
 
 
 def _entry(body: Body, index: Expr, values: Sequence[Fraction]) -> Expr:

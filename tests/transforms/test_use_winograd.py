@@ -114,7 +114,46 @@ def test_equal_weights_are_transformed_once() -> None:
         return F.conv2d(F.conv2d(x, w, padding=1), w, padding=1)
 
     net, outcome, _ = rewritten(fn, [images(1, 128, 28, 28), torch.randn(128, 128, 3, 3)])
-    assert outcome.changed == 2 and len(net.ops()) == 4
+    assert outcome.changed == 2 and len(net.ops()) == 3
+
+
+def test_data_gradients() -> None:
+    """The error signal's convolution with flipped weights; weights that change are transformed in every call."""
+    x, w, dy = images(2, 64, 20, 21), torch.randn(48, 64, 3, 3) / 24, images(2, 48, 20, 21)
+
+    def fn(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+            dy, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, False, False]
+        )[0]
+
+    done = imported(fn, dy, x, w)
+    outcome = UseWinograd().apply(done.network)
+    verify(done.network)
+    done.network.validate()
+    assert outcome.changed == 1 and tiles(done.network) in ([(2, 4)], [(4, 2)])
+    (got,) = run_interpreted(done, [dy, x, w])
+    check_close(got, fn(dy, x, w), fn(dy.double(), x.double(), w.double()))
+
+
+def test_training_step() -> None:
+    """Forward and both gradients through the whole pipeline."""
+    torch.manual_seed(0)
+    block = torch.nn.Sequential(
+        torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 80, 3, padding=1), torch.nn.ReLU()
+    )
+    x, dy = torch.randn(2, 64, 28, 30), torch.randn(2, 80, 28, 30)
+
+    def gradients(module: Any, kind: torch.dtype) -> list[torch.Tensor]:
+        leaf = x.to(kind).clone().requires_grad_()
+        y = module(leaf)
+        return [y, *torch.autograd.grad(y, [leaf, *module.parameters()], dy.to(kind))]
+
+    fast = dcir.optimize(copy.deepcopy(block), verify="passes")
+    exact = gradients(copy.deepcopy(block).double(), torch.float64)
+    for got, want, e in zip(gradients(fast, torch.float32), gradients(block, torch.float32), exact, strict=True):
+        check_close(got, want, e)
+    changed = [p.changed for g in fast.dcir.explain().graphs for p in g.passes if p.name == "use-winograd"]
+    assert changed == [2, 2]
 
 
 def test_nothing_is_left_to_pack() -> None:

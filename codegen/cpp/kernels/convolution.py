@@ -6,7 +6,9 @@ from dcir.codegen.plan import KernelPlan
 from dcir.codegen.planners import Machine, plan, planner
 from dcir.codegen.tiles.conv import convolution_suits, plan_convolution
 from dcir.codegen.tiles.isa import ISAS
+from dcir.codegen.tiles.winograd_weights import plan_weights
 from dcir.ops.convolution import ConvolutionSpec
+from dcir.ops.winograd import WinogradWeightsSpec
 
 
 @planner(ConvolutionSpec)
@@ -15,3 +17,9 @@ def plan_convolution_node(spec: ConvolutionSpec, machine: Machine) -> KernelPlan
     if not convolution_suits(spec):
         return plan(spec.program(), machine)
     return plan_convolution(spec, ISAS[machine.isa], machine.threads)
+
+
+@planner(WinogradWeightsSpec)
+def plan_weights_node(spec: WinogradWeightsSpec, machine: Machine) -> KernelPlan:
+    """The kernel that packs and transforms weights."""
+    return plan_weights(spec, ISAS[machine.isa])

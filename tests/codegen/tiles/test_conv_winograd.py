@@ -16,7 +16,7 @@ from dcir.ir.program import Body
 from dcir.ir.scalars import reference
 from dcir.ops import winograd
 from dcir.ops.convolution import ConvolutionSpec
-from dcir.ops.packing import pack_program, panel_width, panels
+from dcir.ops.packing import panel_width
 from tests.codegen.tiles.tile_harness import compile_plans
 
 # n, cin, cout, in_size, low padding, high padding
@@ -69,14 +69,10 @@ def operands(spec):
     """x, plain weights, transformed weights and what else the spec reads; the result, full of threes."""
     kind, rng = np.dtype("f4" if spec.dtype == "f32" else "f8"), np.random.default_rng(7)
     x, w = window(rng, spec.shapes[0], spec.x, kind), window(rng, spec.shapes[1], spec.w, kind)
-    pack = pack_program(spec.dtype, (1,), spec.cout, (3, 3, spec.cin), spec.panel, (0,), spec.w[0],
-                        (*spec.w[2:], spec.w[1]))  # fmt: skip
-    packed = np.zeros(math.prod(pack.outer), kind)
-    run_program(pack, [w], [packed], reference)
-    transform = winograd.weights_program(spec.dtype, spec.winograd, panels(spec.cout, spec.panel), spec.cin, spec.panel)
-    u = np.zeros(math.prod(transform.outer), kind)
-    run_program(transform, [packed], [u], reference)
-    assert transform.outer == spec.packed_weights
+    transform = winograd.WinogradWeightsSpec(spec.dtype, spec.winograd, spec.cin, spec.cout, spec.panel, spec.w)
+    u = np.zeros(math.prod(transform.packed_weights), kind)
+    transform.reference([w], [u])
+    assert transform.packed_weights == spec.packed_weights
     given = [x, u]
     if spec.bias:
         given.append(rng.uniform(-1, 1, spec.cout).astype(kind))
