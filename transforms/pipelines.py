@@ -18,6 +18,7 @@ from dcir.transforms.remove_dead_code import RemoveDeadCode
 from dcir.transforms.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.sink_copies import SinkCopies
 from dcir.transforms.split_reduction import SplitReduction
+from dcir.transforms.stream_images import StreamImages
 from dcir.transforms.use_winograd import UseWinograd
 
 
@@ -31,5 +32,5 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     1: (SplitReduction(),),
     2: (FuseEpilogues(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
     3: (AssignLayouts(), SinkCopies(), UseWinograd(), PackWeights(), PrepareStatic()),
-    4: (OrderExecution(), PlanArena()),
+    4: (OrderExecution(), StreamImages(), PlanArena()),
 }

@@ -3,7 +3,8 @@
     t0: [0, 1]  t1: [1, 2]  t2: [2, 3]   -->   t0 and t2 at byte 0, t1 behind them
 
 A container lives from its first writer to its last reader, both included: no operator finds an output in the place of
-one of its inputs. Finding the smallest arena is bin packing with fixed times; the containers are placed in several
+one of its inputs. Containers inside a stream need room for one image per lane.
+Finding the smallest arena is bin packing with fixed times; the containers are placed in several
 orders, each in the tightest gap among those that live at the same time, and the best plan wins. No plan can be smaller
 than the most bytes alive at one time. Saves scratch memory, and cache lines: a new tensor is written where a dead one is
 still in cache.
@@ -17,8 +18,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dcir.ir.network import Network
+from dcir.ir.network import Network, Stream
 from dcir.ir.nodes import Op
+from dcir.ir.types import itemsize
 from dcir.transforms.base import Outcome, Pass
 
 
@@ -54,19 +56,62 @@ class PlanArena(Pass):
         """Fill ``net.arena`` and ``net.arena_bytes``; an older plan is thrown away."""
         outcome = Outcome()
         live = lifetimes(net, self.alignment)
-        bound = _most_alive(live)
-        best: dict[str, int] = {}
-        size = None
-        for order in _ORDERS:
-            offsets, total = _place(sorted(live, key=order))
-            if size is None or total < size:
-                best, size = offsets, total
-            if size == bound:
-                break
+        lanes = []
+        for number, stream in enumerate(net.streams):
+            live, lane = _lanes(net, stream, live, self.alignment, f"lanes of {number}")
+            lanes.append(lane)
+        best, size = _best(live)
+        for number, stream in enumerate(net.streams):
+            stream.at = best.pop(f"lanes of {number}", 0)
+            stream.inside, stream.lane_bytes = lanes[number]
+            best |= {name: stream.at + offset for name, offset in stream.inside.items()}
         if (best, size) != (net.arena, net.arena_bytes):
             outcome.changed = len(best)
-            net.arena, net.arena_bytes = best, size or 0
+            net.arena, net.arena_bytes = best, size
         return outcome
+
+
+def _best(live: list[Lifetime]) -> tuple[dict[str, int], int]:
+    """The smallest of several plans: offsets and the size."""
+    bound = _most_alive(live)
+    best: dict[str, int] = {}
+    size = None
+    for order in _ORDERS:
+        offsets, total = _place(sorted(live, key=order))
+        if size is None or total < size:
+            best, size = offsets, total
+        if size == bound:
+            break
+    return best, size or 0
+
+
+def _lanes(
+    net: Network, stream: Stream, live: list[Lifetime], alignment: int, name: str
+) -> tuple[list[Lifetime], tuple[dict[str, int], int]]:
+    """Lifetimes with one block for all lanes of a stream in place of what is inside, and the plan of one lane.
+
+    Whatever else the stream touches lives through all of it: its last image begins when the first has long been finished.
+    """
+    position = {op.label: i for i, op in enumerate(net.ops())}
+    first, last = position[stream.ops[0]], position[stream.ops[-1]]
+    inside: list[Lifetime] = []
+    outside: list[Lifetime] = []
+    for t in live:
+        if t.name in stream.inside:
+            one = stream.steps[t.name] * itemsize(net.containers[t.name].dtype)
+            inside.append(t._replace(nbytes=_up(one, alignment)))
+        elif t.name in stream.steps:
+            outside.append(t._replace(first=min(t.first, first), last=max(t.last, last)))
+        else:
+            outside.append(t)
+    offsets, size = _best(inside)
+    if size:
+        outside.append(Lifetime(name, first, last, size * stream.lanes))
+    return sorted(outside, key=lambda t: t.first), (offsets, size)
+
+
+def _up(n: int, alignment: int) -> int:
+    return -(-n // alignment) * alignment
 
 
 def lifetimes(net: Network, alignment: int = 64) -> list[Lifetime]:
@@ -77,7 +122,7 @@ def lifetimes(net: Network, alignment: int = 64) -> list[Lifetime]:
         planned = c.role == "transient" and name not in net.prepared
         used = [position[op] for op in (*net.writers(name), *net.readers(name))] if planned else []
         if used and c.nbytes:
-            result.append(Lifetime(name, min(used), max(used), -(-c.nbytes // alignment) * alignment))
+            result.append(Lifetime(name, min(used), max(used), _up(c.nbytes, alignment)))
     return sorted(result, key=lambda t: t.first)
 
 

@@ -19,10 +19,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """Where an operand lies: a slot of the table and a byte offset from what it points to."""
+    """Where an operand lies: a slot of the table and a byte offset from what it points to; in a stream also the bytes between
+    two images, and between two lanes."""
 
     slot: int
     offset: int
+    image: int = 0
+    lane: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Call:
         operands: inputs, then outputs, then scratch.
         parallel: whether more than one thread has work in it.
         checked: whether it may report a bad index.
+        stream: number of the stream it belongs to, -1 for none.
     """
 
     kernel: str | None
@@ -42,10 +46,24 @@ class Call:
     operands: tuple[Place, ...]
     parallel: bool
     checked: bool
+    stream: int = -1
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A stream of images: how many there are, and how many may be under way at once."""
+
+    images: int
+    lanes: int
 
 
 def driver_text(
-    calls: Sequence[Call], before: Sequence[Call] = (), static: Sequence[tuple[int, int]] = (), *, profile: bool = False
+    calls: Sequence[Call],
+    before: Sequence[Call] = (),
+    static: Sequence[tuple[int, int]] = (),
+    streams: Sequence[Flow] = (),
+    *,
+    profile: bool = False,
 ) -> str:
     """C++ of the driver (no header needed).
 
@@ -53,6 +71,7 @@ def driver_text(
         calls: the steps of a call.
         before: the steps that prepare what calls read.
         static: (slot, bytes) of every input that ``before`` reads.
+        streams: what calls refer to.
         profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; the last of them is the time in
             which teams open and close. Calls of a profiled driver must not overlap.
     """
@@ -60,6 +79,10 @@ def driver_text(
     arity = {c.kernel: len(c.operands) for c in (*before, *calls) if c.kernel}
     for name, n in arity.items():
         lines.append(f'extern "C" void __program_{name}({", ".join(["void*"] * (n + 2))});')
+    for number in range(len(streams)):
+        lines += _image(calls, number, profile)
+    lines += ['extern "C" int omp_get_num_threads();'] * bool(streams)
+    lines += ['extern "C" int omp_get_thread_num();'] * bool(streams and not profile)
     lines.append('extern "C" __attribute__((visibility("default"))) int dcir_run(void** t, int (*call_back)(int)) {')
     lines.append("  int status = 0;")
     if profile:
@@ -69,11 +92,11 @@ def driver_text(
     first = 0
     for step, call in enumerate(calls):
         if call.kernel is None:
-            lines += _stretch(calls[first:step], first if profile else None, len(calls))
+            lines += _stretch(calls[first:step], first if profile else None, len(calls), streams)
             first = step + 1
             lines.append(f"  if (call_back({call.number})) return {-1 - call.number};")
             lines += [f"  lap({step});"] * profile
-    lines += _stretch(calls[first:], first if profile else None, len(calls))
+    lines += _stretch(calls[first:], first if profile else None, len(calls), streams)
     lines += ["  return 0;", "}"]
     lines.append('extern "C" __attribute__((visibility("default"))) int dcir_prepare(void** t) {')
     lines += ["  int status = 0;", *_stretch(before), "  return 0;", "}"]
@@ -86,14 +109,30 @@ _PROBES = 4
 
 
 def _fingerprint(static: Sequence[tuple[int, int]]) -> list[str]:
-    lines = ['extern "C" __attribute__((visibility("default"))) unsigned long long dcir_fingerprint(void** t) {']
-    lines.append("  unsigned long long h = 0, w;")
+    """A loop over a table: as statements, the probes of a large network took the compiler longer than all its calls."""
+    rows = []
     for slot, size in static:
         width = min(size, 8)
-        places = sorted({(size - width) * i // (_PROBES - 1) // width * width for i in range(_PROBES)})
-        for place in places:
-            lines.append(f"  w = 0; __builtin_memcpy(&w, (char*)t[{slot}] + {place}ll, {width});")
-            lines.append("  h = (h ^ w) * 0x9e3779b97f4a7c15ull; h ^= h >> 29;")
+        rows += [
+            (slot, width, at)
+            for at in sorted({(size - width) * i // (_PROBES - 1) // width * width for i in range(_PROBES)})
+        ]
+    lines = ['extern "C" __attribute__((visibility("default"))) unsigned long long dcir_fingerprint(void** t) {']
+    lines.append("  unsigned long long h = 0, w;")
+    if rows:
+        lines.append("  static const struct { int slot, width; long long at; } probes[] = {")
+        lines += [f"{{{slot},{width},{at}}}," for slot, width, at in rows]
+        lines += [
+            "  };",
+            "  for (auto& p : probes) {",
+            "    const char* from = (const char*)t[p.slot] + p.at;",
+            "    w = 0;",
+            "    if (p.width == 8) __builtin_memcpy(&w, from, 8);",
+            "    else __builtin_memcpy(&w, from, p.width);",
+            "    h = (h ^ w) * 0x9e3779b97f4a7c15ull;",
+            "    h ^= h >> 29;",
+            "  }",
+        ]
     return [*lines, "  return h;", "}"]
 
 
@@ -102,11 +141,11 @@ def _clock(steps: int) -> list[str]:
     return [
         "struct Time { long seconds, nanoseconds; };",
         'extern "C" int clock_gettime(int, Time*);',
-        'extern "C" int omp_get_thread_num();',
+        'extern "C" { int omp_get_thread_num(); int omp_get_level(); int omp_get_ancestor_thread_num(int); }',
         f'extern "C" {{ __attribute__((visibility("default"))) unsigned long long dcir_ticks[{steps + 1}]; }}',
         "static unsigned long long last;",
         "static void lap(int step) {",
-        "  if (omp_get_thread_num()) return;",
+        "  if (omp_get_level() > 1 ? omp_get_ancestor_thread_num(1) : omp_get_thread_num()) return;",
         "  Time t;",
         "  clock_gettime(1, &t);",  # CLOCK_MONOTONIC
         "  unsigned long long now = t.seconds * 1000000000ull + t.nanoseconds;",
@@ -115,20 +154,30 @@ def _clock(steps: int) -> list[str]:
     ]
 
 
-def _stretch(calls: Sequence[Call], first: int | None = None, steps: int = 0) -> list[str]:
+def _stretch(
+    calls: Sequence[Call], first: int | None = None, steps: int = 0, streams: Sequence[Flow] = ()
+) -> list[str]:
     """One team's calls; with the number of the first of ``steps`` where laps are wanted."""
     if not calls:
         return []
-    team = any(c.parallel for c in calls)
-    lines = ["  {", "  int bad = 0;"]
+    inner = sorted({c.stream for c in calls if c.stream >= 0})
+    team = any(c.parallel for c in calls) or bool(inner)
+    lines = ["  {", "  int bad = 0;", *(f"  int next{s} = 0;" for s in inner)]
     if team:
         lines.append("  #pragma omp parallel")
     lines.append("  {")
     if first is not None:
         lines.append(f"    lap({steps});")
+    begun: set[int] = set()
     for i, c in enumerate(calls):
-        operands = ", ".join(f"(char*)t[{p.slot}] + {p.offset}ll" for p in c.operands)
-        lines.append(f"    __program_{c.kernel}(0, {operands}, &status);")
+        if c.stream >= 0:
+            if c.stream not in begun:
+                begun.add(c.stream)
+                lines += _flow(c.stream, streams[c.stream])
+                last = max(k for k, other in enumerate(calls) if other.stream == c.stream)
+                lines += [f"    lap({first + last});"] if first is not None else []
+            continue
+        lines.append(f"    __program_{c.kernel}(0, {_operands(c)}, &status);")
         if c.checked:
             # Every thread has passed the kernel's last barrier; the first operator to fail keeps its number.
             lines.append(f"    if (status && !bad) bad = {c.number + 1};" if not team else
@@ -140,3 +189,42 @@ def _stretch(calls: Sequence[Call], first: int | None = None, steps: int = 0) ->
         lines.append(f"  lap({steps});")
     lines += ["  if (bad) return bad;", "  }"]
     return lines
+
+
+def _operands(c: Call) -> str:
+    def text(p: Place) -> str:
+        image, lane = (f" + {n}ll * {w}" if n else "" for n, w in ((p.image, "image"), (p.lane, "lane")))
+        return f"(char*)t[{p.slot}] + {p.offset}ll{image}{lane}"
+
+    return ", ".join(map(text, c.operands))
+
+
+def _image(calls: Sequence[Call], number: int, profile: bool) -> list[str]:
+    """The function that runs a stream's kernels for one image."""
+    lines = [f"static void stream{number}(void** t, long long image, long long lane, int* status) {{"]
+    for step, c in enumerate(calls):
+        if c.stream == number:
+            lines.append(f"  __program_{c.kernel}(0, {_operands(c)}, status);")
+            lines += [f"  lap({step});"] * profile
+    return [*lines, "}"]
+
+
+def _flow(number: int, flow: Flow) -> list[str]:
+    """A stream: whole images for each thread as long as there is one for all of them, the rest by the team.
+
+    A kernel's worksharing loops bind to the innermost team, here one of a single thread.
+    """
+    call = f"stream{number}(t, image, "
+    return [
+        "    {",
+        f"    const int lanes = omp_get_num_threads() < {flow.lanes} ? omp_get_num_threads() : {flow.lanes};",
+        f"    const int lane = omp_get_thread_num(), whole = {flow.images} - {flow.images} % lanes;",
+        "    if (lane < lanes)",
+        f"      for (int image; (image = __atomic_fetch_add(&next{number}, 1, __ATOMIC_RELAXED)) < whole;) {{",
+        "        #pragma omp parallel num_threads(1)",
+        f"        {call}lane, &status);",
+        "      }",
+        "    #pragma omp barrier",
+        f"    for (int image = whole; image < {flow.images}; image++) {call}0, &status);",
+        "    }",
+    ]

@@ -150,6 +150,7 @@ class Session:
 
             hook = PassChecker(done.network, seed=0)
         record.bytes_before = done.network.bytes_moved()
+        done.network.threads = self.options.threads or torch.get_num_threads()
         record.passes = run_passes(
             done.network,
             passes,  # type: ignore[arg-type]  # Options stands below the passes and cannot name their type

@@ -13,7 +13,7 @@ import math
 import os
 import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import dace
@@ -101,6 +101,31 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+@dataclass
+class Stream:
+    """Consecutive operators that run for one image of a batch after the other, images on different threads at once.
+
+    The graph says the same with or without it: every operator is separable into its images (``ops/images.py``).
+
+    Attributes:
+        images: how many there are.
+        ops: labels of the operators, in order.
+        steps: elements between two images, per container that an operator touches (0: shared by all images).
+        lanes: how many images may be under way at once.
+        inside: containers that nothing else touches: byte offsets in a lane, which holds one image of each.
+        lane_bytes: size of a lane.
+        at: byte offset of the first lane in the arena.
+    """
+
+    images: int
+    ops: list[str]
+    steps: dict[str, int]
+    lanes: int = 1
+    inside: dict[str, int] = field(default_factory=dict)
+    lane_bytes: int = 0
+    at: int = 0
+
+
 class Network:
     """A network SDFG with its inputs, constants, results and side tables.
 
@@ -113,6 +138,8 @@ class Network:
         static: inputs that are parameters or buffers: they change between calls, not with every call.
         prepared, prepared_bytes: transients that outlive a call, since they depend on nothing but static inputs and constants,
             with their byte offsets in a block of their own, and its size.
+        threads: how many the network will run on, as far as passes care.
+        streams: runs of operators that take one image after the other.
     """
 
     def __init__(self, name: str = "network") -> None:
@@ -130,6 +157,8 @@ class Network:
         self.updates: dict[str, str] = {}
         self.prepared: dict[str, int] = {}
         self.prepared_bytes = 0
+        self.threads = 1
+        self.streams: list[Stream] = []
         self._access: dict[str, Any] = {}
         self._order: list[Op] = []
         self._count = 0
@@ -363,6 +392,8 @@ class Network:
             "static": sorted(self.static),
             "prepared": self.prepared,
             "prepared_bytes": self.prepared_bytes,
+            "threads": self.threads,
+            "streams": [asdict(s) for s in self.streams],
             "order": [op.label for op in self._order],
             "count": self._count,
         }
@@ -377,6 +408,7 @@ class Network:
         self.free, self.updates = set(side["free"]), dict(side["updates"])
         self.static, self.prepared = set(side["static"]), dict(side["prepared"])
         self.prepared_bytes = side["prepared_bytes"]
+        self.threads, self.streams = side["threads"], [Stream(**s) for s in side["streams"]]
         self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}
         ops = {n.label: n for n in self.state.nodes() if isinstance(n, Op)}
         self._order = [ops[label] for label in side["order"]]
