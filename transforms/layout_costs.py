@@ -138,11 +138,12 @@ def convolution_costs(
         along_space += 0 if few else volume
     if spec.epilogue is not None:
         along_space += math.prod(spec.shapes[2]) * itemsize(spec.dtype)
+    if not unfit(spec):
+        # What Winograd's form saves, which exists along channels alone, is time for so many bytes.
+        mode(spec.operations() // (2 * FLOPS_PER_BYTE), 0)
     if spec.kind == "forward":
         taps = math.prod(spec.kernel)
-        # What Winograd's form saves, which exists along channels alone, is time for so many bytes.
-        saved = spec.operations() // (2 * FLOPS_PER_BYTE) if not unfit(spec) else 0
-        mode((along_space if taps > 1 else along_space // 2) + saved, 0)
+        mode(along_space if taps > 1 else along_space // 2, 0)
     depthwise = spec.groups > 1 and spec.cin == spec.cout == 1
     if depthwise and (spec.kind == "backward_weight" or (spec.kind == "forward" and shot.net.free)):
         mode(

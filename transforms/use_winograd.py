@@ -3,6 +3,7 @@
     y = conv(x, w)         -->   w' = G w G^T, packed       once, if the weights are static
                                  y = A^T [w' * (B^T x B)] A
     dx = conv^T(dy, w)     -->   the same with dy, and with w flipped and transposed
+    dw = sum of x * dy     -->   dw = G^T [sum of (B^T x B) * (A dy A^T)] G
 
 A tile of 2 x 4 results takes 24 products per pair of channels instead of 72, of 2 x 2 16 instead of 36; in exchange the image and the
 result are transformed and the weights are larger (``dcir.ops.winograd``).
@@ -26,6 +27,9 @@ from dcir.transforms.base import Outcome, Pass
 _Made = dict[tuple[Operand, object], Operand]
 _LANES = 16
 _TURN, _APART = 2.0, 1.0  # cycles an element
+_START = 40e3  # cycles of one more barrier, with what was measured around it
+_TOO_LITTLE = "the transforms would cost more than they save"
+_VECTORS = "Winograd's form takes whole vectors of float32 channels of one group"
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class UseWinograd(Pass):
         per_cycle: multiply-adds of 16 elements that a core starts in a cycle.
         weight_bytes: of transformed weights that arrive in a cycle, and of the direct form's, which are read ahead better.
         transform: cycles an element of transformed weights takes.
+        sum_bytes: of a gradient's sums that a core writes or reads in a cycle.
     """
 
     tier: ClassVar[int] = 3
@@ -52,6 +57,7 @@ class UseWinograd(Pass):
     per_cycle: float = 1.8
     weight_bytes: tuple[float, float] = (6.0, 8.0)
     transform: float = 0.3
+    sum_bytes: float = 6.8
 
     def apply(self, net: Network) -> Outcome:
         """Visit every convolution that is not static itself; equal weights are transformed once."""
@@ -61,7 +67,14 @@ class UseWinograd(Pass):
         made: _Made = {}
         for op in net.ops():
             spec, ins = op.spec, net.ins(op)
-            if op in ready or not isinstance(spec, ConvolutionSpec) or spec.panel or spec.kind == "backward_weight":
+            if op in ready or not isinstance(spec, ConvolutionSpec) or spec.panel or spec.winograd:
+                continue
+            if spec.kind == "backward_weight":
+                reason = self._gradient(net, op, spec, made)
+                if reason:
+                    outcome.refuse(reason)
+                else:
+                    outcome.changed += 1
                 continue
             flipped = spec.kind == "backward_data"
             if flipped:
@@ -70,7 +83,7 @@ class UseWinograd(Pass):
             tile = None if reason else self._choose(spec, static=ins[1].data in static)
             if tile is None:
                 if math.prod(spec.kernel) > 1:
-                    outcome.refuse(reason or "the transforms would cost more than they save")
+                    outcome.refuse(reason or _TOO_LITTLE)
                 continue
             self._rewrite(net, op, spec, tile, made, flipped=flipped)
             outcome.changed += 1
@@ -80,7 +93,11 @@ class UseWinograd(Pass):
         """The cheapest tile, if it is cheap enough."""
         direct = self._direct(spec)
         costs = [
-            (self._cost(spec, tile) + (0 if static else self._preparation(spec, tile)), tile) for tile in self.tiles
+            (
+                self._tiles(spec, tile) + self._weights(spec, tile) + (0 if static else self._preparation(spec, tile)),
+                tile,
+            )
+            for tile in self.tiles
         ]
         cost, tile = min(costs, default=(direct, None))
         # An image in another layout is turned around, a result stored element by element.
@@ -95,19 +112,43 @@ class UseWinograd(Pass):
         products = replace(spec, bias=False, epilogue=None).operations() / 2 / _LANES
         return products / self.per_cycle / self.cores + 9 * spec.cin * spec.cout * 4 / self.weight_bytes[1]
 
-    def _cost(self, spec: ConvolutionSpec, tile: tuple[int, int]) -> float:
-        """Cycles with tiles of these extents."""
+    def _tiles(self, spec: ConvolutionSpec, tile: tuple[int, int]) -> float:
+        """Cycles of the tiles' products and transforms."""
         tiles = spec.n * math.prod(-(-o // t) for o, t in zip(spec.out_size, tile, strict=True))
         points, columns = winograd.points(tile), panels(spec.cout, panel_width(spec.dtype))
         products = points * spec.cin * spec.cout / _LANES / self.per_cycle
         transforms = 2 * points * (spec.cin + spec.cout) / _LANES
         around = 350 + 4 * points * columns
-        weights = points * spec.cin * spec.cout * 4 / self.weight_bytes[0]
-        return tiles * (products + transforms + around) / self.cores + weights
+        return tiles * (products + transforms + around) / self.cores
+
+    def _weights(self, spec: ConvolutionSpec, tile: tuple[int, int]) -> float:
+        """Cycles in which transformed weights arrive."""
+        return winograd.points(tile) * spec.cin * spec.cout * 4 / self.weight_bytes[0]
+
+    def _sums(self, spec: ConvolutionSpec, tile: tuple[int, int]) -> float:
+        """Cycles of a gradient's sums before their transform, written and read, and of starting that."""
+        return 2 * winograd.points(tile) * spec.cin * spec.cout * 4 / (self.sum_bytes * self.cores) + _START
 
     def _preparation(self, spec: ConvolutionSpec, tile: tuple[int, int]) -> float:
         """Cycles of weights that are packed and transformed in every call."""
         return spec.cin * spec.cout * winograd.points(tile) * self.transform / self.cores
+
+    def _gradient(self, net: Network, op: Op, spec: ConvolutionSpec, made: _Made) -> str:
+        """A weight gradient in this form; or why not."""
+        reason = unfit(spec) or ("" if spec.cout % _LANES == 0 else _VECTORS)
+        if reason:
+            return reason
+        costs = [(self._tiles(spec, tile) + self._sums(spec, tile), tile) for tile in self.tiles]
+        cost, tile = min(costs, default=(math.inf, (0, 0)))
+        images = zip(spec.shapes[::2], net.ins(op), (spec.x, spec.y), strict=True)
+        cost += sum(_TURN * math.prod(shape) / self.cores for shape, _, strides in images if strides[1] != 1)
+        if cost > self.gain * self._direct(spec):
+            return _TOO_LITTLE
+        ins = net.ins(op)
+        image, x = self._turned(net, op, spec.dtype, spec.shapes[0], ins[0], spec.x, made)
+        error, y = self._turned(net, op, spec.dtype, spec.shapes[2], ins[1], spec.y, made)
+        net.rewire(op, replace(spec, x=x, y=y, winograd=tile), [image, error], net.outs(op), made_by=self.name)
+        return ""
 
     def _rewrite(
         self, net: Network, op: Op, spec: ConvolutionSpec, tile: tuple[int, int], made: _Made, *, flipped: bool
@@ -120,27 +161,33 @@ class UseWinograd(Pass):
             made[key] = Operand(net.add_container(transform.packed_weights, spec.dtype))
             net.add_op(transform, [ins[1]], [made[key]], origin=op.origin, made_by=self.name, before=op)
         weights = made[key]
-        image = ins[0]
-        if spec.x[1] != 1:
-            image, spec = self._turned(net, op, spec, ins[0], made)
-        net.rewire(
-            op, replace(spec, panel=panel, winograd=tile), [image, weights, *ins[2:]], net.outs(op), made_by=self.name
-        )
+        image, x = self._turned(net, op, spec.dtype, spec.shapes[0], ins[0], spec.x, made)
+        done = replace(spec, x=x, panel=panel, winograd=tile)
+        net.rewire(op, done, [image, weights, *ins[2:]], net.outs(op), made_by=self.name)
 
     def _turned(
-        self, net: Network, op: Op, spec: ConvolutionSpec, image: Operand, made: _Made
-    ) -> tuple[Operand, ConvolutionSpec]:
-        """The image channels-last, and the convolution that reads it."""
-        shape = _, c, h, w = spec.shapes[0]
-        strides = (c * h * w, 1, w * c, c)
+        self,
+        net: Network,
+        op: Op,
+        dtype: str,
+        shape: tuple[int, ...],
+        image: Operand,
+        strides: tuple[int, ...],
+        made: _Made,
+    ) -> tuple[Operand, tuple[int, ...]]:
+        """The image channels-last, and its strides."""
+        _, c, h, w = shape
+        if strides[1] == 1:
+            return image, strides
+        last = (c * h * w, 1, w * c, c)
         body = Body(shape)
-        body.store(body.output(spec.dtype), strides, body.load(body.input(spec.dtype), spec.x))
+        body.store(body.output(dtype), last, body.load(body.input(dtype), strides))
         program = order_loops(drop_unit_loops(body.finish()))
         key = image, program
         if key not in made:
-            made[key] = Operand(net.add_container(shape, spec.dtype, "transient", strides))
+            made[key] = Operand(net.add_container(shape, dtype, "transient", last))
             net.add_op(program, [image], [made[key]], origin=op.origin, made_by=self.name, before=op)
-        return made[key], replace(spec, x=strides)
+        return made[key], last
 
 
 def _as_forward(spec: ConvolutionSpec) -> ConvolutionSpec:
@@ -160,5 +207,5 @@ def unfit(spec: ConvolutionSpec) -> str:
     if spec.kernel != (3, 3) or spec.stride != (1, 1) or spec.dilation != (1, 1):
         return "Winograd's form is for 3 x 3 taps without stride or dilation"
     if spec.groups != 1 or spec.cin % 16 or spec.dtype != "f32":
-        return "Winograd's form takes whole vectors of float32 channels of one group"
+        return _VECTORS
     return ""

@@ -17,6 +17,7 @@ from dcir.codegen.tiles.conv_last import last_draft, last_suits
 from dcir.codegen.tiles.conv_problem import Problem, data_problems, families, flat, forward_problem, is_pointwise
 from dcir.codegen.tiles.conv_weight import weight_draft
 from dcir.codegen.tiles.conv_winograd import winograd_draft
+from dcir.codegen.tiles.conv_winograd_weight import winograd_weight_draft
 from dcir.codegen.tiles.emit import (
     HALF,
     Draft,
@@ -42,8 +43,10 @@ from dcir.ops.packing import panels
 
 def convolution_suits(spec: ConvolutionSpec) -> bool:
     """Whether there is a kernel for the convolution; else it is a loop program."""
-    if not spec.panel and spec.epilogue is None:
+    if not spec.panel and not spec.winograd and spec.epilogue is None:
         return True
+    if spec.kind == "backward_weight":
+        return spec.dtype == "f32" and spec.x[1] == spec.y[1] == 1 and spec.cin % 16 == spec.cout % 16 == 0
     if spec.dtype in HALF or spec.groups * spec.cin * math.prod(spec.kernel) * math.prod(spec.in_size) == 0:
         return False
     if spec.winograd and (spec.x[1] != 1 or spec.cin % 16):
@@ -103,7 +106,8 @@ def _draft(spec: ConvolutionSpec, isa: Isa, threads: int) -> Draft:
     drafts: list[Draft] = []
     name = f"conv_{spec.kind}_{spec.cin}_{spec.cout}_" + "x".join(map(str, spec.kernel))
     if spec.winograd:
-        return winograd_draft(name, forward_problem(spec), spec.winograd, isa, threads)
+        make = winograd_draft if spec.kind == "forward" else winograd_weight_draft
+        return make(name, forward_problem(spec), spec.winograd, isa, threads)
     if spec.kind == "forward":
         problems = [forward_problem(spec)]
     elif spec.kind == "backward_data":

@@ -45,8 +45,8 @@ class ConvolutionSpec:
         bias: forward only: whether a third input holds one value per output channel (contiguous).
         panel: forward only: if not 0, w is packed (``packing.py``) in panels of so many output channels of a group: element
             (g, o, i, tap) lies at (((g * P + o // panel) * taps + tap) * cin + i) * panel + o % panel, with P panels per group.
-        winograd: forward only, 3 x 3 taps without stride or dilation: if not empty, the extents of a tile of results (``winograd.py``); w
-            is the packed form transformed, [group][panel][point][channel][column], and the arithmetic that of the transforms.
+        winograd: not for backward_data, 3 x 3 taps without stride or dilation: if not empty, the arithmetic is that of the transforms of
+            tiles of so many results (``winograd.py``); forward, w is the packed form transformed, [group][panel][point][channel][column].
         epilogue: forward only: what is done to y's elements before they are stored (``epilogue.py``), over (n, channel, *spatial);
             it owns the stores, and ``y`` equals the strides of the first of them.
     """
@@ -188,7 +188,7 @@ class ConvolutionSpec:
     def program(self) -> Program:
         """The same as a loop program that gathers: every result sums over all taps, with zero outside."""
         make = {"forward": _forward, "backward_data": _backward_data, "backward_weight": _backward_weight}
-        program = make[self.kind](self) if not self.winograd else _by_points(self)
+        program = _by_points(self) if self.winograd and self.panel else make[self.kind](self)
         if self.epilogue is None:
             return program
         # The program's channels are two loops.

@@ -135,6 +135,26 @@ def test_data_gradients() -> None:
     check_close(got, fn(dy, x, w), fn(dy.double(), x.double(), w.double()))
 
 
+def test_weight_gradients() -> None:
+    x, w, dy = images(2, 64, 20, 21), torch.randn(48, 64, 3, 3) / 24, images(2, 48, 20, 21)
+
+    def fn(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+            dy, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]
+        )[1]
+
+    done = imported(fn, dy, x, w)
+    outcome = UseWinograd().apply(done.network)
+    verify(done.network)
+    assert outcome.changed == 1 and tiles(done.network) in ([(2, 4)], [(4, 2)])
+    (got,) = run_interpreted(done, [dy, x, w])
+    check_close(got, fn(dy, x, w), fn(dy.double(), x.double(), w.double()))
+    done = imported(fn, dy.contiguous(), x, w)
+    assert UseWinograd(gain=9.0).apply(done.network).changed == 1 and len(done.network.ops()) == 2
+    (got,) = run_interpreted(done, [dy.contiguous(), x, w])
+    check_close(got, fn(dy, x, w), fn(dy.double(), x.double(), w.double()))
+
+
 def test_training_step() -> None:
     """Forward and both gradients through the whole pipeline."""
     torch.manual_seed(0)
@@ -153,7 +173,7 @@ def test_training_step() -> None:
     for got, want, e in zip(gradients(fast, torch.float32), gradients(block, torch.float32), exact, strict=True):
         check_close(got, want, e)
     changed = [p.changed for g in fast.dcir.explain().graphs for p in g.passes if p.name == "use-winograd"]
-    assert changed == [2, 2]
+    assert changed == [2, 4]
 
 
 def test_nothing_is_left_to_pack() -> None:
