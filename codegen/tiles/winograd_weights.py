@@ -1,7 +1,7 @@
 """Weights of 3 x 3 convolutions packed and transformed for Winograd's form: nine taps in, a tile's points out, in registers.
 
-A job takes a panel of output channels and a block of input channels. Lanes are output channels; where a channel's inputs and taps lie in
-order, blocks of them are turned around first, else every lane is loaded by itself. The arithmetic is in float64.
+A job takes a panel of output channels and a block of input channels. Lanes are output channels; where a channel's inputs and taps, or
+its taps, lie in order, blocks of them are turned around first, else every lane is loaded by itself. The arithmetic is in float64.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ $noinline void run(L j, const T *a0, const T *, const T *, T *o0, unsigned char 
         T *d = o0 + p * ${panel_step}LL + v;
         $stage
         for (L i = i0; i < i1; i++) {
+            $turn
             W w[$points];
             for (int k = 0; k < 3; k++)
                 for (int l = 0; l < 3; l++) {
@@ -47,6 +48,9 @@ _STAGE = """alignas(64) T t[VL * 9 * VL];
             const L count = (i1 - i0) * 9 - f;
             transpose_block(s + i0 * 9 + f, ${wo}LL, rows, (int)(count < VL ? count : VL), dcir_tile::V{}, t + f * VL, VL, VL);
         }"""
+_TURN = """alignas(64) T t[9 * VL];
+            transpose_block(s + i * ${wi}LL, ${wo}LL, rows, 9, dcir_tile::V{}, t, VL, VL);"""
+_LOAD_TURNED = "x = load(t + (($row) * 3 + $column) * VL);"
 _LOAD_STAGED = "x = load(t + ((i - i0) * 9 + ($row) * 3 + $column) * VL);"
 _LOAD_APART = (
     "for (int n = 0; n < rows; n++) x[n] = s[n * ${wo}LL + i * ${wi}LL + ($row) * ${wh}LL + ($column) * ${ww}LL];"
@@ -59,14 +63,15 @@ def plan_weights(spec: WinogradWeightsSpec, isa: Isa) -> KernelPlan:
     high, wide = len(gh), len(gw)
     wo, wi, wh, ww = spec.w
     blocks = ceil_div(spec.cin, lanes(isa, spec.dtype))
-    together = (wi, wh, ww) == (9, 3, 1)
+    together, turned = (wi, wh, ww) == (9, 3, 1), (wh, ww) == (3, 1) and lanes(isa, spec.dtype) >= 9
     count = panels(spec.cout, spec.panel)
     row, column = ("2 - k", "2 - l") if spec.flipped else ("k", "l")
     values = {"row": row, "column": column, "wo": wo, "wi": wi, "wh": wh, "ww": ww}
     text = render(
         _TEXT, blocks=blocks, ci=spec.cin, co=spec.cout, panel=spec.panel, points=high * wide, wide=wide, wo=wo,
         panel_step=high * wide * spec.cin * spec.panel, stage=render(_STAGE, wo=wo) if together else "",
-        load=render(_LOAD_STAGED if together else _LOAD_APART, **values),
+        turn=render(_TURN, wi=wi, wo=wo) if turned and not together else "",
+        load=render(_LOAD_STAGED if together else _LOAD_TURNED if turned else _LOAD_APART, **values),
         transform=transform_text("w", (3, 3), (gh, gw), wide),
     )  # fmt: skip
     name = f"winograd_weights_{spec.cin}_{spec.cout}"
