@@ -160,6 +160,7 @@ class Network:
         self.threads = 1
         self.streams: list[Stream] = []
         self._access: dict[str, Any] = {}
+        self._operands: dict[Op, tuple[list[Operand], list[Operand]]] = {}
         self._order: list[Op] = []
         self._count = 0
 
@@ -236,6 +237,7 @@ class Network:
             self.state.add_edge(self._node(o.data), None, op, f"a{i}", self._memlet(o, reads, i))
         for i, o in enumerate(outs):
             self.state.add_edge(op, f"o{i}", self._node(o.data), None, self._memlet(o, writes, i))
+        self._operands[op] = list(ins), list(outs)
 
     def rewire(
         self, op: Op, spec: Any, ins: Sequence[Operand], outs: Sequence[Operand], *, made_by: str | None = None
@@ -269,6 +271,7 @@ class Network:
         near = {o.data for o in (*self.ins(op), *self.outs(op))}
         self.state.remove_node(op)
         self._order.remove(op)
+        del self._operands[op]
         self._drop_isolated(near)
 
     def _drop_isolated(self, names: Iterable[str]) -> None:
@@ -296,13 +299,11 @@ class Network:
 
     def ins(self, op: Op) -> list[Operand]:
         """Input operands of ``op`` in connector order."""
-        found = {e.dst_conn: e.data.data for e in self.state.in_edges(op)}
-        return [Operand(found[f"a{i}"], off) for i, off in enumerate(op.in_offsets)]
+        return list(self._operands[op][0])
 
     def outs(self, op: Op) -> list[Operand]:
         """Output operands of ``op`` in connector order."""
-        found = {e.src_conn: e.data.data for e in self.state.out_edges(op)}
-        return [Operand(found[f"o{i}"], off) for i, off in enumerate(op.out_offsets)]
+        return list(self._operands[op][1])
 
     def writers(self, name: str) -> list[Op]:
         """Operators that write into container ``name``."""
@@ -412,6 +413,16 @@ class Network:
         self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}
         ops = {n.label: n for n in self.state.nodes() if isinstance(n, Op)}
         self._order = [ops[label] for label in side["order"]]
+        self._operands = {op: self._read_operands(op) for op in self._order}
+
+    def _read_operands(self, op: Op) -> tuple[list[Operand], list[Operand]]:
+        """The operands that the edges of the graph say; asking them each time was a third of all passes."""
+        ins = {e.dst_conn: e.data.data for e in self.state.in_edges(op)}
+        outs = {e.src_conn: e.data.data for e in self.state.out_edges(op)}
+        return (
+            [Operand(ins[f"a{i}"], offset) for i, offset in enumerate(op.in_offsets)],
+            [Operand(outs[f"o{i}"], offset) for i, offset in enumerate(op.out_offsets)],
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the SDFG and the side tables as one zip file (``network.sdfg`` opens in DaCe's viewer)."""
