@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,7 +88,7 @@ class Session:
 
     def compile_graph(self, gm: fx.GraphModule, kind: str) -> CompiledGraph:
         """Compile one ATen graph (see ``frontends.torch.capture.CompileGraph``)."""
-        with _COMPILING:
+        with _COMPILING, _uncollected():
             return self._compile(gm, kind)
 
     def _compile(self, gm: fx.GraphModule, kind: str) -> CompiledGraph:
@@ -121,7 +123,7 @@ class Session:
                 where=f"target={self.options.target!r}",
                 hint=f"dcir.optimize(model, target={self.options.target!r}) runs it in this process",
             )
-        with _COMPILING:
+        with _COMPILING, _uncollected():
             record = GraphRecord(kind)
             clock = _Clock(record.seconds)
             done = self._rewritten(gm, record, clock)
@@ -194,6 +196,18 @@ def _chosen_strides(done: Imported, kind: str, value: Any) -> tuple[int, ...] | 
     """Strides of one output if passes were free to choose them."""
     free = kind == "result" and value in done.network.free
     return done.network.results[value].strides if free else None
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the cyclic garbage collector, which would walk all of torch and DaCe 0.2 s long and find nothing to free."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Clock:
