@@ -43,6 +43,7 @@ class Options:
         debug_dir: Folder that receives the graph and the code of every step.
         memory_limit: Upper bound of the arena in bytes.
         precision: Element type of the arithmetic.
+        fused_optimizers: Whether torch's optimisers of the module's parameters use their fused form when not told otherwise.
     """
 
     level: int = 4
@@ -56,6 +57,7 @@ class Options:
     debug_dir: str | None = None
     memory_limit: int | None = None
     precision: str = "fp32"
+    fused_optimizers: bool = True
 
     def __post_init__(self) -> None:
         if not _is_int(self.level) or self.level not in LEVELS:
@@ -64,7 +66,7 @@ class Options:
             raise _not_yet("target", self.target, " or ".join(TARGETS))
         _check_choice("target", self.target, TARGETS)
         _check_choice("verify", self.verify, VERIFY)
-        for name in ("strict", "dynamic"):
+        for name in ("strict", "dynamic", "fused_optimizers"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
         if self.threads is not None and (not _is_int(self.threads) or self.threads < 1):
@@ -109,12 +111,12 @@ class Options:
     def cache_key(self) -> str:
         """A text that is equal for options that lead to the same code, in every process.
 
-        Options that only watch (verify, debug_dir) or only refuse (strict) are left out.
+        Options that only watch (verify, debug_dir), only refuse (strict) or concern no code of ours (fused_optimizers) are left out.
 
         Raises:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
-        watching = {"verify", "debug_dir", "strict"}
+        watching = {"verify", "debug_dir", "strict", "fused_optimizers"}
         parts = (
             f"{field.name}={_stable(getattr(self, field.name))}"
             for field in dataclasses.fields(self)

@@ -14,6 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from dcir.driver.compile import Session
 from dcir.driver.machine import machine
+from dcir.driver.optimiser_choice import prefer_fused
 from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.options import Options
@@ -137,6 +138,8 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     fast.__dict__.pop("_compiled_call_impl", None)
     fast.__class__ = type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
     fast.__dict__["dcir"] = Handle(session, functools.partial(_plain, fast))
+    if session.options.fused_optimizers:
+        prefer_fused(fast)
     fast._compiled_call_impl = _compiled(_frame_of_its_own(fast._call_impl), session)
     result: nn.Module = fast
     return result

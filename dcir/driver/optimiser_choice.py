@@ -1,0 +1,60 @@
+"""The default implementation of torch's optimisers, for parameters of optimised modules: the fused one.
+
+torch updates CPU parameters one operator and one tensor at a time unless it is asked not to: on BERT-base AdamW takes a quarter of a
+step, nine times as long as torch's own fused kernel for the same formula. On other devices torch chooses by itself when the
+user states no wish; the same is done here for optimisers that hold parameters of a module given to ``dcir.optimize``. Whoever
+passes ``fused`` or ``foreach`` is obeyed, and ``dcir.optimize(..., fused_optimizers=False)`` leaves all as it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+"""Optimisers whose fused form torch has on CPUs; subclasses may do something else with their groups."""
+
+_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_chosen: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+_installed = False
+
+
+def prefer_fused(module: nn.Module) -> None:
+    """From the next step on, optimisers of this module's parameters are fused unless they were made otherwise."""
+    global _installed
+    _modules.add(module)
+    _seen.clear()
+    if not _installed:
+        register_optimizer_step_pre_hook(_before_step)
+        _installed = True
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if optimizer not in _seen:
+        _seen.add(optimizer)
+        if type(optimizer) in FUSED:
+            _choose(optimizer)
+    for group in _chosen.get(optimizer, ()):
+        # torch's fused kernels take no sparse gradients; the others do.
+        group["fused"] = None if any(_sparse(p) for p in group["params"]) else True
+
+
+def _choose(optimizer: torch.optim.Optimizer) -> None:
+    ours = {id(p) for module in _modules for p in module.parameters()}
+    chosen = _chosen.setdefault(optimizer, [])
+    for group in optimizer.param_groups:
+        if any(g is group for g in chosen) or not any(id(p) in ours for p in group["params"]):
+            continue
+        stated = any(group.get(name) is not None for name in ("fused", "foreach"))
+        other = group.get("differentiable") or group.get("capturable") or isinstance(group.get("lr"), torch.Tensor)
+        if not stated and not other and all(p.is_cpu and p.is_floating_point() for p in group["params"]):
+            chosen.append(group)
+
+
+def _sparse(p: torch.Tensor) -> bool:
+    return p.grad is not None and p.grad.layout is not torch.strided
