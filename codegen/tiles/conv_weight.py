@@ -24,17 +24,18 @@ _TEXT = """
 // Rows of a tile: TI input channels by TK taps of one kernel row.
 template <int TK> struct Taps { static constexpr L at(int i) { return i / TK * ${cs}LL + i % TK * ${kws}LL; } };
 template <int NV, int TI, int TK> $noinline void tile(const T *x, const T *y, T *d, L rows) {
+    // A block of rows is summed by itself and then added: short chains of additions round less.
     V acc[TI * TK][NV];
-#pragma GCC unroll 32
-    for (int i = 0; i < TI * TK; i++)
-#pragma GCC unroll 8
-        for (int v = 0; v < NV; v++) acc[i][v] = load(d + (i / TK * ${taps}LL + i % TK) * NV * VL + v * VL);
+    clear(acc);
     for (L r = 0; r < rows; r++)
         multiply_add<TI * TK, NV, Taps<TK>>(acc, x + r * ${rs}LL, $ps, y + r * $cols * NV * VL, NV * VL, $cols);
 #pragma GCC unroll 32
     for (int i = 0; i < TI * TK; i++)
 #pragma GCC unroll 8
-        for (int v = 0; v < NV; v++) store(d + (i / TK * ${taps}LL + i % TK) * NV * VL + v * VL, acc[i][v]);
+        for (int v = 0; v < NV; v++) {
+            T *to = d + (i / TK * ${taps}LL + i % TK) * NV * VL + v * VL;
+            store(to, load(to) + acc[i][v]);
+        }
 }
 template <int NV, int TI> $inline void taps(const T *x, const T *y, T *d, L rows) {
     for (L kd = 0; kd < $kd; kd++)
