@@ -6,6 +6,7 @@ import _ctypes
 import ctypes
 import functools
 import math
+import operator
 import os
 import threading
 import weakref
@@ -21,6 +22,8 @@ from dcir.ops.lowering import FROM_NAME
 from dcir.runtime.blocks import Block
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
 
+_ADDRESS = torch.Tensor.data_ptr
+_VERSION = operator.attrgetter("_version")
 _CALL_BACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 
 _in_child = False
@@ -104,8 +107,8 @@ class _Prepared:
 
     block: Block
     storages: tuple[torch.UntypedStorage, ...]
-    addresses: tuple[int | None, ...]
-    versions: tuple[int, ...]
+    addresses: list[int]
+    versions: list[int]
     fingerprint: int
 
 
@@ -135,9 +138,10 @@ class Program:
         self._fingerprint.restype, self._fingerprint.argtypes = ctypes.c_ulonglong, [ctypes.c_void_p]
         self._free: list[_Frame] = []
         self._lock = threading.Lock()
-        self._static = [(i, info.input_slots[i]) for i in info.static_inputs]
+        static = set(info.static_inputs)
+        self._static_slots = [info.input_slots[i] for i in info.static_inputs]
         self._prepared: _Prepared | None = None
-        self._tensor_inputs = [(i, s) for i, s in enumerate(info.input_slots) if s >= 0]
+        self._tensor_inputs = [(i, s) for i, s in enumerate(info.input_slots) if s >= 0 and i not in static]
         self._alloc = [(maker(b), s) for b, s in zip(info.buffers, info.buffer_slots, strict=True)]
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
@@ -165,10 +169,8 @@ class Program:
                 t = new()
                 table[slot] = t.data_ptr()
                 buffers.append(t)
-            if self.info.prepared_bytes:
-                # The frame holds the block while its kernels read it, whatever other calls prepare meanwhile.
-                frame.prepared = self._ready(args, frame)
-                table[1] = frame.prepared.block.address
+            if self._static_slots or self.info.prepared_bytes:
+                self._make_ready([args[i] for i in self.info.static_inputs], frame)
             code = self._enter(self._run, frame.address, frame.call_back)
             if code:
                 self._fail(code, frame)
@@ -201,32 +203,43 @@ class Program:
         """Nanoseconds of each step of the last call, and of opening teams; of a library that was built to be profiled."""
         return list((ctypes.c_ulonglong * (steps + 1)).in_dll(self._library, "dcir_ticks"))
 
-    def _ready(self, args: Sequence[Any], frame: _Frame) -> _Prepared:
-        """Values that belong to the present contents of the static inputs."""
+    def _make_ready(self, static: list[torch.Tensor], frame: _Frame) -> None:
+        """Give the frame the values that belong to the present contents of the static inputs, and those inputs.
+
+        A network has hundreds of parameters, and this is in every call: the loops are the interpreter's own, and a frame that
+        was used with the same addresses is not filled again.
+        """
         table = frame.table
-        addresses = tuple([table[slot] for _, slot in self._static])
+        addresses = list(map(_ADDRESS, static))
+        if addresses != frame.addresses:
+            for slot, address in zip(self._static_slots, addresses, strict=True):
+                table[slot] = address
+            frame.addresses = addresses
+        versions: list[int] | None
         try:
-            versions = tuple([args[i]._version for i, _ in self._static])
+            versions = list(map(_VERSION, static))
         except RuntimeError:  # made in inference mode: nobody counts its writes
             versions = None
         fingerprint = self._fingerprint(frame.address)
         known = self._prepared
         if (
-            known is not None
-            and versions == known.versions
-            and addresses == known.addresses
-            and fingerprint == known.fingerprint
+            known is None
+            or versions != known.versions
+            or addresses != known.addresses
+            or fingerprint != known.fingerprint
         ):
-            return known
-        with self._lock:
-            block = Block(self.info.prepared_bytes)
-            table[1] = block.address
-            self._enter(self._prepare, frame.address)
-            storages = tuple(args[i].untyped_storage() for i, _ in self._static)
-            made = _Prepared(block, storages, addresses, versions or (), fingerprint)
-            if versions is not None:
-                self._prepared = made
-            return made
+            with self._lock:
+                block = Block(self.info.prepared_bytes)
+                table[1] = block.address
+                self._enter(self._prepare, frame.address)
+                storages = tuple(t.untyped_storage() for t in static)
+                known = _Prepared(block, storages, addresses, versions or [], fingerprint)
+                if versions is not None:
+                    self._prepared = known
+        # The frame holds the block while its kernels read it, whatever other calls prepare meanwhile.
+        if frame.prepared is not known:
+            frame.prepared = known
+            table[1] = known.block.address
 
     def _fail(self, code: int, frame: _Frame) -> None:
         if code < 0:
@@ -246,6 +259,7 @@ class _Frame:
         info = program.info
         self.arena = Block(info.arena_bytes)
         self.prepared: _Prepared | None = None
+        self.addresses: list[int] = []
         self.table = (ctypes.c_void_p * max(info.table_size, 1))()
         self.table[0] = self.arena.address
         for slot, t in zip(info.constant_slots, program.constants, strict=True):

@@ -1,0 +1,144 @@
+"""Runs of operators over one image at a time: which are taken, what they may not contain, and the numbers of the code."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dcir
+from dcir.driver.check import PassChecker
+from dcir.ir.network import Network
+from dcir.ir.verify import verify
+from dcir.transforms.pipelines import pipeline
+from dcir.transforms.plan_arena import PlanArena
+from dcir.transforms.stream_images import StreamImages
+from tests.harness import check_close
+from tests.transforms.imported import imported
+
+# Caches so small that test sizes gain from them.
+SMALL = StreamImages(near_bytes=1 << 12, far_bytes=1 << 13)
+# The same for images of 17 KB, and weights that cost nothing.
+FREE = StreamImages(near_bytes=20_000, far_bytes=20_001, flops=1e6)
+
+
+def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = F.relu(F.conv2d(x, w, padding=1))
+    return x.mean((2, 3))
+
+
+def streamed(fn: Any, *inputs: torch.Tensor, settings: StreamImages = SMALL, threads: int = 2) -> tuple[Network, Any]:
+    net = imported(fn, *inputs).network
+    net.threads = threads
+    outcome = settings.apply(net)
+    PlanArena().apply(net)
+    verify(net)
+    return net, outcome
+
+
+def test_changed() -> None:
+    net, outcome = streamed(chain, torch.randn(5, 4, 9, 7), torch.randn(4, 4, 3, 3))
+    (stream,) = net.streams
+    assert outcome.changed == len(stream.ops) == len(net.ops()) and outcome.saved_bytes > 0
+    assert stream.images == 5 and stream.lanes == 2
+    results = net.result_containers()
+    assert stream.inside.keys() == {n for n, c in net.containers.items() if c.role == "transient"} - results
+    assert stream.lane_bytes <= 3 * (4 * 9 * 7 * 4 + 64) and net.arena_bytes == 2 * stream.lane_bytes
+    again = net.clone()
+    assert again.streams == net.streams and again.threads == 2
+
+
+def test_unchanged() -> None:
+    """No convolution, one image, fewer images than threads."""
+    assert not streamed(lambda x: x.relu() + 1, torch.randn(8, 4, 9, 7))[0].streams
+    w = torch.randn(4, 4, 3, 3)
+    assert not streamed(chain, torch.randn(1, 4, 9, 7), w)[0].streams
+    assert not streamed(chain, torch.randn(3, 4, 9, 7), w, threads=4)[0].streams
+
+
+def test_refused_where_weights_are_heavy() -> None:
+    """Images of one pixel under large weights: reading the weights for each image costs more."""
+    x, w = torch.randn(4, 64, 1, 1), torch.randn(64, 64, 3, 3)
+    net, outcome = streamed(chain, x, w)
+    assert not net.streams and sum(outcome.refused.values())
+    assert not streamed(chain, torch.randn(4, 4, 9, 7), torch.randn(4, 4, 3, 3), settings=StreamImages())[0].streams
+
+
+def test_sums_over_images_end_a_run() -> None:
+    def normed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x = F.relu(F.conv2d(x, w, padding=1)).exp()
+        x = x - x.mean((0, 2, 3), keepdim=True)
+        return F.conv2d(F.relu(F.conv2d(x, w, padding=1)), w)
+
+    net, _ = streamed(normed, torch.randn(5, 4, 9, 7), torch.randn(4, 4, 3, 3))
+    assert len(net.streams) == 2
+    order = [op.label for op in net.ops()]
+    for stream in net.streams:
+        first = order.index(stream.ops[0])
+        assert order[first : first + len(stream.ops)] == stream.ops
+    first, second = net.streams
+    assert not set(first.inside) & set(second.inside)
+    # What the first run leaves for the sum lies in no lane, and nothing else lies there while images are under way.
+    (left,) = (n for n in net.containers if n in first.steps and n in net.arena and n not in first.inside)
+    low, high = net.arena[left], net.arena[left] + net.containers[left].nbytes
+    lanes = range(first.at, first.at + first.lanes * first.lane_bytes)
+    assert high <= lanes.start or low >= lanes.stop
+
+
+class Block(nn.Module):
+    """Branches, a concatenation, a gate, strides, odd sizes, and a result that leaves the run in its middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 24, 3, stride=2, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(24)
+        self.depth = nn.Conv2d(24, 24, 5, padding=2, groups=24)
+        self.narrow, self.wide = nn.Conv2d(24, 6, 1), nn.Conv2d(6, 24, 1)
+        self.left, self.right = nn.Conv2d(24, 17, 1), nn.Conv2d(24, 15, 3, padding=1)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = F.silu(self.norm(self.first(x)))
+        y = F.relu6(self.depth(x))
+        gate = torch.sigmoid(self.wide(F.silu(self.narrow(y.mean((2, 3), keepdim=True)))))
+        middle = y * gate + x
+        both = torch.cat([self.left(middle), self.right(F.max_pool2d(middle, 3, 1, 1))], 1)
+        return self.head(F.relu(both).mean((2, 3))), middle
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("batch", [2, 5])
+def test_numbers(batch: int, threads: int) -> None:
+    """Also where the last image has no partner, and where the team is another than was planned for."""
+    model = Block().eval()
+    model.norm.running_mean.uniform_()
+    x = torch.randn(batch, 3, 29, 23, generator=torch.Generator().manual_seed(batch))
+    passes = tuple(FREE if isinstance(p, StreamImages) else p for p in pipeline(4))
+    had = torch.get_num_threads()
+    with torch.no_grad():
+        want, exact = model(x), copy.deepcopy(model).double()(x.double())
+        fast = dcir.optimize(model, pipeline=passes, threads=threads, verify="passes")
+        try:
+            for team in (had, 1, 2):
+                torch.set_num_threads(team)
+                for got in fast(x), fast(x):
+                    for g, w, e in zip(got, want, exact, strict=True):
+                        check_close(g, w, e)
+        finally:
+            torch.set_num_threads(had)
+    for graph in fast.dcir.explain().graphs:  # one per size of the team, which Dynamo guards
+        (record,) = (p for p in graph.passes if p.name == FREE.name)
+        assert (record.changed > 5) == (threads <= batch)
+
+
+def test_checked_like_every_pass() -> None:
+    net = imported(chain, torch.randn(5, 4, 9, 7), torch.randn(4, 4, 3, 3)).network
+    check = PassChecker(net, seed=0)
+    net.threads = 2
+    SMALL.apply(net)
+    check(SMALL, net)
