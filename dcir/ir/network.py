@@ -320,17 +320,23 @@ class Network:
         results = self.result_containers()
         fixed = self.static | set(self.constants)
         made: set[Op] = set()
+        writers: dict[str, list[Op]] = {}
+        for op in self._order:
+            for o in self._operands[op][1]:
+                writers.setdefault(o.data, []).append(op)
         for op in self._order:  # a container is read after its last writer, so one sweep sees all writers first
             if getattr(op.spec, "kind", "") == "torch":
                 continue
-            inputs = {o.data for o in self.ins(op)}
-            if any(o.data in results or self.containers[o.data].role != "transient" for o in self.outs(op)):
+            ins, outs = self._operands[op]
+            if any(o.data in results or self.containers[o.data].role != "transient" for o in outs):
                 continue
-            if all(d in fixed or ((w := self.writers(d)) and all(x in made for x in w)) for d in inputs):
+            if all(o.data in fixed or ((w := writers.get(o.data)) and made.issuperset(w)) for o in ins):
                 made.add(op)
         while True:  # parts of a container that others write too stay with the others
-            mixed = {op for op in made if any(w not in made for o in self.outs(op) for w in self.writers(o.data))}
-            mixed |= {op for op in made - mixed if any(w in mixed for o in self.ins(op) for w in self.writers(o.data))}
+            mixed = {op for op in made if not all(made.issuperset(writers[o.data]) for o in self._operands[op][1])}
+            if mixed:
+                read = {op: [w for o in self._operands[op][0] for w in writers.get(o.data, ())] for op in made - mixed}
+                mixed |= {op for op, sources in read.items() if not mixed.isdisjoint(sources)}
             if not mixed:
                 return made
             made -= mixed
