@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.tiles.conv_depthwise import depthwise_draft, depthwise_suits, depthwise_weight_draft
+from dcir.codegen.tiles.conv_depthwise_data import depthwise_data_draft, depthwise_data_suits
 from dcir.codegen.tiles.conv_direct import direct_draft
 from dcir.codegen.tiles.conv_last import last_draft, last_suits
 from dcir.codegen.tiles.conv_problem import Problem, data_problems, families, flat, forward_problem, is_pointwise
@@ -111,6 +112,10 @@ def _draft(spec: ConvolutionSpec, isa: Isa, threads: int) -> Draft:
     if spec.kind == "forward":
         problems = [forward_problem(spec)]
     elif spec.kind == "backward_data":
+        whole = forward_problem(replace(spec, bias=False))
+        draft = depthwise_data_draft(name, whole, isa, threads) if depthwise_data_suits(whole) else None
+        if draft is not None and whole.n * math.prod(whole.inp) * math.prod(whole.out) * whole.taps:
+            return draft
         problems = list(data_problems(spec))
         if any(p.taps == 0 for p in problems):
             # Whole rows of zeros first: cheaper than to write every other element.
