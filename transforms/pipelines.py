@@ -9,6 +9,7 @@ from dcir.transforms.fold_static import FoldStatic
 from dcir.transforms.fuse_epilogues import FuseEpilogues
 from dcir.transforms.fuse_producers import FuseProducers
 from dcir.transforms.fuse_siblings import FuseSiblings
+from dcir.transforms.join_sums import JoinSums
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.order_execution import OrderExecution
 from dcir.transforms.pack_weights import PackWeights
@@ -31,6 +32,6 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
     2: (FuseEpilogues(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
-    3: (AssignLayouts(), SinkCopies(), UseWinograd(), PackWeights(), PrepareStatic()),
+    3: (AssignLayouts(), SinkCopies(), JoinSums(), UseWinograd(), PackWeights(), PrepareStatic()),
     4: (OrderExecution(), StreamImages(), PlanArena()),
 }

@@ -116,7 +116,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     per_panel, step = p.panel // width, p.taps * p.ci * p.panel
     sweep = render(
         text_of.SWEEP, panel=p.panel, per_panel=per_panel, panel_step=step, near=NEAR // element,
-        pixel=p.stride[2] * p.xs[5],
+        pixel=p.stride[2] * p.xs[5], **_images_ahead(p),
     )  # fmt: skip
     jobs = lay.parts * lay.shares
     tile_size = lay.wide.size * width
@@ -155,6 +155,17 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     )  # fmt: skip
     steps.append(Step(jobs, "run"))
     return Draft(name, p.dtype, "".join([*texts, sweep, tiles, region, run]), tuple(steps), scratch, epilogue=epilogue)
+
+
+def _images_ahead(p: Problem) -> dict[str, str]:
+    """C++ that asks for the next tile's pixels, one line a step: rows that no other row of results reads come from afar."""
+    if p.out[1] > 1 or p.ker[1] == 1:
+        return {"start": "", "next": ""}
+    pixel = p.stride[2] * p.xs[5]
+    step = (
+        f"__builtin_prefetch(x + turn, 0, 2); turn = turn < (2 * TC - 1) * {pixel}LL ? turn + {pixel} : TC * {pixel}LL;"
+    )
+    return {"start": f"L turn = TC * {pixel}LL;", "next": step}
 
 
 # ---------------------------------------------------------------------- tiles

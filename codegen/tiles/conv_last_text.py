@@ -6,8 +6,10 @@ struct Place { Operands e; L n, g, o, d, h, kd0, kd1, kh0, kh1, i0, i1, valid, n
 $inline constexpr L place_of(L v) { return v / $per_panel * ${panel_step}LL + v % $per_panel * VL; }
 // acc[i] += x of pixel i times w, over count inputs; only pixels LO to HI have this tap.
 template <int LO, int HI, int NV, int TC> $inline void sweep(V (&acc)[TC][NV], const T *x, const T *w, L count, L ahead) {
+    $start
     for (L k = 0; k < count; k++, x++, w += $panel) {
         __builtin_prefetch(w + ahead, 0, 2);
+        $next
         V b[NV];
 #pragma GCC unroll 8
         for (int v = 0; v < NV; v++) {
