@@ -29,6 +29,8 @@ class TorchCall:
         name: overload name ("aten.linalg_inv_ex.default").
         args, kwargs: the call; ("t", i) stands for tensor i, other pairs for dtypes and the like (``pack``).
         ins, outs: (shape, strides, dtype) of each tensor operand and result.
+        places: which of the operator's results ``outs`` are; None: all that are tensors. Torch leaves results undefined
+            that nobody reads (a workspace for a backward pass that will not come), so those are not asked for.
     """
 
     name: str
@@ -36,6 +38,7 @@ class TorchCall:
     kwargs: tuple[tuple[str, Any], ...]
     ins: tuple[Window, ...]
     outs: tuple[Window, ...]
+    places: tuple[int, ...] | None = None
 
     kind = "torch"
 
@@ -72,11 +75,23 @@ class TorchCall:
             raise
         except Exception as e:
             raise FallbackFailed(f"{self.name} failed in torch: {e}") from e
-        tensors = [t for t in (result if isinstance(result, tuple | list) else [result]) if isinstance(t, torch.Tensor)]
-        for t, o in zip(tensors, outs, strict=True):
+        for t, o in zip(self._chosen(result), outs, strict=True):
             if t.shape != o.shape:
                 raise FallbackFailed(f"{self.name} returned shape {tuple(t.shape)} instead of {tuple(o.shape)}")
             o.copy_(t)
+
+    def _chosen(self, result: Any) -> list[torch.Tensor]:
+        """The results that ``outs`` are."""
+        every = list(result) if isinstance(result, tuple | list) else [result]
+        places = self.places
+        if places is None:
+            places = tuple(i for i, t in enumerate(every) if isinstance(t, torch.Tensor))
+        if len(places) != len(self.outs):
+            raise FallbackFailed(f"{self.name} returned {len(places)} tensors instead of {len(self.outs)}")
+        for i in places:
+            if not 0 <= i < len(every) or not isinstance(every[i], torch.Tensor):
+                raise FallbackFailed(f"{self.name} returned no tensor as result {i}, which is read")
+        return [every[i] for i in places]
 
 
 def window_tensor(buffer: Any, window: Window) -> torch.Tensor:

@@ -8,6 +8,9 @@ So the table is not a list to maintain: it follows from the pages, and a new pag
 Two kinds are exempt:
 - operators whose decomposition is worse than a call (``KEEP``): they would become long chains of scatters or loops;
 - random operators: their decompositions would draw other numbers than eager torch does.
+
+One operator is taken apart that PyTorch leaves whole: oneDNN's layer of an LSTM, which PyTorch's trace takes for inputs
+without a gradient; taken apart it is native.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._decomp import decomposition_table
+from torch._decomp.decompositions import one_layer_lstm
 
 from dcir.ops.registry import pages
 
@@ -44,4 +49,14 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         if name in units or packet in KEEP:
             continue
         table[op] = fn
-    return table
+    return table | {torch.ops.aten.mkldnn_rnn_layer.default: _lstm_layer}
+
+
+def _lstm_layer(
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h: Tensor, c: Tensor, reverse: bool,
+    batch_sizes: list[int], mode: int, hidden_size: int, num_layers: int, has_biases: bool, *flags: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """One direction of one layer; the last result is oneDNN's workspace."""
+    weights = [w_ih, w_hh, b_ih, b_hh] if has_biases else [w_ih, w_hh]
+    y, (last_h, last_c) = one_layer_lstm(x, (h.squeeze(0), c.squeeze(0)), weights, has_biases, reverse)
+    return y, last_h.unsqueeze(0), last_c.unsqueeze(0), x.new_empty(0)

@@ -74,6 +74,15 @@ def meta_of(value: Any) -> Meta | None:
     return Meta(tuple(int(d) for d in value.shape), tuple(int(s) for s in value.stride()), TORCH_TYPES[value.dtype])
 
 
+def _read(node: fx.Node) -> set[int] | None:
+    """Which of an operator's several results are read; None if that cannot be seen."""
+    if any(u.target is not operator.getitem for u in node.users):
+        return None
+    # The results of an operator with effects stand behind its token.
+    first = 1 if node.target is torch.ops.higher_order.with_effects else 0
+    return {int(u.args[1]) - first for u in node.users}  # type: ignore[arg-type]
+
+
 class _Importer:
     def __init__(self, gm: fx.GraphModule, name: str) -> None:
         self.gm = gm
@@ -195,11 +204,16 @@ class _Importer:
 
         packed = tuple(pack(a, number) for a in args)
         named = tuple((k, pack(v, number)) for k, v in kwargs.items())
-        results = [None if m is None else self.ctx.new(m.shape, m.dtype, m.strides) for m in self.ctx.outs]
+        read = _read(node) if isinstance(val, tuple | list) else None
+        results = [
+            None if m is None or (read is not None and i not in read) else self.ctx.new(m.shape, m.dtype, m.strides)
+            for i, m in enumerate(self.ctx.outs)
+        ]
         made = [r for r in results if r is not None]
         spec = TorchCall(
             str(op), packed, named,
             tuple((r.shape, r.strides, r.dtype) for r in refs), tuple((r.shape, r.strides, r.dtype) for r in made),
+            tuple(i for i, r in enumerate(results) if r is not None),
         )  # fmt: skip
         self.ctx.emit(spec, refs, made)
         self.done.fallbacks.append((str(op), self.ctx.origin))
