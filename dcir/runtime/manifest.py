@@ -308,7 +308,9 @@ def torch_call(entry: TorchEntry, where: str = "calls_into_torch") -> TorchCall:
     for side in (spec.ins, spec.outs):
         _read(_WINDOWS, _listed(side), where)
     if spec.places is not None and not (
-        isinstance(spec.places, tuple) and len(spec.places) == len(spec.outs) and all(type(p) is int for p in spec.places)
+        isinstance(spec.places, tuple)
+        and len(spec.places) == len(spec.outs)
+        and all(type(p) is int for p in spec.places)
     ):
         raise _bad(f"{where}.spec", "a call into torch")
     if overload(spec.name) is None:
