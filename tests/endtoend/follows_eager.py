@@ -1,0 +1,151 @@
+"""One network through dcir and through eager PyTorch: results, every gradient and every buffer of a training step.
+
+The rule is that of ``dcir/driver/compare.py`` (error against float64, at most three times eager's own) over the floor of
+``tests/fuzz/check.py``: what float64 itself changes by when its operators see operands disturbed as much as float32 rounds.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dcir
+from dcir.driver.compare import FACTOR
+from tests.fuzz.check import _Disturbed
+
+_UNITS = 4.0
+_DISTURBED = 4.0
+
+
+@dataclass
+class Followed:
+    """How one mode (inference or training) compares.
+
+    Attributes:
+        worst: the largest error in units of its limit (at most 1 if dcir follows eager), and the tensor's name.
+        largest: the largest error in units of eager's own.
+        fallbacks: operators that ran through torch.
+        breaks: graph breaks.
+        operators: of all graphs that were compiled.
+        seconds: of processor time for the first call, the compiler's included.
+    """
+
+    worst: tuple[float, str] = (0.0, "")
+    largest: float = 0.0
+    fallbacks: list[str] = field(default_factory=list)
+    breaks: list[str] = field(default_factory=list)
+    operators: int = 0
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+class _Double(TorchDispatchMode):
+    """Requests for float32 (a norm that computes in it) are requests for float64."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map(lambda v: torch.float64 if v is torch.float32 else v, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def without_dropout(module: nn.Module) -> nn.Module:
+    """Dropout draws other numbers in float64."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout | nn.Dropout1d | nn.Dropout2d):
+            part.p = 0.0
+    return module
+
+
+def follow(module: nn.Module, inputs: dict[str, Any], *, train: bool, **options: Any) -> Followed:
+    """Run one step of ``module`` through dcir and compare everything that can be seen with eager PyTorch."""
+    module = without_dropout(module).train(train)
+    wide, wide_inputs = copy.deepcopy(module).double(), pytree.tree_map(_widen, inputs)
+    want = _seen(copy.deepcopy(module), inputs, train)
+    disturbed = []
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Double():
+            exact = _seen(copy.deepcopy(wide), wide_inputs, train)
+            for seed in range(2):
+                with _Disturbed(seed):
+                    disturbed.append(_seen(copy.deepcopy(wide), wide_inputs, train))
+    finally:
+        torch.set_default_dtype(before)
+    torch._dynamo.reset()
+    fast = dcir.optimize(copy.deepcopy(module), **options)
+    start = sum(os.times()[:4])
+    got = _seen(fast, inputs, train)
+    report = fast.dcir.explain()
+    done = Followed(
+        fallbacks=[name for name, _ in report.fallbacks], breaks=[f"{why} {place}" for why, place in report.breaks],
+        operators=sum(g.operators for g in report.graphs), seconds=sum(os.times()[:4]) - start,
+    )  # fmt: skip
+    for name in set(got) - set(want):
+        # A parameter whose value is used for no result: AOTAutograd gives zeros where eager gives none.
+        if name.endswith(".grad") and not got[name].any():
+            del got[name]
+    if set(got) != set(want):
+        done.wrong.append(f"{sorted(set(got) ^ set(want))} are there on one side only")
+    # A gradient that is zero by cancellation (a weight before a norm) holds the rounding of summands of this size.
+    unit = max((float(t.abs().max()) for n, t in exact.items() if n.endswith(".grad") and t.numel()), default=0.0)
+    for name in set(got) & set(want):
+        _compare(done, name, got[name], want[name], exact[name], [d[name] for d in disturbed], unit)
+    return done
+
+
+def _widen(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _seen(module: nn.Module, inputs: dict[str, Any], train: bool) -> dict[str, Tensor]:
+    """Results, loss, gradients and buffers after one step."""
+    torch.manual_seed(1)
+    with torch.set_grad_enabled(train):
+        outs = [t for t in pytree.tree_leaves(module(**inputs)) if isinstance(t, Tensor)]
+    tensors = {f"out{i}": t.detach() for i, t in enumerate(outs)}
+    if not train:
+        return tensors
+    generator = torch.Generator().manual_seed(2)
+    loss: Any = 0
+    for t in outs:  # a projection: the plain sum of what a norm gives depends on nothing
+        weight = torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.dtype)
+        loss = loss + (t * weight).mean() if t.requires_grad else loss
+    loss.backward()
+    tensors["loss"] = loss.detach()
+    tensors |= {f"{n}.grad": p.grad for n, p in module.named_parameters() if p.grad is not None}
+    return tensors | {n: b.clone() for n, b in module.named_buffers()}
+
+
+def _compare(
+    done: Followed, name: str, got: Tensor, want: Tensor, exact: Tensor, disturbed: list[Tensor], unit: float
+) -> None:
+    if got.shape != want.shape or got.dtype != want.dtype:
+        done.wrong.append(f"{name}: {got.dtype}{tuple(got.shape)}, eager {want.dtype}{tuple(want.shape)}")
+        return
+    if not want.is_floating_point():
+        if not torch.equal(got, want):
+            done.wrong.append(f"{name}: {got} instead of {want}")
+        return
+    if not torch.equal(got.isfinite(), want.isfinite()):
+        done.wrong.append(f"{name}: infinities or NaN at other places")
+        return
+    finite = want.isfinite() & exact.isfinite()
+    if not finite.any():
+        return
+    exact = exact[finite].double()
+    error, own = (float((t[finite].double() - exact).abs().max()) for t in (got, want))
+    floor = max(float((d[finite] - exact).abs().max()) for d in disturbed)
+    scale, eps = float(exact.abs().max()), torch.finfo(want.dtype).eps
+    limit = FACTOR * own + _DISTURBED * floor + _UNITS * eps * scale + (eps * unit if scale < eps * unit else 0)
+    done.worst = max(done.worst, (error / limit if limit else float(error > 0), name))
+    if scale > eps * unit and own > eps * scale / 4:
+        done.largest = max(done.largest, error / own)
+    if not error <= limit:
+        done.wrong.append(f"{name}: error {error:.3g}, eager's {own:.3g}, limit {limit:.3g}, scale {scale:.3g}")

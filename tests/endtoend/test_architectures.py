@@ -1,0 +1,49 @@
+"""A training step and an inference of real architectures, with random weights, follow eager PyTorch.
+
+Those of transformers and timm run where the extra is installed: ``pip install -e '.[test,architectures]'``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+
+import pytest
+import torch
+
+from tests.endtoend.architectures import ARCHITECTURES
+from tests.endtoend.follows_eager import follow
+from tests.endtoend.plain_architectures import PLAIN
+
+
+def _import_or_skip(package: str) -> None:
+    """Skip where ``package`` is missing."""
+    if importlib.util.find_spec("torchvision") is not None:
+        try:
+            import torchvision  # noqa: F401
+        except RuntimeError:
+            # The wheels of torchvision on PyPI are built with CUDA. Beside a torch without it their library does not load,
+            # and the import fails at the shapes of two operators in it, which no network here calls: declare them.
+            with contextlib.suppress(RuntimeError):  # an earlier test has
+                for name in ("nms", "qnms"):
+                    torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float limit) -> Tensor")
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install -e '.[test,architectures]'")
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", list(PLAIN))
+def test_plain(name: str, train: bool) -> None:
+    torch.manual_seed(0)
+    done = follow(*PLAIN[name](), train=train)
+    assert not done.wrong
+    assert done.operators and not done.fallbacks and not done.breaks
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_installed(name: str, train: bool) -> None:
+    _import_or_skip(name.partition("-")[0])
+    torch.manual_seed(0)
+    done = follow(*ARCHITECTURES[name](), train=train)
+    assert not done.wrong
+    assert done.operators
