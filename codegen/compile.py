@@ -163,6 +163,25 @@ def compile_network(
     )  # fmt: skip
 
 
+def planned_bytes(net: Network, threads: int) -> int:
+    """Size of the arena of a network's library, known without generating code for the library."""
+    machine = Machine(host_isa().name, threads)
+    streams = {label: net.streams[i] for i, s in enumerate(net.streams) for label in s.ops}
+    scratch = 0
+    for op in net.ops():
+        if getattr(op.spec, "kind", "") == "torch":
+            continue
+        stream = streams.get(op.label)
+        spec = op.spec if stream is None else one_image(op.spec, stream, net.ins(op), net.outs(op))
+        scratch = max(scratch, _scratch(spec, machine))
+    return _up(_Layout(net).arena_bytes) + _up(scratch) * max((s.lanes for s in net.streams), default=1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _scratch(spec: Any, machine: Machine) -> int:
+    return plan(spec, machine).scratch
+
+
 def _static(net: Network, prepared: set[Op]) -> tuple[str, ...]:
     """Inputs and constants that prepared operators read, in the order of the containers."""
     read = {o.data for op in prepared for o in net.ins(op)}

@@ -132,6 +132,24 @@ class OptionError(DcirError, ValueError):
     """An option has an unknown name or a value it cannot take."""
 
 
+class MemoryLimitTooLow(DcirError):
+    """No plan that was found keeps ``memory_limit``."""
+
+    least: int = 0
+    """A limit that can be kept, in bytes."""
+
+    @classmethod
+    def of(cls, limit: int, least: int, details: Sequence[tuple[str, str]] = ()) -> MemoryLimitTooLow:
+        """The error for a limit, given the least one that can be kept."""
+        error = cls(
+            f"memory_limit={limit} cannot be kept; the least possible limit is {least} bytes",
+            hint=f"memory_limit={least} or more, or a smaller batch",
+            details=details,
+        )
+        error.least = least
+        return error
+
+
 class IndexOutOfRange(DcirError, IndexError):
     """An index that comes from data points outside the tensor it indexes."""
 

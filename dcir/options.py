@@ -41,7 +41,7 @@ class Options:
         dynamic: Whether sizes stay symbolic.
         pipeline: The passes to run instead of those of the level.
         debug_dir: Folder that receives the graph and the code of every step.
-        memory_limit: Upper bound of the arena in bytes.
+        memory_limit: Upper bound in bytes of a call's planned scratch memory, and of what a forward keeps for its backward.
         precision: Element type of the arithmetic.
         fused_optimizers: Whether torch's optimisers of the module's parameters use their fused form when not told otherwise.
     """
@@ -79,8 +79,10 @@ class Options:
             raise _bad("pipeline", self.pipeline, "a tuple of passes")
         if self.dynamic:
             raise _not_yet("dynamic", True, "dynamic=False; every new shape is compiled on its first call")
-        if self.memory_limit is not None:
-            raise _not_yet("memory_limit", self.memory_limit, "leave it out; buffers are reused without a limit")
+        if self.memory_limit is not None and (not _is_int(self.memory_limit) or self.memory_limit <= 0):
+            raise _bad("memory_limit", self.memory_limit, "a size such as '512MB' or '2GiB'")
+        if self.memory_limit is not None and self.target == "dace":
+            raise _not_yet("memory_limit", self.memory_limit, "target='cpp'; DaCe's own compiler allocates as it likes")
         if self.precision in NOT_YET_PRECISIONS:
             raise _not_yet("precision", self.precision, "precision='fp32'")
         _check_choice("precision", self.precision, ("fp32",))

@@ -36,6 +36,7 @@ def test_levels_as_people_write_them(text):
         ({"until": ""}, "name of a pass"),
         ({"pipeline": "abc"}, "tuple of passes"),
         ({"memory_limit": "lots"}, "'512MB'"),
+        ({"memory_limit": 0}, "'512MB'"),
         ({"precision": "fp31"}, "fp32"),
         ({"levle": 3}, "level"),
         ({"xyz": 3}, "one of level, target"),
@@ -50,7 +51,8 @@ def test_refusals_say_where_and_what_to_try(values, hint):
 
 
 @pytest.mark.parametrize(
-    "values", [{"dynamic": True}, {"memory_limit": "2GB"}, {"precision": "bf16"}, {"target": "cuda"}]
+    "values",
+    [{"dynamic": True}, {"precision": "bf16"}, {"target": "cuda"}, {"memory_limit": "2GB", "target": "dace"}],
 )
 def test_what_is_not_implemented_is_refused_by_name(values):
     with pytest.raises(OptionError, match="not implemented yet"):

@@ -7,11 +7,12 @@ from typing import Any
 from dcir.codegen.compile import Library
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network
+from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import BufferInfo, Program, ProgramInfo, ResultInfo, call_into_torch
 
 
-def assemble(done: Imported, library: Library) -> Program:
-    """The callable program of a compiled network."""
+def assemble(done: Imported, library: Library, arenas: Arenas | None = None) -> Program:
+    """The callable program of a compiled network; its scratch memory is taken from ``arenas``, which others may share."""
     net = done.network
     buffers: list[BufferInfo] = []
     buffer_slots: list[int] = []
@@ -38,7 +39,7 @@ def assemble(done: Imported, library: Library) -> Program:
         },
         origins=tuple(library.origins),
     )
-    return Program(library.path, info, list(done.constants.values()))
+    return Program(library.path, info, list(done.constants.values()), arenas)
 
 
 def _result(net: Network, done: Imported, number: dict[str, int], kind: str, value: Any) -> ResultInfo:

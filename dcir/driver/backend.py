@@ -15,6 +15,8 @@ def dcir(
 ) -> Callable[..., Any]:
     """The Dynamo backend; ``options`` are those of ``dcir.optimize``."""
     from dcir.driver.compile import Session
+    from dcir.driver.limit import limited
     from dcir.frontends.torch.capture import dynamo_backend
 
-    return dynamo_backend(Session(Options.make(**(options or {}))).compile_graph)(gm, example_inputs)
+    session = Session(Options.make(**(options or {})))
+    return dynamo_backend(session.compile_graph, limited=limited(session))(gm, example_inputs)

@@ -14,13 +14,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from dcir.codegen.compile import Library
+from dcir.codegen.compile import Library, planned_bytes
 from dcir.driver.assemble import assemble
+from dcir.driver.limit import check, saved_bytes
 from dcir.errors import OptionError, Unsupported
 from dcir.frontends.torch.capture import CompiledGraph
-from dcir.frontends.torch.importer import Imported, import_graph
+from dcir.frontends.torch.importer import FIRST_SAVED, Imported, import_graph
+from dcir.frontends.torch.partition import PARTITION
 from dcir.ir.network import Network, footprint
 from dcir.options import Options
+from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
 
 # DaCe's configuration is per thread and its generator is not thread safe: one graph is compiled at a time.
@@ -45,6 +48,8 @@ class GraphRecord:
         kernels, calls: distinct kernels and driver steps.
         generated: kernels generated now (0: the library came from the cache).
         arena_bytes: planned scratch memory of one call.
+        saved_bytes: what a forward keeps for its backward, beyond its inputs and what its caller gets.
+        partition: what was decided under a limit of memory (``frontends.torch.partition.Partition``); only of a forward.
         prepared_bytes: memory of values computed from parameters, kept between calls.
         bytes_before, bytes_moved: distinct bytes that all operators of a call touch, before and after the passes.
         threads: size of the team.
@@ -60,6 +65,8 @@ class GraphRecord:
     calls: int = 0
     generated: int = 0
     arena_bytes: int = 0
+    saved_bytes: int = 0
+    partition: Any = None
     prepared_bytes: int = 0
     bytes_before: int = 0
     bytes_moved: int = 0
@@ -74,6 +81,7 @@ class Session:
 
     Attributes:
         watch: wraps the program of every graph that is compiled for a call; its steps are measured then.
+        arenas: scratch memory of all its programs: forward and backward use it in turn.
     """
 
     options: Options
@@ -81,6 +89,7 @@ class Session:
     breaks: list[tuple[str, str]] = field(default_factory=list)
     progress: Progress | None = None
     watch: Watch | None = None
+    arenas: Arenas = field(default_factory=Arenas)
 
     def on_break(self, reason: str, place: str) -> None:
         """Remember a graph break of TorchDynamo."""
@@ -95,6 +104,12 @@ class Session:
         record = GraphRecord(kind)
         clock = _Clock(record.seconds)
         done = self._rewritten(gm, record, clock)
+        record.partition = gm.meta.get(PARTITION)
+        if FIRST_SAVED in gm.meta:
+            record.saved_bytes = saved_bytes(done, gm.meta[FIRST_SAVED])
+        if self.options.memory_limit is not None:
+            needed = record.saved_bytes + planned_bytes(done.network, record.threads)
+            check(self.options.memory_limit, needed)
         program: Callable[[Sequence[Any]], list[Any]]
         if self.options.target == "dace":
             from dcir.driver.through_dace import dace_program
@@ -104,7 +119,7 @@ class Session:
             record.calls = len(done.network.ops())
         else:
             library = self._library(done, record, clock)
-            program = assemble(done, library)
+            program = assemble(done, library, self.arenas)
             if self.watch is not None:
                 program = self.watch(kind, done, library, program)
             clock.lap("load")
@@ -130,6 +145,11 @@ class Session:
             library = self._library(done, record, clock)
             self.graphs.append(record)
             return done, library
+
+    def rewritten(self, gm: fx.GraphModule) -> Imported:
+        """One ATen graph imported and rewritten, without a record of it."""
+        with _COMPILING, _uncollected():
+            return self._rewritten(gm, GraphRecord("plan"), _Clock({}))
 
     def _rewritten(self, gm: fx.GraphModule, record: GraphRecord, clock: _Clock) -> Imported:
         """Import and passes."""

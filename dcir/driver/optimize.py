@@ -13,6 +13,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 from dcir.driver.compile import Session
+from dcir.driver.limit import limited
 from dcir.driver.machine import machine
 from dcir.driver.optimiser_choice import prefer_fused
 from dcir.errors import DcirError, InvalidInput
@@ -170,7 +171,7 @@ def _compiled(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """``fn`` through Dynamo; dcir's own errors arrive as themselves, not wrapped in Dynamo's."""
     call = torch.compile(  # type: ignore[call-overload]  # its stub lacks the last two
         fn,
-        backend=dynamo_backend(session.compile_graph, session.on_break),
+        backend=dynamo_backend(session.compile_graph, session.on_break, limited(session)),
         dynamic=session.options.dynamic or None,
         recompile_limit=_RECOMPILE_LIMIT,
         # Else all modules of a class would share one limit, and what lies beyond it runs in eager mode.

@@ -26,6 +26,7 @@ class Block:
     """
 
     def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
         self._owner: object
         if nbytes >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
             memory = mmap.mmap(-1, nbytes + HUGE_PAGE)
@@ -38,3 +39,25 @@ class Block:
             start = tensor.data_ptr()
             self._owner, alignment = tensor, ALIGNMENT
         self.address = -(-start // alignment) * alignment
+
+
+class Arenas:
+    """Scratch memory that programs use in turn: one block for each call under way, as large as the largest that was asked for."""
+
+    def __init__(self) -> None:
+        self._idle: list[Block] = []
+
+    def take(self, nbytes: int) -> Block:
+        """A block of at least ``nbytes`` that nobody else has; a smaller one that lay idle is given back to the system."""
+        try:
+            block = self._idle.pop()
+        except IndexError:
+            return Block(nbytes)
+        if block.nbytes >= nbytes:
+            return block
+        del block
+        return Block(nbytes)
+
+    def give(self, block: Block) -> None:
+        """Have a block of ``take`` back."""
+        self._idle.append(block)

@@ -19,7 +19,7 @@ import torch
 
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.lowering import FROM_NAME
-from dcir.runtime.blocks import Block
+from dcir.runtime.blocks import Arenas, Block
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
 
 _ADDRESS = torch.Tensor.data_ptr
@@ -119,8 +119,11 @@ class Program:
     version counter, or (written through ``Tensor.data``, which does not count) differs in a few probed elements.
     """
 
-    def __init__(self, path: Path, info: ProgramInfo, constants: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, path: Path, info: ProgramInfo, constants: Sequence[torch.Tensor], arenas: Arenas | None = None
+    ) -> None:
         self.info = info
+        self.arenas = Arenas() if arenas is None else arenas
         self.constants = list(constants)
         try:
             self._library = ctypes.CDLL(str(path))
@@ -158,8 +161,10 @@ class Program:
             frame = self._free.pop()
         except IndexError:
             frame = _Frame(self)
+        arena = self.arenas.take(self.info.arena_bytes)
         try:
             table = frame.table
+            table[0] = arena.address
             for i, slot in self._tensor_inputs:
                 table[slot] = args[i].data_ptr()
             for slot, i in self.info.updates:
@@ -175,6 +180,7 @@ class Program:
             if code:
                 self._fail(code, frame)
         finally:
+            self.arenas.give(arena)
             self._free.append(frame)
         out: list[Any] = []
         for r in self.info.results:
@@ -253,15 +259,13 @@ class Program:
 
 
 class _Frame:
-    """One call's pointer table and arena."""
+    """One call's pointer table."""
 
     def __init__(self, program: Program) -> None:
         info = program.info
-        self.arena = Block(info.arena_bytes)
         self.prepared: _Prepared | None = None
         self.addresses: list[int] = []
         self.table = (ctypes.c_void_p * max(info.table_size, 1))()
-        self.table[0] = self.arena.address
         for slot, t in zip(info.constant_slots, program.constants, strict=True):
             self.table[slot] = t.data_ptr()
         self.address = ctypes.addressof(self.table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
 from torch._guards import TracingContext, tracing
 
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.importer import FIRST_SAVED, STATIC
+from dcir.frontends.torch.partition import Limited
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,11 @@ OnBreak = Callable[[str, str], None]
 
 
 def dynamo_backend(
-    compile_graph: CompileGraph, on_break: OnBreak | None = None
+    compile_graph: CompileGraph, on_break: OnBreak | None = None, limited: Limited | None = None
 ) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """A backend for ``torch.compile``: AOTAutograd functionalises and differentiates, ``compile_graph`` does the rest.
 
-    ``on_break`` hears of every graph that ends at a graph break.
+    ``on_break`` hears of every graph that ends at a graph break. ``limited`` cuts joint graphs under a limit of memory.
     """
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -50,8 +52,8 @@ def dynamo_backend(
         if on_break is not None and ended is not None and ended.graph_break:
             on_break(*_break_text(ended))
         if any(_is_symbolic(x) for x in example_inputs):
-            return _BySize(gm, compile_graph)
-        return _ahead_of_time(gm, example_inputs, compile_graph)
+            return _BySize(gm, compile_graph, limited)
+        return _ahead_of_time(gm, example_inputs, compile_graph, limited)
 
     return backend
 
@@ -71,7 +73,9 @@ def _is_symbolic(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and any(isinstance(d, torch.SymInt) for d in (*x.shape, *x.stride()))
 
 
-def _ahead_of_time(gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph) -> Callable[..., Any]:
+def _ahead_of_time(
+    gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None
+) -> Callable[..., Any]:
     def compiler(kind: str) -> Any:
         def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             _annotate(graph, kind, examples)
@@ -99,7 +103,7 @@ def _ahead_of_time(gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: Com
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
             decompositions=decompositions(),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=min_cut if limited is None else functools.partial(limited, min_cut, ()),
         )
     return compiled
 
@@ -129,8 +133,8 @@ def _report_strides(strides: Sequence[tuple[int, ...] | None]) -> None:
 class _BySize:
     """A graph with symbolic sizes: one static program for every combination of sizes it is called with."""
 
-    def __init__(self, gm: fx.GraphModule, compile_graph: CompileGraph) -> None:
-        self.gm, self.compile_graph = gm, compile_graph
+    def __init__(self, gm: fx.GraphModule, compile_graph: CompileGraph, limited: Limited | None) -> None:
+        self.gm, self.compile_graph, self.limited = gm, compile_graph, limited
         self.programs: dict[Any, Callable[..., Any]] = {}
         self.lock = threading.Lock()
 
@@ -147,6 +151,6 @@ class _BySize:
             with self.lock:
                 program = self.programs.get(key)
                 if program is None:
-                    program = _ahead_of_time(self.gm, args, self.compile_graph)
+                    program = _ahead_of_time(self.gm, args, self.compile_graph, self.limited)
                     self.programs[key] = program
         return program(*args)
