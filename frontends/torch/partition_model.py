@@ -202,7 +202,7 @@ class _Builder:
         )  # fmt: skip
         if n.op == "placeholder":  # its old contents: kept if the gradients themselves read them, as without a limit
             forced = bool(needs)
-        storable = tensor and (forced or not (_must_recompute(n) and not forbidden))
+        storable = tensor and (forced or not (n.op == "placeholder" or (_must_recompute(n) and not forbidden)))
         stored = None if not storable else 0 if n in self.returned or n.op == "placeholder" else size
         # What the forward writes anyway is only read once more.
         store = (1 if written else 2) * size / self.rates.bytes
