@@ -14,6 +14,7 @@ operations per element, and the traffic of the parameters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
@@ -177,6 +178,7 @@ class _Rewriting:
         self.body = Body(p.outer)
         self.where: list[int] = []  # every statement as it was
         self.chains: dict[int, _Affine] = {}
+        self.readers = Counter(a for s in p.body for a in s.args)
         for i, s in enumerate(p.body):
             self.where.append(-1 if s.op == "store" else self.body.add(self._as_was(s)))
             if s.op != "store" and not self.flags[i]:
@@ -193,6 +195,9 @@ class _Rewriting:
         if s.dtype not in _FLOATS or s.op not in ("add", "sub", "mul", "div", "neg"):
             return start
         if s.op == "neg":
+            # Where others read the value too (x / (1 + exp(-x))), a factor of either sign could not go into the weights.
+            if self.readers[s.args[0]] > 1:
+                return start
             c = self.chains[s.args[0]]
             minus = self.body.const(-1, s.dtype) if c.factor is None else self._two("neg", c.factor)
             return _Affine(c.base, minus, None if c.shift is None else self._two("neg", c.shift), c.ops + 1)

@@ -104,6 +104,10 @@ FOLDED: dict[str, tuple[Fn, list[tuple[int, ...]], list[str]]] = {
                             ["load", "const", "add", "tanh", "store"]),
     "the same factor twice": (lambda x, w: F.relu((x @ w) * -0.3) - (x @ w) * -0.3, [(4, 7), (7, 9)],
                               ["load", "const", "max", "sub", "store"]),
+    "of both signs": (
+        lambda x, w, *n: F.silu(norm(F.conv2d(x, w), *n)), [*CONV, *norms(5)],
+        ["load", "load", "add", "neg", "exp", "const", "add", "div", "store"],
+    ),
     "minus": (lambda x, w, b: b - (x @ w), [(4, 7), (7, 9), (9,)], ["load", "load", "add", "store"]),
 }  # fmt: skip
 
