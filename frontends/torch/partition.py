@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import fx
 from torch._functorch import partitioners
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
-from torch._guards import TracingContext
 
 from dcir.errors import MemoryLimitTooLow
 from dcir.frontends.torch.expose_dropout import expose_dropout
@@ -150,11 +150,7 @@ class _Search:
         own.graph.eliminate_dead_code()
         if partitioners.has_recomputable_ops(own):
             own = partitioners.cleanup_recompute_tags(own, is_default_partition=False)
-        primals = [n for n in own.graph.find_nodes(op="placeholder") if "primals" in str(n.target)]
-        context = TracingContext.try_get()
-        known = context.fw_metadata.input_info if context is not None and context.fw_metadata is not None else ()
-        written = [n for n, info in zip(primals, known, strict=False) if info.mutates_data]
-        return own, model(Joint(own.graph, self.results, written), self.asked.rates)
+        return own, model(Joint(own.graph, self.results, _written_to(own.graph)), self.asked.rates)
 
     def _like(self, cut: Cut) -> Choice | None:
         """The unlimited cut in terms of the model."""
@@ -242,6 +238,13 @@ def twin(module: fx.GraphModule) -> fx.GraphModule:
     made = fx.GraphModule(module, graph)
     made.meta = dict(module.meta)
     return made
+
+
+def _written_to(joint: fx.Graph) -> list[fx.Node]:
+    """Inputs whose contents the caller replaces once the forward has run."""
+    (output,) = joint.find_nodes(op="output")
+    written = [d.mutated_input for d in output.meta["desc"] if isinstance(d, InputMutationAOTOutput)]
+    return [n for n in joint.find_nodes(op="placeholder") if n.meta.get("desc") in written]
 
 
 def _too_low(limit: int, least: int, unlimited: int) -> MemoryLimitTooLow:
