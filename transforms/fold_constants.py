@@ -133,6 +133,11 @@ def _rounded(p: Program, store: int) -> Program:
     return simplify(replace(p, body=(*body, s)))
 
 
+def _compared(body: list[Stmt], how: str, index: int, limit: int) -> int:
+    body += [Stmt("const", (), "i64", (limit,)), Stmt(how, (index, len(body)), "bool")]
+    return len(body) - 1
+
+
 def _with_number(p: Program, ins: Sequence[Operand], outs: Sequence[Operand], data: str, value: Any) -> Fused | str:
     """The reader with a number in place of its loads."""
     body: list[Stmt] = []
@@ -143,9 +148,20 @@ def _with_number(p: Program, ins: Sequence[Operand], outs: Sequence[Operand], da
             indices = len(s.attr[2]) if s.op == "gather" else 0
             if s.op == "gather" and s.attr[4] == "checked":
                 return "the indices have to be checked"
+            wanted, other = list(args[indices : indices + 1]), args[indices + 1 :]
+            if s.op == "gather":  # outside of the operand, it gives its other value, and 0 if it has none
+                for index, extent in zip(args[:indices], s.attr[2], strict=True):
+                    wanted += [_compared(body, "ge", index, 0), _compared(body, "lt", index, extent)]
             body.append(Stmt("const", (), s.dtype, (value,)))
-            if len(args) > indices:
-                body.append(Stmt("where", (args[indices], len(body) - 1, args[indices + 1]), s.dtype))
+            if wanted:
+                number = len(body) - 1
+                if not other:
+                    body.append(Stmt("const", (), s.dtype, (0,)))
+                    other = (len(body) - 1,)
+                for n in wanted[1:]:
+                    body.append(Stmt("and", (wanted[0], n), "bool"))
+                    wanted[0] = len(body) - 1
+                body.append(Stmt("where", (wanted[0], number, *other), s.dtype))
         else:
             body.append(s._replace(args=args))
         where.append(len(body) - 1)

@@ -273,7 +273,19 @@ class _Simplifier:
         mask = self.value(s.args[indices])
         if mask is None:
             return None
-        return self.body.add(s._replace(args=s.args[:indices])) if mask else s.args[indices + 1]
+        if not mask:
+            return s.args[indices + 1]
+        # Outside of the operand, a gather gives its other value, and 0 if it has none.
+        other = self.value(s.args[indices + 1])
+        if not all(map(self._inside, s.args, s.attr[2] if indices else ())) and (
+            other != 0 or math.copysign(1, other) < 0
+        ):
+            return None
+        return self.body.add(s._replace(args=s.args[:indices]))
+
+    def _inside(self, index: int, extent: int) -> bool:
+        span = self.range(index)
+        return span is not None and span[0] >= 0 and span[1] < extent
 
     # ------------------------------------------------------------------ ranges of whole numbers
     def range(self, n: int) -> tuple[int, int] | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from dcir.ir.interpret import interpret
+from dcir.ir.scalars import reference
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Meta, Ref
 from dcir.transforms.fold_constants import FoldConstants
@@ -127,3 +130,24 @@ def test_numbers() -> None:
 
     (outcome,) = same_numbers(fn, torch.randn(5, 7), passes=(FoldConstants(),))
     assert outcome.changed >= 4
+
+
+@pytest.mark.parametrize("other", [None, -3.0])
+def test_numbers_outside(other: float | None) -> None:
+    """A gather outside of its operand gives its other value, not the number that fills the operand."""
+
+    def make(c: Lowering, x: Ref) -> list[Ref]:
+        dst, k = c.new((6,), "f32"), c.kernel((6,))
+        masked = {} if other is None else {"mask": k.load(x) > 0.0, "other": k.body.const(other, "f32")}
+        places = [k.body.index(0) * 2 - 3]
+        k.store(dst, k.gather(fill(c, 5.0, (4,)), (0,), places, [0], how="trusted", **masked))
+        k.done()
+        return [dst]
+
+    net = network([(6,)], make)
+    assert FoldConstants().apply(net).changed == 2
+    verify(net)
+    got = interpret(net, {net.inputs[0]: np.array([1, 1, 1, -1, 1, 1], np.float32)}, reference)[net.results[0].data]
+    outside = other or 0.0
+    # Places -3, -1, 1, 3, 5, 7 of 4.
+    assert got.tolist() == [outside, outside, 5.0, 5.0 if other is None else other, outside, outside]

@@ -127,6 +127,26 @@ def test_changed_masked_load() -> None:
     verify(net)
 
 
+@pytest.mark.parametrize(
+    ("first", "other", "kept"), [(0, -1.0, False), (-1, 0.0, False), (-1, -1.0, True), (1, -0.0, True)]
+)
+def test_mask_of_gather(first: int, other: float, kept: bool) -> None:
+    """A mask that is always true may go if no index is outside, or the other value is the 0 of a gather without one."""
+
+    def make(c: Lowering, x: Ref) -> list[Ref]:
+        dst, k = c.new((6,), "f32"), c.kernel((6,))
+        mask, value = k.body.const(1, "bool"), k.body.const(other, "f32")
+        k.store(dst, k.gather(x, (0,), [k.body.index(0) + first], [0], how="trusted", mask=mask, other=value))
+        k.done()
+        return [dst]
+
+    net, before = network([(6,)], make), network([(6,)], make)
+    SimplifyAlgebra().apply(net)
+    verify(net)
+    assert [len(s.args) for op in net.ops() for s in op.spec.body if s.op == "gather"] == [3 if kept else 1]
+    assert run(net).tobytes() == run(before).tobytes()
+
+
 def run(net: Network) -> np.ndarray:
     """The result on the values where identities break."""
     special = [0.0, -0.0, 1.0, -1.0, 2.5, np.inf, -np.inf, np.nan, 1e-40, -3e38, 7.25, 0.1]
