@@ -21,7 +21,7 @@ from dcir.codegen.tiles.emit import (
     render,
     round_up,
 )
-from dcir.codegen.tiles.epilogue import Epilogue
+from dcir.codegen.tiles.epilogue import GROUPED, Epilogue
 from dcir.codegen.tiles.isa import Isa
 
 SERIAL_WORK = 1 << 15
@@ -95,10 +95,11 @@ def channels_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     most = max(1, min(14, isa.registers - 1 - min(p.ker[2], 7)))
     split = Split.at_most(p.out[2], most)
     tiles = [_tile(p, c0, n) for c0, n in _columns(split)]
-    epilogue = Epilogue(p.epilogue, p.dtype, 2, 1) if p.epilogue is not None else None
+    epilogue = Epilogue(p.epilogue, p.dtype, 2, 1, 5) if p.epilogue is not None else None
     # Results of a row wait in a buffer where the epilogue is a call that should do many of them.
     row_bytes = p.out[2] * padded * element
-    waits = epilogue is not None and not epilogue.in_registers and row_bytes <= ROW_BYTES
+    in_tile = epilogue is None or epilogue.in_registers or (epilogue.grouped and not partial)
+    waits = not in_tile and row_bytes <= ROW_BYTES
     made: dict[str, str] = {}
     for t in tiles:
         made.setdefault(t.name, _tile_text(p, t, wh, ww, epilogue, padded=padded, partial=partial, waits=waits))
@@ -185,7 +186,14 @@ def _tile_text(
         to, stop = "T *d", [f"    store(d + {i * padded}LL, y{i});" for i in range(t.pixels)]
     elif epilogue is not None:
         to = "const Operands &e, L n, L g, L r, L c"
-        stop = [f"    finish_row<1>(e, n, g, 0, 0, r, c + {i}, &y{i}, {valid});" for i in range(t.pixels)]
+        stop = []
+        for i in range(0, t.pixels, GROUPED if epilogue.grouped and not partial else 1):
+            row = [f"y{k}" for k in range(i, min(i + GROUPED, t.pixels))]
+            if epilogue.grouped and not partial:
+                place = f"e, n, g, 0, 0, r, c + {i}"
+                stop.append(f"    {{ const V v[] = {{{', '.join(row)}}}; finish_group<{len(row)}, 1>({place}, v); }}")
+            else:
+                stop.append(f"    finish_row<1>(e, n, g, 0, 0, r, c + {i}, &y{i}, {valid});")
     else:
         put = f"store_part(y + {{}}LL, y{{}}, {lanes_of});" if partial else "store(y + {}LL, y{});"
         to, stop = "T *y", ["    " + put.format(i * p.ys[5], i) for i in range(t.pixels)]

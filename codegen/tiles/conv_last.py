@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from dcir.codegen.tiles import conv_last_text as text_of
 from dcir.codegen.tiles.conv_problem import Problem, ceil
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up
-from dcir.codegen.tiles.epilogue import Epilogue
+from dcir.codegen.tiles.epilogue import GROUPED, Epilogue
 from dcir.codegen.tiles.isa import Isa
 from dcir.ops.epilogue import identity_epilogue
 from dcir.ops.packing import panel_width, panels
@@ -91,7 +91,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
     along = 2 if p.ys[2] == 1 or p.out[2] == 1 else 5
     stored = p.epilogue or identity_epilogue((p.n, p.groups, p.co, *p.out), p.dtype, p.ys)
-    epilogue = Epilogue(stored, p.dtype, 2, along)
+    epilogue = Epilogue(stored, p.dtype, 2, along, 5 if along == 2 else -1)
     steps: list[Step] = []
     texts: list[str] = []
     scratch, weights = 0, "a1"
@@ -213,6 +213,8 @@ def _tile_text(name: str, p: Problem, kind: Kind, lay: Layout, epilogue: Epilogu
     ]  # fmt: skip
     if epilogue.vector == 5:
         stop = text_of.STOP_PLANES
+    elif epilogue.grouped:
+        stop = render(text_of.STOP_GROUPS, grouped=GROUPED)
     else:
         unrolled = p.ci * p.taps < SHORT and epilogue.in_registers
         stop = text_of.STOP_UNROLLED if unrolled else text_of.STOP_ROWS

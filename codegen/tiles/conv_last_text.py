@@ -79,6 +79,24 @@ STOP_ROWS = """    alignas(64) T t[TC * NV * VL];
             for (int v = 0; v < NV; v++) row[v] = load(t + (i * NV + v) * VL);
             finish_row<NV>(e, n, g, o, d, h, c + i, row, valid);
         } else finish(e, n, g, o, d, h, c + i, t + i * NV * VL, valid);"""
+STOP_GROUPS = """    alignas(64) T t[TC * NV * VL];
+#pragma GCC unroll 32
+    for (int i = 0; i < TC; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) store(t + (i * NV + v) * VL, acc[i][v]);
+    const Operands e = q.e;
+    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = q.valid < NV * VL ? q.valid : NV * VL;
+    int i = 0;
+    if (valid == NV * VL) {
+        constexpr int R = NV < $grouped ? $grouped / NV : 1;
+        for (; i + R <= TC; i += R) {
+            V x[R * NV];
+#pragma GCC unroll 16
+            for (int u = 0; u < R * NV; u++) x[u] = load(t + (i * NV + u) * VL);
+            finish_group<R, NV>(e, n, g, o, d, h, c + i, x);
+        }
+    }
+    for (; i < TC; i++) finish(e, n, g, o, d, h, c + i, t + i * NV * VL, valid);"""
 STOP_PLANES = """    alignas(64) T t[TC * NV * VL];
 #pragma GCC unroll 32
     for (int i = 0; i < TC; i++)

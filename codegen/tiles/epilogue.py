@@ -21,16 +21,22 @@ loop programs use, which the compiler vectorises; what lies in memory is staged 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
-from dcir.codegen.tiles.emit import lanes, render
+from dcir.codegen.tiles import epilogue_text as text_of
+from dcir.codegen.tiles.emit import INLINE, lanes, render
 from dcir.codegen.tiles.isa import Isa
 from dcir.ir.program import Program, Stmt
 from dcir.ir.types import compute_type
 
 LONGEST_INLINE = 14
 """Vector statements of an epilogue that is worth repeating for every row of a tile."""
+EXPONENTIAL = 16
+"""Vector statements of an exponential."""
+GROUPED = 4
+"""Vectors of a group: what it takes to keep the processor busy while each waits for its last step."""
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="
@@ -38,115 +44,6 @@ _INFIX = {
 _LOGICAL = {"and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "not": "~{}"}
 # NaN wins: a comparison with it is false. With a constant on one side one comparison will do.
 _EXTREME = {"max": ">", "min": "<"}
-
-_VECTORS = """
-struct Operands { $fields };
-constexpr bool IN_REGISTERS = $short;
-$prefetch
-typedef unsigned char Bytes __attribute__((vector_size(VL), aligned(1), may_alias));
-typedef unsigned char Mask8 __attribute__((vector_size(VL)));
-template <bool WHOLE> $inline V get(const T *p, int n) { if constexpr (WHOLE) return load(p); else return load_part(p, n); }
-template <bool WHOLE> $inline void put(T *p, V v, int n) {
-    if constexpr (WHOLE) store(p, v);
-    else store_part(p, v, n);
-}
-template <bool WHOLE> $inline V get_apart(const T *p, L step, int n) {
-    V r = {};
-    for (int l = 0; l < (WHOLE ? VL : n); l++) r[l] = p[l * step];
-    return r;
-}
-template <bool WHOLE> $inline void put_apart(T *p, L step, V v, int n) {
-    alignas(64) T t[VL];
-    store(t, v);
-    for (int l = 0; l < (WHOLE ? VL : n); l++) p[l * step] = t[l];
-}
-template <bool WHOLE> $inline M get_bool(const bool *p, L step, int n) {
-    if (WHOLE && step == 1) return __builtin_convertvector((Mask8)*(const Bytes *)p, M) != 0;
-    M r = {};
-    for (int l = 0; l < (WHOLE ? VL : n); l++) r[l] = p[l * step] ? -1 : 0;
-    return r;
-}
-template <bool WHOLE> $inline void put_bool(bool *p, L step, M m, int n) {
-    const Mask8 b = __builtin_convertvector(m, Mask8) & 1;
-    if (WHOLE && step == 1) *(Bytes *)p = (Bytes)b;
-    else
-        for (int l = 0; l < (WHOLE ? VL : n); l++) p[l * step] = b[l];
-}
-$inline V splat(T x) { return V{$ones}; }
-$inline M all_or_none(bool x) { const M m = {}; return x ? ~m : m; }
-template <bool WHOLE> $inline void finish_vector(const Operands &e, $indices, V x, int n) {
-$statements
-}
-$noinline void finish_part(const Operands e, $indices, V x, int n) { finish_vector<false>(e, $names, x, n); }
-template <int NV> $inline void finish_row(const Operands &e, $indices, const V *v, L n) {
-    if (n >= NV * VL)
-#pragma GCC unroll 8
-        for (int u = 0; u < NV; u++) finish_vector<true>(e, $at_vector, v[u], VL);
-    else
-#pragma GCC unroll 8
-        for (int u = 0; u < NV; u++) {
-            const L left = n - u * VL;
-            if (left > 0) finish_part(e, $at_vector, v[u], (int)(left < VL ? left : VL));
-        }
-}
-$noinline void finish(const Operands &e, $indices, const T *t, L n) {
-    L s = 0;
-    for (; s + VL <= n; s += VL) finish_vector<true>(e, $at_lane, load(t + s), VL);
-    if (s < n) finish_vector<false>(e, $at_lane, load_part(t + s, (int)(n - s)), (int)(n - s));
-}
-"""
-_LANES = """
-struct Operands { $fields };
-constexpr bool IN_REGISTERS = false;
-$prefetch
-// Elements side by side, in memory or, where fewer than VL are left or they lie apart, in a copy.
-$inline const T *fetch(const T *p, L step, int left, T *copy) {
-    if (step == 1 && left == VL) return p;
-    if (step == 1) store(copy, load_part(p, left));
-    else
-        for (int c = 0; c < left; c++) copy[c] = p[c * step];
-    return copy;
-}
-$inline void put_back(T *p, L step, int left, const T *copy) {
-    if (step == 1 && left == VL) return;
-    if (step == 1) store_part(p, load(copy), left);
-    else
-        for (int c = 0; c < left; c++) p[c * step] = copy[c];
-}
-template <class S> $inline const S *fetch(const S *p, L step, int left, S *copy) {
-    if (step == 1 && left == VL) return p;
-    for (int c = 0; c < left; c++) copy[c] = p[c * step];
-    return copy;
-}
-template <class S> $inline void put_back(S *p, L step, int left, const S *copy) {
-    if (step == 1 && left == VL) return;
-    for (int c = 0; c < left; c++) p[c * step] = copy[c];
-}
-$noinline void finish(const Operands &e, $indices, const T *t, L count) {
-$uniform
-    for (L s = 0; s < count; s += VL) {
-        const int left = (int)(count - s < VL ? count - s : VL);
-$before
-#pragma omp simd
-        for (int c = 0; c < VL; c++) {
-$statements
-        }
-$after
-    }
-}
-template <int NV> $inline void finish_row(const Operands &e, $indices, const V *v, L n) {
-    alignas(64) T t[NV * VL];
-#pragma GCC unroll 8
-    for (int u = 0; u < NV; u++) store(t + u * VL, v[u]);
-    finish(e, $names, t, n);
-}
-"""
-
-_PREFETCH = """template <int N> $inline void prefetch_row(const Operands &e, $indices) {
-$rows
-}"""
-_PREFETCH_ROW = """    for (int u = 0; u < N * (int)sizeof($type); u += 64)
-        __builtin_prefetch((const char *)(e.a$number + $address) + u, 0, 2);"""
 
 
 def epilogue_suits(program: Program, dtype: str) -> bool:
@@ -169,12 +66,14 @@ class Epilogue:
         dtype: "f32" or "f64", of the accumulators.
         first: number of the kernel's operand that is the program's input 1.
         vector: the dimension that vectors run along.
+        row: the dimension along which a tile's rows lie, if its emitter calls ``finish_group`` for several.
     """
 
     program: Program
     dtype: str
     first: int
     vector: int
+    row: int = -1
 
     def operands(self) -> str:
         """A C++ expression of the operands' pointers, over the kernel's."""
@@ -187,7 +86,23 @@ class Epilogue:
         """What ``IN_REGISTERS`` is."""
         varies = self._varying()
         simple = all(self._simple(i) for i, v in enumerate(varies) if v)
-        return simple and sum(varies) <= LONGEST_INLINE
+        return simple and sum(varies) + EXPONENTIAL * len(self._exponentials) <= LONGEST_INLINE
+
+    @functools.cached_property
+    def grouped(self) -> bool:
+        """Whether there is ``finish_group``: vectors that take long chains of steps together."""
+        body, varies = self.program.body, self._varying()
+        found = self._exponentials
+        return (
+            bool(found)
+            and all(self._simple(i) for i, v in enumerate(varies) if v)
+            and all(i > found[-1] for i, s in enumerate(body) if s.op == "store")
+        )
+
+    @functools.cached_property
+    def _exponentials(self) -> list[int]:
+        varies = self._varying()
+        return [i for i, s in enumerate(self.program.body) if s.op == "exp" and varies[i]]
 
     def text(self, isa: Isa) -> str:
         """``Operands``, ``finish_row`` and ``finish``."""
@@ -200,13 +115,19 @@ class Epilogue:
             return ", ".join(n + step if d == self.vector else n for d, n in enumerate(names))
 
         shared = {"fields": " ".join(fields), "indices": ", ".join(f"L {n}" for n in names), "names": ", ".join(names)}
-        shared["prefetch"] = render(_PREFETCH, indices=shared["indices"], rows="\n".join(self._prefetches()))
+        shared["prefetch"] = render(text_of.PREFETCH, indices=shared["indices"], rows="\n".join(self._prefetches()))
         if all(self._simple(i) for i, varies in enumerate(self._varying()) if varies):
-            return render(
-                _VECTORS, short="true" if self.in_registers else "false", ones=", ".join("x" * lanes(isa, self.dtype)),
-                statements=self._vector_statements(), at_vector=at(" + u * VL"), at_lane=at(" + s"), **shared,
+            statements = "\n".join("    " + line for lines in self._vector_lines() for line in lines)
+            group, walk = "", []
+            if self.grouped:
+                group = self._group()
+                walk = [render(text_of.GROUP_WALK, count=n, at_lane=at(" + s")) for n in (GROUPED, 2)]
+            return self._vector_math(isa) + render(
+                text_of.VECTORS, short="true" if self.in_registers else "false", statements=statements,
+                group=group, walk="\n".join(walk), at_vector=at(" + u * VL"),
+                at_lane=at(" + s"), **shared,
             )  # fmt: skip
-        return render(_LANES, **self._lane_statements(), **shared)
+        return render(text_of.LANES, **self._lane_statements(), **shared)
 
     @functools.cached_property
     def streams(self) -> bool:
@@ -218,7 +139,7 @@ class Epilogue:
         for s in self.program.body:
             if s.op == "load" and s.attr[0] != 0 and s.attr[1][self.vector] == 1 and sum(map(bool, s.attr[1])) > 1:
                 kind = CPP_TYPE[self.program.inputs[s.attr[0]]]
-                text = render(_PREFETCH_ROW, type=kind, number=s.attr[0], address=self._address(s))
+                text = render(text_of.PREFETCH_ROW, type=kind, number=s.attr[0], address=self._address(s))
                 found[text] = None
         return list(found)
 
@@ -252,30 +173,86 @@ class Epilogue:
             return False
         if s.op in _LOGICAL:
             return all(t == "bool" for t in given)
+        if s.op == "exp":
+            return self.dtype == "f32"
         if s.op == "where":
             return True
         return (s.op in _INFIX or s.op in _EXTREME or s.op in ("neg", "abs", "fma")) and given[0] == self.dtype
 
-    def _vector_statements(self) -> str:
-        p, varies, lines = self.program, self._varying(), []
+    def _vector_lines(self) -> list[list[str]]:
+        """C++ of every statement."""
+        p, varies, found = self.program, self._varying(), list[list[str]]()
         for i, s in enumerate(p.body):
             if not varies[i]:
-                lines += self._scalar(i, s, "")
+                found.append(self._scalar(i, s, ""))
                 continue
             args = [self._as_vector(a, varies) for a in s.args]
             if s.op == "store":
                 step = s.attr[1][self.vector]
                 at = f"e.o{s.attr[0]} + {self._address(s)}"
                 if s.dtype == "bool":
-                    lines.append(f"put_bool<WHOLE>({at}, {step}, {args[0]}, n);")
+                    found.append([f"put_bool<WHOLE>({at}, {step}, {args[0]}, n);"])
                 elif step == 1:
-                    lines.append(f"put<WHOLE>({at}, {args[0]}, n);")
+                    found.append([f"put<WHOLE>({at}, {args[0]}, n);"])
                 else:
-                    lines.append(f"put_apart<WHOLE>({at}, {step}LL, {args[0]}, n);")
+                    found.append([f"put_apart<WHOLE>({at}, {step}LL, {args[0]}, n);"])
                 continue
-            kind = "M" if s.dtype == "bool" else "V"
-            lines.append(f"const {kind} v{i} = {self._vector_value(s, args)};")
-        return "\n".join("    " + line for line in lines)
+            found.append([f"const {self._kind(i)} v{i} = {self._vector_value(s, args)};"])
+        return found
+
+    def _vector_math(self, isa: Isa) -> str:
+        """What vector statements call."""
+        wide = isa.name == "avx512"
+        kind, mask = ("ps", "short") if self.dtype == "f32" else ("pd", "char")
+        text = f"{INLINE} V splat(T x) {{ return V{{{', '.join('x' * lanes(isa, self.dtype))}}}; }}"
+        text += render(
+            text_of.EXTREMES,
+            **{
+                name: f"__builtin_ia32_{op}{kind}512_mask(a, x, V{{}}, (unsigned {mask})-1, 4)"
+                if wide
+                else f"a {sign} x ? a : x"
+                for name, op, sign in (("larger", "max", ">"), ("smaller", "min", "<"))
+            },
+        )
+        if self._exponentials and self.dtype == "f32":
+            text += render(
+                text_of.EXPONENTIALS, whole="" if wide else text_of.WHOLE,
+                scaled=text_of.SCALED_512 if wide else text_of.SCALED,
+            )  # fmt: skip
+            text += f"{INLINE} V exponential(V x) {{ V v[1] = {{x}}; exponentials(v); return v[0]; }}\n"
+        return text
+
+    def _group(self) -> str:
+        """``finish_group``: the statements up to each exponential for every vector, then that exponential for all of them."""
+        body, varies, made = self.program.body, self._varying(), self._vector_lines()
+        moves = {self.vector: " + u % NV * VL", self.row: " + u / NV"}
+        places = [f"const L i{d} = b{d}{moves.get(d, '')};" for d in range(len(self.program.outer))]
+        kept = [i for i, s in enumerate(body) if varies[i] and s.op != "store"]
+        parts = [f"    {self._kind(i)} w{i}[N];" for i in kept]
+        bounds = [0, *(i + 1 for i in self._exponentials), len(body)]
+        for low, high in itertools.pairwise(bounds):
+            needed = {a for i in range(low, high) if varies[i] for a in body[i].args}
+            for i in reversed(range(high)):
+                if i in needed and not varies[i]:  # the same for all of a vector: computed again
+                    needed.update(body[i].args)
+            lines = [*places, "const V x = given[u];"]
+            for i in range(high):
+                if i < low and varies[i]:
+                    lines += [f"const {self._kind(i)} v{i} = w{i}[u];"] if i in needed else []
+                elif not varies[i]:
+                    lines += made[i] if i in needed else []
+                elif i in self._exponentials:
+                    lines.append(f"w{i}[u] = v{body[i].args[0]};")
+                else:
+                    lines += [*made[i], *([f"w{i}[u] = v{i};"] if i in kept else [])]
+            text = "\n".join("        " + line for line in lines)
+            exponentials = f"exponentials(w{low - 1});" if low else ""
+            parts.append(render(text_of.GROUP_PART, exponentials=exponentials, statements=text))
+        indices = ", ".join(f"L b{d}" for d in range(len(self.program.outer)))
+        return render(text_of.GROUP, indices=indices, parts="\n".join(parts))
+
+    def _kind(self, i: int) -> str:
+        return "M" if self.program.body[i].dtype == "bool" else "V"
 
     def _vector_value(self, s: Stmt, args: list[str]) -> str:
         p = self.program
@@ -296,6 +273,8 @@ class Epilogue:
             return f"{args[0]} * {args[1]} + {args[2]}"
         if s.op == "neg":
             return f"-{args[0]}"
+        if s.op == "exp":
+            return f"exponential({args[0]})"
         if s.op == "abs":
             return f"(V)((M){args[0]} & ~(M)splat(-0.0))"
         if s.op in _EXTREME:
@@ -303,7 +282,7 @@ class Epilogue:
             for constant, other, a in ((x, y, s.args[0]), (y, x, s.args[1])):
                 value = p.body[a]
                 if value.op == "const" and value.attr[0] == value.attr[0]:
-                    return f"{constant} {sign} {other} ? {constant} : {other}"
+                    return f"{'larger' if s.op == 'max' else 'smaller'}({constant}, {other})"
             return f"({x} {sign} {y}) | ({x} != {x}) ? {x} : {y}"
         return f"{args[0]} {_INFIX[s.op]} {args[1]}"
 

@@ -73,6 +73,21 @@ def gelu(c):
     c.store(c.body.convert(total, "f32"), "bf16")
 
 
+def silu(c):
+    total = c.x + c.load((0, 0, 1))
+    c.store(total / (c.body.op("exp", -total) + c.const(1)))
+
+
+def exponentials(c):
+    scale = c.body.op("exp", c.load((0, 1, 0))) + c.load((5, 0, 0))
+    positive = c.x > c.const(0)
+    one = c.body.op("exp", c.x * c.load((0, 0, 1)) - scale)
+    two = c.body.op("exp", one + c.x)
+    c.store(c.body.where(positive, one, two) * scale)
+    c.store(two, strides=(430, 86, 2))
+    c.store(positive, "bool")
+
+
 def guarded(c):
     row, column = c.body.index(1), c.body.index(2)
     inside = column < c.body.const(17, "i64")
@@ -97,7 +112,7 @@ def narrowed(c):
     c.store(b.op("sqrt", y * y) + b.op("pow", b.op("abs", c.x), c.const(1.5)))
 
 
-KINDS = (relu, clamp, arithmetic, masks, sign_of_zero, gelu, guarded, gathers, narrowed)
+KINDS = (relu, clamp, arithmetic, masks, sign_of_zero, gelu, silu, exponentials, guarded, gathers, narrowed)
 _TEXT = """
 $noinline void rows(L j, const T *a0, const T *, const T *, T *, unsigned char *, const Operands &operands) {
     const Operands e = operands;
@@ -131,6 +146,22 @@ def build(isa, dtype, kind, across):
     text, jobs, vector = (_ACROSS, 5 * 43, 0) if across else (_TEXT, 15, 2)
     draft = Draft("rows", dtype, render(text), (Step(jobs, "rows"),), epilogue=Epilogue(program, dtype, 1, vector))
     return assemble(draft, ISAS[isa], 1), program
+
+
+# Groups of four rows of two vectors, what they leave over row by row.
+_GROUPS = """
+$noinline void rows(L j, const T *a0, const T *, const T *, T *, unsigned char *, const Operands &operands) {
+    const Operands e = operands;
+    const T *t = a0 + j * 215;
+    V x[8];
+    for (int u = 0; u < 8; u++) x[u] = load(t + u / 2 * 43 + u % 2 * VL);
+    finish_group<4, 2>(e, j, 0, 0, x);
+    for (L r = 0; r < 5; r++) {
+        const L s = r < 4 ? 2 * VL : 0;
+        finish(e, j, r, s, t + r * 43 + s, 43 - s);
+    }
+}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +207,58 @@ def test_epilogue(kernels, case):
                 assert torch.equal(mine.signbit()[zero], wanted.signbit()[zero])
         else:
             assert torch.equal(mine, wanted)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [silu, exponentials], ids=lambda k: k.__name__)
+def test_groups(isa, kind):
+    """Vectors that take their steps together give what single ones give."""
+    case = Case("f32")
+    kind(case)
+    program = case.body.finish()
+    plans = []
+    for text, jobs, row in ((_GROUPS, 3, 1), (_TEXT, 15, -1)):
+        epilogue = Epilogue(program, "f32", 1, 2, row)
+        assert epilogue.grouped
+        plans.append(
+            assemble(Draft("rows", "f32", render(text), (Step(jobs, "rows"),), epilogue=epilogue), ISAS[isa], 1)
+        )
+    ins = [values(t, i) for i, t in enumerate(program.inputs)]
+    results = []
+    for call in compile_plans([(plan, program.inputs, program.outputs) for plan in plans]):
+        results.append([torch.full((1300,), 5).to(TORCH[t]) for t in program.outputs])
+        call(*ins, *results[-1])
+    for together, alone in zip(*results, strict=True):
+        torch.testing.assert_close(together, alone, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_exponentials_of_all_floats(isa):
+    """Within 2 ulp of the exact value over all of the range; infinities, zeros and NaN as they should be."""
+    body = Body((1, 1 << 20))
+    body.store(body.output("f32"), (0, 1), body.op("exp", body.load(body.input("f32"), (0, 1))))
+    program = body.finish()
+    text = """
+$noinline void rows(L, const T *a0, const T *, const T *, T *, unsigned char *, const Operands &operands) {
+    finish(operands, 0, 0, a0, 1 << 20);
+}
+"""
+    draft = Draft("rows", "f32", render(text), (Step(1, "rows"),), epilogue=Epilogue(program, "f32", 1, 1))
+    (call,) = compile_plans([(assemble(draft, ISAS[isa], 1), program.inputs, program.outputs)])
+    step = (1 << 32) // (1 << 20)
+    bits = np.arange(0, 1 << 32, step, dtype=np.uint64).astype(np.uint32)
+    for x in (bits.view(np.float32), np.linspace(-104.5, 89, 1 << 20, dtype=np.float32)):
+        got = np.empty_like(x)
+        call(torch.from_numpy(x.copy()), mine := torch.from_numpy(got))
+        got = mine.numpy()
+        with np.errstate(all="ignore"):
+            wide = np.exp(x.astype(np.float64))
+            exact = wide.astype(np.float32)
+            ulp = np.maximum(np.spacing(np.abs(exact)), np.float32(2.0**-149)).astype(np.float64)
+            finite = np.isfinite(exact)
+            assert np.array_equal(np.isnan(got), np.isnan(x))
+            assert np.array_equal(got[~finite & ~np.isnan(x)], exact[~finite & ~np.isnan(x)])
+            assert (np.abs(got.astype(np.float64) - wide) / ulp)[finite].max() <= 2
 
 
 def test_refused():
