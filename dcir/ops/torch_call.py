@@ -116,6 +116,8 @@ def pack(value: Any, tensor: Callable[[Any], int | None]) -> Any:
         return ("l", tuple(pack(v, tensor) for v in value))
     if value is None or isinstance(value, bool | int | float | str):
         return ("v", value)
+    if isinstance(value, complex):
+        return ("c", (value.real, value.imag))
     if isinstance(value, torch.dtype | torch.memory_format | torch.layout):
         return ("a", str(value).removeprefix("torch."))
     if isinstance(value, torch.device):
@@ -132,6 +134,8 @@ def _unpack(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
             return [_unpack(x, tensors) for x in v]
         if tag == "a":
             return getattr(torch, v)
+        if tag == "c":
+            return complex(*v)
         return torch.device(v) if tag == "d" else v
     return tuple(_unpack(v, tensors) for v in value)
 

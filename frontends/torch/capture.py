@@ -115,7 +115,7 @@ def _annotate(graph: fx.GraphModule, kind: str, examples: Sequence[Any]) -> None
     if kind == "inference" and metadata is not None:
         graph.meta[STATIC] = frozenset(metadata.static_input_indices)
     if kind == "forward" and context is not None and metadata is not None and context.output_strides is not None:
-        graph.meta[FIRST_SAVED] = metadata.tensors_saved_for_backwards_slice.start
+        graph.meta[FIRST_SAVED] = len(metadata.tokens) + metadata.tensors_saved_for_backwards_slice.start
     if kind == "backward":
         places = (n for n in graph.graph.nodes if n.op == "placeholder")
         for node, example in zip(places, examples, strict=True):
@@ -127,7 +127,8 @@ def _report_strides(strides: Sequence[tuple[int, ...] | None]) -> None:
     """Tell AOTAutograd how the forward lays out what the backward will read."""
     context = TracingContext.try_get()
     if context is not None and context.output_strides is not None and any(s is not None for s in strides):
-        context.output_strides.extend(strides)
+        tokens = len(context.fw_metadata.tokens) if context.fw_metadata is not None else 0
+        context.output_strides.extend(strides[tokens:])  # those that order effects come before the results it counts
 
 
 class _BySize:

@@ -61,3 +61,37 @@ def test_other_results_than_captured(places, outs, message):
     call = TorchCall("aten.slogdet.default", (("t", 0),), (), (WINDOW,), (((), (), "f32"),) * outs, places)
     with pytest.raises(FallbackFailed, match=message):
         call.call([torch.eye(2)], [torch.zeros(())] * outs)
+
+
+def test_effects_in_training():
+    """The check of a solver's result is an effect: AOTAutograd gives the forward one more result for its order."""
+    torch._dynamo.reset()
+
+    def fn(x, y):
+        return torch.linalg.solve(x @ x.mT + 4 * torch.eye(5), y).transpose(0, 1), x.exp().t()
+
+    x, y = torch.randn(5, 5, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+    fast = dcir.optimize(fn)
+    for got, want in zip(fast(x, y), fn(x, y), strict=True):
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want)
+        weight = torch.randn(want.shape)
+        for g, w in zip(*(torch.autograd.grad((o * weight).sum(), (x, y), allow_unused=True, retain_graph=True)
+                          for o in (got, want)), strict=True):  # fmt: skip
+            torch.testing.assert_close(torch.zeros_like(g) if w is None else w, g)
+    assert not fast.dcir.explain().breaks
+
+
+@pytest.mark.parametrize("op", [torch.complex, torch.polar])
+def test_complex_of_parts(op):
+    """Decomposed, they would write to views of a new tensor, which AOTAutograd refuses."""
+    torch._dynamo.reset()
+    parts = torch.rand(2, 3, 4, requires_grad=True)
+    weight = torch.randn(3, 4)
+    seen = []
+    for fn in (op, dcir.optimize(lambda a, b: op(a, b))):
+        out = fn(*parts)
+        (gradient,) = torch.autograd.grad((out.real * weight - out.imag).sum(), parts)
+        seen.append((out, gradient))
+    for got, want in zip(*seen, strict=True):
+        torch.testing.assert_close(got, want)
