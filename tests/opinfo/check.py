@@ -1,0 +1,194 @@
+"""One entry of the database through dcir and through eager PyTorch: results, written arguments and gradients.
+
+The rule is that of ``dcir/driver/compare.py``: error against float64, at most three times eager's own. Where that fails, an
+ill-conditioned sample gets what float64 itself changes by when its operators see operands off by float32's rounding; a
+result that passes only so says it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dcir
+from dcir.driver.compare import _widen, compare
+from dcir.errors import DcirError
+from tests.fuzz.check import _Disturbed
+from tests.opinfo.entries import Call, calls
+
+_DISTURBED = 4.0
+
+PASS, WRONG, REFUSED, ERROR, SKIPPED = "pass", "wrong", "refused", "error", "skipped"
+NATIVE, TORCH, OUTSIDE = "native", "through torch", "outside"
+
+
+@dataclass
+class Outcome:
+    """What became of an entry.
+
+    Attributes:
+        kind: pass, wrong, refused (dcir says why), error (any other exception), skipped (eager refuses every sample).
+        how: native, through torch (some operator of the forward or backward), or outside: Dynamo hands dcir no graph of it.
+        gradients: how many were compared.
+        detail: of what is wrong, refused or outside.
+        through: the operators that ran through torch.
+        conditioned: whether it passes only for what its sample's conditioning allows.
+    """
+
+    name: str
+    kind: str
+    how: str = ""
+    gradients: int = 0
+    detail: str = ""
+    through: list[str] = field(default_factory=list)
+    conditioned: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+class _Double(TorchDispatchMode):
+    """Requests for a narrower type are requests for float64, or for its complex pairs; random numbers are those of float32."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            narrow = pytree.tree_map(_narrow, (args, kwargs or {}))
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(torch.float32)
+            try:
+                return pytree.tree_map(_widen, func(*narrow[0], **narrow[1]))
+            finally:
+                torch.set_default_dtype(before)
+        args, kwargs = pytree.tree_map(lambda v: _widen(v) if isinstance(v, torch.dtype) else v, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _narrow(value: Any) -> Any:
+    if value is torch.float64:
+        return torch.float32
+    return value.float() if isinstance(value, Tensor) and value.dtype is torch.float64 else value
+
+
+def check(name: str, **options: Any) -> Outcome:
+    """Try the first sample of an entry that eager accepts."""
+    reason = "no sample"
+    for call in calls(name):
+        try:
+            want = _run(call.function(), call, call.tensors())
+        except Exception as e:
+            reason = _text(e)
+            continue
+        return _check(name, call, want, options)
+    return Outcome(name, SKIPPED, detail=reason)
+
+
+def _check(name: str, call: Call, want: dict[str, Any], options: dict[str, Any]) -> Outcome:
+    torch._dynamo.reset()
+    fast = dcir.optimize(call.function(), **options)
+    try:
+        got = _run(fast, call, call.tensors())
+    except DcirError as e:
+        return Outcome(name, REFUSED, detail=_text(e))
+    except Exception as e:
+        return Outcome(name, ERROR, detail=_text(e))
+    report = fast.dcir.explain()
+    through = sorted({operator for operator, _ in report.fallbacks})
+    out = Outcome(name, PASS, TORCH if through else NATIVE, sum(n.startswith("grad") for n in want), through=through)
+    if report.breaks or not report.graphs:
+        out.how, out.detail = OUTSIDE, "; ".join(sorted({why for why, _ in report.breaks})) or "no graph"
+    if name.partition("-")[0].split("_like")[0].removeprefix("new_").startswith("empty"):  # nobody knows what it holds
+        got, want = ({n: (t.shape, t.dtype) for n, t in seen.items()} for seen in (got, want))
+        exact, disturbed = want, []
+    else:
+        exact, disturbed = _exact(call, want)
+    wrong = _compare(out, got, want, exact, disturbed)
+    if wrong:
+        out.kind, out.detail = WRONG, "; ".join(wrong[:4])
+    return out
+
+
+def _run(function: Callable[..., Any], call: Call, tensors: list[Tensor]) -> dict[str, Any]:
+    """Everything a caller sees: results, arguments afterwards, gradients."""
+    torch.manual_seed(1)
+    # A leaf that requires a gradient may not be written to; its alias may.
+    given = [t.view_as(t) if t.requires_grad else t for t in tensors]
+    result = function(*given)
+    seen = _named("out", pytree.tree_leaves(result)) | _named("argument", given)
+    generator = torch.Generator().manual_seed(3)
+    loss: Any = 0
+    for t in pytree.tree_leaves(call.comparable(result)):
+        if isinstance(t, Tensor) and t.requires_grad:
+            t = t.to_dense() if t.layout is not torch.strided else t
+            t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+            loss = loss + (t * torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.dtype)).sum()
+    if isinstance(loss, Tensor):
+        loss.backward()
+        seen |= {f"gradient{i}": t.grad for i, t in enumerate(tensors) if t.grad is not None}
+    return seen
+
+
+def _named(prefix: str, leaves: Sequence[Any]) -> dict[str, Any]:
+    dense = (v.detach().to_dense() if isinstance(v, Tensor) and v.layout is not torch.strided else v for v in leaves)
+    return {f"{prefix}{i}": v.detach().clone() if isinstance(v, Tensor) else v for i, v in enumerate(dense)}
+
+
+def _exact(call: Call, want: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """In float64, and in float64 with disturbed operands. What has no float64 kernel is compared with eager's values."""
+    disturbed: list[dict[str, Any]] = []
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Double():
+            exact = _run(call.function(), call, call.tensors(_widen))
+            for seed in range(2):
+                with contextlib.suppress(Exception), _Disturbed(seed):
+                    disturbed.append(_run(call.function(), call, call.tensors(_widen)))
+    except Exception:
+        exact = {n: _widen(t) for n, t in want.items()}
+    finally:
+        torch.set_default_dtype(before)
+    return exact, disturbed
+
+
+def _compare(
+    out: Outcome, got: dict[str, Any], want: dict[str, Any], exact: dict[str, Any], disturbed: list[dict[str, Any]]
+) -> list[str]:
+    wrong = []
+    for name in set(got) - set(want):
+        # An argument whose value is used for no result: AOTAutograd gives zeros where eager gives none.
+        if name.startswith("gradient") and not got[name].any():
+            del got[name]
+    if set(got) != set(want):
+        wrong.append(f"{sorted(set(got) ^ set(want))} are there on one side only")
+    for name in sorted(set(got) & set(want)):
+        found = compare([name], [got[name]], [want[name]], [exact.get(name, _widen(want[name]))])
+        if found.ok:
+            continue
+        floor = max((_distance(d.get(name), exact.get(name)) for d in disturbed), default=0.0)
+        if found.error <= found.tolerance + _DISTURBED * floor:
+            out.conditioned = True
+            continue
+        shapes = " ".join(
+            f"{getattr(t[name], 'dtype', t[name])}{list(getattr(t[name], 'shape', []))}" for t in (got, want)
+        )
+        wrong.append(f"{name}: {found.details[name]}, conditioning {floor:.3g} [{shapes}]")
+    return wrong
+
+
+def _distance(one: Any, other: Any) -> float:
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.shape != other.shape or not one.numel():
+        return 0.0
+    away = (one - other).abs()
+    return float(away[away.isfinite()].max()) if away.isfinite().any() else 0.0
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

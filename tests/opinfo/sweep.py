@@ -1,0 +1,157 @@
+"""Every entry of PyTorch's operator database, in processes of their own: ``python -m tests.opinfo.sweep --shard 0/4``.
+
+A child tries one entry after another and prints a line for each; when it dies or takes too long, that is the entry's outcome
+and another child goes on. ``--json`` keeps the outcomes, ``--merge`` joins those of several shards, ``--table`` writes them
+as a page. The exit code says whether anything is wrong or crashed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from tests.opinfo.check import ERROR, NATIVE, OUTSIDE, PASS, REFUSED, SKIPPED, TORCH, WRONG, Outcome, check
+from tests.opinfo.entries import entries
+
+CRASH = "crash"
+_BAD = (WRONG, CRASH, ERROR)
+_MARK = "outcome "
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the shard, or join shards."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="entries; all if none is given")
+    parser.add_argument("--shard", default="0/1", help="number/count: every count-th entry")
+    parser.add_argument("--level", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=300, help="for one entry")
+    parser.add_argument("--json", type=Path, help="outcomes, written as they come")
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="files of --json to join instead of running")
+    parser.add_argument("--table", type=Path, help="a page in Markdown")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.child:
+        return _child(given.names, given.level)
+    if given.merge:
+        outcomes = [Outcome(**o) for path in given.merge for o in json.loads(path.read_text())]
+    else:
+        os.environ.setdefault("DCIR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"dcir-opinfo-{os.getuid()}"))
+        number, count = (int(part) for part in given.shard.split("/"))
+        outcomes = []
+        for outcome in sweep((given.names or list(entries()))[number::count], given.level, given.seconds):
+            outcomes.append(outcome)
+            print(f"{outcome.name}: {outcome.kind} {outcome.how} {outcome.detail}".rstrip(), flush=True)
+            if given.json:
+                given.json.write_text(json.dumps([o.to_json() for o in outcomes], indent=1) + "\n")
+    print(summary(outcomes))
+    if given.table:
+        given.table.write_text(page(outcomes))
+    return 1 if any(o.kind in _BAD for o in outcomes) else 0
+
+
+def sweep(names: Sequence[str], level: int, seconds: float) -> Iterator[Outcome]:
+    """The outcomes in order."""
+    left = list(names)
+    while left:
+        with tempfile.TemporaryFile() as said:
+            why = ""
+            for told in _tried(left, level, seconds, said):
+                if isinstance(told, str):
+                    why = told
+                else:
+                    yield told
+                    del left[0]
+            if left:
+                said.seek(0)
+                last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
+                yield Outcome(left.pop(0), CRASH, detail=f"{why} {last[:300]}".strip())
+
+
+def _tried(names: Sequence[str], level: int, seconds: float, said: IO[bytes]) -> Iterator[Outcome | str]:
+    """What one child finds out, and at last how it ended."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.opinfo.sweep", "--child", "--level", str(level), "--"]
+    child = subprocess.Popen([*command, *names], stdout=subprocess.PIPE, stderr=said)
+    try:
+        for line in _lines(child, seconds):
+            yield Outcome(**json.loads(line))
+        late = child.poll() is None
+    finally:
+        child.kill()
+        code = child.wait()
+        if child.stdout:
+            child.stdout.close()
+    ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    yield f"no answer in {seconds:g} s" if late else ended
+
+
+def _lines(child: subprocess.Popen[bytes], seconds: float) -> Iterator[str]:
+    """Lines of outcomes until the child ends, or says nothing for so long."""
+    assert child.stdout is not None
+    waiting, pending, end = selectors.DefaultSelector(), b"", time.monotonic() + seconds
+    waiting.register(child.stdout, selectors.EVENT_READ)
+    while waiting.select(max(0.0, end - time.monotonic())):
+        read = os.read(child.stdout.fileno(), 1 << 16)
+        if not read:
+            child.wait()
+            return
+        *whole, pending = (pending + read).split(b"\n")
+        for line in whole:
+            if line.startswith(_MARK.encode()):
+                end = time.monotonic() + seconds
+                yield line.decode().removeprefix(_MARK)
+
+
+def _child(names: Sequence[str], level: int) -> int:
+    for name in names:
+        print(f"\n{_MARK}{json.dumps(check(name, level=level).to_json())}", flush=True)
+    return 0
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Counts, and the names of what is not well."""
+    kinds, ways = Counter(o.kind for o in outcomes), Counter(o.how for o in outcomes if o.kind == PASS)
+    tried = len(outcomes) - kinds[SKIPPED]
+    lines = [f"{len(outcomes)} entries: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())]
+    if tried:
+        lines.append(
+            f"of {tried} tried, {100 * kinds[PASS] / tried:.1f} % pass; "
+            + ", ".join(f"{ways[how]} ({100 * ways[how] / tried:.1f} %) {how}" for how in (NATIVE, TORCH, OUTSIDE))
+            + f"; {sum(o.gradients > 0 for o in outcomes)} with gradients; "
+            + f"{sum(o.conditioned for o in outcomes)} within their conditioning only"
+        )
+    lines += [f"{o.kind}: {o.name}: {o.detail}" for o in outcomes if o.kind in (*_BAD, REFUSED)]
+    return "\n".join(lines)
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The table of coverage."""
+    lines = [
+        "# Operators",
+        "",
+        "Written by `python -m tests.opinfo.sweep --table`: one float32 sample of every entry of PyTorch's operator database,",
+        "forward and gradients, against eager PyTorch. Outside: TorchDynamo hands dcir no graph of it, and eager runs it.",
+        "",
+        *summary(outcomes).splitlines()[:2],
+        "",
+        "| entry | outcome | how | through torch, or why |",
+        "|---|---|---|---|",
+    ]
+    for o in sorted(outcomes, key=lambda o: o.name):
+        why = ", ".join(o.through) if o.through and o.kind == PASS else o.detail
+        lines.append(f"| {o.name} | {o.kind} | {o.how} | {why.replace('|', '/')[:120]} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
