@@ -93,6 +93,7 @@ def _edges(n: int, *, deep: bool = False) -> Callable[[], Iterable[Sample]]:
         yield Sample((rand(2, *size, dtype=torch.float64), pads[n - 1]), name="without batch")
         yield Sample((rand(1, 2, *size, dtype=torch.bfloat16).transpose(0, 1), pads[n - 1]), name="bf16")
         yield Sample((rand(2, 2, *size), [-1, *pads[n - 1][1:]]), name="negative")
+        yield Sample((rand(2, 2, *size), [2, -1, *(-2, 1, 1, -1)[: 2 * n - 2]]), name="negative at either end")
 
     def backward() -> Iterable[Sample]:
         for s in make():
@@ -100,8 +101,7 @@ def _edges(n: int, *, deep: bool = False) -> Callable[[], Iterable[Sample]]:
             shape = list(x.shape)
             for i in range(n):
                 shape[-1 - i] += pad[2 * i] + pad[2 * i + 1]
-            if min(pad) >= 0:
-                yield Sample((rand(*shape, dtype=x.dtype, seed=1), x, pad), name=s.name)
+            yield Sample((rand(*shape, dtype=x.dtype, seed=1), x, pad), name=s.name)
 
     return backward if deep else make
 
@@ -141,10 +141,11 @@ def _clamped_gradient(ctx: Lowering, grad: Ref, x: Ref, pad: Sequence[int]) -> R
     lead, rank = len(x.shape) - n, len(x.shape)
     high = [pad[i] for i in range(len(pad) - 1, 0, -2)]
     low = _low_ends(pad)
-    k = ctx.kernel(dst.shape, [a + c + 1 for a, c in zip(low, high, strict=True)])
+    # A pad below 0 cuts off: what is left stands before its place by as much, or has no images at that edge.
+    k = ctx.kernel(dst.shape, [max(a, 0) + max(c, 0) + 1 for a, c in zip(low, high, strict=True)])
     b, ok, places = k.body, None, []
     for d in range(n):
-        at = b.index(lead + d) + b.index(rank + d)
+        at = b.index(lead + d) + b.index(rank + d) + min(low[d], 0)
         here = _clamp(k, at - low[d], x.shape[lead + d] - 1).eq(b.index(lead + d))
         ok = here if ok is None else ok & here
         places.append(at)
