@@ -31,14 +31,15 @@ class StreamImages(Pass):
     """Find runs worth walking image by image.
 
     Attributes:
-        near_bytes, far_bytes: what a core's own cache and the shared cache hold.
+        near_bytes, far_bytes: what a core's own cache and the shared cache still hold of a value when it is read again, after others
+            have passed through.
         near, far, memory: seconds to move a byte where that cache holds it, or none does.
         flops: operations per second of a core.
     """
 
     tier: ClassVar[int] = 4
     near_bytes: int = 1 << 20
-    far_bytes: int = 16 << 20
+    far_bytes: int = 8 << 20
     near: float = 1 / 280e9
     far: float = 1 / 120e9
     memory: float = 1 / 36e9

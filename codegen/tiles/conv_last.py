@@ -111,7 +111,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         image = "a0"
     kinds = _kinds(p, lay.wide)
     tiles = "".join(
-        _tile_text(f"tile{i}", p, kind, lay, epilogue) for i, kind in enumerate(dict.fromkeys(kinds))
+        _tile_text(f"tile{i}", p, kind, lay, epilogue, width) for i, kind in enumerate(dict.fromkeys(kinds))
     )  # fmt: skip
     per_panel, step = p.panel // width, p.taps * p.ci * p.panel
     sweep = render(
@@ -202,7 +202,7 @@ def _dispatch(kinds: list[Kind]) -> str:
     return " else ".join(parts)
 
 
-def _tile_text(name: str, p: Problem, kind: Kind, lay: Layout, epilogue: Epilogue) -> str:
+def _tile_text(name: str, p: Problem, kind: Kind, lay: Layout, epilogue: Epilogue, width: int) -> str:
     blocked = lay.inputs.parts > 1
     merged = not blocked and p.xs[5] * p.dil[2] == p.ci
     values = {"kws": p.dil[2] * p.xs[5], "tap": p.ci * p.panel, "ci": p.ci}
@@ -214,14 +214,18 @@ def _tile_text(name: str, p: Problem, kind: Kind, lay: Layout, epilogue: Epilogu
     if epilogue.vector == 5:
         stop = text_of.STOP_PLANES
     elif epilogue.grouped:
-        stop = render(text_of.STOP_GROUPS, grouped=GROUPED)
+        stop = text_of.STOP_GROUPS.replace("$grouped", str(GROUPED))
     else:
         unrolled = p.ci * p.taps < SHORT and epilogue.in_registers
         stop = text_of.STOP_UNROLLED if unrolled else text_of.STOP_ROWS
+    # How many channels a group's last block has is known when the code is made, where its tile is not another's.
+    total = ceil_div(p.co, width)
+    last = total % lay.vectors or (lay.vectors if lay.blocks == 1 else 0)
+    valid = f"(NV == {last} ? {p.co - (total - last) * width} : q.valid)"
     return render(
         text_of.TILE, name=name, pixels=kind.pixels, panel=p.panel,
         kds=p.dil[0] * p.xs[3], khs=p.dil[1] * p.xs[4], kh=p.ker[1], tap_row=p.ker[2] * p.ci * p.panel,
-        sweeps="\n".join(sweeps), stop=(text_of.SUSPEND if blocked else "") + stop,
+        sweeps="\n".join(sweeps), stop=(text_of.SUSPEND if blocked else "") + stop.replace("$valid", valid),
     )  # fmt: skip
 
 

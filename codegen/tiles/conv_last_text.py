@@ -62,7 +62,7 @@ SUSPEND = """    if (!q.first)
     }
 """
 STOP_UNROLLED = """    const Operands e = q.e;
-    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = q.valid;
+    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = $valid;
 #pragma GCC unroll 32
     for (int i = 0; i < TC; i++) finish_row<NV>(e, n, g, o, d, h, c + i, acc[i], valid);"""
 STOP_ROWS = """    alignas(64) T t[TC * NV * VL];
@@ -71,7 +71,7 @@ STOP_ROWS = """    alignas(64) T t[TC * NV * VL];
 #pragma GCC unroll 8
         for (int v = 0; v < NV; v++) store(t + (i * NV + v) * VL, acc[i][v]);
     const Operands e = q.e;
-    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = q.valid < NV * VL ? q.valid : NV * VL;
+    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = $valid < NV * VL ? $valid : NV * VL;
     for (int i = 0; i < TC; i++)
         if constexpr (IN_REGISTERS) {
             V row[NV];
@@ -85,7 +85,7 @@ STOP_GROUPS = """    alignas(64) T t[TC * NV * VL];
 #pragma GCC unroll 8
         for (int v = 0; v < NV; v++) store(t + (i * NV + v) * VL, acc[i][v]);
     const Operands e = q.e;
-    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = q.valid < NV * VL ? q.valid : NV * VL;
+    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = $valid < NV * VL ? $valid : NV * VL;
     int i = 0;
     if (valid == NV * VL) {
         constexpr int R = NV < $grouped ? $grouped / NV : 1;
@@ -103,7 +103,7 @@ STOP_PLANES = """    alignas(64) T t[TC * NV * VL];
 #pragma GCC unroll 8
         for (int v = 0; v < NV; v++) store(t + (i * NV + v) * VL, acc[i][v]);
     const Operands e = q.e;
-    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = q.valid < NV * VL ? q.valid : NV * VL;
+    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = $valid < NV * VL ? $valid : NV * VL;
     for (int i = 0; i < TC; i += VL)
         for (int v = 0; v < NV && v * VL < valid; v++) {
             const int count = TC - i < VL ? TC - i : VL, left = (int)(valid - v * VL < VL ? valid - v * VL : VL);

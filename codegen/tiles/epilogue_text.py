@@ -49,7 +49,9 @@ template <int NV> $inline void finish_row(const Operands &e, $indices, const V *
 #pragma GCC unroll 8
         for (int u = 0; u < NV; u++) {
             const L left = n - u * VL;
-            if (left > 0) finish_part(e, $at_vector, v[u], (int)(left < VL ? left : VL));
+            if (left >= VL) finish_vector<true>(e, $at_vector, v[u], VL);
+            else if (__builtin_constant_p(left) && left > 0) finish_vector<false>(e, $at_vector, v[u], (int)left);
+            else if (left > 0) finish_part(e, $at_vector, v[u], (int)left);
         }
 }
 $noinline void finish(const Operands &e, $indices, const T *t, L n) {
