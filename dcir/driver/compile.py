@@ -18,7 +18,7 @@ from dcir.codegen.compile import Library, planned_bytes
 from dcir.driver.assemble import assemble
 from dcir.driver.limit import check, saved_bytes
 from dcir.errors import OptionError, Unsupported
-from dcir.frontends.torch.capture import CompiledGraph
+from dcir.frontends.torch.capture import TOGETHER, CompiledGraph
 from dcir.frontends.torch.importer import FIRST_SAVED, Imported, import_graph
 from dcir.frontends.torch.partition import PARTITION
 from dcir.ir.network import Network, footprint
@@ -48,6 +48,7 @@ class GraphRecord:
         kernels, calls: distinct kernels and driver steps.
         generated: kernels generated now (0: the library came from the cache).
         arena_bytes: planned scratch memory of one call.
+        together: a number that a forward and its backward have in common.
         saved_bytes: what a forward keeps for its backward, beyond its inputs and what its caller gets.
         partition: what was decided under a limit of memory (``frontends.torch.partition.Partition``); only of a forward.
         prepared_bytes: memory of values computed from parameters, kept between calls.
@@ -65,6 +66,7 @@ class GraphRecord:
     calls: int = 0
     generated: int = 0
     arena_bytes: int = 0
+    together: int | None = None
     saved_bytes: int = 0
     partition: Any = None
     prepared_bytes: int = 0
@@ -104,7 +106,7 @@ class Session:
         record = GraphRecord(kind)
         clock = _Clock(record.seconds)
         done = self._rewritten(gm, record, clock)
-        record.partition = gm.meta.get(PARTITION)
+        record.together, record.partition = gm.meta.get(TOGETHER), gm.meta.get(PARTITION)
         if FIRST_SAVED in gm.meta:
             record.saved_bytes = saved_bytes(done, gm.meta[FIRST_SAVED])
         if self.options.memory_limit is not None:

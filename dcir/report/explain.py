@@ -37,11 +37,21 @@ class Report:
             return None
         return sum(self.machine.floor_seconds(flops, moved, threads=graph.threads) for flops, moved in graph.work)
 
+    def peak_bytes(self, graph: Any) -> int:
+        """Planned bytes of a graph's calls: scratch memory, and for a forward and its backward what lies between them too.
+
+        Both use the same scratch memory in turn. Parameters, inputs, results and gradients are their owners'.
+        """
+        both = [g for g in self.graphs if g is graph or (g.together is not None and g.together == graph.together)]
+        return int(sum(g.saved_bytes for g in both) + max(g.arena_bytes for g in both))
+
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
         return {
             "graphs": [
-                asdict(g) | {"flops": sum(f for f, _ in g.work), "floor_seconds": self.floor_seconds(g)}
+                asdict(g)
+                | {"flops": sum(f for f, _ in g.work), "floor_seconds": self.floor_seconds(g)}
+                | {"peak_bytes": self.peak_bytes(g)}
                 for g in self.graphs
             ],
             "graph_breaks": [list(b) for b in self.breaks],
@@ -73,6 +83,12 @@ class Report:
         floor = self.floor_seconds(g)
         told = "unknown before `dcir machine`" if floor is None else f"{floor * 1e3:.3g} ms with {g.threads} threads"
         lines.append(f"  work {sum(f for f, _ in g.work) * 1e-9:.4g} GFLOP, floor {told}")
+        if g.kind == "forward":
+            lines.append(
+                f"  kept for the backward {_size(g.saved_bytes)}, planned peak of both {_size(self.peak_bytes(g))}"
+            )
+        if g.partition is not None:
+            lines.append(_partition(g.partition))
         if g.passes:
             width = max(len(p.name) for p in g.passes)
             lines.append(f"  tier  {'pass':<{width}}  {'rewrites':>8}  {'bytes saved':>11}  {'scratch':>9}  {'ms':>6}")
@@ -89,6 +105,13 @@ class Report:
         if not items:
             return [f"no {title}"]
         return [f"{title}:"] + [f"  {n:>4} x {what}  {where}" for (what, where), n in items.most_common()]
+
+
+def _partition(p: Any) -> str:
+    """What was decided under a limit of memory."""
+    chosen = ", ".join(f"{kind} {number} ({_size(size)})" for kind, (number, size) in p.chosen.items())
+    proven = "" if p.proven else " (best found)"
+    return f"  without a limit {_size(p.unlimited.peak)}; {chosen or 'as without a limit'}{proven}; predicted {p.seconds * 1e3:+.3g} ms"
 
 
 def _size(n: float) -> str:

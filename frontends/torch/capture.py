@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from torch._guards import TracingContext, tracing
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.importer import FIRST_SAVED, STATIC
 from dcir.frontends.torch.partition import Limited
+
+TOGETHER = "dcir_together"
+"""Key of a graph's ``meta``: a number that a forward and its backward have in common."""
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,11 @@ def _is_symbolic(x: Any) -> bool:
 def _ahead_of_time(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None
 ) -> Callable[..., Any]:
+    number = next(_NUMBERS)
+
     def compiler(kind: str) -> Any:
         def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+            graph.meta[TOGETHER] = number
             _annotate(graph, kind, examples)
             compiled = compile_graph(graph, kind)
             program = compiled.call

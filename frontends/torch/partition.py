@@ -8,7 +8,6 @@ each cut is planned in full (``measure``) and the program is asked again with wh
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +33,7 @@ TRIES = 5
 # A plan this near to the limit is not worth another try.
 NEAR = 0.9
 # Peaks next to the least one that the model knows, tried before a limit is called too low.
-AROUND_LEAST = (1.0, 1.1, 1.25)
+AROUND_LEAST = (1.1,)
 
 
 @dataclass(frozen=True)
@@ -124,24 +123,22 @@ class _Search:
     def run(self) -> tuple[Cut, Partition]:
         asked = self.asked
         own = twin(self.joint)
+        own.graph.eliminate_dead_code()
+        known = static(own.graph) and not partitioners.has_recomputable_rng_ops(own)
         cut = self.unlimited(self.joint, self.inputs, **self.kwargs)
         plan = asked.measure(*cut, self.results)
+        if known:
+            self.own, self.model = self._modelled(own)
+        before = self._like(cut) if known else None
         if plan.peak <= asked.limit:
-            return cut, Partition(plan, plan)
-        own.graph.eliminate_dead_code()
-        if not static(own.graph) or partitioners.has_recomputable_rng_ops(own):
-            raise _too_low(asked.limit, plan.peak, plan.peak)
-        self.own, self.model = self._modelled(own)
-        before = self._like(cut)
-        found = self._fitting(plan, before)
-        if found is None:
-            least = min((self._planned(c)[1].peak for c in self._leasts()), default=plan.peak)
-            if least > asked.limit:
-                raise _too_low(asked.limit, min(least, plan.peak), plan.peak)
-            found = next(c for c in self._leasts() if self._planned(c)[1].peak <= asked.limit)
+            return cut, Partition(plan, plan, self._summary(before) if before is not None else {})
+        found = self._fitting() or self._small() if known else None
+        if found is None or self._planned(found)[1].peak > asked.limit:
+            least = plan.peak if found is None else min(plan.peak, self._planned(found)[1].peak)
+            raise MemoryLimitTooLow.of(asked.limit, least, [("without a limit", f"{plan.peak} bytes")])
         cut, planned = self._planned(found)
-        seconds = found.seconds - (before.seconds if before is not None else 0.0)
-        return cut, Partition(plan, planned, self._summary(found), seconds, found.proven)
+        more = found.seconds - before.seconds if before is not None else 0.0
+        return cut, Partition(plan, planned, self._summary(found), more, found.proven)
 
     def _modelled(self, own: fx.GraphModule) -> tuple[fx.GraphModule, Model]:
         for rewrite in (*self.expose, expose_dropout):
@@ -153,49 +150,53 @@ class _Search:
         return own, model(Joint(own.graph, self.results, _written_to(own.graph)), self.asked.rates)
 
     def _like(self, cut: Cut) -> Choice | None:
-        """The unlimited cut in terms of the model."""
+        """The unlimited cut in terms of the model, if it has such a form."""
         names = {n.name for n in cut[1].graph.find_nodes(op="placeholder")}
         values = self.model.problem.values
         return evaluate(
             self.model.problem, (i for i, v in enumerate(values) if v.name in names and v.stored is not None)
-        ) or evaluate(self.model.problem, (i for i, v in enumerate(values) if v.stored is not None))
+        )
 
-    def _fitting(self, plan: Plan, before: Choice | None) -> Choice | None:
-        """The quickest choice found whose plan keeps the limit."""
-        limit, problem = self.asked.limit, self.model.problem
-        low = self._least.peak if self._least is not None else 0
-        budget = int((before.peak if before is not None else plan.peak) * limit / plan.peak)
+    def _fitting(self) -> Choice | None:
+        """The quickest choice found whose plan keeps the limit.
+
+        What the model leaves out is about the same for budgets near to each other, so a budget is moved by what its plan has too
+        much or to spare.
+        """
+        limit = self.asked.limit
         best: Choice | None = None
-        below, above = 0, 0  # budgets known to fit, and not to fit
+        fits, exceeds = 0, 2 * limit  # budgets known to fit (or to be below every choice), and not to fit
+        budget = limit
         for _ in range(TRIES):
-            choice = solve(problem, max(budget, low))
+            choice = solve(self.model.problem, budget)
             if choice is None:
-                break
-            peak = self._planned(choice)[1].peak
-            if peak <= limit:
+                fits, budget = budget, (budget + exceeds) // 2
+                continue
+            spare = limit - self._planned(choice)[1].peak
+            if spare >= 0:
                 best = choice if best is None or choice.seconds < best.seconds else best
-                below = max(below, budget)
-                if peak >= NEAR * limit or above:
+                if spare <= (1 - NEAR) * limit or choice.seconds == 0:
                     break
-                budget = int(budget * limit / peak)
+                fits = budget
             else:
-                above = budget
-                if budget <= low:
-                    break
-                budget = (below + above) // 2 if below else int(budget * min(limit / peak, 0.95))
+                exceeds = min(exceeds, budget)
+            budget += spare
+            if not fits < budget < exceeds:
+                budget = (fits + exceeds) // 2
         return best
 
-    @functools.cached_property
-    def _least(self) -> Choice | None:
-        return solve(self.model.problem)
+    def _small(self) -> Choice | None:
+        """The quickest choice among those of small peaks whose plan keeps the limit, else the one of the smallest plan.
 
-    def _leasts(self) -> list[Choice]:
-        """Choices of small peaks, the same whatever the limit is; the quicker first."""
-        least = self._least
+        The choices are the same whatever the limit is: the least limit that an error tells is kept by one of them.
+        """
+        least = solve(self.model.problem)
         if least is None:
-            return []
-        found = [least, *(solve(self.model.problem, int(least.peak * f)) for f in AROUND_LEAST)]
-        return sorted((c for c in found if c is not None), key=lambda c: c.seconds)
+            return None
+        near = (solve(self.model.problem, int(least.peak * f)) for f in AROUND_LEAST)
+        choices = sorted((c for c in (least, *near) if c is not None), key=lambda c: c.seconds)
+        fitting = (c for c in choices if self._planned(c)[1].peak <= self.asked.limit)
+        return next(fitting, None) or min(choices, key=lambda c: self._planned(c)[1].peak)
 
     def _planned(self, choice: Choice) -> tuple[Cut, Plan]:
         if choice.stored not in self.tried:
@@ -245,7 +246,3 @@ def _written_to(joint: fx.Graph) -> list[fx.Node]:
     (output,) = joint.find_nodes(op="output")
     written = [d.mutated_input for d in output.meta["desc"] if isinstance(d, InputMutationAOTOutput)]
     return [n for n in joint.find_nodes(op="placeholder") if n.meta.get("desc") in written]
-
-
-def _too_low(limit: int, least: int, unlimited: int) -> MemoryLimitTooLow:
-    return MemoryLimitTooLow.of(limit, least, [("without a limit", f"{unlimited} bytes")])

@@ -5,8 +5,8 @@
                       they read must itself be kept, or be computed again by then
 
 One binary variable per value; when a value is there again follows from it step by step, in variables that are whole numbers by
-themselves (each is bounded by the greatest of sums of binaries). Solved by HiGHS to within ``GAP`` of the optimum, or to the
-best solution found within a number of nodes, so that equal problems have equal answers.
+themselves (each is bounded by the greatest of sums of binaries). Solved by HiGHS to within ``GAP`` of the optimum (``LEAST_GAP``
+for the least peak), or to the best solution found within a number of nodes, so that equal problems have equal answers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 GAP = 1e-3
-NODES = 400
-SECONDS = 20.0
+LEAST_GAP = 5e-3
+NODES = 200
+SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def solve(problem: Problem, limit: int | None = None) -> Choice | None:
         integrality=program.integrality(),
         bounds=Bounds(np.zeros(program.count), program.upper()),
         constraints=LinearConstraint(matrix, low, np.inf),
-        options={"node_limit": NODES, "mip_rel_gap": GAP, "time_limit": SECONDS},
+        options={"node_limit": NODES, "mip_rel_gap": LEAST_GAP if limit is None else GAP, "time_limit": SECONDS},
     )
     if result.x is None:
         return None

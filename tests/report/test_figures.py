@@ -21,7 +21,7 @@ from dcir.ir.scalars import reference
 from dcir.ir.types import itemsize, to_numpy
 from dcir.options import Options
 from dcir.report.explain import Report
-from dcir.runtime import program as runtime
+from dcir.runtime import blocks
 from tests.test_machine import MODEL
 
 
@@ -189,14 +189,15 @@ def test_the_peak_is_what_is_allocated_and_used(name, level, train, monkeypatch)
     guard, pattern = 4096, 0xA5
     arenas = []
 
-    class Watched(runtime.Block):
+    class Watched(blocks.Block):
         def __init__(self, nbytes):
             super().__init__(nbytes + guard)
             ctypes.memset(self.address, pattern, nbytes + guard)
             self.nbytes = nbytes
             arenas.append(self)
 
-    monkeypatch.setattr(runtime, "Block", Watched)
+    # Each call has scratch memory of its own here, which says which graph wrote what.
+    monkeypatch.setattr(blocks.Arenas, "take", lambda self, nbytes: Watched(nbytes))
     graphs = compiled(name, level, train=train)
     for net, library, record in graphs:
         (arena, *_) = [a for a in arenas if a.nbytes == record.arena_bytes]
@@ -213,6 +214,46 @@ def test_the_peak_is_what_is_allocated_and_used(name, level, train, monkeypatch)
                 # The last container of the plan ends within a cache line of its end, and is written.
                 assert planned - 64 <= used.max() + 1 <= planned
         assert record.arena_bytes == library.arena_bytes >= net.arena_bytes
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_kept_and_the_peak_of_forward_and_backward(name, monkeypatch):
+    """Kept bytes are those of the forward's results that only the backward reads; both graphs use one piece of scratch memory."""
+    made, kept = [], []
+
+    class Counted(blocks.Block):
+        def __init__(self, nbytes):
+            super().__init__(nbytes)
+            made.append(nbytes)
+
+    monkeypatch.setattr(blocks, "Block", Counted)
+    make, inputs = NETWORKS[name]
+
+    def watch(kind, done, library, program):
+        def call(args):
+            given, results = list(args), program(args)
+            if kind == "forward":
+                for_caller = 1 + len(list(net.buffers()))  # it replaces the buffers
+                known = {t.untyped_storage().data_ptr() for t in (*given, *results[:for_caller])}
+                late = [t.untyped_storage() for t in results[for_caller:]]
+                kept.append({s.data_ptr(): s.nbytes() for s in late if s.data_ptr() not in known})
+            return results
+
+        return call
+
+    net = make().train()
+    session = Session(Options.make(threads=1), watch=watch)
+    compiled_with(net, session)(inputs()).square().sum().backward()
+    forward, backward = session.graphs
+    assert (forward.kind, backward.kind) == ("forward", "backward")
+    assert forward.saved_bytes == sum(kept[0].values()) and backward.saved_bytes == 0
+    scratch = max(forward.arena_bytes, backward.arena_bytes)
+    report = Report(session.graphs)
+    assert report.peak_bytes(forward) == report.peak_bytes(backward) == forward.saved_bytes + scratch
+    made.clear()
+    compiled_with(net, session)(inputs()).square().sum().backward()
+    assert sum(made) == 0, "the block of the first step serves the next"
+    assert [b.nbytes for b in session.arenas._idle] == [scratch]
 
 
 def test_levels_do_not_need_more_memory_or_traffic_than_none():
