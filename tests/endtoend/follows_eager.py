@@ -62,9 +62,17 @@ def without_dropout(module: nn.Module) -> nn.Module:
     return module
 
 
+def without_zeros(module: nn.Module) -> nn.Module:
+    """Heads that begin as zeros give zeros whatever comes before them."""
+    for part in module.parameters():
+        if not part.any():
+            nn.init.normal_(part, std=0.02)
+    return module
+
+
 def follow(module: nn.Module, inputs: dict[str, Any], *, train: bool, **options: Any) -> Followed:
     """Run one step of ``module`` through dcir and compare everything that can be seen with eager PyTorch."""
-    module = without_dropout(module).train(train)
+    module = without_zeros(without_dropout(module)).train(train)
     wide, wide_inputs = copy.deepcopy(module).double(), pytree.tree_map(_widen, inputs)
     want = _seen(copy.deepcopy(module), inputs, train)
     disturbed = []
