@@ -52,6 +52,7 @@ class FuseProducers(Pass):
         max_operands: most operands of a fused kernel.
         max_statements: most statements of a fused kernel.
         row_bytes: largest row (all inner points of one outer point, 8 bytes each) that a second stage re-reads from cache.
+        max_repeated: most statements of a value that every reader computes itself.
         min_rows: least outer points of a reduction that gets later stages; fewer rows would starve the threads.
     """
 
@@ -59,6 +60,7 @@ class FuseProducers(Pass):
     max_operands: int = 20
     max_statements: int = 160
     row_bytes: int = 131072
+    max_repeated: int = 24
     min_rows: int = 16
 
     def apply(self, net: Network) -> Outcome:
@@ -126,6 +128,9 @@ class FuseProducers(Pass):
             numbers.update(more)
         pure = not p.inner and not any(s.op == "reduce" for s in p.body)
         at = self._place(pair, position)
+        if pure and kept and self._everywhere(pair):
+            fused = self._inline(pair, m, numbers, keep=False)
+            return self._replace(pair, fused, consumer, position, drop_producer=False)
         if pure and (at is None or not _may_keep(pair, m)):
             # The container stays for its other readers; this one computes the value again if that is cheap.
             if not self._cheap(pair, m):
@@ -160,6 +165,27 @@ class FuseProducers(Pass):
             return c
         sources = [w for o in net.ins(c) for w in net.writers(o.data) if w is not p]
         return p if all(position[w] < position[p] for w in sources) else None
+
+    def _everywhere(self, pair: _Pair) -> bool:
+        """Whether every reader had better compute the value itself: it reads most of what the value is made of in any case."""
+        net, p = pair.net, pair.p
+        if len(p.outputs) != 1 or pair.data in net.result_containers() or len(p.body) > self.max_repeated:
+            return False
+        reads, writes = p.footprint()
+        if any(s.op in COSTLY for s in p.body) or any(s.op in ("gather", "index") for s in p.body):
+            return False
+        large = {o.data: n for o, n in zip(net.ins(pair.producer), reads, strict=True) if 8 * n > writes[0]}
+        for reader in net.readers(pair.data):
+            c = reader.spec
+            if not isinstance(c, Program) or any(s.op == "reduce" and s.attr[0].startswith("arg") for s in c.body):
+                return False
+            known = {o.data for o in net.ins(reader)}
+            if (
+                sum(n for data, n in large.items() if data not in known) > writes[0]
+                or drop_unit_loops(c).points() > p.points()
+            ):
+                return False
+        return True
 
     def _cheap(self, pair: _Pair, m: Match) -> bool:
         p = pair.p

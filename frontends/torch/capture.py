@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
 
 from dcir.frontends.torch.decompose import decompositions
+from dcir.frontends.torch.expose_norms import expose_norms
 from dcir.frontends.torch.importer import FIRST_SAVED, STATIC
 from dcir.frontends.torch.partition import Limited
+from dcir.frontends.torch.recompute import recompute_cheap
 
 TOGETHER = "dcir_together"
 """Key of a graph's ``meta``: a number that a forward and its backward have in common."""
@@ -111,9 +113,17 @@ def _ahead_of_time(
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
             decompositions=decompositions(),
-            partition_fn=min_cut if limited is None else functools.partial(limited, min_cut, ()),
+            partition_fn=_partition if limited is None else functools.partial(limited, _partition, (expose_norms,)),
         )
     return compiled
+
+
+def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's minimum cut, over a joint graph that shows what is cheap to compute again."""
+    expose_norms(joint)
+    recompute_cheap(joint, kwargs["num_fwd_outputs"])
+    with torch._functorch.config.patch(cse=False):
+        return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
 def _annotate(graph: fx.GraphModule, kind: str, examples: Sequence[Any]) -> None:
