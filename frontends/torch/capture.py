@@ -21,6 +21,7 @@ from dcir.frontends.torch.expose_norms import expose_norms
 from dcir.frontends.torch.importer import FIRST_SAVED, STATIC
 from dcir.frontends.torch.partition import Limited
 from dcir.frontends.torch.recompute import recompute_cheap
+from dcir.frontends.torch.written_inputs import keep_what_reads_them
 
 TOGETHER = "dcir_together"
 """Key of a graph's ``meta``: a number that a forward and its backward have in common."""
@@ -113,9 +114,17 @@ def _ahead_of_time(
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
             decompositions=decompositions(),
-            partition_fn=_partition if limited is None else functools.partial(limited, _partition, (expose_norms,)),
+            partition_fn=functools.partial(_cut, limited),
         )
     return compiled
+
+
+def _cut(limited: Limited | None, joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """Forward and backward of a joint graph."""
+    keep_what_reads_them(joint)
+    if limited is None:
+        return _partition(joint, *args, **kwargs)
+    return limited(_partition, (expose_norms,), joint, *args, **kwargs)
 
 
 def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import fx
 from torch._functorch import partitioners
-from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
 
 from dcir.errors import MemoryLimitTooLow
 from dcir.frontends.torch.expose_dropout import expose_dropout
 from dcir.frontends.torch.partition_model import Joint, Model, Rates, is_pointwise, is_random, model, nbytes, static
 from dcir.frontends.torch.partition_solver import Choice, evaluate, solve
+from dcir.frontends.torch.written_inputs import written_to
 
 PARTITION = "dcir_partition"
 """Key of a forward graph's ``meta``: the ``Partition`` it comes from."""
@@ -147,7 +147,7 @@ class _Search:
         own.graph.eliminate_dead_code()
         if partitioners.has_recomputable_ops(own):
             own = partitioners.cleanup_recompute_tags(own, is_default_partition=False)
-        return own, model(Joint(own.graph, self.results, _written_to(own.graph)), self.asked.rates)
+        return own, model(Joint(own.graph, self.results, written_to(own.graph)), self.asked.rates)
 
     def _like(self, cut: Cut) -> Choice | None:
         """The unlimited cut in terms of the model, if it has such a form."""
@@ -239,10 +239,3 @@ def twin(module: fx.GraphModule) -> fx.GraphModule:
     made = fx.GraphModule(module, graph)
     made.meta = dict(module.meta)
     return made
-
-
-def _written_to(joint: fx.Graph) -> list[fx.Node]:
-    """Inputs whose contents the caller replaces once the forward has run."""
-    (output,) = joint.find_nodes(op="output")
-    written = [d.mutated_input for d in output.meta["desc"] if isinstance(d, InputMutationAOTOutput)]
-    return [n for n in joint.find_nodes(op="placeholder") if n.meta.get("desc") in written]

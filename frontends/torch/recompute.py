@@ -9,6 +9,7 @@ and two numbers per channel). What the forward writes anyway, for a contraction 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.compile_utils import fx_graph_cse
+from torch.utils.checkpoint import CheckpointPolicy
 
 aten = torch.ops.aten
 
@@ -58,6 +60,8 @@ def recompute_cheap(joint: fx.GraphModule, forward_outputs: int) -> int:
     joint.graph.eliminate_dead_code()
     joint.graph = fx_graph_cse(joint.graph)
     done = _Recompute(joint.graph, forward_outputs).run()
+    for n in _readers(_written_to(joint.graph)):
+        n.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     joint.graph.eliminate_dead_code()
     joint.recompile()
     return done
@@ -161,6 +165,16 @@ def _written_to(joint: fx.Graph) -> list[fx.Node]:
     (output,) = joint.find_nodes(op="output")
     written = [d.mutated_input for d in output.meta.get("desc", ()) if isinstance(d, InputMutationAOTOutput)]
     return [n for n in joint.find_nodes(op="placeholder") if n.meta.get("desc") in written]
+
+
+def _readers(inputs: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    """What may be computed from these inputs and their views."""
+    for n in inputs:
+        for user in n.users:
+            if _view(user):
+                yield from _readers([user])
+            elif _copies(user):
+                yield user
 
 
 def _packet(node: fx.Node) -> Any:

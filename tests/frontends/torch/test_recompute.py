@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 import dcir
 from dcir.frontends.torch import capture
@@ -105,9 +106,8 @@ def test_graph_computes_the_same(affine: bool, monkeypatch: pytest.MonkeyPatch) 
     for n in gm.graph.nodes:
         if n.op == "call_function":
             assert "val" in n.meta
-    for got, w in zip(fx.Interpreter(gm).run(*inputs), want, strict=True):
-        if w is not None:
-            torch.testing.assert_close(got, w, rtol=1e-4, atol=1e-4)
+    got = fx.Interpreter(gm).run(*inputs)
+    torch.testing.assert_close(pytree.tree_leaves(got), pytree.tree_leaves(want), rtol=1e-4, atol=1e-4)
 
 
 def test_evaluation_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,17 +130,18 @@ class Moved(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("sum", torch.ones(2, 3, 6, 6))
+        self.first = nn.Conv2d(3, 3, 1)
         self.last = nn.Conv2d(3, 3, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.silu(x.square() + self.sum)
+        y = F.silu(self.first(x) + self.sum)
         self.sum.add_(1.0)
         return self.last(y)
 
 
 def test_what_the_forward_writes_to_is_no_source() -> None:
     torch.manual_seed(0)
-    assert not follow(Moved(), {"x": torch.randn(2, 3, 6, 6).requires_grad_()}, train=True).wrong
+    assert not follow(Moved(), {"x": torch.randn(2, 3, 6, 6)}, train=True).wrong
 
 
 def test_half_types_are_rounded_as_the_norm_rounds() -> None:
