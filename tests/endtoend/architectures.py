@@ -56,7 +56,7 @@ def _timm(name: str, size: int = 32, **settings: Any) -> Callable[[], Case]:
     return build
 
 
-def _timm_class(module: str, name: str, block: str = "", **settings: Any) -> Callable[[], Case]:
+def _timm_class(module: str, name: str, block: str = "", size: int = 32, **settings: Any) -> Callable[[], Case]:
     """A model class of timm, where the registered names are too large."""
 
     def build() -> Case:
@@ -64,7 +64,7 @@ def _timm_class(module: str, name: str, block: str = "", **settings: Any) -> Cal
 
         source = importlib.import_module(f"timm.models.{module}")
         chosen = {"block": getattr(source, block)} if block else {}
-        return getattr(source, name)(num_classes=10, **chosen, **settings), {"x": _images()}
+        return getattr(source, name)(num_classes=10, **chosen, **settings), {"x": _images(size)}
 
     return build
 
@@ -167,7 +167,7 @@ TIMM: dict[str, Callable[[], Case]] = {
     "mobilevit": _timm("mobilevit_xxs", 64),
     "pvt-v2": _timm_class("pvt_v2", "PyramidVisionTransformerV2", depths=(1, 1, 1, 1), embed_dims=(16, 24, 32, 48),
                           num_heads=(1, 2, 2, 4), sr_ratios=(4, 2, 1, 1)),
-    "levit": _timm_class("levit", "Levit", img_size=64, embed_dim=(32, 48, 64), key_dim=8,
+    "levit": _timm_class("levit", "Levit", size=64, img_size=64, embed_dim=(32, 48, 64), key_dim=8,
                           depth=(1, 1, 1), num_heads=(2, 3, 4)),
     "nf-resnet": _timm("test_nfnet", 64),
     "res2net": _timm_class("res2net", "ResNet", "Bottle2neck", cardinality=1, base_width=8,
