@@ -24,6 +24,8 @@ import functools
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
+
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
 from dcir.codegen.tiles import epilogue_text as text_of
 from dcir.codegen.tiles.emit import INLINE, lanes, render
@@ -33,7 +35,7 @@ from dcir.ir.types import compute_type
 
 LONGEST_INLINE = 14
 """Vector statements of an epilogue that is worth repeating for every row of a tile."""
-EXPONENTIAL = 16
+EXPONENTIAL = 12
 """Vector statements of an exponential."""
 GROUPED = 4
 """Vectors of a group: what it takes to keep the processor busy while each waits for its last step."""
@@ -215,10 +217,8 @@ class Epilogue:
             },
         )
         if self._exponentials and self.dtype == "f32":
-            text += render(
-                text_of.EXPONENTIALS, whole="" if wide else text_of.WHOLE,
-                scaled=text_of.SCALED_512 if wide else text_of.SCALED,
-            )  # fmt: skip
+            powers = ", ".join(literal(float(np.float32(2 ** (i / 16))), "f32") for i in range(16))
+            text += render(text_of.EXPONENTIALS_512, powers=powers) if wide else render(text_of.EXPONENTIALS)
             text += f"{INLINE} V exponential(V x) {{ V v[1] = {{x}}; exponentials(v); return v[0]; }}\n"
         return text
 

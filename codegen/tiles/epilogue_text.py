@@ -115,7 +115,8 @@ PREFETCH_ROW = """    for (int u = 0; u < N * (int)sizeof($type); u += 64)
         __builtin_prefetch((const char *)(e.a$number + $address) + u, 0, 2);"""
 
 # Chains of a dozen dependent operations: a group's vectors take every step together, since the processor cannot look far enough
-# ahead to find the next vector's first steps by itself. The polynomial is that of ``d_exp``.
+# ahead to find the next vector's first steps by itself. The polynomial is that of ``d_exp``. Two factors of the scale, so that
+# results below 2^-126 round once and results above 2^128 become infinite.
 EXPONENTIALS = """
 template <int N> $inline void exponentials(V (&x)[N]) {
     V k[N], q[N];
@@ -123,7 +124,9 @@ template <int N> $inline void exponentials(V (&x)[N]) {
     for (int u = 0; u < N; u++) x[u] = smaller(splat(89), larger(splat(-104), x[u]));
 #pragma GCC unroll 16
     for (int u = 0; u < N; u++) k[u] = x[u] * 0x1.715476p+0f + 12582912.0f;
-    $whole
+    M n[N];
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) n[u] = (M)k[u] - (M)splat(12582912.0f);
 #pragma GCC unroll 16
     for (int u = 0; u < N; u++) k[u] = k[u] - 12582912.0f;
 #pragma GCC unroll 16
@@ -143,15 +146,38 @@ template <int N> $inline void exponentials(V (&x)[N]) {
 #pragma GCC unroll 16
     for (int u = 0; u < N; u++) x[u] = q[u] * (x[u] * x[u]) + x[u];
 #pragma GCC unroll 16
-    for (int u = 0; u < N; u++) x[u] = $scaled;
+    for (int u = 0; u < N; u++) x[u] = (1.0f + x[u]) * (V)(((n[u] >> 1) + 127) << 23) * (V)((n[u] - (n[u] >> 1) + 127) << 23);
 }
 """
-# Two factors of the scale, so that results below 2^-126 round once and results above 2^128 become infinite.
-WHOLE = """M n[N];
+# The same with sixteenths in a register: 2^(k/16) times a polynomial of third degree, whose first dropped term is below 2^-26.
+EXPONENTIALS_512 = """
+template <int N> $inline void exponentials(V (&x)[N]) {
+    const V powers = {$powers};
+    V k[N], t[N], q[N];
 #pragma GCC unroll 16
-    for (int u = 0; u < N; u++) n[u] = (M)k[u] - (M)splat(12582912.0f);"""
-SCALED = "(1.0f + x[u]) * (V)(((n[u] >> 1) + 127) << 23) * (V)((n[u] - (n[u] >> 1) + 127) << 23)"
-SCALED_512 = "__builtin_ia32_scalefps512_mask(1.0f + x[u], k[u], V{}, (unsigned short)-1, 4)"
+    for (int u = 0; u < N; u++) x[u] = smaller(splat(89), larger(splat(-104), x[u]));
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) k[u] = x[u] * 0x1.715476p+0f + 786432.0f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) t[u] = __builtin_shuffle(powers, (M)k[u]);
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) k[u] = k[u] - 786432.0f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) x[u] = x[u] - k[u] * 0x1.62e4p-1f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) x[u] = x[u] - k[u] * 0x1.7f7d1cp-20f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) q[u] = x[u] * 0x1.555556p-3f + 0.5f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) q[u] = q[u] * x[u] + 1.0f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) x[u] = t[u] * x[u];
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) x[u] = q[u] * x[u] + t[u];
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) x[u] = __builtin_ia32_scalefps512_mask(x[u], k[u], V{}, (unsigned short)-1, 4);
+}
+"""
 # Where x is NaN it stays.
 EXTREMES = """
 $inline V larger(V a, V x) { return $larger; }
