@@ -181,6 +181,8 @@ class _Builder:
             return bool(_tensors(n))
         if not is_pointwise(n):
             return True
+        if n.meta.get("recompute") == _MUST_SAVE:
+            return True
         if nbytes(n) <= self.small:
             return False
         readers = list(_readers(n))
