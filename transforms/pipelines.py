@@ -20,6 +20,7 @@ from dcir.transforms.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.sink_copies import SinkCopies
 from dcir.transforms.split_reduction import SplitReduction
 from dcir.transforms.stream_images import StreamImages
+from dcir.transforms.unfold_images import UnfoldImages
 from dcir.transforms.use_winograd import UseWinograd
 
 
@@ -32,6 +33,6 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
     2: (FuseEpilogues(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
-    3: (AssignLayouts(), SinkCopies(), JoinSums(), UseWinograd(), PackWeights(), PrepareStatic()),
+    3: (AssignLayouts(), SinkCopies(), JoinSums(), UseWinograd(), UnfoldImages(), PackWeights(), PrepareStatic()),
     4: (OrderExecution(), StreamImages(), PlanArena()),
 }

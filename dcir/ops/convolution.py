@@ -195,7 +195,7 @@ class ConvolutionSpec:
         return attach_epilogue(program, self.epilogue.split(1, self.cout))
 
 
-class _Loops:
+class Loops:
     """The strides of one operand over a program's loops, set by the loops' roles."""
 
     def __init__(self, spec: ConvolutionSpec, outer: Sequence[str], inner: Sequence[str]) -> None:
@@ -215,6 +215,8 @@ class _Loops:
     def strides(self, **by_role: int | Sequence[int]) -> list[int]:
         result = [0] * self.count
         for role, steps in by_role.items():
+            if role == "g" and role not in self.first:
+                continue  # a program over one group has no loop over groups
             for j, s in enumerate([steps] if isinstance(steps, int) else steps):
                 result[self.first[role] + j] = s
         return result
@@ -239,6 +241,11 @@ class _Loops:
 
     def read_y(self, operand: int) -> Expr:
         """y at (position in x + padding - tap * dilation) / stride where that is a whole number, zero elsewhere."""
+        y = self.spec.y
+        return self.read_result(operand, self.strides(n=y[0], g=y[1] * self.spec.cout, o=y[1]), y[2:])
+
+    def read_result(self, operand: int, lead: Sequence[int], steps: Sequence[int]) -> Expr:
+        """What lies where y would: in steps over the positions of y, from where the loops' strides ``lead`` lead."""
         spec, b = self.spec, self.body
         places: list[Expr] = []
         exact: Expr | None = None
@@ -250,9 +257,7 @@ class _Loops:
                 whole = (at * spec.stride[d]).eq(over)
                 exact = whole if exact is None else exact & whole
             places.append(at)
-        y = spec.y
-        lead = self.strides(n=y[0], g=y[1] * spec.cout, o=y[1])
-        return self._gather(operand, lead, places, spec.out_size, y[2:], exact)
+        return self._gather(operand, lead, places, spec.out_size, steps, exact)
 
     def _gather(
         self, operand: int, strides: Sequence[int], places: Sequence[Expr], extents: Sequence[int],
@@ -279,7 +284,7 @@ class _Loops:
 
 
 def _forward(spec: ConvolutionSpec) -> Program:
-    loops = _Loops(spec, "ngoy", "ik")
+    loops = Loops(spec, "ngoy", "ik")
     b = loops.body
     x, w = b.input(spec.dtype), b.input(spec.dtype)
     total = b.reduce("sum", loops.read_x(x) * loops.read_w(w))
@@ -292,7 +297,7 @@ def _forward(spec: ConvolutionSpec) -> Program:
 
 def _by_points(spec: ConvolutionSpec) -> Program:
     """The forward product with every weight as a sum over the points of its transform."""
-    loops = _Loops(spec, "ngoy", "ikp")
+    loops = Loops(spec, "ngoy", "ikp")
     b = loops.body
     x, w = b.input(spec.dtype), b.input(spec.dtype)
     packed, panel = contiguous(spec.packed_weights), spec.panel
@@ -318,7 +323,7 @@ def _by_points(spec: ConvolutionSpec) -> Program:
 
 
 def _backward_data(spec: ConvolutionSpec) -> Program:
-    loops = _Loops(spec, "ngix", "ok")
+    loops = Loops(spec, "ngix", "ok")
     b = loops.body
     y, w = b.input(spec.dtype), b.input(spec.dtype)
     total = b.reduce("sum", loops.read_y(y) * b.load(w, loops.w_strides()))
@@ -328,7 +333,7 @@ def _backward_data(spec: ConvolutionSpec) -> Program:
 
 
 def _backward_weight(spec: ConvolutionSpec) -> Program:
-    loops = _Loops(spec, "goik", "ny")
+    loops = Loops(spec, "goik", "ny")
     b = loops.body
     x, y = b.input(spec.dtype), b.input(spec.dtype)
     st = spec.y
