@@ -21,7 +21,6 @@ from dcir.frontends.torch.expose_norms import expose_norms
 from dcir.frontends.torch.importer import FIRST_SAVED, STATIC
 from dcir.frontends.torch.partition import Limited
 from dcir.frontends.torch.recompute import recompute_cheap
-from dcir.frontends.torch.written_inputs import keep_what_reads_them
 
 TOGETHER = "dcir_together"
 """Key of a graph's ``meta``: a number that a forward and its backward have in common."""
@@ -121,7 +120,6 @@ def _ahead_of_time(
 
 def _cut(limited: Limited | None, joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """Forward and backward of a joint graph."""
-    keep_what_reads_them(joint)
     if limited is None:
         return _partition(joint, *args, **kwargs)
     return limited(_partition, (expose_norms,), joint, *args, **kwargs)

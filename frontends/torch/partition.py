@@ -20,7 +20,7 @@ from dcir.errors import MemoryLimitTooLow
 from dcir.frontends.torch.expose_dropout import expose_dropout
 from dcir.frontends.torch.partition_model import Joint, Model, Rates, is_pointwise, is_random, model, nbytes, static
 from dcir.frontends.torch.partition_solver import Choice, evaluate, solve
-from dcir.frontends.torch.written_inputs import written_to
+from dcir.frontends.torch.written_inputs import keep_what_reads_them, written_to
 
 PARTITION = "dcir_partition"
 """Key of a forward graph's ``meta``: the ``Partition`` it comes from."""
@@ -143,6 +143,7 @@ class _Search:
     def _modelled(self, own: fx.GraphModule) -> tuple[fx.GraphModule, Model]:
         for rewrite in (*self.expose, expose_dropout):
             rewrite(own)
+        keep_what_reads_them(own)
         own.graph = fx_graph_cse(own.graph)
         own.graph.eliminate_dead_code()
         if partitioners.has_recomputable_ops(own):
@@ -179,9 +180,11 @@ class _Search:
                     break
                 fits = budget
             else:
-                exceeds = min(exceeds, budget)
+                exceeds = min(exceeds, choice.peak)  # the same choice has any budget from there on
             budget += spare
-            if not fits < budget < exceeds:
+            if budget >= exceeds:
+                budget = exceeds - 1
+            if budget <= fits:
                 budget = (fits + exceeds) // 2
         return best
 
