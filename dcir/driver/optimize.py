@@ -18,6 +18,7 @@ from dcir.driver.machine import machine
 from dcir.driver.optimiser_choice import prefer_fused
 from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.capture import dynamo_backend
+from dcir.frontends.torch.quick_guards import QuickGuards
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.report.profile import Profile
@@ -169,9 +170,10 @@ def _frame_of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compiled(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """``fn`` through Dynamo; dcir's own errors arrive as themselves, not wrapped in Dynamo's."""
+    quick = QuickGuards(dynamo_backend(session.compile_graph, session.on_break, limited(session)))
     call = torch.compile(  # type: ignore[call-overload]  # its stub lacks the last two
         fn,
-        backend=dynamo_backend(session.compile_graph, session.on_break, limited(session)),
+        backend=quick.backend,
         dynamic=session.options.dynamic or None,
         recompile_limit=_RECOMPILE_LIMIT,
         # Else all modules of a class would share one limit, and what lies beyond it runs in eager mode.
@@ -185,5 +187,8 @@ def _compiled(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
             if isinstance(e.inner_exception, DcirError):
                 raise e.inner_exception from None
             raise
+        finally:
+            if quick.pending:
+                quick.end()
 
     return run

@@ -1,0 +1,57 @@
+"""Dynamo's guards over a module's tree, checked by the versions of its dictionaries instead of one by one.
+
+Before every call Dynamo checks hundreds of attributes of a network, which in a cold cache takes as long as a small network itself.
+Dynamo can compare the version tags of the dictionaries that hold them, and look further only where a tag changed; the setting
+is global and read where guards are built, so it holds from the backend's call to the end of the call that compiled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from torch import fx
+from torch._dynamo import config
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+_SETTINGS = {"use_recursive_dict_tags_for_guards": True, "max_saved_pointers_for_recursive_dict_tags_check": 1 << 16}
+_KNOWN = {name: value for name, value in _SETTINGS.items() if hasattr(config, name)}
+_LOCK = threading.Lock()
+
+
+class QuickGuards:
+    """The settings of one compiled callable: ``backend`` turns them on, ``end`` off again."""
+
+    _users = 0
+    _before: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.pending = False
+
+    def backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The backend; guards are built after it."""
+        with _LOCK:
+            if not self.pending:
+                self.pending = True
+                if QuickGuards._users == 0:
+                    QuickGuards._before = {name: getattr(config, name) for name in _KNOWN}
+                QuickGuards._users += 1
+                _set(_KNOWN)
+        return self._backend(gm, example_inputs)
+
+    def end(self) -> None:
+        """The settings as they were, once nobody compiles."""
+        with _LOCK:
+            if self.pending:
+                self.pending = False
+                QuickGuards._users -= 1
+                if QuickGuards._users == 0:
+                    _set(QuickGuards._before)
+
+
+def _set(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(config, name, value)
