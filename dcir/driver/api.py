@@ -259,7 +259,7 @@ def _lasting(report: Report) -> dict[str, Any]:
     """The report without what differs from one compilation to the next, or follows from the rest."""
     data = report.to_json()
     for graph in data["graphs"]:
-        for name in ("seconds", "generated", "flops", "floor_seconds"):
+        for name in ("seconds", "generated", "flops", "floor_seconds", "peak_bytes", "together", "partition"):
             graph.pop(name, None)
         for record in graph["passes"]:
             record.pop("seconds", None)
