@@ -18,9 +18,9 @@ from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
 
 from dcir.errors import MemoryLimitTooLow
 from dcir.frontends.torch.expose_dropout import expose_dropout
-from dcir.frontends.torch.partition_model import Joint, Model, Rates, is_pointwise, is_random, model, nbytes, static
+from dcir.frontends.torch.joint_graph import is_random, keep_what_reads_written, nbytes, written_to
+from dcir.frontends.torch.partition_model import Joint, Model, Rates, is_light, model, static
 from dcir.frontends.torch.partition_solver import Choice, evaluate, solve
-from dcir.frontends.torch.written_inputs import keep_what_reads_them, written_to
 
 PARTITION = "dcir_partition"
 """Key of a forward graph's ``meta``: the ``Partition`` it comes from."""
@@ -143,7 +143,7 @@ class _Search:
     def _modelled(self, own: fx.GraphModule) -> tuple[fx.GraphModule, Model]:
         for rewrite in (*self.expose, expose_dropout):
             rewrite(own)
-        keep_what_reads_them(own)
+        keep_what_reads_written(own.graph)
         own.graph = fx_graph_cse(own.graph)
         own.graph.eliminate_dead_code()
         if partitioners.has_recomputable_ops(own):
@@ -226,7 +226,7 @@ class _Search:
                 continue
             kind = "store"
             if i in choice.again:
-                near = is_pointwise(n) and all(p in choice.stored for p in v.parents)
+                near = is_light(n) and all(p in choice.stored for p in v.parents)
                 kind = "cheaper form" if near else "recompute"
             number, size = chosen[kind]
             chosen[kind] = number + 1, size + (v.stored if i in choice.stored and v.stored is not None else nbytes(n))

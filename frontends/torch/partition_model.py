@@ -17,6 +17,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
 
+from dcir.frontends.torch.joint_graph import base, is_pointwise, is_random, is_view, nbytes, packet, tensors
 from dcir.frontends.torch.partition_solver import Problem, Value
 
 aten = torch.ops.aten
@@ -24,11 +25,9 @@ aten = torch.ops.aten
 STEPS = 40
 # A value below this part of all values' bytes is not worth a decision.
 SMALL = 1 / 2000
-# Pointwise operators that torch does not tag as such.
-UNTAGGED = {
-    aten.hardtanh_backward, aten.hardswish_backward, aten.hardsigmoid_backward, aten.leaky_relu_backward,
-    aten.softplus_backward, aten.elu_backward, aten.mish_backward, aten._to_copy, aten.glu_backward, aten.clone,
-    aten.full, aten.full_like, aten.scalar_tensor, aten.zeros_like, aten.ones_like, aten.expand,
+# What is computed next to its readers as pointwise operators are: fills, copies, and a result of halves.
+ALSO = {
+    aten.glu_backward, aten.clone, aten.full, aten.full_like, aten.scalar_tensor, aten.zeros_like, aten.ones_like, aten.expand,
 }  # fmt: skip
 
 
@@ -89,7 +88,7 @@ def static(graph: fx.Graph) -> bool:
             return False
         if known and n.target._schema.is_mutable:
             return False
-        for value in _tensors(n):
+        for value in tensors(n):
             if not all(isinstance(d, int) for d in (*value.shape, *value.stride())):
                 return False
         if isinstance(n.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -97,27 +96,9 @@ def static(graph: fx.Graph) -> bool:
     return True
 
 
-def nbytes(node: fx.Node) -> int:
-    """Bytes of a node's tensors."""
-    return sum(v.numel() * v.element_size() for v in _tensors(node))
-
-
-def is_view(node: fx.Node) -> bool:
-    """Whether a node shows its argument's memory."""
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target.is_view)
-
-
-def is_pointwise(node: fx.Node) -> bool:
-    """Whether each element of a node's result follows from elements of its arguments, always in the same way."""
-    op = node.target
-    if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in op.tags:
-        return False
-    return torch.Tag.pointwise in op.tags or op.overloadpacket in UNTAGGED
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether a second run would give other numbers."""
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+def is_light(node: fx.Node) -> bool:
+    """Whether a node can be computed wherever it is read, at about the cost of reading it."""
+    return is_pointwise(node) or packet(node) in ALSO
 
 
 def model(joint: Joint, rates: Rates) -> Model:
@@ -129,7 +110,7 @@ class _Builder:
     def __init__(self, joint: Joint, rates: Rates) -> None:
         self.joint, self.rates = joint, rates
         self.forward = joint.forward()
-        self.returned = {_base(n) for n in joint.results}
+        self.returned = {base(n) for n in joint.results}
         total = sum(nbytes(n) for n in self.forward if n.op == "call_function" and not is_view(n))
         self.small = total * SMALL
         self.number: dict[fx.Node, int] = {}
@@ -164,10 +145,10 @@ class _Builder:
                 for i in self.sources[n]:
                     needs.setdefault(i, []).append(last_step)
         values = tuple(self._value(n, needs.get(i), i in whole, forward_step) for i, n in enumerate(nodes))
-        base = self._lives(backward, backward_step, last_step)
+        on_their_way = self._lives(backward, backward_step, last_step)
         forward_base = (0,) * (1 + max(forward_step.values(), default=0))
         free = [n for n in self.forward if n.op == "placeholder" and n not in self.joint.written_to]
-        return Model(Problem(values, forward_base, base), tuple(nodes), tuple(free))
+        return Model(Problem(values, forward_base, on_their_way), tuple(nodes), tuple(free))
 
     def _read(self, node: fx.Node) -> frozenset[int]:
         return frozenset().union(*(self.sources[a] for a in node.all_input_nodes))
@@ -178,8 +159,8 @@ class _Builder:
         if n.op != "call_function" or is_view(n):
             return False
         if n.target is operator.getitem:
-            return bool(_tensors(n))
-        if not is_pointwise(n):
+            return bool(tensors(n))
+        if not is_light(n):
             return True
         if n.meta.get("recompute") == _MUST_SAVE:
             return True
@@ -200,7 +181,7 @@ class _Builder:
         written = tensor and n not in self.returned and n.op != "placeholder" and self._is_written(n)
         forbidden = is_random(n) or n.op == "placeholder" or n.meta.get("recompute") == _MUST_SAVE
         forced = tensor and not _must_recompute(n) and (
-            n in self.returned or (size <= self.small and not is_pointwise(n)) or is_random(_source(n))
+            n in self.returned or (size <= self.small and not is_light(n)) or is_random(_source(n))
         )  # fmt: skip
         if n.op == "placeholder":  # its old contents: kept if the gradients themselves read them, as without a limit
             forced = bool(needs)
@@ -218,7 +199,7 @@ class _Builder:
     def _is_written(self, n: fx.Node) -> bool:
         """Whether the forward has a value in memory even if nobody keeps it."""
         readers = [r for r in _readers(n) if r in self.joint.required]
-        return not is_pointwise(n) or len(readers) > 1 or any(not _takes_in(r) for r in readers)
+        return not is_light(n) or len(readers) > 1 or any(not _takes_in(r) for r in readers)
 
     def _seconds(self, n: fx.Node) -> float:
         if n.target is operator.getitem:
@@ -243,7 +224,7 @@ class _Builder:
 
     def _lives(self, backward: Sequence[fx.Node], step: dict[fx.Node, int], last: int) -> tuple[int, ...]:
         """Bytes of gradients on their way, per step; those that are returned have memory of their own."""
-        returned = {_base(n) for n in self.joint.gradients}
+        returned = {base(n) for n in self.joint.gradients}
         alive = [0] * (last + 1)
         for n in backward:
             tensor = n.op == "call_function" and isinstance(n.meta.get("val"), torch.Tensor)
@@ -251,7 +232,7 @@ class _Builder:
                 continue
             source = n.args[0] if n.target is operator.getitem else n
             readers = set(_readers(n))
-            if is_pointwise(source) and len(readers) <= 1 and all(map(_takes_in, readers)):  # type: ignore[arg-type]
+            if is_light(source) and len(readers) <= 1 and all(map(_takes_in, readers)):  # type: ignore[arg-type]
                 continue
             end = max((step[r] for r in readers if r in step), default=step[n])
             for t in range(step[n], end + 1):
@@ -274,12 +255,12 @@ def _steps(nodes: Sequence[fx.Node], most: int) -> dict[fx.Node, int]:
 
 
 def _light(n: fx.Node) -> bool:
-    return n.op != "call_function" or n.target is operator.getitem or is_view(n) or is_pointwise(n)
+    return n.op != "call_function" or n.target is operator.getitem or is_view(n) or is_light(n)
 
 
 def _takes_in(n: fx.Node) -> bool:
     """Whether pointwise work fuses into a reader, so that it needs no memory of its own."""
-    return is_pointwise(n) or (isinstance(n.target, torch._ops.OpOverload) and n.target.overloadpacket in _REDUCTIONS)
+    return is_light(n) or packet(n) in _REDUCTIONS
 
 
 _REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var_mean}
@@ -304,13 +285,6 @@ def _source(node: fx.Node) -> fx.Node:
     return node.args[0] if node.target is operator.getitem else node  # type: ignore[return-value]
 
 
-def _base(node: fx.Node) -> fx.Node:
-    """What a node is a view of."""
-    while node.op == "call_function" and is_view(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
 def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     pending = list(nodes)
@@ -322,20 +296,14 @@ def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    value = node.meta.get("val")
-    values = value if isinstance(value, tuple | list) else (value,)
-    return [v for v in values if isinstance(v, torch.Tensor)]
-
-
 def _dtype(node: fx.Node) -> torch.dtype | None:
-    tensors = _tensors(node)
-    return tensors[0].dtype if len(tensors) == 1 else None
+    results = tensors(node)
+    return results[0].dtype if len(results) == 1 else None
 
 
 def _flops(node: fx.Node) -> float:
     """Floating-point operations as torch counts them; 0 for what it does not count."""
-    count: Callable[..., Any] | None = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    count: Callable[..., Any] | None = flop_registry.get(packet(node))
     if count is None:
         return 0.0
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])

@@ -8,24 +8,24 @@ and two numbers per channel). What the forward writes anyway, for a contraction 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.compile_utils import fx_graph_cse
-from torch.utils.checkpoint import CheckpointPolicy
+
+from dcir.frontends.torch.joint_graph import (
+    base,
+    is_pointwise,
+    is_view,
+    keep_what_reads_written,
+    nbytes,
+    packet,
+    written_to,
+)
 
 aten = torch.ops.aten
 
-# Pointwise operators that torch does not tag as such.
-UNTAGGED = {
-    aten.hardtanh_backward, aten.hardswish_backward, aten.hardsigmoid_backward, aten.leaky_relu_backward,
-    aten.softplus_backward, aten.elu_backward, aten.mish_backward, aten._to_copy, aten.hardswish, aten.hardsigmoid,
-}  # fmt: skip
 # Readers that take pointwise work in: reductions and the norms' programs.
 REDUCING = {
     aten.sum, aten.mean, aten.amax, aten.amin, aten.var_mean, aten._native_batch_norm_legit_functional,
@@ -60,8 +60,7 @@ def recompute_cheap(joint: fx.GraphModule, forward_outputs: int) -> int:
     joint.graph.eliminate_dead_code()
     joint.graph = fx_graph_cse(joint.graph)
     done = _Recompute(joint.graph, forward_outputs).run()
-    for n in _readers(_written_to(joint.graph)):
-        n.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    keep_what_reads_written(joint.graph)
     joint.graph.eliminate_dead_code()
     joint.recompile()
     return done
@@ -82,7 +81,7 @@ class _Recompute:
         self.returned = {n for n in every[:forward_outputs] if isinstance(n, fx.Node)}
         late = {n for n in every[forward_outputs:] if isinstance(n, fx.Node)}
         # Values that are there in the backward whatever is decided.
-        inputs = {n for n in graph.nodes if n.op == "placeholder"} - set(_written_to(graph))
+        inputs = {n for n in graph.nodes if n.op == "placeholder"} - set(written_to(graph))
         self.kept = inputs | (late - self.backward)
         for n in graph.nodes:
             if n in self.backward or n.op != "call_function":
@@ -96,11 +95,11 @@ class _Recompute:
         done = 0
         for value in [n for n in self.place if n not in self.backward and n.op == "call_function"]:
             readers = [u for u in value.users if u in self.backward]
-            if not readers or not _copies(value) or _bytes(value) == 0:
+            if not readers or not _copies(value) or nbytes(value) == 0:
                 continue
             chain = self.chain(value) if all(map(_takes_in, readers)) and not self.written(value) else None
             # Stored it is a write and a read; a copy reads what its reader does not read in any case.
-            if chain is None or any(sum(map(_bytes, chain.sources - self.near(r))) > _bytes(value) for r in readers):
+            if chain is None or any(sum(map(nbytes, chain.sources - self.near(r))) > nbytes(value) for r in readers):
                 self.kept.add(value)
                 continue
             for reader in readers:
@@ -110,7 +109,7 @@ class _Recompute:
 
     def written(self, value: fx.Node) -> bool:
         """Whether the forward writes a value in any case: for its caller, or for an operator that takes no producer in."""
-        names = {value, _base(value)}
+        names = {value, base(value)}
         users = {u for n in names for u in n.users} - self.backward
         return not names.isdisjoint(self.returned | self.kept) or not all(map(_takes_in, users))
 
@@ -128,15 +127,15 @@ class _Recompute:
                 return None
             for a in n.all_input_nodes:
                 if a in self.kept:
-                    if 8 * _bytes(a) > _bytes(value):
-                        sources.add(_base(a))
+                    if 8 * nbytes(a) > nbytes(value):
+                        sources.add(base(a))
                 elif _copies(a):
                     pending.append(a)
-                elif 8 * _bytes(a) > _bytes(value):
+                elif 8 * nbytes(a) > nbytes(value):
                     return None
         # Operators on small values are not counted: the cut stores whichever of these is smallest.
-        large = [n for n in ops if 8 * _bytes(n) > _bytes(value)]
-        if sum(_packet(n) in COSTLY for n in large) > 1:
+        large = [n for n in ops if 8 * nbytes(n) > nbytes(value)]
+        if sum(packet(n) in COSTLY for n in large) > 1:
             return None
         return Chain(tuple(sorted(large, key=self.place.__getitem__)), frozenset(sources))
 
@@ -147,7 +146,7 @@ class _Recompute:
             if _copies(p):
                 programs |= {a for a in p.all_input_nodes if a in self.backward and _copies(a)}
                 programs |= {u for u in p.users if _takes_in(u)}
-        return {_base(a) for p in programs for a in p.all_input_nodes if a not in self.backward and a in self.kept}
+        return {base(a) for p in programs for a in p.all_input_nodes if a not in self.backward and a in self.kept}
 
     def copy(self, chain: Chain, value: fx.Node, reader: fx.Node) -> None:
         """Compute ``value`` again in front of ``reader``."""
@@ -160,63 +159,15 @@ class _Recompute:
         reader.replace_input_with(value, new[value])
 
 
-def _written_to(joint: fx.Graph) -> list[fx.Node]:
-    """Inputs whose contents the caller replaces once the forward has run: no sources in the backward."""
-    (output,) = joint.find_nodes(op="output")
-    written = [d.mutated_input for d in output.meta.get("desc", ()) if isinstance(d, InputMutationAOTOutput)]
-    return [n for n in joint.find_nodes(op="placeholder") if n.meta.get("desc") in written]
-
-
-def _readers(inputs: Iterable[fx.Node]) -> Iterator[fx.Node]:
-    """What may be computed from these inputs and their views."""
-    for n in inputs:
-        for user in n.users:
-            if _view(user):
-                yield from _readers([user])
-            elif _copies(user):
-                yield user
-
-
-def _packet(node: fx.Node) -> Any:
-    return getattr(node.target, "overloadpacket", None)
-
-
-def _pointwise(node: fx.Node) -> bool:
-    op = node.target
-    if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable:
-        return False
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        return False
-    return torch.Tag.pointwise in op.tags or op.overloadpacket in UNTAGGED
-
-
-def _view(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target.is_view)
-
-
 def _copies(node: fx.Node) -> bool:
     """Whether a node may be part of a copied chain."""
     return (
         node.op == "call_function"
         and isinstance(node.meta.get("val"), torch.Tensor)
-        and (_pointwise(node) or _view(node))
+        and (is_pointwise(node) or is_view(node))
     )
 
 
 def _takes_in(node: fx.Node) -> bool:
     """Whether a pointwise producer fuses into a node."""
-    return _copies(node) or (node.op == "call_function" and _packet(node) in REDUCING)
-
-
-def _base(node: fx.Node) -> fx.Node:
-    """What a node is a view of."""
-    while node.op == "call_function" and _view(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _bytes(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not all(isinstance(d, int) for d in value.shape):
-        return 0
-    return math.prod(value.shape) * value.element_size()
+    return _copies(node) or (node.op == "call_function" and packet(node) in REDUCING)
