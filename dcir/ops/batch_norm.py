@@ -51,6 +51,21 @@ def _apply(
     return dst
 
 
+def _moments(k: Kernel, v: Expr, count: int) -> tuple[Expr, Expr]:
+    """Mean and sum of squared differences from it, in one sweep where there is a wider type.
+
+    Squares of float32 are exact in float64, so what is lost by subtracting large sums is ``mean^2 / variance * 2^-53``: less than
+    float32 loses by rounding the elements, which is ``mean / deviation * 2^-24``, until the deviation is below the spacing of the elements.
+    """
+    if v.dtype != "f32":
+        mean, _, squares = spread(k, v, count)
+        return mean, squares
+    wide = k.body.convert(v, "f64")
+    total, squares = k.body.reduce("sum", wide), k.body.reduce("sum", wide * wide)
+    mean = total / count
+    return mean, k.body.op("max", squares - total * mean, k.body.const(0.0, "f64"))
+
+
 def _batch_statistics(
     ctx: Lowering, x: Ref, running: tuple[Ref, Ref] | None, momentum: float, eps: float, at: Sequence[int]
 ) -> tuple[list[Ref], list[Ref], list[Ref]]:
@@ -59,9 +74,12 @@ def _batch_statistics(
     saved = [ctx.result(1), ctx.result(2)]
     k = space.kernel(ctx)
     n = space.count
-    mean, _, squares = spread(k, k.load(x, space.strides(x)), n)
+    v = k.load(x, space.strides(x))
+    mean, squares = _moments(k, v, n)
     statistics = []
-    for dst, value in zip(saved, (mean, k.body.op("rsqrt", squares / n + eps)), strict=True):
+    root = k.body.convert(k.body.op("rsqrt", squares / n + eps), v.dtype)
+    mean, squares = (k.body.convert(m, v.dtype) for m in (mean, squares))
+    for dst, value in zip(saved, (mean, root), strict=True):
         k.store(dst, value, _outer(space, dst))
         exact = dst if dst.dtype == value.dtype else ctx.new(dst.shape, value.dtype)
         if exact is not dst:  # what is normalised by should not be rounded to a half type
