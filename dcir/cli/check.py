@@ -12,11 +12,21 @@ from dcir.cli import common
 @click.command("check", cls=common.Verb)
 @common.options(common.model, common.level, common.verify)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random inputs.")
+@click.option(
+    "--bisect", is_flag=True, help="Find the pass or the kernel that changes numbers, and write a reproducer."
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default="repro.py", show_default=True,
+    help="With --bisect, the reproducer.",
+)  # fmt: skip
 @click.pass_context
-def command(ctx: click.Context, model: Path, level: int, verify: str, seed: int) -> None:
+def command(ctx: click.Context, model: Path, level: int, verify: str, seed: int, bisect: bool, output: Path) -> None:
     """Compare the results of MODEL on random inputs with PyTorch's; exit code 1 if they differ."""
     from dcir.driver import api
 
+    if bisect:
+        _bisect(ctx, model, output, level, seed)
+        return
     result = api.check_file(model, level=level, verify=verify, seed=seed)
     verdict = "agrees" if result.ok else "DIFFERS"
     text = f"{model} {verdict}: error {result.error:.3g}, tolerance {result.tolerance:.3g}"
@@ -31,3 +41,33 @@ def command(ctx: click.Context, model: Path, level: int, verify: str, seed: int)
     common.emit(f"{text}\n{rows}".rstrip(), data)
     if not result.ok:
         ctx.exit(common.WRONG_RESULT)
+
+
+def _bisect(ctx: click.Context, model: Path, output: Path, level: int, seed: int) -> None:
+    from dcir.driver import api
+
+    result = api.bisect_file(model, output, level=level, seed=seed)
+    finding = result.finding
+    if finding is None:
+        common.emit(f"{model}: no step changes numbers by more than rounding", {"ok": True, "found": None})
+        return
+    rows = [
+        ("", "error", f"{finding.error:.3g}, tolerance {finding.tolerance:.3g}"),
+        *([("", "where", finding.where)] if finding.where else []),
+        (
+            "",
+            "reproducer",
+            f"{result.path}, {result.calls} operators" if result.path else "none: no smaller graph shows it",
+        ),
+    ]
+    data = {
+        "ok": False,
+        "found": {"kind": finding.kind, "culprit": finding.culprit, "passes": [p.name for p in finding.passes]},
+        "error": finding.error,
+        "tolerance": finding.tolerance,
+        "where": finding.where or None,
+        "reproducer": str(result.path) if result.path else None,
+        "operators": result.calls,
+    }
+    common.emit(f"{model}: {finding.culprit} changes numbers\n{common.table(rows)}", data)
+    ctx.exit(common.WRONG_RESULT)

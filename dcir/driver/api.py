@@ -31,7 +31,9 @@ from dcir.runtime.artefact import load_artefact, read_report
 
 if TYPE_CHECKING:
     from dcir.driver.bench import Measurement
+    from dcir.driver.bisect import Bisection
     from dcir.report.profile import Profile
+    from dcir.report.tuning import Tuning
 
 Shapes = Mapping[str, Sequence[int | str]]
 
@@ -164,6 +166,32 @@ def check_file(
     return compare(compiled.outputs, got, want, exact)
 
 
+def bisect_file(
+    model: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    level: int = 4,
+    seed: int = 0,
+    shapes: Shapes | None = None,
+) -> Bisection:
+    """Find what changes the numbers of an ONNX file on seeded random inputs; see ``driver.bisect.bisect_graph``.
+
+    Raises:
+        InvalidInput: a .dcir file, which holds no graph to bisect.
+    """
+    from dcir.driver.bisect import bisect_graph
+    from dcir.driver.slices import slice_of
+    from dcir.frontends.torch.export import export_inference
+
+    if is_artefact(model):
+        raise InvalidInput("a .dcir file holds no PyTorch model to compare with", hint="dcir check --bisect MODEL.onnx")
+    module = onnx_front_end.load(model, shapes=shapes).eval()
+    inputs, _ = _answerable(module, seed)
+    exported = export_inference(module, inputs)
+    part, values = slice_of(exported.graph, [s.tensor for s in exported.state], inputs)
+    return bisect_graph(part, values, Options.make(level=level), destination, seed=seed)
+
+
 def bench_file(
     model: str | os.PathLike[str], rivals: Sequence[str], seconds: float, threads: int | None, **settings: Any
 ) -> Measurement:
@@ -171,6 +199,45 @@ def bench_file(
     from dcir.driver.bench import bench_file as measure
 
     return measure(model, rivals, seconds, threads, **settings)
+
+
+def tune_file(
+    model: str | os.PathLike[str],
+    *,
+    budget: float,
+    level: int = 4,
+    shapes: Shapes | None = None,
+    batch: int | None = None,
+    threads: int | None = None,
+    train: bool = False,
+    force: bool = False,
+    again: bool = False,
+    progress: Progress | None = None,
+) -> Tuning:
+    """Measure the kernels of a model's calls; see ``dcir tune --help``.
+
+    Raises:
+        MachineBusy: other processes work, and ``force`` is not set.
+        InvalidInput: the model has no kernel of ours.
+    """
+    from dcir.driver.models import open_model
+    from dcir.driver.optimize import compiled_with
+    from dcir.driver.tune import Tuner
+
+    opened = open_model(model, shapes, batch)
+    tuner = Tuner(budget, force=force, again=again, progress=progress)
+    session = Session(Options.make(level=level, threads=threads), tuner=tuner)
+    fast = compiled_with(opened.module, session)
+    with torch.set_grad_enabled(train):
+        out = fast(*opened.inputs)
+    if train:
+        sums = [t.sum() for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if not sums:
+            raise InvalidInput("nothing that the model returns has a gradient", hint="leave out --train")
+        torch.stack(sums).sum().backward()
+    if not session.graphs:
+        raise InvalidInput("nothing was compiled in this call, so there are no kernels to measure")
+    return tuner.tuning
 
 
 def profile_file(

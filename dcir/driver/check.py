@@ -82,7 +82,7 @@ class PassChecker:
         worst, found = 1.0, None
         for number, got in enumerate(self._run(net, self.buffers)):
             result = net.results[number]
-            error, tolerance = _distance(got, self._want[number], self._near[number], result.dtype)
+            error, tolerance = distance(got, self._want[number], self._near[number], result.dtype)
             ratio = error / tolerance if tolerance else (math.inf if error else 0.0)
             if ratio > worst or math.isnan(ratio):
                 worst, found = ratio, (number, result, error, tolerance)
@@ -173,8 +173,15 @@ def _window(buffer: Array, r: Result) -> Array:
     return bf16_to_f32(window) if r.dtype == "bf16" else window.copy()
 
 
-def _distance(got: Array, want: Array, near: Array, dtype: str) -> tuple[float, float]:
-    """Error of a result and what is allowed."""
+def distance(got: Array, want: Array, near: Array, dtype: str) -> tuple[float, float]:
+    """Error of a result and what is allowed.
+
+    Args:
+        got: the result in question.
+        want: what it should be.
+        near: what it would be if the last bit of every input were another.
+        dtype: its element type; bf16 comes as f32.
+    """
     if got.shape != want.shape:
         return math.inf, 0.0
     if not got.size:

@@ -69,6 +69,7 @@ def api(monkeypatch):
     stub.answer("explain_file", Report())
     stub.answer("bench_file", Report())
     stub.answer("check_file", Result())
+    stub.answer("bisect_file", types.SimpleNamespace(finding=None, calls=0, path=None))
     stub.answer("list_passes", [Pass(options={"width": 4}), Pass(options=["a"]), Pass()])
     stub.answer("run_file", lambda model, inputs: {"y": np.ones((2, 3), np.float32)})
     monkeypatch.setitem(sys.modules, "dcir.driver.api", stub)
@@ -218,6 +219,21 @@ def test_check_says_one_for_a_wrong_result(api, model):
     assert "DIFFERS" in done.output
     assert "output  y" in done.output
     assert json.loads(call("check", model, "--json").output)["ok"] is False
+
+
+def test_check_bisects(api, model, tmp_path):
+    assert call("check", model, "--bisect", "-o", tmp_path / "r.py").exit_code == 0
+    assert api.calls == [("bisect_file", (Path(model), tmp_path / "r.py"), {"level": 4, "seed": 0})]
+    passes = [types.SimpleNamespace(name="fuse-siblings")]
+    finding = types.SimpleNamespace(
+        kind="pass", culprit="pass fuse-siblings", passes=passes, where="", error=0.5, tolerance=1e-6
+    )
+    api.answer("bisect_file", types.SimpleNamespace(finding=finding, calls=2, path=Path("r.py")))
+    done = call("check", model, "--bisect")
+    assert done.exit_code == 1
+    assert "pass fuse-siblings changes numbers" in done.output and "r.py, 2 operators" in done.output
+    data = json.loads(call("check", model, "--bisect", "--json").output)
+    assert data["found"] == {"kind": "pass", "culprit": "pass fuse-siblings", "passes": ["fuse-siblings"]}
 
 
 def test_passes(api):

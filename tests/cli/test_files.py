@@ -1,6 +1,10 @@
 """The verbs on real files: compile, run, check, bench, explain; one answer from all of them."""
 
 import json
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -14,6 +18,9 @@ from dcir.cli.main import main
 from dcir.driver import api, bench
 from dcir.driver.compare import compare
 from dcir.errors import InvalidInput, OptionError
+from dcir.ir.program import Program
+from dcir.transforms.base import Outcome
+from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
 
 
 def call(*arguments):
@@ -120,10 +127,49 @@ def test_check(tmp_path):
     assert "agrees: error" in call("check", path).output
 
 
+def test_check_bisects(tmp_path, monkeypatch):
+    """A pass that is broken on purpose is named, and the file that is written shows it as long as it is."""
+    path, repro = tmp_path / "m.onnx", tmp_path / "repro.py"
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((5, 3), np.float32), "w")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Softmax", ["a"], ["b"]),
+        helper.make_node("Cos", ["b"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 5])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [x], [y], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
+    assert data(call("check", path, "--bisect", "-o", repro, "--json"))["found"] is None
+    assert not repro.exists()
+
+    def broken(self, net):
+        outcome = Outcome()
+        for op in net.ops():
+            if isinstance(op.spec, Program) and any(s.op == "cos" for s in op.spec.body):
+                body = tuple(s._replace(op="tanh") if s.op == "cos" else s for s in op.spec.body)
+                net.rewire(op, replace(op.spec, body=body), net.ins(op), net.outs(op))
+                outcome.changed += 1
+        return outcome
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MergeCommonSubexpressions, "apply", broken)
+        done = call("check", path, "--bisect", "-o", repro)
+        assert done.exit_code == 1, done.output
+        assert "pass merge-common-subexpressions changes numbers" in done.output
+        assert f"{repro}, 1 operators" in done.output
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(repro), run_name="__main__")
+        assert ended.value.code == 1
+    alone = subprocess.run([sys.executable, "-W", "ignore", repro], capture_output=True, text=True, check=False)
+    assert alone.returncode == 0 and "nothing changes numbers" in alone.stdout, alone.stderr
+
+
 def test_a_compiled_file_holds_nothing_to_check_against(compiled):
-    done = call("check", compiled)
-    assert done.exit_code == 2
-    assert "dcir check MODEL.onnx" in done.stderr
+    for more in ((), ("--bisect",)):
+        done = call("check", compiled, *more)
+        assert done.exit_code == 2
+        assert "dcir check" in done.stderr and "MODEL.onnx" in done.stderr
     with pytest.raises(InvalidInput, match="compiled already"):
         api.compile_file(compiled, compiled)
 
