@@ -47,6 +47,20 @@ def test_static_chain_leaves_the_call() -> None:
     assert PrepareStatic().apply(net).changed == 0
 
 
+def test_preparing_and_calling_use_the_same_scratch_memory() -> None:
+    """What only the preparing program needs is dead when a call begins, wherever its operators stand in the order."""
+    net, x, w, c = _network()
+    first = _add(net, x, x)
+    inner = _add(net, w, c)
+    outer = _add(net, inner, w)
+    _result(net, _add(net, first, outer))
+    PlanArena().apply(net)
+    assert net.arena_bytes == 3 * 64
+    PrepareStatic().apply(net)
+    PlanArena().apply(net)
+    assert net.arena == {first: 0, inner: 0} and net.arena_bytes == 64
+
+
 def test_what_the_caller_gives_stays() -> None:
     """Dynamic inputs, results, and containers that a dynamic operator writes too stay in the call."""
     net, x, w, c = _network()
