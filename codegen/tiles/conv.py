@@ -17,6 +17,7 @@ from dcir.codegen.tiles.conv_direct import direct_draft
 from dcir.codegen.tiles.conv_last import last_draft, last_suits
 from dcir.codegen.tiles.conv_problem import Problem, data_problems, families, flat, forward_problem, is_pointwise
 from dcir.codegen.tiles.conv_weight import weight_draft
+from dcir.codegen.tiles.conv_weight_last import weight_last_draft, weight_last_suits
 from dcir.codegen.tiles.conv_winograd import winograd_draft
 from dcir.codegen.tiles.conv_winograd_weight import winograd_weight_draft
 from dcir.codegen.tiles.emit import (
@@ -157,7 +158,9 @@ def _weight(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         return _fill_weights(name, p)
     if depthwise_suits(p):
         return depthwise_weight_draft(name, p, isa, threads)
-    return weight_draft(name, flat(p) if is_pointwise(p) else p, isa, threads)
+    p = flat(p) if is_pointwise(p) else p
+    draft = weight_last_draft if weight_last_suits(p, isa) else weight_draft
+    return draft(name, p, isa, threads)
 
 
 def _rows_of_pixels(name: str, p: Problem, isa: Isa, threads: int) -> Draft:

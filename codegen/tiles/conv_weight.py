@@ -23,7 +23,7 @@ SERIAL_WORK = 1 << 16
 _TEXT = """
 // Rows of a tile: TI input channels by TK taps of one kernel row.
 template <int TK> struct Taps { static constexpr L at(int i) { return i / TK * ${cs}LL + i % TK * ${kws}LL; } };
-template <int NV, int TI, int TK> $noinline void tile(const T *x, const T *y, T *d, L rows) {
+template <int NV, int TI, int TK> $noinline void tile(const T *x, const T *y, T *d, L rows$given) {
     // A block of rows is summed by itself and then added: short chains of additions round less.
     V acc[TI * TK][NV];
     clear(acc);
@@ -37,7 +37,7 @@ template <int NV, int TI, int TK> $noinline void tile(const T *x, const T *y, T 
             store(to, load(to) + acc[i][v]);
         }
 }
-template <int NV, int TI> $inline void taps(const T *x, const T *y, T *d, L rows) {
+template <int NV, int TI> $inline void taps(const T *x, const T *y, T *d, L rows$given) {
     for (L kd = 0; kd < $kd; kd++)
         for (L kh = 0; kh < $kh; kh++)
             for (L t = 0; t < $tap_tiles; t++) {
@@ -47,7 +47,7 @@ template <int NV, int TI> $inline void taps(const T *x, const T *y, T *d, L rows
                 $tap_calls
             }
 }
-template <int NV> $noinline void block(const T *x, const T *y, T *d, L rows) {
+template <int NV> $noinline void block(const T *x, const T *y, T *d, L rows$given) {
     for (L t = 0; t < $in_tiles; t++) {
         const L c = $in_start;
         $in_calls
@@ -56,7 +56,7 @@ template <int NV> $noinline void block(const T *x, const T *y, T *d, L rows) {
 $copy
 $pack_y
 // The output's gradient at one row block, [position][lanes] with the positions of a row together.
-template <int NV> $inline void gather(T *d, const T *s, L rows, L valid) {
+template <int NV> $inline void gather(T *d, const T *s, L rows$given, L valid) {
     for (L r = 0; r < rows; r++) panel_of_y<NV>(d + r * $cols * NV * VL, s + r * ${yh}LL, $cols, valid);
 }
 $noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned char *scratch) {
@@ -68,10 +68,12 @@ $noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned c
     $x_buffer
     alignas(64) T y[$y_size];
     for (L job = share * $list / $shares; job < (share + 1) * $list / $shares; job++) {
-        const L rb = job % $row_blocks, od = job / $row_blocks % $od, n = job / $row_blocks / $od;
-        const L r0 = $row_start, rows = $row_next - r0;
-        copy(x, a0 + n * ${xn}LL + g * ${xg}LL, od, r0, 0, rows, $cols);
-        const T *from = a1 + n * ${yn}LL + g * ${yg}LL + od * ${yd}LL + r0 * ${yh}LL;
+        const L cb = job % $column_blocks, rb = job / $column_blocks % $row_blocks;
+        const L od = job / $per_plane % $od, n = job / $per_plane / $od;
+        const L r0 = $row_start, rows = $row_next - r0, c0 = $column_start;
+        $columns
+        copy(x, a0 + n * ${xn}LL + g * ${xg}LL, od, r0, c0, rows, $cols);
+        const T *from = a1 + n * ${yn}LL + g * ${yg}LL + od * ${yd}LL + r0 * ${yh}LL + c0 * ${yw}LL;
         for (L ob = b0; ob < b1; ob++) {
             const L v = $vector_start;
             T *d = sums + v * VL * ${per_lane}LL;
@@ -80,6 +82,9 @@ $noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned c
         }
     }
 }
+"""
+
+_FINISH = """
 template <int NV> $noinline void spread(T *d, const T *s, L valid) {
     for (L f = 0; f < $ci * $taps; f += VL) {
         const int n = (int)($ci * $taps - f < VL ? $ci * $taps - f : VL);
@@ -122,20 +127,51 @@ def weight_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     rows = oh
     while rows > 1 and _block_bytes(p, rows, vectors.size * width, width, element) > BLOCK_BYTES:
         rows -= 1
-    row_split = Split.at_most(oh, rows)
-    listed = p.n * p.out[0] * row_split.parts
+    row_split, column_split = Split.at_most(oh, rows), Split(ow, 1)
+    if rows == 1:
+        column_split = Split.at_most(ow, _columns(p, vectors.size * width, width, element))
+    listed = p.n * p.out[0] * row_split.parts * column_split.parts
     shares, parts = _division(p, vectors, listed, 1 if p.work < SERIAL_WORK else threads)
-    x = copy_of(p, row_split.size, ow, width, element)
+    x = copy_of(p, row_split.size, column_split.size, width, element)
     per_lane = p.ci * p.taps
     group_size = vectors.total * width * per_lane
     share_size = p.groups * group_size
     sums = round_up(shares * share_size * element, 64)
     jobs = shares * p.groups * parts
     x_bytes = round_up(x.size * element, 64)
-    y_size = row_split.size * ow * vectors.size * width
+    y_size = row_split.size * column_split.size * vectors.size * width
     on_stack = x_bytes + y_size * element <= STACK_BYTES
     buffer = f"alignas(64) T x[{x.size}];" if on_stack else f"T *x = (T *)(scratch + {sums}LL + j * {x_bytes}LL);"
     end = f"({vectors.start('b1')})"
+    valid = f"{p.co} - v * VL < $ * VL ? {p.co} - v * VL : $ * VL"
+    # Columns are counted at run time where there are blocks of them.
+    cols, given, pass_on, columns = str(ow), "", "", ""
+    if column_split.parts > 1:
+        cols, given, pass_on = "cols", ", L cols", ", cols"
+        columns = f"const L cols = {column_split.start('cb + 1')} - c0;"
+    text = render(
+        _TEXT, cs=x.channel, kws=p.dil[2] * x.pixel, khs=p.dil[1] * x.row, kds=x.plane, taps=p.taps,
+        rs=x.stride[1] * x.row, ps=x.stride[2] * x.pixel, cols=cols, given=given, kd=p.ker[0], kh=p.ker[1], kw=p.ker[2],
+        tap_tiles=taps.parts, tap_start=taps.start("t"), tap_calls=choose(taps, "t", f"tile<NV, TI, $>(p, y, q, rows{pass_on});"),
+        in_tiles=ins.parts, in_start=ins.start("t"), ci=p.ci,
+        in_calls=choose(ins, "t", f"taps<NV, $>(x + c * {x.channel}LL, y, d + c * {p.taps} * NV * VL, rows{pass_on});"),
+        copy=copy_text(p, x), pack_y=pack_vectors("panel_of_y", p.ys[2], p.ys[5]), yh=p.ys[4], yn=p.ys[0], yg=p.ys[1],
+        yd=p.ys[3], yc=p.ys[2], per_share=p.groups * parts, parts=parts, groups=p.groups, blocks=vectors.parts,
+        share_size=share_size, group_size=group_size, vector_first=vectors.start("b0"), vector_end=end,
+        per_lane=per_lane, x_buffer=buffer, y_size=y_size, list=listed, shares=shares, row_blocks=row_split.parts,
+        column_blocks=column_split.parts, per_plane=row_split.parts * column_split.parts, columns=columns,
+        column_start=column_split.start("cb"), yw=p.ys[5], od=p.out[0], row_start=row_split.start("rb"),
+        row_next=row_split.start("rb + 1"), xn=p.xs[0], xg=p.xs[1], vector_start=vectors.start("ob"),
+        block_calls=choose(vectors, "ob", f"{{ gather<$>(y, s, rows{pass_on}, {valid}); "
+                           f"block<$>(x, y, d, rows{pass_on}); }}"),
+    )  # fmt: skip
+    text += finish_text(p, vectors, shares, share_size, group_size, per_lane)
+    steps = (Step(jobs, "partial"), Step(p.groups * vectors.parts, "finish"))
+    return Draft(name, p.dtype, text, steps, sums + (0 if on_stack else jobs * x_bytes))
+
+
+def finish_text(p: Problem, vectors: Split, shares: int, share_size: int, group_size: int, per_lane: int) -> str:
+    """The function ``finish``, a job per group and output block: sums of shares, [output block][input][tap][lanes], to w."""
     _, kh, kw = p.ker
     contiguous = all(
         s == step or n == 1
@@ -145,28 +181,23 @@ def weight_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         _PLACE_RUNS if contiguous else _PLACE_ANY, wo=p.ws[1], wi=p.ws[2], wd=p.ws[3], wh=p.ws[4], ww=p.ws[5], kw=kw,
         kh=kh, plane=kh * kw, taps=p.taps,
     )  # fmt: skip
-    text = render(
-        _TEXT, place=place, cs=x.channel, kws=p.dil[2] * x.pixel, khs=p.dil[1] * x.row, kds=x.plane, taps=p.taps,
-        rs=x.stride[1] * x.row, ps=x.stride[2] * x.pixel, cols=ow, kd=p.ker[0], kh=p.ker[1], kw=p.ker[2],
-        tap_tiles=taps.parts, tap_start=taps.start("t"), tap_calls=choose(taps, "t", "tile<NV, TI, $>(p, y, q, rows);"),
-        in_tiles=ins.parts, in_start=ins.start("t"), ci=p.ci,
-        in_calls=choose(ins, "t", f"taps<NV, $>(x + c * {x.channel}LL, y, d + c * {p.taps} * NV * VL, rows);"),
-        copy=copy_text(p, x), pack_y=pack_vectors("panel_of_y", p.ys[2], p.ys[5]), yh=p.ys[4], yn=p.ys[0], yg=p.ys[1],
-        yd=p.ys[3], yc=p.ys[2], per_share=p.groups * parts, parts=parts, groups=p.groups, blocks=vectors.parts,
-        share_size=share_size, group_size=group_size, vector_first=vectors.start("b0"), vector_end=end,
-        per_lane=per_lane, x_buffer=buffer, y_size=y_size, list=listed, shares=shares, row_blocks=row_split.parts,
-        od=p.out[0], row_start=row_split.start("rb"), row_next=row_split.start("rb + 1"), xn=p.xs[0], xg=p.xs[1],
-        vector_start=vectors.start("ob"), wo=p.ws[1], wg=p.ws[0],
-        block_calls=choose(vectors, "ob", f"{{ gather<$>(y, s, rows, {p.co} - v * VL < $ * VL ? {p.co} - v * VL : $ * VL); "
-                           "block<$>(x, y, d, rows); }"),
+    return render(
+        _FINISH, place=place, ci=p.ci, taps=p.taps, shares=shares, share_size=share_size, group_size=group_size,
+        blocks=vectors.parts, vector_start=vectors.start("ob"), per_lane=per_lane, wo=p.ws[1], wg=p.ws[0],
         spread_calls=choose(vectors, "ob", f"spread<$>(d, s, {p.co} - v * VL < $ * VL ? {p.co} - v * VL : $ * VL);"),
     )  # fmt: skip
-    steps = (Step(jobs, "partial"), Step(p.groups * vectors.parts, "finish"))
-    return Draft(name, p.dtype, text, steps, sums + (0 if on_stack else jobs * x_bytes))
 
 
 def _block_bytes(p: Problem, rows: int, block: int, width: int, element: int) -> int:
     return (copy_of(p, rows, p.out[2], width, element).size + rows * p.out[2] * block) * element
+
+
+def _columns(p: Problem, block: int, width: int, element: int) -> int:
+    """Columns of a row in a block."""
+    cols = p.out[2]
+    while cols > 32 and (copy_of(p, 1, cols, width, element).size + cols * block) * element > BLOCK_BYTES:
+        cols -= 1 if cols < 128 else 16
+    return cols
 
 
 def _tile(p: Problem, width: int, registers: int) -> tuple[Split, Split, Split]:
