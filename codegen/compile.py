@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dcir.cache import Cache, key_of
 from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.cpp.driver import Call, Flow, Place, driver_text
 from dcir.codegen.cpp.kernel_sdfg import HEADER, kernel_body
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.planners import Machine, plan
 from dcir.codegen.tiles.isa import host_isa
+from dcir.codegen.tuned import Database
 from dcir.ir.network import Network, Operand
 from dcir.ir.nodes import Op
 from dcir.ir.types import itemsize
@@ -42,6 +44,7 @@ class Library:
         compiled: kernels that were generated now rather than found in the cache.
         origins: per operator, its place in the user's model.
         steps: per step of the driver, the kernel's name (None: a call into torch) and the operator's number.
+        tuned: the measured choices of the kernels that are not as the cost models have them, by name.
     """
 
     path: Path
@@ -56,6 +59,7 @@ class Library:
     compiled: int = 0
     origins: list[str] = field(default_factory=list)
     steps: tuple[tuple[str | None, int], ...] = ()
+    tuned: dict[str, Choice] = field(default_factory=dict)
 
 
 @dataclass
@@ -92,8 +96,11 @@ def compile_network(
     cache: Cache | None = None,
     progress: Callable[[int, int], None] | None = None,
     profile: bool = False,
+    choices: Mapping[str, Choice] | None = None,
 ) -> Library:
     """Generate, compile and link a network; with ``profile``, the driver measures its steps (``cpp/driver.py``).
+
+    ``choices`` are the emitters' by operator label, instead of those that the database has.
 
     Raises:
         CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code.
@@ -102,7 +109,9 @@ def compile_network(
     cache = cache or Cache.default()
     machine = Machine(host_isa().name, threads)
     layout = _Layout(net)
+    database = Database(machine, source_identity(), cache)
     kernels: dict[Any, _Kernel] = {}
+    tuned: dict[str, Choice] = {}
     calls: list[Call] = []
     before: list[Call] = []
     callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]] = {}
@@ -120,10 +129,15 @@ def compile_network(
             calls.append(Call(None, number, (), False, False))
             continue
         types = tuple(net.containers[o.data].dtype for o in ins), tuple(net.containers[o.data].dtype for o in outs)
-        key = (spec, types)
+        given = choices.get(op.label, MODELS) if choices is not None else None
+        key = (spec, types, team_of(stream, threads), given)
         if key not in kernels:
-            digest = key_of(source_identity(), repr(spec), repr(types), repr(machine))[:20]
-            kernels[key] = _Kernel(f"k{digest}", plan(spec, machine), *types)
+            choice = database.choice(*key[:3]) if given is None else given
+            # Without a choice the name is that of every compilation before there were any.
+            digest = key_of(source_identity(), repr(spec), repr(types), repr(machine), *[repr(choice)] * bool(choice))
+            kernels[key] = _Kernel(f"k{digest[:20]}", plan(spec, machine, choice), *types)
+            if choice:
+                tuned[kernels[key].name] = choice
         k = kernels[key]
         scratch = max(scratch, k.plan.scratch)
         if k.plan.phases:
@@ -142,7 +156,9 @@ def compile_network(
     driver = driver_text(calls, before, sizes, flows, profile=profile)
     toolchain = Toolchain.find(cache)
     flags = default_flags()
-    names = sorted(k.name for k in kernels.values())
+    # A kernel that runs both by itself and in a stream may be there twice.
+    kernels = {k.name: k for k in kernels.values()}
+    names = sorted(kernels)
     library_key = key_of(source_identity(), toolchain.identity, repr(flags), driver, "\0".join(names))
     compiled = 0
 
@@ -160,26 +176,36 @@ def compile_network(
     return Library(
         path, end + scratch * lanes, net.prepared_bytes, static, layout.slots, layout.count, callbacks, len(kernels), len(calls), compiled,
         [op.origin for op in ops], tuple((c.kernel, c.number) for c in calls),
+        tuned,
     )  # fmt: skip
+
+
+def team_of(stream: int, threads: int) -> int:
+    """How many threads run an operator: of a stream, whose images run at once, one."""
+    return 1 if stream >= 0 else threads
 
 
 def planned_bytes(net: Network, threads: int) -> int:
     """Size of the arena of a network's library, known without generating code for the library."""
     machine = Machine(host_isa().name, threads)
+    database = Database(machine, source_identity(), Cache.default())
     streams = {label: net.streams[i] for i, s in enumerate(net.streams) for label in s.ops}
     scratch = 0
     for op in net.ops():
         if getattr(op.spec, "kind", "") == "torch":
             continue
         stream = streams.get(op.label)
-        spec = op.spec if stream is None else one_image(op.spec, stream, net.ins(op), net.outs(op))
-        scratch = max(scratch, _scratch(spec, machine))
+        ins, outs = net.ins(op), net.outs(op)
+        spec = op.spec if stream is None else one_image(op.spec, stream, ins, outs)
+        types = tuple(net.containers[o.data].dtype for o in ins), tuple(net.containers[o.data].dtype for o in outs)
+        choice = database.choice(spec, types, team_of(-1 if stream is None else 0, threads))
+        scratch = max(scratch, _scratch(spec, machine, choice))
     return _up(_Layout(net).arena_bytes) + _up(scratch) * max((s.lanes for s in net.streams), default=1)
 
 
 @functools.lru_cache(maxsize=4096)
-def _scratch(spec: Any, machine: Machine) -> int:
-    return plan(spec, machine).scratch
+def _scratch(spec: Any, machine: Machine, choice: Choice) -> int:
+    return plan(spec, machine, choice).scratch
 
 
 def _static(net: Network, prepared: set[Op]) -> tuple[str, ...]:

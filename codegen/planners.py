@@ -1,4 +1,4 @@
-"""The table from a node's spec to the emitter that plans its kernel."""
+"""The table from a node's spec to the emitter that plans its kernel, and the alternatives that an emitter has for one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dcir.codegen.choices import MODELS, Choice, Decisions, deciding
 from dcir.codegen.plan import KernelPlan
 from dcir.errors import Unsupported
 
@@ -40,12 +41,20 @@ def planner(spec: type) -> Callable[[Planner], Planner]:
     return register
 
 
-def plan(spec: Any, machine: Machine) -> KernelPlan:
+def plan(spec: Any, machine: Machine, choice: Choice | None = None) -> KernelPlan:
     """The kernel of a spec: by its own emitter, else as the loop program that it is equal to.
+
+    Args:
+        spec: the node's spec.
+        machine: what the kernel is for.
+        choice: decisions that differ from the cost model's. None: inside another plan, as that one decides.
 
     Raises:
         Unsupported: no emitter is registered for it.
     """
+    if choice is not None:
+        with deciding(choice):
+            return plan(spec, machine)
     global _loaded
     if not _loaded:
         import dcir.codegen.cpp.kernels as package
@@ -58,3 +67,43 @@ def plan(spec: Any, machine: Machine) -> KernelPlan:
     if type(spec) not in _PLANNERS:
         raise Unsupported.collect([(f"generated code for {type(spec).__name__}", "")])
     return _PLANNERS[type(spec)](spec, machine)
+
+
+def decisions(spec: Any, machine: Machine, choice: Choice = MODELS) -> Decisions:
+    """What the emitter of a spec decides under a choice, and what else it offers."""
+    with deciding(choice) as made:
+        plan(spec, machine)
+    return made
+
+
+def alternatives(
+    spec: Any, machine: Machine, start: Choice = MODELS, fixed: frozenset[str] = frozenset()
+) -> list[Choice]:
+    """``start``, and then every choice that differs from it in one decision: those that a model ranks higher first.
+
+    Choices whose kernels have equal text count once.
+
+    Args:
+        spec, machine: the kernel.
+        start: the choice to vary.
+        fixed: decisions that stay as they are.
+    """
+    with deciding(start) as made:
+        texts = {plan(spec, machine)}
+    found = [start]
+    most = max((len(o) for o in made.offered.values()), default=0)
+    ranked = (
+        (name, made.offered[name][rank])
+        for rank in range(most)
+        for name in made.offered
+        if rank < len(made.offered[name])
+    )
+    for name, value in ranked:
+        if name in fixed or made.taken[name] == value:
+            continue
+        other = start.having(name, value)
+        text = plan(spec, machine, other)
+        if text not in texts:
+            texts.add(text)
+            found.append(other)
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ NOT_YET_TARGETS = ("cuda",)
 NOT_YET_PRECISIONS = ("bf16", "fp16", "int8")
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+TUNE_SECONDS = 60.0
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -43,6 +47,7 @@ class Options:
         debug_dir: Folder that receives the graph and the code of every step.
         memory_limit: Upper bound in bytes of a call's planned scratch memory, and of what a forward keeps for its backward.
         precision: Element type of the arithmetic.
+        tune: Seconds in which to measure alternatives of kernels before the first call; None measures nothing.
         fused_optimizers: Whether torch's optimisers of the module's parameters use their fused form when not told otherwise.
     """
 
@@ -58,6 +63,7 @@ class Options:
     memory_limit: int | None = None
     precision: str = "fp32"
     fused_optimizers: bool = True
+    tune: float | None = None
 
     def __post_init__(self) -> None:
         if not _is_int(self.level) or self.level not in LEVELS:
@@ -86,6 +92,8 @@ class Options:
         if self.precision in NOT_YET_PRECISIONS:
             raise _not_yet("precision", self.precision, "precision='fp32'")
         _check_choice("precision", self.precision, ("fp32",))
+        if self.tune is not None and (not isinstance(self.tune, float) or not 0 < self.tune < math.inf):
+            raise _bad("tune", self.tune, "True, or a time such as '60s' or '5m'")
 
     @classmethod
     def make(cls, **values: object) -> Options:
@@ -106,6 +114,7 @@ class Options:
             "memory_limit": parse_size,
             "pipeline": _parse_pipeline,
             "debug_dir": _parse_path,
+            "tune": parse_duration,
         }
         read = {name: readers[name](value) if name in readers else value for name, value in values.items()}
         return cls(**read)  # type: ignore[arg-type]  # __post_init__ checks every type
@@ -113,12 +122,13 @@ class Options:
     def cache_key(self) -> str:
         """A text that is equal for options that lead to the same code, in every process.
 
-        Options that only watch (verify, debug_dir), only refuse (strict) or concern no code of ours (fused_optimizers) are left out.
+        Options that only watch (verify, debug_dir), only refuse (strict), concern no code of ours (fused_optimizers) or lead to what
+        is in the cache (tune) are left out.
 
         Raises:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
-        watching = {"verify", "debug_dir", "strict", "fused_optimizers"}
+        watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune"}
         parts = (
             f"{field.name}={_stable(getattr(self, field.name))}"
             for field in dataclasses.fields(self)
@@ -160,6 +170,23 @@ def parse_size(value: object) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise _bad("memory_limit", value, "a size such as '512MB' or '2GiB'")
     return value
+
+
+def parse_duration(value: object) -> float | None:
+    """Seconds from 60, "60", "60s", "5m", "1h" or True (a minute); None from None and False.
+
+    Raises:
+        OptionError: The value is no time or is not positive.
+    """
+    if value is None or value is False:
+        return None
+    if value is True:
+        return TUNE_SECONDS
+    if isinstance(value, str) and (match := _TIME.fullmatch(value)):
+        value = float(match[1]) * _SECONDS[match[2]]
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise _bad("tune", value, "True, or a time such as '60s' or '5m'")
+    return float(value)
 
 
 def _parse_pipeline(value: object) -> object:

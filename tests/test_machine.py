@@ -37,7 +37,7 @@ def quiet(monkeypatch):
 
     quiet = type("Quiet", (), {"others": 0.0, "runs": runs, "spread": 0.01})
     monkeypatch.setattr(measuring, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(measuring, "_share_of_others", share)
+    monkeypatch.setattr(measuring, "share_of_others", share)
     monkeypatch.setattr(
         measuring._Bench, "run", lambda self: runs.append(1) or dataclasses.replace(MODEL, spread=quiet.spread)
     )
@@ -137,7 +137,7 @@ def test_work_of_other_processes_is_seen(monkeypatch):
     own = iter([(0.0,) * 5, (0.0,) * 5, (0.4, 0.0, 0.0, 0.0, 0.0)])
     next(own)
     monkeypatch.setattr(measuring.os, "times", lambda: next(own))
-    assert measuring._share_of_others(2, lambda: None) == pytest.approx((1.0 - 0.4 - 0.02) / 2)
+    assert measuring.share_of_others(2, lambda: None) == pytest.approx((1.0 - 0.4 - 0.02) / 2)
 
 
 def test_every_kernel_measures(cache, monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from dcir.codegen.choices import decide
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.tiles.emit import (
     ELEMENT_BYTES,
@@ -33,6 +34,9 @@ from dcir.ops.contraction import ContractionSpec
 
 # From so many rows on dot products lose against tiles.
 LEAST_ROWS = 12
+# The most that a product may take of scratch to pack an operand which it need not pack.
+PACKED_BYTES = 32 << 20
+_SWAPPED = " swapped"
 
 
 def gemm_suits(spec: ContractionSpec) -> bool:
@@ -68,17 +72,39 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
         return packed_draft(name, form, isa, threads)
     if spec.k == 0 and form.epilogue is None:
         return _zeros(name, form.spec)
-    swapped = _rows_suit(form) or _swap_suits(form, isa)
+    method = decide("method", _methods(form, isa))
+    swapped = method.endswith(_SWAPPED)
     form = transposed(form) if swapped else form
-    if swapped and _rows_suit(transposed(form)):
-        draft = packing_draft(name, form, isa, threads)
-    elif dot_suits(form.spec, isa):
-        draft = dot_draft(name, form, isa, threads)
-    elif form.epilogue is not None or _packing_suits(form):
-        draft = packing_draft(name, form, isa, threads)
-    else:
-        draft = tiles_draft(name, form.spec, isa, threads, None)
+    match method.removesuffix(_SWAPPED):
+        case "dot":
+            draft = dot_draft(name, form, isa, threads)
+        case "packing":
+            draft = packing_draft(name, form, isa, threads)
+        case _:
+            draft = tiles_draft(name, form.spec, isa, threads, None)
     return replace(draft, swapped=swapped)
+
+
+def _methods(form: Form, isa: Isa) -> list[str]:
+    """The ways to compute the product, the best by the model first."""
+    swapped = _rows_suit(form) or _swap_suits(form, isa)
+    found = []
+    for swap in (swapped, not swapped):
+        turned = transposed(form) if swap else form
+        spec = turned.spec
+        held = math.prod(d for d, s in zip(spec.batch, spec.b, strict=False) if s) * spec.n * spec.k
+        ways = {
+            "dot": dot_suits(spec, isa),
+            "tiles": form.epilogue is None,
+            "packing": form.epilogue is not None or held * ELEMENT_BYTES[spec.dtype] <= PACKED_BYTES,
+        }
+        first = "tiles"
+        if (swap and _rows_suit(form)) or (not ways["dot"] and (form.epilogue is not None or _packing_suits(turned))):
+            first = "packing"
+        elif ways["dot"]:
+            first = "dot"
+        found += [n + _SWAPPED * swap for n in sorted(ways, key=lambda n: n != first) if ways[n] or n == first]
+    return found
 
 
 def _rows_suit(form: Form) -> bool:

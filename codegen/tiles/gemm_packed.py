@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from dcir.codegen.choices import decide
 from dcir.codegen.tiles import gemm_packed_text as text_of
 from dcir.codegen.tiles.emit import (
     ELEMENT_BYTES,
@@ -31,13 +32,19 @@ from dcir.ops.contraction import ContractionSpec
 from dcir.ops.packing import panel_width, panels
 
 ROWS_BYTES = 384 << 10  # of A in a block
+OTHER_ROWS_BYTES = (192 << 10, 768 << 10, 96 << 10)
 DEEPEST = 4096  # steps of k in one go; beyond them a tile of A leaves the second-level cache
+OTHER_DEPTHS = (1024, 512, 2048)
+SWEEPS = (256, 384, 192)  # steps of k in which a panel stays in the first-level cache for all tiles of a block
 SUMMED = 256  # about so many steps are summed in one go: as exact as MKL, for 1 % of the time
 SHORT = 256  # a product of fewer steps finishes its rows in registers; for others that is not worth compiling
-NEAR, FAR = 1024, 4096  # bytes fetched ahead of a panel in a cache, in memory
+# How far ahead a panel is fetched, in bytes, and how near. Weights of a large network come from memory in every call, and 128 steps
+# of a tall tile are as long as that takes: 8 to 14 % faster than 8 steps at 128 rows, 40 % at 8; panels in a cache do not mind.
+FETCHES = ((16384, 3), (4096, 3), (1024, 3), (32768, 3), (16384, 2))
+FETCHES_OF_ROWS = ((4096, 3), (16384, 3), (1024, 3))  # of one or two rows: loads are all that such a tile does
 FEW_PANELS = 3
+MOST_GRIDS = 4
 TOGETHER_PANELS, TOGETHER_STEPS = 4, 16  # packed side by side, so that memory is read in longer pieces
-LARGE_BYTES = 2 << 20
 SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
 
 
@@ -74,8 +81,28 @@ def tiling(m: int, n: int, panel: int, width: int, registers: int, threads: int,
         rows = Split.at_most(m, min(8, (registers - 8) // (vectors * together)))
     elif per_panel == 1 and rows.parts == 1:
         together = max(1, min(count // threads, 8 // vectors, (registers - 8) // (vectors * rows.size)))
+    chosen = (rows.size, vectors, together)
+    taken = decide("tile", [chosen, *_other_tiles(m, n, panel, width, registers)])
+    if taken != chosen:
+        vectors, together = taken[1:]
+        rows, units, per_panel = Split.at_most(m, taken[0]), ceil_div(n, vectors * width), panel // (width * vectors)
     narrow = per_panel == 1 and together == 1 and vectors == 2 and 0 < n % panel <= width and count <= 8
     return Tiling(rows, Split.at_most(units, together), vectors, per_panel, narrow)
+
+
+def _other_tiles(m: int, n: int, panel: int, width: int, registers: int) -> list[tuple[int, ...]]:
+    """Tiles of other sizes that keep the multipliers busy, (rows, vectors, panels together), the largest first."""
+    found = []
+    for vectors in (v for v in range(1, panel // width + 1) if panel // width % v == 0):
+        for together in (1, 2) if vectors * width == panel else (1,):
+            if together > panels(n, panel):
+                continue
+            wide = vectors * together
+            most = min(24 if wide == 1 else 16, m, (registers - 1 - wide) // wide)
+            sizes = {Split.at_most(m, size).size for size in range(max(1, most * 2 // 3), most + 1)}
+            found += [(size, vectors, together) for size in sizes]
+    # Loads per multiply-add decide, as long as there are enough sums to hide the latency.
+    return sorted(found, key=lambda t: (t[0] * t[1] * t[2] < 8, (t[0] + t[1] * t[2]) / (t[0] * t[1] * t[2]), t))
 
 
 def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str = "a1 + pb", scratch: int = 0) -> Draft:
@@ -89,14 +116,24 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     batch = math.prod(spec.batch)
     p, q = grid(spec, rows, groups, batch, threads)
     rows = Split(spec.m, round_up(rows.parts, p))
-    depth = Split.at_most(spec.k, DEEPEST)
+    depth = Split.at_most(spec.k, decide("depth", [DEEPEST, *(d for d in OTHER_DEPTHS if 2 * d <= spec.k)]))
+    sweep = 0
+    if depth.parts == 1:
+        sweep = decide("sweep", [0, *(s for s in SWEEPS if s * 3 // 2 <= spec.k and rows.parts > p)])
+    inner = Split.at_most(spec.k, sweep or max(1, spec.k))
     unit = tile.vectors * width
     packs = ak != 1
     copies = crowded and rows.size > 8 and groups.parts > FEW_PANELS
+    if ak == 1:
+        copies = bool(decide("copy", [int(copies), int(not copies)]))
     pitch = (round_up(depth.size, 64 // element) // (64 // element) | 1) * (64 // element)
     tall = rows.size * (pitch if copies else depth.size)
-    per_block = max(1, min(ceil_div(rows.parts, p), ROWS_BYTES // max(1, tall * element)))
+    per_block = decide(
+        "block",
+        [max(1, min(ceil_div(rows.parts, p), b // max(1, tall * element))) for b in (ROWS_BYTES, *OTHER_ROWS_BYTES)],
+    )
     blocked = depth.parts > 1
+    parted = blocked or inner.parts > 1
     body = form.epilogue is not None
     tail = spec.n % unit
 
@@ -113,7 +150,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         arguments = ", ".join(["e", *batch_names, "m", "n"])
         form_of_stop = text_of.FINISH_COLUMNS if down else text_of.FINISH_UNROLLED if unrolled else text_of.FINISH_ROWS
         indices = form.indices(batch_names, "m" if down else "m + i", "n + l" if down else "n")
-        if epilogue.streams and depth.parts == 1:
+        if epilogue.streams and not parted:
             prefetch = render(
                 text_of.PREFETCH_COLUMNS if down else text_of.PREFETCH_ROWS, vectors=together, indices=indices
             )
@@ -128,17 +165,19 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
             text_of.WRITE_COLUMNS if down else text_of.WRITE_APART, vectors=together, cm=spec.c[-2], cn=spec.c[-1]
         )
 
-    large = spec.n * spec.k * element > LARGE_BYTES and rows.parts <= 2
-    parts = ceil_div(depth.size, SUMMED) if depth.size > SUMMED * 3 // 2 else 1
-    end = f"depth * (part + 1) / {parts}" if blocked else f"(part + 1) * {spec.k}LL / {parts}"
+    ahead, into = decide("ahead", FETCHES if spec.m > 2 else FETCHES_OF_ROWS)
+    steps = inner.size if depth.parts == 1 else depth.size
+    parts = ceil_div(steps, SUMMED) if steps > SUMMED * 3 // 2 else 1
+    end = f"depth * (part + 1) / {parts}" if parted else f"(part + 1) * {spec.k}LL / {parts}"
     start, add = (render(text_of.SUM_PARTS, parts=parts, end=end), text_of.ADD_PARTS) if parts > 1 else ("", "")
     text = pack_rows("rows_of_a", am, ak) if packs else ""
     text += render(
-        text_of.TILE, to=to, partial_parameters=", L depth, bool first, bool last, T *partial" if blocked else "",
-        prefetch=prefetch, start=start + "    clear(acc);", depth="end - begin" if parts > 1 else "depth" if blocked else spec.k,
+        text_of.TILE, to=to, partial_parameters=", L depth, bool first, bool last, T *partial" if parted else "",
+        prefetch=prefetch, start=start + "    clear(acc);", depth="end - begin" if parts > 1 else "depth" if parted else spec.k,
         ak="MR" if packs else "1", ai="1" if packs else f"{pitch if copies else am}LL", panel=spec.panel,
-        stride=f"{spec.k * spec.panel}LL", bytes=element, ahead=(FAR if large else NEAR) // element,
-        stop=add + (text_of.PARTIAL_STOP if blocked else "") + stop,
+        stride=f"{spec.k * spec.panel}LL",
+        bytes=element, ahead=ahead // element, into=into,
+        stop=add + (text_of.PARTIAL_STOP if parted else "") + stop,
     )  # fmt: skip
     partial = rows.size * groups.size * unit
     job_groups = ceil_div(groups.parts, q)
@@ -146,6 +185,8 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     if blocked:
         at = f"partials + ((g - g0) * {per_block} + t - s0) * {partial}LL"
         more = f", depth, kb == 0, kb == {depth.parts - 1}, {at}"
+    elif inner.parts > 1:
+        more = f", depth, kb == 0, kb == {inner.parts - 1}, partials + (t - s0) * {partial}LL"
     call = f"tile<#, $, {tile.vectors}>(ta, pb, {arguments}, {spec.n} - n{more});"
     calls = _choose(groups, "g", call)
     if tile.narrow:
@@ -161,7 +202,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         fill = render(
             text_of.COPY_ROWS, first_row=rows.start("m0"), end_row=rows.start("m1"), am=am, pitch=pitch
         )  # fmt: skip
-        row_source = f"buffer + (m - {rows.start('s0')}) * {pitch}"
+        row_source = f"buffer + (m - {rows.start('s0')}) * {pitch}" + " + k0" * (inner.parts > 1)
         buffer = f"    alignas(64) T buffer[{per_block * rows.size * pitch}];"
     elif packs:
         pitch = rows.size * round_up(depth.size, width) + width
@@ -171,10 +212,14 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
             pack_calls=_choose(rows, "t", "rows_of_a<$>(d + k * $, s, count);"),
         )  # fmt: skip
         row_source = f"buffer + (t - s0) * {pitch}"
+        if inner.parts > 1:
+            row_source += f" + k0 * {_choose_size(rows, 't')}"
         buffer = f"    alignas(64) T buffer[{per_block * pitch}];"
     partials = round_up(per_block * job_groups * partial * element, 64) if blocked else 0
     if blocked:
         buffer += f"\n    T *partials = (T *)(scratch + {scratch}LL + j * {partials}LL);"
+    elif inner.parts > 1:
+        buffer += f"\n    alignas(64) T partials[{per_block * partial}];"
     start, end = f"const L k0 = 0, depth = {spec.k};", ""
     if blocked:
         start = f"for (L kb = 0; kb < {depth.parts}; kb++) {{ const L k0 = {depth.start('kb')}, depth = {depth.start('kb + 1')} - k0;"
@@ -183,6 +228,10 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         offset = f"u * {spec.k * spec.panel}LL + k0 * {spec.panel}"
     else:
         offset = f"u / {tile.per_panel} * {spec.k * spec.panel}LL + u % {tile.per_panel} * {unit} + k0 * {spec.panel}"
+    sweep_loop = ""
+    if inner.parts > 1:
+        first, next_one = inner.start("kb"), inner.start("kb + 1")
+        sweep_loop = f"for (L kb = 0; kb < {inner.parts}; kb++) {{ const L k0 = {first}, depth = {next_one} - k0;"
     sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[: len(spec.batch)])}
     offsets = unravel(f"j / {p * q}", spec.batch, sums, batch_names if body else ())
     if not body:
@@ -191,7 +240,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         text_of.PRODUCT, parameter=EPILOGUE_PARAMETER if body else "", offsets=offsets, source=source, p=p, q=q,
         m_tiles=rows.parts, n_groups=groups.parts, per_block=per_block, buffer=buffer, k_loop=start, fill=fill,
         group_start=groups.start("g"), unit=unit, group_offset=offset, m_start=rows.start("t"), row_source=row_source,
-        calls=row_calls, k_end=end,
+        calls=row_calls, k_end=end, sweep=sweep_loop, sweep_end="}" if sweep_loop else "",
     )  # fmt: skip
     jobs = batch * p * q
     return Draft(name, spec.dtype, text, (Step(jobs, "product"),), scratch + jobs * partials, epilogue=epilogue)
@@ -226,6 +275,10 @@ def packing_draft(name: str, form: Form, isa: Isa, threads: int) -> Draft:
     return replace(draft, text=text + draft.text, steps=(Step(math.prod(groups) * jobs, "pack"), *draft.steps))
 
 
+def _choose_size(split: Split, index: str) -> str:
+    return f"({index} < {split.larger} ? {split.size} : {split.size - 1})" if len(split.sizes) == 2 else str(split.size)
+
+
 def _choose(split: Split, index: str, call: str) -> str:
     calls = [call.replace("$", str(size)) for size in split.sizes]
     return f"if ({index} < {split.larger}) {calls[0]} else {calls[1]}" if len(calls) == 2 else calls[0]
@@ -235,14 +288,13 @@ def grid(spec: ContractionSpec, rows: Split, groups: Split, batch: int, threads:
     """Jobs per batch element along m and n: even shares of the tiles, then few repeated reads."""
     if batch * spec.m * spec.n * spec.k < SERIAL_WORK or threads == 1 or batch % threads == 0:
         return 1, 1
-    best: tuple[float, int, int] | None = None
+    found = []
     for p in range(1, min(rows.parts, threads) + 1):
         for q in range(1, min(groups.parts, ceil_div(threads, p)) + 1):
             # Rows are dealt again in a multiple of p tiles, columns in whole groups.
             tall, wide = ceil_div(spec.m, p), ceil_div(groups.parts, q) * groups.size
             cycles = tall * wide * 1.0 + 3 * wide + 0.1 * tall * q
             total = ceil_div(batch * p * q, threads) * cycles * (1 + 0.001 * p * q)
-            if best is None or total < best[0]:
-                best = total, p, q
-    assert best is not None
-    return best[1], best[2]
+            found.append((total, p, q))
+    p, q = decide("grid", [(p, q) for total, p, q in sorted(found)[:MOST_GRIDS]])
+    return p, q

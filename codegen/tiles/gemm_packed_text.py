@@ -11,7 +11,7 @@ $start
         for (int v = 0; v < NP * NV; v++) {
             const T *at = b + v / NV * $stride + v % NV * VL;
             bv[v] = load(at);
-            if (v * VL * $bytes % 64 == 0) __builtin_prefetch(at + $ahead);
+            if (v * VL * $bytes % 64 == 0) __builtin_prefetch(at + $ahead, 0, $into);
         }
 #pragma GCC unroll 32
         for (int i = 0; i < MR; i++) {
@@ -136,12 +136,14 @@ $buffer
 $fill
         for (L g = g0; g < g1; g++) {
             const L u = $group_start, n = u * $unit;
+            $sweep
             const T *pb = b + $group_offset;
             for (L t = s0; t < s1; t++) {
                 const L m = $m_start;
                 const T *ta = $row_source;
                 $calls
             }
+            $sweep_end
         }
         $k_end
     }

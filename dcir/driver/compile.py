@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -25,6 +25,9 @@ from dcir.ir.network import Network, footprint
 from dcir.options import Options
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
+
+if TYPE_CHECKING:
+    from dcir.driver.tune import Tuner
 
 # DaCe's configuration is per thread and its generator is not thread safe: one graph is compiled at a time.
 _COMPILING = threading.RLock()
@@ -55,6 +58,7 @@ class GraphRecord:
         bytes_before, bytes_moved: distinct bytes that all operators of a call touch, before and after the passes.
         threads: size of the team.
         work: per operator of a call, its exact operations and the distinct bytes it touches.
+        tuned: (kernel, measured choice, calls) of the kernels that are not as the cost models have them.
         seconds: time per step.
     """
 
@@ -74,6 +78,7 @@ class GraphRecord:
     bytes_moved: int = 0
     threads: int = 1
     work: list[tuple[int, int]] = field(default_factory=list)
+    tuned: list[tuple[str, str, int]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -84,6 +89,7 @@ class Session:
     Attributes:
         watch: wraps the program of every graph that is compiled for a call; its steps are measured then.
         arenas: scratch memory of all its programs: forward and backward use it in turn.
+        tuner: measures the kernels of every graph before it is compiled; made where the options ask for it.
     """
 
     options: Options
@@ -92,6 +98,7 @@ class Session:
     progress: Progress | None = None
     watch: Watch | None = None
     arenas: Arenas = field(default_factory=Arenas)
+    tuner: Tuner | None = None
 
     def on_break(self, reason: str, place: str) -> None:
         """Remember a graph break of TorchDynamo."""
@@ -109,6 +116,7 @@ class Session:
         record.together, record.partition = gm.meta.get(TOGETHER), gm.meta.get(PARTITION)
         if FIRST_SAVED in gm.meta:
             record.saved_bytes = saved_bytes(done, gm.meta[FIRST_SAVED])
+        self._tune(done.network, kind, clock)
         if self.options.memory_limit is not None:
             needed = record.saved_bytes + planned_bytes(done.network, record.threads)
             check(self.options.memory_limit, needed)
@@ -128,6 +136,17 @@ class Session:
         self.graphs.append(record)
         return CompiledGraph(program, tuple(_chosen_strides(done, *output) for output in done.outputs))
 
+    def _tune(self, net: Network, kind: str, clock: _Clock) -> None:
+        """Measure the kernels of a graph if that was asked for."""
+        if self.tuner is None and self.options.tune is not None:
+            from dcir.driver.tune import Tuner
+
+            self.tuner = Tuner(self.options.tune, progress=self.progress)
+        if self.tuner is not None and self.options.target == "cpp":
+            # A backward does twice the work of its forward.
+            self.tuner.tune(net, self.options.threads or torch.get_num_threads(), 1 / 3 if kind == "forward" else 1.0)
+            clock.lap("tuning")
+
     def build(self, gm: fx.GraphModule, kind: str) -> tuple[Imported, Library]:
         """Compile one ATen graph to a library, without loading it.
 
@@ -144,6 +163,7 @@ class Session:
             record = GraphRecord(kind)
             clock = _Clock(record.seconds)
             done = self._rewritten(gm, record, clock)
+            self._tune(done.network, kind, clock)
             library = self._library(done, record, clock)
             self.graphs.append(record)
             return done, library
@@ -200,11 +220,26 @@ class Session:
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes
         record.prepared_bytes = library.prepared_bytes
+        record.tuned = _tuned(done.network, library)
         return library
 
     def _step(self, name: str) -> Callable[[int, int], None] | None:
         show = self.progress
         return None if show is None else lambda done, total: show(name, done, total)
+
+
+def _tuned(net: Network, library: Library) -> list[tuple[str, str, int]]:
+    """The kernels of a library that run a measured choice: what they are, the choice, and in how many steps they run."""
+    if not library.tuned:
+        return []
+    from dcir.driver.profile import describe
+
+    ops = net.ops()
+    steps: dict[str, list[int]] = {}
+    for kernel, number in library.steps:
+        if kernel in library.tuned:
+            steps.setdefault(kernel, []).append(number)
+    return [(describe(ops[n[0]].spec), str(library.tuned[kernel]), len(n)) for kernel, n in steps.items()]
 
 
 def _work(net: Network) -> list[tuple[int, int]]:

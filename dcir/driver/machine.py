@@ -52,18 +52,27 @@ def measure(*, force: bool = False, again: bool = False, cache: Cache | None = N
     isa = host_isa()
     base = assumed(isa.name, isa.vector_bytes)
     if not force:
-        _refuse(0.0, _share_of_others(base.threads, lambda: time.sleep(_LOOK_SECONDS)))
+        refuse_if_busy(share_of_others(base.threads, lambda: time.sleep(_LOOK_SECONDS)))
     bench = _Bench(isa, base, cache or Cache.default())
     made: list[MachineModel] = []
-    others = _share_of_others(base.threads, lambda: made.append(bench.run()))
+    others = share_of_others(base.threads, lambda: made.append(bench.run()))
     model = replace(made[0], others=others)
     if not force:
-        _refuse(model.spread, others)
+        refuse_if_busy(others, model.spread)
     remember(model, cpu_identity(), cache)
     return model
 
 
-def _refuse(spread: float, others: float) -> None:
+def refuse_if_busy(others: float, spread: float = 0.0) -> None:
+    """Refuse what was measured while others worked.
+
+    Args:
+        others: part of the processors' time that other processes took.
+        spread: between the median and the best of equal measurements.
+
+    Raises:
+        MachineBusy: either is too large.
+    """
     details = []
     if others > _MOST_OTHERS:
         details.append(("others", f"{others:.0%} of the processors' time went to others (at most {_MOST_OTHERS:.0%})"))
@@ -79,7 +88,7 @@ def _refuse(spread: float, others: float) -> None:
     )
 
 
-def _share_of_others(threads: int, work: Callable[[], None]) -> float:
+def share_of_others(threads: int, work: Callable[[], None]) -> float:
     """The part of the processors' time that others took while ``work`` ran; 0 where the system does not tell."""
     busy, own, start = _busy_seconds(), sum(os.times()[:4]), time.perf_counter()
     work()

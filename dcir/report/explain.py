@@ -89,6 +89,9 @@ class Report:
             )
         if g.partition is not None:
             lines.append(_partition(g.partition))
+        if g.tuned:
+            lines.append(f"  {len(g.tuned)} kernels run a measured choice:")
+            lines += [f"    {calls:>4} x {what}: {choice}" for what, choice, calls in g.tuned]
         if g.passes:
             width = max(len(p.name) for p in g.passes)
             lines.append(f"  tier  {'pass':<{width}}  {'rewrites':>8}  {'bytes saved':>11}  {'scratch':>9}  {'ms':>6}")
