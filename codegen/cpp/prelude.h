@@ -75,6 +75,7 @@ D_FLOAT_BASICS(double)
 
 #include "prelude_math.h"
 #include "prelude_int.h"
+#include "prelude_special.h"
 #include "prelude_fold.h"
 
 #endif

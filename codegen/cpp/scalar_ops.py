@@ -136,6 +136,10 @@ for _name in ("floor", "ceil", "trunc", "round"):
     _define(_name, 1, 1, f=f"d_{_name}({{0}})", i="{0}")
 for _name, _flops in {"atan2": 50, "hypot": 10, "nextafter": 10, "copysign": 2}.items():
     _define(_name, 2, _flops, f=f"d_{_name}({{0}}, {{1}})")
+for _name in (
+    "polygamma", "chebyshev_t", "chebyshev_u", "chebyshev_v", "chebyshev_w", "hermite_h", "hermite_he", "laguerre_l", "legendre_p",
+):  # fmt: skip
+    _define(_name, 2, 300, f=f"d_{_name}({{0}}, {{1}})")
 for _name, _bool in {"min": "&", "max": "|"}.items():
     _integer, _logical = f"d_int_{_name}<{{T}}>({{0}}, {{1}})", f"({{0}} {_bool} {{1}})"
     _define(_name, 2, 1, f=f"d_{_name}({{0}}, {{1}})", i=_integer, b=_logical)

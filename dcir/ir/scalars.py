@@ -88,6 +88,27 @@ def _torch(name: str) -> Fn:
     return over
 
 
+def _polygamma(n: Any, x: Any) -> Any:
+    import torch
+
+    out = np.empty(np.broadcast_shapes(np.shape(n), np.shape(x)), x.dtype)
+    n, x = np.broadcast_arrays(n, x)
+    for order in np.unique(n):  # torch takes one order for a whole tensor
+        here = n == order
+        out[here] = torch.special.polygamma(int(order), torch.as_tensor(np.ascontiguousarray(x[here]))).numpy()
+    return out
+
+
+def _polynomial(name: str) -> Fn:
+    def over(x: Any, n: Any) -> Any:
+        import torch
+
+        x, n = (torch.as_tensor(np.ascontiguousarray(v)) for v in (x, n))
+        return getattr(torch.special, name)(x, n).numpy()
+
+    return over
+
+
 def _shift(left: bool) -> Fn:
     def over(a: Any, b: Any) -> Any:
         width = a.dtype.itemsize * 8
@@ -123,6 +144,11 @@ TABLE: dict[str, Fn] = {
     "shl": _shift(True), "shr": _shift(False),
     "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite, "signbit": np.signbit, "copysign": np.copysign,
     "nextafter": np.nextafter, "hypot": np.hypot, "lgamma": _torch("lgamma"), "digamma": _torch("digamma"),
+    "polygamma": _polygamma,
+    "chebyshev_t": _polynomial("chebyshev_polynomial_t"), "chebyshev_u": _polynomial("chebyshev_polynomial_u"),
+    "chebyshev_v": _polynomial("chebyshev_polynomial_v"), "chebyshev_w": _polynomial("chebyshev_polynomial_w"),
+    "hermite_h": _polynomial("hermite_polynomial_h"), "hermite_he": _polynomial("hermite_polynomial_he"),
+    "laguerre_l": _polynomial("laguerre_polynomial_l"), "legendre_p": _polynomial("legendre_polynomial_p"),
     "where": np.where, "fma": lambda a, b, c: a * b + c,
 }  # fmt: skip
 

@@ -182,6 +182,40 @@ template <class T> static inline T dcir_digamma(T v) {
   for (double k : c) s = s * z + k;
   return T(r + std::log(x) - 0.5 / x - s * z);
 }
+template <class T> static inline T dcir_polygamma(T n, T v) {
+  double x = v, s = double(n) + 1, sign = std::fmod(s, 2) == 0 ? 1 : -1, sum = 0, pi = 3.14159265358979323846;
+  if (x != x) return v;
+  if (x == dcir_inf() || x == -dcir_inf()) return T(n == 1 ? (x > 0 ? 0 : dcir_nan()) : x > 0 ? dcir_nan() : sign * dcir_inf());
+  if (x <= 0 && x == std::floor(x)) {
+    T pole = std::sin(T(pi) * v);
+    return x == 0 || n != 1 ? T(sign * dcir_inf()) : T(pi * pi) / (pole * pole);
+  }
+  double low = x > -1000 ? x : x - std::ceil(x + 1000);  // far terms are below the last digit
+  for (; low < 40 + 2 * s; low += 1) sum += std::pow(low, -s);
+  sum += std::pow(low, 1 - s) / (s - 1) + std::pow(low, -s) / 2 + s * std::pow(low, -s - 1) / 12
+         - s * (s + 1) * (s + 2) * std::pow(low, -s - 3) / 720 + s * (s + 1) * (s + 2) * (s + 3) * (s + 4) * std::pow(low, -s - 5) / 30240;
+  return T(sign * std::tgamma(s) * sum);
+}
+#define DCIR_POLYNOMIAL(name, at_one, at_minus_one, first, next) template <class T> static inline T dcir_##name(T x, T degree) { \
+  bool known = degree >= T(-9e18) && degree < T(9e18); \
+  int64_t n = known ? int64_t(degree) : -1; \
+  double sign = n % 2 ? -1 : 1; (void)sign; \
+  if (n < 0) return 0; \
+  if (x == 1 && (at_one)) return T(at_one); \
+  if (x == -1 && (at_minus_one)) return T(at_minus_one); \
+  T p = 1, q = first; \
+  if (n == 0) return p; \
+  for (int64_t k = 1; k < n && q == q; k++) { T r = next; p = q; q = r; } \
+  return q; }
+DCIR_POLYNOMIAL(chebyshev_t, 1, sign, x, 2 * x * q - p)
+DCIR_POLYNOMIAL(chebyshev_u, n + 1, sign * (n + 1), 2 * x, 2 * x * q - p)
+DCIR_POLYNOMIAL(chebyshev_v, 1, sign * (2 * n + 1), 2 * x - 1, 2 * x * q - p)
+DCIR_POLYNOMIAL(chebyshev_w, 2 * n + 1, sign, 2 * x + 1, 2 * x * q - p)
+DCIR_POLYNOMIAL(legendre_p, 1, sign, x, ((2 * k + 1) * x * q - k * p) / (k + 1))
+DCIR_POLYNOMIAL(laguerre_l, 0, 0, 1 - x, ((2 * k + (1 - x)) * q - k * p) / (k + 1))
+#define DCIR_HERMITE_LIMIT(fall) (n > (sizeof(T) == 4 ? 128 : 512) ? T(dcir_nan()) : T(fall))
+DCIR_POLYNOMIAL(hermite_h, 0, 0, DCIR_HERMITE_LIMIT(2 * x), 2 * x * q - 2 * k * p)
+DCIR_POLYNOMIAL(hermite_he, 0, 0, DCIR_HERMITE_LIMIT(x), x * q - k * p)
 template <class T> static inline T dcir_erfinv(T v) {
   double x = v, a = std::abs(x);
   if (!(a < 1)) return T(a == 1 ? x * dcir_inf() : dcir_nan());

@@ -25,10 +25,20 @@ RENAMED = {
     "shl": "bitwise_left_shift", "shr": "bitwise_right_shift",
 }  # fmt: skip
 # Units in the last place between the C library's, torch's and our results.
-LOOSE = {"lgamma": 2000, "digamma": 2000, "erfinv": 64, "pow": 4, "tan": 4, "fma": 2, "floor_div": 0}
+LOOSE = {"lgamma": 2000, "digamma": 2000, "erfinv": 64, "pow": 4, "tan": 4, "fma": 2, "floor_div": 0, "polygamma": 24}
+
+
+DEGREES = 40
+POLYNOMIALS = [
+    name for name in SCALAR_OPS if name.partition("_")[0] in ("chebyshev", "hermite", "laguerre", "legendre")
+]
 
 
 def torch_function(name):
+    if name in POLYNOMIALS:
+        return getattr(torch.special, name.replace("_", "_polynomial_"))
+    if name == "polygamma":  # torch takes one order for a whole tensor
+        return lambda n, x: torch.from_numpy(SCALAR_OPS["polygamma"].python(n.numpy(), x.numpy()))
     if name == "idiv_trunc":
         return lambda a, b: torch.div(a, b, rounding_mode="trunc")
     if name == "fma":
@@ -139,7 +149,25 @@ def usable(name, dtype, arrays):
     if name == "digamma":
         # Next to a pole or to its root the result has few right digits in any implementation.
         return (x > 0) | (x == np.round(x))
+    if name in POLYNOMIALS:
+        # From NaN torch returns an uninitialised variable, and degrees beyond the integers are as the machine has it.
+        return ~(np.isnan(x) & (y >= 2)) & (np.abs(y) < DEGREES)
+    if name == "polygamma":  # torch's first derivative left of zero has two digits in float
+        return np.isin(x, (1, 2, 3)) & ((y > 0) | (y == np.round(y)) | (x > 1))
     return np.ones(len(x), bool)
+
+
+def rounding(name, x, degree):
+    """What recurrences may be off by: as many units as there are steps, of the sums without their cancellation."""
+    x = np.where(np.isfinite(x), np.abs(x), 0).astype(np.float64)
+    n, p, q, y = np.trunc(degree), np.ones_like(x), 2 * x + 1, 2 * x + 1
+    for k in range(1, DEGREES):
+        step = {"hermite": (y, 2 * k), "laguerre": ((2 * k + y) / (k + 1), k / (k + 1))}.get(
+            name.partition("_")[0], (y, 1)
+        )
+        r = step[0] * q + step[1] * p
+        p, q = np.where(k < n, q, p), np.where(k < n, r, q)
+    return 4 * (np.abs(n) + 1) * q
 
 
 def compare(name, dtype, got, want, arrays):
@@ -150,6 +178,13 @@ def compare(name, dtype, got, want, arrays):
     # torch's float sigmoid, and the reference's double one, flush what is below the normal numbers.
     tiny = float(np.finfo(got.dtype).tiny)
     floor = 2 * tiny if name == "sigmoid" else 1e-6 if name in ("digamma", "lgamma") else 0.0
+    if name == "polygamma" and dtype == "f64":
+        floor = 1e-9 * np.abs(np.where(np.isfinite(want), want, 0))  # torch's asymptotic series has three terms
+    if name in POLYNOMIALS:
+        with np.errstate(over="ignore"):
+            floor = np.finfo(got.dtype).eps * rounding(name, *arrays)
+            # At the edge of the range it depends on fused multiplication whether a sum overflows.
+            floor = np.where(floor > 0.01 * np.finfo(got.dtype).max * np.finfo(got.dtype).eps, np.inf, floor)
     with np.errstate(invalid="ignore"):
         apart = np.where(np.abs(got - want) <= floor, 0, steps_apart(got, want))
     worst = int(apart.argmax())
@@ -195,6 +230,52 @@ def test_agrees_with_the_reference(library, name, dtype):
     got = run(library, name, dtype, arrays)
     assert want.shape == got.shape
     compare(name, dtype, got, want.astype(got.dtype), arrays)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("order", [1, 2, 3, 5, 12])
+def test_derivatives_of_digamma(library, dtype, order):
+    """Against 30 digits, near poles and far from them, on both sides of zero."""
+    mpmath = pytest.importorskip("mpmath")
+    rng = np.random.default_rng(order)
+    x = np.concatenate([
+        10.0 ** rng.uniform(-3, 4, 40), -(10.0 ** rng.uniform(-3, -1, 20)), -rng.uniform(0, 40, 40), -3 + 10.0 ** rng.uniform(-5, -1, 20),
+    ]).astype(to_numpy(dtype))  # fmt: skip
+    x = x[x != np.round(x)]
+    got = run(library, "polygamma", dtype, [np.full_like(x, order), x])
+    with mpmath.workdps(30):
+        want = np.array([float(mpmath.psi(order, mpmath.mpf(float(v)))) for v in x])
+    inside = (np.abs(want) < np.finfo(x.dtype).max) & (np.abs(want) > np.finfo(x.dtype).tiny)
+    assert inside.sum() > 60
+    # In double the sum itself rounds, about once for each of its terms.
+    allowed = 1 if dtype == "f32" else 40
+    assert (np.abs(got[inside] / want[inside] - 1) <= allowed * np.finfo(x.dtype).eps).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", POLYNOMIALS)
+def test_polynomials_of_every_degree(library, name, dtype):
+    """Inside and outside of [-1, 1], at its ends, at the degrees where the method changes."""
+    rng = np.random.default_rng(0)
+    base = [
+        0,
+        -0.0,
+        1,
+        -1,
+        0.5,
+        -0.5,
+        2,
+        math.inf,
+        -math.inf,
+        1e-5,
+        1e-30,
+        *rng.uniform(-1, 1, 60),
+        *rng.normal(size=30) * 3,
+    ]
+    x, n = np.meshgrid(np.array(base, to_numpy(dtype)), np.array([-3, -0.5, *range(DEGREES), 2.7], to_numpy(dtype)))
+    arrays = [np.ascontiguousarray(v.ravel()) for v in (x, n)]
+    want = torch_function(name)(*map(torch.from_numpy, arrays)).numpy()
+    compare(name, dtype, run(library, name, dtype, arrays), want, arrays)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
