@@ -74,19 +74,18 @@ D_INLINE float d_tanh(float x) {
     a = a > 10.0f ? 10.0f : a;
     int n;
     float p = d_exp_split(2.0f * a, n), w = d_pow2(n);
-    float r = 1.0f - 2.0f / (p * w + w + 1.0f);
+    float r = 1.0f - 2.0f / (p * w + (w + 1.0f));
     return d_copysign(a < 0.6f ? s : r, x);  // the polynomial loses the sign of -0
 }
 
-// The rounding error of 1 + e, times the derivative of the quotient, is taken off: 1 / (1 + e) is the quotient itself.
+// 1 / (1 + exp(-x)), both sides of the bar times 2^-64: results below 2^-126 have finite divisors. What 1 + 2^n rounds off goes to
+// the smaller summand.
 D_INLINE float d_sigmoid(float x) {
-    float c = -d_abs(x);
+    float c = x > 40.0f ? 40.0f : x;
     c = c < -104.0f ? -104.0f : c;
     int n;
-    float p = d_exp_split(c, n);
-    float e = d_scale(1.0f + p, n), d = 1.0f + e, low = e - (d - 1.0f);
-    float q = (x < 0.0f ? e : 1.0f) / d;
-    return q - q * low * (x < 0.0f ? 1.0f - q : q);
+    float p = d_exp_split(-c, n), w = d_pow2(n - 64), t = w + 0x1p-64f;
+    return 0x1p-64f / ((p * w + (0x1p-64f - (t - w))) + t);
 }
 
 // x = 2^e * (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); x positive and finite, else some numbers.
