@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dcir.codegen.choices import decide
 from dcir.codegen.tiles import conv_text
 from dcir.codegen.tiles.conv_problem import Problem, Three
 from dcir.codegen.tiles.emit import (
@@ -28,6 +29,7 @@ from dcir.codegen.tiles.gemm_tiles import choose
 from dcir.codegen.tiles.isa import Isa
 from dcir.ops.packing import panels
 
+MOST_LAYOUTS = 6
 STACK_BYTES = 512 << 10
 INPUT_BYTES = 320 << 10
 RESULT_BYTES = 96 << 10
@@ -184,7 +186,7 @@ def _layout(p: Problem, isa: Isa, threads: int) -> Layout:
     lanes_of = tile.vectors.size * width * element
     per_input = max(p.ker[0] * p.ker[1] * 2 * 64, 1)
     inputs = Split.at_most(p.ci, max(8, min((28 << 10) // per_input, (160 << 10) // (p.taps * lanes_of))))
-    best: tuple[float, int, Layout] | None = None
+    found: list[tuple[float, int, Layout]] = []
     row_parts = sorted({Split.at_most(oh, size).parts for size in range(tile.tall, oh + tile.tall, tile.tall)})
     wide = tile.wide
     widths = sorted({ceil_div(wide.parts, b) for b in range(1, min(wide.parts, 8) + 1)} | {1})
@@ -199,12 +201,13 @@ def _layout(p: Problem, isa: Isa, threads: int) -> Layout:
                 compute = th * tw * p.ci * p.taps * ceil_div(tile.vectors.parts, parts) * tile.vectors.size / 2
                 total = ceil_div(jobs, threads) * (compute + x_bytes / element * 0.4 + 400)
                 # Blocks too large for the caches are a last resort.
-                key = (total * (1 if over == 1.0 else 1 + over), jobs, lay)
-                if best is None or key[:2] < best[:2]:
-                    best = key
-    assert best is not None
+                found.append((total * (1 if over == 1.0 else 1 + over), jobs, lay))
+    found.sort(key=lambda f: f[:2])
+    named: dict[tuple[int, ...], Layout] = {}
+    for _, _, lay in found:
+        named.setdefault((lay.rows.size, lay.per_block, lay.parts), lay)
     del ow
-    return best[2]
+    return named[decide("layout", list(named)[:MOST_LAYOUTS])]
 
 
 def _tile(p: Problem, width: int, registers: int) -> Tile:

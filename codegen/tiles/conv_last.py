@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from dcir.codegen.choices import decide
 from dcir.codegen.tiles import conv_last_text as text_of
 from dcir.codegen.tiles.conv_problem import Problem, ceil
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up
@@ -26,7 +27,10 @@ PARTIAL_BYTES = 192 << 10
 STACK_BYTES = 256 << 10
 SHORT = 256  # a tile of fewer steps finishes its rows in registers; for others that is not worth compiling
 MOST_KINDS = 4  # of tiles in a row
-NEAR = 1024  # bytes fetched ahead in a panel
+NEAR, FARTHER = 1024, (4096, 16384)  # bytes fetched ahead in a panel
+MOST_LAYOUTS = 6
+    0.3  # cycles that a step of a tile with few sums takes longer: 7 pixels by 2 vectors were 6 % slower than 7 by 4
+)
 L3_BYTES = 16  # a cycle
 
 Reach = tuple[tuple[int, int], ...]
@@ -114,8 +118,9 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         _tile_text(f"tile{i}", p, kind, lay, epilogue, width) for i, kind in enumerate(dict.fromkeys(kinds))
     )  # fmt: skip
     per_panel, step = p.panel // width, p.taps * p.ci * p.panel
+    near = decide("ahead", [NEAR, *FARTHER])
     sweep = render(
-        text_of.SWEEP, panel=p.panel, per_panel=per_panel, panel_step=step, near=NEAR // element,
+        text_of.SWEEP, panel=p.panel, per_panel=per_panel, panel_step=step, near=near // element,
         pixel=p.stride[2] * p.xs[5], **_images_ahead(p),
     )  # fmt: skip
     jobs = lay.parts * lay.shares
@@ -144,7 +149,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         tile_start=lay.columns.start("cb"), tile_next=f"({lay.columns.start('cb + 1')})", row_start=lay.rows.start("rb"),
         row_next=f"({lay.rows.start('rb + 1')})", sh=p.stride[1], bh=p.base[1], dh=p.dil[1], kh=p.ker[1], ih=p.inp[1],
         xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], bw=p.base[2], partial=tile_size if partial else 0, column=lay.wide.start("t"),
-        pixel=p.stride[2] * p.xs[5], tiles=_dispatch(kinds), near=NEAR // element,
+        pixel=p.stride[2] * p.xs[5], tiles=_dispatch(kinds), near=near // element,
     )  # fmt: skip
     run = render(
         text_of.RUN, parts=lay.parts, blocks=p.groups * lay.blocks, regions=regions, shares=lay.shares, image=image,
@@ -244,8 +249,9 @@ def _tile(p: Problem, width: int, registers: int) -> tuple[Split, int]:
             if v:
                 cycles += times * (max(pixels * v / 2, 4.0, (pixels + v) / 2 * 1.05) + 0.02 * v)
         found.append((cycles * wide.parts, nv, wide))
-    _, nv, wide = min(found, key=lambda f: f[:2])
-    return wide, nv
+    found.sort(key=lambda f: f[:2])
+    size, nv = decide("tile", [(wide.size, nv) for _, nv, wide in found])
+    return next(wide for _, v, wide in found if (wide.size, v) == (size, nv)), nv
 
 
 def _layout(p: Problem, isa: Isa, threads: int) -> Layout:
@@ -258,7 +264,7 @@ def _layout(p: Problem, isa: Isa, threads: int) -> Layout:
     inputs = Split(p.ci // unit, 1)
     if per_block > WEIGHT_BYTES:
         inputs = Split.at_most(p.ci // unit, max(1, p.ci // unit * WEIGHT_BYTES // per_block))
-    best: tuple[float, Layout] | None = None
+    found: list[tuple[float, Layout]] = []
     long = p.out[1] == 1
     extent = wide.parts if long else p.out[1]
     for parts in range(1, min(p.groups * blocks, threads) + 1):
@@ -280,11 +286,12 @@ def _layout(p: Problem, isa: Isa, threads: int) -> Layout:
                 held = weights <= WEIGHT_BYTES
                 moved = image * again + weights * (1 if held else passes) * (2 if weights > 16 << 20 else 1)
                 cost = compute + moved / L3_BYTES + 60 * mine * blocks_mine * inputs.parts
-                lay = Layout(wide, nv, blocks, inputs, unit, rows, columns, parts, shares, together)
-                if best is None or cost < best[0]:
-                    best = (cost, lay)
-    assert best is not None
-    return best[1]
+                found.append((cost, Layout(wide, nv, blocks, inputs, unit, rows, columns, parts, shares, together)))
+    found.sort(key=lambda f: f[0])
+    named: dict[tuple[int, ...], Layout] = {}
+    for _, lay in found:
+        named.setdefault((lay.rows.size, lay.columns.size, lay.parts, lay.together), lay)
+    return named[decide("layout", list(named)[:MOST_LAYOUTS])]
 
 
 def _bordered(p: Problem, lay: Layout) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from dcir.codegen.choices import decide
 from dcir.codegen.tiles import conv_winograd_text as text_of
 from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render
@@ -19,7 +20,9 @@ from dcir.ops import winograd
 from dcir.ops.epilogue import identity_epilogue
 from dcir.ops.packing import panels
 
-BLOCK_BYTES = 640 << 10  # of a block's transformed pixels: with two points' weights they fit the second-level cache
+BLOCK_BYTES = (
+    640 << 10
+)  # of a block's transformed pixels, and all weights where they are few: they fit the second-level cache
 LARGE = 8 << 20  # bytes of weights that leave the caches between two blocks: then twice the pixels pass over them
 NEAR = 2048  # bytes fetched ahead in weights that one product reads once; else it asks for the next point's
 SOON = 128  # bytes fetched ahead in a tile's channels
@@ -40,7 +43,8 @@ def winograd_draft(name: str, p: Problem, tile: Sequence[int], isa: Isa, threads
     shares = min(max(1, threads // parts), tiles)
     share = ceil_div(tiles, shares)
     held = BLOCK_BYTES * (2 if points * p.groups * p.ci * p.co * element > LARGE else 1)
-    blocks = Split.at_most(share, max(most, held // (points * pitch * element) // most * most))
+    block = [max(most, held * eighths // (8 * points * pitch * element) // most * most) for eighths in (8, 4, 12, 16)]
+    blocks = Split.at_most(share, decide("block", block))
     rows = Split.at_most(blocks.size, most)
     size = rows.size * rows.parts
     image = points * size * pitch * element
