@@ -40,7 +40,7 @@ COSTLY = {
 }
 ROW_BUFFER_BYTES = 32768
 COLUMN_BLOCK = 64
-SUM_BLOCK = 512
+SUM_BLOCK = 64
 # Partial results of a reduction along a row, and what a rest is filled up to with lanes switched off.
 ROW_LANES = (64, 32, 16)
 TAIL_LANES = 16
@@ -266,24 +266,43 @@ class _Emitter(Statements):
             if width:
                 self.line(f"{self._reduced_type(r)} part{r}[{width}];")
                 self.line(f"for (int l = 0; l < {width}; l++) part{r}[l] = {self._start(r)};")
-        for d in inner[:-1]:
+        sums = [] if width or len(inner) < 2 or math.prod(p.inner) <= SUM_BLOCK else self._float_sums(reduces)
+        for d in inner[:-2] if sums else inner[:-1]:
             self.loop(d, p.dims[d])
+        if sums:  # short rows, many of them: some rows at a time, for the error not to grow with their number
+            self._open_blocks(inner[-2], max(1, SUM_BLOCK // p.dims[inner[-1]]), sums)
         if width:
             self._row_blocks(inner[-1], width, stores, reduces)
         else:
+            name = lambda r: f"part{r}" if r in sums else f"v{r}"  # noqa: E731
             if inner:
-                partial = [(_OMP[p.body[r].attr[0]], f"v{r}") for r in reduces if p.body[r].attr[0] in _OMP]
+                partial = [(_OMP[p.body[r].attr[0]], name(r)) for r in reduces if p.body[r].attr[0] in _OMP]
                 if simple:
                     self.simd(partial)
                 self.loop(inner[-1], p.dims[inner[-1]])
             else:
                 self.open("")
-            self.compute(stores, reduces)
+            self.compute(stores, reduces, name)
             self.close()
+        if sums:
+            self.close()
+            self.line(" ".join(f"v{r} += part{r};" for r in sums))
         for _ in inner[:-1]:
             self.close()
         for r in reduces if width else []:
             self._fold(r, width)
+
+    def _float_sums(self, reduces: list[int]) -> list[int]:
+        return [r for r in reduces if self.p.body[r].attr[0] == "sum" and compute_type(self.p.body[r].dtype)[0] == "f"]
+
+    def _open_blocks(self, d: int, size: int, sums: list[int], lanes: str = "") -> None:
+        """Loop ``d`` in blocks, each with partial sums of its own: the error grows with the block, not with the length."""
+        extent = self.p.dims[d]
+        self.open(f"for (long long b = 0; b < {extent}; b += {size})")
+        for r in sums:
+            self.line(f"{CPP_TYPE[self.p.body[r].dtype]} part{r}{lanes} = {{}};")
+        self.line(f"const long long be = b + {size} < {extent} ? b + {size} : {extent};")
+        self.loop(d, "be", "b")
 
     def _fold(self, r: int, width: int) -> None:
         """The partial results of a row joined: element i with element i + half, until one is left."""
@@ -349,7 +368,7 @@ class _Emitter(Statements):
         last = self.n_outer - 1
         reduces = [r for r in roots if p.body[r].op == "reduce"]
         stores = [r for r in roots if p.body[r].op == "store"]
-        sums = [r for r in reduces if p.body[r].attr[0] == "sum" and compute_type(p.body[r].dtype)[0] == "f"]
+        sums = self._float_sums(reduces)
         for r in reduces:
             self._declare(r, "[W]")
         if reduces:
@@ -361,13 +380,8 @@ class _Emitter(Statements):
         blocked = bool(sums) and bool(inner) and math.prod(p.inner) > SUM_BLOCK
         for d in inner[:-1]:
             self.loop(d, p.dims[d])
-        if blocked:  # long sums in two levels: the error grows with the block, not with the whole length
-            d = inner[-1]
-            self.open(f"for (long long b = 0; b < {p.dims[d]}; b += {SUM_BLOCK})")
-            for r in sums:
-                self.line(f"{CPP_TYPE[p.body[r].dtype]} part{r}[W] = {{}};")
-            self.line(f"const long long be = b + {SUM_BLOCK} < {p.dims[d]} ? b + {SUM_BLOCK} : {p.dims[d]};")
-            self.loop(d, "be", "b")
+        if blocked:
+            self._open_blocks(inner[-1], SUM_BLOCK, sums, "[W]")
         elif inner:
             self.loop(inner[-1], p.dims[inner[-1]])
         else:

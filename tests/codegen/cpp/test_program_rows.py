@@ -99,3 +99,27 @@ def test_masked_softmax(n: int) -> None:
     for got, m in zip(_run(net, [x, mask]), (mask, index), strict=True):
         want = torch.softmax(x.double().masked_fill(m, -np.inf), -1)
         torch.testing.assert_close(got.double(), want, rtol=3e-6, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(13, 4, 15), (1000, 4, 3), (130, 3, 7, 2), (7, 4, 31)], ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["planes", "channels last"])
+def test_sums_of_many_short_rows_lose_no_digits(shape: tuple[int, ...], last: bool) -> None:
+    """Positive numbers, so that every rounding shows; one accumulator would lose a digit, a gradient of a bias then too."""
+    torch.manual_seed(0)
+    x = torch.rand(shape) + 0.5
+    strides = x.stride()
+    if last:
+        order = [0, *range(2, len(shape)), 1]
+        strides = tuple(torch.empty([shape[d] for d in order]).stride()[order.index(d)] for d in range(len(shape)))
+    c, rest = strides[1], [d for d in range(len(shape)) if d != 1]
+    body = Body((shape[1],), tuple(shape[d] for d in rest))
+    value = body.load(body.input("f32"), (c, *(strides[d] for d in rest)))
+    body.store(body.output("f32"), (1,) + (0,) * len(rest), body.reduce("sum", value))
+    net = Network()
+    name, out = net.add_container(shape, "f32", "input", strides), net.add_container((shape[1],), "f32")
+    net.add_op(body.finish(), [Operand(name)], [Operand(out)])
+    net.promote(out)
+    net.results.append(Result(out, (shape[1],), (1,), 0, "f32"))
+    (got,) = _run(net, [torch.empty_strided(shape, strides).copy_(x)])
+    want = x.double().sum(rest)
+    assert ((got - want) / want).abs().max() <= 3 * 2.0**-24
