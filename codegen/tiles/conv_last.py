@@ -29,9 +29,8 @@ SHORT = 256  # a tile of fewer steps finishes its rows in registers; for others 
 MOST_KINDS = 4  # of tiles in a row
 NEAR, FARTHER = 1024, (4096, 16384)  # bytes fetched ahead in a panel
 MOST_LAYOUTS = 6
-    0.3  # cycles that a step of a tile with few sums takes longer: 7 pixels by 2 vectors were 6 % slower than 7 by 4
-)
 L3_BYTES = 16  # a cycle
+WAITING = 128  # pixels of a row that are stored together where results lie in planes
 
 Reach = tuple[tuple[int, int], ...]
 
@@ -123,6 +122,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         text_of.SWEEP, panel=p.panel, per_panel=per_panel, panel_step=step, near=near // element,
         pixel=p.stride[2] * p.xs[5], **_images_ahead(p),
     )  # fmt: skip
+    planes, waiting = _planes_text(lay, epilogue, width)
     jobs = lay.parts * lay.shares
     tile_size = lay.wide.size * width
     partial = lay.together * lay.rows.size * lay.columns.size * tile_size * lay.vectors if lay.inputs.parts > 1 else 0
@@ -150,6 +150,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         row_next=f"({lay.rows.start('rb + 1')})", sh=p.stride[1], bh=p.base[1], dh=p.dil[1], kh=p.ker[1], ih=p.inp[1],
         xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], bw=p.base[2], partial=tile_size if partial else 0, column=lay.wide.start("t"),
         pixel=p.stride[2] * p.xs[5], tiles=_dispatch(kinds), near=near // element,
+        **waiting,
     )  # fmt: skip
     run = render(
         text_of.RUN, parts=lay.parts, blocks=p.groups * lay.blocks, regions=regions, shares=lay.shares, image=image,
@@ -159,7 +160,18 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         in_next=f"({lay.inputs.start('i + 1')}) * {lay.unit}", regions_calls=calls,
     )  # fmt: skip
     steps.append(Step(jobs, "run"))
-    return Draft(name, p.dtype, "".join([*texts, sweep, tiles, region, run]), tuple(steps), scratch, epilogue=epilogue)
+    return Draft(name, p.dtype, "".join([*texts, sweep, planes[0], tiles, planes[1], region, run]), tuple(steps), scratch, epilogue=epilogue)
+
+
+def _planes_text(lay: Layout, epilogue: Epilogue, width: int) -> tuple[tuple[str, str], dict[str, str]]:
+    """C++ before and after the tiles, and parts of a region, where results lie in planes: tiles of a row wait for each other."""
+    if epilogue.vector != 5:
+        return ("", ""), {"rows": "", "from": "", "flush": ""}
+    tiles = max(1, WAITING // lay.wide.size)
+    lines = ceil_div(tiles * lay.wide.size + width, width)
+    flush = render(text_of.FLUSH_TILES, tiles=tiles, end=f"({lay.wide.start('(t + 1)')})")
+    parts = {"rows": text_of.FLUSH_ROWS, "from": render(text_of.FLUSH_FROM, tiles=tiles), "flush": flush}
+    return (render(text_of.PLANES, pitch=(lines | 1) * width), render(text_of.FLUSH)), parts
 
 
 def _images_ahead(p: Problem) -> dict[str, str]:
