@@ -2,7 +2,7 @@
 
 SWEEP = """
 // What a tile needs besides its place in a row.
-struct Place { Operands e; L n, g, o, d, h, kd0, kd1, kh0, kh1, i0, i1, valid, next, ahead; bool first, last; };
+struct Place { Operands e; T *rows; L from, n, g, o, d, h, kd0, kd1, kh0, kh1, i0, i1, valid, next, ahead; bool first, last; };
 $inline constexpr L place_of(L v) { return v / $per_panel * ${panel_step}LL + v % $per_panel * VL; }
 // acc[i] += x of pixel i times w, over count inputs; only pixels LO to HI have this tap.
 template <int LO, int HI, int NV, int TC> $inline void sweep(V (&acc)[TC][NV], const T *x, const T *w, L count, L ahead) {
@@ -97,25 +97,35 @@ STOP_GROUPS = """    alignas(64) T t[TC * NV * VL];
         }
     }
     for (; i < TC; i++) finish(e, n, g, o, d, h, c + i, t + i * NV * VL, valid);"""
-STOP_PLANES = """    alignas(64) T t[TC * NV * VL];
+# Results of several tiles of a row wait on the stack, [channel][pixel]: what a block of pixels has too many, the next one overwrites.
+STOP_PLANES = """    alignas(64) T t[(TC + VL - 1) / VL * VL * NV * VL];
 #pragma GCC unroll 32
     for (int i = 0; i < TC; i++)
 #pragma GCC unroll 8
         for (int v = 0; v < NV; v++) store(t + (i * NV + v) * VL, acc[i][v]);
-    const Operands e = q.e;
-    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, valid = $valid < NV * VL ? $valid : NV * VL;
+    T *to = q.rows + (c - q.from);
     for (int i = 0; i < TC; i += VL)
-        for (int v = 0; v < NV && v * VL < valid; v++) {
-            const int count = TC - i < VL ? TC - i : VL, left = (int)(valid - v * VL < VL ? valid - v * VL : VL);
-            alignas(64) T s[VL * VL];
-            transpose_block(t + (i * NV + v) * VL, NV * VL, count, left, V{}, s, VL, VL);
-            for (int l = 0; l < left; l++) finish(e, n, g, o + v * VL + l, d, h, c + i, s + l * VL, count);
-        }"""
+        for (int v = 0; v < NV; v++)
+            transpose_block(t + (i * NV + v) * VL, NV * VL, VL, VL, V{}, to + v * VL * PITCH + i, PITCH, VL);"""
+PLANES = """
+constexpr L PITCH = $pitch;
+"""
+FLUSH = """
+template <int NV> $noinline void flush(const Place &q, L count) {
+    const Operands e = q.e;
+    const L n = q.n, g = q.g, o = q.o, d = q.d, h = q.h, c = q.from, valid = q.valid < NV * VL ? q.valid : NV * VL;
+    for (L l = 0; l < valid; l++) finish(e, n, g, o + l, d, h, c, q.rows + l * PITCH, count);
+}
+"""
+FLUSH_ROWS = "alignas(64) T rows[NV * VL * PITCH]; q.rows = rows;"
+FLUSH_FROM = "if ((t - t0) % $tiles == 0) q.from = c;"
+FLUSH_TILES = "if (q.last && (t + 1 == t1 || (t - t0) % $tiles == $tiles - 1)) flush<NV>(q, $end - q.from);"
 
 REGION = """
 template <int NV> $noinline void region(Place &q, const T *a, const T *w, T *partial, L k, L &number) {
     const L cb = k % $column_blocks, rb = k / $column_blocks % $row_blocks, n = k / $per_image, od = k / $per_plane % $od;
     const L z = od * $sd + $bd, t0 = $tile_start, t1 = $tile_next;
+    $rows
     q.n = n;
     q.d = od;
     q.kd0 = z < 0 ? (-z + $dd - 1) / $dd : 0;
@@ -132,7 +142,9 @@ template <int NV> $noinline void region(Place &q, const T *a, const T *w, T *par
             // The first tiles ask for the weights that come next, each for one vector of every step.
             q.ahead = q.next && number < NV ? q.next + place_of(number) : $near;
             number++;
+            $from
             $tiles
+            $flush
         }
     }
 }
