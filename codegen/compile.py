@@ -115,7 +115,7 @@ def compile_network(
     calls: list[Call] = []
     before: list[Call] = []
     callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]] = {}
-    scratch = 0
+    scratch = _Scratch(net)
     ops, prepared = net.ops(), net.prepared_ops()
     streams = {label: i for i, s in enumerate(net.streams) for label in s.ops}
     for number, op in enumerate(ops):
@@ -139,18 +139,16 @@ def compile_network(
             if choice:
                 tuned[kernels[key].name] = choice
         k = kernels[key]
-        scratch = max(scratch, k.plan.scratch)
+        scratch.add(k.plan.scratch, stream)
         if k.plan.phases:
             call = Call(k.name, number, (*places_in, *places_out), k.parallel, k.checked, stream)
             (before if op in prepared else calls).append(call)
     end = _up(layout.arena_bytes)
-    scratch = _up(scratch)
     calls, before = (
-        [c if c.kernel is None else _with_scratch(c, Place(0, end, 0, scratch * (c.stream >= 0))) for c in part]
+        [c if c.kernel is None else _with_scratch(c, Place(0, end, 0, scratch.of_lane * (c.stream >= 0))) for c in part]
         for part in (calls, before)
     )
     flows = [Flow(s.images, s.lanes) for s in net.streams]
-    lanes = max((f.lanes for f in flows), default=1)
     static = _static(net, prepared)
     sizes = [(layout.slots[n], net.containers[n].nbytes) for n in static]
     driver = driver_text(calls, before, sizes, flows, profile=profile)
@@ -174,7 +172,7 @@ def compile_network(
     # One look-up by what the graph is, so that a later process neither generates nor hashes any kernel's text.
     path = cache.get_or_build("graph", library_key, ".so", build)
     return Library(
-        path, end + scratch * lanes, net.prepared_bytes, static, layout.slots, layout.count, callbacks, len(kernels), len(calls), compiled,
+        path, end + scratch.all, net.prepared_bytes, static, layout.slots, layout.count, callbacks, len(kernels), len(calls), compiled,
         [op.origin for op in ops], tuple((c.kernel, c.number) for c in calls),
         tuned,
     )  # fmt: skip
@@ -190,7 +188,7 @@ def planned_bytes(net: Network, threads: int) -> int:
     machine = Machine(host_isa().name, threads)
     database = Database(machine, source_identity(), Cache.default())
     streams = {label: net.streams[i] for i, s in enumerate(net.streams) for label in s.ops}
-    scratch = 0
+    scratch = _Scratch(net)
     for op in net.ops():
         if getattr(op.spec, "kind", "") == "torch":
             continue
@@ -199,8 +197,8 @@ def planned_bytes(net: Network, threads: int) -> int:
         spec = op.spec if stream is None else one_image(op.spec, stream, ins, outs)
         types = tuple(net.containers[o.data].dtype for o in ins), tuple(net.containers[o.data].dtype for o in outs)
         choice = database.choice(spec, types, team_of(-1 if stream is None else 0, threads))
-        scratch = max(scratch, _scratch(spec, machine, choice))
-    return _up(_Layout(net).arena_bytes) + _up(scratch) * max((s.lanes for s in net.streams), default=1)
+        scratch.add(_scratch(spec, machine, choice), -1 if stream is None else net.streams.index(stream))
+    return _up(_Layout(net).arena_bytes) + scratch.all
 
 
 @functools.lru_cache(maxsize=4096)
@@ -212,6 +210,32 @@ def _static(net: Network, prepared: set[Op]) -> tuple[str, ...]:
     """Inputs and constants that prepared operators read, in the order of the containers."""
     read = {o.data for op in prepared for o in net.ins(op)}
     return tuple(n for n, c in net.containers.items() if n in read and c.role in ("input", "constant") and c.size)
+
+
+class _Scratch:
+    """Memory for the kernels' own use: that of one kernel, or of one in each lane of a stream."""
+
+    def __init__(self, net: Network) -> None:
+        self._lanes = [s.lanes for s in net.streams]
+        self._alone, self._in_lane, self._most_lanes = 0, 0, 0
+
+    def add(self, nbytes: int, stream: int) -> None:
+        """A kernel that wants ``nbytes``, in a stream if its number is not negative."""
+        if stream < 0:
+            self._alone = max(self._alone, nbytes)
+        else:
+            self._in_lane = max(self._in_lane, nbytes)
+            self._most_lanes = max(self._most_lanes, self._lanes[stream])
+
+    @property
+    def of_lane(self) -> int:
+        """Bytes between two lanes."""
+        return _up(self._in_lane)
+
+    @property
+    def all(self) -> int:
+        """Bytes in all."""
+        return max(_up(self._alone), self.of_lane * self._most_lanes)
 
 
 def _with_scratch(call: Call, place: Place) -> Call:
@@ -232,7 +256,9 @@ class _Layout:
             if c.role != "transient":
                 self.slots[name] = self.count
                 self.count += 1
-            elif name not in self.offsets and name not in net.prepared:  # not planned: a place of its own
+            elif (
+                name not in self.offsets and name not in net.prepared and name not in net.lent
+            ):  # not planned: a place of its own
                 self.offsets[name] = _up(self.arena_bytes)
                 self.arena_bytes = self.offsets[name] + c.nbytes
 
@@ -247,6 +273,9 @@ class _Layout:
             image = stream.steps[o.data] * size
         if o.data in self.slots:
             return Place(self.slots[o.data], offset, image)
+        if o.data in self.net.lent:
+            into, start = self.net.lent[o.data]
+            return Place(self.slots[into], start + offset, image)
         if o.data in self.net.prepared:
             return Place(1, self.net.prepared[o.data] + offset, image)
         return Place(0, self.offsets[o.data] + offset, image)

@@ -10,6 +10,7 @@ from dcir.transforms.fuse_epilogues import FuseEpilogues
 from dcir.transforms.fuse_producers import FuseProducers
 from dcir.transforms.fuse_siblings import FuseSiblings
 from dcir.transforms.join_sums import JoinSums
+from dcir.transforms.lend_inputs import LendInputs
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.order_execution import OrderExecution
 from dcir.transforms.pack_weights import PackWeights
@@ -34,5 +35,5 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     1: (SplitReduction(),),
     2: (FuseEpilogues(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
     3: (AssignLayouts(), SinkCopies(), JoinSums(), UseWinograd(), UnfoldImages(), PackWeights(), PrepareStatic()),
-    4: (OrderExecution(), StreamImages(), PlanArena()),
+    4: (OrderExecution(), StreamImages(), LendInputs(), PlanArena()),
 }

@@ -92,7 +92,7 @@ def _lanes(
 
     Whatever else the stream touches lives through all of it: its last image begins when the first has long been finished.
     """
-    position = {op.label: i for op, i in _positions(net).items()}
+    position = {op.label: i for op, i in positions(net).items()}
     first, last = position[stream.ops[0]], position[stream.ops[-1]]
     inside: list[Lifetime] = []
     outside: list[Lifetime] = []
@@ -116,17 +116,17 @@ def _up(n: int, alignment: int) -> int:
 
 def lifetimes(net: Network, alignment: int = 64) -> list[Lifetime]:
     """Every transient that some operator uses and that ends with the call, in order of first use."""
-    position = _positions(net)
+    position = positions(net)
     result = []
     for name, c in net.containers.items():
-        planned = c.role == "transient" and name not in net.prepared
+        planned = c.role == "transient" and name not in net.prepared and name not in net.lent
         used = [position[op] for op in (*net.writers(name), *net.readers(name))] if planned else []
         if used and c.nbytes:
             result.append(Lifetime(name, min(used), max(used), _up(c.nbytes, alignment)))
     return sorted(result, key=lambda t: t.first)
 
 
-def _positions(net: Network) -> dict[Op, int]:
+def positions(net: Network) -> dict[Op, int]:
     """When every operator runs: what prepares static values is a program of its own, which has ended when a call begins."""
     prepared = net.prepared_ops()
     return {op: i for i, op in enumerate(sorted(net.ops(), key=lambda op: op not in prepared))}

@@ -64,4 +64,5 @@ class RemoveDeadCode(Pass):
             if internal and not net.writers(name) and not net.readers(name):
                 net.remove_container(name)
                 net.arena.pop(name, None)
+                net.lent.pop(name, None)
                 outcome.changed += 1

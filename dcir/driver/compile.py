@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,11 @@ class Session:
                 program = self.watch(kind, done, library, program)
             clock.lap("load")
         self.graphs.append(record)
-        return CompiledGraph(program, tuple(_chosen_strides(done, *output) for output in done.outputs))
+        net = done.network
+        return CompiledGraph(
+            program, tuple(_chosen_strides(done, *output) for output in done.outputs), alone(done),
+            frozenset(net.inputs.index(into) for into, _ in net.lent.values()),
+        )  # fmt: skip
 
     def _tune(self, net: Network, kind: str, clock: _Clock) -> None:
         """Measure the kernels of a graph if that was asked for."""
@@ -253,6 +258,21 @@ def _chosen_strides(done: Imported, kind: str, value: Any) -> tuple[int, ...] | 
     """Strides of one output if passes were free to choose them."""
     free = kind == "result" and value in done.network.free
     return done.network.results[value].strides if free else None
+
+
+def alone(done: Imported) -> frozenset[int]:
+    """Numbers of outputs that are all of a result container, which no other output shows."""
+    net = done.network
+    shown = Counter(net.results[value].data for kind, value in done.outputs if kind == "result")
+    found = set()
+    for number, (kind, value) in enumerate(done.outputs):
+        if kind == "result":
+            r = net.results[value]
+            c = net.containers[r.data]
+            whole = r.offset == 0 and r.shape == c.shape and r.strides == c.strides
+            if whole and shown[r.data] == 1 and c.role == "result" and r.data not in net.updates:
+                found.add(number)
+    return frozenset(found)
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ class _Held:
 @dataclass(frozen=True)
 class _Compiled:
     step: CapturedStep
-    program: Callable[[Sequence[Any]], list[Any]]
+    program: Callable[[list[Any]], list[Any]]
 
 
 class TrainStep:

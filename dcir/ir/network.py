@@ -138,6 +138,9 @@ class Network:
         static: inputs that are parameters or buffers: they change between calls, not with every call.
         prepared, prepared_bytes: transients that outlive a call, since they depend on nothing but static inputs and constants,
             with their byte offsets in a block of their own, and its size.
+        donated: inputs that nobody reads once the call has begun: what the forward kept for this backward alone.
+        lent: transients that lie in the memory of a donated input that has been read for the last time: that input, and the
+            byte offset in it.
         threads: how many the network will run on, as far as passes care.
         streams: runs of operators that take one image after the other.
     """
@@ -157,6 +160,8 @@ class Network:
         self.updates: dict[str, str] = {}
         self.prepared: dict[str, int] = {}
         self.prepared_bytes = 0
+        self.donated: set[str] = set()
+        self.lent: dict[str, tuple[str, int]] = {}
         self.threads = 1
         self.streams: list[Stream] = []
         self._access: dict[str, Any] = {}
@@ -399,6 +404,8 @@ class Network:
             "static": sorted(self.static),
             "prepared": self.prepared,
             "prepared_bytes": self.prepared_bytes,
+            "donated": sorted(self.donated),
+            "lent": self.lent,
             "threads": self.threads,
             "streams": [asdict(s) for s in self.streams],
             "order": [op.label for op in self._order],
@@ -414,7 +421,8 @@ class Network:
         self.arena_bytes, self._count = side["arena_bytes"], side["count"]
         self.free, self.updates = set(side["free"]), dict(side["updates"])
         self.static, self.prepared = set(side["static"]), dict(side["prepared"])
-        self.prepared_bytes = side["prepared_bytes"]
+        self.prepared_bytes, self.donated = side["prepared_bytes"], set(side["donated"])
+        self.lent = {name: (into, offset) for name, (into, offset) in side["lent"].items()}
         self.threads, self.streams = side["threads"], [Stream(**s) for s in side["streams"]]
         self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}
         ops = {n.label: n for n in self.state.nodes() if isinstance(n, Op)}

@@ -32,6 +32,10 @@ def verify(net: Network) -> None:
     for op in order:
         if isinstance(op.spec, Program):
             _check_program(net, op, op.spec)
+    for name, (into, _) in net.lent.items():
+        early = min(net.writers(name), key=position.__getitem__)
+        if into not in net.donated or any(position[r] >= position[early] for r in net.readers(into)):
+            raise _fault(net, early, f"{name} lies in {into}, which is not free yet")
     for op, source in violations(net):
         raise _fault(net, op, f"{source} is read after it was overwritten")
 

@@ -17,8 +17,9 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
 
 from dcir.frontends.torch.decompose import decompositions
+from dcir.frontends.torch.donation import Donation
 from dcir.frontends.torch.expose_norms import expose_norms
-from dcir.frontends.torch.importer import FIRST_SAVED, STATIC
+from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC
 from dcir.frontends.torch.partition import Limited
 from dcir.frontends.torch.recompute import recompute_cheap
 
@@ -34,10 +35,14 @@ class CompiledGraph:
     Attributes:
         call: from a list of arguments to a list of results.
         strides: of the results; None for those that are no tensors, or are laid out as the graph says.
+        alone: numbers of results that have memory of their own, all of it.
+        overwrites: numbers of arguments whose memory a call uses for other things.
     """
 
-    call: Callable[[Sequence[Any]], list[Any]]
+    call: Callable[[list[Any]], list[Any]]
     strides: tuple[tuple[int, ...] | None, ...] = ()
+    alone: frozenset[int] = frozenset()
+    overwrites: frozenset[int] = frozenset()
 
 
 # (graph, "forward" | "backward" | "inference") -> its compiled form
@@ -84,15 +89,23 @@ def _ahead_of_time(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None
 ) -> Callable[..., Any]:
     number = next(_NUMBERS)
+    alone: frozenset[int] = frozenset()
+    donation = Donation()
 
     def compiler(kind: str) -> Any:
         def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+            nonlocal alone
             graph.meta[TOGETHER] = number
-            _annotate(graph, kind, examples)
+            _annotate(graph, kind, examples, alone)
             compiled = compile_graph(graph, kind)
             program = compiled.call
             if kind == "forward":
                 _report_strides(compiled.strides)
+                alone = compiled.alone
+                if alone:
+                    program = donation.forward(program)
+            if compiled.overwrites:
+                program = donation.backward(program, compiled.overwrites)
 
             def boxed(args: list[Any]) -> list[Any]:
                 results = program(args)
@@ -133,14 +146,24 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.Gra
         return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
-def _annotate(graph: fx.GraphModule, kind: str, examples: Sequence[Any]) -> None:
-    """Note what the importer cannot see: which inputs are parameters, which results are saved, how saved tensors lie."""
+def _annotate(graph: fx.GraphModule, kind: str, examples: Sequence[Any], alone: frozenset[int]) -> None:
+    """Note what the importer cannot see: which inputs are parameters, which results are saved, how saved tensors lie.
+
+    ``alone`` says which results of the forward have memory of their own.
+    """
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if kind == "inference" and metadata is not None:
         graph.meta[STATIC] = frozenset(metadata.static_input_indices)
     if kind == "forward" and context is not None and metadata is not None and context.output_strides is not None:
         graph.meta[FIRST_SAVED] = len(metadata.tokens) + metadata.tensors_saved_for_backwards_slice.start
+    if kind == "backward" and metadata is not None:
+        # AOTAutograd's own part in this would be to refuse a second backward through the same graph.
+        found, metadata.bw_donated_idxs = metadata.bw_donated_idxs or [], []
+        first = (
+            len(metadata.tokens) + metadata.tensors_saved_for_backwards_slice.start - metadata.num_symints_saved_for_bw
+        )
+        graph.meta[DONATED] = frozenset(i for i in found if first + i in alone)
     if kind == "backward":
         places = (n for n in graph.graph.nodes if n.op == "placeholder")
         for node, example in zip(places, examples, strict=True):

@@ -23,6 +23,8 @@ UPDATES = "dcir_updates"
 """Key of a graph's ``meta``: from the number of a result to that of the placeholder whose contents it replaces."""
 STATIC = "dcir_static"
 """Key of a graph's ``meta``: numbers of the placeholders that are parameters or buffers of the user's modules."""
+DONATED = "dcir_donated"
+"""Key of a backward graph's ``meta``: numbers of the placeholders that nobody reads once the call has begun."""
 
 
 @dataclass
@@ -123,6 +125,8 @@ class _Importer:
         name = self.net.add_container(meta.shape, meta.dtype, "input", meta.strides)
         if len(self.net.inputs) - 1 in self.gm.meta.get(STATIC, ()):
             self.net.static.add(name)
+        if len(self.net.inputs) - 1 in self.gm.meta.get(DONATED, ()):
+            self.net.donated.add(name)
         self.net.names[name] = str(node.target)
         return Ref(name, meta.shape, meta.strides, 0, meta.dtype)
 
