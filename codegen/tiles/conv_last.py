@@ -160,7 +160,8 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         in_next=f"({lay.inputs.start('i + 1')}) * {lay.unit}", regions_calls=calls,
     )  # fmt: skip
     steps.append(Step(jobs, "run"))
-    return Draft(name, p.dtype, "".join([*texts, sweep, planes[0], tiles, planes[1], region, run]), tuple(steps), scratch, epilogue=epilogue)
+    text = "".join([*texts, sweep, planes[0], tiles, planes[1], region, run])
+    return Draft(name, p.dtype, text, tuple(steps), scratch, epilogue=epilogue)
 
 
 def _planes_text(lay: Layout, epilogue: Epilogue, width: int) -> tuple[tuple[str, str], dict[str, str]]:
