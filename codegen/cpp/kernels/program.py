@@ -274,15 +274,15 @@ class _Emitter(Statements):
         if width:
             self._row_blocks(inner[-1], width, stores, reduces)
         else:
-            name = lambda r: f"part{r}" if r in sums else f"v{r}"  # noqa: E731
+            names = {r: f"part{r}" if r in sums else f"v{r}" for r in reduces}
             if inner:
-                partial = [(_OMP[p.body[r].attr[0]], name(r)) for r in reduces if p.body[r].attr[0] in _OMP]
+                partial = [(_OMP[p.body[r].attr[0]], names[r]) for r in reduces if p.body[r].attr[0] in _OMP]
                 if simple:
                     self.simd(partial)
                 self.loop(inner[-1], p.dims[inner[-1]])
             else:
                 self.open("")
-            self.compute(stores, reduces, name)
+            self.compute(stores, reduces, names.__getitem__)
             self.close()
         if sums:
             self.close()
