@@ -24,16 +24,6 @@ from dcir.errors import CompilerFailed, CompilerNotFound, OptionError
 EXPORT = '__attribute__((visibility("default")))'
 
 
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
-
-
-@pytest.fixture
-def toolchain(cache):
-    return Toolchain.find(cache)
-
-
 def adder(name, amount):
     return Unit("", f'extern "C" {EXPORT} int {name}(int x) {{ return x + {amount}; }}\n')
 

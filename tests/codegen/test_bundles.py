@@ -4,23 +4,12 @@ import ctypes
 
 import pytest
 
-from dcir.cache import Cache
-from dcir.codegen.build import Toolchain, Unit, compile_objects, compiler_runs, default_flags, link_shared
+from dcir.codegen.build import Unit, compile_objects, compiler_runs, default_flags, link_shared
 from dcir.codegen.bundles import bundle_text, bundles
 from dcir.errors import CompilerFailed
 
 SHARED = "#define ONE 1\n"
 EXPORT = 'extern "C" __attribute__((visibility("default")))'
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
-
-
-@pytest.fixture
-def toolchain(cache):
-    return Toolchain.find(cache)
 
 
 def unit(name, amount, shared=SHARED):

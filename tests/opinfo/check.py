@@ -83,7 +83,7 @@ def check(name: str, **options: Any) -> Outcome:
     for call in calls(name):
         try:
             want = _run(call.function(), call, call.tensors())
-        except Exception as e:
+        except Exception as e:  # eager refuses the sample, in whatever way the operator does that: try another one
             reason = _text(e)
             continue
         return _check(name, call, want, options)
@@ -97,7 +97,7 @@ def _check(name: str, call: Call, want: dict[str, Any], options: dict[str, Any])
         got = _run(fast, call, call.tensors())
     except DcirError as e:
         return Outcome(name, REFUSED, detail=_text(e))
-    except Exception as e:
+    except Exception as e:  # anything that is no refusal of ours is an outcome too, one that fails the sweep
         return Outcome(name, ERROR, detail=_text(e))
     report = fast.dcir.explain()
     through = sorted({operator for operator, _ in report.fallbacks})
@@ -149,9 +149,12 @@ def _exact(call: Call, want: dict[str, Any]) -> tuple[dict[str, Any], list[dict[
         with _Double():
             exact = _run(call.function(), call, call.tensors(_widen))
             for seed in range(2):
+                # Disturbed operands may leave an operator's domain; the floor is then what the other run shows, or nothing.
                 with contextlib.suppress(Exception), _Disturbed(seed):
                     disturbed.append(_run(call.function(), call, call.tensors(_widen)))
-    except Exception:
+    except (
+        Exception
+    ):  # what a missing kernel raises differs from operator to operator, as do refusals of the widened types
         exact = {n: _widen(t) for n, t in want.items()}
     finally:
         torch.set_default_dtype(before)
