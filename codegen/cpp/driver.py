@@ -3,6 +3,7 @@
     int dcir_run(void** table, int (*call_back)(int))
     int dcir_prepare(void** table)                    computes what depends on static inputs alone
     unsigned long long dcir_fingerprint(void** table) a digest of a few elements of every static input
+    int dcir_watch(...), dcir_note(...)               see ``watch.py``
     unsigned long long dcir_ticks[steps + 1]          of a profiled driver: nanoseconds of each step of the last call
 
 ``table[0]`` is the arena, ``table[1]`` the block of prepared values; inputs, constants and results follow. The
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from dcir.codegen.cpp.watch import WATCH
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def driver_text(
     lines += ["  return 0;", "}"]
     lines.append('extern "C" __attribute__((visibility("default"))) int dcir_prepare(void** t) {')
     lines += ["  int status = 0;", *_stretch(before), "  return 0;", "}"]
-    return "\n".join([*lines, *_fingerprint(static), ""])
+    return "\n".join([*lines, *_fingerprint(static), WATCH])
 
 
 # Words of a static input that its digest covers. A write that goes around the version counter (through Tensor.data) is

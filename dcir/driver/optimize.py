@@ -6,7 +6,8 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from dcir.driver.compile import Session
 from dcir.driver.limit import limited
 from dcir.driver.machine import machine
 from dcir.driver.optimiser_choice import prefer_fused
+from dcir.driver.quick_calls import MISS, QuickCalls
 from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.quick_guards import QuickGuards
@@ -142,7 +144,8 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     fast.__dict__["dcir"] = Handle(session, functools.partial(_plain, fast))
     if session.options.fused_optimizers:
         prefer_fused(fast)
-    fast._compiled_call_impl = _compiled(_frame_of_its_own(fast._call_impl), session)
+    frame = _frame_of_its_own(fast._call_impl)
+    fast._compiled_call_impl = _quick(_compiled(frame, session), QuickCalls(frame, fast._call_impl))
     result: nn.Module = fast
     return result
 
@@ -154,7 +157,7 @@ def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..
     return result
 
 
-def _frame_of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _frame_of_its_own(fn: Callable[..., Any]) -> FunctionType:
     """``fn`` called from a new code object.
 
     Dynamo skips frames that belong to torch, and the forward of a bare nn.Sequential is one. And it learns per name and
@@ -165,7 +168,19 @@ def _frame_of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn(*args, **kwargs)
 
     call.__code__ = call.__code__.replace(co_name=f"call_{next(_FRAMES)}")
-    return call
+    return cast(FunctionType, call)
+
+
+def _quick(call: Callable[..., Any], quick: QuickCalls) -> Callable[..., Any]:
+    """``call`` by the short way where there is one; a Dynamo that traces through this sees ``call`` alone."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return call(*args, **kwargs)
+        result = quick.call(args, kwargs)
+        return result if result is not MISS else quick.long_way(call, args, kwargs)
+
+    return run
 
 
 def _compiled(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:

@@ -112,6 +112,19 @@ class _Prepared:
     fingerprint: int
 
 
+@dataclass(frozen=True)
+class Fixed:
+    """Arguments that stay as they were in a call before.
+
+    Attributes:
+        places: (slot, address) of each.
+        prepared: what was made from them, if anything is.
+    """
+
+    places: tuple[tuple[int, int], ...]
+    prepared: _Prepared | None
+
+
 class Program:
     """A loaded network. Calls from several threads are safe: each call in flight has its own arena and table.
 
@@ -164,16 +177,13 @@ class Program:
         arena = self.arenas.take(self.info.arena_bytes)
         try:
             table = frame.table
+            frame.fixed = None
             table[0] = arena.address
             for i, slot in self._tensor_inputs:
                 table[slot] = args[i].data_ptr()
             for slot, i in self.info.updates:
                 table[slot] = args[i].data_ptr()
-            buffers = []
-            for new, slot in self._alloc:
-                t = new()
-                table[slot] = t.data_ptr()
-                buffers.append(t)
+            buffers = self._new_buffers(table)
             if self._static_slots or self.info.prepared_bytes:
                 self._make_ready([args[i] for i in self.info.static_inputs], frame)
             code = self._enter(self._run, frame.address, frame.call_back)
@@ -182,6 +192,70 @@ class Program:
         finally:
             self.arenas.give(arena)
             self._free.append(frame)
+        return self._results(buffers, args)
+
+    def fixed(self, args: Sequence[Any], moving: Sequence[int]) -> Fixed | None:
+        """The arguments of the last call but those at ``moving``, for ``again``; None where it cannot be used.
+
+        That is where arguments are written to or handed on, or nobody counts the writes to them.
+        """
+        info, known = self.info, self._prepared
+        if info.updates or any(r.source != "buffer" for r in info.results):
+            return None
+        if known is None and (self._static_slots or info.prepared_bytes):
+            return None
+        held = [i for i, slot in enumerate(info.input_slots) if slot >= 0 and i not in moving]
+        if known is not None:
+            static = [args[i] for i in info.static_inputs]
+            if set(moving) & set(info.static_inputs) or any(t.is_inference() for t in static):
+                return None
+            if list(map(_ADDRESS, static)) != known.addresses or list(map(_VERSION, static)) != known.versions:
+                return None
+        return Fixed(tuple((info.input_slots[i], args[i].data_ptr()) for i in held), known)
+
+    def again(self, fixed: Fixed, moving: Sequence[tuple[int, torch.Tensor]]) -> list[Any] | None:
+        """Run with other tensors at some slots and the rest as it was; None if a probed word of the rest has changed.
+
+        The caller vouches that those are the same tensors, at the same addresses, with the same count of writes, that none of
+        the results is a window of an argument, and that ``moving`` are laid out as when the program was compiled.
+        """
+        try:
+            frame = self._free.pop()
+        except IndexError:
+            frame = _Frame(self)
+        arena = self.arenas.take(self.info.arena_bytes)
+        try:
+            table, prepared = frame.table, fixed.prepared
+            if frame.fixed is not fixed:
+                for slot, address in fixed.places:
+                    table[slot] = address
+                if prepared is not None:
+                    frame.prepared, frame.addresses = prepared, prepared.addresses
+                    table[1] = prepared.block.address
+                frame.fixed = fixed
+            if prepared is not None and self._fingerprint(frame.address) != prepared.fingerprint:
+                return None
+            table[0] = arena.address
+            for slot, t in moving:
+                table[slot] = t.data_ptr()
+            buffers = self._new_buffers(table)
+            code = self._enter(self._run, frame.address, frame.call_back)
+            if code:
+                self._fail(code, frame)
+        finally:
+            self.arenas.give(arena)
+            self._free.append(frame)
+        return self._results(buffers, ())
+
+    def _new_buffers(self, table: Any) -> list[torch.Tensor]:
+        buffers = []
+        for new, slot in self._alloc:
+            t = new()
+            table[slot] = t.data_ptr()
+            buffers.append(t)
+        return buffers
+
+    def _results(self, buffers: Sequence[torch.Tensor], args: Sequence[Any]) -> list[Any]:
         out: list[Any] = []
         for r in self.info.results:
             if r.source == "literal":
@@ -204,6 +278,11 @@ class Program:
             return function(*arguments)
         finally:
             self._library.omp_set_num_threads(threads)
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        """The loaded library; it is unloaded with the program."""
+        return self._library
 
     def ticks(self, steps: int) -> list[int]:
         """Nanoseconds of each step of the last call, and of opening teams; of a library that was built to be profiled."""
@@ -265,6 +344,7 @@ class _Frame:
         info = program.info
         self.prepared: _Prepared | None = None
         self.addresses: list[int] = []
+        self.fixed: Fixed | None = None
         self.table = (ctypes.c_void_p * max(info.table_size, 1))()
         for slot, t in zip(info.constant_slots, program.constants, strict=True):
             self.table[slot] = t.data_ptr()

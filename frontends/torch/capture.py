@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,32 @@ class CompiledGraph:
     strides: tuple[tuple[int, ...] | None, ...] = ()
     alone: frozenset[int] = frozenset()
     overwrites: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Taped:
+    """One run of a compiled graph: what ran, on what, with what results."""
+
+    program: Any
+    inputs: tuple[Any, ...]
+    results: tuple[Any, ...]
+
+
+class _Tape(threading.local):
+    rows: list[Taped] | None = None
+
+
+_TAPE = _Tape()
+
+
+@contextlib.contextmanager
+def taping() -> Iterator[list[Taped]]:
+    """The runs of compiled graphs in this thread, while this context is open."""
+    before, _TAPE.rows = _TAPE.rows, []
+    try:
+        yield _TAPE.rows
+    finally:
+        _TAPE.rows = before
 
 
 # (graph, "forward" | "backward" | "inference") -> its compiled form
@@ -109,6 +135,8 @@ def _ahead_of_time(
 
             def boxed(args: list[Any]) -> list[Any]:
                 results = program(args)
+                if _TAPE.rows is not None:
+                    _TAPE.rows.append(Taped(program, tuple(args), tuple(results)))
                 args.clear()  # saved activations end here, not when the caller's frame does
                 return results
 
@@ -188,6 +216,8 @@ class _BySize:
         self.lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
+        if _TAPE.rows is not None:
+            _TAPE.rows.append(Taped(self, (), ()))  # the choice is part of what ran
         key = (
             torch.is_grad_enabled(),
             tuple(

@@ -1,0 +1,135 @@
+"""Notes the dictionaries and tensors of a module's tree, and tells in one native call whether they are as noted.
+
+A network has hundreds of parameters and dictionaries; asking each of them from Python took as long as a small network, most of
+it in a cold cache. The native side is ``codegen/cpp/watch.py``, which every compiled library holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SAME, OTHER_CONTENTS, OTHER_STRUCTURE = 0, 1, 2
+"""What ``Watch.changed`` tells: nothing; tensors with other memory or another count of writes; anything else."""
+
+# In the order of codegen/cpp/watch.py.
+_FUNCTIONS = (
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_get_dtype",
+    "aoti_torch_get_dim",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "_ZNK2at10TensorBase8_versionEv",
+)
+_LARGEST_RANK = 6
+
+
+class _Dictionary(ctypes.Structure):
+    _fields_ = (("object", ctypes.c_void_p), ("version", ctypes.c_uint64))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("handle", ctypes.c_void_p),
+        ("near", ctypes.c_void_p * 2),
+        ("data", ctypes.c_void_p),
+        ("version", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
+        ("rank", ctypes.c_int64),
+        ("sizes", ctypes.c_int64 * _LARGEST_RANK),
+        ("strides", ctypes.c_int64 * _LARGEST_RANK),
+    )
+
+
+@functools.cache
+def available() -> bool:
+    """Whether this interpreter's dictionaries have versions where they are looked for, and torch its functions.
+
+    Python 3.12 took the versions for watchers of its own; there is no second form for it here.
+    """
+    return sys.version_info[:2] == (3, 11) and sys.implementation.name == "cpython" and _functions() is not None
+
+
+@functools.cache
+def _functions() -> Any:
+    """A table of addresses, or None where this torch lacks one of them."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        library = ctypes.CDLL(str(path))
+        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS]
+        from torch._C._aoti import (
+            alloc_tensors_by_stealing_from_void_ptrs,  # noqa: F401
+            unsafe_alloc_void_ptrs_from_tensors,  # noqa: F401
+        )
+        from torch._C._dynamo.guards import dict_version  # noqa: F401
+    except (OSError, AttributeError, ImportError):
+        return None
+    return (ctypes.c_void_p * len(found))(*found)
+
+
+class Watch:
+    """Dictionaries and tensors, as they were when this was made. It keeps all of them alive.
+
+    Args:
+        library: a compiled library, which must stay loaded as long as this.
+        dictionaries: whose items must stay the same objects.
+        tensors: which must keep type, sizes, strides, memory and count of writes. None may be made in inference mode.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, dictionaries: Sequence[dict[Any, Any]], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        from torch._C._aoti import alloc_tensors_by_stealing_from_void_ptrs, unsafe_alloc_void_ptrs_from_tensors
+        from torch._C._dynamo.guards import dict_version
+
+        self._handles: list[Any] = []
+        self._give_back = alloc_tensors_by_stealing_from_void_ptrs
+        # Called with the interpreter's lock, so that no other Python code runs in between.
+        kind = ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p, ctypes.c_longlong] * 2, ctypes.c_void_p)
+        note, self._changed = (
+            kind(ctypes.cast(function, ctypes.c_void_p).value or 0)
+            for function in (library.dcir_note, library.dcir_watch)
+        )
+        self._dictionaries, self.tensors = list(dictionaries), list(tensors)
+        self._dictionary_rows = (_Dictionary * max(len(dictionaries), 1))()
+        for row, d in zip(self._dictionary_rows, dictionaries, strict=False):
+            row.object = id(d)
+        self._rows = (_Tensor * max(len(tensors), 1))()
+        self._handles = unsafe_alloc_void_ptrs_from_tensors(self.tensors)
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        for tensor_row, handle, t in zip(self._rows, self._handles, self.tensors, strict=False):
+            tensor_row.handle = pointer(handle, None)
+            # Only asked for ahead of time, never read.
+            tensor_row.near = (t._cdata, t.untyped_storage()._cdata)
+        functions = _functions()
+        self._arguments = (
+            ctypes.c_void_p(ctypes.addressof(self._dictionary_rows)),
+            ctypes.c_longlong(len(dictionaries)),
+            ctypes.c_void_p(ctypes.addressof(self._rows)),
+            ctypes.c_longlong(len(tensors)),
+            ctypes.c_void_p(ctypes.addressof(functions)),
+        )
+        self.valid = note(*self._arguments) == 0 and all(
+            row.version == dict_version(d) for row, d in zip(self._dictionary_rows, dictionaries, strict=False)
+        )
+        """Whether everything could be noted; ``changed`` must not be asked otherwise."""
+
+    def changed(self) -> int:
+        """``SAME``, ``OTHER_CONTENTS`` or ``OTHER_STRUCTURE``."""
+        result: int = self._changed(*self._arguments)
+        return result
+
+    def noted(self) -> list[tuple[int, int]]:
+        """(address, count of writes) of every tensor."""
+        return [(row.data or 0, row.version) for row, _ in zip(self._rows, self.tensors, strict=False)]
+
+    def __del__(self) -> None:
+        if self._handles:
+            self._give_back(self._handles)

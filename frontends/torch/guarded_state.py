@@ -1,0 +1,157 @@
+"""What Dynamo's guards of one compiled frame look at: the dictionaries and tensors of the module's tree, and the rest as guards.
+
+    guards over locals --> (dictionaries and tensors below ``fn.__self__``, guards without that subtree)
+
+Dynamo marks subtrees in which nothing but dictionaries can change ("tag safe"): as long as their versions, and what tensors say of
+themselves, are as they were, every guard in the subtree holds. Those can be compared in one native call, by whoever
+wants to; what is left (modes, arguments, globals) are a few guards that Dynamo's own copy of the tree evaluates.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+
+_FRAME_FUNCTION = "fn"
+_SUBTREE = f"L['{_FRAME_FUNCTION}'].__self__"
+_CLASSES = ("type(", "dict(type(")
+_LAST = re.compile(r"(.*)(?:\.([A-Za-z_]\w*)|\[('(?:[^'\\]|\\.)*'|\d+)\])", re.DOTALL)
+# A frame whose code does only this calls its graph and hands results on; anything else has effects that must be replayed.
+# fmt: off
+_HANDS_ON = frozenset((
+    "RESUME", "COPY_FREE_VARS", "NOP", "CACHE", "EXTENDED_ARG", "LOAD_CONST",
+    "LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "PUSH_NULL",
+    "LOAD_ATTR", "BINARY_SUBSCR", "COPY", "SWAP", "POP_TOP", "BUILD_TUPLE",
+    "BUILD_LIST", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "LIST_EXTEND", "UNPACK_SEQUENCE", "PRECALL",
+    "CALL", "RETURN_VALUE",
+))
+# fmt: on
+_GRAPH = "__compiled_fn_"
+_RECORDS = "__import_torch_dot__dynamo_dot_utils"
+
+
+@dataclass(frozen=True)
+class GuardedState:
+    """The guards of one compiled frame, in two parts.
+
+    Attributes:
+        manager: Dynamo's record of them; its ``cache_entry`` is None once the frame's code was dropped.
+        rest: the guards outside the module's tree; ``rest.check(scope)`` evaluates them.
+        dictionaries, tensors: what the guards inside depend on.
+    """
+
+    manager: Any
+    rest: Any
+    dictionaries: tuple[dict[Any, Any], ...]
+    tensors: tuple[torch.Tensor, ...]
+
+
+def guarded_state(code: CodeType, scope: Mapping[str, Any]) -> GuardedState | None:
+    """The guards that hold for a call of ``code`` with the locals ``scope``; None if they are not of this kind.
+
+    ``scope["fn"]`` is a method of the module.
+    """
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    entries = [e for e in _debug_get_cache_entry_list(code) if e.guard_manager.root.check(scope)]
+    # With two that hold nobody can say which of them was run.
+    if len(entries) != 1 or not hands_on(entries[0].code):
+        return None
+    manager = entries[0].guard_manager
+    node = _subtree(manager.root)
+    if node is None or not node.is_tag_safe():
+        return None
+    contents = _Contents(scope)
+    if not contents.read(node):
+        return None
+    kept = contents.kept
+    rest = manager.root.clone_manager(lambda n: _SUBTREE not in n.get_source() or n.get_source() in kept)
+    if rest is None or not rest.check(scope):
+        return None
+    return GuardedState(manager, rest, tuple(contents.dictionaries.values()), tuple(contents.tensors.values()))
+
+
+def hands_on(code: CodeType) -> bool:
+    """Whether a frame that Dynamo compiled only gathers a graph's inputs, calls it, and hands its results on."""
+    calls = graphs = 0
+    for instruction in dis.get_instructions(code):
+        if instruction.opname not in _HANDS_ON:
+            return False
+        if instruction.opname == "LOAD_GLOBAL":
+            graphs += instruction.argval.startswith(_GRAPH)
+            if not instruction.argval.startswith((_GRAPH, _RECORDS)):
+                return False
+        calls += instruction.opname == "CALL"
+    # Dynamo notes when it begins to gather and when it has ended.
+    return graphs == 1 and calls in (1, 3)
+
+
+def _subtree(root: Any) -> Any:
+    for child in root.get_child_managers():
+        if child.get_source() == f"L['{_FRAME_FUNCTION}']":
+            return next((n for n in child.get_child_managers() if n.get_source() == _SUBTREE), None)
+    return None
+
+
+class _Contents:
+    """Every dictionary and tensor that a subtree of guards looks at.
+
+    Attributes:
+        dictionaries, tensors: by identity.
+        kept: sources of guards that look at something else, classes, and of those above them.
+    """
+
+    def __init__(self, scope: Mapping[str, Any]) -> None:
+        self.dictionaries: dict[int, dict[Any, Any]] = {}
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.kept: set[str] = set()
+        # Values by their sources: every attribute and item is looked up once.
+        self._known: dict[str, Any] = {"L": scope}
+
+    def read(self, node: Any) -> bool:
+        """Take in a subtree; False if something in it is nothing that can be noted."""
+        from torch._C._dynamo.guards import DictGuardManager
+
+        source, kind = node.get_source(), node.get_type_of_guarded_value()
+        if isinstance(node, DictGuardManager):
+            below = [m for pair in node.get_key_value_managers().values() for m in pair if m is not None]
+        else:
+            below = node.get_child_managers()
+        if source.startswith(_CLASSES):
+            self.kept.add(source)
+        elif issubclass(kind, dict | torch.Tensor):
+            value = self.at(source)
+            if isinstance(value, dict):
+                self.dictionaries[id(value)] = value
+            elif isinstance(value, torch.Tensor) and not value.is_inference():
+                self.tensors[id(value)] = value
+            else:
+                return False
+        if not all(map(self.read, below)):
+            return False
+        if any(m.get_source() in self.kept for m in below):
+            self.kept.add(source)
+        return True
+
+    def at(self, source: str) -> Any:
+        """The value at a source, or None where the source is something else than attributes and items."""
+        if source in self._known:
+            return self._known[source]
+        match = _LAST.fullmatch(source)
+        if match is None:
+            return None
+        before, attribute, item = match.groups()
+        owner = self.at(before)
+        try:
+            value = getattr(owner, attribute) if attribute else owner[ast.literal_eval(item)]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return None
+        self._known[source] = value
+        return value
