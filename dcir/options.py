@@ -89,6 +89,8 @@ class Options:
             raise _bad("memory_limit", self.memory_limit, "a size such as '512MB' or '2GiB'")
         if self.memory_limit is not None and self.target == "dace":
             raise _not_yet("memory_limit", self.memory_limit, "target='cpp'; DaCe's own compiler allocates as it likes")
+        if self.tune is not None and self.target == "dace":
+            raise _not_yet("tune", self.tune, "target='cpp'; DaCe's own compiler makes its kernels in one way")
         if self.precision in NOT_YET_PRECISIONS:
             raise _not_yet("precision", self.precision, "precision='fp32'")
         _check_choice("precision", self.precision, ("fp32",))

@@ -236,6 +236,11 @@ def test_other_budgets_are_refused(value):
         Options.make(tune=value)
 
 
+def test_kernels_of_dace_have_no_alternatives():
+    with pytest.raises(OptionError, match="tune"):
+        Options.make(tune=True, target="dace")
+
+
 MAKE = "import torch\ndef make():\n    return torch.nn.Linear(96, 64).eval(), (torch.randn(32, 96),)\n"
 
 

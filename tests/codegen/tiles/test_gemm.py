@@ -55,6 +55,15 @@ def cases():
     for la in LAYOUTS:
         for lb in LAYOUTS:
             add("avx512", "f32", (2,), 29, 100, 90, la, lb, rng.choice(LAYOUTS[:5]))
+    for isa in ISAS:
+        for lb, lc in (
+            ("row", "row"),
+            ("column", "padded"),
+            ("wide", "column"),
+        ):  # many rows: all of B is packed before
+            add(isa, rng.choice(["f32", "f64"]), (), 1030, 141, 21, "row", lb, lc, 3)
+    for m in (200, 300):  # few or many rows next to columns that lie along k
+        add("avx512", "f32", (), m, 1510, 40, "row", "column", "row")
     for m in (1, 2, 3, 5, 8, 11):
         add("avx512", "f32", (), m, 130, 300, rng.choice(LAYOUTS), "column", rng.choice(LAYOUTS[:5]), 3)
         add("avx2", "f32", (), 90, m, 300, "row", rng.choice(LAYOUTS), rng.choice(LAYOUTS[:5]), 3)
