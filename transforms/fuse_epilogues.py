@@ -139,12 +139,13 @@ class FuseEpilogues(Pass):
     def _pull(self, net: Network, product: Op, position: dict[Op, float], outcome: Outcome) -> bool:
         """Compute one operand of an epilogue where it is read, if nobody else reads it."""
         spec, old = epilogue_of(net, product)
-        static = net.preparable()
+        static: set[Op] | None = None
         for data in dict.fromkeys(o.data for o in old.ins[1:]):
             writers = net.writers(data)
             if len(writers) != 1 or not isinstance(writers[0].spec, Program) or not _pointwise(writers[0].spec):
                 continue
             producer = writers[0]
+            static = net.preparable() if static is None else static
             new = _inlined(net, product, producer, old, data, static)
             if not isinstance(new, str):
                 reason = self._unfit(new)

@@ -67,7 +67,7 @@ def run_passes(
         until: name of the last pass to run.
         after: called after every pass that changed something (the differential check hooks in here).
         progress: called with (finished, all) after every pass.
-        validate_each: let DaCe validate the SDFG after every pass too, not only before the first and after the last;
+        validate_each: let DaCe validate the SDFG after every pass too, not only what the last one leaves;
             dcir's own rules are always checked (they cost a tenth of DaCe's).
 
     Raises:
@@ -81,7 +81,8 @@ def run_passes(
     if net.updates:
         settle(net)
     verify(net)
-    net.validate()
+    if validate_each:
+        net.validate()
     records = []
     traffic, count, peak = net.bytes_moved(), len(net.ops()), peak_bytes(net)
     for number, p in enumerate(passes, 1):
@@ -117,6 +118,6 @@ def run_passes(
             progress(number, len(passes))
         if p.name == until:
             break
-    if passes and not validate_each:
+    if not validate_each:
         net.validate()
     return records

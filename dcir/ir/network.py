@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import dace
 import networkx
 from dace.sdfg import nodes as dace_nodes
-from dace.subsets import Range
 
 from dcir.errors import InvalidGraph
+from dcir.ir.dace_objects import array, whole_memlet
 from dcir.ir.nodes import Op
 from dcir.ir.types import itemsize, to_numpy
 
@@ -192,10 +192,8 @@ class Network:
         strides = tuple(s if d > 1 else 1 for d, s in zip(c.shape, c.strides, strict=True)) or (1,)
         if any(s < 0 for s in strides):
             raise InvalidGraph("a container cannot have negative strides", details=[("container", name)])
-        self.sdfg.add_array(
-            name, shape, _DACE_TYPES[c.dtype], strides=strides, total_size=max(c.size, 1),
-            transient=c.role == "transient",
-        )  # fmt: skip
+        described = array(shape, strides, _DACE_TYPES[c.dtype], max(c.size, 1), c.role == "transient")
+        self.sdfg.add_datadesc(name, described)
         self.containers[name] = c
 
     def promote(self, name: str) -> str:
@@ -267,9 +265,8 @@ class Network:
         return op
 
     def _memlet(self, o: Operand, bytes_of: Sequence[int], i: int) -> dace.Memlet:
-        shape = self.containers[o.data].shape or (1,)
-        volume = bytes_of[i] // itemsize(self.containers[o.data].dtype)
-        return dace.Memlet(data=o.data, subset=Range([(0, max(d, 1) - 1, 1) for d in shape]), volume=volume)
+        c = self.containers[o.data]
+        return whole_memlet(o.data, c.shape or (1,), bytes_of[i] // itemsize(c.dtype))
 
     def remove_op(self, op: Op) -> None:
         """Take an operator out of the graph."""

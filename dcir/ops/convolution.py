@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,22 @@ from dcir.ops.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
 from dcir.ops.lowering import FROM_NAME
 from dcir.ops.packing import packed_shape, panels, read_packed
 from dcir.ops.torch_call import window_tensor
+
+
+@functools.lru_cache(maxsize=4096)
+def _met(size: int, taps: int, results: int, stride: int, padding: int, dilation: int) -> tuple[int, int]:
+    """Of one dimension: pairs of an output position and a tap inside x, and positions of x that some pair meets.
+
+    Asked of every operator after every pass, for rows of thousands of positions: hence ranges, and a memory.
+    """
+    pairs, met = 0, set[int]()
+    for k in range(taps):
+        first = k * dilation - padding
+        begin = max(0, -(first // stride))  # the first result whose tap is at 0 or behind
+        places = range(first + begin * stride, min(size, first + (results - 1) * stride + 1), stride)
+        pairs += len(places)
+        met.update(places)
+    return pairs, len(met)
 
 
 @register
@@ -88,20 +105,16 @@ class ConvolutionSpec:
             return (self.groups, panels(self.cout, self.panel), rows, columns, self.cin, self.panel)
         return packed_shape((self.groups,), self.cout, math.prod(self.kernel) * self.cin, self.panel)
 
-    def _inside(self, d: int) -> list[int]:
-        """Positions of x that dimension ``d`` reads, one for every pair of an output position and a tap inside x."""
-        places = (
-            p * self.stride[d] - self.padding[d] + k * self.dilation[d]
-            for p in range(self.out_size[d])
-            for k in range(self.kernel[d])
-        )
-        return [i for i in places if 0 <= i < self.in_size[d]]
+    def _met(self) -> list[tuple[int, int]]:
+        """Per dimension: pairs of an output position and a tap inside x, and the positions of x that some pair meets."""
+        extents = (self.in_size, self.kernel, self.out_size, self.stride, self.padding, self.dilation)
+        return [_met(*extent) for extent in zip(*extents, strict=True)]
 
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Distinct bytes of each operand; of x as an input only the positions that some tap meets."""
         size = itemsize(self.dtype)
         x, w, y = (size * math.prod(shape) for shape in self.shapes)
-        places = math.prod(len(set(self._inside(d))) for d in range(len(self.kernel)))
+        places = math.prod(positions for _, positions in self._met())
         met = size * self.n * self.groups * self.cin * places
         if self.kind == "forward":
             if self.panel:
@@ -112,7 +125,7 @@ class ConvolutionSpec:
 
     def operations(self) -> int:
         """Multiplications and additions of elements that exist; zeros outside x do not count."""
-        taps = math.prod(len(self._inside(d)) for d in range(len(self.kernel)))
+        taps = math.prod(pairs for pairs, _ in self._met())
         extra = math.prod(self.shapes[2]) if self.bias else 0
         if self.epilogue is not None:
             extra += self.epilogue.operations()

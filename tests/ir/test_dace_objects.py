@@ -1,0 +1,49 @@
+"""Arrays and memlets from a pattern are what DaCe's own constructors make."""
+
+from __future__ import annotations
+
+import copy
+
+import dace
+import pytest
+from dace.subsets import Range
+
+from dcir.ir.dace_objects import array, whole_memlet
+
+
+@pytest.mark.parametrize(("shape", "volume"), [((4, 5), 20), ((1,), 1), ((0, 3), 0), ((2, 3, 4, 5), 7)])
+def test_equal_to_daces(shape: tuple[int, ...], volume: int) -> None:
+    ours = whole_memlet("t3", shape, volume)
+    theirs = dace.Memlet(data="t3", subset=Range([(0, max(d, 1) - 1, 1) for d in shape]), volume=volume)
+    assert ours == theirs and hash(ours) == hash(theirs)
+    a, b = ours.to_json(), theirs.to_json()
+    for each in (a, b):
+        each.pop("guid", None)
+        each["attributes"].pop("guid", None)
+    assert a == b
+    assert ours.__dict__.keys() == theirs.__dict__.keys()
+    assert (ours.volume, ours.num_elements(), str(ours)) == (theirs.volume, theirs.num_elements(), str(theirs))
+
+
+@pytest.mark.parametrize("transient", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "strides", "size"), [((4, 5), (5, 1), 20), ((1,), (1,), 1), ((2, 3, 4), (16, 5, 1), 30)]
+)
+def test_arrays_equal_daces(shape: tuple[int, ...], strides: tuple[int, ...], size: int, transient: bool) -> None:
+    sdfg = dace.SDFG("test")
+    _, theirs = sdfg.add_array("t3", shape, dace.float32, strides=strides, total_size=size, transient=transient)
+    for _ in range(2):  # the second is the copy
+        ours = array(shape, strides, dace.float32, size, transient)
+        assert ours.to_json() == theirs.to_json() and ours.__dict__ == theirs.__dict__
+        assert ours.is_equivalent(theirs)
+
+
+def test_no_two_share_anything() -> None:
+    one, other = (array((4,), (1,), dace.float32, 4, True) for _ in range(2))
+    one.transient, one.location["x"] = False, 1
+    assert other.transient and not other.location
+    a, b = whole_memlet("t3", (4,), 4), whole_memlet("t3", (4,), 4)
+    assert a.guid != b.guid and a.subset is not b.subset
+    a.subset.ranges[0] = (1, 2, 1)
+    assert b.subset == Range([(0, 3, 1)])
+    assert copy.deepcopy(b) == b
