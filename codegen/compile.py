@@ -104,6 +104,7 @@ def compile_network(
 
     Raises:
         CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code.
+        InvalidGraph: the network is new, and DaCe does not validate it.
         Unsupported: an operator that no emitter knows.
     """
     cache = cache or Cache.default()
@@ -162,6 +163,7 @@ def compile_network(
 
     def build(draft: Path) -> None:
         nonlocal compiled
+        net.validate()
         made = [k for k in kernels.values() if k.plan.phases]
         compiled = len(made)
         texts = sorted(kernel_body(k.plan, k.ins, k.outs, k.name) for k in made)

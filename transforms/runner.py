@@ -67,8 +67,8 @@ def run_passes(
         until: name of the last pass to run.
         after: called after every pass that changed something (the differential check hooks in here).
         progress: called with (finished, all) after every pass.
-        validate_each: let DaCe validate the SDFG after every pass too, not only what the last one leaves;
-            dcir's own rules are always checked (they cost a tenth of DaCe's).
+        validate_each: let DaCe validate the SDFG before the first and after every pass; else it does so when code is made
+            for what the last one leaves. dcir's own rules are always checked (they cost a tenth of DaCe's).
 
     Raises:
         InvalidGraph: a pass left the graph invalid.
@@ -118,6 +118,4 @@ def run_passes(
             progress(number, len(passes))
         if p.name == until:
             break
-    if not validate_each:
-        net.validate()
     return records
