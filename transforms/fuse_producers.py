@@ -20,6 +20,7 @@ from dcir.ir.network import Network
 from dcir.ir.nodes import Op
 from dcir.ir.program import Program
 from dcir.transforms.base import Outcome, Pass
+from dcir.transforms.fuse_sums import sums_convolved
 
 COSTLY = frozenset(
     {
@@ -54,6 +55,8 @@ class FuseProducers(Pass):
         row_bytes: largest row (all inner points of one outer point, 8 bytes each) that a second stage re-reads from cache.
         max_repeated: most statements of a value that every reader computes itself.
         min_rows: least outer points of a reduction that gets later stages; fewer rows would starve the threads.
+        convolved: whether to visit nothing but sums over a convolution's result, and leave nothing else alone than them: the
+            convolution may take them (``fuse_sums.py``), and what is left of them gets its later stages after that.
     """
 
     tier: ClassVar[int] = 2
@@ -62,6 +65,7 @@ class FuseProducers(Pass):
     row_bytes: int = 131072
     max_repeated: int = 24
     min_rows: int = 16
+    convolved: bool = False
 
     def apply(self, net: Network) -> Outcome:
         """Fuse until nothing more fits, consumers in execution order."""
@@ -84,6 +88,11 @@ class FuseProducers(Pass):
         for data in dict.fromkeys(o.data for o in net.ins(consumer)):
             writers = net.writers(data)
             if len(writers) != 1 or not isinstance(writers[0].spec, Program) or writers[0] is consumer:
+                continue
+            if sums_convolved(net, writers[0]) != self.convolved and (
+                self.convolved or consumer.spec.points() >= writers[0].spec.points()
+            ):
+                outcome.refuse("a convolution may take the sums")
                 continue
             if writers[0] in static and consumer not in static and _worth_preparing(writers[0].spec, consumer.spec):
                 outcome.refuse("the value is computed once, before the calls")

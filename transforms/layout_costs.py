@@ -144,11 +144,6 @@ def convolution_costs(
     if spec.kind == "forward":
         taps = math.prod(spec.kernel)
         mode(along_space if taps > 1 else along_space // 2, 0)
-    depthwise = spec.groups > 1 and spec.cin == spec.cout == 1
-    if depthwise and (spec.kind == "backward_weight" or (spec.kind == "forward" and shot.net.free)):
-        mode(
-            0, TURN * along_space
-        )  # the kernel of the weight gradient, which follows if there is a backward, sums over planes
 
 
 def window_costs(shot: Snapshot, op: Op, known: dict[str, Layouts], add: Terms) -> None:

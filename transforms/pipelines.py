@@ -9,6 +9,7 @@ from dcir.transforms.fold_static import FoldStatic
 from dcir.transforms.fuse_epilogues import FuseEpilogues
 from dcir.transforms.fuse_producers import FuseProducers
 from dcir.transforms.fuse_siblings import FuseSiblings
+from dcir.transforms.fuse_sums import FuseSums
 from dcir.transforms.join_sums import JoinSums
 from dcir.transforms.lend_inputs import LendInputs
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
@@ -34,6 +35,17 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
     2: (FuseEpilogues(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
-    3: (AssignLayouts(), SinkCopies(), JoinSums(), UseWinograd(), UnfoldImages(), PackWeights(), PrepareStatic()),
+    3: (
+        AssignLayouts(),
+        SinkCopies(),
+        JoinSums(),
+        UseWinograd(),
+        UnfoldImages(),
+        PackWeights(),
+        FuseSums(),
+        FuseProducers(convolved=True),
+        SplitReduction(leave_convolved=False),
+        PrepareStatic(),
+    ),
     4: (OrderExecution(), StreamImages(), LendInputs(), PlanArena()),
 }

@@ -21,6 +21,7 @@ from dcir.ir.nodes import Op
 from dcir.ir.program import Program, Stmt, simplify
 from dcir.ir.types import compute_type
 from dcir.transforms.base import Outcome, Pass
+from dcir.transforms.fuse_sums import sums_convolved
 
 _LANES = 64
 """Neighbouring results that one job computes side by side where memory runs along them."""
@@ -37,6 +38,7 @@ class SplitReduction(Pass):
         max_jobs: most jobs that a program may have already.
         chunk: points per job of the first step, about.
         max_chunks: most partial results per result.
+        leave_convolved: leave alone what sums a convolution's result channel by channel: the convolution may do that (``fuse_sums.py``).
     """
 
     tier: ClassVar[int] = 1
@@ -45,6 +47,7 @@ class SplitReduction(Pass):
     max_jobs: int = 48
     chunk: int = 16384
     max_chunks: int = 1024
+    leave_convolved: bool = True
 
     def apply(self, net: Network) -> Outcome:
         """Visit every program with inner loops."""
@@ -54,6 +57,9 @@ class SplitReduction(Pass):
             if not isinstance(p, Program) or math.prod(p.inner) < self.min_inner or p.points() < self.min_points:
                 continue
             if not any(s.op == "reduce" for s in p.body):
+                continue
+            if self.leave_convolved and sums_convolved(net, op):
+                outcome.refuse("a convolution may take its sums")
                 continue
             reason = self._split(net, op, collapse(drop_unit_loops(p)))
             if reason is None:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.tiles.conv_depthwise import depthwise_draft, depthwise_suits, depthwise_weight_draft
 from dcir.codegen.tiles.conv_depthwise_data import depthwise_data_draft, depthwise_data_suits
+from dcir.codegen.tiles.conv_depthwise_last import channels_suit
+from dcir.codegen.tiles.conv_depthwise_weight import channels_weight_draft
 from dcir.codegen.tiles.conv_direct import direct_draft
 from dcir.codegen.tiles.conv_last import last_draft, last_suits
 from dcir.codegen.tiles.conv_problem import Problem, data_problems, families, flat, forward_problem, is_pointwise
@@ -41,6 +43,7 @@ from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.epilogue import identity_epilogue
 from dcir.ops.packing import panels
+from dcir.ops.summed import SummedSpec
 
 
 def convolution_suits(spec: ConvolutionSpec) -> bool:
@@ -76,6 +79,25 @@ def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPla
     result = {"forward": y, "backward_data": x, "backward_weight": w}[spec.kind]
     dense = replace(spec, dtype="f32", x=x.dense().strides, w=w.dense().strides, y=y.dense().strides)
     return assemble_half(_draft(dense, isa, threads), isa, spec.dtype, taken, result, threads)
+
+
+def summed_draft(spec: SummedSpec, isa: Isa, threads: int) -> Draft | None:
+    """A channels-last convolution whose last step also adds up its jobs' sums, if there is such a kernel."""
+    product = replace(spec.product, epilogue=spec.epilogue())
+    if (
+        product.x[1] != 1
+        or product.y[1] != 1
+        or product.dtype != "f32"
+        or product.bias
+        or product.kind == "backward_weight"
+    ):
+        return None
+    if product.kind == "backward_data" and any(s != 1 for s in product.stride):
+        return None
+    if not convolution_suits(product):
+        return None
+    draft = _draft(product, isa, threads)
+    return draft if draft.sums else None
 
 
 def _stores_from_tiles(spec: ConvolutionSpec) -> bool:
@@ -156,6 +178,8 @@ def _weight(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         return Draft(name, p.dtype, "", ())
     if p.n * math.prod(p.out) * math.prod(p.inp) == 0:
         return _fill_weights(name, p)
+    if depthwise_suits(p) and channels_suit(p):
+        return channels_weight_draft(name, p, isa, threads)
     if depthwise_suits(p):
         return depthwise_weight_draft(name, p, isa, threads)
     p = flat(p) if is_pointwise(p) else p

@@ -25,11 +25,12 @@ from dcir.codegen.tiles.epilogue import GROUPED, Epilogue
 from dcir.codegen.tiles.isa import Isa
 
 SERIAL_WORK = 1 << 15
+AHEAD = 4  # vectors of channels, that what sums read is asked for before
 ROW_BYTES = 128 << 10  # a row of results waits on the stack for an epilogue that wants long runs
 
 _TILE = """
 $inline void $name(const T *x, const T *w, $to, L kh0, L kh1) {
-$clear
+$ahead$clear
     for (L kh = kh0; kh < kh1; kh++) {
         const T *p = x + kh * ${row}LL, *q = w + kh * ${wh}LL;
 $weights
@@ -64,7 +65,7 @@ $noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *
 
 
 @dataclass(frozen=True)
-class _Tile:
+class Tile:
     """A tile of ``pixels`` outputs; relative to its first input column, columns from ``low`` to ``high`` exist."""
 
     pixels: int
@@ -75,6 +76,16 @@ class _Tile:
     def name(self) -> str:
         """The function's name."""
         return f"tile_{self.pixels}_{self.low}_{self.high}"
+
+    def uses(self, p: Problem) -> dict[int, list[tuple[int, int]]]:
+        """Per column of the input that exists, the pixels and the columns of the kernel that meet there."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i in range(self.pixels):
+            for kw in range(p.ker[2]):
+                column = i * p.stride[2] + kw * p.dil[2]
+                if self.low <= column < self.high:
+                    found.setdefault(column, []).append((i, kw))
+        return found
 
 
 def channels_suit(p: Problem) -> bool:
@@ -94,19 +105,22 @@ def channels_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     group = "v * VL" if partial or p.groups % width == 0 else f"v + 1 < {vectors} ? v * VL : {p.groups} - VL"
     most = max(1, min(14, isa.registers - 1 - min(p.ker[2], 7)))
     split = Split.at_most(p.out[2], most)
-    tiles = [_tile(p, c0, n) for c0, n in _columns(split)]
+    tiles = [tile_at(p, c0, n) for c0, n in columns_of(split)]
     epilogue = Epilogue(p.epilogue, p.dtype, 2, 1, 5) if p.epilogue is not None else None
     # Results of a row wait in a buffer where the epilogue is a call that should do many of them.
     row_bytes = p.out[2] * padded * element
     in_tile = epilogue is None or epilogue.in_registers or (epilogue.grouped and not partial)
     waits = not in_tile and row_bytes <= ROW_BYTES
+    sums = epilogue is not None and epilogue.sums > 0
     made: dict[str, str] = {}
     for t in tiles:
         made.setdefault(t.name, _tile_text(p, t, wh, ww, epilogue, padded=padded, partial=partial, waits=waits))
     calls = []
-    for t, (c0, _) in zip(tiles, _columns(split), strict=True):
+    for t, (c0, _) in zip(tiles, columns_of(split), strict=True):
         first = c0 * p.stride[2] + p.base[2]
-        to = "e, n, g, r, " + str(c0) if epilogue is not None else f"y + g + {c0 * p.ys[5]}LL"
+        to = (
+            f"e, n, g, r, {c0}{', v * VL - g' if sums else ''}" if epilogue is not None else f"y + g + {c0 * p.ys[5]}LL"
+        )
         to = f"row + {c0} * {padded} + g" if waits else to
         # Channels innermost: neighbouring lines are read one after the other.
         calls.append(
@@ -118,9 +132,12 @@ def channels_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     finish = ""
     if waits:
         finish = f"for (L c = 0; c < {p.out[2]}; c++) finish(e, n, 0, 0, 0, r, c, row + c * {padded}, {p.groups});"
+        if sums:
+            finish += f"\n        add_sums(e, n, 0, 0, 0, r, 0, row, {padded}, {p.out[2]}, 0, {p.groups});"
     parameter = EPILOGUE_PARAMETER if epilogue is not None else ""
+    own = f"const Operands e = {'own(operands, j)' if sums else 'operands'};" if epilogue else ""
     text = "".join(made.values()) + render(
-        _RUN, parameter=parameter.replace("&e", "&operands"), copy="const Operands e = operands;" if epilogue else "",
+        _RUN, parameter=parameter.replace("&e", "&operands"), copy=own,
         blocks=rows.parts, row_start=rows.start("block"), row_next=rows.start("block + 1"), sh=p.stride[1], bh=p.base[1],
         dh=p.dil[1], ih=p.inp[1], kh=p.ker[1], xn=p.xs[0], xh=p.xs[4],
         weights=f"a1 + {p.w0}LL" if in_place else "(const T *)scratch", target=target,
@@ -135,10 +152,10 @@ def channels_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
             wg=p.ws[0], groups=p.groups, padded=padded,
         )  # fmt: skip
         steps, scratch = (Step(p.taps, "pack"), *steps), p.taps * padded * element
-    return Draft(name, p.dtype, text, steps, scratch, epilogue=epilogue)
+    return Draft(name, p.dtype, text, steps, scratch, epilogue=epilogue, sums=sums)
 
 
-def _columns(split: Split) -> list[tuple[int, int]]:
+def columns_of(split: Split) -> list[tuple[int, int]]:
     """First column and width of every tile."""
     found, at = [], 0
     for part in range(split.parts):
@@ -148,10 +165,11 @@ def _columns(split: Split) -> list[tuple[int, int]]:
     return found
 
 
-def _tile(p: Problem, c0: int, pixels: int) -> _Tile:
+def tile_at(p: Problem, c0: int, pixels: int) -> Tile:
+    """The tile of so many pixels from column ``c0`` on."""
     first = c0 * p.stride[2] + p.base[2]
     reach = (pixels - 1) * p.stride[2] + (p.ker[2] - 1) * p.dil[2] + 1
-    return _Tile(pixels, max(0, -first), max(0, min(reach, p.inp[2] - first)))
+    return Tile(pixels, max(0, -first), max(0, min(reach, p.inp[2] - first)))
 
 
 def _row_blocks(p: Problem, threads: int) -> int:
@@ -165,16 +183,11 @@ def _row_blocks(p: Problem, threads: int) -> int:
 
 
 def _tile_text(
-    p: Problem, t: _Tile, wh: int, ww: int, epilogue: Epilogue | None, *, padded: int, partial: bool, waits: bool
+    p: Problem, t: Tile, wh: int, ww: int, epilogue: Epilogue | None, *, padded: int, partial: bool, waits: bool
 ) -> str:  # fmt: skip
     lanes_of = p.groups if partial else 0
     get = f"load_part({{}}, {lanes_of})" if partial else "load({})"
-    uses: dict[int, list[tuple[int, int]]] = {}
-    for i in range(t.pixels):
-        for kw in range(p.ker[2]):
-            column = i * p.stride[2] + kw * p.dil[2]
-            if t.low <= column < t.high:
-                uses.setdefault(column, []).append((i, kw))
+    uses = t.uses(p)
     wanted = sorted({kw for pairs in uses.values() for _, kw in pairs})
     weights = [f"        const V w{kw} = {get.format(f'q + {kw * ww}LL')};" for kw in wanted]
     taps = []
@@ -182,6 +195,9 @@ def _tile_text(
         adds = " ".join(f"y{i} += w{kw} * s;" for i, kw in pairs)
         taps.append(f"        {{ const V s = {get.format(f'p + {column * p.xs[5]}LL')}; {adds} }}")
     valid = str(p.groups) if partial else "VL"
+    ahead = ""
+    if epilogue is not None and epilogue.sums and epilogue.streams and not waits:
+        ahead = f"    for (L i = 0; i < {t.pixels}; i++) prefetch_row<VL>(e, n, g + {AHEAD} * VL, 0, 0, r, c + i);\n"
     if waits:
         to, stop = "T *d", [f"    store(d + {i * padded}LL, y{i});" for i in range(t.pixels)]
     elif epilogue is not None:
@@ -194,10 +210,15 @@ def _tile_text(
                 stop.append(f"    {{ const V v[] = {{{', '.join(row)}}}; finish_group<{len(row)}, 1>({place}, v); }}")
             else:
                 stop.append(f"    finish_row<1>(e, n, g, 0, 0, r, c + {i}, &y{i}, {valid});")
+        if epilogue.sums:
+            to += ", L done"
+            stop.append(f"    alignas(64) T t[{t.pixels} * VL];")
+            stop += [f"    store(t + {i} * VL, y{i});" for i in range(t.pixels)]
+            stop.append(f"    add_sums(e, n, g, 0, 0, r, c, t, VL, {t.pixels}, done, {valid});")
     else:
         put = f"store_part(y + {{}}LL, y{{}}, {lanes_of});" if partial else "store(y + {}LL, y{});"
         to, stop = "T *y", ["    " + put.format(i * p.ys[5], i) for i in range(t.pixels)]
     return render(
-        _TILE, name=t.name, to=to, clear="\n".join(f"    V y{i} = V{{}};" for i in range(t.pixels)),
+        _TILE, name=t.name, to=to, ahead=ahead, clear="\n".join(f"    V y{i} = V{{}};" for i in range(t.pixels)),
         row=p.dil[1] * p.xs[4], wh=wh, weights="\n".join(weights), taps="\n".join(taps), stop="\n".join(stop),
     )  # fmt: skip

@@ -95,6 +95,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     along = 2 if p.ys[2] == 1 or p.out[2] == 1 else 5
     stored = p.epilogue or identity_epilogue((p.n, p.groups, p.co, *p.out), p.dtype, p.ys)
     epilogue = Epilogue(stored, p.dtype, 2, along, 5 if along == 2 else -1)
+    own = "own(operands, j)" if epilogue.sums else "operands"
     steps: list[Step] = []
     texts: list[str] = []
     scratch, weights = 0, "a1"
@@ -153,7 +154,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         **waiting,
     )  # fmt: skip
     run = render(
-        text_of.RUN, parts=lay.parts, blocks=p.groups * lay.blocks, regions=regions, shares=lay.shares, image=image,
+        text_of.RUN, own=own, parts=lay.parts, blocks=p.groups * lay.blocks, regions=regions, shares=lay.shares, image=image,
         weights=weights, partials=partials, together=lay.together, panel=p.panel, per_group=lay.blocks, vectors=lay.vectors,
         group=panels(p.co, p.panel) * step, per_panel=per_panel, panel_step=step, co=p.co, in_blocks=lay.inputs.parts,
         in_start=f"({lay.inputs.start('i')}) * {lay.unit}",
@@ -161,7 +162,8 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     )  # fmt: skip
     steps.append(Step(jobs, "run"))
     text = "".join([*texts, sweep, planes[0], tiles, planes[1], region, run])
-    return Draft(name, p.dtype, text, tuple(steps), scratch, epilogue=epilogue)
+    sums = bool(epilogue.sums) and along == 2
+    return Draft(name, p.dtype, text, tuple(steps), scratch, epilogue=epilogue, sums=sums)
 
 
 def _planes_text(lay: Layout, epilogue: Epilogue, width: int) -> tuple[tuple[str, str], dict[str, str]]:
@@ -234,8 +236,10 @@ def _tile_text(name: str, p: Problem, kind: Kind, lay: Layout, epilogue: Epilogu
     elif epilogue.grouped:
         stop = text_of.STOP_GROUPS.replace("$grouped", str(GROUPED))
     else:
-        unrolled = p.ci * p.taps < SHORT and epilogue.in_registers
+        unrolled = p.ci * p.taps < SHORT and epilogue.in_registers and not epilogue.sums
         stop = text_of.STOP_UNROLLED if unrolled else text_of.STOP_ROWS
+    if epilogue.sums and epilogue.vector == 2:
+        stop += text_of.STOP_SUMS
     # How many channels a group's last block has is known when the code is made, where its tile is not another's.
     total = ceil_div(p.co, width)
     last = total % lay.vectors or (lay.vectors if lay.blocks == 1 else 0)

@@ -121,6 +121,9 @@ FLUSH_ROWS = "alignas(64) T rows[NV * VL * PITCH]; q.rows = rows;"
 FLUSH_FROM = "if ((t - t0) % $tiles == 0) q.from = c;"
 FLUSH_TILES = "if (q.last && (t + 1 == t1 || (t - t0) % $tiles == $tiles - 1)) flush<NV>(q, $end - q.from);"
 
+STOP_SUMS = """
+    add_sums(e, n, g, o, d, h, c, t, NV * VL, TC, 0, valid);"""
+
 REGION = """
 template <int NV> $noinline void region(Place &q, const T *a, const T *w, T *partial, L k, L &number) {
     const L cb = k % $column_blocks, rb = k / $column_blocks % $row_blocks, n = k / $per_image, od = k / $per_plane % $od;
@@ -155,7 +158,7 @@ $noinline void run(L j, const T *a0, const T *a1, const T *, T *, unsigned char 
     const L b0 = part * $blocks / $parts, b1 = (part + 1) * $blocks / $parts;
     const L k0 = share * $regions / $shares, k1 = (share + 1) * $regions / $shares;
     Place q;
-    q.e = operands;
+    q.e = $own;
     const T *a = $image, *packed = $weights;
     $partials
     for (L s = k0; s < k1; s += $together) {

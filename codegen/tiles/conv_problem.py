@@ -94,16 +94,16 @@ def forward_problem(s: ConvolutionSpec) -> Problem:
             s.dtype, s.n, s.groups, s.cin, s.cout, _three(s.in_size, 1), _three(s.kernel, 1), _three(s.out_size, 1),
             _three(s.stride, 1), low, _three(s.dilation, 1), _channels(s.x, s.cin), _channels(s.y, s.cout),
             (s.w[0] * s.cout, s.w[0], s.w[1], *_three(s.w[2:], 0)), bias=s.bias and s.kind == "forward",
-            panel=s.panel, epilogue=_six_loops(s),
+            panel=s.panel, epilogue=_six_loops(s, s.cout) if s.kind == "forward" else None,
         )
     )  # fmt: skip
 
 
-def _six_loops(s: ConvolutionSpec) -> Program | None:
-    """The epilogue over (n, group, channel, depth, height, width)."""
+def _six_loops(s: ConvolutionSpec, channels: int) -> Program | None:
+    """The epilogue over (n, group, channel, depth, height, width), with so many channels per group."""
     if s.epilogue is None:
         return None
-    e = s.epilogue.split(1, s.cout)
+    e = s.epilogue.split(1, channels)
     missing = 3 - len(s.out_size)
 
     def wider(strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -145,6 +145,7 @@ def data_problems(s: ConvolutionSpec) -> Iterator[Problem]:
                 f.dtype, f.n, f.groups, f.co, f.ci, f.out, _as_three(ker), _as_three(out), (1, 1, 1), _as_three(base),
                 _as_three(dil), f.ys, (*f.xs[:3], *(a * b for a, b in zip(f.xs[3:], f.stride, strict=True))),
                 (g, i, o, *wk), y0, w0,
+                epilogue=_six_loops(s, s.cin) if f.stride == (1, 1, 1) else None,
             )
         )  # fmt: skip
 

@@ -32,7 +32,7 @@ def winograd_draft(name: str, p: Problem, tile: Sequence[int], isa: Isa, threads
     """A problem of two dimensions whose packed weights are transformed for tiles of ``tile`` results."""
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
     stored = p.epilogue or identity_epilogue((p.n, p.groups, p.co, *p.out), p.dtype, p.ys)
-    epilogue = Epilogue(stored, p.dtype, 2, 2)
+    epilogue = Epilogue(stored, p.dtype, 2, 2, 5)
     nv = 2 if p.panel // width % 2 == 0 else 1
     most = min(15, (isa.registers - 2) // nv - (1 if isa.registers < 32 else 0))
     counts = [ceil_div(o, t) for o, t in zip(p.out[1:], tile, strict=True)]
@@ -53,7 +53,8 @@ def winograd_draft(name: str, p: Problem, tile: Sequence[int], isa: Isa, threads
     high, wide = (t + winograd.TAPS - 1 for t in tile)
     step = p.ci * p.panel
     text = render(
-        text_of.KERNEL, points=points, high=high, wide=wide, tile_high=tile[0], tile_wide=tile[1], rows=rows.size, nv=nv,
+        text_of.KERNEL, own="own(operands, j)" if epilogue.sums else "operands", sums_calls=text_of.SUMS if epilogue.sums else "",
+        points=points, high=high, wide=wide, tile_high=tile[0], tile_wide=tile[1], rows=rows.size, nv=nv,
         pitch=pitch, size=size, ci=p.ci, panel=p.panel, zeros=p.ci, per=max(1, nv // rows.parts),
         ahead=step if rows.parts > 1 else NEAR // element, line=64 // element, soon=SOON // element,
         image_transform=transform_text("d", (high, wide), (b_rows, b_columns), wide),
@@ -65,7 +66,13 @@ def winograd_draft(name: str, p: Problem, tile: Sequence[int], isa: Isa, threads
         xn=p.xs[0], xg=p.xs[1], xh=p.xs[4], xw=p.xs[5],
     )  # fmt: skip
     return Draft(
-        name, p.dtype, text, (Step(shares * parts, "run"),), shares * parts * (image + sums), epilogue=epilogue
+        name,
+        p.dtype,
+        text,
+        (Step(shares * parts, "run"),),
+        shares * parts * (image + sums),
+        epilogue=epilogue,
+        sums=bool(epilogue.sums),
     )
 
 

@@ -66,8 +66,9 @@ $noinline void transform_result(const Operands &operands, L n, L g, L o, L y, L 
         for (L c = 0; c < wide; c++)
             if constexpr (IN_REGISTERS) finish_row<$nv>(e, n, g, o, 0, y + r, x + c, t[r][c], valid);
             else finish(e, n, g, o, 0, y + r, x + c, (const T *)t[r][c], valid);
-}
-$noinline void run(L j, const T *a0, const T *a1, const T *, T *, unsigned char *scratch, const Operands &e) {
+$sums_calls}
+$noinline void run(L j, const T *a0, const T *a1, const T *, T *, unsigned char *scratch, const Operands &operands) {
+    const Operands e = $own;
     T *image = (T *)(scratch + j * ${job}LL), *sums = (T *)(scratch + j * ${job}LL + ${sums}LL);
     const L share = j / $parts, part = j % $parts;
     const L t0 = share * $tiles / $shares, t1 = (share + 1) * $tiles / $shares;
@@ -99,6 +100,9 @@ $noinline void run(L j, const T *a0, const T *a1, const T *, T *, unsigned char 
                 }
         }
 }
+"""
+
+SUMS = """    for (L r = 0; r < high; r++) add_sums(e, n, g, o, 0, y + r, x, (const T *)t[r], sizeof(t[r][0]) / sizeof(T), wide, 0, valid);
 """
 
 WEIGHT = """

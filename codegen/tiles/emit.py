@@ -221,6 +221,7 @@ class Draft:
         scratch: bytes of scratch.
         swapped: the text takes the second operand as a0 and the first as a1.
         epilogue: what is done before storing; with it steps take ``const Operands &e`` as their last parameter, and o0 is null.
+        sums: whether the last step's jobs also add up what the epilogue sums.
     """
 
     name: str
@@ -230,6 +231,12 @@ class Draft:
     scratch: int = 0
     swapped: bool = False
     epilogue: Epilogue | None = None
+    sums: bool = False
+
+    @property
+    def sums_at(self) -> int:
+        """Where in scratch the sums of the last step's jobs begin."""
+        return round_up(self.scratch, 64)
 
     def calls(self, pointers: Sequence[str], result: str) -> list[Phase]:
         """The phases over pointer expressions."""
@@ -238,7 +245,7 @@ class Draft:
             given[:2] = given[1], given[0]
         arguments = f"j, {', '.join(given)}, {result if self.epilogue is None else 'nullptr'}, scratch"
         if self.epilogue is not None:
-            arguments += f", {self.epilogue.operands()}"
+            arguments += f", {self.epilogue.operands(self.sums_at)}"
         return [Phase(s.jobs, f"dcir_tile::{s.function}({arguments});") for s in self.steps if s.jobs]
 
 
@@ -268,9 +275,12 @@ class Operand:
 def assemble(draft: Draft, isa: Isa, n_inputs: int) -> KernelPlan:
     """The plan of an f32 or f64 draft over ``n_inputs`` operands of its own (its epilogue's follow them)."""
     phases = draft.calls([f"a{i}" for i in range(n_inputs)], "o0")
+    size = draft.scratch
+    if draft.sums and draft.epilogue is not None:
+        size = draft.sums_at + draft.steps[-1].jobs * draft.epilogue.sums * 8
     epilogue = draft.epilogue.text(isa) if draft.epilogue is not None else ""
     text = f"namespace dcir_tile {{{core(isa, draft.dtype)}{epilogue}{draft.text}}}\n"
-    return KernelPlan(draft.name, text, tuple(phases), draft.scratch)
+    return KernelPlan(draft.name, text, tuple(phases), size)
 
 
 _CONVERT = """

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
 from dcir.codegen.tiles import epilogue_text as text_of
 from dcir.codegen.tiles.emit import INLINE, lanes, render
+from dcir.codegen.tiles.epilogue_sums import only_sums, pitch, sums_of, sums_text, without_sums
 from dcir.codegen.tiles.isa import Isa
 from dcir.ir.program import Program, Stmt
 from dcir.ir.types import compute_type
@@ -50,6 +51,10 @@ _EXTREME = {"max": ">", "min": "<"}
 
 def epilogue_suits(program: Program, dtype: str) -> bool:
     """Whether the epilogue can be applied to tiles of ``dtype`` ("f32" or "f64")."""
+    if sums_of(program):
+        summing = only_sums(program)
+        simple = Epilogue(summing, dtype, 0, 0).simple
+        return dtype == "f32" and simple and epilogue_suits(without_sums(program), dtype)
     return (
         dtype in ("f32", "f64")
         and not program.inner
@@ -77,23 +82,45 @@ class Epilogue:
     vector: int
     row: int = -1
 
-    def operands(self) -> str:
-        """A C++ expression of the operands' pointers, over the kernel's."""
+    @property
+    def sums(self) -> int:
+        """Elements of a job's sums (``epilogue_sums.py``); 0 if it only stores."""
+        found = sums_of(self.program)
+        return len(found) * pitch(self.program) if found else 0
+
+    def operands(self, sums: int = 0) -> str:
+        """A C++ expression of the operands' pointers, over the kernel's; ``sums``: where in its scratch the jobs' sums are."""
         given = [f"(const {CPP_TYPE[t]} *)a{self.first + i}" for i, t in enumerate(self.program.inputs[1:])]
-        given += [f"({CPP_TYPE[t]} *)o{i}" for i, t in enumerate(self.program.outputs)]
+        given += [f"({CPP_TYPE[t]} *)o{i}" for i, t in enumerate(self._outputs)]
+        if self.sums:
+            given.append(f"(double *)(scratch + {sums}LL)")
         return f"dcir_tile::Operands{{{', '.join(given)}}}"
+
+    @functools.cached_property
+    def simple(self) -> bool:
+        """Whether every statement that varies has a form for vectors, or is a sum's."""
+        body = self.program.body
+        return all(
+            self._simple(i) or s.op == "store" or (s.dtype == "f64" and s.op in ("cast", "mul"))
+            for i, (s, varies) in enumerate(zip(body, self.vector_varies(), strict=True))
+            if varies
+        )
 
     @functools.cached_property
     def in_registers(self) -> bool:
         """What ``IN_REGISTERS`` is."""
-        varies = self._varying()
+        if self.sums:
+            return replace(self, program=without_sums(self.program)).in_registers
+        varies = self.vector_varies()
         simple = all(self._simple(i) for i, v in enumerate(varies) if v)
         return simple and sum(varies) + EXPONENTIAL * len(self._exponentials) <= LONGEST_INLINE
 
     @functools.cached_property
     def grouped(self) -> bool:
         """Whether there is ``finish_group``: vectors that take long chains of steps together."""
-        body, varies = self.program.body, self._varying()
+        if self.sums:
+            return replace(self, program=without_sums(self.program)).grouped
+        body, varies = self.program.body, self.vector_varies()
         found = self._exponentials
         return (
             bool(found)
@@ -103,23 +130,39 @@ class Epilogue:
 
     @functools.cached_property
     def _exponentials(self) -> list[int]:
-        varies = self._varying()
+        varies = self.vector_varies()
         return [i for i, s in enumerate(self.program.body) if s.op == "exp" and varies[i]]
 
+    @property
+    def _outputs(self) -> tuple[str, ...]:
+        return self.program.outputs[: len(self.program.outputs) - len(sums_of(self.program))]
+
     def text(self, isa: Isa) -> str:
-        """``Operands``, ``finish_row`` and ``finish``."""
+        """``Operands``, ``finish_row`` and ``finish``, and of sums ``own`` and ``add_sums``."""
+        if self.sums:
+            stored = replace(without_sums(self.program), outputs=self._outputs)
+            stores = replace(self, program=stored).stores(isa, self._prefetches(), "double *sums;")
+            return stores + sums_text(self, isa)
+        return self.stores(isa, self._prefetches())
+
+    def stores(self, isa: Isa, prefetches: list[str], more: str = "") -> str:
+        """The text but for sums."""
         p = self.program
         fields = [f"const {CPP_TYPE[t]} *a{i + 1};" for i, t in enumerate(p.inputs[1:])]
-        fields += [f"{CPP_TYPE[t]} *o{i};" for i, t in enumerate(p.outputs)]
+        fields += [*(f"{CPP_TYPE[t]} *o{i};" for i, t in enumerate(p.outputs)), more]
         names = [f"i{d}" for d in range(len(p.outer))]
 
         def at(step: str) -> str:
             return ", ".join(n + step if d == self.vector else n for d, n in enumerate(names))
 
-        shared = {"fields": " ".join(fields), "indices": ", ".join(f"L {n}" for n in names), "names": ", ".join(names)}
-        shared["prefetch"] = render(text_of.PREFETCH, indices=shared["indices"], rows="\n".join(self._prefetches()))
-        if all(self._simple(i) for i, varies in enumerate(self._varying()) if varies):
-            statements = "\n".join("    " + line for lines in self._vector_lines() for line in lines)
+        shared = {
+            "fields": " ".join(fields).rstrip(),
+            "indices": ", ".join(f"L {n}" for n in names),
+            "names": ", ".join(names),
+        }
+        shared["prefetch"] = render(text_of.PREFETCH, indices=shared["indices"], rows="\n".join(prefetches))
+        if all(self._simple(i) for i, varies in enumerate(self.vector_varies()) if varies):
+            statements = "\n".join("    " + line for lines in self.vector_lines() for line in lines)
             group, walk = "", []
             if self.grouped:
                 group = self._group()
@@ -145,7 +188,7 @@ class Epilogue:
                 found[text] = None
         return list(found)
 
-    def _varying(self) -> list[bool]:
+    def vector_varies(self) -> list[bool]:
         """Per statement whether it differs along a vector."""
         varies: list[bool] = []
         for s in self.program.body:
@@ -181,14 +224,17 @@ class Epilogue:
             return True
         return (s.op in _INFIX or s.op in _EXTREME or s.op in ("neg", "abs", "fma")) and given[0] == self.dtype
 
-    def _vector_lines(self) -> list[list[str]]:
+    def vector_lines(self) -> list[list[str]]:
         """C++ of every statement."""
-        p, varies, found = self.program, self._varying(), list[list[str]]()
+        p, varies, found = self.program, self.vector_varies(), list[list[str]]()
         for i, s in enumerate(p.body):
             if not varies[i]:
                 found.append(self._scalar(i, s, ""))
                 continue
-            args = [self._as_vector(a, varies) for a in s.args]
+            if s.dtype == "f64" != self.dtype:  # of sums, which are not stored
+                found.append([])
+                continue
+            args = [self.as_vector(a, varies) for a in s.args]
             if s.op == "store":
                 step = s.attr[1][self.vector]
                 at = f"e.o{s.attr[0]} + {self._address(s)}"
@@ -224,7 +270,7 @@ class Epilogue:
 
     def _group(self) -> str:
         """``finish_group``: the statements up to each exponential for every vector, then that exponential for all of them."""
-        body, varies, made = self.program.body, self._varying(), self._vector_lines()
+        body, varies, made = self.program.body, self.vector_varies(), self.vector_lines()
         moves = {self.vector: " + u % NV * VL", self.row: " + u / NV"}
         places = [f"const L i{d} = b{d}{moves.get(d, '')};" for d in range(len(self.program.outer))]
         kept = [i for i, s in enumerate(body) if varies[i] and s.op != "store"]
@@ -286,14 +332,15 @@ class Epilogue:
             return f"({x} {sign} {y}) | ({x} != {x}) ? {x} : {y}"
         return f"{args[0]} {_INFIX[s.op]} {args[1]}"
 
-    def _as_vector(self, i: int, varies: list[bool]) -> str:
+    def as_vector(self, i: int, varies: list[bool]) -> str:
+        """A value as a vector."""
         if varies[i]:
             return f"v{i}"
         return f"{'all_or_none' if self.program.body[i].dtype == 'bool' else 'splat'}({self._name(i)})"
 
     # ------------------------------------------------------------------ lanes
     def _lane_statements(self) -> dict[str, str]:
-        p, varies = self.program, self._varying()
+        p, varies = self.program, self.vector_varies()
         uniform: list[str] = []
         before: list[str] = []
         inside: list[str] = []
@@ -334,7 +381,7 @@ class Epilogue:
         p = self.program
         if s.op in ("const", "index"):
             return []
-        varying = self._varying()[i]
+        varying = self.vector_varies()[i]
         guard = "c < left" if varying else "true"
         if s.op == "load":
             element = cast_expr(f"e.a{s.attr[0]}[{self._address(s, lane)}]", p.inputs[s.attr[0]], s.dtype)

@@ -142,10 +142,11 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     down = form.along(-2) and not form.along(-1) and spec.m > 1
     together = "(NP * NV)"
     to, arguments = "T *c", f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL"
-    epilogue, prefetch = None, ""
+    epilogue, prefetch, summing = None, "", False
     if form.epilogue is not None:
-        epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-2 if down else -1])
-        unrolled = spec.k < SHORT and epilogue.in_registers
+        epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-2 if down else -1], form.places[-2])
+        summing = epilogue.sums > 0 and not down
+        unrolled = spec.k < SHORT and epilogue.in_registers and not summing
         to = "const Operands &operands, " + "".join(f"L {x}, " for x in batch_names) + "L m, L n"
         arguments = ", ".join(["e", *batch_names, "m", "n"])
         form_of_stop = text_of.FINISH_COLUMNS if down else text_of.FINISH_UNROLLED if unrolled else text_of.FINISH_ROWS
@@ -158,6 +159,8 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
             form_of_stop, vectors=together, valid="valid" if tail else f"{together} * VL",
             indices=indices,
         )  # fmt: skip
+        if summing:
+            stop += render(text_of.SUMS, vectors=together, indices=form.indices(batch_names, "m", "n"))
     elif spec.c[-1] == 1 or spec.n == 1:
         stop = render(text_of.WRITE_ROWS, vectors=together, tail=tail, cm=spec.c[-2])
     else:
@@ -237,13 +240,16 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     if not body:
         offsets = unravel(f"j / {p * q}", spec.batch, sums | {"pc": (0, spec.c[:-2])}) + "\n    T *c = o0 + pc;"
     text += render(
-        text_of.PRODUCT, parameter=EPILOGUE_PARAMETER if body else "", offsets=offsets, source=source, p=p, q=q,
+        text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if summing else "&e") if body else "",
+        own="const Operands e = own(given, j);" if summing else "", offsets=offsets, source=source, p=p, q=q,
         m_tiles=rows.parts, n_groups=groups.parts, per_block=per_block, buffer=buffer, k_loop=start, fill=fill,
         group_start=groups.start("g"), unit=unit, group_offset=offset, m_start=rows.start("t"), row_source=row_source,
         calls=row_calls, k_end=end, sweep=sweep_loop, sweep_end="}" if sweep_loop else "",
     )  # fmt: skip
     jobs = batch * p * q
-    return Draft(name, spec.dtype, text, (Step(jobs, "product"),), scratch + jobs * partials, epilogue=epilogue)
+    return Draft(
+        name, spec.dtype, text, (Step(jobs, "product"),), scratch + jobs * partials, epilogue=epilogue, sums=summing
+    )
 
 
 def packing_draft(name: str, form: Form, isa: Isa, threads: int) -> Draft:

@@ -112,6 +112,8 @@ FINISH_ROWS = (
             finish(e, $indices, t + i * $vectors * VL, columns);
     }"""
 )
+SUMS = """
+    add_sums(e, $indices, t, $vectors * VL, MR, 0, columns);"""
 FINISH_COLUMNS = (
     TO_STACK
     + """    constexpr int HEIGHT = (MR + VL - 1) / VL * VL;
@@ -123,6 +125,7 @@ FINISH_COLUMNS = (
 )
 PRODUCT = """
 $noinline void product(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *scratch$parameter) {
+    $own
     $offsets
     const T *a = a0 + pa, *b = $source;
     const L mp = j / $q % $p, np = j % $q;
