@@ -92,6 +92,11 @@ def _backward_samples() -> Iterable[Sample]:
         yield Sample((rand(2, 6, 4, seed=3), x, mean, root, w, 2, 6, 4, 3, mask), name=f"only {mask}")
 
 
+def _sum(k: Kernel, value: Expr) -> Expr:
+    """Over the inner loops; of float32 in float64."""
+    return k.body.reduce("sum", k.body.convert(value, "f64") if value.dtype == "f32" else value)
+
+
 @operator("aten.native_group_norm_backward.default", samples=_backward_samples)
 def group_norm_backward(
     ctx: Lowering, grad: Ref, x: Ref, mean: Ref, root: Ref, weight: Ref | None, n: int, channels: int,
@@ -117,7 +122,8 @@ def group_norm_backward(
         k = ctx.kernel((at.n, groups), (at.each, *at.positions))
         g, y, r = parts(k, range(rank))
         h = g if weight is None else g * k.load(weight, at.channel(weight), dtype=compute)
-        even, tilt = k.body.reduce("sum", h) / at.count, k.body.reduce("sum", h * y) / at.count
+        # Every element of a group is shifted by these two, so what they lose adds up in whatever sums the elements.
+        even, tilt = (k.body.convert(_sum(k, v) / at.count, compute) for v in (h, h * y))
         k.store(dx, (h - even - y * tilt) * r, at.data(dx))
         k.done()
     if dw is not None or db is not None:
