@@ -6,7 +6,7 @@
 The images are written side by side in the first place: their writers and readers get windows of one container, and an
 image that others read before the last is there is stored twice. Algebra: addition is regrouped, as it is along the inputs
 of one convolution. Saves a write and a read of the sum per convolution that joins. The images live until the last of them
-is there: ``max_weights`` bounds how many join.
+is there: ``max_weights`` and ``max_images`` bound how many join.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ class JoinSums(Pass):
 
     Attributes:
         max_weights: most bytes of the weights of what is joined: they and a strip of every image stay in a core's cache.
+        max_images: most bytes of the images side by side: they live at one time, and leave the last cache before they are read.
     """
 
     tier: ClassVar[int] = 3
     max_weights: int = 2048 << 10
+    max_images: int = 24 << 20
 
     def apply(self, net: Network) -> Outcome:
         """Visit sums from their last convolution back."""
@@ -98,9 +100,10 @@ class JoinSums(Pass):
 
     def _join(self, net: Network, chain: Sequence[Term], outcome: Outcome) -> None:
         spec: ConvolutionSpec = chain[0].op.spec
-        most = self.max_weights // (itemsize(spec.dtype) * math.prod(spec.shapes[1]))
+        weights, image = (itemsize(spec.dtype) * math.prod(spec.shapes[i]) for i in (1, 0))
+        most = min(self.max_weights // weights, self.max_images // image)
         if most < 2:
-            outcome.refuse("their weights would not stay in a cache")
+            outcome.refuse("their weights or images would not stay in a cache")
             return
         parts = -(-len(chain) // most)
         for i in range(parts):

@@ -147,7 +147,7 @@ def test_refused(case: str) -> None:
 def test_too_large() -> None:
     _, outcome = check(_chain, [rand(*s) for s in CHAIN], JoinSums(max_weights=100))
     assert outcome.changed == 0
-    assert outcome.refused["their weights would not stay in a cache"] == 1
+    assert outcome.refused["their weights or images would not stay in a cache"] == 1
 
 
 def test_unchanged() -> None:
