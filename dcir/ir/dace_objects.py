@@ -9,18 +9,20 @@ from collections.abc import Sequence
 import dace
 from dace.data import Array
 from dace.subsets import Range
+from sympy import Integer
 
+_ZERO, _ONE = Integer(0), Integer(1)
 _MEMLET = dace.Memlet(data="x", subset=Range([(0, 0, 1)]), volume=1)
 
 
 def whole_memlet(data: str, shape: Sequence[int], volume: int) -> dace.Memlet:
     """A memlet of ``volume`` elements somewhere in the container ``data``: what ``dace.Memlet`` makes, at a tenth of the time."""
     subset = object.__new__(Range)
-    subset.ranges = [(0, max(d, 1) - 1, 1) for d in shape]
-    subset.tile_sizes = [1] * len(shape)
+    subset.ranges = [(_ZERO, Integer(max(d, 1) - 1), _ONE) for d in shape]
+    subset.tile_sizes = [_ONE] * len(shape)
     memlet = object.__new__(dace.Memlet)
     memlet.__dict__.update(_MEMLET.__dict__)
-    memlet.__dict__.update(_data=data, _subset=subset, _volume=volume, _guid=str(uuid.uuid4()))
+    memlet.__dict__.update(_data=data, _subset=subset, _volume=Integer(volume), _guid=str(uuid.uuid4()))
     return memlet
 
 
