@@ -97,7 +97,8 @@ def summed_draft(spec: SummedSpec, isa: Isa, threads: int) -> Draft | None:
     if not convolution_suits(product):
         return None
     draft = _draft(product, isa, threads)
-    return draft if draft.sums else None
+    # Sums are added vector by vector: a statement without that form (a sigmoid) leaves them to a kernel of their own.
+    return draft if draft.sums and draft.epilogue is not None and draft.epilogue.simple else None
 
 
 def _stores_from_tiles(spec: ConvolutionSpec) -> bool:

@@ -141,11 +141,14 @@ class Epilogue:
         """``Operands``, ``finish_row`` and ``finish``, and of sums ``own`` and ``add_sums``."""
         if self.sums:
             stored = replace(without_sums(self.program), outputs=self._outputs)
-            stores = replace(self, program=stored).stores(isa, self._prefetches(), "double *sums;")
+            # The sums may need functions that the stores do not.
+            stores = replace(self, program=stored).stores(
+                isa, self._prefetches(), "double *sums;", self._vector_math(isa)
+            )
             return stores + sums_text(self, isa)
         return self.stores(isa, self._prefetches())
 
-    def stores(self, isa: Isa, prefetches: list[str], more: str = "") -> str:
+    def stores(self, isa: Isa, prefetches: list[str], more: str = "", math: str | None = None) -> str:
         """The text but for sums."""
         p = self.program
         fields = [f"const {CPP_TYPE[t]} *a{i + 1};" for i, t in enumerate(p.inputs[1:])]
@@ -167,7 +170,7 @@ class Epilogue:
             if self.grouped:
                 group = self._group()
                 walk = [render(text_of.GROUP_WALK, count=n, at_lane=at(" + s")) for n in (GROUPED, 2)]
-            return self._vector_math(isa) + render(
+            return (self._vector_math(isa) if math is None else math) + render(
                 text_of.VECTORS, short="true" if self.in_registers else "false", statements=statements,
                 group=group, walk="\n".join(walk), at_vector=at(" + u * VL"),
                 at_lane=at(" + s"), **shared,

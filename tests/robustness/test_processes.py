@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 _MODELS = """
+    import signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # started in a shell's background, a process ignores it
     import sys, torch, dcir
     from torch import nn
     torch.manual_seed(0)

@@ -73,6 +73,24 @@ def test_statistics(case: tuple[int, ...]) -> None:
             check_close(got, near, right)
 
 
+@pytest.mark.parametrize("function", ["sigmoid", "exp", "tanh", "exp of a sum only"])
+@pytest.mark.parametrize(("kernel", "groups"), [(1, 1), (3, 40)])
+def test_sums_of_functions(function: str, kernel: int, groups: int) -> None:
+    """Functions with a form for vectors are added up by the tiles, the others by a kernel of their own."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.conv2d(x, w, padding=w.shape[-1] // 2, groups=groups)
+        value = y.exp() if "exp" in function else getattr(torch, function)(y)
+        return (y if "only" in function else value), value.sum((0, 2, 3)), (value * y).sum((0, 2, 3))
+
+    inputs = [images(2, 40, 9, 17) / 4, images(40, 40 // groups, kernel, kernel).contiguous() / 8]
+    net, _, done = fused(fn, inputs, FuseProducers(), FuseSiblings(min_bytes=1))
+    assert len(summed(net)) == 1, "nothing joins: this would show nothing"
+    exact = fn(*(double(t) for t in inputs))
+    for got, near, right in zip(run_cpp(done, inputs), fn(*inputs), exact, strict=True):
+        check_close(got, near, right)
+
+
 def test_winograd() -> None:
     inputs = [images(2, 32, 9, 14), images(40, 32, 3, 3).contiguous()]
     fn = lambda x, w: statistics(x, w, 1, 1)  # noqa: E731
