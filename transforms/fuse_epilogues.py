@@ -113,7 +113,7 @@ class FuseEpilogues(Pass):
         reason = self._unfit(new)
         if reason is not None:
             return reason
-        where = _place(net, product, consumer, position)
+        where = place_of_both(net, product, consumer, position)
         if where is None:
             return "another operator needs the product first"
         outcome.changed += 1
@@ -210,7 +210,7 @@ def _pointwise(p: Program) -> bool:
     return not p.inner and p.points() > 0 and not any(s.op == "reduce" for s in p.body)
 
 
-def _place(net: Network, product: Op, consumer: Op, position: dict[Op, float]) -> Op | None:
+def place_of_both(net: Network, product: Op, consumer: Op, position: dict[Op, float]) -> Op | None:
     """The place of the consumer if nobody needs the product's results before, else the product's if possible."""
     readers = {r for o in net.outs(product) for r in net.readers(o.data)} - {consumer}
     if all(position[r] > position[consumer] for r in readers):

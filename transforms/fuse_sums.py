@@ -23,6 +23,7 @@ from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.epilogue import identity_epilogue
 from dcir.ops.summed import SummedSpec, over, sums_suit
 from dcir.transforms.base import Outcome, Pass
+from dcir.transforms.fuse_epilogues import place_of_both
 
 LEAST_BYTES = 1 << 18
 """Of a result: a small one is read again from the nearest cache."""
@@ -68,7 +69,7 @@ class FuseSums(Pass):
         spec, others = made
         if len(others) > self.max_operands:
             return "the sums would have too many operands"
-        where = _place(net, product, consumer, position)
+        where = place_of_both(net, product, consumer, position)
         if where is None:
             return "another operator needs the product first"
         ins, outs = [*net.ins(product), *others], [*net.outs(product), *net.outs(consumer)]
@@ -151,12 +152,3 @@ def _product(net: Network, o: Operand) -> Op | None:
     if spec.kind == "backward_data" and (any(s != 1 for s in spec.stride) or not (depthwise or max(spec.kernel) == 1)):
         return None
     return writers[0] if depthwise or (spec.cin > 1 and spec.cout > 8) else None
-
-
-def _place(net: Network, product: Op, consumer: Op, position: dict[Op, float]) -> Op | None:
-    """The place of the consumer if nobody needs the product's results before, else the product's if possible."""
-    readers = {r for o in net.outs(product) for r in net.readers(o.data)} - {consumer}
-    if all(position[r] > position[consumer] for r in readers):
-        return consumer
-    sources = [w for o in net.ins(consumer) for w in net.writers(o.data) if w is not product]
-    return product if all(position[w] < position[product] for w in sources) else None
