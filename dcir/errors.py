@@ -156,3 +156,7 @@ class IndexOutOfRange(DcirError, IndexError):
 
 class FallbackFailed(DcirError):
     """An operator that runs through torch instead of generated code raised an error."""
+
+
+class RecompileWarning(UserWarning):
+    """Something was compiled again because a call differed from those before, or was not because ``shape_limit`` is reached."""

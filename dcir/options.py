@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from dcir.dynamic import DynamicInputs, parse_dynamic
 from dcir.errors import OptionError
 
 LEVELS = {
@@ -42,7 +43,9 @@ class Options:
         strict: Whether an operator without generated code is an error instead of a call to torch.
         threads: Size of the thread team; None means as many as torch uses.
         until: Name of the last pass to run.
-        dynamic: Whether sizes stay symbolic.
+        dynamic: Which sizes may change without a new trace of the program: True (all), False (none), None (those that did change),
+            or a dictionary {input: {dimension: name or torch.export.Dim}} with bounds (see ``dcir.dynamic``).
+        shape_limit: For how many combinations of sizes one trace with symbolic sizes is compiled; calls with further ones run in torch.
         pipeline: The passes to run instead of those of the level.
         debug_dir: Folder that receives the graph and the code of every step.
         memory_limit: Upper bound in bytes of a call's planned scratch memory, and of what a forward keeps for its backward.
@@ -57,7 +60,8 @@ class Options:
     strict: bool = False
     threads: int | None = None
     until: str | None = None
-    dynamic: bool = False
+    dynamic: bool | DynamicInputs | None = None
+    shape_limit: int = 16
     pipeline: tuple[object, ...] | None = None
     debug_dir: str | None = None
     memory_limit: int | None = None
@@ -72,7 +76,7 @@ class Options:
             raise _not_yet("target", self.target, " or ".join(TARGETS))
         _check_choice("target", self.target, TARGETS)
         _check_choice("verify", self.verify, VERIFY)
-        for name in ("strict", "dynamic", "fused_optimizers"):
+        for name in ("strict", "fused_optimizers"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
         if self.threads is not None and (not _is_int(self.threads) or self.threads < 1):
@@ -83,8 +87,9 @@ class Options:
                 raise _bad(name, value, "the name of a pass" if name == "until" else "the path of a folder")
         if self.pipeline is not None and not isinstance(self.pipeline, tuple):
             raise _bad("pipeline", self.pipeline, "a tuple of passes")
-        if self.dynamic:
-            raise _not_yet("dynamic", True, "dynamic=False; every new shape is compiled on its first call")
+        parse_dynamic(self.dynamic)
+        if not _is_int(self.shape_limit) or self.shape_limit < 1:
+            raise _bad("shape_limit", self.shape_limit, "a number from 1 up")
         if self.memory_limit is not None and (not _is_int(self.memory_limit) or self.memory_limit <= 0):
             raise _bad("memory_limit", self.memory_limit, "a size such as '512MB' or '2GiB'")
         if self.memory_limit is not None and self.target == "dace":
@@ -117,6 +122,7 @@ class Options:
             "pipeline": _parse_pipeline,
             "debug_dir": _parse_path,
             "tune": parse_duration,
+            "dynamic": parse_dynamic,
         }
         read = {name: readers[name](value) if name in readers else value for name, value in values.items()}
         return cls(**read)  # type: ignore[arg-type]  # __post_init__ checks every type
@@ -125,12 +131,12 @@ class Options:
         """A text that is equal for options that lead to the same code, in every process.
 
         Options that only watch (verify, debug_dir), only refuse (strict), concern no code of ours (fused_optimizers) or lead to what
-        is in the cache (tune) are left out.
+        is in the cache (tune), or decide what is compiled when (dynamic, shape_limit), are left out.
 
         Raises:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
-        watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune"}
+        watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit"}
         parts = (
             f"{field.name}={_stable(getattr(self, field.name))}"
             for field in dataclasses.fields(self)

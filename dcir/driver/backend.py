@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from dcir.errors import OptionError, RecompileWarning
 from dcir.options import Options
+
+if TYPE_CHECKING:
+    from dcir.frontends.torch.by_size import Sizes
 
 
 def dcir(
@@ -18,5 +23,27 @@ def dcir(
     from dcir.driver.limit import limited
     from dcir.frontends.torch.capture import dynamo_backend
 
+    _refuse(options or {})
     session = Session(Options.make(**(options or {})))
-    return dynamo_backend(session.compile_graph, limited=limited(session))(gm, example_inputs)
+    backend = dynamo_backend(
+        session.compile_graph, limited=limited(session), shape_limit=session.options.shape_limit, on_sizes=_tell
+    )
+    return backend(gm, example_inputs)
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    if options.get("dynamic") is not None:
+        raise OptionError(
+            "dynamic is no option of the backend", where=f"dynamic={options['dynamic']!r}",
+            hint="torch.compile(model, backend='dcir', dynamic=...), or torch._dynamo.mark_dynamic",
+        )  # fmt: skip
+
+
+def _tell(sizes: Sizes, before: Sequence[Sizes]) -> None:
+    """Warn of sizes that are compiled after others (``torch.compile`` is told by its own option what is dynamic)."""
+    if before:
+        nearest = min(before, key=lambda b: sum(x != y for x, y in zip(b, sizes, strict=True)))
+        pairs = zip(nearest, sizes, strict=True)
+        changed = "; ".join(f"{name} was {old}, is {new}" for (name, old), (_, new) in pairs if old != new)
+        cause = changed or "nothing in the sizes; strides, types or modes differ"
+        warnings.warn(f"compiled again: {cause}", RecompileWarning, stacklevel=2)

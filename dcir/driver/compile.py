@@ -19,7 +19,7 @@ from dcir.codegen.compile import Library, planned_bytes
 from dcir.driver.assemble import assemble
 from dcir.driver.limit import check, saved_bytes
 from dcir.errors import OptionError, Unsupported
-from dcir.frontends.torch.capture import TOGETHER, CompiledGraph
+from dcir.frontends.torch.capture import SIZES, TOGETHER, CompiledGraph
 from dcir.frontends.torch.importer import FIRST_SAVED, Imported, import_graph
 from dcir.frontends.torch.partition import PARTITION
 from dcir.ir.network import Network, footprint
@@ -46,6 +46,7 @@ class GraphRecord:
 
     Attributes:
         kind: "inference", "forward" or "backward".
+        sizes: (place, value) of each symbolic size of the traced graph that this program is for.
         operators: operators after import.
         fallbacks: (operator, place) run through torch.
         passes: the pass runner's records.
@@ -64,6 +65,7 @@ class GraphRecord:
     """
 
     kind: str
+    sizes: tuple[tuple[str, int], ...] = ()
     operators: int = 0
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
     passes: list[Any] = field(default_factory=list)
@@ -115,6 +117,7 @@ class Session:
         clock = _Clock(record.seconds)
         done = self._rewritten(gm, record, clock)
         record.together, record.partition = gm.meta.get(TOGETHER), gm.meta.get(PARTITION)
+        record.sizes = gm.meta.get(SIZES, ())
         if FIRST_SAVED in gm.meta:
             record.saved_bytes = saved_bytes(done, gm.meta[FIRST_SAVED])
         self._tune(done.network, kind, clock)
@@ -156,8 +159,14 @@ class Session:
         """Compile one ATen graph to a library, without loading it.
 
         Raises:
-            OptionError: the target is not "cpp".
+            OptionError: the target is not "cpp", or sizes are to be dynamic.
         """
+        if self.options.dynamic:
+            raise OptionError(
+                "a compiled file is for the sizes of its example",
+                where=f"dynamic={self.options.dynamic!r}",
+                hint="leave it out, or dcir.optimize(model, dynamic=...) in this process",
+            )
         if self.options.target != "cpp":
             raise OptionError(
                 "a compiled file holds code of target 'cpp' only",

@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from types import FunctionType
 from typing import Any, cast
 
@@ -14,10 +15,12 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 from dcir.driver.compile import Session
+from dcir.driver.dynamic_calls import DynamicCalls
 from dcir.driver.limit import limited
 from dcir.driver.machine import machine
 from dcir.driver.optimiser_choice import prefer_fused
 from dcir.driver.quick_calls import MISS, QuickCalls
+from dcir.dynamic import DynamicDim, DynamicInputs
 from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.quick_guards import QuickGuards
@@ -145,13 +148,14 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     if session.options.fused_optimizers:
         prefer_fused(fast)
     frame = _frame_of_its_own(fast._call_impl)
-    fast._compiled_call_impl = _quick(_compiled(frame, session), QuickCalls(frame, fast._call_impl))
+    calls = DynamicCalls(*_wishes(module, session.options), lambda: _modes(fast))
+    fast._compiled_call_impl = _quick(_compiled(frame, session, calls), QuickCalls(frame, fast._call_impl))
     result: nn.Module = fast
     return result
 
 
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    fast: Any = functools.wraps(fn)(_compiled(fn, session))
+    fast: Any = functools.wraps(fn)(_compiled(fn, session, DynamicCalls(fn, session.options, lambda: None)))
     fast.dcir = Handle(session, lambda: fn)
     result: Callable[..., Any] = fast
     return result
@@ -183,21 +187,52 @@ def _quick(call: Callable[..., Any], quick: QuickCalls) -> Callable[..., Any]:
     return run
 
 
-def _compiled(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
+def _modes(module: nn.Module) -> tuple[bool, ...]:
+    """Which of a module's parts train."""
+    return tuple(m.training for m in module.modules())
+
+
+def _wishes(module: nn.Module, options: Options) -> tuple[Callable[..., Any] | list[str], Options]:
+    """What names a module's inputs, and the options; sizes that an ONNX file states are not made dynamic."""
+    if not hasattr(module, "input_specs"):  # the reader is not imported for other modules
+        return module.forward, options
+    from dcir.frontends.onnx import OnnxModule
+
+    if not isinstance(module, OnnxModule):
+        return module.forward, options
+    names = [spec.name for spec in module.input_specs]
+    if options.dynamic is not True:
+        return names, options
+    free = DynamicDim(firm=False)  # a file's word: one size may be all that the operators allow
+    rows = (
+        (spec.name, tuple((d, free) for d, size in enumerate(spec.shape or ()) if not isinstance(size, int)))
+        for spec in module.input_specs
+        if spec.kind == "tensor" and not spec.host
+    )
+    return names, replace(options, dynamic=DynamicInputs(tuple((n, dims) for n, dims in rows if dims)))
+
+
+def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> Callable[..., Any]:
     """``fn`` through Dynamo; dcir's own errors arrive as themselves, not wrapped in Dynamo's."""
-    quick = QuickGuards(dynamo_backend(session.compile_graph, session.on_break, limited(session)))
+    limit = session.options.shape_limit
+    compile_graph = calls.watched(session.compile_graph)
+    backend = dynamo_backend(
+        compile_graph, session.on_break, limited(session), shape_limit=limit, inputs=calls.input_names
+    )
+    quick = QuickGuards(backend)
     call = torch.compile(  # type: ignore[call-overload]  # its stub lacks the last two
         fn,
         backend=quick.backend,
-        dynamic=session.options.dynamic or None,
-        recompile_limit=_RECOMPILE_LIMIT,
+        dynamic=calls.for_dynamo,
+        recompile_limit=max(_RECOMPILE_LIMIT, limit),
         # Else all modules of a class would share one limit, and what lies beyond it runs in eager mode.
         isolate_recompiles=True,
     )
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            return call(*args, **kwargs)
+            with calls.call(args, kwargs):
+                return call(*args, **kwargs)
         except BackendCompilerFailed as e:
             if isinstance(e.inner_exception, DcirError):
                 raise e.inner_exception from None

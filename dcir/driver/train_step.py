@@ -62,6 +62,12 @@ def train_step(
     if autocast not in (None, torch.bfloat16):
         raise OptionError(f"no autocast to {autocast}", where="autocast", hint="torch.bfloat16")
     chosen = Options.make(level=level, **options)
+    if chosen.dynamic:
+        raise OptionError(
+            "a training step is compiled for every shape of its batch",
+            where=f"dynamic={options['dynamic']!r}",
+            hint="leave it out; or dcir.optimize(model, dynamic=...) with a loop of your own",
+        )
     return TrainStep(model, loss_fn, optimizer, Clip(clip_grad_norm, clip_grad_value), autocast, chosen)
 
 

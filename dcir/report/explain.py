@@ -65,6 +65,7 @@ class Report:
         lines: list[str] = []
         for number, g in enumerate(self.graphs):
             lines += self._graph(number, g)
+        lines += self._combinations()
         lines += self._list("graph breaks", Counter(self.breaks))
         lines += self._list("operators run through torch", Counter(self.fallbacks))
         return "\n".join(lines)
@@ -76,7 +77,7 @@ class Report:
         state = f"{g.generated} generated now" if g.generated else "from the cache"
         time = ", ".join(f"{k} {v:.2f} s" for k, v in g.seconds.items())
         lines = [
-            f"graph {number} ({g.kind}): {g.operators} operators -> {g.calls} calls of {g.kernels} kernels ({state})",
+            f"graph {number} ({g.kind}{_sizes(g.sizes)}): {g.operators} operators -> {g.calls} calls of {g.kernels} kernels ({state})",
             f"  traffic {_size(g.bytes_before)} -> {_size(g.bytes_moved)}, scratch {_size(g.arena_bytes)}, "
             f"prepared {_size(g.prepared_bytes)}; {time}",
         ]
@@ -104,10 +105,21 @@ class Report:
                     lines.append(f"        {'':<{width}}  {n:>8}  not done: {reason}")
         return lines
 
+    def _combinations(self) -> list[str]:
+        """Which sizes were compiled for, if there are symbolic ones."""
+        found = Counter(_sizes(g.sizes) for g in self.graphs if g.sizes and g.kind != "backward")
+        if not found:
+            return []
+        return [f"symbolic sizes, {len(found)} combinations compiled:"] + [f"  {text[2:]}" for text in found]
+
     def _list(self, title: str, items: Counter[tuple[str, str]]) -> list[str]:
         if not items:
             return [f"no {title}"]
         return [f"{title}:"] + [f"  {n:>4} x {what}  {where}" for (what, where), n in items.most_common()]
+
+
+def _sizes(sizes: Sequence[tuple[str, int]]) -> str:
+    return "".join(f", {name}={value}" for name, value in sizes)
 
 
 def _partition(p: Any) -> str:

@@ -16,6 +16,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
 
+from dcir.frontends.torch.by_size import BySize, OnSizes, Sizes
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.donation import Donation
 from dcir.frontends.torch.expose_norms import expose_norms
@@ -25,6 +26,8 @@ from dcir.frontends.torch.recompute import recompute_cheap
 
 TOGETHER = "dcir_together"
 """Key of a graph's ``meta``: a number that a forward and its backward have in common."""
+SIZES = "dcir_sizes"
+"""Key of a graph's ``meta``: pairs of (place, size) of the symbolic sizes that it was specialised to."""
 _NUMBERS = itertools.count()
 
 
@@ -78,11 +81,19 @@ OnBreak = Callable[[str, str], None]
 
 
 def dynamo_backend(
-    compile_graph: CompileGraph, on_break: OnBreak | None = None, limited: Limited | None = None
+    compile_graph: CompileGraph,
+    on_break: OnBreak | None = None,
+    limited: Limited | None = None,
+    *,
+    shape_limit: int = 16,
+    on_sizes: OnSizes | None = None,
+    inputs: Sequence[str] = (),
 ) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """A backend for ``torch.compile``: AOTAutograd functionalises and differentiates, ``compile_graph`` does the rest.
 
     ``on_break`` hears of every graph that ends at a graph break. ``limited`` cuts joint graphs under a limit of memory.
+    A graph with symbolic sizes is specialised to at most ``shape_limit`` combinations of them; ``on_sizes`` hears of each, and
+    ``inputs`` are names of the positional arguments to show.
     """
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -90,10 +101,23 @@ def dynamo_backend(
         if on_break is not None and ended is not None and ended.graph_break:
             on_break(*_break_text(ended))
         if any(_is_symbolic(x) for x in example_inputs):
-            return _BySize(gm, compile_graph, limited)
+
+            def specialised(graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes) -> Callable[..., Any]:
+                return _ahead_of_time(graph, args, compile_graph, limited, sizes)
+
+            return _taped(BySize(gm, example_inputs, specialised, shape_limit, on_sizes, inputs))
         return _ahead_of_time(gm, example_inputs, compile_graph, limited)
 
     return backend
+
+
+def _taped(program: BySize) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        if _TAPE.rows is not None:
+            _TAPE.rows.append(Taped(program, (), ()))  # the choice is part of what ran
+        return program(*args)
+
+    return call
 
 
 def _break_text(ended: Any) -> tuple[str, str]:
@@ -112,7 +136,7 @@ def _is_symbolic(x: Any) -> bool:
 
 
 def _ahead_of_time(
-    gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None
+    gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None, sizes: Sizes = ()
 ) -> Callable[..., Any]:
     number = next(_NUMBERS)
     alone: frozenset[int] = frozenset()
@@ -122,6 +146,7 @@ def _ahead_of_time(
         def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             nonlocal alone
             graph.meta[TOGETHER] = number
+            graph.meta[SIZES] = sizes
             _annotate(graph, kind, examples, alone)
             compiled = compile_graph(graph, kind)
             program = compiled.call
@@ -205,31 +230,3 @@ def _report_strides(strides: Sequence[tuple[int, ...] | None]) -> None:
     if context is not None and context.output_strides is not None and any(s is not None for s in strides):
         tokens = len(context.fw_metadata.tokens) if context.fw_metadata is not None else 0
         context.output_strides.extend(strides[tokens:])  # those that order effects come before the results it counts
-
-
-class _BySize:
-    """A graph with symbolic sizes: one static program for every combination of sizes it is called with."""
-
-    def __init__(self, gm: fx.GraphModule, compile_graph: CompileGraph, limited: Limited | None) -> None:
-        self.gm, self.compile_graph, self.limited = gm, compile_graph, limited
-        self.programs: dict[Any, Callable[..., Any]] = {}
-        self.lock = threading.Lock()
-
-    def __call__(self, *args: Any) -> Any:
-        if _TAPE.rows is not None:
-            _TAPE.rows.append(Taped(self, (), ()))  # the choice is part of what ran
-        key = (
-            torch.is_grad_enabled(),
-            tuple(
-                (tuple(a.shape), tuple(a.stride()), a.dtype, a.requires_grad) if isinstance(a, torch.Tensor) else a
-                for a in args
-            ),
-        )
-        program = self.programs.get(key)
-        if program is None:
-            with self.lock:
-                program = self.programs.get(key)
-                if program is None:
-                    program = _ahead_of_time(self.gm, args, self.compile_graph, self.limited)
-                    self.programs[key] = program
-        return program(*args)

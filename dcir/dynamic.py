@@ -1,0 +1,118 @@
+"""Which sizes may change from call to call, as people write it down: names and bounds of dimensions of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dcir.errors import OptionError
+
+_FORMS = "True, False, None, or {input: {dimension: name or torch.export.Dim(name, min=..., max=...)}}"
+
+
+@dataclass(frozen=True)
+class DynamicDim:
+    """One dimension of an input whose size may change.
+
+    Attributes:
+        name: dimensions of one name have equal sizes; None: this one has nothing to do with others.
+        least, most: bounds of the size, both included; None: no bound.
+        firm: whether a model that works for one size alone is an error (else it is compiled for each size).
+    """
+
+    name: str | None = None
+    least: int | None = None
+    most: int | None = None
+    firm: bool = True
+
+    @property
+    def bounds(self) -> str:
+        """The bounds as text."""
+        return f"{'' if self.least is None else self.least}..{'' if self.most is None else self.most}"
+
+    def holds(self, size: int) -> bool:
+        """Whether a size lies within the bounds."""
+        return (self.least is None or size >= self.least) and (self.most is None or size <= self.most)
+
+
+@dataclass(frozen=True)
+class DynamicInputs:
+    """Dimensions of inputs: rows of (name or position, rows of (dimension, what is known of it))."""
+
+    rows: tuple[tuple[str | int, tuple[tuple[int, DynamicDim], ...]], ...] = ()
+
+
+def parse_dynamic(value: object) -> bool | DynamicInputs | None:
+    """What ``dynamic=`` means.
+
+    Raises:
+        OptionError: the value is nothing that can be meant by it.
+    """
+    if value is None or isinstance(value, bool | DynamicInputs):
+        return value
+    if not isinstance(value, Mapping):
+        raise _bad(value, value)
+    known: dict[str, DynamicDim] = {}
+    rows = []
+    for key, dims in value.items():
+        if not isinstance(key, str | int) or isinstance(key, bool) or (isinstance(key, int) and key < 0):
+            raise _bad(value, key, "the name of an input, or its position from 0 up")
+        if not isinstance(dims, Mapping) or not dims:
+            raise _bad(value, dims)
+        row = []
+        for dim, said in dims.items():
+            if not isinstance(dim, int) or isinstance(dim, bool):
+                raise _bad(value, dim, "dimensions are numbers, from 0 or from -1 down")
+            row.append((dim, _same_bounds(_dim(value, said), known)))
+        rows.append((key, tuple(row)))
+    return DynamicInputs(tuple(rows))
+
+
+def _dim(value: object, said: object) -> DynamicDim:
+    """From a name, a ``torch.export.Dim``, one of its hints, bounds as a pair, or None."""
+    if said is None:
+        return DynamicDim()
+    if isinstance(said, str) and said:
+        return DynamicDim(said)
+    if isinstance(said, tuple) and len(said) == 2 and all(b is None or _is_size(b) for b in said):
+        return _checked(value, DynamicDim(None, *said))
+    hint = getattr(getattr(said, "type", None), "name", None)  # torch is not imported for this
+    if hint in ("AUTO", "DYNAMIC"):
+        return DynamicDim(None, getattr(said, "min", None), getattr(said, "max", None), hint == "DYNAMIC")
+    if type(said).__name__ == "Dim" and hasattr(said, "min") and hasattr(said, "max"):
+        return _checked(value, DynamicDim(str(said.__name__), said.min or None, _bound(said.max)))  # type: ignore[attr-defined]
+    raise _bad(value, said)
+
+
+def _bound(most: object) -> int | None:
+    """torch writes no upper bound as an infinite one, or as one that nothing reaches."""
+    return most if _is_size(most) and most < 1 << 40 else None  # type: ignore[operator,return-value]
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _checked(value: object, dim: DynamicDim) -> DynamicDim:
+    if dim.least is not None and dim.most is not None and dim.least > dim.most:
+        raise _bad(value, dim.bounds, "the lower bound first")
+    return dim
+
+
+def _same_bounds(dim: DynamicDim, known: dict[str, DynamicDim]) -> DynamicDim:
+    """A name may be written with its bounds once and without them elsewhere; two kinds of bounds are a mistake."""
+    if dim.name is None:
+        return dim
+    other = known.setdefault(dim.name, dim)
+    if dim == DynamicDim(dim.name) or dim == other:
+        return other
+    if other != DynamicDim(dim.name):
+        raise OptionError(
+            f"dimension {dim.name!r} has two kinds of bounds: {other.bounds} and {dim.bounds}", where="dynamic"
+        )
+    known[dim.name] = dim
+    return dim
+
+
+def _bad(value: object, part: object, hint: str = _FORMS) -> OptionError:
+    return OptionError(f"option dynamic cannot hold {part!r}", where=f"dynamic={value!r}", hint=hint)

@@ -1,0 +1,171 @@
+"""A graph with symbolic sizes: one static program for every combination of sizes it is called with, up to a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.convert_frame import compile_lock
+
+from dcir.errors import RecompileWarning
+
+Sizes = tuple[tuple[str, int], ...]
+"""(place of a symbolic size in the inputs, its value)."""
+OnSizes = Callable[[Sizes, Sequence[Sizes]], None]
+"""Called with the sizes that are about to be compiled, and those that were before."""
+Specialise = Callable[[fx.GraphModule, Sequence[Any], Sizes], Callable[..., Any]]
+"""From a graph, its arguments and their sizes to what runs it."""
+
+# Dynamo's note that a trace is being made, where this torch has it.
+_told = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)
+_ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]|L\['kwargs'\]\['(\w+)'\]|L\['(\w+)'\]")
+_SIZE = re.compile(r"\.size\(\)\[(\d+)\]")
+
+
+class BySize:
+    """The graph as something to call.
+
+    Args:
+        gm: Dynamo's graph.
+        examples: its arguments, with symbolic numbers in them.
+        specialise: compiles it for the sizes of a list of arguments; the graph it is given has Python's numbers as constants.
+        limit: how many combinations are compiled. A call with a further one runs the graph in torch: a program whose sizes never
+            come back then costs what it costs without dcir, instead of a compilation for each call.
+        on_sizes: hears of every combination before it is compiled.
+        inputs: names of positional arguments, where the traced frame has ``*args`` in their place.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, examples: Sequence[Any], specialise: Specialise, limit: int,
+        on_sizes: OnSizes | None = None, inputs: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.gm, self._specialise, self._limit, self._on_sizes = gm, specialise, limit, on_sizes
+        self.places = symbolic_places(gm, examples, inputs)
+        self._numbers = _number_places(gm)
+        self.programs: dict[Any, Callable[..., Any]] = {}
+        self.made: list[Sizes] = []
+        self._beyond = False
+
+    def __call__(self, *args: Any) -> Any:
+        key = (
+            torch.is_grad_enabled(),
+            tuple(args[i].item() for i in self._numbers.values()),
+            tuple(
+                (tuple(a.shape), tuple(a.stride()), a.dtype, a.requires_grad) if isinstance(a, torch.Tensor) else a
+                for a in args
+            ),
+        )
+        program = self.programs.get(key)
+        if program is None:
+            # Tracing is as little safe among threads here as within Dynamo, and other threads' calls must be told of it the same way.
+            with compile_lock, _told():
+                program = self.programs.get(key) or self._new(key, args)
+        return program(*args)
+
+    def sizes(self, args: Sequence[Any]) -> Sizes:
+        """The symbolic sizes in a list of arguments."""
+        return tuple((name, _at(args[i], dim)) for name, (i, dim) in self.places.items())
+
+    def _with_numbers(self, args: Sequence[Any]) -> fx.GraphModule:
+        """The graph with the Python numbers of a call, which Dynamo passes as tensors, as constants."""
+        if not self._numbers:
+            return self.gm
+        graph = copy.deepcopy(self.gm.graph)
+        for node in list(graph.nodes):
+            if _is_item(node) and node.args[0].name in self._numbers:
+                value = args[self._numbers[node.args[0].name]].item()
+                for user in list(node.users):
+                    user.args, user.kwargs = _put((user.args, user.kwargs), node, value)
+                graph.erase_node(node)
+        return fx.GraphModule(self.gm, graph)
+
+    def _new(self, key: Any, args: Sequence[Any]) -> Callable[..., Any]:
+        sizes = self.sizes(args)
+        if len(self.programs) >= self._limit:
+            if not self._beyond:
+                self._beyond = True
+                warnings.warn(
+                    f"{len(self.programs)} combinations of sizes are compiled, which is the limit; "
+                    f"calls with further ones ({text(sizes)}) run in torch; shape_limit=... sets the limit",
+                    RecompileWarning,
+                    stacklevel=2,
+                )
+            return self.gm
+        if self._on_sizes is not None:
+            self._on_sizes(sizes, self.made)
+        program = self._specialise(self._with_numbers(args), args, sizes)
+        self.programs[key] = program
+        self.made.append(sizes)
+        return program
+
+
+def text(sizes: Sizes) -> str:
+    """Sizes for people."""
+    return ", ".join(f"{name}={value}" for name, value in sizes)
+
+
+def symbolic_places(
+    gm: fx.GraphModule, examples: Sequence[Any], inputs: Sequence[str] = ()
+) -> Mapping[str, tuple[int, int | None]]:
+    """Where each symbol's value is found: from a name to (argument, dimension, or None for the argument itself).
+
+    Symbols stand where they are first alone; sizes that follow from others (2 * s) are left out.
+    """
+    found: dict[str, tuple[str, tuple[int, int | None]]] = {}
+    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    for i, (node, value) in enumerate(zip(nodes, examples, strict=True)):
+        name = _name(node, inputs)
+        if isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                _note(found, size, f"{name}[{dim}]", (i, dim))
+        else:
+            _note(found, value, _SIZE.sub(r"[\1]", name), (i, None))
+    return dict(found.values())
+
+
+def _number_places(gm: fx.GraphModule) -> dict[str, int]:
+    """Names and positions of placeholders that are Python numbers in the user's program."""
+    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    return {
+        n.name: i
+        for i, n in enumerate(nodes)
+        if getattr(n.meta.get("grapharg"), "pass_arg_as_tensor", False) and any(map(_is_item, n.users))
+    }
+
+
+def _put(arguments: Any, node: fx.Node, value: float) -> Any:
+    """Arguments of a node with a number in place of another node."""
+    return fx.node.map_arg(arguments, lambda n: value if n is node else n)
+
+
+def _is_item(node: fx.Node) -> bool:
+    return node.op == "call_method" and node.target == "item" and isinstance(node.args[0], fx.Node)
+
+
+def _note(found: dict[str, Any], size: Any, name: str, place: tuple[int, int | None]) -> None:
+    if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+        found.setdefault(str(size.node.expr), (name, place))
+
+
+def _name(node: fx.Node, inputs: Sequence[str]) -> str:
+    """A placeholder's source as the user would write it."""
+    source = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", None)
+    if not isinstance(source, str):
+        return str(node.name)
+
+    def shown(m: re.Match[str]) -> str:
+        if m[1] is None:
+            return m[2] or m[3]
+        return inputs[int(m[1])] if int(m[1]) < len(inputs) else f"args[{m[1]}]"
+
+    return _ARGUMENT.sub(shown, source)
+
+
+def _at(value: Any, dim: int | None) -> int:
+    return int(value if dim is None else value.shape[dim])
