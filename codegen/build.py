@@ -35,6 +35,12 @@ DEFAULT_FLAGS = (
     "-fvisibility=hidden",
     "-ffunction-sections",
     "-fdata-sections",
+    # A tenth of the compiler's time, in which it finds nothing in code of vectors and constant sizes: no difference on whole networks.
+    "-fno-gcse",
+    "-fno-thread-jumps",
+    "-fno-tree-pre",
+    "-fno-tree-slp-vectorize",
+    "-fno-tree-vrp",
     "-w",
 )
 _NAMES = ("c++", "g++", "clang++")

@@ -13,8 +13,9 @@ from typing import Any
 from dcir.cache import Cache, key_of
 from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.codegen.choices import MODELS, Choice
-from dcir.codegen.cpp.driver import Call, Flow, Place, driver_text
+from dcir.codegen.cpp.driver import Call, Flow, Numbers, Place, driver_text
 from dcir.codegen.cpp.kernel_sdfg import HEADER, kernel_body
+from dcir.codegen.cpp.kernels.sizeless import sizeless
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.planners import Machine, plan
 from dcir.codegen.tiles.isa import host_isa
@@ -131,6 +132,10 @@ def compile_network(
             continue
         types = tuple(net.containers[o.data].dtype for o in ins), tuple(net.containers[o.data].dtype for o in outs)
         given = choices.get(op.label, MODELS) if choices is not None else None
+        table: tuple[Numbers, ...] = ()
+        if op in prepared and (found := sizeless(spec, machine)):
+            spec, table = found[0], (Numbers(found[1]),)
+            types, given = ((*types[0], "i64"), types[1]), MODELS
         key = (spec, types, team_of(stream, threads), given)
         if key not in kernels:
             choice = database.choice(*key[:3]) if given is None else given
@@ -142,7 +147,7 @@ def compile_network(
         k = kernels[key]
         scratch.add(k.plan.scratch, stream)
         if k.plan.phases:
-            call = Call(k.name, number, (*places_in, *places_out), k.parallel, k.checked, stream)
+            call = Call(k.name, number, (*places_in, *table, *places_out), k.parallel, k.checked, stream)
             (before if op in prepared else calls).append(call)
     end = _up(layout.arena_bytes)
     calls, before = (

@@ -32,6 +32,13 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """An operand that is a table of numbers, known when the driver is written."""
+
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Call:
     """One step of the driver.
 
@@ -46,7 +53,7 @@ class Call:
 
     kernel: str | None
     number: int
-    operands: tuple[Place, ...]
+    operands: tuple[Place | Numbers, ...]
     parallel: bool
     checked: bool
     stream: int = -1
@@ -78,10 +85,13 @@ def driver_text(
         profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; the last of them is the time in
             which teams open and close. Calls of a profiled driver must not overlap.
     """
-    lines = _clock(len(calls)) if profile else []
+    lines = ['#pragma GCC optimize ("O1")']  # it does nothing but call
+    lines += _clock(len(calls)) if profile else []
     arity = {c.kernel: len(c.operands) for c in (*before, *calls) if c.kernel}
     for name, n in arity.items():
         lines.append(f'extern "C" void __program_{name}({", ".join(["void*"] * (n + 2))});')
+    for table in dict.fromkeys(o for c in (*before, *calls) for o in c.operands if isinstance(o, Numbers)):
+        lines.append(f"static const long long {_table(table)}[] = {{{', '.join(map(str, table.values))}}};")
     for number in range(len(streams)):
         lines += _image(calls, number, profile)
     lines += ['extern "C" int omp_get_num_threads();'] * bool(streams)
@@ -194,8 +204,14 @@ def _stretch(
     return lines
 
 
+def _table(numbers: Numbers) -> str:
+    return "_".join(["n", *(str(n).replace("-", "m") for n in numbers.values)])
+
+
 def _operands(c: Call) -> str:
-    def text(p: Place) -> str:
+    def text(p: Place | Numbers) -> str:
+        if isinstance(p, Numbers):
+            return f"(void*){_table(p)}"
         image, lane = (f" + {n}ll * {w}" if n else "" for n, w in ((p.image, "image"), (p.lane, "lane")))
         return f"(char*)t[{p.slot}] + {p.offset}ll{image}{lane}"
 

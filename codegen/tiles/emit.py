@@ -37,25 +37,7 @@ $inline T sum(V v) {
 $halvings
     return v[0];
 }
-// A block of up to VL x VL: d[c][r] = s[r][c] + add[r] for r < rows, c < cols. Rows of d are written up to `lanes`; those from `rows`
-// on get zeros. Each step of the exchange swaps blocks of lanes between rows that lie as far apart.
-$noinline void transpose_block(const T *s, L ss, int rows, int cols, V add, T *d, L ds, int lanes) {
-    alignas(64) T t[VL * VL];
-    if (rows != VL || cols != VL) {
-        for (int i = 0; i < VL; i++)
-            store(t + i * VL, i >= rows ? V{} : cols == VL ? load(s + i * ss) : load_part(s + i * ss, cols));
-        s = t;
-        ss = VL;
-    }
-    const bool whole = cols == VL && lanes == VL;
-    T *to = whole ? d : t;
-    const L step = whole ? ds : VL;
-$exchanges
-    if (whole) return;
-    for (int i = 0; i < cols; i++)
-        if (lanes == VL) store(d + i * ds, load(t + i * VL));
-        else store_part(d + i * ds, load(t + i * VL), lanes);
-}
+$transposition
 // acc[i][v] += a[R::at(i)] * b[v] over count steps: the register tile that everything here is built on.
 template <int MR, int NV, class R>
 $inline void multiply_add(V (&acc)[MR][NV], const T *a, L ak, const T *b, L bk, L count) {
@@ -78,6 +60,26 @@ template <int MR, int NV> $inline void clear(V (&acc)[MR][NV]) {
         for (int v = 0; v < NV; v++) acc[i][v] = V{};
 }
 """
+_TRANSPOSITION = """
+// A block of up to VL x VL: d[c][r] = s[r][c] + add[r] for r < rows, c < cols. Rows of d are written up to `lanes`; those from `rows`
+// on get zeros. Each step of the exchange swaps blocks of lanes between rows that lie as far apart.
+$noinline void transpose_block(const T *s, L ss, int rows, int cols, V add, T *d, L ds, int lanes) {
+    alignas(64) T t[VL * VL];
+    if (rows != VL || cols != VL) {
+        for (int i = 0; i < VL; i++)
+            store(t + i * VL, i >= rows ? V{} : cols == VL ? load(s + i * ss) : load_part(s + i * ss, cols));
+        s = t;
+        ss = VL;
+    }
+    const bool whole = cols == VL && lanes == VL;
+    T *to = whole ? d : t;
+    const L step = whole ? ds : VL;
+$exchanges
+    if (whole) return;
+    for (int i = 0; i < cols; i++)
+        if (lanes == VL) store(d + i * ds, load(t + i * VL));
+        else store_part(d + i * ds, load(t + i * VL), lanes);
+}"""
 _PART = """template <int B> $inline void copy_bits(T *d, const T *s, int n) {
     if constexpr (B > 0) {
         if (n & B) { __builtin_memcpy(d, s, B * sizeof(T)); d += B; s += B; }
@@ -122,11 +124,22 @@ def lanes(isa: Isa, dtype: str) -> int:
     return isa.vector_bytes // ELEMENT_BYTES[dtype]
 
 
-def core(isa: Isa, dtype: str) -> str:
-    """The shared C++ for one element type, "f32" or "f64"."""
+def core(isa: Isa, dtype: str, user: str = "") -> str:
+    """The C++ for one element type, "f32" or "f64", that ``user`` builds on; of its larger functions those that it names."""
     width = lanes(isa, dtype)
     steps = [1 << i for i in reversed(range(width.bit_length() - 1))]
     halvings = [f"    v += __builtin_shuffle(v, (M){{{_list((i + s) % width for i in range(width))}}});" for s in steps]
+    transposition = _transposition(width) if "transpose_block" in user else ""
+    masked = {"s": "s" if dtype == "f32" else "d", "m": "short" if dtype == "f32" else "char"}
+    part = render(_PART_MASKED, **masked) if isa.name == "avx512" else render(_PART)
+    return render(
+        _CORE, part=part, T=STORED[dtype], I="int" if dtype == "f32" else "long long", VB=isa.vector_bytes, VL=width,
+        EB=ELEMENT_BYTES[dtype], halvings="\n".join(halvings), transposition=transposition,
+    )  # fmt: skip
+
+
+def _transposition(width: int) -> str:
+    steps = [1 << i for i in reversed(range(width.bit_length() - 1))]
     exchanges = [f"    const V r{width}_{i} = load(s + {i} * ss);" for i in range(width)]
     for s in steps:
         low = _list(width + i - s if i & s else i for i in range(width))
@@ -136,12 +149,7 @@ def core(isa: Isa, dtype: str) -> str:
             pair = f"r{2 * s}_{i & ~s}, r{2 * s}_{i | s}"
             exchanges.append(f"    const V r{s}_{i} = __builtin_shuffle({pair}, {'high' if i & s else 'low'}{s});")
     exchanges += [f"    store(to + {i} * step, r1_{i} + add);" for i in range(width)]
-    masked = {"s": "s" if dtype == "f32" else "d", "m": "short" if dtype == "f32" else "char"}
-    part = render(_PART_MASKED, **masked) if isa.name == "avx512" else render(_PART)
-    return render(
-        _CORE, part=part, T=STORED[dtype], I="int" if dtype == "f32" else "long long", VB=isa.vector_bytes, VL=width,
-        EB=ELEMENT_BYTES[dtype], halvings="\n".join(halvings), exchanges="\n".join(exchanges),
-    )  # fmt: skip
+    return render(_TRANSPOSITION, exchanges="\n".join(exchanges))
 
 
 def _list(numbers: Iterable[int]) -> str:
@@ -279,7 +287,7 @@ def assemble(draft: Draft, isa: Isa, n_inputs: int) -> KernelPlan:
     if draft.sums and draft.epilogue is not None:
         size = draft.sums_at + draft.steps[-1].jobs * draft.epilogue.sums * 8
     epilogue = draft.epilogue.text(isa) if draft.epilogue is not None else ""
-    text = f"namespace dcir_tile {{{core(isa, draft.dtype)}{epilogue}{draft.text}}}\n"
+    text = f"namespace dcir_tile {{{core(isa, draft.dtype, epilogue + draft.text)}{epilogue}{draft.text}}}\n"
     return KernelPlan(draft.name, text, tuple(phases), size)
 
 
@@ -322,7 +330,8 @@ def assemble_half(
     text, jobs = _convert("narrow0", output.dense(), output, dtype, threads, False)
     after = Phase(jobs, f"dcir_tile::narrow0(j, {result}, o0);")
     scalar = f"{_WIDEN[dtype]}\n{_NARROW[dtype]}\n"
-    text = f"namespace dcir_tile {{{core(isa, 'f32')}{draft.text}{scalar}{''.join(texts)}{text}}}\n"
+    own = f"{draft.text}{scalar}{''.join(texts)}{text}"
+    text = f"namespace dcir_tile {{{core(isa, 'f32', own)}{own}}}\n"
     # Nothing is computed without a job, and then nothing needs converting either.
     run = [p for p in (*before, *phases, after) if p.jobs] if phases else []
     return KernelPlan(draft.name, text, tuple(run), at + round_up(output.stored * 4, 64))

@@ -90,7 +90,7 @@ def _common(b: _Blocks) -> str:
     lines.append(place_function("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
     lines += [_rows(b, "K", spec.k), _rows(b, "V", spec.v)]
     flat = not spec.mask or spec.mask[2] == 0
-    return core(b.isa, spec.compute) + render(
+    return core(b.isa, spec.compute, COMMON) + render(
         COMMON, S=STORED[spec.dtype], acc=acc, wide=wide, bv=b.queries.size, nb=b.nb, d=spec.d, dp=b.dp,
         m=spec.m, n=spec.n, heads=spec.heads, qblocks=b.queries.parts, larger=b.queries.larger,
         scale=repr(float(spec.scale)), causal=int(spec.causal), masked=int(bool(spec.mask)), flat=int(flat),

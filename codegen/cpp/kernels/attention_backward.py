@@ -101,7 +101,7 @@ def _common(b: _Blocks) -> str:
     lines = [place_function(name, st, "b", "h", "i", "e") for name, st in places.items()]
     lines.append(place_function("lse", spec.lse, "b", "h", "i"))
     lines.append(place_function("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
-    return core(b.isa, spec.compute) + render(
+    return core(b.isa, spec.compute, COMMON) + render(
         COMMON, S=STORED[spec.dtype], mr=mr, nv=nv, qb=b.qb, nb=b.nb, d=spec.d, dp=b.dp,
         m=spec.m, n=spec.n, heads=spec.heads, qblocks=b.query_blocks, kblocks=b.key_blocks, scale=repr(float(spec.scale)),
         causal=int(spec.causal), masked=int(bool(spec.mask)), places="\n".join(lines),

@@ -6,7 +6,7 @@ from dcir.codegen.plan import KernelPlan
 from dcir.codegen.planners import Machine, plan, planner
 from dcir.codegen.tiles.conv import convolution_suits, plan_convolution
 from dcir.codegen.tiles.isa import ISAS
-from dcir.codegen.tiles.winograd_weights import plan_weights
+from dcir.codegen.tiles.winograd_weights import SizelessWinogradWeights, plan_weights, plan_weights_sizeless
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.winograd import WinogradWeightsSpec
 
@@ -23,3 +23,9 @@ def plan_convolution_node(spec: ConvolutionSpec, machine: Machine) -> KernelPlan
 def plan_weights_node(spec: WinogradWeightsSpec, machine: Machine) -> KernelPlan:
     """The kernel that packs and transforms weights."""
     return plan_weights(spec, ISAS[machine.isa])
+
+
+@planner(SizelessWinogradWeights)
+def plan_weights_sizeless_node(spec: SizelessWinogradWeights, machine: Machine) -> KernelPlan:
+    """The same kernel for all sizes."""
+    return plan_weights_sizeless(spec, ISAS[machine.isa])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dcir.codegen.tiles.isa import ISAS
-from dcir.codegen.tiles.winograd_weights import plan_weights
+from dcir.codegen.tiles.winograd_weights import plan_weights, plan_weights_sizeless, weights_sizeless
 from dcir.ops.packing import panel_width
 from dcir.ops.winograd import WinogradWeightsSpec
 from tests.codegen.tiles.tile_harness import compile_plans
@@ -48,3 +48,21 @@ def test_equals_program(kernels, case):
     kernels[case](torch.from_numpy(w), torch.from_numpy(got))
     units = 1e-7 if spec.dtype == "f32" else 1e-15
     np.testing.assert_allclose(got, wanted, rtol=4 * units, atol=4 * units)
+
+
+def test_equals_for_any_sizes():
+    """One kernel of an order of weights gives what those of its sizes give."""
+    cases = [c for c in CASES if c[3] == (2, 4) and c[2] in (("avx512", "f32"), ("generic", "f32"))]
+    isas = [ISAS[c[2][0]] for c in cases]
+    found = [weights_sizeless(spec_of(c), isa, 2) for c, isa in zip(cases, isas, strict=True)]
+    distinct = dict.fromkeys((s, isa) for (s, _), isa in zip(found, isas, strict=True))
+    assert len(distinct) < len(cases)
+    plans = [(plan_weights_sizeless(s, isa), ("f32", "i64"), ("f32",)) for s, isa in distinct]
+    kernels = dict(zip(distinct, compile_plans(plans, ["-O1"]), strict=True))
+    for case, (spec, table), isa in zip(cases, found, isas, strict=True):
+        sized = spec_of(case)
+        w = np.random.default_rng(3).uniform(-1, 1, 9 * sized.cin * sized.cout).astype("f4")
+        wanted, got = (np.full(math.prod(sized.packed_weights), fill, "f4") for fill in (2.0, 3.0))
+        sized.reference([w], [wanted])
+        kernels[spec, isa](torch.from_numpy(w), torch.tensor(table), torch.from_numpy(got))
+        np.testing.assert_allclose(got, wanted, rtol=4e-7, atol=4e-7)
