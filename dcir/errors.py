@@ -158,5 +158,9 @@ class FallbackFailed(DcirError):
     """An operator that runs through torch instead of generated code raised an error."""
 
 
+class NotCompiledWarning(UserWarning):
+    """A module runs in PyTorch for now; the text says why."""
+
+
 class RecompileWarning(UserWarning):
     """Something was compiled again because a call differed from those before, or was not because ``shape_limit`` is reached."""

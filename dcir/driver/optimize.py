@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from types import FunctionType
@@ -13,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn.modules.module import _has_any_global_hook
 
 from dcir.driver.compile import Session
 from dcir.driver.dynamic_calls import DynamicCalls
@@ -21,7 +23,7 @@ from dcir.driver.machine import machine
 from dcir.driver.optimiser_choice import prefer_fused
 from dcir.driver.quick_calls import MISS, QuickCalls
 from dcir.dynamic import DynamicDim, DynamicInputs
-from dcir.errors import DcirError, InvalidInput
+from dcir.errors import DcirError, InvalidInput, NotCompiledWarning
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.quick_guards import QuickGuards
 from dcir.options import Options
@@ -149,7 +151,8 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
         prefer_fused(fast)
     frame = _frame_of_its_own(fast._call_impl)
     calls = DynamicCalls(*_wishes(module, session.options), lambda: _modes(fast))
-    fast._compiled_call_impl = _quick(_compiled(frame, session, calls), QuickCalls(frame, fast._call_impl))
+    call = _quick(_compiled(frame, session, calls), QuickCalls(frame, fast._call_impl))
+    fast._compiled_call_impl = _unless_hooked(call, fast._call_impl)
     result: nn.Module = fast
     return result
 
@@ -210,6 +213,27 @@ def _wishes(module: nn.Module, options: Options) -> tuple[Callable[..., Any] | l
         if spec.kind == "tensor" and not spec.host
     )
     return names, replace(options, dynamic=DynamicInputs(tuple((n, dims) for n, dims in rows if dims)))
+
+
+def _unless_hooked(call: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``plain`` while there are hooks for all modules, else ``call``: Dynamo neither guards on these hooks nor calls all of them."""
+    told = False
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal told
+        if not _has_any_global_hook():
+            return call(*args, **kwargs)
+        if not told:
+            told = True
+            cause = "a hook for all modules (torch.nn.modules.module.register_module_...) is there"
+            warnings.warn(
+                f"{cause}: the module runs in PyTorch, not compiled, as long as it stays",
+                NotCompiledWarning,
+                stacklevel=3,
+            )
+        return plain(*args, **kwargs)
+
+    return run
 
 
 def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> Callable[..., Any]:

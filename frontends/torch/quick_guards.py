@@ -16,7 +16,11 @@ from torch._dynamo import config
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
-_SETTINGS = {"use_recursive_dict_tags_for_guards": True, "max_saved_pointers_for_recursive_dict_tags_check": 1 << 16}
+_SETTINGS = {
+    "use_recursive_dict_tags_for_guards": True,
+    "max_saved_pointers_for_recursive_dict_tags_check": 1 << 16,
+    "skip_nnmodule_hook_guards": False,  # else a hook added after the first call is never called
+}
 _KNOWN = {name: value for name, value in _SETTINGS.items() if hasattr(config, name)}
 _LOCK = threading.Lock()
 
