@@ -25,6 +25,7 @@ from dcir.driver.quick_calls import MISS, QuickCalls
 from dcir.dynamic import DynamicDim, DynamicInputs
 from dcir.errors import DcirError, InvalidInput, NotCompiledWarning
 from dcir.frontends.torch.capture import dynamo_backend
+from dcir.frontends.torch.lifetime import BorrowedBackend, drop_compiled_with
 from dcir.frontends.torch.quick_guards import QuickGuards
 from dcir.options import Options
 from dcir.report.explain import Report
@@ -158,7 +159,8 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
 
 
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    fast: Any = functools.wraps(fn)(_compiled(fn, session, DynamicCalls(fn, session.options, lambda: None)))
+    own = _with_code_of_its_own(fn) if isinstance(fn, FunctionType) else fn
+    fast: Any = functools.wraps(fn)(_compiled(own, session, DynamicCalls(fn, session.options, lambda: None)))
     fast.dcir = Handle(session, lambda: fn)
     result: Callable[..., Any] = fast
     return result
@@ -176,6 +178,16 @@ def _frame_of_its_own(fn: Callable[..., Any]) -> FunctionType:
 
     call.__code__ = call.__code__.replace(co_name=f"call_{next(_FRAMES)}")
     return cast(FunctionType, call)
+
+
+def _with_code_of_its_own(fn: FunctionType) -> FunctionType:
+    """``fn`` with a copy of its code: what Dynamo compiles for it goes when it goes, and ``fn`` may live on."""
+    twin = FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    twin.__kwdefaults__ = fn.__kwdefaults__
+    functools.update_wrapper(twin, fn).__dict__.pop("__wrapped__")
+    if "__wrapped__" in fn.__dict__:
+        twin.__dict__["__wrapped__"] = fn.__dict__["__wrapped__"]
+    return twin
 
 
 def _quick(call: Callable[..., Any], quick: QuickCalls) -> Callable[..., Any]:
@@ -237,16 +249,22 @@ def _unless_hooked(call: Callable[..., Any], plain: Callable[..., Any]) -> Calla
 
 
 def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> Callable[..., Any]:
-    """``fn`` through Dynamo; dcir's own errors arrive as themselves, not wrapped in Dynamo's."""
+    """``fn`` through Dynamo; dcir's own errors arrive as themselves, not wrapped in Dynamo's.
+
+    A Python function has code of its own here: what is compiled for it goes with it.
+    """
     limit = session.options.shape_limit
     compile_graph = calls.watched(session.compile_graph)
     backend = dynamo_backend(
         compile_graph, session.on_break, limited(session), shape_limit=limit, inputs=calls.input_names
     )
     quick = QuickGuards(backend)
+    borrowed = BorrowedBackend(quick.backend)
+    if isinstance(fn, FunctionType):
+        drop_compiled_with(fn, borrowed)
     call = torch.compile(  # type: ignore[call-overload]  # its stub lacks the last two
         fn,
-        backend=quick.backend,
+        backend=borrowed,
         dynamic=calls.for_dynamo,
         recompile_limit=max(_RECOMPILE_LIMIT, limit),
         # Else all modules of a class would share one limit, and what lies beyond it runs in eager mode.

@@ -29,6 +29,8 @@ TOGETHER = "dcir_together"
 SIZES = "dcir_sizes"
 """Key of a graph's ``meta``: pairs of (place, size) of the symbolic sizes that it was specialised to."""
 _NUMBERS = itertools.count()
+# Made once: each patch leaves a variable in the thread's context for ever.
+_AS_WRITTEN = torch._functorch.config.patch(cse=False)
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.Gra
     """PyTorch's minimum cut, over a joint graph that shows what is cheap to compute again."""
     expose_norms(joint)
     recompute_cheap(joint, kwargs["num_fwd_outputs"])
-    with torch._functorch.config.patch(cse=False):
+    with _AS_WRITTEN:
         return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
