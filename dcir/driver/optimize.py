@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from types import FunctionType
@@ -151,7 +152,9 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     if session.options.fused_optimizers:
         prefer_fused(fast)
     frame = _frame_of_its_own(fast._call_impl)
-    calls = DynamicCalls(*_wishes(module, session.options), lambda: _modes(fast))
+    # What is compiled reaches this; a module that it held would be held by its own compiled frame, for ever.
+    here = weakref.ref(fast)
+    calls = DynamicCalls(*_wishes(module, session.options), lambda: _modes(here()))
     call = _quick(_compiled(frame, session, calls), QuickCalls(frame, fast._call_impl))
     fast._compiled_call_impl = _unless_hooked(call, fast._call_impl)
     result: nn.Module = fast
@@ -202,9 +205,9 @@ def _quick(call: Callable[..., Any], quick: QuickCalls) -> Callable[..., Any]:
     return run
 
 
-def _modes(module: nn.Module) -> tuple[bool, ...]:
+def _modes(module: nn.Module | None) -> tuple[bool, ...]:
     """Which of a module's parts train."""
-    return tuple(m.training for m in module.modules())
+    return () if module is None else tuple(m.training for m in module.modules())
 
 
 def _wishes(module: nn.Module, options: Options) -> tuple[Callable[..., Any] | list[str], Options]:
