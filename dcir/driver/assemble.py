@@ -9,19 +9,14 @@ from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import BufferInfo, Program, ProgramInfo, ResultInfo, call_into_torch
+from dcir.runtime.spaces import Spaces
 
 
 def assemble(done: Imported, library: Library, arenas: Arenas | None = None) -> Program:
     """The callable program of a compiled network; its scratch memory is taken from ``arenas``, which others may share."""
     net = done.network
-    buffers: list[BufferInfo] = []
-    buffer_slots: list[int] = []
-    number: dict[str, int] = {}
-    for name, c in net.containers.items():
-        if c.role == "result" and name not in net.updates:
-            number[name] = len(buffers)
-            buffers.append(BufferInfo(c.shape, c.strides, c.dtype))
-            buffer_slots.append(library.slots[name])
+    number = buffer_numbers(net)
+    buffers = [BufferInfo(c.shape, c.strides, c.dtype) for c in (net.containers[name] for name in number)]
     info = ProgramInfo(
         table_size=library.table_size,
         arena_bytes=library.arena_bytes,
@@ -31,15 +26,44 @@ def assemble(done: Imported, library: Library, arenas: Arenas | None = None) -> 
         input_slots=tuple(library.slots.get(n, -1) if n else -1 for n in net.inputs),
         constant_slots=tuple(library.slots[n] for n in done.constants),
         buffers=tuple(buffers),
-        buffer_slots=tuple(buffer_slots),
+        buffer_slots=tuple(library.slots[name] for name in number),
         results=tuple(_result(net, done, number, kind, value) for kind, value in done.outputs),
         callbacks={
             n: call_into_torch(spec, [(p.slot, p.offset) for p in ins], [(p.slot, p.offset) for p in outs])
             for n, (spec, ins, outs) in library.callbacks.items()
         },
         origins=tuple(library.origins),
+        shared=_shared(net, number),
     )
     return Program(library.path, info, list(done.constants.values()), arenas)
+
+
+def buffer_numbers(net: Network) -> dict[str, int]:
+    """Result containers that a call allocates, in order."""
+    names = (name for name, c in net.containers.items() if c.role == "result" and name not in net.updates)
+    return {name: number for number, name in enumerate(names)}
+
+
+def spaces(net: Network) -> Spaces | None:
+    """The blocks that a backward's arguments lie in; None if there are none."""
+    inputs = _inputs_at_home(net)
+    number = {space: i for i, space in enumerate(sorted({space for space, _ in inputs.values()}))}
+    homes = {net.inputs.index(name): (number[space], offset) for name, (space, offset) in inputs.items()}
+    buffers = {
+        net.donated[name].block: (number[space], offset - net.donated[name].offset)
+        for name, (space, offset) in inputs.items()
+    }
+    return Spaces([net.spaces[space] for space in number], homes, buffers) if homes else None
+
+
+def _shared(net: Network, number: dict[str, int]) -> tuple[tuple[int, int], ...]:
+    """Results that lie at the beginning of a block, each with an argument that lies there too."""
+    inside = {space: net.inputs.index(name) for name, (space, _) in _inputs_at_home(net).items()}
+    return tuple((number[n], inside[home[0]]) for n, home in net.homes.items() if n in number and home[0] in inside)
+
+
+def _inputs_at_home(net: Network) -> dict[str, tuple[int, int]]:
+    return {name: home for name, home in net.homes.items() if net.containers[name].role == "input"}
 
 
 def _result(net: Network, done: Imported, number: dict[str, int], kind: str, value: Any) -> ResultInfo:

@@ -7,7 +7,6 @@ import gc
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,13 +15,14 @@ import torch
 from torch import fx
 
 from dcir.codegen.compile import Library, planned_bytes
-from dcir.driver.assemble import assemble
+from dcir.driver.assemble import assemble, buffer_numbers, spaces
 from dcir.driver.limit import check, saved_bytes
 from dcir.errors import OptionError, Unsupported
 from dcir.frontends.torch.capture import SIZES, TOGETHER, CompiledGraph
 from dcir.frontends.torch.importer import FIRST_SAVED, Imported, import_graph
 from dcir.frontends.torch.partition import PARTITION
-from dcir.ir.network import Network, footprint
+from dcir.ir.network import Donated, Network, footprint
+from dcir.ir.types import itemsize
 from dcir.options import Options
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
@@ -125,6 +125,7 @@ class Session:
             needed = record.saved_bytes + planned_bytes(done.network, record.threads)
             check(self.options.memory_limit, needed)
         program: Callable[[Sequence[Any]], list[Any]]
+        place, found = None, None
         if self.options.target == "dace":
             from dcir.driver.through_dace import dace_program
 
@@ -133,15 +134,14 @@ class Session:
             record.calls = len(done.network.ops())
         else:
             library = self._library(done, record, clock)
-            program = assemble(done, library, self.arenas)
+            program = made = assemble(done, library, self.arenas)
+            place, found = made.place, spaces(done.network)
             if self.watch is not None:
                 program = self.watch(kind, done, library, program)
             clock.lap("load")
         self.graphs.append(record)
-        net = done.network
         return CompiledGraph(
-            program, tuple(_chosen_strides(done, *output) for output in done.outputs), alone(done),
-            frozenset(net.inputs.index(into) for into, _ in net.lent.values()),
+            program, tuple(_chosen_strides(done, *output) for output in done.outputs), parts(done), place, found
         )  # fmt: skip
 
     def _tune(self, net: Network, kind: str, clock: _Clock) -> None:
@@ -269,19 +269,16 @@ def _chosen_strides(done: Imported, kind: str, value: Any) -> tuple[int, ...] | 
     return done.network.results[value].strides if free else None
 
 
-def alone(done: Imported) -> frozenset[int]:
-    """Numbers of outputs that are all of a result container, which no other output shows."""
+def parts(done: Imported) -> dict[int, Donated]:
+    """Where in which buffer the outputs lie that lie in one."""
     net = done.network
-    shown = Counter(net.results[value].data for kind, value in done.outputs if kind == "result")
-    found = set()
+    buffers = buffer_numbers(net)
+    found = {}
     for number, (kind, value) in enumerate(done.outputs):
-        if kind == "result":
-            r = net.results[value]
-            c = net.containers[r.data]
-            whole = r.offset == 0 and r.shape == c.shape and r.strides == c.strides
-            if whole and shown[r.data] == 1 and c.role == "result" and r.data not in net.updates:
-                found.add(number)
-    return frozenset(found)
+        if kind == "result" and (r := net.results[value]).data in buffers:
+            size = net.containers[r.data].nbytes
+            found[number] = Donated(buffers[r.data], r.offset * itemsize(r.dtype), size)
+    return found
 
 
 @contextlib.contextmanager

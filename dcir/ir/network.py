@@ -101,6 +101,20 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+class Donated(NamedTuple):
+    """Where an input lies that nobody reads once the call has begun.
+
+    Attributes:
+        block: number of a block of memory in which nothing lies but donated inputs.
+        offset: byte offset in it.
+        nbytes: size of the block.
+    """
+
+    block: int
+    offset: int
+    nbytes: int
+
+
 @dataclass
 class Stream:
     """Consecutive operators that run for one image of a batch after the other, images on different threads at once.
@@ -139,8 +153,9 @@ class Network:
         prepared, prepared_bytes: transients that outlive a call, since they depend on nothing but static inputs and constants,
             with their byte offsets in a block of their own, and its size.
         donated: inputs that nobody reads once the call has begun: what the forward kept for this backward alone.
-        lent: transients that lie in the memory of a donated input that has been read for the last time: that input, and the
-            byte offset in it.
+        spaces: sizes of blocks of memory that donated inputs, results and transients use one after the other.
+        homes: donated inputs and results that lie in a space: its number, and the byte offset in it.
+        lent: transients that lie in a space: an input or a result of it, and the byte offset from where that begins.
         threads: how many the network will run on, as far as passes care.
         streams: runs of operators that take one image after the other.
     """
@@ -160,7 +175,9 @@ class Network:
         self.updates: dict[str, str] = {}
         self.prepared: dict[str, int] = {}
         self.prepared_bytes = 0
-        self.donated: set[str] = set()
+        self.donated: dict[str, Donated] = {}
+        self.spaces: list[int] = []
+        self.homes: dict[str, tuple[int, int]] = {}
         self.lent: dict[str, tuple[str, int]] = {}
         self.threads = 1
         self.streams: list[Stream] = []
@@ -401,7 +418,9 @@ class Network:
             "static": sorted(self.static),
             "prepared": self.prepared,
             "prepared_bytes": self.prepared_bytes,
-            "donated": sorted(self.donated),
+            "donated": self.donated,
+            "spaces": self.spaces,
+            "homes": self.homes,
             "lent": self.lent,
             "threads": self.threads,
             "streams": [asdict(s) for s in self.streams],
@@ -418,7 +437,9 @@ class Network:
         self.arena_bytes, self._count = side["arena_bytes"], side["count"]
         self.free, self.updates = set(side["free"]), dict(side["updates"])
         self.static, self.prepared = set(side["static"]), dict(side["prepared"])
-        self.prepared_bytes, self.donated = side["prepared_bytes"], set(side["donated"])
+        self.prepared_bytes = side["prepared_bytes"]
+        self.donated = {name: Donated(*where) for name, where in side["donated"].items()}
+        self.spaces, self.homes = list(side["spaces"]), {name: (k, at) for name, (k, at) in side["homes"].items()}
         self.lent = {name: (into, offset) for name, (into, offset) in side["lent"].items()}
         self.threads, self.streams = side["threads"], [Stream(**s) for s in side["streams"]]
         self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}

@@ -21,6 +21,7 @@ from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.lowering import FROM_NAME
 from dcir.runtime.blocks import Arenas, Block
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
+from dcir.runtime.spaces import Spaces, window
 
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = operator.attrgetter("_version")
@@ -82,6 +83,7 @@ class ProgramInfo:
         results: what the call returns.
         callbacks: per operator number, a function over the table that calls torch.
         origins: per operator number, its place in the user's model.
+        shared: (number of a result container, argument): it takes the memory that the argument lies in, from its beginning.
     """
 
     table_size: int
@@ -96,6 +98,7 @@ class ProgramInfo:
     updates: tuple[tuple[int, int], ...] = ()
     prepared_bytes: int = 0
     static_inputs: tuple[int, ...] = ()
+    shared: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,12 @@ class Program:
         self._static_slots = [info.input_slots[i] for i in info.static_inputs]
         self._prepared: _Prepared | None = None
         self._tensor_inputs = [(i, s) for i, s in enumerate(info.input_slots) if s >= 0 and i not in static]
-        self._alloc = [(maker(b), s) for b, s in zip(info.buffers, info.buffer_slots, strict=True)]
+        shared = dict(info.shared)
+        alloc: list[tuple[_Maker, int]] = [
+            (_beginning(b, shared[i]) if i in shared else _fresh(b), s)
+            for i, (b, s) in enumerate(zip(info.buffers, info.buffer_slots, strict=True))
+        ]
+        self._placed: tuple[Spaces | None, list[tuple[_Maker, int]]] = None, alloc
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the network.
@@ -183,7 +191,7 @@ class Program:
                 table[slot] = args[i].data_ptr()
             for slot, i in self.info.updates:
                 table[slot] = args[i].data_ptr()
-            buffers = self._new_buffers(table)
+            buffers = self._new_buffers(table, args)
             if self._static_slots or self.info.prepared_bytes:
                 self._make_ready([args[i] for i in self.info.static_inputs], frame)
             code = self._enter(self._run, frame.address, frame.call_back)
@@ -238,7 +246,7 @@ class Program:
             table[0] = arena.address
             for slot, t in moving:
                 table[slot] = t.data_ptr()
-            buffers = self._new_buffers(table)
+            buffers = self._new_buffers(table, ())
             code = self._enter(self._run, frame.address, frame.call_back)
             if code:
                 self._fail(code, frame)
@@ -247,10 +255,19 @@ class Program:
             self._free.append(frame)
         return self._results(buffers, ())
 
-    def _new_buffers(self, table: Any) -> list[torch.Tensor]:
+    def place(self, spaces: Spaces) -> None:
+        """Take buffers from the blocks of a backward from the next call on."""
+        alloc = list(self._placed[1])
+        for number, (space, offset) in spaces.buffers.items():
+            alloc[number] = _placed(self.info.buffers[number], space, offset), alloc[number][1]
+        self._placed = spaces, alloc
+
+    def _new_buffers(self, table: Any, args: Sequence[Any]) -> list[torch.Tensor]:
         buffers = []
-        for new, slot in self._alloc:
-            t = new()
+        spaces, alloc = self._placed
+        blocks = spaces.take() if spaces is not None else ()
+        for new, slot in alloc:
+            t = new(args, blocks)
             table[slot] = t.data_ptr()
             buffers.append(t)
         return buffers
@@ -361,6 +378,25 @@ class _Frame:
             return 0
 
         self.call_back = _CALL_BACK(call)
+
+
+# From the arguments of a call and the blocks it has taken to a buffer.
+_Maker = Callable[[Sequence[Any], Sequence[torch.Tensor]], torch.Tensor]
+
+
+def _fresh(info: BufferInfo) -> _Maker:
+    new = maker(info)
+    return lambda args, blocks: new()
+
+
+def _placed(info: BufferInfo, space: int, offset: int) -> _Maker:
+    dtype = FROM_NAME[info.dtype]
+    return lambda args, blocks: window(blocks[space], offset, info.shape, info.strides, dtype)
+
+
+def _beginning(info: BufferInfo, argument: int) -> _Maker:
+    dtype = FROM_NAME[info.dtype]
+    return lambda args, blocks: window(args[argument], 0, info.shape, info.strides, dtype)
 
 
 def maker(info: BufferInfo) -> Callable[[], torch.Tensor]:

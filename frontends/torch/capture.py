@@ -6,8 +6,8 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch._guards import TracingContext, tracing
 
 from dcir.frontends.torch.by_size import BySize, OnSizes, Sizes
 from dcir.frontends.torch.decompose import decompositions
-from dcir.frontends.torch.donation import Donation
+from dcir.frontends.torch.donation import Donation, Spaces
 from dcir.frontends.torch.expose_norms import expose_norms
 from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC
 from dcir.frontends.torch.partition import Limited
@@ -33,6 +33,9 @@ _NUMBERS = itertools.count()
 _AS_WRITTEN = torch._functorch.config.patch(cse=False)
 
 
+Parts = Mapping[int, tuple[int, int, int]]
+
+
 @dataclass(frozen=True)
 class CompiledGraph:
     """What became of an ATen graph.
@@ -40,14 +43,16 @@ class CompiledGraph:
     Attributes:
         call: from a list of arguments to a list of results.
         strides: of the results; None for those that are no tensors, or are laid out as the graph says.
-        alone: numbers of results that have memory of their own, all of it.
-        overwrites: numbers of arguments whose memory a call uses for other things.
+        parts: where the results lie that lie in buffers of the call: number of the buffer, byte offset, size of the buffer.
+        place: has results written into blocks that a backward uses for other things, too.
+        spaces: the blocks that a backward's arguments lie in, and are overwritten in.
     """
 
     call: Callable[[list[Any]], list[Any]]
     strides: tuple[tuple[int, ...] | None, ...] = ()
-    alone: frozenset[int] = frozenset()
-    overwrites: frozenset[int] = frozenset()
+    parts: Parts = field(default_factory=dict)
+    place: Callable[[Any], None] | None = None
+    spaces: Spaces | None = None
 
 
 @dataclass(frozen=True)
@@ -141,24 +146,27 @@ def _ahead_of_time(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None, sizes: Sizes = ()
 ) -> Callable[..., Any]:
     number = next(_NUMBERS)
-    alone: frozenset[int] = frozenset()
+    parts: Parts = {}
+    place: Callable[[Any], None] | None = None
     donation = Donation()
 
     def compiler(kind: str) -> Any:
         def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-            nonlocal alone
+            nonlocal parts, place
             graph.meta[TOGETHER] = number
             graph.meta[SIZES] = sizes
-            _annotate(graph, kind, examples, alone)
+            _annotate(graph, kind, examples, parts)
             compiled = compile_graph(graph, kind)
             program = compiled.call
             if kind == "forward":
                 _report_strides(compiled.strides)
-                alone = compiled.alone
-                if alone:
+                parts, place = compiled.parts, compiled.place
+                if parts:
                     program = donation.forward(program)
-            if compiled.overwrites:
-                program = donation.backward(program, compiled.overwrites)
+            if compiled.spaces is not None:
+                program = donation.backward(program, compiled.spaces)
+                if place is not None:
+                    place(compiled.spaces)
 
             def boxed(args: list[Any]) -> list[Any]:
                 results = program(args)
@@ -201,10 +209,10 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.Gra
         return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
-def _annotate(graph: fx.GraphModule, kind: str, examples: Sequence[Any], alone: frozenset[int]) -> None:
+def _annotate(graph: fx.GraphModule, kind: str, examples: Sequence[Any], parts: Parts) -> None:
     """Note what the importer cannot see: which inputs are parameters, which results are saved, how saved tensors lie.
 
-    ``alone`` says which results of the forward have memory of their own.
+    ``parts`` says how the results of the forward share memory.
     """
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
@@ -215,15 +223,25 @@ def _annotate(graph: fx.GraphModule, kind: str, examples: Sequence[Any], alone: 
     if kind == "backward" and metadata is not None:
         # AOTAutograd's own part in this would be to refuse a second backward through the same graph.
         found, metadata.bw_donated_idxs = metadata.bw_donated_idxs or [], []
-        first = (
-            len(metadata.tokens) + metadata.tensors_saved_for_backwards_slice.start - metadata.num_symints_saved_for_bw
-        )
-        graph.meta[DONATED] = frozenset(i for i in found if first + i in alone)
+        first = _first_saved()
+        # Nobody reads a buffer that shows in such results alone.
+        shared = {where[0] for number, where in parts.items() if number - first not in found}
+        owned = {i: parts[first + i] for i in found if first + i in parts}
+        graph.meta[DONATED] = {i: where for i, where in owned.items() if where[0] not in shared}
     if kind == "backward":
         places = (n for n in graph.graph.nodes if n.op == "placeholder")
         for node, example in zip(places, examples, strict=True):
             if isinstance(example, torch.Tensor) and example.stride() != node.meta["val"].stride():
                 node.meta["val"] = example
+
+
+def _first_saved() -> int:
+    """How much greater the number of a saved result of the forward is than that of the same argument of the backward."""
+    context = TracingContext.try_get()
+    assert context is not None and context.fw_metadata is not None
+    metadata = context.fw_metadata
+    saved = metadata.tensors_saved_for_backwards_slice.start
+    return int(len(metadata.tokens) + saved - metadata.num_symints_saved_for_bw)
 
 
 def _report_strides(strides: Sequence[tuple[int, ...] | None]) -> None:

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 
 Call = Callable[[list[Any]], list[Any]]
+
+Home = tuple[int, int]
+"""Where a saved tensor lies: number of a block of memory, and a byte offset in it."""
+
+
+class Spaces(Protocol):
+    """Blocks of memory that saved tensors lie in, and that a backward uses for other things."""
+
+    @property
+    def homes(self) -> Mapping[int, Home]:
+        """Of the backward's arguments, by number."""
+
+    def settled(self, args: list[Any]) -> bool:
+        """Whether the arguments lie there."""
+
+    def settle(self, args: list[Any]) -> None:
+        """Put copies there, in blocks of their own."""
+
 
 _KEEPS_GRAPH = torch._C._autograd._get_current_graph_task_keep_graph
 _HOOKS = torch._C._autograd._top_saved_tensors_default_hooks
@@ -36,20 +54,15 @@ class Donation:
 
         return watched
 
-    def backward(self, call: Call, overwrites: Collection[int]) -> Call:
-        """``call``, whose arguments ``overwrites`` are copied where others may need them afterwards."""
-        numbers = sorted(overwrites)
+    def backward(self, call: Call, spaces: Spaces) -> Call:
+        """``call``, whose arguments in ``spaces`` are copied where others may need them, or the memory next to them, afterwards."""
+        numbers = sorted(spaces.homes)
 
         def spared(args: list[Any]) -> list[Any]:
-            every = self.hooked or _KEEPS_GRAPH()
-            for i in numbers:
-                if every or sys.getrefcount(args[i]) > _REFERENCES:  # or somebody looks at the node's saved tensors
-                    args[i] = _copy(args[i])
+            # With many references, somebody looks at the node's saved tensors.
+            shown = self.hooked or _KEEPS_GRAPH() or any(sys.getrefcount(args[i]) > _REFERENCES for i in numbers)
+            if shown or not spaces.settled(args):
+                spaces.settle(args)
             return call(args)
 
         return spared
-
-
-def _copy(t: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, gaps and all."""
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t)

@@ -12,7 +12,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dcir.errors import Unsupported
-from dcir.ir.network import Network, Result
+from dcir.ir.network import Donated, Network, Result
 from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Storage
 from dcir.ops.registry import pages
 from dcir.ops.torch_call import TorchCall, pack
@@ -24,7 +24,7 @@ UPDATES = "dcir_updates"
 STATIC = "dcir_static"
 """Key of a graph's ``meta``: numbers of the placeholders that are parameters or buffers of the user's modules."""
 DONATED = "dcir_donated"
-"""Key of a backward graph's ``meta``: numbers of the placeholders that nobody reads once the call has begun."""
+"""Key of a backward graph's ``meta``: the placeholders that nobody reads once the call has begun, with their ``Donated``."""
 
 
 @dataclass
@@ -125,8 +125,9 @@ class _Importer:
         name = self.net.add_container(meta.shape, meta.dtype, "input", meta.strides)
         if len(self.net.inputs) - 1 in self.gm.meta.get(STATIC, ()):
             self.net.static.add(name)
-        if len(self.net.inputs) - 1 in self.gm.meta.get(DONATED, ()):
-            self.net.donated.add(name)
+        where = self.gm.meta.get(DONATED, {}).get(len(self.net.inputs) - 1)
+        if where is not None:
+            self.net.donated[name] = Donated(*where)
         self.net.names[name] = str(node.target)
         return Ref(name, meta.shape, meta.strides, 0, meta.dtype)
 

@@ -1,0 +1,65 @@
+"""Blocks that what a forward keeps, its backward's values and its gradients use one after the other.
+
+The forward's program writes what it keeps into windows of these blocks; the backward's finds its other values by offsets from those
+windows, and gives a gradient that lies at the beginning of a block the block's memory. A block is lent again when no tensor is left
+in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dcir.runtime.buffers import BufferPool
+
+Home = tuple[int, int]
+"""Number of a block, and a byte offset in it."""
+
+
+class Spaces:
+    """The blocks of one backward graph.
+
+    Attributes:
+        homes: of the backward's arguments, by number.
+        buffers: of the forward's buffers, by number.
+    """
+
+    def __init__(self, sizes: Sequence[int], homes: Mapping[int, Home], buffers: Mapping[int, Home]) -> None:
+        self.homes, self.buffers = dict(homes), dict(buffers)
+        self._sizes = tuple(sizes)
+        self._pools = [BufferPool((n,), (1,), torch.uint8) for n in sizes]
+        # Per block the arguments in it, each with its offset.
+        self._members: list[list[Home]] = [[] for _ in sizes]
+        for number, (space, offset) in sorted(homes.items()):
+            self._members[space].append((number, offset))
+
+    def take(self) -> list[torch.Tensor]:
+        """Blocks that nobody else holds; their contents are undefined."""
+        return [pool.take() for pool in self._pools]
+
+    def settled(self, args: Sequence[Any]) -> bool:
+        """Whether all arguments lie where they belong, in blocks that are large enough."""
+        for size, members in zip(self._sizes, self._members, strict=True):
+            first = members[0][0]
+            storage = args[first].untyped_storage()
+            base = storage.data_ptr()
+            if storage.nbytes() < size or any(args[i].data_ptr() != base + at for i, at in members):
+                return False
+        return True
+
+    def settle(self, args: list[Any]) -> None:
+        """Put copies of the arguments where they belong, in other blocks."""
+        blocks = self.take()
+        for number, (space, offset) in self.homes.items():
+            t = args[number]
+            args[number] = window(blocks[space], offset, t.shape, t.stride(), t.dtype).copy_(t)
+
+
+def window(
+    block: torch.Tensor, offset: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor in the memory of ``block``, ``offset`` bytes from its beginning, with a count of writes of its own."""
+    made = torch.empty(0, dtype=dtype)
+    return made.set_(block.untyped_storage(), offset // dtype.itemsize, tuple(shape), tuple(strides))  # type: ignore[call-overload, no-any-return]
