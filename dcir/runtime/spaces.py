@@ -62,4 +62,4 @@ def window(
 ) -> torch.Tensor:
     """A tensor in the memory of ``block``, ``offset`` bytes from its beginning, with a count of writes of its own."""
     made = torch.empty(0, dtype=dtype)
-    return made.set_(block.untyped_storage(), offset // dtype.itemsize, tuple(shape), tuple(strides))  # type: ignore[call-overload, no-any-return]
+    return made.set_(block.untyped_storage(), offset // dtype.itemsize, tuple(shape), tuple(strides))
