@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from collections.abc import Callable
 
 import torch
 
@@ -16,6 +17,29 @@ ALIGNMENT = 64
 HUGE_PAGE = 2 << 20
 # Below this the rounding to whole pages costs more than the translation cache gains.
 _HUGE_FROM = 2 * HUGE_PAGE
+
+
+def in_huge_pages(t: torch.Tensor) -> None:
+    """Have the whole huge pages that lie inside a tensor's storage be such; where the kernel does not want to, nothing happens."""
+    storage = t.untyped_storage()
+    start = -(-storage.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+    size = (storage.data_ptr() + storage.nbytes() - start) // HUGE_PAGE * HUGE_PAGE
+    if size > 0 and _madvise is not None:
+        _madvise(start, size, mmap.MADV_HUGEPAGE)
+
+
+def _find_madvise() -> Callable[[int, int, int], int] | None:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    try:
+        found = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return None
+    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+    return found  # type: ignore[no-any-return]
+
+
+_madvise = _find_madvise()
 
 
 class Block:

@@ -8,6 +8,7 @@ owner: tensors, views, NumPy arrays and autograd's saved tensors all count as ow
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -17,11 +18,18 @@ POOLED_BYTES = 1 << 20
 _KEPT = 2
 
 
+Prepare = Callable[[torch.Tensor], None]
+"""Called with every buffer when it is made."""
+
+
 class BufferPool:
     """Buffers of one result."""
 
-    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, prepare: Prepare | None = None
+    ) -> None:
         self.shape, self.strides, self.dtype = shape, strides, dtype
+        self._prepare = prepare
         self._kept: list[torch.Tensor] = []
         self._lock = threading.Lock()
 
@@ -32,6 +40,8 @@ class BufferPool:
                 if _owners(t) == 1:
                     return t.detach()  # a tensor of its own, which makes its caller the second owner
             fresh = torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+            if self._prepare is not None:
+                self._prepare(fresh)
             if len(self._kept) == _KEPT:
                 self._kept.pop(0)
             self._kept.append(fresh)

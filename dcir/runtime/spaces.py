@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dcir.runtime.blocks import in_huge_pages
 from dcir.runtime.buffers import BufferPool
 
 Home = tuple[int, int]
@@ -29,7 +30,7 @@ class Spaces:
     def __init__(self, sizes: Sequence[int], homes: Mapping[int, Home], buffers: Mapping[int, Home]) -> None:
         self.homes, self.buffers = dict(homes), dict(buffers)
         self._sizes = tuple(sizes)
-        self._pools = [BufferPool((n,), (1,), torch.uint8) for n in sizes]
+        self._pools = [BufferPool((n,), (1,), torch.uint8, in_huge_pages) for n in sizes]
         # Per block the arguments in it, each with its offset.
         self._members: list[list[Home]] = [[] for _ in sizes]
         for number, (space, offset) in sorted(homes.items()):
