@@ -36,7 +36,7 @@ def _find_madvise() -> Callable[[int, int, int], int] | None:
     except (OSError, AttributeError):
         return None
     found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 _madvise = _find_madvise()
