@@ -3,8 +3,9 @@
 Each cycle makes a module, compiles its forward and backward, calls both, and forgets them; sizes differ from cycle to cycle,
 so that libraries differ. Counted, once what is made on first use has been made: open files, mapped libraries and objects of
 a compilation, of which none may stay, and the memory that a cycle leaves behind, which is printed and not judged: TorchDynamo
-leaves some itself, and ``--backend eager`` says how much, for the same cycles without dcir. With ``--keep`` Dynamo is not
-reset after a cycle; what belongs to dcir goes all the same.
+leaves 350 KB itself, two thirds of it through finalizers that its guards put on types and modules that never die
+(``CheckFunctionManager.id_ref``); ``--backend eager`` says how much, for such cycles without dcir. With ``--keep`` Dynamo
+is not reset after a cycle; what belongs to dcir goes all the same.
 """
 
 from __future__ import annotations
