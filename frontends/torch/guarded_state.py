@@ -66,7 +66,7 @@ def guarded_state(code: CodeType, scope: Mapping[str, Any]) -> GuardedState | No
         return None
     manager = entries[0].guard_manager
     node = _subtree(manager.root)
-    if node is None or not node.is_tag_safe():
+    if node is None or not _only_dictionaries(node):
         return None
     contents = _Contents(scope)
     if not contents.read(node):
@@ -98,6 +98,31 @@ def _subtree(root: Any) -> Any:
         if child.get_source() == f"L['{_FRAME_FUNCTION}']":
             return next((n for n in child.get_child_managers() if n.get_source() == _SUBTREE), None)
     return None
+
+
+def _only_dictionaries(node: Any) -> bool:
+    """Whether a subtree changes through dictionaries alone, classes aside: what looks at those stays a guard.
+
+    Dynamo's own mark asks for classes that cannot change too, which those that call ``super()`` are not.
+    """
+    from torch._C._dynamo import guards
+
+    kind = node.get_type_of_guarded_value()
+    if node.is_tag_safe():
+        return True
+    if isinstance(node, guards.DictGuardManager):
+        return all(
+            _only_dictionaries(m) for pair in node.get_key_value_managers().values() for m in pair if m is not None
+        )
+    pairs = list(zip(node.get_accessors(), node.get_child_managers(), strict=True))
+    if issubclass(kind, torch.nn.Module):
+        pairs = [(a, m) for a, m in pairs if not isinstance(a, guards.TypeGuardAccessor)]
+        known: type = guards.GetGenericDictGuardAccessor
+    else:
+        known = guards.DictGetItemGuardAccessor
+    return issubclass(kind, torch.nn.Module | dict) and all(
+        isinstance(a, known) and _only_dictionaries(m) for a, m in pairs
+    )
 
 
 class _Contents:
