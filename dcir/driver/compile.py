@@ -18,7 +18,7 @@ from dcir.codegen.compile import Library, planned_bytes
 from dcir.driver.assemble import assemble, buffer_numbers, spaces
 from dcir.driver.limit import check, saved_bytes
 from dcir.errors import OptionError, Unsupported
-from dcir.frontends.torch.capture import SIZES, TOGETHER, CompiledGraph
+from dcir.frontends.torch.capture import REMARK, SIZES, TOGETHER, CompiledGraph
 from dcir.frontends.torch.importer import FIRST_SAVED, Imported, import_graph
 from dcir.frontends.torch.partition import PARTITION
 from dcir.ir.network import Donated, Network, footprint
@@ -47,6 +47,7 @@ class GraphRecord:
     Attributes:
         kind: "inference", "forward" or "backward".
         sizes: (place, value) of each symbolic size of the traced graph that this program is for.
+        remark: how this program comes to be compiled for those sizes.
         operators: operators after import.
         fallbacks: (operator, place) run through torch.
         passes: the pass runner's records.
@@ -66,6 +67,7 @@ class GraphRecord:
 
     kind: str
     sizes: tuple[tuple[str, int], ...] = ()
+    remark: str = ""
     operators: int = 0
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
     passes: list[Any] = field(default_factory=list)
@@ -117,7 +119,7 @@ class Session:
         clock = _Clock(record.seconds)
         done = self._rewritten(gm, record, clock)
         record.together, record.partition = gm.meta.get(TOGETHER), gm.meta.get(PARTITION)
-        record.sizes = gm.meta.get(SIZES, ())
+        record.sizes, record.remark = gm.meta.get(SIZES, ()), gm.meta.get(REMARK, "")
         if FIRST_SAVED in gm.meta:
             record.saved_bytes = saved_bytes(done, gm.meta[FIRST_SAVED])
         self._tune(done.network, kind, clock)

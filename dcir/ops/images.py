@@ -36,16 +36,16 @@ class Share:
     written: tuple[Range, ...]
 
 
-def shares(spec: Any, images: int) -> Iterator[Share]:
+def shares(spec: Any, images: int, *, checked: bool = False) -> Iterator[Share]:
     """Every way in which ``spec`` is ``images`` runs of a smaller operator; most have one or none.
 
     A ContractionSpec may have its images in the first batch dimension or in its rows, a Program in any outer loop: which one
-    is meant, the steps of containers that other operators agree on tell.
+    is meant, the steps of containers that other operators agree on tell. ``checked``: programs that may meet a bad index too.
     """
     if images < 2:
         return
     if isinstance(spec, Program):
-        ways = (_program(spec, d, images) for d in range(len(spec.outer)))
+        ways = (_program(spec, d, images, checked) for d in range(len(spec.outer)))
         yield from (replace(w, spec=drop_unit_loops(w.spec)) for w in ways if w is not None)
     elif isinstance(spec, ConvolutionSpec):
         yield from _convolution(spec, images)
@@ -53,7 +53,7 @@ def shares(spec: Any, images: int) -> Iterator[Share]:
         yield from _contraction(spec, images)
 
 
-def _program(p: Program, dim: int, images: int) -> Share | None:
+def _program(p: Program, dim: int, images: int, checked: bool = False) -> Share | None:
     part = p.outer[dim] // images
     if p.outer[dim] % images or not all(p.dims):
         return None
@@ -64,7 +64,7 @@ def _program(p: Program, dim: int, images: int) -> Share | None:
     for s in whole.body:
         attr = s.attr
         if s.op in ("load", "store", "gather"):
-            if s.op == "gather" and s.attr[4] == "checked":
+            if s.op == "gather" and s.attr[4] == "checked" and not checked:
                 return None  # only a whole kernel tells which operator failed
             (outs if s.op == "store" else ins).setdefault(attr[0], set()).add(attr[1][dim])
             dims = (*whole.dims[:dim], *whole.dims[dim + 1 :])

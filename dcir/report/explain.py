@@ -107,7 +107,11 @@ class Report:
 
     def _combinations(self) -> list[str]:
         """Which sizes were compiled for, if there are symbolic ones."""
-        found = Counter(_sizes(g.sizes) for g in self.graphs if g.sizes and g.kind != "backward")
+        found = Counter(
+            _sizes(g.sizes) + f" ({g.remark})" * bool(g.remark)
+            for g in self.graphs
+            if g.sizes and g.kind != "backward"
+        )
         if not found:
             return []
         return [f"symbolic sizes, {len(found)} combinations compiled:"] + [f"  {text[2:]}" for text in found]

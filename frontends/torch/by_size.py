@@ -1,4 +1,8 @@
-"""A graph with symbolic sizes: one static program for every combination of sizes it is called with, up to a limit."""
+"""A graph with symbolic sizes: static programs for pieces of a batch, or for every combination of sizes, up to a limit.
+
+The first combination is compiled as it is. From the second on, a graph that does the same to every image of a batch is run in pieces
+(``pieces.py``), so that further batches need no compilation; another one is compiled for each combination.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,14 @@ from torch import fx
 from torch._dynamo.convert_frame import compile_lock
 
 from dcir.errors import RecompileWarning
+from dcir.frontends.torch.pieces import Pieces, Trace, find_batch, refusal
 
 Sizes = tuple[tuple[str, int], ...]
 """(place of a symbolic size in the inputs, its value)."""
 OnSizes = Callable[[Sizes, Sequence[Sizes]], None]
 """Called with the sizes that are about to be compiled, and those that were before."""
-Specialise = Callable[[fx.GraphModule, Sequence[Any], Sizes], Callable[..., Any]]
-"""From a graph, its arguments and their sizes to what runs it."""
+Specialise = Callable[[fx.GraphModule, Sequence[Any], Sizes, str], Callable[..., Any]]
+"""From a graph, its arguments, their sizes and a remark to what runs it."""
 
 # Dynamo's note that a trace is being made, where this torch has it.
 _told = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)
@@ -35,6 +40,7 @@ class BySize:
         gm: Dynamo's graph.
         examples: its arguments, with symbolic numbers in them.
         specialise: compiles it for the sizes of a list of arguments; the graph it is given has Python's numbers as constants.
+        trace: the networks that the graph becomes for a list of arguments, without compiling them.
         limit: how many combinations are compiled. A call with a further one runs the graph in torch: a program whose sizes never
             come back then costs what it costs without dcir, instead of a compilation for each call.
         on_sizes: hears of every combination before it is compiled.
@@ -42,10 +48,13 @@ class BySize:
     """
 
     def __init__(
-        self, gm: fx.GraphModule, examples: Sequence[Any], specialise: Specialise, limit: int,
+        self, gm: fx.GraphModule, examples: Sequence[Any], specialise: Specialise, trace: Callable[[fx.GraphModule], Trace], limit: int,
         on_sizes: OnSizes | None = None, inputs: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.gm, self._specialise, self._limit, self._on_sizes = gm, specialise, limit, on_sizes
+        self._trace = trace
+        self.batch = find_batch(gm)
+        self.pieces: dict[Any, Pieces | str] = {}
         self.places = symbolic_places(gm, examples, inputs)
         self._numbers = _number_places(gm)
         self.programs: dict[Any, Callable[..., Any]] = {}
@@ -53,20 +62,37 @@ class BySize:
         self._beyond = False
 
     def __call__(self, *args: Any) -> Any:
-        key = (
-            torch.is_grad_enabled(),
-            tuple(args[i].item() for i in self._numbers.values()),
-            tuple(
-                (tuple(a.shape), tuple(a.stride()), a.dtype, a.requires_grad) if isinstance(a, torch.Tensor) else a
-                for a in args
-            ),
-        )
+        key = self._key(args)
         program = self.programs.get(key)
+        if program is None:
+            program = self._in_pieces(args)
         if program is None:
             # Tracing is as little safe among threads here as within Dynamo, and other threads' calls must be told of it the same way.
             with compile_lock, _told():
                 program = self.programs.get(key) or self._new(key, args)
         return program(*args)
+
+    def _key(self, args: Sequence[Any], but: Sequence[int] = (), numbers: Sequence[int] = ()) -> Any:
+        """What a program belongs to; without the first dimension of the arguments ``but``, and without ``numbers``."""
+        return (
+            torch.is_grad_enabled(),
+            tuple(args[i].item() for i in self._numbers.values()),
+            tuple(
+                (tuple(a.shape[i in but :]), tuple(a.stride()), a.dtype, a.requires_grad)
+                if isinstance(a, torch.Tensor)
+                else None
+                if i in numbers
+                else a
+                for i, a in enumerate(args)
+            ),
+        )
+
+    def _in_pieces(self, args: Sequence[Any]) -> Callable[..., Any] | None:
+        """The program of any batch, if it is ready for this one."""
+        if isinstance(self.batch, str) or not self.pieces:
+            return None
+        found = self.pieces.get(self._key(args, self.batch.tensors, self.batch.numbers))
+        return found if isinstance(found, Pieces) and found.ready(args) else None
 
     def sizes(self, args: Sequence[Any]) -> Sizes:
         """The symbolic sizes in a list of arguments."""
@@ -86,6 +112,13 @@ class BySize:
         return fx.GraphModule(self.gm, graph)
 
     def _new(self, key: Any, args: Sequence[Any]) -> Callable[..., Any]:
+        remark = ""
+        if self.made:
+            found = self._split(args)
+            if isinstance(found, Pieces):
+                found.prepare(args)
+                return found
+            remark = f"each batch is compiled for itself: {found}"
         sizes = self.sizes(args)
         if len(self.programs) >= self._limit:
             if not self._beyond:
@@ -97,12 +130,35 @@ class BySize:
                     stacklevel=2,
                 )
             return self.gm
+        self.programs[key] = program = self._compile(args, remark)
+        return program
+
+    def _compile(self, args: Sequence[Any], remark: str) -> Callable[..., Any]:
+        sizes = self.sizes(args)
         if self._on_sizes is not None:
             self._on_sizes(sizes, self.made)
-        program = self._specialise(self._with_numbers(args), args, sizes)
-        self.programs[key] = program
+        program = self._specialise(self._with_numbers(args), args, sizes, remark)
         self.made.append(sizes)
         return program
+
+    def _split(self, args: Sequence[Any]) -> Pieces | str:
+        """The program of any batch, or why there is none."""
+        batch = self.batch
+        if isinstance(batch, str):
+            return batch
+        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+            return "only inference is done in pieces"
+        key = self._key(args, batch.tensors, batch.numbers)
+        if key not in self.pieces:
+            (output,) = (n for n in self.gm.graph.nodes if n.op == "output")
+            results = len(output.args[0]) if isinstance(output.args[0], tuple | list) else 1
+            reason = refusal(self._trace(self._with_numbers(args)), batch, args, results)
+
+            def specialise(like: Sequence[Any], images: int) -> Callable[..., Any]:
+                return self._compile(like, f"a piece of any batch: {images} images")
+
+            self.pieces[key] = Pieces(batch, specialise) if reason is None else reason
+        return self.pieces[key]
 
 
 def text(sizes: Sizes) -> str:

@@ -20,14 +20,17 @@ from dcir.frontends.torch.by_size import BySize, OnSizes, Sizes
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.donation import Donation, Spaces
 from dcir.frontends.torch.expose_norms import expose_norms
-from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC
+from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC, Imported, import_graph
 from dcir.frontends.torch.partition import Limited
+from dcir.frontends.torch.pieces import Trace
 from dcir.frontends.torch.recompute import recompute_cheap
 
 TOGETHER = "dcir_together"
 """Key of a graph's ``meta``: a number that a forward and its backward have in common."""
 SIZES = "dcir_sizes"
 """Key of a graph's ``meta``: pairs of (place, size) of the symbolic sizes that it was specialised to."""
+REMARK = "dcir_remark"
+"""Key of a graph's ``meta``: how it comes to be compiled for those sizes."""
 _NUMBERS = itertools.count()
 # Made once: each patch leaves a variable in the thread's context for ever.
 _AS_WRITTEN = torch._functorch.config.patch(cse=False)
@@ -109,10 +112,10 @@ def dynamo_backend(
             on_break(*_break_text(ended))
         if any(_is_symbolic(x) for x in example_inputs):
 
-            def specialised(graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes) -> Callable[..., Any]:
-                return _ahead_of_time(graph, args, compile_graph, limited, sizes)
+            def specialised(graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str) -> Callable[..., Any]:
+                return _ahead_of_time(graph, args, compile_graph, limited, sizes, remark)
 
-            return _taped(BySize(gm, example_inputs, specialised, shape_limit, on_sizes, inputs))
+            return _taped(BySize(gm, example_inputs, specialised, _traced, shape_limit, on_sizes, inputs))
         return _ahead_of_time(gm, example_inputs, compile_graph, limited)
 
     return backend
@@ -143,8 +146,9 @@ def _is_symbolic(x: Any) -> bool:
 
 
 def _ahead_of_time(
-    gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None, sizes: Sizes = ()
-) -> Callable[..., Any]:
+    gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None,
+    sizes: Sizes = (), remark: str = "",
+) -> Callable[..., Any]:  # fmt: skip
     number = next(_NUMBERS)
     parts: Parts = {}
     place: Callable[[Any], None] | None = None
@@ -154,7 +158,7 @@ def _ahead_of_time(
         def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             nonlocal parts, place
             graph.meta[TOGETHER] = number
-            graph.meta[SIZES] = sizes
+            graph.meta[SIZES], graph.meta[REMARK] = sizes, remark
             _annotate(graph, kind, examples, parts)
             compiled = compile_graph(graph, kind)
             program = compiled.call
@@ -192,6 +196,22 @@ def _ahead_of_time(
             partition_fn=functools.partial(_cut, limited),
         )
     return compiled
+
+
+def _traced(gm: fx.GraphModule) -> Trace:
+    """What a graph becomes, up to the import."""
+
+    def trace(args: Sequence[Any]) -> list[tuple[Imported, str]]:
+        networks: list[tuple[Imported, str]] = []
+
+        def keep(graph: fx.GraphModule, kind: str) -> CompiledGraph:
+            networks.append((import_graph(graph), kind))
+            return CompiledGraph(lambda args: [])
+
+        _ahead_of_time(gm, args, keep, None)
+        return networks
+
+    return trace
 
 
 def _cut(limited: Limited | None, joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,213 @@
+"""A batch of any size in pieces of a few sizes: no number of images is compiled for itself.
+
+    y = f(x), x of 21 images   -->   y[0:8], y[8:16], y[13:21] = f of 8 images each
+
+The last piece may reach back into the one before it, so any batch is covered by pieces of 2, 8, 32 ... images: one more
+compilation each time batches become four times as large. It is done where the graph is shown to do the same to
+every image (``ops/separable.py``); kernels keep constant sizes, and memory stays that of a piece.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dcir.frontends.torch.importer import Imported
+from dcir.ops.separable import inseparable
+
+SIZES = (2, 8, 32, 128)
+_SHOWN = (2, 8)
+"""The batches for which a graph is looked at."""
+_RUN = 1
+"""What it costs to begin a run, in images."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Where the batch is in a graph with symbolic sizes.
+
+    Attributes:
+        tensors: numbers of the arguments whose first dimension it is.
+        numbers: numbers of the arguments that are the size itself.
+    """
+
+    tensors: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+    def size(self, args: Sequence[Any]) -> int:
+        """Images in a call."""
+        return int(args[self.tensors[0]].shape[0])
+
+    def examples(self, args: Sequence[Any], images: int) -> list[Any]:
+        """Arguments like those of a call, for another number of images; their contents are undefined."""
+        like = list(args)
+        for i in self.tensors:
+            t = args[i]
+            like[i] = torch.empty_strided((images, *t.shape[1:]), t.stride(), dtype=t.dtype)
+        for i in self.numbers:
+            like[i] = images
+        return like
+
+    def part(self, args: Sequence[Any], start: int, images: int) -> list[Any]:
+        """The arguments of some images of a call."""
+        part = list(args)
+        for i in self.tensors:
+            part[i] = args[i].narrow(0, start, images)
+        for i in self.numbers:
+            part[i] = images
+        return part
+
+
+def find_batch(gm: fx.GraphModule) -> Batch | str:
+    """The symbol that is a batch: the first dimension of arguments and of all results, and nothing else; or why there is none."""
+    examples = [_value(n) for n in gm.graph.nodes if n.op == "placeholder"]
+    results = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+    results = [_value(n) for n in (results if isinstance(results, tuple | list) else (results,))]
+    symbols: dict[Any, None] = {}
+    for value in examples:
+        if isinstance(value, torch.Tensor) and value.ndim and (s := _symbol(value.shape[0])) is not None:
+            symbols[s] = None
+    reason = "no first dimension of an input changes"
+    for s in symbols:
+        found = _batch(gm, examples, results, s)
+        if isinstance(found, Batch):
+            return found
+        reason = found
+    return reason
+
+
+def _batch(gm: fx.GraphModule, examples: Sequence[Any], results: Sequence[Any], s: Any) -> Batch | str:
+    tensors, numbers = [], []
+    for i, value in enumerate(examples):
+        if isinstance(value, torch.Tensor):
+            if _symbol(value.shape[0] if value.ndim else 1) == s:
+                tensors.append(i)
+            elif s in _free(*value.shape):
+                return "the batch is in another dimension than the first"
+            if s in _free(*value.shape[1:], *value.stride(), value.storage_offset()):
+                return "the batch is in several dimensions of an input"
+        elif s in _free(value):
+            if _symbol(value) != s:
+                return "an input is a number made from the batch"
+            numbers.append(i)
+    for value in results:
+        if not isinstance(value, torch.Tensor) or not value.ndim or _symbol(value.shape[0]) != s:
+            return "a result has no dimension of images in front"
+        if s in _free(*value.shape[1:]):
+            return "the batch is in several dimensions of a result"
+    for node in gm.graph.nodes:
+        value = _value(node)
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if s in _free(number) and not _affine(number, s):
+                return f"a number is made from the batch ({node.name})"
+    return Batch(tuple(tensors), tuple(numbers))
+
+
+def _value(node: Any) -> Any:
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else node
+
+
+def _free(*values: Any) -> set[Any]:
+    """Symbols in symbolic numbers."""
+    return {s for v in values if isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool) for s in v.node.expr.free_symbols}
+
+
+def _symbol(value: Any) -> Any:
+    return value.node.expr if isinstance(value, torch.SymInt) and value.node.expr.is_symbol else None
+
+
+def _affine(value: Any, s: Any) -> bool:
+    if not isinstance(value, torch.SymInt):
+        return False
+    expression = value.node.expr
+    return bool(expression.is_polynomial(s)) and not expression.diff(s).has(s)
+
+
+Trace = Callable[[Sequence[Any]], list[tuple[Imported, str]]]
+"""From arguments to the networks that a graph becomes for them, with their kinds."""
+
+
+def refusal(trace: Trace, batch: Batch, args: Sequence[Any], results: int) -> str | None:
+    """Why a graph is not one function of every image; None if it is."""
+    seen = []
+    for images in _SHOWN:
+        like = batch.examples(args, images)
+        networks = trace(like)
+        if len(networks) != 1 or networks[0][1] != "inference":
+            return "only inference is done in pieces"
+        done = networks[0][0]
+        shapes = [(name and done.network.containers[name].shape) for name in done.network.inputs]
+        wanted = [tuple(a.shape) if isinstance(a, torch.Tensor) else "" for a in like]
+        if shapes != wanted or len(done.outputs) != results or any(kind != "result" for kind, _ in done.outputs):
+            return "the graph writes to its inputs, or returns something else than new tensors"
+        seen.append(done)
+    first, second = seen
+    if [v for _, v in first.outputs] != list(range(results)) or first.outputs != second.outputs:
+        return "results share memory"
+    same = first.constants.keys() == second.constants.keys() and all(
+        torch.equal(t, second.constants[name]) for name, t in first.constants.items()
+    )
+    if not same:
+        return "a constant changes with the batch"
+    return inseparable(first.network, second.network, _SHOWN, batch.tensors)
+
+
+@functools.lru_cache(maxsize=4096)
+def cover(images: int) -> tuple[tuple[int, int], ...]:
+    """(start, size) of the pieces of a batch of at least 2 images: the cheapest by images computed and runs begun."""
+    best: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    small = tuple(s for s in SIZES if s <= images)
+    whole = max(0, images // small[-1] - 2)  # the greater part of a large batch
+    rest = images - whole * small[-1]
+    for n in range(1, rest + 1):
+        best.append(min((best[max(n - s, 0)][0] + s + _RUN, (*best[max(n - s, 0)][1], s)) for s in small))
+    sizes = sorted((*[small[-1]] * whole, *best[rest][1]), reverse=True)
+    pieces, at = [], 0
+    for size in sizes:
+        start = min(at, images - size)
+        pieces.append((start, size))
+        at = start + size
+    return tuple(pieces)
+
+
+class Pieces:
+    """A graph that is called with batches of any size, everything else being as in a call before.
+
+    Args:
+        batch: where the batch is.
+        specialise: compiles the graph for arguments, of so many images.
+    """
+
+    def __init__(self, batch: Batch, specialise: Callable[[Sequence[Any], int], Callable[..., Any]]) -> None:
+        self._batch, self._specialise = batch, specialise
+        self.programs: dict[int, Callable[..., Any]] = {}
+
+    def ready(self, args: Sequence[Any]) -> bool:
+        """Whether nothing has to be compiled for a call."""
+        return all(size in self.programs for _, size in cover(self._batch.size(args)))
+
+    def prepare(self, args: Sequence[Any]) -> None:
+        """Compile what a call needs."""
+        for _, size in cover(self._batch.size(args)):
+            if size not in self.programs:
+                self.programs[size] = self._specialise(self._batch.examples(args, size), size)
+
+    def __call__(self, *args: Any) -> Any:
+        images = self._batch.size(args)
+        whole: list[torch.Tensor] | None = None
+        kind: Any = tuple
+        for start, size in cover(images):
+            part = self.programs[size](*self._batch.part(args, start, size))
+            if size == images:
+                return part
+            if whole is None:
+                kind = type(part)
+                whole = [torch.empty_strided((images, *t.shape[1:]), t.stride(), dtype=t.dtype) for t in part]
+            for into, t in zip(whole, part, strict=True):
+                into.narrow(0, start, size).copy_(t)
+        return kind(whole)
