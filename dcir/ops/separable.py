@@ -104,7 +104,13 @@ def _results(pair: tuple[Network, Network], images: tuple[int, int], steps: dict
     for a, b in zip(first.results, second.results, strict=True):
         if first.containers[a.data].role != "result":
             return "a result is an input"
-        same = (a.data, a.shape[1:], a.strides, a.offset, a.dtype) == (b.data, b.shape[1:], b.strides, b.offset, b.dtype)
+        same = (a.data, a.shape[1:], a.strides, a.offset, a.dtype) == (
+            b.data,
+            b.shape[1:],
+            b.strides,
+            b.offset,
+            b.dtype,
+        )
         if not same or (a.shape[:1], b.shape[:1]) != tuple((n,) for n in images) or a.strides[0] != steps[a.data]:
             return "a result has no dimension of images in front"
         span = sum((d - 1) * s for d, s in zip(a.shape[1:], a.strides[1:], strict=True))

@@ -18,7 +18,7 @@ from torch import fx
 from torch._dynamo.convert_frame import compile_lock
 
 from dcir.errors import RecompileWarning
-from dcir.frontends.torch.pieces import Pieces, Trace, find_batch, refusal
+from dcir.frontends.torch.pieces import Pieces, Trace, Traced, find_batch, in_pieces
 
 Sizes = tuple[tuple[str, int], ...]
 """(place of a symbolic size in the inputs, its value)."""
@@ -40,7 +40,7 @@ class BySize:
         gm: Dynamo's graph.
         examples: its arguments, with symbolic numbers in them.
         specialise: compiles it for the sizes of a list of arguments; the graph it is given has Python's numbers as constants.
-        trace: the networks that the graph becomes for a list of arguments, without compiling them.
+        trace: traces a graph for a list of arguments.
         limit: how many combinations are compiled. A call with a further one runs the graph in torch: a program whose sizes never
             come back then costs what it costs without dcir, instead of a compilation for each call.
         on_sizes: hears of every combination before it is compiled.
@@ -89,7 +89,7 @@ class BySize:
 
     def _in_pieces(self, args: Sequence[Any]) -> Callable[..., Any] | None:
         """The program of any batch, if it is ready for this one."""
-        if isinstance(self.batch, str) or not self.pieces:
+        if isinstance(self.batch, str) or not self.pieces or self.batch.size(args) < 2:
             return None
         found = self.pieces.get(self._key(args, self.batch.tensors, self.batch.numbers))
         return found if isinstance(found, Pieces) and found.ready(args) else None
@@ -133,31 +133,35 @@ class BySize:
         self.programs[key] = program = self._compile(args, remark)
         return program
 
-    def _compile(self, args: Sequence[Any], remark: str) -> Callable[..., Any]:
+    def _compile(self, args: Sequence[Any], remark: str, traced: Traced | None = None) -> Callable[..., Any]:
         sizes = self.sizes(args)
         if self._on_sizes is not None:
             self._on_sizes(sizes, self.made)
-        program = self._specialise(self._with_numbers(args), args, sizes, remark)
+        if traced is not None:
+            program = traced.compiled(sizes, remark)
+        else:
+            program = self._specialise(self._with_numbers(args), args, sizes, remark)
         self.made.append(sizes)
         return program
+
+    def _piece(self, like: Sequence[Any], images: int, traced: Traced | None) -> Callable[..., Any]:
+        return self._compile(like, f"a piece of any batch: {images} images", traced)
 
     def _split(self, args: Sequence[Any]) -> Pieces | str:
         """The program of any batch, or why there is none."""
         batch = self.batch
         if isinstance(batch, str):
             return batch
+        if batch.size(args) < 2:
+            return "there are no two images"
         if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
             return "only inference is done in pieces"
         key = self._key(args, batch.tensors, batch.numbers)
         if key not in self.pieces:
             (output,) = (n for n in self.gm.graph.nodes if n.op == "output")
             results = len(output.args[0]) if isinstance(output.args[0], tuple | list) else 1
-            reason = refusal(self._trace(self._with_numbers(args)), batch, args, results)
-
-            def specialise(like: Sequence[Any], images: int) -> Callable[..., Any]:
-                return self._compile(like, f"a piece of any batch: {images} images")
-
-            self.pieces[key] = Pieces(batch, specialise) if reason is None else reason
+            found = in_pieces(self._trace(self._with_numbers(args)), batch, args, results)
+            self.pieces[key] = found if isinstance(found, str) else Pieces(batch, found, self._piece)
         return self.pieces[key]
 
 

@@ -20,9 +20,9 @@ from dcir.frontends.torch.by_size import BySize, OnSizes, Sizes
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.donation import Donation, Spaces
 from dcir.frontends.torch.expose_norms import expose_norms
-from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC, Imported, import_graph
+from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC, import_graph
 from dcir.frontends.torch.partition import Limited
-from dcir.frontends.torch.pieces import Trace
+from dcir.frontends.torch.pieces import Trace, Traced
 from dcir.frontends.torch.recompute import recompute_cheap
 
 TOGETHER = "dcir_together"
@@ -112,10 +112,15 @@ def dynamo_backend(
             on_break(*_break_text(ended))
         if any(_is_symbolic(x) for x in example_inputs):
 
-            def specialised(graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str) -> Callable[..., Any]:
+            def specialised(
+                graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str
+            ) -> Callable[..., Any]:
                 return _ahead_of_time(graph, args, compile_graph, limited, sizes, remark)
 
-            return _taped(BySize(gm, example_inputs, specialised, _traced, shape_limit, on_sizes, inputs))
+            def traced(graph: fx.GraphModule) -> Trace:
+                return _traced(graph, compile_graph)
+
+            return _taped(BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs))
         return _ahead_of_time(gm, example_inputs, compile_graph, limited)
 
     return backend
@@ -198,18 +203,35 @@ def _ahead_of_time(
     return compiled
 
 
-def _traced(gm: fx.GraphModule) -> Trace:
-    """What a graph becomes, up to the import."""
+class _Late:
+    """A traced graph, compiled later than AOTAutograd thinks."""
 
-    def trace(args: Sequence[Any]) -> list[tuple[Imported, str]]:
-        networks: list[tuple[Imported, str]] = []
+    def __init__(self, graph: fx.GraphModule, kind: str) -> None:
+        self.graph, self.kind = graph, kind
+        self.program: Callable[[list[Any]], list[Any]] | None = None
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        assert self.program is not None
+        return self.program(args)
+
+
+def _traced(gm: fx.GraphModule, compile_graph: CompileGraph) -> Trace:
+    def trace(args: Sequence[Any]) -> list[Traced]:
+        late: list[_Late] = []
 
         def keep(graph: fx.GraphModule, kind: str) -> CompiledGraph:
-            networks.append((import_graph(graph), kind))
-            return CompiledGraph(lambda args: [])
+            late.append(_Late(graph, kind))
+            return CompiledGraph(late[-1])
 
-        _ahead_of_time(gm, args, keep, None)
-        return networks
+        whole = _ahead_of_time(gm, args, keep, None)
+
+        def compiled(sizes: Sizes, remark: str) -> Callable[..., Any]:
+            (only,) = late
+            only.graph.meta[SIZES], only.graph.meta[REMARK] = sizes, remark
+            only.program = compile_graph(only.graph, only.kind).call
+            return whole
+
+        return [Traced(import_graph(g.graph), g.kind, compiled) for g in late]
 
     return trace
 

@@ -114,7 +114,12 @@ def _value(node: Any) -> Any:
 
 def _free(*values: Any) -> set[Any]:
     """Symbols in symbolic numbers."""
-    return {s for v in values if isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool) for s in v.node.expr.free_symbols}
+    return {
+        s
+        for v in values
+        if isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool)
+        for s in v.node.expr.free_symbols
+    }
 
 
 def _symbol(value: Any) -> Any:
@@ -128,25 +133,45 @@ def _affine(value: Any, s: Any) -> bool:
     return bool(expression.is_polynomial(s)) and not expression.diff(s).has(s)
 
 
-Trace = Callable[[Sequence[Any]], list[tuple[Imported, str]]]
-"""From arguments to the networks that a graph becomes for them, with their kinds."""
+@dataclass(frozen=True)
+class Traced:
+    """A graph traced for some arguments.
+
+    Attributes:
+        done: its network before any pass.
+        kind: "inference", "forward" or "backward".
+        compiled: compiles what was traced, for the record of those sizes and a remark; gives what runs it.
+    """
+
+    done: Imported
+    kind: str
+    compiled: Callable[[tuple[tuple[str, int], ...], str], Callable[..., Any]]
 
 
-def refusal(trace: Trace, batch: Batch, args: Sequence[Any], results: int) -> str | None:
-    """Why a graph is not one function of every image; None if it is."""
-    seen = []
+Trace = Callable[[Sequence[Any]], list[Traced]]
+"""From arguments to what a graph becomes for them."""
+
+
+def in_pieces(trace: Trace, batch: Batch, args: Sequence[Any], results: int) -> dict[int, Traced] | str:
+    """Why a graph is not one function of every image; if it is, it as it was traced for some numbers of images."""
+    traced: dict[int, Traced] = {}
     for images in _SHOWN:
         like = batch.examples(args, images)
-        networks = trace(like)
-        if len(networks) != 1 or networks[0][1] != "inference":
+        found = trace(like)
+        if len(found) != 1 or found[0].kind != "inference":
             return "only inference is done in pieces"
-        done = networks[0][0]
+        done = found[0].done
         shapes = [(name and done.network.containers[name].shape) for name in done.network.inputs]
         wanted = [tuple(a.shape) if isinstance(a, torch.Tensor) else "" for a in like]
         if shapes != wanted or len(done.outputs) != results or any(kind != "result" for kind, _ in done.outputs):
             return "the graph writes to its inputs, or returns something else than new tensors"
-        seen.append(done)
-    first, second = seen
+        traced[images] = found[0]
+    first, second = (traced[images].done for images in _SHOWN)
+    reason = _differ(first, second, batch, results)
+    return traced if reason is None else reason
+
+
+def _differ(first: Imported, second: Imported, batch: Batch, results: int) -> str | None:
     if [v for _, v in first.outputs] != list(range(results)) or first.outputs != second.outputs:
         return "results share memory"
     same = first.constants.keys() == second.constants.keys() and all(
@@ -180,11 +205,17 @@ class Pieces:
 
     Args:
         batch: where the batch is.
-        specialise: compiles the graph for arguments, of so many images.
+        traced: the graph for some numbers of images.
+        specialise: compiles the graph for arguments, of so many images, or takes what was traced for them.
     """
 
-    def __init__(self, batch: Batch, specialise: Callable[[Sequence[Any], int], Callable[..., Any]]) -> None:
-        self._batch, self._specialise = batch, specialise
+    def __init__(
+        self,
+        batch: Batch,
+        traced: dict[int, Traced],
+        specialise: Callable[[Sequence[Any], int, Traced | None], Callable[..., Any]],
+    ) -> None:
+        self._batch, self._traced, self._specialise = batch, traced, specialise
         self.programs: dict[int, Callable[..., Any]] = {}
 
     def ready(self, args: Sequence[Any]) -> bool:
@@ -195,7 +226,9 @@ class Pieces:
         """Compile what a call needs."""
         for _, size in cover(self._batch.size(args)):
             if size not in self.programs:
-                self.programs[size] = self._specialise(self._batch.examples(args, size), size)
+                self.programs[size] = self._specialise(
+                    self._batch.examples(args, size), size, self._traced.pop(size, None)
+                )
 
     def __call__(self, *args: Any) -> Any:
         images = self._batch.size(args)
