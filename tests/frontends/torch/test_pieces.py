@@ -148,6 +148,7 @@ MIXED = {
     "written": lambda x: x.add_(1),
     "two rows in one": lambda x: x.repeat(2, 1).view(-1, 12),
     "by chance": lambda x: torch.nn.functional.dropout(x, 0.5, training=False) + torch.rand(x.shape[0], 6) * 0,
+    "chance for all images": lambda x: x + torch.rand(6) * 0,
     "its size": lambda x: (x * 2, x.shape[0]),
     "norm of the batch": Norm().train(),
     "distances": lambda x: torch.cdist(x, x),
@@ -185,6 +186,21 @@ def test_a_gap_between_images_and_conditions_on_sizes():
 
 def _by_size(x):
     return x * (2.0 if x.shape[0] > 4 else 3.0)
+
+
+def test_random_numbers_are_drawn_once():
+    def noisy(x):
+        return x + torch.rand(6)
+
+    fast = dcir.optimize(noisy, dynamic=True)
+    with torch.no_grad():
+        for n in (3, 5, 9, 20):
+            x = torch.randn(n, 6)
+            torch.manual_seed(n)
+            want, after = noisy(x), torch.rand(1)
+            torch.manual_seed(n)
+            torch.testing.assert_close(fast(x), want)
+            assert torch.rand(1) == after
 
 
 def test_gradients_are_of_the_whole_batch():
