@@ -1,6 +1,6 @@
 """Whether a network does the same to every image of a batch, whatever their number: shown on the networks of two sizes of batch.
 
-    y = f(x) for 2 images and for 8   -->   y[i] = g(x[i]), the same g in both
+    y = f(x) for 2 images and for 4   -->   y[i] = g(x[i]), the same g in both
 
 Every operator is either equal in both networks and reads nothing of an image, or it is separable (``images.py``) into the same smaller
 operator in both, with the operands of image i at ``step * i``. Then both networks are the same function of one image. Sizes enter a

@@ -145,7 +145,8 @@ class BySize:
         return program
 
     def _piece(self, like: Sequence[Any], images: int, traced: Traced | None) -> Callable[..., Any]:
-        return self._compile(like, f"a piece of any batch: {images} images", traced)
+        known = self.programs.get(self._key(like))  # a batch that was compiled as a whole may be of that size
+        return known if known is not None else self._compile(like, f"a piece of any batch: {images} images", traced)
 
     def _split(self, args: Sequence[Any]) -> Pieces | str:
         """The program of any batch, or why there is none."""

@@ -1,8 +1,8 @@
 """A batch of any size in pieces of a few sizes: no number of images is compiled for itself.
 
-    y = f(x), x of 21 images   -->   y[0:8], y[8:16], y[13:21] = f of 8 images each
+    y = f(x), x of 30 images   -->   y[0:16], y[14:30] = f of 16 images each
 
-The last piece may reach back into the one before it, so any batch is covered by pieces of 2, 8, 32 ... images: one more
+The last piece may reach back into the one before it, so any batch is covered by pieces of 2, 4, 16 and 64 images: one more
 compilation each time batches become four times as large. It is done where the graph is shown to do the same to
 every image (``ops/separable.py``); kernels keep constant sizes, and memory stays that of a piece.
 """
@@ -20,8 +20,8 @@ from torch import fx
 from dcir.frontends.torch.importer import Imported
 from dcir.ops.separable import inseparable
 
-SIZES = (2, 8, 32, 128)
-_SHOWN = (2, 8)
+SIZES = (2, 4, 16, 64)
+_SHOWN = (2, 4)
 """The batches for which a graph is looked at."""
 _RUN = 1
 """What it costs to begin a run, in images."""
