@@ -10,6 +10,7 @@ from dcir.transforms.fuse_epilogues import FuseEpilogues
 from dcir.transforms.fuse_producers import FuseProducers
 from dcir.transforms.fuse_siblings import FuseSiblings
 from dcir.transforms.fuse_sums import FuseSums
+from dcir.transforms.join_rows import JoinRows
 from dcir.transforms.join_sums import JoinSums
 from dcir.transforms.lend_inputs import LendInputs
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
@@ -47,5 +48,5 @@ TIERS: dict[int, tuple[Pass, ...]] = {
         SplitReduction(leave_convolved=False),
         PrepareStatic(),
     ),
-    4: (OrderExecution(), StreamImages(), LendInputs(), PlanArena()),
+    4: (JoinRows(), OrderExecution(), StreamImages(), LendInputs(), PlanArena()),
 }

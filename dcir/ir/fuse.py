@@ -325,3 +325,16 @@ def extend(
         {i: numbers[v] for i, v in loads.items()}, lambda s: True,
     )  # fmt: skip
     return out.finish()
+
+
+def side_by_side(parts: Sequence[tuple[Program, Sequence[Operand], Sequence[Operand]]]) -> Fused:
+    """Programs with equal loops, one after the other at every point.
+
+    Args:
+        parts: each with its inputs and outputs; none of them reads what another writes.
+    """
+    first = parts[0][0]
+    out = _Merger(first.outer, first.inner)
+    for p, ins, outs in parts:
+        out.take(p, ins, outs, lambda st: (tuple(st), 0), lambda d: out.body.index(d).n, {}, lambda s: True)
+    return out.finish()

@@ -64,7 +64,9 @@ def _operator(
 ) -> str | None:
     """Note the steps of an operator's results; the reason if it has none."""
     net = pair[0]
-    if getattr(ops[0].spec, "kind", "") == "torch":  # it may draw random numbers: once for a batch is not once for a piece
+    if (
+        getattr(ops[0].spec, "kind", "") == "torch"
+    ):  # it may draw random numbers: once for a batch is not once for a piece
         return f"{ops[0].spec.name} runs in torch"
     ins, outs = net.ins(ops[0]), net.outs(ops[0])
     if (ins, outs) != (pair[1].ins(ops[1]), pair[1].outs(ops[1])):

@@ -108,9 +108,7 @@ class Report:
     def _combinations(self) -> list[str]:
         """Which sizes were compiled for, if there are symbolic ones."""
         found = Counter(
-            _sizes(g.sizes) + f" ({g.remark})" * bool(g.remark)
-            for g in self.graphs
-            if g.sizes and g.kind != "backward"
+            _sizes(g.sizes) + f" ({g.remark})" * bool(g.remark) for g in self.graphs if g.sizes and g.kind != "backward"
         )
         if not found:
             return []

@@ -195,12 +195,27 @@ class _Emitter(Statements):
             opened += 1
         roots = [i for i, s in enumerate(p.body) if s.op == "store"]
         if p.outer and last >= space.prefix:
-            self.simd([])
-            self.loop(last, bounds[1], bounds[0])
-            opened += 1
-        self.compute(roots)
+            for part in self._apart(roots):
+                if self.checked:
+                    self.take_out(part, last)
+                self.simd([])
+                self.loop(last, bounds[1], bounds[0])
+                self.compute(part)
+                self.close()
+        else:
+            self.compute(roots)
         for _ in range(opened):
             self.close()
+
+    def _apart(self, stores: list[int]) -> list[list[int]]:
+        """Stores in groups that need nothing of each other: a loop each, whose conditions the compiler can take out of it."""
+        groups: list[tuple[set[int], list[int]]] = []
+        for store in stores:
+            needed = {i for i in self.needs([store], set()) if self.p.body[i].op not in ("const", "index")}
+            joined = [g for g in groups if not g[0].isdisjoint(needed)]
+            groups = [g for g in groups if g[0].isdisjoint(needed)]
+            groups.append((needed.union(*(n for n, _ in joined)), sorted([*(s for _, m in joined for s in m), store])))
+        return [members for _, members in groups]
 
     # ------------------------------------------------------------------ reductions
     def _reducing(self, space: _Space) -> None:

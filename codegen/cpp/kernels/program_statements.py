@@ -21,6 +21,8 @@ class Statements:
         buffered: values kept in a row buffer, with their stage of birth; ready: those that are in it already.
         checked: whether an index may lie outside.
         starts: where the lanes of a loop start, while it is open in blocks.
+        before: values computed before the innermost loop; tested: gathers whose indices were looked at before it;
+        tests: whether others are looked at inside.
         inside: the condition under which a lane lies inside the loop, while some do not.
     """
 
@@ -36,6 +38,9 @@ class Statements:
         self.checked = any(s.op == "gather" and s.attr[4] == "checked" for s in p.body)
         self.starts: dict[int, str] = {}
         self.inside = ""
+        self.before: set[int] = set()
+        self.tested: set[int] = set()
+        self.tests = self.checked
         self._short = _short(p)
 
     def line(self, text: str) -> None:
@@ -62,7 +67,7 @@ class Statements:
 
     def simd(self, reduces: list[tuple[str, str]]) -> None:
         clauses = [f" reduction({op} : {name})" for op, name in reduces]
-        if self.checked:
+        if self.tests:
             clauses.append(" reduction(| : bad)")
         self.line("#pragma omp simd" + "".join(clauses))
 
@@ -82,7 +87,7 @@ class Statements:
         self, stores: Sequence[int], reduces: Sequence[int] = (), name: Callable[[int], str] = lambda r: f"v{r}"
     ) -> None:
         """Statements for ``stores`` and ``reduces`` at the current point; a reduce's partial result has a ``name``."""
-        for i in self.needs([*stores, *reduces], self.ready & set(self.buffered)):
+        for i in self.needs([*stores, *reduces], self.ready & set(self.buffered) | self.before):
             self._statement(i)
         for i in sorted([*stores, *reduces]):
             s = self.p.body[i]
@@ -178,21 +183,49 @@ class Statements:
         return f"{test} ? {text} : {self.value(args[1])}"
 
     def _gather(self, i: int, s: Stmt) -> str:
-        operand, strides, extents, steps, how = s.attr
+        operand, strides, extents, steps, _ = s.attr
         indices, rest = s.args[: len(extents)], s.args[len(extents) :]
-        good = " & ".join(
-            f"((unsigned long long){self.value(a)} < {e}ULL)" for a, e in zip(indices, extents, strict=True)
-        )
         terms = [self.address(strides)] + [f"{self.value(a)} * {st}LL" for a, st in zip(indices, steps, strict=True)]
         wanted = self.value(rest[0]) if rest else ""
         if self.inside:
             wanted = f"({self.inside} & {wanted})" if wanted else self.inside
-        self.line(f"const bool g{i} = {good or 'true'};")
-        if how == "checked":
-            self.line(f"bad |= {f'{wanted} & ' if wanted else ''}!g{i};")
+        if i not in self.tested:
+            self._test(i, s, wanted)
         test = f"({wanted} & g{i})" if wanted else f"g{i}"
         other = self.value(rest[1]) if rest else literal(0, s.dtype)
         return f"{test} ? {cast_expr(self._element(operand, ' + '.join(terms)), self.p.inputs[operand], s.dtype)} : {other}"
+
+    def _test(self, i: int, s: Stmt, wanted: str) -> None:
+        """``g<i>``: whether a gather's indices lie inside."""
+        _, _, extents, _, how = s.attr
+        good = " & ".join(
+            f"((unsigned long long){self.value(a)} < {e}ULL)"
+            for a, e in zip(s.args[: len(extents)], extents, strict=True)
+        )
+        self.line(f"const bool g{i} = {good or 'true'};")
+        if how == "checked":
+            self.line(f"bad |= {f'{wanted} & ' if wanted else ''}!g{i};")
+
+    def take_out(self, roots: list[int], d: int) -> None:
+        """Before loop ``d`` is opened, look at the indices of gathers that are the same at all its points."""
+        self.before, self.tested = set(), set()
+        fixed: set[int] = set()
+        gathers = []
+        for i in self.needs(roots, set()):
+            s = self.p.body[i]
+            steady = all(a in fixed for a in s.args)
+            if s.op == "gather" and steady and s.attr[1][d] and len(s.args) == len(s.attr[2]):
+                gathers.append(i)
+            if steady and not (s.attr[0] == d if s.op == "index" else s.op in ("load", "gather") and s.attr[1][d]):
+                fixed.add(i)
+        for i in self.needs(gathers, set()):
+            self._statement(i)
+            self.before.add(i)
+        for i in gathers:
+            self._test(i, self.p.body[i], "")
+            self.tested.add(i)
+        inside = {i for i in self.needs(roots, self.before) if self.p.body[i].op == "gather"}
+        self.tests = any(self.p.body[i].attr[4] == "checked" for i in inside - self.tested)
 
 
 _ON_INTEGERS: dict[str, Callable[[int, int], int]] = {
