@@ -1,6 +1,8 @@
-"""ResNet-50, BERT-base and a small convolutional network in plain PyTorch, with random weights."""
+"""ResNet-50, EfficientNet-B0, BERT-base and a small convolutional network in plain PyTorch, with random weights."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +51,68 @@ class ResNet50(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features = self.blocks(self.stem(images))
         return self.head(features.mean((2, 3)))
+
+
+class SqueezeExcite(nn.Module):
+    """Every channel times a number between 0 and 1 that follows from the means of all channels (Hu et al. 2018)."""
+
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.squeeze, self.excite = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        means = x.mean((2, 3), keepdim=True)
+        return x * torch.sigmoid(self.excite(F.silu(self.squeeze(means))))
+
+
+def _convolution(channels: int, out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    """A convolution that keeps the size (but for the stride), and its batch norm."""
+    convolution = nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(out))
+
+
+class MBConv(nn.Module):
+    """A block of EfficientNet: 1x1 to more channels, depthwise convolution, squeeze and excitation, 1x1 back."""
+
+    def __init__(self, channels: int, out: int, expansion: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        inner = channels * expansion
+        expand = [] if expansion == 1 else [_convolution(channels, inner), nn.SiLU()]
+        depthwise = [_convolution(inner, inner, kernel, stride, groups=inner), nn.SiLU()]
+        self.layers = nn.Sequential(
+            *expand, *depthwise, SqueezeExcite(inner, max(1, channels // 4)), _convolution(inner, out)
+        )
+        self.residual = stride == 1 and channels == out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x) if self.residual else self.layers(x)
+
+
+# Stages 2 to 8 of table 1 of Tan and Le 2019: expansion, kernel, stride, channels, layers.
+EFFICIENTNET_B0 = (
+    (1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3),
+    (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1),
+)  # fmt: skip
+
+
+class EfficientNet(nn.Module):
+    """Images [batch, 3, height, width] to class scores; the defaults are EfficientNet-B0 without dropout and stochastic depth."""
+
+    def __init__(
+        self, stages: Sequence[tuple[int, int, int, int, int]] = EFFICIENTNET_B0, head: int = 1280, classes: int = 1000
+    ) -> None:
+        super().__init__()
+        channels = 32
+        blocks: list[nn.Module] = [_convolution(3, channels, 3, stride=2), nn.SiLU()]
+        for expansion, kernel, stride, out, layers in stages:
+            for number in range(layers):
+                blocks.append(MBConv(channels, out, expansion, kernel, stride if number == 0 else 1))
+                channels = out
+        self.features = nn.Sequential(*blocks, _convolution(channels, head), nn.SiLU())
+        self.head = nn.Linear(head, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images).mean((2, 3)))
 
 
 class EncoderLayer(nn.Module):
