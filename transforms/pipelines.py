@@ -6,6 +6,7 @@ from dcir.transforms.assign_layouts import AssignLayouts
 from dcir.transforms.base import Pass
 from dcir.transforms.fold_constants import FoldConstants
 from dcir.transforms.fold_static import FoldStatic
+from dcir.transforms.fuse_attention import FuseAttention
 from dcir.transforms.fuse_epilogues import FuseEpilogues
 from dcir.transforms.fuse_producers import FuseProducers
 from dcir.transforms.fuse_siblings import FuseSiblings
@@ -35,7 +36,7 @@ def pipeline(level: int) -> tuple[Pass, ...]:
 TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
-    2: (FuseEpilogues(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
+    2: (FuseEpilogues(), FuseAttention(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
     3: (
         AssignLayouts(),
         SinkCopies(),

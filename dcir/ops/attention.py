@@ -35,8 +35,10 @@ class AttentionSpec:
         scale: factor of the scores.
         causal: whether position i sees only the positions up to i.
         q, k, v, o: strides over (batch, head, position, element); lse: over (batch, head, position), compute type.
-        mask: strides over (batch, head, query, key) of an addend to the scores, () for none; mask_dtype: its type.
+        mask: strides over (batch, head, query, key) of an addend to the scores, () for none; mask_dtype: its type. A mask of bool
+            says which keys are seen; the scores of the others are -inf.
         grads: strides of do, dq, dk, dv; () for forward.
+        strict: a row whose scores are all -inf gives NaN, as a softmax does, in place of zeros; forward only.
     """
 
     dtype: str
@@ -55,6 +57,7 @@ class AttentionSpec:
     mask: tuple[int, ...] = ()
     mask_dtype: str = "f32"
     grads: tuple[tuple[int, ...], ...] = ()
+    strict: bool = False
 
     @property
     def kind(self) -> str:
@@ -110,12 +113,14 @@ class AttentionSpec:
         k, v = window(ins[first + 1], keys, self.k).double(), window(ins[first + 2], keys, self.v).double()
         scores = q @ k.transpose(-1, -2) * self.scale
         if self.mask:
-            scores = scores + window_tensor(ins[-1], ((*rows[:3], self.n), self.mask, self.mask_dtype)).double()
+            mask = window_tensor(ins[-1], ((*rows[:3], self.n), self.mask, self.mask_dtype))
+            scores = scores.masked_fill(~mask, -math.inf) if self.mask_dtype == "bool" else scores + mask.double()
         if self.causal:
             scores = scores.masked_fill(~torch.ones(self.m, self.n, dtype=torch.bool).tril(), -math.inf)
         if not self.grads:
             lse = torch.logsumexp(scores, -1)
-            lse = torch.where(lse == -math.inf, 0.0, lse)
+            if not self.strict:
+                lse = torch.where(lse == -math.inf, 0.0, lse)
             window(outs[0], rows, self.o).copy_(torch.exp(scores - lse[..., None]) @ v)
             window_tensor(outs[1], (rows[:3], self.lse, self.compute)).copy_(lse)
             return
@@ -135,8 +140,11 @@ def _score(spec: AttentionSpec, body: Body, operand: int, dot: Expr) -> Expr:
     """A score over loops (batch, head, query, key, …) from its product; the mask is input ``operand``."""
     score = dot * spec.scale
     if spec.mask:
-        strides = (*spec.mask, *[0] * (body.rank - 4))
-        score = score + body.convert(body.load(operand, strides), spec.compute)
+        mask = body.load(operand, (*spec.mask, *[0] * (body.rank - 4)))
+        if spec.mask_dtype == "bool":
+            score = body.where(mask, score, body.const(-math.inf, spec.compute))
+        else:
+            score = score + body.convert(mask, spec.compute)
     if spec.causal:
         score = body.where(body.index(3) <= body.index(2), score, body.const(-math.inf, spec.compute))
     return score
@@ -159,7 +167,8 @@ def _forward_steps(spec: AttentionSpec) -> Steps:
     top = soft.where(top.eq(-math.inf), soft.const(0, one), top)
     e = soft.op("exp", s - top)
     z = soft.reduce("sum", e)
-    z = soft.where(z.eq(0.0), soft.const(1, one), z)
+    if not spec.strict:
+        z = soft.where(z.eq(0.0), soft.const(1, one), z)
     soft.store(soft.output(one), dense, e / z)
     soft.store(soft.output(one), (*spec.lse, 0), top + soft.op("log", z))
 

@@ -94,6 +94,7 @@ def _common(b: _Blocks) -> str:
         COMMON, S=STORED[spec.dtype], acc=acc, wide=wide, bv=b.queries.size, nb=b.nb, d=spec.d, dp=b.dp,
         m=spec.m, n=spec.n, heads=spec.heads, qblocks=b.queries.parts, larger=b.queries.larger,
         scale=repr(float(spec.scale)), causal=int(spec.causal), masked=int(bool(spec.mask)), flat=int(flat),
+        selects=int(spec.mask_dtype == "bool"), strict=int(spec.strict),
         places="\n".join(lines),
     )  # fmt: skip
 

@@ -10,8 +10,9 @@ typedef $S S;
 // A register tile has up to ACC accumulators in rows of up to WIDE; a block of scores is NB keys by BV vectors of queries.
 constexpr int ACC = $acc, WIDE = $wide, BV = $bv, NB = $nb, DP = $dp;
 constexpr L D = $d, Q = $m, N = $n, HEADS = $heads, QBLOCKS = $qblocks, LARGER = $larger;
-constexpr bool CAUSAL = $causal, MASKED = $masked, FLAT = $flat;
+constexpr bool CAUSAL = $causal, MASKED = $masked, FLAT = $flat, SELECTS = $selects, STRICT = $strict;
 constexpr T SCALE = (T)$scale, INF = (T)D_INF;
+$inline T get(bool seen) { return seen ? T(0) : -INF; }
 $inline T get(float x) { return (T)x; }
 $inline T get(double x) { return (T)x; }
 $inline T get(_Float16 x) { return (T)x; }
@@ -116,8 +117,8 @@ template <int W, int KR, int QV> $inline void score_tile(
         for (int i = 0; i < KR; i++)
 #pragma GCC unroll 8
             for (int v = 0; v < QV; v++) {
-                if constexpr (FLAT) acc[i][v] += add[i];
-                else acc[i][v] += load(add + i * W + v * VL);
+                const V more = FLAT ? V{} + add[i] : load(add + i * W + v * VL);
+                acc[i][v] = SELECTS ? (more < 0 ? V{} - INF : acc[i][v]) : acc[i][v] + more;
             }
     if (CAUSAL && below + KR > 1) {
         const M lane = count_lanes() - (int)below;
@@ -244,7 +245,7 @@ template <int B, class M> $noinline void attend_block(
     }
     alignas(64) T logs[W];
     for (int i = 0; i < B; i++) {
-        const V z = sum[i] == T(0) ? V{} + T(1) : sum[i];
+        const V z = STRICT ? sum[i] : sum[i] == T(0) ? V{} + T(1) : sum[i];
         store(factor + i * VL, T(1) / z);
         store(logs + i * VL, z);
         store(qt + i * VL, high[i] == -INF ? V{} : high[i]);
@@ -318,7 +319,10 @@ template <class M> $noinline void attend(L j, const S *q, const S *k, const S *v
         }
         V dot = fold(part);
         if constexpr (MASKED)
-            for (L i = 0; i < cols; i++) dot[i] += get(mask[at_mask(b, h, row, c + i)]);
+            for (L i = 0; i < cols; i++) {
+                const T more = get(mask[at_mask(b, h, row, c + i)]);
+                dot[i] = SELECTS ? (more < 0 ? -INF : dot[i]) : dot[i] + more;
+            }
         for (L i = cols; i < VL; i++) dot[i] = -INF;
         store(s + c, dot);
         high = larger(dot, high);
@@ -358,7 +362,7 @@ template <class M> $noinline void attend(L j, const S *q, const S *k, const S *v
             store(out + (at + n) * VL, total);
         }
     });
-    const T all = sum(sums), z = all == 0 ? T(1) : all;
+    const T all = sum(sums), z = !STRICT && all == 0 ? T(1) : all;
     for (L e = 0; e < D; e++) put(o + at_o(b, h, row, e), out[e] / z);
     lse[at_lse(b, h, row)] = base + d_log(z);
 }
