@@ -19,6 +19,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from dcir.driver.compile import Session
 from dcir.driver.dynamic_calls import DynamicCalls
+from dcir.driver.garbage import seldom_collected
 from dcir.driver.limit import limited
 from dcir.driver.machine import machine
 from dcir.driver.optimiser_choice import prefer_fused
@@ -276,7 +277,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            with calls.call(args, kwargs):
+            with calls.call(args, kwargs), seldom_collected():
                 return call(*args, **kwargs)
         except BackendCompilerFailed as e:
             if isinstance(e.inner_exception, DcirError):
