@@ -18,7 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dcir.ir.network import Network, Stream
+from dcir.ir.annotations import Stream
+from dcir.ir.network import Network
 from dcir.ir.nodes import Op
 from dcir.ir.types import itemsize
 from dcir.transforms.base import Outcome, Pass

@@ -18,7 +18,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dcir.ir.network import Network, Stream
+from dcir.ir.annotations import Stream
+from dcir.ir.network import Network
 from dcir.ir.nodes import Op
 from dcir.ir.types import itemsize
 from dcir.ops.convolution import ConvolutionSpec

@@ -33,7 +33,7 @@ from dcir.frontends.torch.importer import Imported
 from dcir.ir.serialize import encode
 from dcir.runtime import artefact as layout
 from dcir.runtime import manifest as schema
-from dcir.runtime.program import ResultInfo
+from dcir.runtime.program_info import ResultInfo
 
 _PREFIX = "dcir_state_"
 _MOMENT = (1980, 1, 1, 0, 0, 0)

@@ -8,8 +8,10 @@ from dcir.codegen.compile import Library
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network
 from dcir.runtime.blocks import Arenas
-from dcir.runtime.program import BufferInfo, Program, ProgramInfo, ResultInfo, call_into_torch
+from dcir.runtime.program import Program
+from dcir.runtime.program_info import BufferInfo, ProgramInfo, ResultInfo
 from dcir.runtime.spaces import Spaces
+from dcir.runtime.torch_calls import call_into_torch
 
 
 def assemble(done: Imported, library: Library, arenas: Arenas | None = None) -> Program:

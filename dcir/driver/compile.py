@@ -21,7 +21,8 @@ from dcir.errors import OptionError, Unsupported
 from dcir.frontends.torch.capture import REMARK, SIZES, TOGETHER, CompiledGraph
 from dcir.frontends.torch.importer import FIRST_SAVED, Imported, import_graph
 from dcir.frontends.torch.partition import PARTITION
-from dcir.ir.network import Donated, Network, footprint
+from dcir.ir.annotations import Donated
+from dcir.ir.network import Network, footprint
 from dcir.ir.types import itemsize
 from dcir.options import Options
 from dcir.runtime.blocks import Arenas

@@ -14,6 +14,21 @@ from sympy import Integer
 _ZERO, _ONE = Integer(0), Integer(1)
 _MEMLET = dace.Memlet(data="x", subset=Range([(0, 0, 1)]), volume=1)
 
+DACE_TYPES = {
+    "f32": dace.float32,
+    "f64": dace.float64,
+    "bf16": dace.uint16,
+    "f16": dace.float16,
+    "i64": dace.int64,
+    "i32": dace.int32,
+    "i16": dace.int16,
+    "i8": dace.int8,
+    "u8": dace.uint8,
+    "bool": dace.bool_,
+    "c64": dace.complex64,
+    "c128": dace.complex128,
+}
+
 
 def whole_memlet(data: str, shape: Sequence[int], volume: int) -> dace.Memlet:
     """A memlet of ``volume`` elements somewhere in the container ``data``: what ``dace.Memlet`` makes, at a tenth of the time."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import os
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -21,24 +20,11 @@ import networkx
 from dace.sdfg import nodes as dace_nodes
 
 from dcir.errors import InvalidGraph
-from dcir.ir.dace_objects import array, whole_memlet
+from dcir.ir.annotations import Donated, Stream
+from dcir.ir.dace_objects import DACE_TYPES, array, whole_memlet
 from dcir.ir.nodes import Op
-from dcir.ir.types import itemsize, to_numpy
-
-_DACE_TYPES = {
-    "f32": dace.float32,
-    "f64": dace.float64,
-    "bf16": dace.uint16,
-    "f16": dace.float16,
-    "i64": dace.int64,
-    "i32": dace.int32,
-    "i16": dace.int16,
-    "i8": dace.int8,
-    "u8": dace.uint8,
-    "bool": dace.bool_,
-    "c64": dace.complex64,
-    "c128": dace.complex128,
-}
+from dcir.ir.prepared import preparable
+from dcir.ir.types import itemsize
 
 
 class Operand(NamedTuple):
@@ -99,45 +85,6 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(int(d), 1)
     return tuple(reversed(strides))
-
-
-class Donated(NamedTuple):
-    """Where an input lies that nobody reads once the call has begun.
-
-    Attributes:
-        block: number of a block of memory in which nothing lies but donated inputs.
-        offset: byte offset in it.
-        nbytes: size of the block.
-    """
-
-    block: int
-    offset: int
-    nbytes: int
-
-
-@dataclass
-class Stream:
-    """Consecutive operators that run for one image of a batch after the other, images on different threads at once.
-
-    The graph says the same with or without it: every operator is separable into its images (``ops/images.py``).
-
-    Attributes:
-        images: how many there are.
-        ops: labels of the operators, in order.
-        steps: elements between two images, per container that an operator touches (0: shared by all images).
-        lanes: how many images may be under way at once.
-        inside: containers that nothing else touches: byte offsets in a lane, which holds one image of each.
-        lane_bytes: size of a lane.
-        at: byte offset of the first lane in the arena.
-    """
-
-    images: int
-    ops: list[str]
-    steps: dict[str, int]
-    lanes: int = 1
-    inside: dict[str, int] = field(default_factory=dict)
-    lane_bytes: int = 0
-    at: int = 0
 
 
 class Network:
@@ -209,7 +156,7 @@ class Network:
         strides = tuple(s if d > 1 else 1 for d, s in zip(c.shape, c.strides, strict=True)) or (1,)
         if any(s < 0 for s in strides):
             raise InvalidGraph("a container cannot have negative strides", details=[("container", name)])
-        described = array(shape, strides, _DACE_TYPES[c.dtype], max(c.size, 1), c.role == "transient")
+        described = array(shape, strides, DACE_TYPES[c.dtype], max(c.size, 1), c.role == "transient")
         self.sdfg.add_datadesc(name, described)
         self.containers[name] = c
 
@@ -336,29 +283,7 @@ class Network:
 
     def preparable(self) -> set[Op]:
         """Operators that depend on nothing but static inputs and constants, make no result, and call nothing outside."""
-        results = self.result_containers()
-        fixed = self.static | set(self.constants)
-        made: set[Op] = set()
-        writers: dict[str, list[Op]] = {}
-        for op in self._order:
-            for o in self._operands[op][1]:
-                writers.setdefault(o.data, []).append(op)
-        for op in self._order:  # a container is read after its last writer, so one sweep sees all writers first
-            if getattr(op.spec, "kind", "") == "torch":
-                continue
-            ins, outs = self._operands[op]
-            if any(o.data in results or self.containers[o.data].role != "transient" for o in outs):
-                continue
-            if all(o.data in fixed or ((w := writers.get(o.data)) and made.issuperset(w)) for o in ins):
-                made.add(op)
-        while True:  # parts of a container that others write too stay with the others
-            mixed = {op for op in made if not all(made.issuperset(writers[o.data]) for o in self._operands[op][1])}
-            if mixed:
-                read = {op: [w for o in self._operands[op][0] for w in writers.get(o.data, ())] for op in made - mixed}
-                mixed |= {op for op, sources in read.items() if not mixed.isdisjoint(sources)}
-            if not mixed:
-                return made
-            made -= mixed
+        return preparable(self)
 
     def prepared_ops(self) -> set[Op]:
         """Operators that run when static inputs change and not in every call (none before they have been given places)."""
@@ -472,17 +397,8 @@ class Network:
         net._restore(side)
         return net
 
-    def dtype_numpy(self, name: str) -> Any:
-        """NumPy type of a container's elements."""
-        return to_numpy(self.containers[name].dtype)
-
 
 def footprint(spec: Any) -> tuple[Sequence[int], Sequence[int]]:
     """Bytes a spec's operator reads from and writes to each operand."""
     reads, writes = spec.footprint()
     return reads, writes
-
-
-def elements(shape: Sequence[int]) -> int:
-    """Number of elements of ``shape``."""
-    return math.prod(int(d) for d in shape)

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dcir.ir.annotations import Stream
 from dcir.ir.loops import drop_unit_loops
-from dcir.ir.network import Operand, Stream
+from dcir.ir.network import Operand
 from dcir.ir.program import Program
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec

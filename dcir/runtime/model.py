@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from dcir.errors import ArtefactInvalid, InvalidInput
 from dcir.ops.lowering import FROM_NAME
 from dcir.runtime.manifest import Constant, Input, Manifest, torch_call
-from dcir.runtime.program import BufferInfo, Program, ProgramInfo, ResultInfo, call_into_torch
+from dcir.runtime.program import Program
+from dcir.runtime.program_info import BufferInfo, ProgramInfo, ResultInfo
+from dcir.runtime.torch_calls import call_into_torch
 
 
 class Loaded:

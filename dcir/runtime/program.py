@@ -21,6 +21,7 @@ from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.lowering import FROM_NAME
 from dcir.runtime.blocks import Arenas, Block
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
+from dcir.runtime.program_info import BufferInfo, ProgramInfo
 from dcir.runtime.spaces import Spaces, window
 
 _ADDRESS = torch.Tensor.data_ptr
@@ -37,68 +38,6 @@ def _forked() -> None:
 
 # A forked process has its parent's record of a thread team but none of the threads: libgomp would wait for them forever.
 os.register_at_fork(after_in_child=_forked)
-
-
-@dataclass(frozen=True)
-class BufferInfo:
-    """A result container to allocate: its shape, strides and element type."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True)
-class ResultInfo:
-    """One result: the window of a buffer, or of an argument.
-
-    Attributes:
-        source: "buffer", "input" or "literal".
-        index: number of the buffer or argument.
-        shape, strides, offset: window in elements; shape None where the result is the whole buffer or argument.
-        literal: the value of a literal.
-    """
-
-    source: str
-    index: int = 0
-    shape: tuple[int, ...] | None = None
-    strides: tuple[int, ...] = ()
-    offset: int = 0
-    literal: Any = None
-
-
-@dataclass(frozen=True)
-class ProgramInfo:
-    """Everything a program needs besides its library.
-
-    Attributes:
-        table_size, arena_bytes: of the pointer table and the arena.
-        updates: (slot, argument) of every result that is written in place of an argument.
-        prepared_bytes: of the block of values that depend on static inputs alone; 0 if there are none.
-        static_inputs: arguments that prepared values depend on.
-        input_slots: table slot per argument (-1: not a tensor, or not used).
-        constant_slots: table slot per constant.
-        buffers: result containers with their slots.
-        buffer_slots: table slot per buffer.
-        results: what the call returns.
-        callbacks: per operator number, a function over the table that calls torch.
-        origins: per operator number, its place in the user's model.
-        shared: (number of a result container, argument): it takes the memory that the argument lies in, from its beginning.
-    """
-
-    table_size: int
-    arena_bytes: int
-    input_slots: tuple[int, ...]
-    constant_slots: tuple[int, ...]
-    buffers: tuple[BufferInfo, ...]
-    buffer_slots: tuple[int, ...]
-    results: tuple[ResultInfo, ...]
-    callbacks: dict[int, Callable[[Any], None]]
-    origins: tuple[str, ...]
-    updates: tuple[tuple[int, int], ...] = ()
-    prepared_bytes: int = 0
-    static_inputs: tuple[int, ...] = ()
-    shared: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -385,7 +324,7 @@ _Maker = Callable[[Sequence[Any], Sequence[torch.Tensor]], torch.Tensor]
 
 
 def _fresh(info: BufferInfo) -> _Maker:
-    new = maker(info)
+    new = _new_buffer(info)
     return lambda args, blocks: new()
 
 
@@ -399,34 +338,9 @@ def _beginning(info: BufferInfo, argument: int) -> _Maker:
     return lambda args, blocks: window(args[argument], 0, info.shape, info.strides, dtype)
 
 
-def maker(info: BufferInfo) -> Callable[[], torch.Tensor]:
+def _new_buffer(info: BufferInfo) -> Callable[[], torch.Tensor]:
     """A function that gives a result buffer nobody else holds."""
     dtype = FROM_NAME[info.dtype]
     if math.prod(info.shape) * dtype.itemsize >= POOLED_BYTES:
         return BufferPool(info.shape, info.strides, dtype).take
     return functools.partial(torch.empty_strided, info.shape, info.strides, dtype=dtype)
-
-
-def call_into_torch(
-    spec: Any, ins: Sequence[tuple[int, int]], outs: Sequence[tuple[int, int]]
-) -> Callable[[Any], None]:
-    """The call back of one ``TorchCall``; operands lie at (slot of the table, byte offset)."""
-
-    def call(table: Any) -> None:
-        tensors = [
-            [tensor_at((table[slot] or 0) + offset, *w) for (slot, offset), w in zip(places, windows, strict=True)]
-            for places, windows in ((ins, spec.ins), (outs, spec.outs))
-        ]
-        spec.call(*tensors)
-
-    return call
-
-
-def tensor_at(address: int, shape: Sequence[int], strides: Sequence[int], dtype: str) -> torch.Tensor:
-    """A tensor over memory that dcir owns; it must not outlive the call."""
-    torch_type = FROM_NAME[dtype]
-    if any(d == 0 for d in shape):
-        return torch.empty_strided(tuple(shape), tuple(strides), dtype=torch_type)
-    size = 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True))
-    memory = (ctypes.c_char * (size * torch_type.itemsize)).from_address(address)
-    return torch.as_strided(torch.frombuffer(memory, dtype=torch_type), tuple(shape), tuple(strides))

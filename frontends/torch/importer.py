@@ -12,7 +12,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dcir.errors import Unsupported
-from dcir.ir.network import Donated, Network, Result
+from dcir.ir.annotations import Donated
+from dcir.ir.network import Network, Result
 from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Storage
 from dcir.ops.registry import pages
 from dcir.ops.torch_call import TorchCall, pack

@@ -12,7 +12,8 @@ from torch import nn
 
 import dcir
 from dcir.errors import InvalidGraph
-from dcir.ir.network import Donated, Network
+from dcir.ir.annotations import Donated
+from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
 from dcir.transforms.base import Pass

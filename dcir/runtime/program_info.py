@@ -1,0 +1,69 @@
+"""What a program needs besides its library: its pointer table, buffers, results, and calls into torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class BufferInfo:
+    """A result container to allocate: its shape, strides and element type."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ResultInfo:
+    """One result: the window of a buffer, or of an argument.
+
+    Attributes:
+        source: "buffer", "input" or "literal".
+        index: number of the buffer or argument.
+        shape, strides, offset: window in elements; shape None where the result is the whole buffer or argument.
+        literal: the value of a literal.
+    """
+
+    source: str
+    index: int = 0
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    literal: Any = None
+
+
+@dataclass(frozen=True)
+class ProgramInfo:
+    """Everything a program needs besides its library.
+
+    Attributes:
+        table_size, arena_bytes: of the pointer table and the arena.
+        updates: (slot, argument) of every result that is written in place of an argument.
+        prepared_bytes: of the block of values that depend on static inputs alone; 0 if there are none.
+        static_inputs: arguments that prepared values depend on.
+        input_slots: table slot per argument (-1: not a tensor, or not used).
+        constant_slots: table slot per constant.
+        buffers: result containers with their slots.
+        buffer_slots: table slot per buffer.
+        results: what the call returns.
+        callbacks: per operator number, a function over the table that calls torch.
+        origins: per operator number, its place in the user's model.
+        shared: (number of a result container, argument): it takes the memory that the argument lies in, from its beginning.
+    """
+
+    table_size: int
+    arena_bytes: int
+    input_slots: tuple[int, ...]
+    constant_slots: tuple[int, ...]
+    buffers: tuple[BufferInfo, ...]
+    buffer_slots: tuple[int, ...]
+    results: tuple[ResultInfo, ...]
+    callbacks: dict[int, Callable[[Any], None]]
+    origins: tuple[str, ...]
+    updates: tuple[tuple[int, int], ...] = ()
+    prepared_bytes: int = 0
+    static_inputs: tuple[int, ...] = ()
+    shared: tuple[tuple[int, int], ...] = ()
