@@ -1,5 +1,7 @@
 # The commands of the house. `make env` runs by itself; PYTHON=... chooses the interpreter of the environment.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do $$name -c '' 2>/dev/null && echo $$name && break; done)
+# Processes that share the tests; 0: none but the one that is started.
+WORKERS ?= auto
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -24,7 +26,7 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -8,9 +8,18 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A fresh cache for the session, or the folder DCIR_TEST_CACHE, which makes repeated runs quick."""
+    """A fresh cache for the session, or the folder DCIR_TEST_CACHE, which makes repeated runs quick.
+
+    Processes that share a session (pytest-xdist) share its cache: each kernel is built by one of them.
+    """
     kept = os.environ.get("DCIR_TEST_CACHE")
-    folder = os.path.abspath(kept) if kept else str(tmp_path_factory.mktemp("dcir-cache"))
+    together = tmp_path_factory.getbasetemp().parent / "dcir-cache"
+    if kept:
+        folder = os.path.abspath(kept)
+    elif "PYTEST_XDIST_WORKER" in os.environ:
+        folder = str(together)
+    else:
+        folder = str(tmp_path_factory.mktemp("dcir-cache"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DCIR_CACHE_DIR", folder)
         yield

@@ -176,19 +176,18 @@ class _Space:
     def lend(self, t: Lifetime) -> bool:
         """Give a place to a transient; says whether there was one."""
         at = self._gap(t, self.size)
-        if at is None or self._anchor(t, at) is None:
+        if at is None or self._anchor(at) is None:
             return False
         self._put(t, at, self.lent)
         return True
 
     def anchor(self, name: str) -> str:
         """Who has the slot of the pointer table from which a lent transient is reached."""
-        t = next(t for t, _ in self._taken if t.name == name)
-        found = self._anchor(t, self.lent[name])
+        found = self._anchor(self.lent[name])
         assert found is not None
         return found
 
-    def _anchor(self, t: Lifetime, at: int) -> str | None:
+    def _anchor(self, at: int) -> str | None:
         """Whoever lies nearest below."""
         below = [(place, o.name) for o, place in self._taken if o.name in self.homes and place <= at]
         return max(below)[1] if below else None

@@ -44,7 +44,7 @@ class SinkCopies(Pass):
             copy = _as_copy(net, op)
             if copy is None:
                 continue
-            plan, gone = self._readers(net, op, copy, results), copy.target.at.data
+            plan, gone = self._readers(net, copy, results), copy.target.at.data
             if isinstance(plan, str):
                 outcome.refuse(plan)
                 plan, gone = self._writer(net, op, copy, results), copy.source.at.data
@@ -59,7 +59,7 @@ class SinkCopies(Pass):
             net.remove_container(gone)
         return outcome
 
-    def _readers(self, net: Network, op: Op, copy: Copy, results: set[str]) -> list[_Rewired] | str:
+    def _readers(self, net: Network, copy: Copy, results: set[str]) -> list[_Rewired] | str:
         """All readers of the copy as readers of its source."""
         data = copy.target.at.data
         if data in results:

@@ -25,6 +25,7 @@ from dcir.codegen.tiles.emit import (
 )
 from dcir.codegen.tiles.epilogue import Epilogue
 from dcir.codegen.tiles.gemm_form import Form
+from dcir.codegen.tiles.gemm_tiles import choose
 from dcir.codegen.tiles.isa import Isa
 from dcir.codegen.tiles.pack_text import pack_rows, pack_vectors
 from dcir.ir.network import contiguous
@@ -191,7 +192,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     elif inner.parts > 1:
         more = f", depth, kb == 0, kb == {inner.parts - 1}, partials + (t - s0) * {partial}LL"
     call = f"tile<#, $, {tile.vectors}>(ta, pb, {arguments}, {spec.n} - n{more});"
-    calls = _choose(groups, "g", call)
+    calls = choose(groups, "g", call)
     if tile.narrow:
         calls = (
             f"if (g == {groups.parts - 1}) {call.replace('$', '1').replace(f' {tile.vectors}>', ' 1>')} else {calls}"
@@ -212,7 +213,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         fill = render(
             text_of.PACK_ROWS, m_start=rows.start("t"), am=am, ak=ak, pitch=pitch,
             step=TOGETHER_STEPS if am == 1 else max(1, depth.size),
-            pack_calls=_choose(rows, "t", "rows_of_a<$>(d + k * $, s, count);"),
+            pack_calls=choose(rows, "t", "rows_of_a<$>(d + k * $, s, count);"),
         )  # fmt: skip
         row_source = f"buffer + (t - s0) * {pitch}"
         if inner.parts > 1:
@@ -283,11 +284,6 @@ def packing_draft(name: str, form: Form, isa: Isa, threads: int) -> Draft:
 
 def _choose_size(split: Split, index: str) -> str:
     return f"({index} < {split.larger} ? {split.size} : {split.size - 1})" if len(split.sizes) == 2 else str(split.size)
-
-
-def _choose(split: Split, index: str, call: str) -> str:
-    calls = [call.replace("$", str(size)) for size in split.sizes]
-    return f"if ({index} < {split.larger}) {calls[0]} else {calls[1]}" if len(calls) == 2 else calls[0]
 
 
 def grid(spec: ContractionSpec, rows: Split, groups: Split, batch: int, threads: int) -> tuple[int, int]:

@@ -40,11 +40,6 @@ def _processor_flags() -> frozenset[str]:
     return frozenset()
 
 
-def march_flags(isa: Isa) -> tuple[str, ...]:
-    """Compiler flags under which code for ``isa`` runs on every machine that has it."""
-    return {"avx512": ("-march=x86-64-v4",), "avx2": ("-march=x86-64-v3",)}.get(isa.name, ())
-
-
 def host_isa() -> Isa:
     """The widest instruction set of this processor, or the one named by ``DCIR_ISA``.
 

@@ -19,6 +19,7 @@ from dcir.cache import Cache
 from dcir.cli import common
 from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.errors import DcirError
+from dcir.machine import usable_threads
 
 _OPENMP_TEST = """\
 #include <omp.h>
@@ -72,7 +73,7 @@ def examine() -> Iterator[Finding]:
     if compiler.ok:
         yield _guarded("openmp", _openmp)
     yield Finding("processor", True, _instruction_sets())
-    yield Finding("cores", True, f"{_cores()} of {os.cpu_count()} may be used")
+    yield Finding("cores", True, f"{usable_threads()} of {os.cpu_count()} may be used")
 
 
 def _package(name: str, remedy: str) -> Finding:
@@ -128,7 +129,3 @@ def _instruction_sets() -> str:
     except OSError:
         words = set()
     return " ".join([platform.machine(), *(name for name in known if name in words)])
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

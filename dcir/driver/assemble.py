@@ -29,7 +29,7 @@ def assemble(done: Imported, library: Library, arenas: Arenas | None = None) -> 
         constant_slots=tuple(library.slots[n] for n in done.constants),
         buffers=tuple(buffers),
         buffer_slots=tuple(library.slots[name] for name in number),
-        results=tuple(_result(net, done, number, kind, value) for kind, value in done.outputs),
+        results=tuple(_result(net, number, kind, value) for kind, value in done.outputs),
         callbacks={
             n: call_into_torch(spec, [(p.slot, p.offset) for p in ins], [(p.slot, p.offset) for p in outs])
             for n, (spec, ins, outs) in library.callbacks.items()
@@ -68,7 +68,7 @@ def _inputs_at_home(net: Network) -> dict[str, tuple[int, int]]:
     return {name: home for name, home in net.homes.items() if net.containers[name].role == "input"}
 
 
-def _result(net: Network, done: Imported, number: dict[str, int], kind: str, value: Any) -> ResultInfo:
+def _result(net: Network, number: dict[str, int], kind: str, value: Any) -> ResultInfo:
     if kind == "literal":
         return ResultInfo("literal", literal=value)
     r = net.results[value]

@@ -127,7 +127,7 @@ class _Search:
                 return part, found, known
         self.seed = start
         # The model's own numbers: first as few operators as show it, whose inputs then go into the file.
-        for slim in self._ends(part, known, finding):
+        for slim in self._ends(part, known):
             if sum(kept[s.name].numel() for s in slim.sources if s.name in kept) > _DATA_LIMIT:
                 continue
             if any(s.name not in kept for s in slim.sources):
@@ -137,7 +137,7 @@ class _Search:
                 return slim, found, {}
         return None
 
-    def _ends(self, part: Slice, known: dict[str, Source], finding: Finding) -> Iterator[Slice]:
+    def _ends(self, part: Slice, known: dict[str, Source]) -> Iterator[Slice]:
         """Windows of the graph, the shortest first."""
         names = [c.name for c in part.calls]
         width = 1

@@ -284,7 +284,7 @@ def _kernel_differs(
     )  # fmt: skip
     given = {names[n]: store[n] for n in names}
     want, written = _referenced(alone, spec, given, made.values())
-    near, _ = _referenced(alone, spec, {n: _other_bits(alone, n, b, bounds) for n, b in given.items()}, made.values())
+    near, _ = _referenced(alone, spec, {n: _other_bits(alone, n, b) for n, b in given.items()}, made.values())
     done = Imported(alone, {}, [("result", i) for i in range(len(alone.results))])
     program = assemble(done, compile_network(alone, threads=threads))
     tensors = [_whole(given[n], alone, n) for n in alone.inputs]
@@ -304,7 +304,7 @@ def _whole(buffer: Array, net: Network, name: str) -> Tensor:
     return torch.as_strided(t, c.shape, c.strides)
 
 
-def _other_bits(net: Network, name: str, buffer: Array, bounds: Mapping[str, int]) -> Array:
+def _other_bits(net: Network, name: str, buffer: Array) -> Array:
     dtype = net.containers[name].dtype
     if TYPES[dtype].kind != "float":
         return buffer

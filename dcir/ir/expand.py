@@ -138,7 +138,7 @@ class _Writer:
             flat = [i for i in stores if not levels[i][1]]
             if flat:
                 _Sweep(self, p, ins, outs, results, inner=False).run(flat)
-            accumulated = {i: self._accumulator(p, i, results) for i in reduces}
+            accumulated = {i: self._accumulator(p, i) for i in reduces}
             if accumulated:
                 self._start(p, accumulated)
             # DaCe declares a custom reduction under one name, so a tasklet can have only one of them.
@@ -155,7 +155,7 @@ class _Writer:
                 )
             results.update(accumulated)
 
-    def _accumulator(self, p: Program, i: int, results: dict[int, str]) -> str:
+    def _accumulator(self, p: Program, i: int) -> str:
         kind, dtype = p.body[i].attr[0], p.body[p.body[i].args[0]].dtype
         name = f"r{self.count}_{i}"
         wide = {"sum": "f64" if dtype == "f32" else dtype, "any": "i32", "all": "i32"}.get(kind, dtype)

@@ -85,7 +85,7 @@ def match(
                 rows[d][k], rest = divmod(rest, step)
             if rest:
                 return "the consumer's strides are no multiples of the producer's"
-        cut = _carry(producer, consumer, digits, start, rows)
+        cut = _carry(consumer, digits, start, rows)
         if cut is None:
             return Match(
                 consumer,
@@ -105,7 +105,6 @@ def match(
 
 
 def _carry(
-    producer: Program,
     consumer: Program,
     digits: Sequence[tuple[int, int, int]],
     start: dict[int, int],

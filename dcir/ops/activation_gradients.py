@@ -11,10 +11,11 @@ import torch
 from dcir.ir.program import Expr
 from dcir.ops.activations import gelu_parts, tanh_of_softplus
 from dcir.ops.lowering import Lowering, NotNative, Ref
-from dcir.ops.movement import dim_of, window
+from dcir.ops.movement import window
 from dcir.ops.pointwise import call, const, where
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand, specials
+from dcir.ops.views import dim_of
 
 _CUBE = 0.044715
 _SIXTH = 0.1666666716337204  # 1/6 in single precision, which torch multiplies doubles by too

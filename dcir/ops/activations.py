@@ -10,10 +10,11 @@ import torch
 
 from dcir.ir.program import Expr
 from dcir.ops.lowering import INT_TO_FLOAT, Lowering, NotNative, Ref
-from dcir.ops.movement import dim_of, window
+from dcir.ops.movement import window
 from dcir.ops.pointwise import call, clamp, const, maximum, minimum, scalar, where
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand, specials, unary
+from dcir.ops.views import dim_of
 
 _ROOT_HALF = math.sqrt(0.5)
 _ROOT_2_OVER_PI = math.sqrt(2.0 / math.pi)

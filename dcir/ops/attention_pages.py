@@ -15,7 +15,7 @@ from dcir.ops.samples import rand
 
 
 def _spec(
-    ctx: Lowering, q: Ref, k: Ref, v: Ref, o: Ref, lse: Ref, mask: Ref | None, dropout: float, scale: float | None, *,
+    q: Ref, k: Ref, v: Ref, o: Ref, lse: Ref, mask: Ref | None, dropout: float, scale: float | None, *,
     causal: bool, grads: tuple[Ref, ...] = (),
 ) -> AttentionSpec:  # fmt: skip
     if dropout:
@@ -84,7 +84,7 @@ def attention(
 ) -> tuple[Ref, Ref]:  # fmt: skip
     """softmax(scale q k^T + mask) v, and the logarithm of the soft-max's denominators."""
     o, lse = ctx.result(0), ctx.result(1)
-    spec = _spec(ctx, q, k, v, o, lse, attn_mask, dropout_p, scale, causal=is_causal)
+    spec = _spec(q, k, v, o, lse, attn_mask, dropout_p, scale, causal=is_causal)
     ctx.emit(spec, [q, k, v, *([attn_mask] if attn_mask is not None else [])], [o, lse])
     return o, lse
 
@@ -104,7 +104,7 @@ def attention_backward(
 ) -> tuple[Ref, Ref, Ref]:  # fmt: skip
     """Gradients of q, k and v."""
     dq, dk, dv = ctx.result(0), ctx.result(1), ctx.result(2)
-    spec = _spec(ctx, q, k, v, o, lse, attn_mask, dropout_p, scale, causal=is_causal, grads=(grad, dq, dk, dv))
+    spec = _spec(q, k, v, o, lse, attn_mask, dropout_p, scale, causal=is_causal, grads=(grad, dq, dk, dv))
     masks = [attn_mask] if attn_mask is not None else []
     ctx.emit(spec, [grad, q, k, v, o, lse, *masks], [dq, dk, dv])
     return dq, dk, dv

@@ -10,9 +10,10 @@ import torch
 
 from dcir.ir.program import Expr
 from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
-from dcir.ops.movement import dim_of, real
+from dcir.ops.movement import real
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import generator, rand
+from dcir.ops.views import dim_of
 
 
 def places(*shape: int, below: int, low: int = 0, seed: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:

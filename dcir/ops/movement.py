@@ -14,11 +14,7 @@ from dcir.ops.copies import converted
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
-
-
-def dim_of(d: int, rank: int) -> int:
-    """A dimension counted from the front."""
-    return d + max(rank, 1) if d < 0 else d
+from dcir.ops.views import dim_of
 
 
 def window(x: Ref, dim: int, start: int, length: int) -> Ref:

@@ -89,8 +89,3 @@ def pages() -> dict[str, OperatorPage]:
             importlib.import_module(f"dcir.ops.{info.name}")
         _loaded = True
     return PAGES
-
-
-def is_native(op: Any) -> bool:
-    """Whether an OpOverload has a page."""
-    return str(op) in pages()

@@ -15,6 +15,7 @@ from dcir.ir.serialize import register
 from dcir.ir.types import bf16_to_f32, compute_type, f32_to_bf16, itemsize, to_numpy
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.reducing import refuse_complex
+from dcir.ops.scan import grid
 
 OPERATIONS = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
 
@@ -83,15 +84,15 @@ class ScatterSpec:
             IndexOutOfRange: an index leaves its range.
         """
         out, rest = outs[0], list(ins)
-        where = _addresses(self.shape, self.out)
+        where = grid(self.shape, self.out)
         if self.base is None:
             out[where] = _narrow(np.full((), self.fill), self.dtype)
         else:
-            out[where] = rest.pop(0)[_addresses(self.shape, self.base)]
-        source, wanted = rest[0][_addresses(self.dims, self.source)], np.ones(self.dims, bool)
-        at = _addresses(self.dims, self.to)
+            out[where] = rest.pop(0)[grid(self.shape, self.base)]
+        source, wanted = rest[0][grid(self.dims, self.source)], np.ones(self.dims, bool)
+        at = grid(self.dims, self.to)
         for n, (buffer, strides) in enumerate(zip(rest[1:], self.indices, strict=True)):
-            index = buffer[_addresses(self.dims, strides)].astype(np.int64)
+            index = buffer[grid(self.dims, strides)].astype(np.int64)
             if n == 0 and self.skip is not None:
                 wanted = index != self.skip
             if self.wrap:
@@ -158,13 +159,6 @@ class ScatterSpec:
         )
         body.store(result, to, value)
         return body.finish()
-
-
-def _addresses(dims: Sequence[int], strides: Sequence[int]) -> Any:
-    at = np.zeros(tuple(dims), np.int64)
-    for d, (n, s) in enumerate(zip(dims, strides, strict=True)):
-        at = at + (np.arange(n, dtype=np.int64) * s).reshape([-1 if i == d else 1 for i in range(len(dims))])
-    return at
 
 
 def _widen(values: Any, dtype: str) -> Any:

@@ -14,7 +14,6 @@ from torch._higher_order_ops.effects import has_effects as torch_has_effects
 from dcir.errors import FallbackFailed, InvalidGraph
 from dcir.ir.serialize import register
 from dcir.ir.types import itemsize
-from dcir.ops.lowering import FROM_NAME
 from dcir.ops.registry import overload
 
 Window = tuple[tuple[int, ...], tuple[int, ...], str]
@@ -138,11 +137,6 @@ def _unpack(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
             return complex(*v)
         return torch.device(v) if tag == "d" else v
     return tuple(_unpack(v, tensors) for v in value)
-
-
-def element_types() -> dict[str, torch.dtype]:
-    """Torch's types by dcir name."""
-    return FROM_NAME
 
 
 def has_effects(spec: Any) -> bool:

@@ -12,7 +12,8 @@ from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
 
 
-def _dim(d: int, rank: int) -> int:
+def dim_of(d: int, rank: int) -> int:
+    """A dimension counted from the front."""
     return d + max(rank, 1) if d < 0 else d
 
 
@@ -36,7 +37,7 @@ def view(ctx: Lowering, x: Ref, shape: Sequence[int]) -> Ref:
 )
 def permute(ctx: Lowering, x: Ref, dims: Sequence[int]) -> Ref:
     """Dimensions in another order."""
-    order = [_dim(d, len(x.shape)) for d in dims]
+    order = [dim_of(d, len(x.shape)) for d in dims]
     return replace(x, shape=tuple(x.shape[d] for d in order), strides=tuple(x.strides[d] for d in order))
 
 
@@ -51,7 +52,7 @@ def transpose(ctx: Lowering, x: Ref, a: int, b: int) -> Ref:
     """Two dimensions swapped."""
     order = list(range(len(x.shape)))
     if order:
-        a, b = _dim(a, len(order)), _dim(b, len(order))
+        a, b = dim_of(a, len(order)), dim_of(b, len(order))
         order[a], order[b] = order[b], order[a]
     turned: Ref = permute(ctx, x, order)
     return turned
@@ -75,7 +76,7 @@ def expand(ctx: Lowering, x: Ref, size: Sequence[int], *, implicit: bool = False
 )
 def slice_(ctx: Lowering, x: Ref, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Ref:
     """A range of one dimension."""
-    d = _dim(dim, len(x.shape))
+    d = dim_of(dim, len(x.shape))
     n = x.shape[d]
     first = 0 if start is None else min(max(start + n if start < 0 else start, 0), n)
     strides = list(x.strides)
@@ -87,7 +88,7 @@ def slice_(ctx: Lowering, x: Ref, dim: int = 0, start: int | None = None, end: i
 @operator("aten.select.int", samples=lambda: [Sample((rand(4, 5), 0, 2)), Sample((rand(4, 5), 1, -1))], view=True)
 def select(ctx: Lowering, x: Ref, dim: int, index: int) -> Ref:
     """One index of one dimension."""
-    d = _dim(dim, len(x.shape))
+    d = dim_of(dim, len(x.shape))
     i = index + x.shape[d] if index < 0 else index
     keep = [k for k in range(len(x.shape)) if k != d]
     return replace(
@@ -97,7 +98,7 @@ def select(ctx: Lowering, x: Ref, dim: int, index: int) -> Ref:
 
 
 def _squeezed(x: Ref, dims: Iterable[int]) -> Ref:
-    drop = {_dim(d, len(x.shape)) for d in dims}
+    drop = {dim_of(d, len(x.shape)) for d in dims}
     keep = [k for k in range(len(x.shape)) if k not in drop or x.shape[k] != 1]
     return replace(x, shape=tuple(x.shape[k] for k in keep), strides=tuple(x.strides[k] for k in keep))
 
@@ -161,7 +162,7 @@ def alias(ctx: Lowering, x: Ref) -> Ref:
 )  # fmt: skip
 def split(ctx: Lowering, x: Ref, sizes: Any, dim: int = 0) -> tuple[Ref, ...]:
     """Consecutive ranges of one dimension."""
-    d = _dim(dim, len(x.shape))
+    d = dim_of(dim, len(x.shape))
     if isinstance(sizes, int):
         sizes = [m.shape[d] for m in ctx.outs if m is not None]
     parts, start = [], 0
@@ -175,7 +176,7 @@ def split(ctx: Lowering, x: Ref, sizes: Any, dim: int = 0) -> tuple[Ref, ...]:
 @operator("aten.unbind.int", samples=lambda: [Sample((rand(3, 4), 1))], view=True)
 def unbind(ctx: Lowering, x: Ref, dim: int = 0) -> tuple[Ref, ...]:
     """Every index of one dimension."""
-    return tuple(select(ctx, x, dim, i) for i in range(x.shape[_dim(dim, len(x.shape))]))
+    return tuple(select(ctx, x, dim, i) for i in range(x.shape[dim_of(dim, len(x.shape))]))
 
 
 @operator(
@@ -183,7 +184,7 @@ def unbind(ctx: Lowering, x: Ref, dim: int = 0) -> tuple[Ref, ...]:
 )
 def diagonal(ctx: Lowering, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ref:
     """Elements whose two indices differ by ``offset``."""
-    a, b = _dim(dim1, len(x.shape)), _dim(dim2, len(x.shape))
+    a, b = dim_of(dim1, len(x.shape)), dim_of(dim2, len(x.shape))
     keep = [k for k in range(len(x.shape)) if k not in (a, b)]
     start = offset * x.strides[b] if offset >= 0 else -offset * x.strides[a]
     strides = (*(x.strides[k] for k in keep), x.strides[a] + x.strides[b])
@@ -195,6 +196,6 @@ def unfold(ctx: Lowering, x: Ref, dim: int, size: int, step: int) -> Ref:
     """Overlapping windows along one dimension."""
     if not x.shape:
         raise NotNative("unfold of a scalar")
-    d = _dim(dim, len(x.shape))
+    d = dim_of(dim, len(x.shape))
     strides = (*x.strides[:d], x.strides[d] * step, *x.strides[d + 1 :], x.strides[d])
     return replace(x, shape=ctx.out.shape, strides=strides)

@@ -11,9 +11,10 @@ import torch
 from dcir.ir.program import Expr
 from dcir.ops.copies import converted
 from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
-from dcir.ops.movement import dim_of, real, window
+from dcir.ops.movement import real, window
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
+from dcir.ops.views import dim_of
 
 
 def _range(n: int, start: int | None, end: int | None) -> tuple[int, int]:

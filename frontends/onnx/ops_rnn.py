@@ -62,7 +62,7 @@ def _activations(node: Node, directions: int, defaults: tuple[str, ...]) -> list
 class _Plan:
     """Operands in time-major layout and the split by direction."""
 
-    def __init__(self, node: Node, x: Tensor, w: Tensor, h0: Tensor | None, lengths: Tensor | None) -> None:
+    def __init__(self, node: Node, x: Tensor, w: Tensor, lengths: Tensor | None) -> None:
         self.layout = node.get("layout", 0)
         self.x = x.transpose(0, 1) if self.layout else x
         self.directions = w.shape[0]
@@ -145,7 +145,7 @@ def rnn(
     node: Node, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None, lengths: Tensor | None = None,
     h0: Tensor | None = None,
 ) -> Any:  # fmt: skip
-    p = _Plan(node, x, w, h0, lengths)
+    p = _Plan(node, x, w, lengths)
     hidden = r.shape[2]
     start = p.state(h0, hidden)
     default = tuple(node.get("activations") or ())[: p.directions] in ((), ("Tanh",) * p.directions)
@@ -172,7 +172,7 @@ def gru(
     node: Node, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None, lengths: Tensor | None = None,
     h0: Tensor | None = None,
 ) -> Any:  # fmt: skip
-    p = _Plan(node, x, w, h0, lengths)
+    p = _Plan(node, x, w, lengths)
     hidden = r.shape[2]
     start = p.state(h0, hidden)
     late = bool(node.get("linear_before_reset", 0))
@@ -206,7 +206,7 @@ def lstm(
     node: Node, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None, lengths: Tensor | None = None,
     h0: Tensor | None = None, c0: Tensor | None = None, peep: Tensor | None = None,
 ) -> Any:  # fmt: skip
-    p = _Plan(node, x, w, h0, lengths)
+    p = _Plan(node, x, w, lengths)
     hidden = r.shape[2]
     start, carry = p.state(h0, hidden), p.state(c0, hidden)
     coupled = bool(node.get("input_forget", 0))

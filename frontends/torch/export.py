@@ -69,7 +69,7 @@ def export_inference(
     program = module if isinstance(module, ExportedProgram) else _exported(module, args, kwargs or {})
     state, inputs = _split(program)
     example = [*(s.tensor for s in state), *(v for v in _leaves(args, kwargs) if isinstance(v, torch.Tensor))]
-    flat = _Flat(program.graph_module, _slots(program, args, kwargs))
+    flat = _Flat(program.graph_module, _slots(args, kwargs))
     with torch.no_grad():
         graph, signature = aot_export_module(flat, tuple(example), trace_joint=False, decompositions=decompositions())
     assert isinstance(graph, fx.GraphModule)
@@ -127,7 +127,7 @@ def _leaves(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
     return pytree.tree_leaves((tuple(args), dict(kwargs or {})))
 
 
-def _slots(program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
+def _slots(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
     """The program's arguments after the state: ``Leaf`` where a tensor goes, else the fixed value."""
     count = iter(range(1 << 30))
     return [Leaf(next(count)) if isinstance(v, torch.Tensor) else v for v in _leaves(args, kwargs)]

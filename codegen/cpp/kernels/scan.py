@@ -53,12 +53,7 @@ def _sweep(spec: ScanSpec, lane: int | None) -> list[str]:
     if compute == "f32" and spec.op not in ("max", "min"):
         compute = "f64"  # the error of a long row would grow with its length
     t = CPP_TYPE[compute]
-
-    def address(strides: tuple[int, ...]) -> str:
-        terms = [f"i{d} * {s}LL" for d, s in enumerate(strides[:-1]) if s] + [f"i * {strides[-1]}LL"]
-        return " + ".join(terms)
-
-    source = cast_expr(f"a0[{address(spec.x)}]", spec.source, compute_type(spec.source))
+    source = cast_expr(f"a0[{row_address(spec.x)}]", spec.source, compute_type(spec.source))
     value = cast_expr(source, compute_type(spec.source), compute)
     at = "[l]" if lane is not None else "[0]"
     extreme = spec.op in ("max", "min")
@@ -75,9 +70,9 @@ def _sweep(spec: ScanSpec, lane: int | None) -> list[str]:
         lines += ["#pragma omp simd", "for (long long l = 0; l < width; l++) {", f"const long long i{lane} = low + l;"]
     lines.append(f"const {t} v = {value};")
     lines += _step(spec.op, f"acc{at}", f"where{at}", compute)
-    lines.append(f"o0[{address(spec.y)}] = {cast_expr(f'acc{at}', compute, spec.result)};")
+    lines.append(f"o0[{row_address(spec.y)}] = {cast_expr(f'acc{at}', compute, spec.result)};")
     if spec.positions is not None:
-        lines.append(f"o1[{address(spec.positions)}] = where{at};")
+        lines.append(f"o1[{row_address(spec.positions)}] = where{at};")
     lines += ["}"] if lane is None else ["}", "}"]
     return lines
 
@@ -100,3 +95,9 @@ def _step(op: str, acc: str, where: str, compute: str) -> list[str]:
         f"{acc} = better ? v : {acc};",
         f"{where} = better ? i : {where};",
     ]
+
+
+def row_address(strides: tuple[int, ...]) -> str:
+    """The address of element ``i`` of a row; the other loops are ``i0``, ``i1``, …"""
+    terms = [f"i{d} * {s}LL" for d, s in enumerate(strides[:-1]) if s] + [f"i * {strides[-1]}LL"]
+    return " + ".join(terms)

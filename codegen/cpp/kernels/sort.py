@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from dcir.codegen.cpp.kernels.scan import row_address
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, cast_expr
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.planners import Machine, planner
@@ -74,7 +75,7 @@ def plan_sort(spec: SortSpec, machine: Machine) -> KernelPlan:
     for d in reversed(range(len(spec.rows))):
         lines.append(f"const long long i{d} = {rest} % {spec.rows[d]}, q{d} = {rest} / {spec.rows[d]};")
         rest = f"q{d}"
-    element = f"a0[{_address(spec.x)}]"
+    element = f"a0[{row_address(spec.x)}]"
     key = cast_expr(element, spec.dtype, compute)
     if short:
         lines += [
@@ -92,8 +93,8 @@ def plan_sort(spec: SortSpec, machine: Machine) -> KernelPlan:
         ]
     lines += [
         f"for (long long i = 0; i < {spec.k}; i++) {{",
-        f"o0[{_address(spec.values)}] = {cast_expr('best[i].key', compute, spec.dtype)};",
-        f"o1[{_address(spec.positions)}] = best[i].at;",
+        f"o0[{row_address(spec.values)}] = {cast_expr('best[i].key', compute, spec.dtype)};",
+        f"o1[{row_address(spec.positions)}] = best[i].at;",
         "}",
         "}",
     ]
@@ -107,8 +108,3 @@ def _before(compute: str, descending: bool) -> str:
     if descending:
         return "a > b || (a != a && b == b)" if nan else "a > b"
     return "a < b || (b != b && a == a)" if nan else "a < b"
-
-
-def _address(strides: tuple[int, ...]) -> str:
-    terms = [f"i{d} * {s}LL" for d, s in enumerate(strides[:-1]) if s] + [f"i * {strides[-1]}LL"]
-    return " + ".join(terms)
