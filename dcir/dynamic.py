@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dcir.errors import OptionError
+from dcir.errors import InvalidInput, OptionError
 
 _FORMS = "True, False, None, or {input: {dimension: name or torch.export.Dim(name, min=..., max=...)}}"
 
@@ -40,6 +40,29 @@ class DynamicInputs:
     """Dimensions of inputs: rows of (name or position, rows of (dimension, what is known of it))."""
 
     rows: tuple[tuple[str | int, tuple[tuple[int, DynamicDim], ...]], ...] = ()
+
+
+def check_size(label: str, dim: int, known: DynamicDim, size: int, seen: dict[str, tuple[str, int]], hint: str) -> None:
+    """Hold one size of a call against what is known of its dimension.
+
+    Args:
+        label: name of the input; ``dim`` is the dimension's number.
+        size: in this call.
+        seen: (place, size) of the names met before in it; this one is added.
+        hint: what to try if the size lies outside.
+
+    Raises:
+        InvalidInput: it does, or it differs from another dimension of the same name.
+    """
+    if not known.holds(size):
+        name = f" ({known.name})" if known.name else ""
+        raise InvalidInput(
+            f"input {label}: dimension {dim}{name} has size {size}, outside its bounds {known.bounds}", hint=hint
+        )
+    if known.name is not None:
+        place, other = seen.setdefault(known.name, (f"{label}[{dim}]", size))
+        if other != size:
+            raise InvalidInput(f"dimension {known.name!r} is {other} in {place} and {size} in {label}[{dim}]")
 
 
 def parse_dynamic(value: object) -> bool | DynamicInputs | None:

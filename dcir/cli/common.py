@@ -118,6 +118,22 @@ def _read_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     return shapes
 
 
+def _read_bounds(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, tuple[int | None, int | None]]:
+    """Bounds by name from texts like b=1..64; a bound may be left out."""
+    bounds: dict[str, tuple[int | None, int | None]] = {}
+    for value in values:
+        match = re.fullmatch(r"(.+)=([0-9]{0,12})\.\.([0-9]{0,12})", value)
+        if match is None:
+            raise click.BadParameter(f"{value!r} does not look like b=1..64.", ctx, param)
+        least, most = (int(word) if word else None for word in match.group(2, 3))
+        if least is not None and most is not None and most < least:
+            raise click.BadParameter(f"{value!r} has the lower bound last.", ctx, param)
+        bounds[match[1]] = least, most
+    return bounds
+
+
 model = click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 source = click.argument("model", metavar="MODEL")
 batch = click.option("--batch", type=click.IntRange(min=1), help="For a Python function that takes one.")
@@ -140,6 +156,12 @@ strict = click.option("--strict", is_flag=True, help="Refuse operators that woul
 shapes = click.option(
     "--shape", "shapes", metavar="NAME=[SIZES]", callback=_read_shapes, multiple=True, help="Fix an input's sizes."
 )
+
+
+bounds = click.option(
+    "--bound", "bounds", metavar="NAME=LEAST..MOST", callback=_read_bounds, multiple=True,
+    help="Let a named size change from call to call.",
+)  # fmt: skip
 
 
 def options(*decorators: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:

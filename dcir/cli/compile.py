@@ -13,7 +13,7 @@ from dcir.cli.progress import progress_bar
 @click.command("compile", cls=common.Verb)
 @common.options(common.model, common.level)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file to write. [MODEL.dcir]")
-@common.options(common.target, common.shapes)
+@common.options(common.target, common.shapes, common.bounds)
 @click.option("--until", metavar="PASS", help="Stop after this pass.")
 @common.options(common.strict, common.verify)
 @click.option("--plain", is_flag=True, help="No progress bar.")
@@ -23,12 +23,17 @@ def command(
     output: Path | None,
     target: str,
     shapes: dict[str, list[int | str]],
+    bounds: dict[str, tuple[int | None, int | None]],
     until: str | None,
     strict: bool,
     verify: str,
     plain: bool,
 ) -> None:
-    """Compile MODEL (an ONNX file) to one file with code, weights and graph."""
+    """Compile MODEL (an ONNX file) to one file with code, weights and graph.
+
+    Sizes that the file leaves open are fixed with --shape, or may change from call to call within bounds:
+    --shape x=[b,3,224,224] --bound b=1..64
+    """
     from dcir.driver import api
 
     destination = output or model.with_suffix(".dcir")
@@ -39,6 +44,7 @@ def command(
             level=level,
             target=target,
             shapes=shapes,
+            bounds=bounds,
             until=until,
             strict=strict,
             verify=verify,

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from dcir.driver.artefact import Compiled, closed
 from dcir.driver.compile import Session
 from dcir.errors import InvalidInput, Unsupported
 from dcir.frontends.onnx import OnnxModule
-from dcir.frontends.torch.export import export_inference
+from dcir.frontends.torch.export import Exported, export_inference
 from dcir.ops.lowering import FROM_NAME, TORCH_TYPES
 
 _ZIP = b"PK\x03\x04"
@@ -47,7 +47,19 @@ def compile_module(
         Unsupported: the forward pass writes to its state or cannot be captured as one graph.
     """
     exported = export_inference(module, args, kwargs)
-    imported, library = session.build(closed(exported), "inference")
+    return compile_exported(exported, closed(exported), session, inputs=inputs, outputs=outputs)
+
+
+def compile_exported(
+    exported: Exported,
+    graph: fx.GraphModule,
+    session: Session,
+    *,
+    inputs: Sequence[str] | None,
+    outputs: Sequence[str],
+) -> Compiled:
+    """Compile a captured forward pass; ``graph`` is it with its state as attributes."""
+    imported, library = session.build(graph, "inference")
     threads = session.options.threads or torch.get_num_threads()
     return Compiled(
         exported,
@@ -71,8 +83,10 @@ def compile_onnx(module: OnnxModule, session: Session) -> Compiled:
     )
 
 
-def example_inputs(module: OnnxModule, seed: int, bound: int = 2) -> list[torch.Tensor]:
-    """Seeded random inputs: normal floats, integers from 0 up to ``bound``.
+def example_inputs(
+    module: OnnxModule, seed: int, bound: int = 2, sizes: Mapping[str, int] | None = None
+) -> list[torch.Tensor]:
+    """Seeded random inputs: normal floats, integers from 0 up to ``bound``; ``sizes`` of dimensions that the file names.
 
     Raises:
         InvalidInput: a size is left open in the file.
@@ -83,14 +97,17 @@ def example_inputs(module: OnnxModule, seed: int, bound: int = 2) -> list[torch.
     for spec in module.input_specs:
         if spec.kind != "tensor" or spec.dtype not in TORCH_TYPES or spec.shape is None:
             raise Unsupported(f"input {spec.original!r} is no tensor of known rank", hint="dcir.load runs it in Python")
-        sizes = [module.dim_names.get(d, d) if isinstance(d, str) else d for d in spec.shape]
-        shape = [d for d in sizes if isinstance(d, int)]
-        if len(shape) != len(sizes):
-            shown = ",".join("?" if d is None else str(d) for d in sizes)
-            filled = ",".join(str(d) if isinstance(d, int) else "1" for d in sizes)
+        names = [module.dim_names.get(d, d) if isinstance(d, str) else d for d in spec.shape]
+        known = [(sizes or {}).get(d, d) if isinstance(d, str) else d for d in names]
+        shape = [d for d in known if isinstance(d, int)]
+        if len(shape) != len(known):
+            shown = ",".join("?" if d is None else str(d) for d in known)
+            filled = ",".join(str(d) if isinstance(d, int) else "1" for d in known)
+            named = next((d for d in known if isinstance(d, str)), None)
             raise InvalidInput(
                 f"the file leaves sizes of input {spec.original!r} open: [{shown}]",
-                hint=f"--shape {spec.original}=[{filled}]",
+                hint=f"--shape {spec.original}=[{filled}]"
+                + (f", or compile with --bound {named}=1..64" if named else ""),
             )
         tensors.append(random_tensor(shape, TORCH_TYPES[spec.dtype], generator, bound))
     return tensors

@@ -18,11 +18,13 @@ from torch.utils import _pytree as pytree
 
 from dcir.codegen.build import cpu_identity
 from dcir.driver.ahead import compile_module, compile_onnx, example_inputs, is_artefact
+from dcir.driver.ahead_sizes import Bounds, compile_file_for_sizes, compile_for_sizes, dimensions_of
 from dcir.driver.artefact import Compiled, write_artefact
 from dcir.driver.compare import Comparison, compare, in_double
 from dcir.driver.compile import GraphRecord, Progress, Session
 from dcir.driver.machine import machine
 from dcir.driver.optimize import optimize
+from dcir.driver.sized_artefact import write_sized_artefact
 from dcir.errors import ArtefactInvalid, InvalidInput, OptionError
 from dcir.frontends import onnx as onnx_front_end
 from dcir.options import Options
@@ -72,21 +74,40 @@ def save(
     named: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
-    """Compile the forward pass of a module for the shapes of one example call, and write it as a .dcir file.
+    """Compile the forward pass of a module and write it as a .dcir file: for the shapes of one example call, or for sizes within bounds.
 
     Args:
         module: in the mode to compile, which should be eval mode.
         inputs, named: arguments of the example call; values that are no tensors are fixed.
         path: the file to write.
-        options: as in ``dcir.optimize``.
+        options: as in ``dcir.optimize``; ``dynamic={input: {dimension: Dim(name, min=..., max=...)}}`` says which sizes may
+            differ from those of the example. A batch runs in pieces where the model does the same to every image; everything
+            else is compiled for each size, up to ``shape_limit``.
 
     Returns:
         What was done.
+
+    Raises:
+        Unsupported: the forward pass cannot be captured as one graph, or sizes within the bounds take too many programs.
+        OptionError: sizes without bounds, or of inputs that are not there.
     """
     session = Session(Options.make(**options))
-    compiled = compile_module(module, inputs, session, named)
+    dynamic = session.options.dynamic
+    if not dynamic:
+        compiled = compile_module(module, inputs, session, named)
+        report = Report(session.graphs)
+        write_artefact(path, compiled, _lasting(report))
+        return report
+    if dynamic is True or not isinstance(module, nn.Module):
+        raise OptionError(
+            "a compiled file wants a module, and names and bounds of the sizes that may change",
+            where=f"dynamic={dynamic!r}",
+            hint='dynamic={"x": {0: torch.export.Dim("batch", min=1, max=64)}}',
+        )
+    dimensions = dimensions_of(module, inputs, named or {}, dynamic)
+    sized = compile_for_sizes(module, inputs, session, dimensions, named)
     report = Report(session.graphs)
-    write_artefact(path, compiled, _lasting(report))
+    write_sized_artefact(path, sized, _lasting(report))
     return report
 
 
@@ -100,10 +121,17 @@ def compile_file(
     until: str | None = None,
     strict: bool = False,
     verify: str = "off",
+    bounds: Bounds | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Compile an ONNX file to a .dcir file; see ``dcir compile --help`` for the options."""
     options = Options.make(level=level, target=target, until=until, strict=strict, verify=verify)
+    if bounds:
+        session = Session(options, progress=progress)
+        sized = compile_file_for_sizes(_open_onnx(model, shapes), session, bounds)
+        report = Report(session.graphs, machine=machine())
+        write_sized_artefact(destination, sized, _lasting(report))
+        return report
     compiled, report = _compile_onnx(model, options, shapes, progress)
     write_artefact(destination, compiled, _lasting(report))
     return report
@@ -302,11 +330,15 @@ def opened(compiled: Compiled, report: Report) -> Iterator[nn.Module]:
 def _compile_onnx(
     model: str | os.PathLike[str], options: Options, shapes: Shapes | None, progress: Progress | None = None
 ) -> tuple[Compiled, Report]:
+    session = Session(options, progress=progress)
+    compiled = compile_onnx(_open_onnx(model, shapes), session)
+    return compiled, Report(session.graphs, machine=machine())
+
+
+def _open_onnx(model: str | os.PathLike[str], shapes: Shapes | None) -> onnx_front_end.OnnxModule:
     if is_artefact(model):
         raise InvalidInput("this is a .dcir file, which is compiled already", where=str(model), hint="dcir explain")
-    session = Session(options, progress=progress)
-    compiled = compile_onnx(onnx_front_end.load(model, shapes=shapes), session)
-    return compiled, Report(session.graphs, machine=machine())
+    return onnx_front_end.load(model, shapes=shapes)
 
 
 def _answerable(module: onnx_front_end.OnnxModule, seed: int) -> tuple[list[torch.Tensor], list[Any]]:

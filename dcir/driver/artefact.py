@@ -82,25 +82,33 @@ def write_artefact(path: str | os.PathLike[str], compiled: Compiled, report: Map
         Unsupported: the results are nested in something other than tuples, lists and dicts.
         OSError: the file cannot be written.
     """
-    manifest, weights = _manifest(compiled)
-    data = _pack(weights)
+    manifest, weights = manifest_of(compiled)
+    data = pack(weights)
     members = {
         layout.LIBRARY: compiled.library.path.read_bytes(),
-        "dcir.h": b"",
+        layout.HEADER: header_text(manifest, offsets(data)).encode(),
         layout.WEIGHTS: data,
-        "network.sdfgz": _graph_record(compiled.imported),
-        layout.REPORT: _json(report),
+        layout.GRAPH: graph_record(compiled.imported),
+        layout.REPORT: as_json(report),
     }
-    members["dcir.h"] = header_text(manifest, _offsets(data)).encode()
-    files = {name: schema.FileEntry(len(d), layout.digest_of(d)) for name, d in members.items()}
-    document = {**manifest.to_json(), "files": {n: {"size": e.size, "digest": e.digest} for n, e in files.items()}}
-    members[layout.MANIFEST] = _json(document)
+    document = {**manifest.to_json(), "files": listed(members)}
+    members[layout.MANIFEST] = as_json(document)
+    write_members(path, {name: members[name] for name in layout.MEMBERS})
+
+
+def listed(members: Mapping[str, bytes]) -> dict[str, dict[str, int | str]]:
+    """What a manifest says of members."""
+    return {name: {"size": len(data), "digest": layout.digest_of(data)} for name, data in members.items()}
+
+
+def write_members(path: str | os.PathLike[str], members: Mapping[str, bytes]) -> None:
+    """Write a zip of these members, in this order; the file appears whole or not at all."""
     target = Path(path)
     descriptor, draft = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for name in layout.MEMBERS:
-                archive.writestr(_entry(name), members[name])
+            for name, data in members.items():
+                archive.writestr(_entry(name), data)
         # mkstemp makes private files; a model is as readable as any other file its owner writes.
         umask = os.umask(0)
         os.umask(umask)
@@ -118,11 +126,13 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return entry
 
 
-def _json(value: Any) -> bytes:
+def as_json(value: Any) -> bytes:
+    """A document, the same bytes for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _manifest(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Tensor]]:
+def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Tensor]]:
+    """The manifest of a network, without a list of files, and its weights by the names that the manifest has for them."""
     import dcir
 
     done, library = compiled.imported, compiled.library
@@ -225,21 +235,22 @@ def _elements(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, 
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _pack(weights: Mapping[str, torch.Tensor]) -> bytes:
+def pack(weights: Mapping[str, torch.Tensor]) -> bytes:
+    """The file of weights."""
     from safetensors.torch import save
 
     data: bytes = save(dict(weights))
     return data
 
 
-def _offsets(data: bytes) -> dict[str, int]:
+def offsets(data: bytes) -> dict[str, int]:
     """Where each weight begins in the file of weights."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
 
 
-def _graph_record(done: Imported) -> bytes:
+def graph_record(done: Imported) -> bytes:
     """The SDFG as DaCe's tools open it, without what changes from run to run."""
     text = json.dumps(_settled(done.network.sdfg.to_json(), {}), sort_keys=True)
     packed = io.BytesIO()

@@ -162,14 +162,8 @@ class Session:
         """Compile one ATen graph to a library, without loading it.
 
         Raises:
-            OptionError: the target is not "cpp", or sizes are to be dynamic.
+            OptionError: the target is not "cpp".
         """
-        if self.options.dynamic:
-            raise OptionError(
-                "a compiled file is for the sizes of its example",
-                where=f"dynamic={self.options.dynamic!r}",
-                hint="leave it out, or dcir.optimize(model, dynamic=...) in this process",
-            )
         if self.options.target != "cpp":
             raise OptionError(
                 "a compiled file holds code of target 'cpp' only",
@@ -177,7 +171,7 @@ class Session:
                 hint=f"dcir.optimize(model, target={self.options.target!r}) runs it in this process",
             )
         with _COMPILING, _uncollected():
-            record = GraphRecord(kind)
+            record = GraphRecord(kind, gm.meta.get(SIZES, ()), gm.meta.get(REMARK, ""))
             clock = _Clock(record.seconds)
             done = self._rewritten(gm, record, clock)
             self._tune(done.network, kind, clock)

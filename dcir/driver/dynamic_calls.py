@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dcir.dynamic import DynamicDim, DynamicInputs
+from dcir.dynamic import DynamicDim, DynamicInputs, check_size
 from dcir.errors import InvalidInput, OptionError, RecompileWarning
 from dcir.options import Options
 
@@ -44,7 +44,7 @@ class DynamicCalls:
 
     def __init__(self, fn: Callable[..., Any] | Sequence[str], options: Options, modes: Callable[[], Any]) -> None:
         self._options, self._modes = options, modes
-        self.input_names, self._open = _parameters(fn)
+        self.input_names, self._open = parameters_of(fn)
         self._rows: list[tuple[str | int, str, tuple[tuple[int, DynamicDim], ...]]] = []
         if isinstance(options.dynamic, DynamicInputs):
             self._rows = [(key, self._label(key), dims) for key, dims in options.dynamic.rows]
@@ -106,7 +106,7 @@ class DynamicCalls:
                         f"input {label} is to have a dynamic dimension {dim}, its shape is {list(value.shape)}"
                     )
                 at = dim % value.ndim
-                _check(label, at, known, value.shape[at], sizes)
+                check_size(label, at, known, value.shape[at], sizes, "other bounds in dynamic={...}")
                 if value.shape[at] > 1:  # Dynamo has programs of their own for sizes 0 and 1
                     _mark(value, at, known)
             marked.append((value, [name for name in _MARKS if name in value.__dict__ and name not in before]))
@@ -188,19 +188,6 @@ class DynamicCalls:
         return rows
 
 
-def _check(label: str, dim: int, known: DynamicDim, size: int, sizes: dict[str, tuple[str, int]]) -> None:
-    if not known.holds(size):
-        name = f" ({known.name})" if known.name else ""
-        raise InvalidInput(
-            f"input {label}: dimension {dim}{name} has size {size}, outside its bounds {known.bounds}",
-            hint="other bounds in dynamic={...}",
-        )
-    if known.name is not None:
-        place, other = sizes.setdefault(known.name, (f"{label}[{dim}]", size))
-        if other != size:
-            raise InvalidInput(f"dimension {known.name!r} is {other} in {place} and {size} in {label}[{dim}]")
-
-
 def _mark(value: torch.Tensor, dim: int, known: DynamicDim) -> None:
     marked = getattr(value, "_dynamo_dynamic_indices", ())
     if dim in marked:
@@ -213,7 +200,7 @@ def _mark(value: torch.Tensor, dim: int, known: DynamicDim) -> None:
         torch._dynamo.maybe_mark_dynamic(value, dim)
 
 
-def _parameters(fn: Callable[..., Any] | Sequence[str]) -> tuple[list[str], bool]:
+def parameters_of(fn: Callable[..., Any] | Sequence[str]) -> tuple[list[str], bool]:
     """Names of the arguments in order, and whether there may be others."""
     if not callable(fn):
         return list(fn), False

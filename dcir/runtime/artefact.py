@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,14 +23,21 @@ from dcir.cache import Cache
 from dcir.errors import ArtefactInvalid
 from dcir.ops.lowering import FROM_NAME
 from dcir.runtime import manifest as schema
-from dcir.runtime.manifest import Constant, Manifest
+from dcir.runtime import sized_manifest as sizes
+from dcir.runtime.manifest import Constant, FileEntry, Manifest
 from dcir.runtime.model import CompiledModel, Loaded
+from dcir.runtime.sized_model import LoadedSizes, SizedModel
 
 MANIFEST = "manifest.json"
 LIBRARY = "network.so"
 WEIGHTS = "weights.safetensors"
 REPORT = "report.json"
-MEMBERS = (MANIFEST, LIBRARY, "dcir.h", WEIGHTS, "network.sdfgz", REPORT)
+HEADER = "dcir.h"
+GRAPH = "network.sdfgz"
+MEMBERS = (MANIFEST, LIBRARY, HEADER, WEIGHTS, GRAPH, REPORT)
+Files = Mapping[str, FileEntry]
+ReadReport = Callable[[], Mapping[str, Any]]
+
 _MAX_TEXT = 1 << 28
 _MAX_LIBRARY = 1 << 31
 
@@ -41,47 +48,76 @@ def digest_of(data: bytes) -> str:
 
 
 def load_artefact(path: str | os.PathLike[str], *, identity: str, cache: Cache | None = None) -> CompiledModel:
-    """The model of a .dcir file.
+    """The model of a .dcir file, for one size or for sizes within bounds.
 
     Args:
-        path: the file. Its library is copied to the cache under the digest of its content and loaded from there.
+        path: the file. Its libraries are copied to the cache under the digests of their contents and loaded from there.
         identity: digest of this processor's abilities, which must be that of the machine that compiled the file.
         cache: where the library is kept.
 
     Raises:
         ArtefactInvalid: the file is broken, or made by another version or for another machine.
     """
-    where = str(path)
+    where, source = str(path), Path(path).resolve()
+    store = cache or Cache.default()
     try:
         with _open(path) as file, zipfile.ZipFile(file) as archive:
-            _check_members(archive)
-            manifest = schema.read(_json(archive, MANIFEST))
-            if set(manifest.files) != set(MEMBERS) - {MANIFEST}:
-                raise ArtefactInvalid("the manifest lists other members than the file has")
-            if manifest.machine.identity != identity:
-                raise ArtefactInvalid(
-                    "the file was compiled for another processor",
-                    details=[("compiled", f"{manifest.machine.architecture} {manifest.machine.isa}")],
-                    hint="compile again on this machine",
-                )
-            code = _checked(archive, manifest, LIBRARY, _MAX_LIBRARY)
-            tensors = _tensors(manifest, _checked(archive, manifest, WEIGHTS, schema.MAX_BYTES))
+            programs = _check_members(archive)
+            load = _sized_model if programs else _model
+            return load(archive, programs, identity, store, lambda: read_report(source))
     except ArtefactInvalid as error:
         error.where = error.where or where
         raise
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
         raise ArtefactInvalid("not a .dcir file, or it is cut off", where=where) from error
 
+
+def _model(archive: zipfile.ZipFile, programs: int, identity: str, cache: Cache, report: ReadReport) -> CompiledModel:
+    manifest = schema.read(_json(_read(archive, MANIFEST, _MAX_TEXT), MANIFEST))
+    if set(manifest.files) != set(MEMBERS) - {MANIFEST}:
+        raise ArtefactInvalid("the manifest lists other members than the file has")
+    _check_machine(manifest, identity)
+    library = _library(archive, manifest.files, LIBRARY, cache)
+    stored = _weights(_checked(archive, manifest.files, WEIGHTS, schema.MAX_BYTES))
+    tensors = _tensors(manifest.constants, stored)
+    return CompiledModel(Loaded(manifest, library, report), [tensors[c.tensor] for c in manifest.constants])
+
+
+def _sized_model(
+    archive: zipfile.ZipFile, programs: int, identity: str, cache: Cache, report: ReadReport
+) -> CompiledModel:
+    document = sizes.read(_json(_read(archive, MANIFEST, _MAX_TEXT), MANIFEST), programs)
+    if set(document.files) != set(sizes.members(programs)) - {MANIFEST}:
+        raise ArtefactInvalid("the manifest lists other members than the file has")
+    manifests, libraries = [], []
+    for number in range(programs):
+        name = sizes.member(number, MANIFEST)
+        manifests.append(schema.read(_json(_checked(archive, document.files, name, _MAX_TEXT), name)))
+        _check_machine(manifests[-1], identity)
+    sizes.check_programs(document, manifests)
+    for number in range(programs):
+        libraries.append(_library(archive, document.files, sizes.member(number, LIBRARY), cache))
+    stored = _weights(_checked(archive, document.files, WEIGHTS, schema.MAX_BYTES))
+    constants = [c for manifest in manifests for c in manifest.constants]
+    return SizedModel(LoadedSizes(document, manifests, libraries, report), _tensors(constants, stored))
+
+
+def _check_machine(manifest: Manifest, identity: str) -> None:
+    if manifest.machine.identity != identity:
+        raise ArtefactInvalid(
+            "the file was compiled for another processor",
+            details=[("compiled", f"{manifest.machine.architecture} {manifest.machine.isa}")],
+            hint="compile again on this machine",
+        )
+
+
+def _library(archive: zipfile.ZipFile, files: Files, name: str, cache: Cache) -> Path:
+    code = _checked(archive, files, name, _MAX_LIBRARY)
+
     def keep(draft: Path) -> None:
         draft.write_bytes(code)
 
-    library = (cache or Cache.default()).get_or_build("artefact", manifest.files[LIBRARY].digest, ".so", keep)
-    source = Path(path).resolve()
-    try:
-        return CompiledModel(Loaded(manifest, library, lambda: read_report(source)), tensors)
-    except ArtefactInvalid as error:
-        error.where = where
-        raise
+    return cache.get_or_build("artefact", files[name].digest, ".so", keep)
 
 
 def read_report(path: str | os.PathLike[str]) -> Mapping[str, Any]:
@@ -93,7 +129,7 @@ def read_report(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     try:
         with _open(path) as file, zipfile.ZipFile(file) as archive:
             _check_members(archive)
-            report = _json(archive, REPORT)
+            report = _json(_read(archive, REPORT, _MAX_TEXT), REPORT)
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
         raise ArtefactInvalid("not a .dcir file, or it is cut off", where=str(path)) from error
     if not isinstance(report, dict):
@@ -110,14 +146,20 @@ def _open(path: str | os.PathLike[str]) -> IO[bytes]:
     return file
 
 
-def _check_members(archive: zipfile.ZipFile) -> None:
+def _check_members(archive: zipfile.ZipFile) -> int:
+    """How many programs the file has for sizes within bounds; 0 for a file for one size."""
     items = archive.infolist()
-    if sorted(item.filename for item in items) != sorted(MEMBERS):
+    names = sorted(item.filename for item in items)
+    programs = 0 if names == sorted(MEMBERS) else sizes.programs_in(len(names))
+    if programs and not (programs <= sizes.MAX_PROGRAMS and names == sorted(sizes.members(programs))):
+        raise ArtefactInvalid("the file does not hold exactly the members of a .dcir file")
+    if not programs and names != sorted(MEMBERS):
         raise ArtefactInvalid("the file does not hold exactly the members of a .dcir file")
     for item in items:
         # Stored, not deflated: what a member takes in memory is bounded by what it takes in the file.
         if item.compress_type != zipfile.ZIP_STORED or item.file_size != item.compress_size or item.flag_bits & 1:
             raise ArtefactInvalid(f"member {item.filename} is compressed or encrypted")
+    return programs
 
 
 def _read(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
@@ -131,33 +173,43 @@ def _read(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     return data
 
 
-def _checked(archive: zipfile.ZipFile, manifest: Manifest, name: str, limit: int) -> bytes:
+def _checked(archive: zipfile.ZipFile, files: Files, name: str, limit: int) -> bytes:
     data = _read(archive, name, limit)
-    entry = manifest.files[name]
+    entry = files[name]
     if len(data) != entry.size or digest_of(data) != entry.digest:
         raise ArtefactInvalid(f"member {name} is not the one that the manifest describes")
     return data
 
 
-def _json(archive: zipfile.ZipFile, name: str) -> Any:
+def _json(data: bytes, name: str) -> Any:
     try:
-        return json.loads(_read(archive, name, _MAX_TEXT))
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ArtefactInvalid(f"member {name} is not JSON") from error
 
 
-def _tensors(manifest: Manifest, data: bytes) -> list[torch.Tensor]:
-    """One tensor per constant, laid out and aligned as the code reads it."""
+def _weights(data: bytes) -> dict[str, torch.Tensor]:
+    """The tensors in the file of weights, flat."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        stored = load(data)
+        stored: dict[str, torch.Tensor] = load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ArtefactInvalid("the weights are broken", details=[("safetensors", str(error))]) from error
-    if set(stored) != {c.tensor for c in manifest.constants}:
+    return stored
+
+
+def _tensors(constants: Sequence[Constant], stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One tensor per weight, laid out and aligned as the code reads it; constants of several programs may name the same."""
+    if set(stored) != {c.tensor for c in constants}:
         raise ArtefactInvalid("the weights are not those that the manifest lists")
-    return [_placed(c, stored[c.tensor]) for c in manifest.constants]
+    made: dict[str, tuple[Constant, torch.Tensor]] = {}
+    for c in constants:
+        like, _ = made.get(c.tensor) or made.setdefault(c.tensor, (c, _placed(c, stored[c.tensor])))
+        if (like.shape, like.strides, like.dtype, like.names) != (c.shape, c.strides, c.dtype, c.names):
+            raise ArtefactInvalid(f"the programs disagree on the weight {c.tensor!r}")
+    return {name: tensor for name, (_, tensor) in made.items()}
 
 
 def _placed(constant: Constant, flat: torch.Tensor) -> torch.Tensor:

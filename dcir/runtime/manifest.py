@@ -154,15 +154,15 @@ def _read(kind: Any, data: Any, where: str) -> Any:
     if kind is Any:
         return data
     if dataclasses.is_dataclass(kind):
-        return _read_record(kind, data, where)
+        return read_record(kind, data, where)
     if origin is tuple:
         if not isinstance(data, list) or (args[-1] is not ... and len(data) != len(args)):
-            raise _bad(where, "a list")
+            raise broken(where, "a list")
         kinds = [args[0]] * len(data) if args[-1] is ... else args
         return tuple(_read(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, data, strict=True)))
     if origin is dict:
         if not isinstance(data, dict):
-            raise _bad(where, "an object")
+            raise broken(where, "an object")
         return {k: _read(args[1], v, f"{where}.{k}") for k, v in data.items()}
     if origin in (typing.Union, types.UnionType):
         if data is None and type(None) in args:
@@ -171,19 +171,21 @@ def _read(kind: Any, data: Any, where: str) -> Any:
         structured = [a for a in args if typing.get_origin(a) is not None]
         return _read((plain or structured or [args[0]])[0], data, where)
     if type(data) is not kind:
-        raise _bad(where, f"of type {kind.__name__}")
+        raise broken(where, f"of type {kind.__name__}")
     return data
 
 
-def _read_record(kind: Any, data: Any, where: str) -> Any:
+def read_record(kind: Any, data: Any, where: str) -> Any:
+    """``data`` as a dataclass, with exactly its fields; ``where`` is for errors."""
     names = {f.name for f in dataclasses.fields(kind)}
     if not isinstance(data, dict) or set(data) != names:
-        raise _bad(where, "an object with the fields " + ", ".join(sorted(names)))
+        raise broken(where, "an object with the fields " + ", ".join(sorted(names)))
     hints = typing.get_type_hints(kind)
     return kind(**{name: _read(hints[name], data[name], f"{where}.{name}") for name in sorted(names)})
 
 
-def _bad(where: str, wanted: str) -> ArtefactInvalid:
+def broken(where: str, wanted: str) -> ArtefactInvalid:
+    """The error of a manifest in which something is not what it must be."""
     return ArtefactInvalid(f"the manifest is broken: {where} must be {wanted}", hint=_AGAIN)
 
 
@@ -195,29 +197,29 @@ def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 def _size(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, where: str) -> int:
     """Bytes a layout spans, after checking that it is one."""
     if dtype not in TYPES:
-        raise _bad(f"{where}.dtype", "an element type")
+        raise broken(f"{where}.dtype", "an element type")
     if len(shape) != len(strides) or len(shape) > _MAX_RANK:
-        raise _bad(f"{where}.strides", "one number per dimension")
+        raise broken(f"{where}.strides", "one number per dimension")
     if any(d < 0 for d in (*shape, *strides)) or math.prod(shape) > MAX_BYTES:
-        raise _bad(f"{where}.shape", "a possible shape")
+        raise broken(f"{where}.shape", "a possible shape")
     size = extent(shape, strides) * itemsize(dtype)
     if size > MAX_BYTES:
-        raise _bad(f"{where}.shape", "a possible shape")
+        raise broken(f"{where}.shape", "a possible shape")
     return size
 
 
 def _check(m: Manifest) -> None:
     if not 2 <= m.table_size <= _MAX_SLOTS:
-        raise _bad("table_size", "a possible size")
+        raise broken("table_size", "a possible size")
     if not 0 <= m.arena_bytes <= MAX_BYTES:
-        raise _bad("arena_bytes", "a possible size")
+        raise broken("arena_bytes", "a possible size")
     if not 0 <= m.prepared_bytes <= MAX_BYTES:
-        raise _bad("prepared_bytes", "a possible size")
+        raise broken("prepared_bytes", "a possible size")
     sizes = {0: m.arena_bytes, 1: m.prepared_bytes}
 
     def claim(slot: int, size: int, where: str) -> None:
         if not 2 <= slot < m.table_size or slot in sizes:
-            raise _bad(f"{where}.slot", "a free slot of the table")
+            raise broken(f"{where}.slot", "a free slot of the table")
         sizes[slot] = size
 
     for i, x in enumerate(m.inputs):
@@ -229,7 +231,7 @@ def _check(m: Manifest) -> None:
         for slot in c.slots:
             claim(slot, size, f"constants[{i}]")
         if c.role not in ("parameter", "buffer", "constant"):
-            raise _bad(f"constants[{i}].role", "parameter, buffer or constant")
+            raise broken(f"constants[{i}].role", "parameter, buffer or constant")
     for i, b in enumerate(m.buffers):
         claim(b.slot, _size(b.shape, b.strides, b.dtype, f"buffers[{i}]"), f"buffers[{i}]")
     _check_names([x.name for x in m.inputs], "inputs")
@@ -237,14 +239,14 @@ def _check(m: Manifest) -> None:
     for i, out in enumerate(m.outputs):
         _check_output(m, out, f"outputs[{i}]")
     if sorted(_numbers(m.result, 0)) != list(range(len(m.outputs))):
-        raise _bad("result", "a nest of all outputs")
+        raise broken("result", "a nest of all outputs")
     for i, entry in enumerate(m.calls_into_torch):
         _check_call(m, entry, sizes, f"calls_into_torch[{i}]")
 
 
 def _check_names(names: list[str], where: str) -> None:
     if len(set(names)) != len(names) or not all(names):
-        raise _bad(where, "named differently")
+        raise broken(where, "named differently")
 
 
 def _check_output(m: Manifest, out: Output, where: str) -> None:
@@ -252,25 +254,25 @@ def _check_output(m: Manifest, out: Output, where: str) -> None:
         return
     whole: Any = {"buffer": m.buffers, "input": m.inputs}.get(out.source)
     if whole is None or not 0 <= out.index < len(whole):
-        raise _bad(where, "a buffer, an input or a literal")
+        raise broken(where, "a buffer, an input or a literal")
     base = whole[out.index]
     if out.shape is None:
         return
     need = _size(out.shape, out.strides, base.dtype, where)
     have = extent(base.shape, base.strides) * itemsize(base.dtype)
     if out.offset < 0 or (need and out.offset * itemsize(base.dtype) + need > have):
-        raise _bad(where, "a window inside its memory")
+        raise broken(where, "a window inside its memory")
 
 
 def _numbers(node: Any, depth: int) -> list[int]:
     if type(node) is int:
         return [node]
     if depth > _MAX_NESTING or not isinstance(node, dict) or len(node) != 1:
-        raise _bad("result", "a nest of all outputs")
+        raise broken("result", "a nest of all outputs")
     kind, content = next(iter(node.items()))
     fits = isinstance(content, dict) if kind == "dict" else isinstance(content, list) and kind in ("list", "tuple")
     if not fits:
-        raise _bad("result", "a nest of all outputs")
+        raise broken("result", "a nest of all outputs")
     items = content.values() if kind == "dict" else content
     return [n for item in items for n in _numbers(item, depth + 1)]
 
@@ -278,14 +280,14 @@ def _numbers(node: Any, depth: int) -> list[int]:
 def _check_call(m: Manifest, entry: TorchEntry, sizes: dict[int, int], where: str) -> None:
     spec = torch_call(entry, where)
     if not 0 <= entry.number < len(m.origins):
-        raise _bad(f"{where}.number", "the number of an operator")
+        raise broken(f"{where}.number", "the number of an operator")
     for places, windows in ((entry.ins, spec.ins), (entry.outs, spec.outs)):
         if len(places) != len(windows):
-            raise _bad(where, "one place per operand")
+            raise broken(where, "one place per operand")
         for (slot, offset), (shape, strides, dtype) in zip(places, windows, strict=True):
             need = _size(shape, strides, dtype, where)
             if offset < 0 or slot not in sizes or (need and offset + need > sizes[slot]):
-                raise _bad(where, "operands inside their memory")
+                raise broken(where, "operands inside their memory")
 
 
 _WINDOWS = tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
@@ -302,9 +304,9 @@ def torch_call(entry: TorchEntry, where: str = "calls_into_torch") -> TorchCall:
     try:
         spec = decode(entry.spec)
     except (InvalidGraph, KeyError, TypeError, ValueError, AttributeError) as e:
-        raise _bad(f"{where}.spec", "a call into torch") from e
+        raise broken(f"{where}.spec", "a call into torch") from e
     if not isinstance(spec, TorchCall) or not isinstance(spec.name, str) or spec.name.count(".") != 2:
-        raise _bad(f"{where}.spec", "a call into torch")
+        raise broken(f"{where}.spec", "a call into torch")
     for side in (spec.ins, spec.outs):
         _read(_WINDOWS, _listed(side), where)
     if spec.places is not None and not (
@@ -312,7 +314,7 @@ def torch_call(entry: TorchEntry, where: str = "calls_into_torch") -> TorchCall:
         and len(spec.places) == len(spec.outs)
         and all(type(p) is int for p in spec.places)
     ):
-        raise _bad(f"{where}.spec", "a call into torch")
+        raise broken(f"{where}.spec", "a call into torch")
     if overload(spec.name) is None:
         raise ArtefactInvalid(f"this torch has no operator {spec.name}", hint=_AGAIN)
     return spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +54,13 @@ class CompiledModel(nn.Module):
         super().__init__()
         super().train(False)
         manifest = loaded.manifest
-        for constant, tensor in zip(manifest.constants, tensors, strict=True):
-            for name in constant.names:
-                _register(self, constant, name, tensor)
+        self._register(zip(manifest.constants, tensors, strict=True))
         self.__dict__["dcir"] = loaded
         self.__dict__["_tensors"] = list(tensors)
         self.__dict__["_program"] = _program(loaded, tensors)
         # (type, shape, strides) per argument: all that a call has time to compare.
         self.__dict__["_layouts"] = [(FROM_NAME[x.dtype], x.shape, x.strides) for x in manifest.inputs]
-        self.__dict__["_shape_of_result"] = _rebuilder(manifest.result, len(manifest.outputs))
+        self.__dict__["_shape_of_result"] = rebuilder(manifest.result, len(manifest.outputs))
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """See ``forward``."""
@@ -96,16 +94,20 @@ class CompiledModel(nn.Module):
             IndexOutOfRange: an index in the inputs leads outside a tensor.
             FallbackFailed: an operator run through torch failed.
         """
-        specs = self.dcir.inputs
-        if named:
-            inputs = _by_name(specs, inputs, named)
-        if len(inputs) != len(specs):
-            names = ", ".join(spec.name for spec in specs)
-            raise InvalidInput(f"{len(inputs)} inputs are given, the model takes {len(specs)}: {names}")
-        ready = [_fit(spec, value) for spec, value in zip(specs, inputs, strict=True)]
+        out = self.results(in_order(self.dcir.inputs, inputs, named))
         rebuild = self.__dict__["_shape_of_result"]
-        out = self.__dict__["_program"](ready)
         return out[0] if rebuild is None else rebuild(out)
+
+    def results(self, inputs: Sequence[Any]) -> list[Any]:
+        """The results in the order of the manifest, whatever the model nests them in; raises what ``forward`` does."""
+        ready = [_fit(spec, value) for spec, value in zip(self.dcir.inputs, inputs, strict=True)]
+        out: list[Any] = self.__dict__["_program"](ready)
+        return out
+
+    def _register(self, constants: Iterable[tuple[Constant, Tensor]]) -> None:
+        for constant, tensor in constants:
+            for name in constant.names:
+                _register(self, constant, name, tensor)
 
     def train(self, mode: bool = True) -> CompiledModel:
         """Eval mode is all there is.
@@ -129,7 +131,7 @@ class CompiledModel(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
-        tensors = [_like(t) for t in self.__dict__["_tensors"]]
+        tensors = [like(t) for t in self.__dict__["_tensors"]]
         twin = CompiledModel(self.dcir, tensors)
         memo[id(self)] = twin
         return twin
@@ -138,7 +140,8 @@ class CompiledModel(nn.Module):
         raise TypeError("a compiled model is not pickled: keep its .dcir file and load that")
 
 
-def _like(tensor: Tensor) -> Tensor:
+def like(tensor: Tensor) -> Tensor:
+    """A copy, laid out the same way."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
@@ -175,7 +178,7 @@ def _program(loaded: Loaded, tensors: Sequence[Tensor]) -> Program:
     return Program(loaded.library, info, [t for _, t in pairs])
 
 
-def _rebuilder(node: Any, count: int) -> Callable[[list[Any]], Any] | None:
+def rebuilder(node: Any, count: int) -> Callable[[list[Any]], Any] | None:
     """From the flat results to what the model returns; None for a single one."""
     if node == 0:
         return None
@@ -192,6 +195,20 @@ def _rebuild(node: Any, out: list[Any]) -> Any:
         return {key: _rebuild(item, out) for key, item in content.items()}
     items = [_rebuild(item, out) for item in content]
     return tuple(items) if kind == "tuple" else items
+
+
+def in_order(specs: Sequence[Input], inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """The arguments of a call, in the order of the inputs.
+
+    Raises:
+        InvalidInput: there are too few or too many, or names that no input has.
+    """
+    if named:
+        inputs = _by_name(specs, inputs, named)
+    if len(inputs) != len(specs):
+        names = ", ".join(spec.name for spec in specs)
+        raise InvalidInput(f"{len(inputs)} inputs are given, the model takes {len(specs)}: {names}")
+    return inputs
 
 
 def _by_name(specs: Sequence[Input], inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -217,7 +234,7 @@ def _fit(spec: Input, x: Any) -> Tensor:
     if tuple(x.shape) != spec.shape:
         raise InvalidInput(
             f"input {spec.name} must have shape {list(spec.shape)}, it has {list(x.shape)}",
-            hint="a .dcir file is compiled for one shape; compile it for this one too (--shape)",
+            hint="a .dcir file is for the shapes it was compiled for; --shape and --bound say which (dynamic= in dcir.save)",
         )
     if not x.is_cpu:
         raise InvalidInput(f"input {spec.name} is on {x.device}", hint="x.cpu()")

@@ -78,10 +78,32 @@ def export_inference(
     return Exported(graph, state, inputs, pytree.tree_unflatten(flat.marked, program.call_spec.out_spec))
 
 
-def _exported(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExportedProgram:
+def export_for_batches(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], batched: Sequence[int], most: int | None
+) -> ExportedProgram:
+    """Capture a module's forward pass once for every batch from 2 images up to ``most``.
+
+    Args:
+        args, kwargs: an example call with at least 2 images, whose tensors are distinct objects.
+        batched: numbers of the tensors of the call whose first dimension is the batch.
+
+    Raises:
+        Unsupported: there is no one graph for all of them.
+    """
+    shapes = torch.export.ShapesCollection()
+    tensors = [v for v in _leaves(args, kwargs) if isinstance(v, torch.Tensor)]
+    images = torch.export.Dim("images", min=2, max=most)
+    for number in batched:
+        shapes[tensors[number]] = {0: images}
+    return _exported(module, args, kwargs, shapes)
+
+
+def _exported(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Any = None
+) -> ExportedProgram:
     try:
         with torch.no_grad(), _quiet():
-            return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+            return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=shapes, strict=False)
     except DcirError:
         raise
     except Exception as e:

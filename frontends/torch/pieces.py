@@ -2,14 +2,12 @@
 
     y = f(x), x of 30 images   -->   y[0:16], y[14:30] = f of 16 images each
 
-The last piece may reach back into the one before it, so any batch is covered by pieces of 2, 4, 16 and 64 images: one more
-compilation each time batches become four times as large. It is done where the graph is shown to do the same to
-every image (``ops/separable.py``); kernels keep constant sizes, and memory stays that of a piece.
+It is done where the graph is shown to do the same to every image (``ops/separable.py``), with pieces as in ``dcir/pieces.py``;
+kernels keep constant sizes, and memory stays that of a piece.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +17,10 @@ from torch import fx
 
 from dcir.frontends.torch.importer import Imported
 from dcir.ops.separable import inseparable
+from dcir.pieces import cover
 
-SIZES = (2, 4, 16, 64)
-_SHOWN = (2, 4)
+SHOWN = (2, 4)
 """The batches for which a graph is looked at."""
-_RUN = 1
-"""What it costs to begin a run, in images."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +92,8 @@ def _batch(gm: fx.GraphModule, examples: Sequence[Any], results: Sequence[Any], 
                 return "an input is a number made from the batch"
             numbers.append(i)
     for value in results:
+        if value is None or isinstance(value, bool | int | float | str):
+            continue
         if not isinstance(value, torch.Tensor) or not value.ndim or _symbol(value.shape[0]) != s:
             return "a result has no dimension of images in front"
         if s in _free(*value.shape[1:]):
@@ -109,7 +107,8 @@ def _batch(gm: fx.GraphModule, examples: Sequence[Any], results: Sequence[Any], 
 
 
 def _value(node: Any) -> Any:
-    return node.meta.get("example_value") if isinstance(node, fx.Node) else node
+    """What a node of Dynamo's graph, or of an exported one, stands for."""
+    return node.meta.get("example_value", node.meta.get("val")) if isinstance(node, fx.Node) else node
 
 
 def _free(*values: Any) -> set[Any]:
@@ -155,7 +154,7 @@ Trace = Callable[[Sequence[Any]], list[Traced]]
 def in_pieces(trace: Trace, batch: Batch, args: Sequence[Any], results: int) -> dict[int, Traced] | str:
     """Why a graph is not one function of every image; if it is, it as it was traced for some numbers of images."""
     traced: dict[int, Traced] = {}
-    for images in _SHOWN:
+    for images in SHOWN:
         like = batch.examples(args, images)
         found = trace(like)
         if len(found) != 1 or found[0].kind != "inference":
@@ -166,12 +165,19 @@ def in_pieces(trace: Trace, batch: Batch, args: Sequence[Any], results: int) -> 
         if shapes != wanted or len(done.outputs) != results or any(kind != "result" for kind, _ in done.outputs):
             return "the graph writes to its inputs, or returns something else than new tensors"
         traced[images] = found[0]
-    first, second = (traced[images].done for images in _SHOWN)
-    reason = _differ(first, second, batch, results)
+    first, second = (traced[images].done for images in SHOWN)
+    reason = difference(first, second, batch.tensors, results)
     return traced if reason is None else reason
 
 
-def _differ(first: Imported, second: Imported, batch: Batch, results: int) -> str | None:
+def difference(first: Imported, second: Imported, batched: Sequence[int], results: int) -> str | None:
+    """Why a graph, imported for `SHOWN` numbers of images, is not one function of every image; None if it is.
+
+    Args:
+        first, second: before any pass.
+        batched: numbers of the inputs whose first dimension is the batch.
+        results: how many the graph has.
+    """
     if [v for _, v in first.outputs] != list(range(results)) or first.outputs != second.outputs:
         return "results share memory"
     same = first.constants.keys() == second.constants.keys() and all(
@@ -179,25 +185,7 @@ def _differ(first: Imported, second: Imported, batch: Batch, results: int) -> st
     )
     if not same:
         return "a constant changes with the batch"
-    return inseparable(first.network, second.network, _SHOWN, batch.tensors)
-
-
-@functools.lru_cache(maxsize=4096)
-def cover(images: int) -> tuple[tuple[int, int], ...]:
-    """(start, size) of the pieces of a batch of at least 2 images: the cheapest by images computed and runs begun."""
-    best: list[tuple[int, tuple[int, ...]]] = [(0, ())]
-    small = tuple(s for s in SIZES if s <= images)
-    whole = max(0, images // small[-1] - 2)  # the greater part of a large batch
-    rest = images - whole * small[-1]
-    for n in range(1, rest + 1):
-        best.append(min((best[max(n - s, 0)][0] + s + _RUN, (*best[max(n - s, 0)][1], s)) for s in small))
-    sizes = sorted((*[small[-1]] * whole, *best[rest][1]), reverse=True)
-    pieces, at = [], 0
-    for size in sizes:
-        start = min(at, images - size)
-        pieces.append((start, size))
-        at = start + size
-    return tuple(pieces)
+    return inseparable(first.network, second.network, SHOWN, batched)
 
 
 class Pieces:

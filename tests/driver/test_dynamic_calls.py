@@ -267,7 +267,7 @@ def test_functions_and_the_backend():
 def test_files_and_steps_refuse(tmp_path):
     from dcir.driver.api import save
 
-    with pytest.raises(OptionError, match="sizes of its example"):
+    with pytest.raises(OptionError, match="names and bounds of the sizes"):
         save(Two().eval(), [torch.randn(3, 6)], tmp_path / "m.dcir", dynamic=True)
     model = nn.Linear(2, 1)
     with pytest.raises(OptionError, match="every shape of its batch"):

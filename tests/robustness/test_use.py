@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[2]
 def test_cycles_leave_no_file_no_library_and_no_object(tmp_path: Path) -> None:
     """Compile and unload; `python -m tests.robustness.cycles 1000` is the long form."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.robustness.cycles", "12"],
+        [sys.executable, "-W", "ignore", "-m", "tests.robustness.cycles", "8"],
         cwd=ROOT, env=os.environ | {"DCIR_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True, text=True, check=False, timeout=590,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "12 cycles" in done.stdout
+    assert "8 cycles" in done.stdout
 
 
 class Ends(nn.Module):
@@ -86,17 +86,17 @@ def test_an_error_leaves_nothing_behind() -> None:
 
 def _leaves_nothing(make: Any, use: Any) -> None:
     torch._dynamo.reset()
-    before = alive()
-    known = {id(o) for o in before}
+    alive()
+    gc.freeze()  # what is there now is looked at neither by the collector nor by alive()
     fast = dcir.optimize(make())
     use(fast)
-    made = [type(o).__name__ for o in alive() if id(o) not in known]
+    made = [type(o).__name__ for o in alive()]
     assert "Program" in made
     assert "Session" in made
     del fast
     # Not dcir's: AOTAutograd holds on to the last graph with parameters until it sees another.
     torch.compile(torch.neg, backend="aot_eager")(torch.ones(2))
-    assert [type(o).__name__ for o in alive() if id(o) not in known] == []
+    assert [type(o).__name__ for o in alive()] == []
 
 
 def test_a_backward_outlives_its_module() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dcir
-from dcir.frontends.torch.pieces import SIZES, cover
+from dcir.pieces import SIZES, cover
 
 BATCHES = (3, 2, 4, 5, 7, 8, 9, 16, 17, 20, 33)
 
