@@ -110,7 +110,7 @@ def test_levels_as_compilers_take_them(api, model, level):
 def test_compile_passes_everything_on(api, model):
     done = call(
         *("compile", model, "-o", "out.dcir", "--shape", "x=[b, 3,224]", "--shape", "n=", "--until", "fuse"),
-        *("--strict", "--verify", "passes", "--target", "dace"),
+        *("--strict", "--verify", "passes", "--target", "dace", "--bound", "b=1..64", "--bound", "d k=2.."),
     )
     assert done.exit_code == 0, done.output
     assert done.output == "two kernels\nwrote out.dcir\n"
@@ -122,6 +122,7 @@ def test_compile_passes_everything_on(api, model):
                 "level": 4,
                 "target": "dace",
                 "shapes": {"x": ["b", 3, 224], "n": []},
+                "bounds": {"b": (1, 64), "d k": (2, None)},
                 "until": "fuse",
                 "strict": True,
                 "verify": "passes",
