@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[2]
 def test_cycles_leave_no_file_no_library_and_no_object(tmp_path: Path) -> None:
     """Compile and unload; `python -m tests.robustness.cycles 1000` is the long form."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.robustness.cycles", "8"],
+        [sys.executable, "-W", "ignore", "-m", "tests.robustness.cycles", "12"],
         cwd=ROOT, env=os.environ | {"DCIR_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True, text=True, check=False, timeout=590,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "8 cycles" in done.stdout
+    assert "12 cycles" in done.stdout
 
 
 class Ends(nn.Module):
