@@ -57,9 +57,10 @@ class LendInputs(Pass):
             return
         spaces = [_Space(self.alignment, t) for t in self._results(net)]
         waiting = sorted(kept, key=lambda t: (-t.nbytes, t.last))
-        for space in spaces:  # in the order in which their results are written: the first have the least choice
-            end = space.birth.nbytes if space.birth is not None else 0
-            waiting = [t for t in waiting if not space.take(t, int(end * (1 + self.spare)))]
+        for spare in (0.0, self.spare):  # spaces grow only for what would have no place otherwise
+            for space in spaces:  # in the order in which their results are written: the first have the least choice
+                end = space.birth.nbytes if space.birth is not None else 0
+                waiting = [t for t in waiting if not space.take(t, int(end * (1 + spare)))]
         slab = _Space(self.alignment)
         for t in sorted(waiting, key=lambda t: -t.last):
             slab.take(t, None)

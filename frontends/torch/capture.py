@@ -24,6 +24,7 @@ from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC, import_g
 from dcir.frontends.torch.partition import Limited
 from dcir.frontends.torch.pieces import Trace, Traced
 from dcir.frontends.torch.recompute import recompute_cheap
+from dcir.frontends.torch.spare_memory import GOAL, eager_peak, spare_memory
 
 TOGETHER = "dcir_together"
 """Key of a graph's ``meta``: a number that a forward and its backward have in common."""
@@ -245,10 +246,14 @@ def _cut(limited: Limited | None, joint: fx.GraphModule, *args: Any, **kwargs: A
 
 def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """PyTorch's minimum cut, over a joint graph that shows what is cheap to compute again."""
+    results = kwargs["num_fwd_outputs"]
+    most = int(GOAL * eager_peak(joint.graph, results))
     expose_norms(joint)
-    recompute_cheap(joint, kwargs["num_fwd_outputs"])
+    recompute_cheap(joint, results)
     with _AS_WRITTEN:
-        return min_cut_rematerialization_partition(joint, *args, **kwargs)
+        forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)
+    spare_memory(forward, backward, results, most)
+    return forward, backward
 
 
 def _annotate(graph: fx.GraphModule, kind: str, examples: Sequence[Any], parts: Parts) -> None:

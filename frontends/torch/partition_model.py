@@ -205,7 +205,7 @@ class _Builder:
         if n.target is operator.getitem:
             return 1e-9
         read = sum(nbytes(a) for a in self._roots(n)) + nbytes(n)
-        return max(read / self.rates.bytes, _flops(n) / self.rates.flops) + 1e-6
+        return max(read / self.rates.bytes, flops(n) / self.rates.flops) + 1e-6
 
     def _roots(self, n: fx.Node) -> set[fx.Node]:
         """Values and inputs that a node is computed from, through everything merged into it."""
@@ -301,7 +301,7 @@ def _dtype(node: fx.Node) -> torch.dtype | None:
     return results[0].dtype if len(results) == 1 else None
 
 
-def _flops(node: fx.Node) -> float:
+def flops(node: fx.Node) -> float:
     """Floating-point operations as torch counts them; 0 for what it does not count."""
     count: Callable[..., Any] | None = flop_registry.get(packet(node))
     if count is None:
