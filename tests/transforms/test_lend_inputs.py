@@ -98,6 +98,21 @@ def test_a_result_keeps_hardly_more_than_itself() -> None:
                 assert at == 0 and net.spaces[space] <= net.containers[r.data].nbytes * (1 + LEND.spare)
 
 
+def test_no_space_grows_for_what_fits_elsewhere() -> None:
+    def make(c: Lowering, a: Ref, b: Ref) -> list[Ref]:
+        between = unary(c, "neg", b)
+        return [unary(c, "neg", a), unary(c, "neg", between)]
+
+    net = network([(100,), (104,)], make)
+    b = net.inputs[1]
+    net.donated = {b: Donated(0, 0, net.containers[b].nbytes)}
+    LEND.apply(net)
+    # The first result is a little smaller than what is kept, the second is as large.
+    assert net.spaces == [104 * 4]
+    assert net.homes[b] == net.homes[net.results[1].data] == (0, 0)
+    verify(net)
+
+
 def test_inputs_in_one_block_move_together() -> None:
     """Windows of one buffer keep their distance, and the block is free when the last of them has been read."""
     net = _chain([(100,), (100,), (100,)], [], steps=4)
