@@ -105,6 +105,8 @@ def convolution(p: Pick) -> None:
         p.int(1, min(4, (d + 2 * q - 1) // e + 1)) for d, q, e in zip(x.shape[2:], padding, dilation, strict=True)
     ]
     stride = [p.int(1, 3) for _ in range(n)]
+    if n == 3:  # PyTorch 2.13 ends in a segmentation fault where one tap of a channels-last image is dilated
+        dilation = [d if k > 1 else 1 for d, k in zip(dilation, kernel, strict=True)]
     options = f"stride={tuple(stride)}, dilation={tuple(dilation)}, groups={groups}, bias={p.flag()}"
     mode = ""
     if all(q < d for q, d in zip(padding, x.shape[2:], strict=True)):
