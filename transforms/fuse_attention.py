@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -24,12 +24,9 @@ from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.nodes import Op
 from dcir.ir.program import Body, Program, Stmt, simplify
 from dcir.ir.scalars import reference
-from dcir.ir.types import to_numpy
 from dcir.ops.attention import AttentionSpec
 from dcir.ops.contraction import ContractionSpec
 from dcir.transforms.base import Outcome, Pass
-
-Buffer = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class FuseAttention(Pass):
         digits = _common(mine, _digits((*b.batch, b.m), b.a[:-1]))
         if digits is None or _common(mine, _digits(rows.outer, walk[:-1])) is None:
             return "the softmax and the products walk the scores differently"
-        between = self._between(net, a, net.ins(first))
+        between = self._between(a)
         if isinstance(between, str):
             return between
         spec = _attention(a, b, digits, between)
@@ -98,8 +95,8 @@ class FuseAttention(Pass):
         outcome.saved_bytes += before - sum(map(sum, fused.spec.footprint()))
         return None
 
-    def _between(self, net: Network, a: ContractionSpec, ins: Sequence[Operand]) -> _Between | str:
-        """What happens to the scores before the softmax; ``ins`` are the product's operands."""
+    def _between(self, a: ContractionSpec) -> _Between | str:
+        """What happens to the scores before the softmax."""
         if a.epilogue is None:
             return _Between()
         body = a.epilogue.body
@@ -116,10 +113,10 @@ class FuseAttention(Pass):
                 return "the scores are scaled after their mask"
             if s.op == "where" and not free[at]:
                 seen, other = (1, 2) if free[s.args[2]] else (2, 1)
-                if not free[s.args[0]] or not free[s.args[other]] or not self._is_hidden(net, a, ins, s.args[other]):
+                if not free[s.args[0]] or not free[s.args[other]] or body[s.args[other]].attr != (-math.inf,):
                     return "scores are replaced by something else than -inf"
                 shown = _Mask(a.epilogue, s.args[0], negated=seen == 2)
-                if not found.causal and found.mask is None and self._is_causal(net, a, ins, shown):
+                if not found.causal and found.mask is None and self._is_causal(a, shown):
                     found.causal = True
                 elif found.mask is None:
                     found.mask = shown
@@ -139,47 +136,15 @@ class FuseAttention(Pass):
             else:
                 return f"the scores go through {s.op}"
 
-    def _is_hidden(self, net: Network, a: ContractionSpec, ins: Sequence[Operand], value: int) -> bool:
-        """Whether a value of the epilogue is -inf everywhere."""
-        assert a.epilogue is not None
-        done = self._known(net, _Mask(a.epilogue, value, negated=False), ins)
-        return done is not None and bool((done == -math.inf).all())
-
-    def _is_causal(self, net: Network, a: ContractionSpec, ins: Sequence[Operand], mask: _Mask) -> bool:
-        """Whether a mask is the lower triangle, for every head, whatever the inputs are."""
+    def _is_causal(self, a: ContractionSpec, mask: _Mask) -> bool:
+        """Whether a mask of positions alone is the lower triangle, for every head."""
+        if any(s.op in ("load", "gather") for s in mask.statements()) or a.m * a.n > self.max_points:
+            return False
         if mask.shape() != (*(1,) * len(a.batch), a.m, a.n):
             return False
-        done = self._known(net, mask, ins)
-        return done is not None and bool((done.reshape(a.m, a.n) == np.tri(a.m, a.n, dtype=np.bool_)).all())
-
-    def _known(self, net: Network, mask: _Mask, ins: Sequence[Operand]) -> Buffer | None:
-        """The values of a mask that follows from positions alone."""
-        program, used = mask.program(mask.shape())
-        return self._run(net, program, [ins[u + 1] for u in used])
-
-    def _run(self, net: Network, program: Program, ins: Sequence[Operand]) -> Buffer | None:
-        """The result of a program whose operands follow from positions alone; None if one does not, or it is too large."""
-        if program.points() > self.max_points or len(program.outputs) != 1:
-            return None
-        buffers = []
-        for o in ins:
-            writer = _only(net.writers(o.data))
-            if writer is None or o.offset or not isinstance(writer.spec, Program):
-                return None
-            buffer = (
-                self._run(net, writer.spec, net.ins(writer)) if not any(x.offset for x in net.outs(writer)) else None
-            )
-            if buffer is None or buffer.size != net.containers[o.data].size:
-                return None
-            buffers.append(buffer)
-        store = next(s for s in program.body if s.op == "store")
-        if any(
-            e > 1 and s != d for e, s, d in zip(program.outer, store.attr[1], contiguous(program.outer), strict=False)
-        ):
-            return None
-        done = np.zeros(math.prod(program.outer), to_numpy(program.outputs[0]))
-        run_program(program, buffers, [done], reference)
-        return done
+        done = np.zeros(a.m * a.n, np.bool_)
+        run_program(mask.program(mask.shape())[0], [], [done], reference)
+        return bool((done.reshape(a.m, a.n) == np.tri(a.m, a.n, dtype=np.bool_)).all())
 
     def _mask(self, net: Network, first: Op, mask: _Mask) -> Operand:
         """The operand of an attention: what the epilogue reads, or a smaller program's result."""

@@ -184,7 +184,8 @@ def test_an_end_in_the_middle_of_a_compilation(tmp_path: Path, parent: Parent, e
     os.kill(process[0], ending)
     status, said = parent.end(process)
     assert status != 0
-    assert ending == signal.SIGKILL or "KeyboardInterrupt" in said
+    if ending == signal.SIGINT:  # a killed process leaves it to the next one
+        assert "KeyboardInterrupt" in said and not list(tmp_path.glob("v1/*/*/.draft-*"))
     again = """
         fast = train("cnn")
         torch.testing.assert_close(fast.eval()(models["cnn"][1]), cnn.eval()(models["cnn"][1]), rtol=1e-4, atol=1e-4)

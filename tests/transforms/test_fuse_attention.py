@@ -14,6 +14,7 @@ from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.attention import AttentionSpec
 from dcir.transforms.base import Outcome
+from dcir.transforms.fold_constants import FoldConstants
 from dcir.transforms.fuse_attention import FuseAttention
 from dcir.transforms.fuse_epilogues import FuseEpilogues
 from tests.harness import check_close, double, run_cpp, run_dace, run_interpreted
@@ -128,6 +129,7 @@ CASES: list[tuple[str, Attend, list[Tensor]]] = [
 
 def fused(fn: Attend, inputs: list[Tensor]) -> tuple[Network, Outcome, Any]:
     done = imported(fn, *inputs)
+    FoldConstants().apply(done.network)
     FuseEpilogues().apply(done.network)
     outcome = FuseAttention().apply(done.network)
     verify(done.network)
@@ -215,6 +217,7 @@ REFUSED: list[tuple[str, Attend, list[Tensor]]] = [
 def test_refused(reason: str, fn: Attend, inputs: list[Tensor]) -> None:
     """What is not attention stays as it is, and the report says why."""
     done = imported(fn, *inputs)
+    FoldConstants().apply(done.network)
     FuseEpilogues().apply(done.network)
     before = [op.spec for op in done.network.ops()]
     outcome = FuseAttention().apply(done.network)

@@ -13,6 +13,7 @@ import dcir
 from dcir.frontends.torch import capture
 from dcir.frontends.torch.spare_memory import eager_peak, spare_memory
 from tests.endtoend.follows_eager import follow
+from tests.frontends.torch.test_recompute import Moved
 
 Cut = tuple[fx.GraphModule, fx.GraphModule, int]
 
@@ -171,21 +172,6 @@ def test_not_for_small_values_nor_at_any_price(monkeypatch: pytest.MonkeyPatch) 
     forward, backward, results = cut(module, x, monkeypatch)
     assert spare_memory(forward, backward, results, 0, worth=2 * 8 * 6 * 6 * 4 + 1, dearest=9.0) == 0
     assert spare_memory(forward, backward, results, 0, worth=0, dearest=0.0) == 0
-
-
-class Moved(nn.Module):
-    """An activation of a buffer that the same call moves on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("sum", torch.ones(2, 3, 6, 6))
-        self.first = nn.Conv2d(3, 3, 1)
-        self.last = nn.Conv2d(3, 3, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.silu(self.first(x) + self.sum)
-        self.sum.add_(1.0)
-        return self.last(y)
 
 
 CASES: dict[str, tuple[nn.Module, torch.Tensor]] = {
