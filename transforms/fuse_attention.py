@@ -91,6 +91,8 @@ class FuseAttention(Pass):
         )
         for op in (second, softmax, first):
             net.remove_op(op)
+        for name in (weights.data, scores.data):
+            net.remove_container(name)
         outcome.changed += 1
         outcome.saved_bytes += before - sum(map(sum, fused.spec.footprint()))
         return None

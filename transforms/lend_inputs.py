@@ -55,17 +55,17 @@ class LendInputs(Pass):
         kept = self._kept(net)
         if not kept:
             return
-        spaces = [_Space(self.alignment, t) for t in self._results(net)]
+        spaces = [Space(self.alignment, t) for t in large_results(net, self.least)]
         waiting = sorted(kept, key=lambda t: (-t.nbytes, t.last))
         for spare in (0.0, self.spare):  # spaces grow only for what would have no place otherwise
             for space in spaces:  # in the order in which their results are written: the first have the least choice
                 end = space.birth.nbytes if space.birth is not None else 0
                 waiting = [t for t in waiting if not space.take(t, int(end * (1 + spare)))]
-        slab = _Space(self.alignment)
+        slab = Space(self.alignment)
         for t in sorted(waiting, key=lambda t: -t.last):
             slab.take(t, None)
         spaces.append(slab)
-        for t in sorted(_spans(net, lifetimes(net, 1)), key=lambda t: (-t.nbytes, t.first)):
+        for t in sorted(spans(net, lifetimes(net, 1)), key=lambda t: (-t.nbytes, t.first)):
             if t.nbytes >= self.least and not any(s.lend(t) for s in reversed(spaces)):
                 outcome.refuse("nothing that is large enough has been read for the last time")
         parts: dict[str, list[str]] = {}
@@ -97,25 +97,20 @@ class LendInputs(Pass):
             blocks[where.block] = before._replace(last=max(before.last, last))
         return [t for t in blocks.values() if t.nbytes >= self.kept and t.last < _AFTER]
 
-    def _results(self, net: Network) -> list[Lifetime]:
-        """Large results that are shown whole and once, from their first writer on, in that order."""
-        shown = Counter(r.data for r in net.results)
-        position = positions(net)
-        begins = {label: position_of_stream(net, i)[0] for i, s in enumerate(net.streams) for label in s.ops}
-        found = []
-        for r in net.results:
-            c = net.containers[r.data]
-            whole = r.offset == 0 and r.shape == c.shape and r.strides == c.strides
-            if (
-                c.role == "result"
-                and whole
-                and shown[r.data] == 1
-                and r.data not in net.updates
-                and c.nbytes >= self.least
-            ):
-                first = min((begins.get(w.label, position[w]) for w in net.writers(r.data)), default=_BEFORE)
-                found.append(Lifetime(r.data, first, _AFTER, c.nbytes))
-        return sorted(found, key=lambda t: (t.first, -t.nbytes))
+
+def large_results(net: Network, least: int) -> list[Lifetime]:
+    """Results of at least so many bytes that are shown whole and once, from their first writer on, in that order."""
+    shown = Counter(r.data for r in net.results)
+    position = positions(net)
+    begins = {label: position_of_stream(net, i)[0] for i, s in enumerate(net.streams) for label in s.ops}
+    found = []
+    for r in net.results:
+        c = net.containers[r.data]
+        whole = r.offset == 0 and r.shape == c.shape and r.strides == c.strides
+        if c.role == "result" and whole and shown[r.data] == 1 and r.data not in net.updates and c.nbytes >= least:
+            first = min((begins.get(w.label, position[w]) for w in net.writers(r.data)), default=_BEFORE)
+            found.append(Lifetime(r.data, first, _AFTER, c.nbytes))
+    return sorted(found, key=lambda t: (t.first, -t.nbytes))
 
 
 def _block(number: int) -> str:
@@ -129,7 +124,7 @@ def position_of_stream(net: Network, number: int) -> tuple[int, int]:
     return position[stream.ops[0]], position[stream.ops[-1]]
 
 
-def _spans(net: Network, live: list[Lifetime]) -> list[Lifetime]:
+def spans(net: Network, live: list[Lifetime]) -> list[Lifetime]:
     """Lifetimes of what lies outside of streams; what a stream touches lives through all of it."""
     spans = [(s, position_of_stream(net, i)) for i, s in enumerate(net.streams)]
     result = []
@@ -143,7 +138,7 @@ def _spans(net: Network, live: list[Lifetime]) -> list[Lifetime]:
     return result
 
 
-class _Space:
+class Space:
     """Memory that is used by one after the other.
 
     Attributes:

@@ -14,6 +14,7 @@ from dcir.transforms.fuse_sums import FuseSums
 from dcir.transforms.join_rows import JoinRows
 from dcir.transforms.join_sums import JoinSums
 from dcir.transforms.lend_inputs import LendInputs
+from dcir.transforms.lend_results import LendResults
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.order_execution import OrderExecution
 from dcir.transforms.pack_weights import PackWeights
@@ -49,5 +50,5 @@ TIERS: dict[int, tuple[Pass, ...]] = {
         SplitReduction(leave_convolved=False),
         PrepareStatic(),
     ),
-    4: (JoinRows(), OrderExecution(), StreamImages(), LendInputs(), PlanArena()),
+    4: (JoinRows(), OrderExecution(), StreamImages(), LendInputs(), LendResults(), PlanArena()),
 }

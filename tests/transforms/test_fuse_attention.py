@@ -147,6 +147,7 @@ def test_one_operator(fn: Attend, inputs: list[Tensor]) -> None:
     net, outcome, done = fused(fn, inputs)
     assert outcome.changed == len(attentions(net)) == 1
     assert outcome.saved_bytes > 0
+    assert all(net.writers(n) or net.readers(n) for n, c in net.containers.items() if c.role == "transient")
     want, exact = fn(*inputs), fn(*[double(t) for t in inputs])
     for run in (run_interpreted, run_cpp):
         (got,) = run(done, inputs)
