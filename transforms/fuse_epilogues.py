@@ -20,7 +20,7 @@ from dcir.ir.loops import drop_unit_loops
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.nodes import Op
 from dcir.ir.program import Body, Program, Stmt
-from dcir.ops.contraction import ContractionSpec
+from dcir.ops.contraction import MOST_PACKED_BYTES, ContractionSpec, packs
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.epilogue import first_store, identity_epilogue
 from dcir.transforms.base import Outcome, Pass
@@ -82,6 +82,8 @@ class FuseEpilogues(Pass):
         self, net: Network, product: Op, consumer: Op, data: str, position: dict[Op, float], outcome: Outcome
     ) -> str | None:
         """Move ``consumer`` into the epilogue of ``product``, which wrote ``data``; the reason why not."""
+        if _packs_much(net, product):
+            return "with an epilogue the product would have to pack a large operand in every call"
         spec, old = epilogue_of(net, product)
         c, ins = drop_unit_loops(consumer.spec), net.ins(consumer)
         loads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
@@ -217,6 +219,19 @@ def place_of_both(net: Network, product: Op, consumer: Op, position: dict[Op, fl
         return consumer
     sources = [w for o in net.ins(consumer) for w in net.writers(o.data) if w is not product]
     return product if all(position[w] < position[product] for w in sources) else None
+
+
+def _packs_much(net: Network, product: Op) -> bool:
+    """Whether an epilogue would cost more than it saves: without one, tiles read both operands where they lie."""
+    spec = product.spec
+    if not isinstance(spec, ContractionSpec) or spec.epilogue is not None or spec.panel:
+        return False
+    which, nbytes = packs(spec)
+    if nbytes <= MOST_PACKED_BYTES:
+        return False
+    data = net.ins(product)[which].data
+    ready = net.preparable()
+    return not (data in net.static or data in net.constants or any(w in ready for w in net.writers(data)))
 
 
 def _remove(net: Network, ops: Sequence[Op], position: dict[Op, float]) -> None:

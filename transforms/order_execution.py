@@ -4,14 +4,17 @@
 
 List scheduling: of all operators whose inputs are there, the one that adds the fewest bytes runs next (outputs that come
 alive, less containers whose last reader it is); among equals the earliest in the old order. A greedy order can be worse
-than the old one, which then stays. Operators with effects keep their order among each other. Saves peak memory: an
-optimiser step next to its gradient, a small result before the next large one.
+than the old one, which then stays. Operators with effects keep their order among each other. In a backward what the forward
+kept is alive until its last reader and a gradient from its first writer on, as ``lend_inputs.py`` makes it be; elsewhere inputs
+and results are their owners' throughout. Saves peak memory: an optimiser step next to its gradient, a small result before the
+next large one, the gradient of a large table when everything else is gone.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +22,7 @@ from dcir.ir.network import Network
 from dcir.ir.nodes import Op
 from dcir.ops.torch_call import has_effects
 from dcir.transforms.base import Outcome, Pass
-from dcir.transforms.plan_arena import live_bytes_lower_bound
+from dcir.transforms.plan_arena import Lifetime, lifetimes, most_alive, positions
 
 
 @dataclass(frozen=True)
@@ -37,17 +40,41 @@ class OrderExecution(Pass):
         """Schedule, and keep the better of both orders."""
         outcome = Outcome()
         old = net.ops()
-        before = live_bytes_lower_bound(net)
+        before = alive_bytes(net)
         new = _Schedule(net, old).order()
         if new == old:
             return outcome
         net.set_order(new)
-        if live_bytes_lower_bound(net) > before * (1 - self.least_gain) or not before:
+        if alive_bytes(net) > before * (1 - self.least_gain) or not before:
             net.set_order(old)
             outcome.refuse("the greedy order needs about as much memory as the one there is")
             return outcome
         outcome.changed = sum(a is not b for a, b in zip(old, new, strict=True))
         return outcome
+
+
+def alive_bytes(net: Network) -> int:
+    """The most bytes alive at one time: transients, and in a backward kept values and gradients too."""
+    live = lifetimes(net)
+    if not net.donated:
+        return most_alive(live)
+    position = positions(net)
+    end, shown = len(position), net.result_containers()
+    blocks: dict[int, Lifetime] = {}
+    for name, where in net.donated.items():
+        last = end if name in shown else max((position[r] for r in net.readers(name)), default=0)
+        before = blocks.get(where.block)
+        last = max(last, before.last) if before is not None else last
+        blocks[where.block] = Lifetime(name, 0, last, where.nbytes)
+    live += blocks.values()
+    for name in _born_results(net):
+        live.append(Lifetime(name, min(position[w] for w in net.writers(name)), end, net.containers[name].nbytes))
+    return most_alive(live)
+
+
+def _born_results(net: Network) -> list[str]:
+    """Results with memory of their own, and a writer."""
+    return [n for n, c in net.containers.items() if c.role == "result" and n not in net.updates and net.writers(n)]
 
 
 class _Schedule:
@@ -60,17 +87,25 @@ class _Schedule:
         self.readers: dict[str, list[int]] = {}
         self.unwritten: dict[str, int] = {}  # writers that are still to run
         self.unread: dict[str, int] = {}  # readers that are still to run
-        self.size: dict[str, int] = {}
+        self.size: dict[str, int] = {}  # bytes that come alive with the first writer
+        self.freed: dict[str, int] = {}  # bytes that are gone with the last reader
         self.alive: set[str] = set()
         for op in ops:
             self.reads.append(list(dict.fromkeys(o.data for o in net.ins(op))))
             self.writes.append(list(dict.fromkeys(o.data for o in net.outs(op))))
         for name, c in net.containers.items():
-            self.size[name] = c.nbytes if c.role == "transient" else 0
+            self.size[name] = self.freed[name] = c.nbytes if c.role == "transient" else 0
             self.readers[name] = [position[r] for r in net.readers(name)]
             self.unread[name] = len(self.readers[name])
             self.writers[name] = [position[w] for w in net.writers(name)]
             self.unwritten[name] = len(self.writers[name])
+        if net.donated:
+            for name in _born_results(net):
+                self.size[name] = net.containers[name].nbytes
+            parts = Counter(where.block for where in net.donated.values())
+            for name in net.donated.keys() - net.result_containers():
+                where = net.donated[name]
+                self.freed[name] = where.nbytes // parts[where.block]
         effects = [i for i, op in enumerate(ops) if has_effects(op.spec)]
         self.next_effect = dict(itertools.pairwise(effects))
         self.waits = [sum(1 for name in names if self.unwritten[name]) for names in self.reads]
@@ -108,7 +143,7 @@ class _Schedule:
 
     def _cost(self, i: int) -> int:
         born = sum(self.size[name] for name in self.writes[i] if name not in self.alive)
-        return born - sum(self.size[name] for name in self.reads[i] if self.unread[name] == 1)
+        return born - sum(self.freed[name] for name in self.reads[i] if self.unread[name] == 1)
 
     def _run(self, i: int) -> list[int]:
         """Account for operator ``i``; the operators that may run now, or whose cost is another."""

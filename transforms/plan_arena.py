@@ -74,7 +74,7 @@ class PlanArena(Pass):
 
 def _best(live: list[Lifetime]) -> tuple[dict[str, int], int]:
     """The smallest of several plans: offsets and the size."""
-    bound = _most_alive(live)
+    bound = most_alive(live)
     best: dict[str, int] = {}
     size = None
     for order in _ORDERS:
@@ -135,10 +135,11 @@ def positions(net: Network) -> dict[Op, int]:
 
 def live_bytes_lower_bound(net: Network, alignment: int = 64) -> int:
     """The most bytes of transients alive at one time: no arena can be smaller."""
-    return _most_alive(lifetimes(net, alignment))
+    return most_alive(lifetimes(net, alignment))
 
 
-def _most_alive(live: list[Lifetime]) -> int:
+def most_alive(live: list[Lifetime]) -> int:
+    """The most bytes alive at one time."""
     change = np.zeros(max((t.last for t in live), default=0) + 2, np.int64)
     for t in live:
         change[t.first] += t.nbytes

@@ -30,17 +30,11 @@ from dcir.codegen.tiles.gemm_form import Form, normal_form, transposed
 from dcir.codegen.tiles.gemm_packed import packed_draft, packing_draft
 from dcir.codegen.tiles.gemm_tiles import CHUNK_BYTES, tiles_draft
 from dcir.codegen.tiles.isa import Isa
-from dcir.ops.contraction import ContractionSpec
+from dcir.ops.contraction import MOST_PACKED_BYTES, ContractionSpec, rows_suit
 from dcir.ops.packing import panel_width
 
-# From so many rows on dot products lose against tiles.
-LEAST_ROWS = 12
-# Up to so many, packing them costs less than packing the other operand: 10 % at 64 rows, 6 % at 128; at 400 it costs 10 % more.
-MOST_SHORT_ROWS = 256
 # Of 1500 rows on, packed panels were 1 to 10 % faster than tiles over B as it lies; of two panels they were slower.
 MANY_ROWS, LEAST_PANELS = 1024, 4
-# The most that a product may take of scratch to pack an operand which it need not pack.
-PACKED_BYTES = 32 << 20
 _SWAPPED = " swapped"
 
 
@@ -92,7 +86,7 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
 
 def _methods(form: Form, isa: Isa) -> list[str]:
     """The ways to compute the product, the best by the model first."""
-    swapped = _rows_suit(form) or _swap_suits(form, isa)
+    swapped = rows_suit(form.spec) or _swap_suits(form, isa)
     found = []
     for swap in (swapped, not swapped):
         turned = transposed(form) if swap else form
@@ -101,22 +95,17 @@ def _methods(form: Form, isa: Isa) -> list[str]:
         ways = {
             "dot": dot_suits(spec, isa),
             "tiles": form.epilogue is None,
-            "packing": form.epilogue is not None or held * ELEMENT_BYTES[spec.dtype] <= PACKED_BYTES,
+            "packing": form.epilogue is not None or held * ELEMENT_BYTES[spec.dtype] <= MOST_PACKED_BYTES,
         }
         first = "tiles"
-        if (swap and _rows_suit(form)) or (not ways["dot"] and (form.epilogue is not None or _packing_suits(turned))):
+        if (swap and rows_suit(form.spec)) or (
+            not ways["dot"] and (form.epilogue is not None or _packing_suits(turned))
+        ):
             first = "packing"
         elif ways["dot"]:
             first = "dot"
         found += [n + _SWAPPED * swap for n in sorted(ways, key=lambda n: n != first) if ways[n] or n == first]
     return found
-
-
-def _rows_suit(form: Form) -> bool:
-    """Whether B's columns, contiguous along k, should be the rows of tiles: a short A is the smaller one to pack."""
-    spec = form.spec
-    few = LEAST_ROWS <= spec.m <= min(spec.n // 5, MOST_SHORT_ROWS)
-    return not spec.batch and spec.b[-2] == 1 and few and spec.k > 1
 
 
 def _packing_suits(form: Form) -> bool:

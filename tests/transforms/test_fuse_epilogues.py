@@ -337,3 +337,30 @@ def test_random_functions(seed: int) -> None:
         done.network.validate()
     for g, w in zip(run_interpreted(done, inputs), fn(*inputs), strict=True):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
+def _head(*, static: bool = False, rows: int = 300) -> tuple[Network, dict[str, int]]:
+    """Where 34 MB would have to be packed for an epilogue that saves 60 KB."""
+    done = imported(lambda x, w: (x @ w) * 2.0, rand(rows, 180_000), rand(180_000, 50))
+    if static:
+        done.network.static.add(done.network.inputs[1])
+    outcome = FuseEpilogues().apply(done.network)
+    return done.network, outcome.refused
+
+
+def test_refused_large_operand() -> None:
+    net, refused = _head()
+    assert refused == {"with an epilogue the product would have to pack a large operand in every call": 1}
+    assert [op.spec.kind for op in net.ops()] == ["contraction", "program"]
+
+
+def test_large_operand_that_is_packed_once() -> None:
+    net, refused = _head(static=True)
+    assert not refused
+    assert [op.spec.kind for op in net.ops()] == ["contraction"]
+
+
+def test_rows_are_packed_where_they_are_few() -> None:
+    """The weights of a linear layer lie along the reduction: a short input is packed instead of them."""
+    done = imported(lambda x, w: F.linear(x, w) * 2.0, rand(20, 2000), rand(4500, 2000))
+    assert not FuseEpilogues().apply(done.network).refused

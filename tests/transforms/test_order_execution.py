@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from dcir.ir.annotations import Donated
+from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
-from dcir.transforms.order_execution import OrderExecution
+from dcir.transforms.order_execution import OrderExecution, alive_bytes
 from dcir.transforms.plan_arena import live_bytes_lower_bound
 from tests.transforms.build import binary, network, reduce, unary
 from tests.transforms.imported import imported, same_numbers
@@ -61,6 +63,51 @@ def test_effects_keep_their_order() -> None:
     draws = [op for op in net.ops() if op.spec.kind == "torch"]
     OrderExecution().apply(net)
     assert [op for op in net.ops() if op.spec.kind == "torch"] == draws
+
+
+def _backward(kept: int) -> Network:
+    """The large gradient of a table first, then a sum over each of several kept values."""
+
+    def make(c: Lowering, dy: Ref, table: Ref, *values: Ref) -> list[Ref]:
+        return [binary(c, "mul", table, dy), *(reduce(c, "sum", unary(c, "exp", v)) for v in values)]
+
+    net = network([(1, 1), (4, 2000), *[(4, 1000)] * kept], make)
+    net.donated = {name: Donated(i, 0, 16000) for i, name in enumerate(net.inputs[2:])}
+    return net
+
+
+def test_gradients_when_what_the_forward_kept_is_gone() -> None:
+    net = _backward(6)
+    assert alive_bytes(net) >= 6 * 16000 + 32000
+    before = results(net)
+    assert OrderExecution().apply(net).changed
+    verify(net)
+    assert alive_bytes(net) < 6 * 16000 + 32000
+    assert net.ops()[-1] is net.writers(net.results[0].data)[0]
+    for a, b in zip(before, results(net), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_values_kept_in_one_block() -> None:
+    """A block is free when its last part has been read."""
+    net = _backward(3)
+    apart = alive_bytes(net)
+    net.donated = {name: Donated(0, 16000 * i, 48000) for i, name in enumerate(net.donated)}
+    together = alive_bytes(net)
+    assert apart <= together <= apart + 1024
+    OrderExecution(least_gain=0.0).apply(net)
+    verify(net)
+    assert net.ops()[-1] is net.writers(net.results[0].data)[0]
+    assert alive_bytes(net) < together
+
+
+def test_inputs_and_results_of_others_do_not_count() -> None:
+    net = _backward(6)
+    net.donated = {}
+    assert alive_bytes(net) == live_bytes_lower_bound(net)
+    order = net.ops()
+    OrderExecution().apply(net)
+    assert net.ops() == order
 
 
 @pytest.mark.parametrize("seed", range(20))
