@@ -21,6 +21,7 @@ from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.donation import Donation, Spaces
 from dcir.frontends.torch.expose_norms import expose_norms
 from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC, import_graph
+from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
 from dcir.frontends.torch.partition import Limited
 from dcir.frontends.torch.pieces import Trace, Traced
 from dcir.frontends.torch.recompute import recompute_cheap
@@ -191,7 +192,8 @@ def _ahead_of_time(
         return run
 
     # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
-    with contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(None)):
+    context = contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(None))
+    with context, gradients_of_overlapping_outputs():
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(inputs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -255,6 +255,15 @@ class _Importer:
         self.net.results.append(Result(name, c.shape, c.strides, 0, c.dtype))
         self.net.updates[name] = source
 
+    def _as_torch_says(self, ref: Ref, strides: tuple[int, ...]) -> Ref:
+        """``ref`` with torch's strides in dimensions of extent 1, which other graphs take for a sign of channels-last."""
+        if ref.strides == strides:
+            return ref
+        c = self.net.containers[ref.data]
+        if c.role == "transient" and (c.shape, c.strides, ref.offset) == (ref.shape, ref.strides, 0):
+            c.strides = strides
+        return replace(ref, strides=strides)
+
     def _presentable(self, node: fx.Node, ref: Ref) -> Ref:
         """``ref`` as callers may hold it: aliasing only what torch's result would alias, with torch's strides."""
         meta = meta_of(node.meta["val"])
@@ -262,7 +271,7 @@ class _Importer:
         same = all(a == b or d == 1 for a, b, d in zip(ref.strides, meta.strides, ref.shape, strict=True))
         constant = self.net.containers[ref.data].role == "constant"
         if same and self.owner[ref.data] is self.root[node] and not constant:
-            return ref
+            return self._as_torch_says(ref, meta.strides)
         # The exact strides, gaps and all: the backward graph was made for tensors that have them.
         name = self.net.add_container(meta.shape, meta.dtype, "transient", meta.strides)
         return self.ctx.copy(ref, Ref(name, meta.shape, meta.strides, 0, meta.dtype))
