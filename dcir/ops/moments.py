@@ -15,10 +15,17 @@ from dcir.ops.samples import rand
 
 
 def spread(k: Kernel, v: Expr, count: int) -> tuple[Expr, Expr, Expr]:
-    """(mean, differences from it, sum of their squares) of a value over the inner loops of ``count`` points."""
-    mean = k.body.reduce("sum", v) / count
-    difference = v - mean
-    return mean, difference, k.body.reduce("sum", difference * difference)
+    """(mean, differences from it, sum of their squares) of a value over the inner loops of ``count`` points.
+
+    A sum rounds, so what is first taken for the mean is off by some units in its last place. The sweep over the differences from it
+    sums them too and corrects both: equal values are exactly their mean.
+    """
+    near = k.body.reduce("sum", v) / count
+    off = v - near
+    rest, squares = k.body.reduce("sum", off), k.body.reduce("sum", off * off)
+    correction = rest / count
+    mean = near + correction
+    return mean, v - mean, k.body.op("max", squares - rest * correction, k.body.const(0.0, v.dtype))
 
 
 def _samples() -> Iterable[Sample]:
