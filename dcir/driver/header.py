@@ -21,7 +21,8 @@ _TEXT = """\
  * through torch and answers 0; this network has DCIR_CALLS_INTO_TORCH of them, and from C only networks without any
  * can be called. dcir_run answers 0, or 1 + the number of the operator that met an index outside its tensor, or
  * -1 - the number of the call back that failed.
- * Strides and offsets count elements. A model is used by one thread at a time; open one per thread.
+ * Strides and offsets count elements. A model is used by one thread at a time; open one per thread. Buffers hold other
+ * values until their own are written: they must not share memory with inputs.
  */
 #ifndef DCIR_H
 #define DCIR_H
