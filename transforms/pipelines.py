@@ -20,6 +20,7 @@ from dcir.transforms.order_execution import OrderExecution
 from dcir.transforms.pack_weights import PackWeights
 from dcir.transforms.plan_arena import PlanArena
 from dcir.transforms.prepare_static import PrepareStatic
+from dcir.transforms.read_pieces import ReadPieces
 from dcir.transforms.remove_dead_code import RemoveDeadCode
 from dcir.transforms.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.sink_copies import SinkCopies
@@ -40,6 +41,7 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     2: (FuseEpilogues(), FuseAttention(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
     3: (
         AssignLayouts(),
+        ReadPieces(),
         SinkCopies(),
         JoinSums(),
         UseWinograd(),

@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dcir.ir.fuse import compact, match
-from dcir.ir.network import Operand
+from dcir.ir.loops import collapse, drop_unit_loops, order_loops
+from dcir.ir.network import Network, Operand
+from dcir.ir.nodes import Op
 from dcir.ir.program import Program, Stmt
 from dcir.ops.attention import AttentionSpec
 from dcir.ops.contraction import ContractionSpec
@@ -81,6 +83,22 @@ class Copy(NamedTuple):
         if program is not window:
             return "a dimension runs over several dimensions of the copy"
         return tuple(old if n == 1 else s for old, s, n in zip(strides, new, shape, strict=True)), start
+
+
+def copy_of(net: Network, op: Op) -> Copy | None:
+    """The copy that an operator is, over as few loops as possible."""
+    p = op.spec
+    if not isinstance(p, Program) or [s.op for s in p.body] != ["load", "store"] or p.inner:
+        return None
+    if p.inputs != p.outputs or p.body[0].args or p.points() == 0:
+        return None
+    return copy_between(p, net.ins(op)[0], net.outs(op)[0])
+
+
+def copy_between(p: Program, source: Operand, target: Operand) -> Copy:
+    """The copy that a load and a store make of two operands, over as few loops as possible."""
+    p = collapse(order_loops(drop_unit_loops(p)))
+    return Copy(p.dims, Side(source, p.body[0].attr[1]), Side(target, p.body[1].attr[1]))
 
 
 class Wired(NamedTuple):
@@ -300,13 +318,15 @@ def windows(spec: Any) -> tuple[list[Window | None], list[Window | None]] | None
         return ([y, w], [x]) if spec.kind == "backward_data" else ([x, y], [w])
     if isinstance(spec, AttentionSpec):
         rows, keys = (spec.batch, spec.heads, spec.m, spec.d), (spec.batch, spec.heads, spec.n, spec.d)
-        q, k, v = (Window(s, getattr(spec, f), f) for s, f in zip((rows, keys, keys), "qkv", strict=True))
+        q = Window(rows, spec.q, "q")
+        fields: list[tuple[str, int | None]] = [("k", None), ("v", None), ("more", 0), ("more", 1)]
+        kv = [Window(s, st, *f) for (s, st), f in zip(spec.pieces(), fields, strict=False)]
         o, lse = Window(rows, spec.o, "o"), Window(rows[:3], spec.lse, "lse")
         mask = [Window((*rows[:3], spec.n), spec.mask, "mask")] if spec.mask else []
         if not spec.grads:
-            return [q, k, v, *mask], [o, lse]
+            return [q, *kv, *mask], [o, lse]
         do, *rest = (Window(s, spec.grads[i], "grads", i) for i, s in enumerate((rows, rows, keys, keys)))
-        return [do, q, k, v, o, lse, *mask], [*rest]
+        return [do, q, *kv, o, lse, *mask], [*rest]
     if isinstance(spec, TorchCall):
         ins, outs = ([Window(s, t, f, i) for i, (s, t, _) in enumerate(getattr(spec, f))] for f in ("ins", "outs"))
         return [*ins], [*outs]

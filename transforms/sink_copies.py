@@ -14,13 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from dcir.ir.loops import collapse, drop_unit_loops, order_loops
 from dcir.ir.network import Network
 from dcir.ir.nodes import Op
-from dcir.ir.program import Program
 from dcir.ops.torch_call import TorchCall
 from dcir.transforms.base import Outcome, Pass
-from dcir.transforms.relayout import Copy, Side, Wired, moved
+from dcir.transforms.relayout import Copy, Wired, copy_of, moved
 
 
 class _Rewired(NamedTuple):
@@ -41,7 +39,7 @@ class SinkCopies(Pass):
         outcome = Outcome()
         results = net.result_containers()
         for op in net.ops():
-            copy = _as_copy(net, op)
+            copy = copy_of(net, op)
             if copy is None:
                 continue
             plan, gone = self._readers(net, copy, results), copy.target.at.data
@@ -87,15 +85,3 @@ class SinkCopies(Pass):
         writer = writers[0]
         new = moved(Wired(writer.spec, net.ins(writer), net.outs(writer)), copy, copy.source, "out")
         return new if isinstance(new, str) else [_Rewired(writer, new)]
-
-
-def _as_copy(net: Network, op: Op) -> Copy | None:
-    """The copy that an operator is, over as few loops as possible."""
-    p = op.spec
-    if not isinstance(p, Program) or [s.op for s in p.body] != ["load", "store"] or p.inner:
-        return None
-    if p.inputs != p.outputs or p.body[0].args or p.points() == 0:
-        return None
-    source, target = net.ins(op)[0], net.outs(op)[0]
-    p = collapse(order_loops(drop_unit_loops(p)))
-    return Copy(p.dims, Side(source, p.body[0].attr[1]), Side(target, p.body[1].attr[1]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ Steps = tuple[list[tuple[str, str, int]], list[tuple[Program, list[str], list[st
 @register
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Forward: reads q, k, v[, mask], writes o, lse. Backward: reads do, q, k, v, o, lse[, mask], writes dq, dk, dv.
+    """Forward: reads q, k, v[, k2, v2][, mask], writes o, lse. Backward: reads do, q, k, v, o, lse[, mask], writes dq, dk, dv.
 
     Attributes:
         dtype: dcir type of q, k, v, o and their gradients; half types are computed in f32.
@@ -39,6 +39,9 @@ class AttentionSpec:
             says which keys are seen; the scores of the others are -inf.
         grads: strides of do, dq, dk, dv; () for forward.
         strict: a row whose scores are all -inf gives NaN, as a softmax does, in place of zeros; forward only.
+        first: keys and values before this position lie in k and v, the others in k2 and v2 (a cache and what is new); 0: all lie
+            in k and v. Forward only.
+        more: strides of k2 and v2, () if there are none.
     """
 
     dtype: str
@@ -58,6 +61,8 @@ class AttentionSpec:
     mask_dtype: str = "f32"
     grads: tuple[tuple[int, ...], ...] = ()
     strict: bool = False
+    first: int = 0
+    more: tuple[tuple[int, ...], ...] = ()
 
     @property
     def kind(self) -> str:
@@ -86,6 +91,14 @@ class AttentionSpec:
             one = pairs * (4 * self.d + 5 + mask) + self.m * (self.d + 2)
         return self.batch * self.heads * one
 
+    def pieces(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Shape and strides of k, v[, k2, v2]."""
+        b, h, n, d = self.batch, self.heads, self.n, self.d
+        if not self.more:
+            return [((b, h, n, d), st) for st in (self.k, self.v)]
+        kept, new = (b, h, self.first, d), (b, h, n - self.first, d)
+        return [(kept, self.k), (kept, self.v), (new, self.more[0]), (new, self.more[1])]
+
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Distinct bytes of every operand."""
 
@@ -93,13 +106,13 @@ class AttentionSpec:
             return itemsize(dtype) * math.prod(e for e, s in zip(shape, strides, strict=True) if s)
 
         rows, keys = (self.batch, self.heads, self.m, self.d), (self.batch, self.heads, self.n, self.d)
-        q, k, v = size(rows, self.q, self.dtype), size(keys, self.k, self.dtype), size(keys, self.v, self.dtype)
+        q, kv = size(rows, self.q, self.dtype), [size(shape, st, self.dtype) for shape, st in self.pieces()]
         o, lse = size(rows, self.o, self.dtype), size(rows[:3], self.lse, self.compute)
         mask = [size((*rows[:3], self.n), self.mask, self.mask_dtype)] if self.mask else []
         if not self.grads:
-            return (q, k, v, *mask), (o, lse)
+            return (q, *kv, *mask), (o, lse)
         do, dq, dk, dv = (size(s, g, self.dtype) for s, g in zip((rows, rows, keys, keys), self.grads, strict=True))
-        return (do, q, k, v, o, lse, *mask), (dq, dk, dv)
+        return (do, q, *kv, o, lse, *mask), (dq, dk, dv)
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over 1-D NumPy buffers: in float64, rounded once."""
@@ -110,7 +123,8 @@ class AttentionSpec:
 
         first = 1 if self.grads else 0
         q = window(ins[first], rows, self.q).double()
-        k, v = window(ins[first + 1], keys, self.k).double(), window(ins[first + 2], keys, self.v).double()
+        kv = [window(ins[first + 1 + i], shape, st).double() for i, (shape, st) in enumerate(self.pieces())]
+        k, v = (torch.cat(kv[i::2], 2) for i in (0, 1))
         scores = q @ k.transpose(-1, -2) * self.scale
         if self.mask:
             mask = window_tensor(ins[-1], ((*rows[:3], self.n), self.mask, self.mask_dtype))
@@ -133,7 +147,9 @@ class AttentionSpec:
 
     def steps(self) -> Steps:
         """The same as loop programs over temporaries, the score matrix among them: the plain form for stock DaCe."""
-        return _backward_steps(self) if self.grads else _forward_steps(self)
+        if self.grads:
+            return _backward_steps(self)
+        return _joined_steps(self) if self.more else _forward_steps(self)
 
 
 def _score(spec: AttentionSpec, body: Body, operand: int, dot: Expr) -> Expr:
@@ -180,6 +196,33 @@ def _forward_steps(spec: AttentionSpec) -> Steps:
         (soft.finish(), ["s"], ["p", "o1"]),
         (mix, ["p", "a2"], ["o0"]),
     ]
+
+
+def _joined_steps(spec: AttentionSpec) -> Steps:
+    """The pieces of keys and values copied together, then the steps over one piece."""
+    whole = (spec.batch, spec.heads, spec.n, spec.d)
+    dense = contiguous(whole)
+    temporaries, steps = _forward_steps(replace(spec, k=dense, v=dense, first=0, more=()))
+    names = {"a1": "k", "a2": "v", "a3": "a5"}
+    copies = []
+    for kept, new, strides, more in (("a1", "a3", spec.k, spec.more[0]), ("a2", "a4", spec.v, spec.more[1])):
+        body = Body(whole)
+        x, y = body.input(spec.dtype), body.input(spec.dtype)
+        at, first = body.index(2), body.const(spec.first, "i64")
+        old = at < first
+        later = body.where(old, body.const(0, "i64"), at - first)
+        nothing = body.const(0, spec.compute)
+        apart = (*more[:2], 0, more[3])
+        value = body.where(
+            old,
+            body.load(x, strides, old, nothing),
+            body.gather(y, apart, [later], [spec.n - spec.first], [more[2]]),
+        )
+        body.store(body.output(spec.dtype), dense, value)
+        copies.append((body.finish(), [kept, new], [names[kept]]))
+    joined = [(p, [names.get(r, r) for r in reads], writes) for p, reads, writes in steps]
+    size = math.prod(whole)
+    return [*temporaries, ("k", spec.dtype, size), ("v", spec.dtype, size)], [*copies, *joined]
 
 
 def _product(

@@ -137,8 +137,8 @@ def _attention(spec: AttentionSpec, images: int) -> Iterator[Share]:
     if spec.grads or spec.batch % images:
         return
     one = replace(spec, batch=spec.batch // images)
-    rows, keys = (one.batch, spec.heads, spec.m, spec.d), (one.batch, spec.heads, spec.n, spec.d)
-    reads = [(rows, spec.q), (keys, spec.k), (keys, spec.v)]
+    rows = (one.batch, spec.heads, spec.m, spec.d)
+    reads = [(rows, spec.q), *one.pieces()]
     if spec.mask:
         reads.append(((*rows[:3], spec.n), spec.mask))
     writes = [(rows, spec.o), (rows[:3], spec.lse)]

@@ -75,24 +75,28 @@ def plan_attention(spec: AttentionSpec, machine: Machine) -> KernelPlan:
     return plan_backward(spec, isa) if spec.grads else _forward(_Blocks(spec, isa))
 
 
-def _rows(b: _Blocks, name: str, strides: tuple[int, ...]) -> str:
-    """How the rows of keys or values are read: in place, or from a copy with rows of ``dp`` elements."""
-    place = b.in_place(strides, vectors=name == "V" or b.spec.m <= FEW_QUERIES)
+def _rows(b: _Blocks, name: str, strides: tuple[int, ...], *more: tuple[int, ...]) -> str:
+    """How the rows of keys or values are read: in place, or from a copy with rows of ``dp`` elements; ``more``: the second piece."""
+    place = b.in_place(strides, vectors=name == "V" or b.spec.m <= FEW_QUERIES) and all(
+        st[2:] == strides[2:] for st in more
+    )
     row, step = (strides[2], strides[3]) if place else (b.dp, 1)
     return f"constexpr bool {name}_IN_PLACE = {int(place)};\nconstexpr L {name}_ROW = {row}, {name}_STEP = {step};"
 
 
 def _common(b: _Blocks) -> str:
     spec, (acc, wide) = b.spec, b.tile
-    places = {"q": spec.q, "k": spec.k, "v": spec.v, "o": spec.o}
+    none = (0, 0, 0, 0)
+    k2, v2 = spec.more or (none, none)
+    places = {"q": spec.q, "k": spec.k, "v": spec.v, "k2": k2, "v2": v2, "o": spec.o}
     lines = [place_function(name, st, "b", "h", "i", "e") for name, st in places.items()]
     lines.append(place_function("lse", spec.lse, "b", "h", "i"))
-    lines.append(place_function("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
-    lines += [_rows(b, "K", spec.k), _rows(b, "V", spec.v)]
+    lines.append(place_function("mask", spec.mask or none, "b", "h", "i", "c"))
+    lines += [_rows(b, "K", spec.k, *spec.more[:1]), _rows(b, "V", spec.v, *spec.more[1:])]
     flat = not spec.mask or spec.mask[2] == 0
     return core(b.isa, spec.compute, COMMON) + render(
         COMMON, S=STORED[spec.dtype], acc=acc, wide=wide, bv=b.queries.size, nb=b.nb, d=spec.d, dp=b.dp,
-        m=spec.m, n=spec.n, heads=spec.heads, qblocks=b.queries.parts, larger=b.queries.larger,
+        m=spec.m, n=spec.n, first=spec.first, heads=spec.heads, qblocks=b.queries.parts, larger=b.queries.larger,
         scale=repr(float(spec.scale)), causal=int(spec.causal), masked=int(bool(spec.mask)), flat=int(flat),
         selects=int(spec.mask_dtype == "bool"), strict=int(spec.strict),
         places="\n".join(lines),
@@ -100,12 +104,13 @@ def _common(b: _Blocks) -> str:
 
 
 def _forward(b: _Blocks) -> KernelPlan:
-    mask = "a3" if b.spec.mask else "nullptr"
+    kv = "a1, a2, a3, a4" if b.spec.more else "a1, a2, nullptr, nullptr"
+    mask = f"a{1 + len(b.spec.pieces())}" if b.spec.mask else "nullptr"
     if b.spec.m <= FEW_QUERIES:
-        rows, padded = b.all_heads * b.spec.m, round_up(b.spec.n, 16)
+        rows, padded = b.all_heads * b.spec.m, round_up(b.spec.n + (b.vl if b.spec.more else 0), 16)
         text = f"namespace dcir_attention {{{_common(b)}{render(FEW, padded=padded)}}}\n"
-        phase = Phase(rows, f"dcir_attention::attend(j, a0, a1, a2, {mask}, {scratch_at(0)}, o0, o1);")
+        phase = Phase(rows, f"dcir_attention::attend(j, a0, {kv}, {mask}, {scratch_at(0)}, o0, o1);")
         return KernelPlan("attention_few", text, (phase,), rows * padded * ELEMENT_BYTES[b.spec.compute])
     text = f"namespace dcir_attention {{{_common(b)}{render(FORWARD)}}}\n"
-    phase = Phase(b.all_heads * b.queries.parts, f"dcir_attention::attend(j, a0, a1, a2, {mask}, o0, o1);")
+    phase = Phase(b.all_heads * b.queries.parts, f"dcir_attention::attend(j, a0, {kv}, {mask}, o0, o1);")
     return KernelPlan("attention", text, (phase,))

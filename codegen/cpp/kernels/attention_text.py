@@ -9,7 +9,8 @@ COMMON = """
 typedef $S S;
 // A register tile has up to ACC accumulators in rows of up to WIDE; a block of scores is NB keys by BV vectors of queries.
 constexpr int ACC = $acc, WIDE = $wide, BV = $bv, NB = $nb, DP = $dp;
-constexpr L D = $d, Q = $m, N = $n, HEADS = $heads, QBLOCKS = $qblocks, LARGER = $larger;
+// Keys from position FIRST on lie in other memory; FIRST = 0: all lie in one piece.
+constexpr L D = $d, Q = $m, N = $n, FIRST = $first, HEADS = $heads, QBLOCKS = $qblocks, LARGER = $larger;
 constexpr bool CAUSAL = $causal, MASKED = $masked, FLAT = $flat, SELECTS = $selects, STRICT = $strict;
 constexpr T SCALE = (T)$scale, INF = (T)D_INF;
 $inline T get(bool seen) { return seen ? T(0) : -INF; }
@@ -88,6 +89,19 @@ template <bool IN_PLACE, class P> $inline const T *rows_of(const S *s, P place, 
     copy_rows(copy, s, place, rows, T(1));
     return copy;
 }
+// The same for keys or values from position c on, in the piece that holds it.
+$inline const T *keys_from(const S *k, const S *more, L b, L h, L c, L rows, T *copy) {
+    if (FIRST && c >= FIRST)
+        return rows_of<K_IN_PLACE>(more, [=](L i, L e) { return at_k2(b, h, c - FIRST + i, e); }, rows, copy);
+    return rows_of<K_IN_PLACE>(k, [=](L i, L e) { return at_k(b, h, c + i, e); }, rows, copy);
+}
+$inline const T *values_from(const S *v, const S *more, L b, L h, L c, L rows, T *copy) {
+    if (FIRST && c >= FIRST)
+        return rows_of<V_IN_PLACE>(more, [=](L i, L e) { return at_v2(b, h, c - FIRST + i, e); }, rows, copy);
+    return rows_of<V_IN_PLACE>(v, [=](L i, L e) { return at_v(b, h, c + i, e); }, rows, copy);
+}
+// Where a run of keys from c on ends: with its piece, if not before.
+$inline L end_of_piece(L c, L end) { return FIRST && c < FIRST && FIRST < end ? FIRST : end; }
 // The addends of a block of scores: one per key if all queries share them, else transposed like the scores.
 template <int W, class M> $inline void load_mask(T *d, const M *mask, L b, L h, L first, L rows, L start, L cols) {
     if constexpr (FLAT) {
@@ -190,7 +204,7 @@ template <int W, int KR, int QV, int SKIP = 0> $inline void score(
     }
 }
 template <int B, class M> $noinline void attend_block(
-    L first, L b, L h, const S *q, const S *k, const S *v, const M *mask, S *o, T *lse
+    L first, L b, L h, const S *q, const S *k, const S *v, const S *k2, const S *v2, const M *mask, S *o, T *lse
 ) {
     constexpr int W = B * VL;
     alignas(64) T qt[D * W], s[NB * W + VL], out[W * DP], factor[W], add[!MASKED ? 1 : FLAT ? NB : NB * W];
@@ -199,10 +213,11 @@ template <int B, class M> $noinline void attend_block(
     const L rows = Q - first < W ? Q - first : W, seen = CAUSAL && first + rows < N ? first + rows : N;
     transpose_queries<W>(qt, q, [=](L r, L e) { return at_q(b, h, first + r, e); }, rows, SCALE);
     for (int i = 0; i < B; i++) high[i] = V{} - INF, sum[i] = V{};
-    for (L start = 0; start < seen; start += NB) {
-        const L cols = seen - start < NB ? seen - start : NB;
-        const T *keys = rows_of<K_IN_PLACE>(k, [=](L c, L e) { return at_k(b, h, start + c, e); }, cols, key);
-        const T *values = rows_of<V_IN_PLACE>(v, [=](L c, L e) { return at_v(b, h, start + c, e); }, cols, value);
+    for (L start = 0, cols; start < seen; start += cols) {
+        const L end = end_of_piece(start, seen);
+        cols = end - start < NB ? end - start : NB;
+        const T *keys = keys_from(k, k2, b, h, start, cols, key);
+        const T *values = values_from(v, v2, b, h, start, cols, value);
         if constexpr (MASKED) load_mask<W>(add, mask, b, h, first, rows, start, cols);
         V top[B];
         for (int i = 0; i < B; i++) top[i] = high[i];
@@ -258,17 +273,21 @@ template <int B, class M> $noinline void attend_block(
 }
 // Blocks of a head in the order first, last, second, …: with causal attention any run of jobs has its share of long ones.
 template <class M> $noinline void attend(
-    L j, const S *q, const S *k, const S *v, const M *mask, S *o, T *lse
+    L j, const S *q, const S *k, const S *v, const S *k2, const S *v2, const M *mask, S *o, T *lse
 ) {
     const L at = j % QBLOCKS, bh = j / QBLOCKS, b = bh / HEADS, h = bh % HEADS;
     const L block = !CAUSAL ? at : at % 2 ? QBLOCKS - 1 - at / 2 : at / 2;
-    if (block < LARGER) return attend_block<BV>(block * BV * VL, b, h, q, k, v, mask, o, lse);
+    if (block < LARGER) return attend_block<BV>(block * BV * VL, b, h, q, k, v, k2, v2, mask, o, lse);
     if constexpr (LARGER < QBLOCKS)
-        attend_block<BV - 1>((LARGER * BV + (block - LARGER) * (BV - 1)) * VL, b, h, q, k, v, mask, o, lse);
+        attend_block<BV - 1>(
+            (LARGER * BV + (block - LARGER) * (BV - 1)) * VL, b, h, q, k, v, k2, v2, mask, o, lse
+        );
 }
 // Without a mask there is no pointer to take its type from.
-$inline void attend(L j, const S *q, const S *k, const S *v, decltype(nullptr), S *o, T *lse) {
-    attend<S>(j, q, k, v, nullptr, o, lse);
+$inline void attend(
+    L j, const S *q, const S *k, const S *v, const S *k2, const S *v2, decltype(nullptr), S *o, T *lse
+) {
+    attend<S>(j, q, k, v, k2, v2, nullptr, o, lse);
 }
 """
 
@@ -292,7 +311,9 @@ template <int COUNT> $inline V fold(const V (&a)[COUNT]) {
     }
 }
 // One query: the scores of VL keys at a time in a row of scratch, keys and values read where they lie.
-template <class M> $noinline void attend(L j, const S *q, const S *k, const S *v, const M *mask, T *scores, S *o, T *lse) {
+template <class M> $noinline void attend(
+    L j, const S *q, const S *k, const S *v, const S *k2, const S *v2, const M *mask, T *scores, S *o, T *lse
+) {
     constexpr int DV = DP / VL, STEP = K_ROW, V_STEP = V_ROW;
     const L row = j % Q, bh = j / Q, b = bh / HEADS, h = bh % HEADS;
     alignas(64) T query[DP], out[DP], copy[K_IN_PLACE && V_IN_PLACE ? 1 : VL * DP];
@@ -300,9 +321,10 @@ template <class M> $noinline void attend(L j, const S *q, const S *k, const S *v
     const L seen = CAUSAL && row + 1 < N ? row + 1 : N;
     copy_rows(query, q, [=](L, L e) { return at_q(b, h, row, e); }, 1, SCALE);
     V high = V{} - INF;
-    for (L c = 0; c < seen; c += VL) {
-        const L cols = seen - c < VL ? seen - c : VL;
-        const T *keys = rows_of<K_IN_PLACE>(k, [=](L i, L e) { return at_k(b, h, c + i, e); }, cols, copy);
+    for (L c = 0, cols; c < seen; c += cols) {
+        const L end = end_of_piece(c, seen);
+        cols = end - c < VL ? end - c : VL;
+        const T *keys = keys_from(k, k2, b, h, c, cols, copy);
         V part[VL];
         if (cols == VL)
 #pragma GCC unroll 64
@@ -327,6 +349,8 @@ template <class M> $noinline void attend(L j, const S *q, const S *k, const S *v
         store(s + c, dot);
         high = larger(dot, high);
     }
+    // Vectors that begin within a piece end elsewhere than those that are read below.
+    if (FIRST) store(s + seen, V{} - INF);
     T top = high[0];
     for (int i = 1; i < VL; i++) top = high[i] > top ? high[i] : top;
     const T base = top == -INF ? T(0) : top;
@@ -341,8 +365,8 @@ template <class M> $noinline void attend(L j, const S *q, const S *k, const S *v
         V acc[WAYS][NV];
         clear(acc);
         for (L c = 0; c < seen;) {
-            const L cols = V_IN_PLACE ? seen : seen - c < VL ? seen - c : VL;
-            const T *values = rows_of<V_IN_PLACE>(v, [=](L i, L e) { return at_v(b, h, c + i, e); }, cols, copy);
+            const L left = end_of_piece(c, seen) - c, cols = V_IN_PLACE || left < VL ? left : VL;
+            const T *values = values_from(v, v2, b, h, c, cols, copy);
             L i = 0;
             for (; i + WAYS <= cols; i += WAYS)
 #pragma GCC unroll 16
@@ -367,8 +391,8 @@ template <class M> $noinline void attend(L j, const S *q, const S *k, const S *v
     lse[at_lse(b, h, row)] = base + d_log(z);
 }
 $inline void attend(
-    L j, const S *q, const S *k, const S *v, decltype(nullptr), T *scores, S *o, T *lse
+    L j, const S *q, const S *k, const S *v, const S *k2, const S *v2, decltype(nullptr), T *scores, S *o, T *lse
 ) {
-    attend<S>(j, q, k, v, nullptr, scores, o, lse);
+    attend<S>(j, q, k, v, k2, v2, nullptr, scores, o, lse);
 }
 """
