@@ -254,7 +254,8 @@ class Draft:
         arguments = f"j, {', '.join(given)}, {result if self.epilogue is None else 'nullptr'}, scratch"
         if self.epilogue is not None:
             arguments += f", {self.epilogue.operands(self.sums_at)}"
-        return [Phase(s.jobs, f"dcir_tile::{s.function}({arguments});") for s in self.steps if s.jobs]
+        call = "const D_NoDenormals none; dcir_tile::"
+        return [Phase(s.jobs, f"{call}{s.function}({arguments});") for s in self.steps if s.jobs]
 
 
 @dataclass(frozen=True)
