@@ -26,7 +26,7 @@ from dcir.codegen.tiles.emit import (
 from dcir.codegen.tiles.epilogue import Epilogue
 from dcir.codegen.tiles.gemm_form import Form
 from dcir.codegen.tiles.gemm_tiles import choose
-from dcir.codegen.tiles.isa import Isa
+from dcir.codegen.tiles.isa import Isa, slow_to_fill
 from dcir.codegen.tiles.pack_text import pack_rows, pack_vectors
 from dcir.ir.network import contiguous
 from dcir.ops.contraction import ContractionSpec
@@ -42,10 +42,17 @@ SHORT = 256  # a product of fewer steps finishes its rows in registers; for othe
 # How far ahead a panel is fetched, in bytes, and how near. Weights of a large network come from memory in every call, and 128 steps
 # of a tall tile are as long as that takes: 8 to 14 % faster than 8 steps at 128 rows, 40 % at 8; panels in a cache do not mind.
 FETCHES = ((16384, 3), (4096, 3), (1024, 3), (32768, 3), (16384, 2))
+# Where caches fill slowly, the distances that do for the first-level cache while the next panel is on its way to the second (below).
+FETCHES_NEAR = ((4096, 3), (2048, 3), (16384, 3), (1024, 3))
+ROWS_AHEAD = 2048  # bytes of packed rows
 FETCHES_OF_ROWS = ((4096, 3), (16384, 3), (1024, 3))  # of one or two rows: loads are all that such a tile does
+IN_PLACE, COPIED, PACKED = 0, 1, 2  # how rows of A are held for the panels of a job
 FEW_PANELS = 3
 MOST_GRIDS = 4
 TOGETHER_PANELS, TOGETHER_STEPS = 4, 16  # packed side by side, so that memory is read in longer pieces
+LEAST_PANELS = 8  # per job, for which packing rows pays
+LEAST_TILES = 3  # per block, over which the next panel is spread
+LEAST_BYTES = 1 << 20  # of panels per job, for which they come from beyond the second-level cache
 SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
 
 
@@ -123,10 +130,12 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         sweep = decide("sweep", [0, *(s for s in SWEEPS if s * 3 // 2 <= spec.k and rows.parts > p)])
     inner = Split.at_most(spec.k, sweep or max(1, spec.k))
     unit = tile.vectors * width
-    packs = ak != 1
-    copies = crowded and rows.size > 8 and groups.parts > FEW_PANELS
+    packs, copies = ak != 1, crowded and rows.size > 8 and groups.parts > FEW_PANELS
+    many = rows.size > 8 and groups.size == 1 and ceil_div(groups.parts, q) >= LEAST_PANELS
     if ak == 1:
-        copies = bool(decide("copy", [int(copies), int(not copies)]))
+        usual = PACKED if many and slow_to_fill() else int(copies)
+        held = decide("copy", [usual, *(c for c in (IN_PLACE, COPIED, PACKED) if c != usual)])
+        packs, copies = held == PACKED, held == COPIED
     pitch = (round_up(depth.size, 64 // element) // (64 // element) | 1) * (64 // element)
     tall = rows.size * (pitch if copies else depth.size)
     per_block = decide(
@@ -134,6 +143,13 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         [max(1, min(ceil_div(rows.parts, p), b // max(1, tall * element))) for b in (ROWS_BYTES, *OTHER_ROWS_BYTES)],
     )
     blocked = depth.parts > 1
+    # The next panel comes to the second-level cache while this one passes all tiles of the block, not when its first tile wants it.
+    spread = (
+        many and tile.per_panel == 1 and not blocked and per_block >= LEAST_TILES
+        and spec.n * spec.k * element >= LEAST_BYTES * q
+    )  # fmt: skip
+    if spread:
+        spread = bool(decide("spread", [1, 0] if slow_to_fill() else [0, 1]))
     parted = blocked or inner.parts > 1
     body = form.epilogue is not None
     tail = spec.n % unit
@@ -169,7 +185,18 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
             text_of.WRITE_COLUMNS if down else text_of.WRITE_APART, vectors=together, cm=spec.c[-2], cn=spec.c[-1]
         )
 
-    ahead, into = decide("ahead", FETCHES if spec.m > 2 else FETCHES_OF_ROWS)
+    fetches = FETCHES_OF_ROWS if spec.m <= 2 else FETCHES_NEAR if many and slow_to_fill() else FETCHES
+    ahead, into = decide("ahead", fetches)
+    fetch = f"\n        __builtin_prefetch(a + {ROWS_AHEAD // element}, 0, 3);" if packs else ""
+    advance, following, next_arguments = "", "", ""
+    if spread:
+        fetch += "\n        __builtin_prefetch(next, 0, 2);"
+        advance = ", next += pace"
+        line = tile.vectors * width * element
+        following = f"""
+            const L pace = ({line} + s1 - s0 - 1) / (s1 - s0), after = g + 1 < g1 ? g + 1 : g0;
+            const char *next = (const char *)(b + {groups.start("after")} * {spec.k * spec.panel}LL + k0 * {spec.panel});"""
+        next_arguments = ", next + (t - s0) * depth * pace, pace"
     steps = inner.size if depth.parts == 1 else depth.size
     parts = ceil_div(steps, SUMMED) if steps > SUMMED * 3 // 2 else 1
     end = f"depth * (part + 1) / {parts}" if parted else f"(part + 1) * {spec.k}LL / {parts}"
@@ -180,7 +207,8 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         prefetch=prefetch, start=start + "    clear(acc);", depth="end - begin" if parts > 1 else "depth" if parted else spec.k,
         ak="MR" if packs else "1", ai="1" if packs else f"{pitch if copies else am}LL", panel=spec.panel,
         stride=f"{spec.k * spec.panel}LL",
-        bytes=element, ahead=ahead // element, into=into,
+        bytes=element, ahead=ahead // element, into=into, fetch=fetch, advance=advance,
+        next_parameters=", const char *next, L pace" if spread else "",
         stop=add + (text_of.PARTIAL_STOP if parted else "") + stop,
     )  # fmt: skip
     partial = rows.size * groups.size * unit
@@ -191,7 +219,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         more = f", depth, kb == 0, kb == {depth.parts - 1}, {at}"
     elif inner.parts > 1:
         more = f", depth, kb == 0, kb == {inner.parts - 1}, partials + (t - s0) * {partial}LL"
-    call = f"tile<#, $, {tile.vectors}>(ta, pb, {arguments}, {spec.n} - n{more});"
+    call = f"tile<#, $, {tile.vectors}>(ta, pb, {arguments}, {spec.n} - n{more}{next_arguments});"
     calls = choose(groups, "g", call)
     if tile.narrow:
         calls = (
@@ -245,7 +273,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         own="const Operands e = own(given, j);" if summing else "", offsets=offsets, source=source, p=p, q=q,
         m_tiles=rows.parts, n_groups=groups.parts, per_block=per_block, buffer=buffer, k_loop=start, fill=fill,
         group_start=groups.start("g"), unit=unit, group_offset=offset, m_start=rows.start("t"), row_source=row_source,
-        calls=row_calls, k_end=end, sweep=sweep_loop, sweep_end="}" if sweep_loop else "",
+        calls=row_calls, next=following, k_end=end, sweep=sweep_loop, sweep_end="}" if sweep_loop else "",
     )  # fmt: skip
     jobs = batch * p * q
     return Draft(

@@ -2,11 +2,11 @@
 
 TILE = """
 template <int MR, int NP, int NV>
-$noinline void tile(const T *a, const T *b, $to, L valid$partial_parameters) {
+$noinline void tile(const T *a, const T *b, $to, L valid$partial_parameters$next_parameters) {
 $prefetch    V acc[MR][NP * NV];
 $start
-    for (L k = 0; k < $depth; k++, a += $ak, b += $panel) {
-        V bv[NP * NV];
+    for (L k = 0; k < $depth; k++, a += $ak, b += $panel$advance) {
+        V bv[NP * NV];$fetch
 #pragma GCC unroll 32
         for (int v = 0; v < NP * NV; v++) {
             const T *at = b + v / NV * $stride + v % NV * VL;
@@ -140,7 +140,7 @@ $fill
         for (L g = g0; g < g1; g++) {
             const L u = $group_start, n = u * $unit;
             $sweep
-            const T *pb = b + $group_offset;
+            const T *pb = b + $group_offset;$next
             for (L t = s0; t < s1; t++) {
                 const L m = $m_start;
                 const T *ta = $row_source;
