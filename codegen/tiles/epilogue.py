@@ -36,8 +36,10 @@ from dcir.ir.types import compute_type
 
 LONGEST_INLINE = 14
 """Vector statements of an epilogue that is worth repeating for every row of a tile."""
-EXPONENTIAL = 12
-"""Vector statements of an exponential."""
+CHAINS = {"exp": "exponentials", "erf": "errors"}
+"""Long chains of steps, and the functions that take several vectors through one."""
+CHAIN = 12
+"""Vector statements of the shorter one."""
 GROUPED = 4
 """Vectors of a group: what it takes to keep the processor busy while each waits for its last step."""
 
@@ -113,7 +115,7 @@ class Epilogue:
             return replace(self, program=without_sums(self.program)).in_registers
         varies = self.vector_varies()
         simple = all(self._simple(i) for i, v in enumerate(varies) if v)
-        return simple and sum(varies) + EXPONENTIAL * len(self._exponentials) <= LONGEST_INLINE
+        return simple and sum(varies) + CHAIN * len(self._chains) <= LONGEST_INLINE
 
     @functools.cached_property
     def grouped(self) -> bool:
@@ -121,7 +123,7 @@ class Epilogue:
         if self.sums:
             return replace(self, program=without_sums(self.program)).grouped
         body, varies = self.program.body, self.vector_varies()
-        found = self._exponentials
+        found = self._chains
         return (
             bool(found)
             and all(self._simple(i) for i, v in enumerate(varies) if v)
@@ -129,9 +131,9 @@ class Epilogue:
         )
 
     @functools.cached_property
-    def _exponentials(self) -> list[int]:
+    def _chains(self) -> list[int]:
         varies = self.vector_varies()
-        return [i for i, s in enumerate(self.program.body) if s.op == "exp" and varies[i]]
+        return [i for i, s in enumerate(self.program.body) if s.op in CHAINS and varies[i]]
 
     @property
     def _outputs(self) -> tuple[str, ...]:
@@ -221,7 +223,7 @@ class Epilogue:
             return False
         if s.op in _LOGICAL:
             return all(t == "bool" for t in given)
-        if s.op == "exp":
+        if s.op in CHAINS:
             return self.dtype == "f32"
         if s.op == "where":
             return True
@@ -265,20 +267,24 @@ class Epilogue:
                 for name, op, sign in (("larger", "max", ">"), ("smaller", "min", "<"))
             },
         )
-        if self._exponentials and self.dtype == "f32":
+        chains = {self.program.body[i].op for i in self._chains} if self.dtype == "f32" else set()
+        if "exp" in chains:
             powers = ", ".join(literal(float(np.float32(2 ** (i / 16))), "f32") for i in range(16))
             text += render(text_of.EXPONENTIALS_512, powers=powers) if wide else render(text_of.EXPONENTIALS)
-            text += f"{INLINE} V exponential(V x) {{ V v[1] = {{x}}; exponentials(v); return v[0]; }}\n"
+        if "erf" in chains:
+            text += render(text_of.ERRORS)
+        for op in sorted(chains):
+            text += f"{INLINE} V {op}_of(V x) {{ V v[1] = {{x}}; {CHAINS[op]}(v); return v[0]; }}\n"
         return text
 
     def _group(self) -> str:
-        """``finish_group``: the statements up to each exponential for every vector, then that exponential for all of them."""
+        """``finish_group``: the statements up to each chain for every vector, then that chain for all of them."""
         body, varies, made = self.program.body, self.vector_varies(), self.vector_lines()
         moves = {self.vector: " + u % NV * VL", self.row: " + u / NV"}
         places = [f"const L i{d} = b{d}{moves.get(d, '')};" for d in range(len(self.program.outer))]
         kept = [i for i, s in enumerate(body) if varies[i] and s.op != "store"]
         parts = [f"    {self._kind(i)} w{i}[N];" for i in kept]
-        bounds = [0, *(i + 1 for i in self._exponentials), len(body)]
+        bounds = [0, *(i + 1 for i in self._chains), len(body)]
         for low, high in itertools.pairwise(bounds):
             needed = {a for i in range(low, high) if varies[i] for a in body[i].args}
             for i in reversed(range(high)):
@@ -290,13 +296,13 @@ class Epilogue:
                     lines += [f"const {self._kind(i)} v{i} = w{i}[u];"] if i in needed else []
                 elif not varies[i]:
                     lines += made[i] if i in needed else []
-                elif i in self._exponentials:
+                elif i in self._chains:
                     lines.append(f"w{i}[u] = v{body[i].args[0]};")
                 else:
                     lines += [*made[i], *([f"w{i}[u] = v{i};"] if i in kept else [])]
             text = "\n".join("        " + line for line in lines)
-            exponentials = f"exponentials(w{low - 1});" if low else ""
-            parts.append(render(text_of.GROUP_PART, exponentials=exponentials, statements=text))
+            chain = f"{CHAINS[body[low - 1].op]}(w{low - 1});" if low else ""
+            parts.append(render(text_of.GROUP_PART, chains=chain, statements=text))
         indices = ", ".join(f"L b{d}" for d in range(len(self.program.outer)))
         return render(text_of.GROUP, indices=indices, parts="\n".join(parts))
 
@@ -322,8 +328,8 @@ class Epilogue:
             return f"{args[0]} * {args[1]} + {args[2]}"
         if s.op == "neg":
             return f"-{args[0]}"
-        if s.op == "exp":
-            return f"exponential({args[0]})"
+        if s.op in CHAINS:
+            return f"{s.op}_of({args[0]})"
         if s.op == "abs":
             return f"(V)((M){args[0]} & ~(M)splat(-0.0))"
         if s.op in _EXTREME:

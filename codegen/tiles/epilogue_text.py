@@ -178,6 +178,75 @@ template <int N> $inline void exponentials(V (&x)[N]) {
     for (int u = 0; u < N; u++) x[u] = __builtin_ia32_scalefps512_mask(x[u], k[u], V{}, (unsigned short)-1, 4);
 }
 """
+# Error functions, likewise: the steps of ``d_erf``.
+ERRORS = """
+template <int N> $inline void errors(V (&x)[N]) {
+    V z[N], s[N], a[N], k[N];
+    M n[N];
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = x[u] * x[u];
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) s[u] = 0x1.4771fcp-14f * z[u] - 0x1.a3515ep-11f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) s[u] = s[u] * z[u] + 0x1.53f224p-8f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) s[u] = s[u] * z[u] - 0x1.b7f71ap-6f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) s[u] = s[u] * z[u] + 0x1.ce2ce6p-4f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) s[u] = s[u] * z[u] - 0x1.81273ep-2f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) s[u] = s[u] * z[u] + 0x1.06eba8p-3f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) s[u] = s[u] * x[u] + x[u];
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) a[u] = smaller(splat(3.95f), (V)((M)x[u] & ~(M)splat(-0.0)));
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = 0x1.6c07fep-16f * a[u] - 0x1.ceee9ep-12f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = z[u] * a[u] + 0x1.139872p-8f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = z[u] * a[u] - 0x1.9d0b56p-6f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = z[u] * a[u] + 0x1.bc189ap-4f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = z[u] * a[u] + 0x1.4434f6p-1f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = z[u] * a[u] + 0x1.212c2cp+0f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = 0x1.8b3e8ep-13f - z[u] * a[u];
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) k[u] = z[u] * 0x1.715476p+0f + 12582912.0f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) n[u] = (M)k[u] - (M)splat(12582912.0f);
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) k[u] = k[u] - 12582912.0f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = z[u] - k[u] * 0x1.62e4p-1f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = z[u] - k[u] * 0x1.7f7d1cp-20f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) k[u] = 0x1.9e77dap-13f * z[u] + 0x1.6d3a5ep-10f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) k[u] = k[u] * z[u] + 0x1.1112d6p-7f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) k[u] = k[u] * z[u] + 0x1.5554f8p-5f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) k[u] = k[u] * z[u] + 0x1.555554p-3f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) k[u] = k[u] * z[u] + 0.5f;
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = k[u] * (z[u] * z[u]) + z[u];
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) k[u] = (V)((n[u] + 127) << 23);
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = 1.0f - (z[u] * k[u] + k[u]);
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) z[u] = (V)((M)z[u] | ((M)x[u] & (M)splat(-0.0)));
+#pragma GCC unroll 16
+    for (int u = 0; u < N; u++) x[u] = a[u] < 1.0f ? s[u] : z[u];
+}
+"""
 # Where x is NaN it stays.
 EXTREMES = """
 $inline V larger(V a, V x) { return $larger; }
@@ -192,7 +261,7 @@ template <int R, int NV> $inline void finish_group(const Operands &e, $indices, 
 $parts
 }
 """
-GROUP_PART = """    $exponentials
+GROUP_PART = """    $chains
 #pragma GCC unroll 16
     for (int u = 0; u < N; u++) {
 $statements

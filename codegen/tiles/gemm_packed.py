@@ -23,7 +23,7 @@ from dcir.codegen.tiles.emit import (
     round_up,
     unravel,
 )
-from dcir.codegen.tiles.epilogue import Epilogue
+from dcir.codegen.tiles.epilogue import GROUPED, Epilogue
 from dcir.codegen.tiles.gemm_form import Form
 from dcir.codegen.tiles.gemm_tiles import choose
 from dcir.codegen.tiles.isa import Isa, slow_to_fill
@@ -166,7 +166,11 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         unrolled = spec.k < SHORT and epilogue.in_registers and not summing
         to = "const Operands &operands, " + "".join(f"L {x}, " for x in batch_names) + "L m, L n"
         arguments = ", ".join(["e", *batch_names, "m", "n"])
-        form_of_stop = text_of.FINISH_COLUMNS if down else text_of.FINISH_UNROLLED if unrolled else text_of.FINISH_ROWS
+        form_of_stop = text_of.FINISH_UNROLLED if unrolled else text_of.FINISH_ROWS
+        if down:
+            form_of_stop = text_of.FINISH_COLUMNS
+        elif epilogue.grouped and not epilogue.in_registers:
+            form_of_stop = text_of.FINISH_GROUPS
         indices = form.indices(batch_names, "m" if down else "m + i", "n + l" if down else "n")
         if epilogue.streams and not parted:
             prefetch = render(
@@ -174,7 +178,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
             )
         stop = render(
             form_of_stop, vectors=together, valid="valid" if tail else f"{together} * VL",
-            indices=indices,
+            indices=indices, grouped=GROUPED,
         )  # fmt: skip
         if summing:
             stop += render(text_of.SUMS, vectors=together, indices=form.indices(batch_names, "m", "n"))

@@ -112,6 +112,22 @@ FINISH_ROWS = (
             finish(e, $indices, t + i * $vectors * VL, columns);
     }"""
 )
+# Several rows take their chains of steps together.
+FINISH_GROUPS = (
+    """    const Operands e = operands;
+"""
+    + TO_STACK
+    + """    constexpr int W = $vectors, R = W < $grouped ? $grouped / W : 1;
+    L i = 0;
+    if (columns == W * VL)
+        for (; i + R <= MR; i += R) {
+            V x[R * W];
+#pragma GCC unroll 16
+            for (int u = 0; u < R * W; u++) x[u] = load(t + (i * W + u) * VL);
+            finish_group<R, W>(e, $indices, x);
+        }
+    for (; i < MR; i++) finish(e, $indices, t + i * W * VL, columns);"""
+)
 SUMS = """
     add_sums(e, $indices, t, $vectors * VL, MR, 0, columns);"""
 FINISH_COLUMNS = (

@@ -88,6 +88,14 @@ def exponentials(c):
     c.store(positive, "bool")
 
 
+def error_functions(c):
+    total = c.x + c.load((0, 0, 1))
+    both = total * c.const(0.5) * (c.body.op("erf", total * c.const(0.7071)) + c.const(1))
+    two = c.body.op("erf", c.body.op("exp", c.x))
+    c.store(both)
+    c.store(two, strides=(430, 86, 2))
+
+
 def guarded(c):
     row, column = c.body.index(1), c.body.index(2)
     inside = column < c.body.const(17, "i64")
@@ -112,7 +120,20 @@ def narrowed(c):
     c.store(b.op("sqrt", y * y) + b.op("pow", b.op("abs", c.x), c.const(1.5)))
 
 
-KINDS = (relu, clamp, arithmetic, masks, sign_of_zero, gelu, silu, exponentials, guarded, gathers, narrowed)
+KINDS = (
+    relu,
+    clamp,
+    arithmetic,
+    masks,
+    sign_of_zero,
+    gelu,
+    silu,
+    exponentials,
+    error_functions,
+    guarded,
+    gathers,
+    narrowed,
+)
 _TEXT = """
 $noinline void rows(L j, const T *a0, const T *, const T *, T *, unsigned char *, const Operands &operands) {
     const Operands e = operands;
@@ -210,7 +231,7 @@ def test_epilogue(kernels, case):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", [silu, exponentials], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("kind", [silu, exponentials, error_functions], ids=lambda k: k.__name__)
 def test_groups(isa, kind):
     """Vectors that take their steps together give what single ones give."""
     case = Case("f32")
@@ -233,10 +254,11 @@ def test_groups(isa, kind):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_exponentials_of_all_floats(isa):
-    """Within 2 ulp of the exact value over all of the range; infinities, zeros and NaN as they should be."""
+@pytest.mark.parametrize("op", ["exp", "erf"])
+def test_chains_of_all_floats(isa, op):
+    """Within 2 ulp of the exact value over all of the range, denormal numbers aside; infinities, zeros and NaN as they should be."""
     body = Body((1, 1 << 20))
-    body.store(body.output("f32"), (0, 1), body.op("exp", body.load(body.input("f32"), (0, 1))))
+    body.store(body.output("f32"), (0, 1), body.op(op, body.load(body.input("f32"), (0, 1))))
     program = body.finish()
     text = """
 $noinline void rows(L, const T *a0, const T *, const T *, T *, unsigned char *, const Operands &operands) {
@@ -247,12 +269,17 @@ $noinline void rows(L, const T *a0, const T *, const T *, T *, unsigned char *, 
     (call,) = compile_plans([(assemble(draft, ISAS[isa], 1), program.inputs, program.outputs)])
     step = (1 << 32) // (1 << 20)
     bits = np.arange(0, 1 << 32, step, dtype=np.uint64).astype(np.uint32)
-    for x in (bits.view(np.float32), np.linspace(-104.5, 89, 1 << 20, dtype=np.float32)):
+    least = 2.0**-126
+    for x in (bits.view(np.float32), np.linspace(-104.5, 89, 1 << 20, dtype=np.float32),
+              np.linspace(-4.2, 4.2, 1 << 20, dtype=np.float32)):  # fmt: skip
         got = np.empty_like(x)
         call(torch.from_numpy(x.copy()), mine := torch.from_numpy(got))
         got = mine.numpy()
         with np.errstate(all="ignore"):
-            wide = np.exp(x.astype(np.float64))
+            wide = np.exp(x.astype(np.float64)) if op == "exp" else torch.erf(torch.from_numpy(x).double()).numpy()
+            small = (np.abs(wide) < least) | ((np.abs(x) < least) & (op == "erf"))
+            assert (np.abs(got[small]) <= 2 * least).all()
+            wide[small] = got[small]
             exact = wide.astype(np.float32)
             ulp = np.maximum(np.spacing(np.abs(exact)), np.float32(2.0**-149)).astype(np.float64)
             finite = np.isfinite(exact)
