@@ -87,13 +87,17 @@ def spec_of(name, dtype, x_layout, y_layout, epilogue, w_layout="packed"):
 
 
 def operands(spec):
-    """x, packed weights and the epilogue's operands; what lies outside the tensors is NaN."""
+    """x, packed weights and the epilogue's operands; what lies outside the tensors is NaN.
+
+    In f64 they have 15 bits, so that sums of products are exact in any order: PyTorch's own, the reference, depends on the processor.
+    """
     kind, rng = np.dtype("f4" if spec.dtype == "f32" else "f8"), np.random.default_rng(7)
 
     def window(shape, strides):
         made = np.full(extent(shape, strides), np.nan, kind)
         view = np.lib.stride_tricks.as_strided(made, shape, [s * kind.itemsize for s in strides])
-        view[...] = rng.uniform(-1, 1, shape)
+        numbers = rng.uniform(-1, 1, shape)
+        view[...] = numbers if spec.dtype == "f32" else np.round(numbers * 2**15) / 2**15
         return made
 
     x, w = window(spec.shapes[0], spec.x), window(spec.shapes[1], spec.w)
