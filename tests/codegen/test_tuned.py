@@ -11,7 +11,8 @@ import pytest
 from dcir.cache import Cache
 from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.compile import compile_network, planned_bytes, source_identity
-from dcir.codegen.planners import Machine, alternatives, plan
+from dcir.codegen.planners import Machine, alternatives, decisions, plan
+from dcir.codegen.tiles import gemm_packed
 from dcir.codegen.tiles.isa import host_isa
 from dcir.codegen.tuned import KIND, Database, Verdict
 from dcir.driver.machine import machine
@@ -180,6 +181,22 @@ KERNELS = {name: (spec, sizes_of(spec)) for name, spec in PRODUCTS.items()} | {
 def test_every_alternative_computes_the_same(cache, name, threads):
     """Each within the error of the model's own choice, by the kernel's float64 reference."""
     spec, sizes = KERNELS[name]
+    _check_alternatives(cache, spec, sizes, threads)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_tiles_that_are_fed_ahead(cache, monkeypatch, slow, threads):
+    """Rows packed and the next panel fetched: taken where caches fill slowly, offered elsewhere, right on every processor."""
+    monkeypatch.setattr(gemm_packed, "slow_to_fill", lambda: slow)
+    spec = product(101, 1000, 700)
+    taken = decisions(spec, Machine(host_isa().name, threads)).taken
+    if host_isa().name == "avx512":
+        assert (taken["copy"] == gemm_packed.PACKED, bool(taken["spread"])) == (slow, slow)
+    _check_alternatives(cache, spec, sizes_of(spec), threads)
+
+
+def _check_alternatives(cache, spec, sizes, threads):
     choices = alternatives(spec, Machine(host_isa().name, threads))[1:]
     assert len(choices) > 1
     kernel = Kernel(spec, *TYPES, sizes, (0, 0, 0), (False, True, False), 1, min(threads, 2))
