@@ -44,8 +44,8 @@ def _processor_flags() -> frozenset[str]:
 def slow_to_fill() -> bool:
     """Whether tiles wait for the first-level cache to be filled from the second: on Intel's processors, not on AMD's.
 
-    Measured on a Xeon with AMX and 2 MB of second-level cache a core (tile of 14 rows by 2 vectors: 213 GFLOP/s from the first level, 175 to 185 from the second, with rows
-    packed and everything fetched ahead 188 to 193) and on Zen 5 (94 to 97 % of its peak without).
+    Measured on a Xeon with AMX and 2 MB of second-level cache a core (tile of 14 rows by 2 vectors: 213 GFLOP/s from the first level,
+    175 to 185 from the second, with rows packed and everything fetched ahead 188 to 193) and on Zen 5 (94 to 97 % of its peak without).
     """
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
