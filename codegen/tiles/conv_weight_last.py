@@ -114,7 +114,7 @@ $noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned c
 def weight_last_suits(p: Problem, isa: Isa) -> bool:
     """Whether a weight gradient has this form."""
     partial = p.co % lanes(isa, p.dtype) != 0
-    return p.xs[2] == p.ys[2] == 1 and p.ci >= LEAST_INPUTS and p.co > 1 and (isa.name == "avx512" or not partial)
+    return p.xs[2] == p.ys[2] == 1 and p.ci >= LEAST_INPUTS and p.co > 1 and (isa.vectors == "avx512" or not partial)
 
 
 def weight_last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:

@@ -131,7 +131,7 @@ def core(isa: Isa, dtype: str, user: str = "") -> str:
     halvings = [f"    v += __builtin_shuffle(v, (M){{{_list((i + s) % width for i in range(width))}}});" for s in steps]
     transposition = _transposition(width) if "transpose_block" in user else ""
     masked = {"s": "s" if dtype == "f32" else "d", "m": "short" if dtype == "f32" else "char"}
-    part = render(_PART_MASKED, **masked) if isa.name == "avx512" else render(_PART)
+    part = render(_PART_MASKED, **masked) if isa.vectors == "avx512" else render(_PART)
     return render(
         _CORE, part=part, T=STORED[dtype], I="int" if dtype == "f32" else "long long", VB=isa.vector_bytes, VL=width,
         EB=ELEMENT_BYTES[dtype], halvings="\n".join(halvings), transposition=transposition,

@@ -255,7 +255,7 @@ class Epilogue:
 
     def _vector_math(self, isa: Isa) -> str:
         """What vector statements call."""
-        wide = isa.name == "avx512"
+        wide = isa.vectors == "avx512"
         kind, mask = ("ps", "short") if self.dtype == "f32" else ("pd", "char")
         text = f"{INLINE} V splat(T x) {{ return V{{{', '.join('x' * lanes(isa, self.dtype))}}}; }}"
         text += render(
@@ -280,7 +280,8 @@ class Epilogue:
     def _group(self) -> str:
         """``finish_group``: the statements up to each chain for every vector, then that chain for all of them."""
         body, varies, made = self.program.body, self.vector_varies(), self.vector_lines()
-        moves = {self.vector: " + u % NV * VL", self.row: " + u / NV"}
+        # Where vectors lie along a tile's rows there is one row of them.
+        moves = {self.row: " + u / NV", self.vector: " + u % NV * VL"}
         places = [f"const L i{d} = b{d}{moves.get(d, '')};" for d in range(len(self.program.outer))]
         kept = [i for i, s in enumerate(body) if varies[i] and s.op != "store"]
         parts = [f"    {self._kind(i)} w{i}[N];" for i in kept]

@@ -8,6 +8,7 @@ both packed per job into stack buffers where their layout asks for it, which tak
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from dcir.codegen.choices import decide
@@ -27,6 +28,7 @@ from dcir.codegen.tiles.emit import (
 from dcir.codegen.tiles.epilogue import epilogue_suits
 from dcir.codegen.tiles.gemm_dot import dot_draft, dot_suits
 from dcir.codegen.tiles.gemm_form import Form, normal_form, transposed
+from dcir.codegen.tiles.gemm_matrix import matrix_draft, matrix_suits
 from dcir.codegen.tiles.gemm_packed import packed_draft, packing_draft
 from dcir.codegen.tiles.gemm_tiles import CHUNK_BYTES, tiles_draft
 from dcir.codegen.tiles.isa import Isa
@@ -68,7 +70,7 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
         return tiles_draft(name, spec, isa, threads, bias)
     form = normal_form(spec)
     if spec.panel:
-        return packed_draft(name, form, isa, threads)
+        return _with_panels(form.spec, isa)(name, form, isa, threads)
     if spec.k == 0 and form.epilogue is None:
         return _zeros(name, form.spec)
     method = decide("method", _methods(form, isa))
@@ -78,10 +80,16 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
         case "dot":
             draft = dot_draft(name, form, isa, threads)
         case "packing":
-            draft = packing_draft(name, form, isa, threads)
+            draft = packing_draft(name, form, isa, threads, _with_panels(form.spec, isa))
         case _:
             draft = tiles_draft(name, form.spec, isa, threads, None)
     return replace(draft, swapped=swapped)
+
+
+def _with_panels(spec: ContractionSpec, isa: Isa) -> Callable[..., Draft]:
+    """How a product is computed once B is in panels."""
+    suits = matrix_suits(spec, isa)
+    return matrix_draft if suits and decide("unit", ["matrix", "vector"]) == "matrix" else packed_draft
 
 
 def _methods(form: Form, isa: Isa) -> list[str]:

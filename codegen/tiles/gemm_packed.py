@@ -7,6 +7,7 @@ are read in place; where they share cache sets they are copied, where k is not c
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
@@ -23,7 +24,7 @@ from dcir.codegen.tiles.emit import (
     round_up,
     unravel,
 )
-from dcir.codegen.tiles.epilogue import GROUPED, Epilogue
+from dcir.codegen.tiles.gemm_ending import ending
 from dcir.codegen.tiles.gemm_form import Form
 from dcir.codegen.tiles.gemm_tiles import choose
 from dcir.codegen.tiles.isa import Isa, slow_to_fill
@@ -154,40 +155,8 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     body = form.epilogue is not None
     tail = spec.n % unit
 
-    # Where results go: into C, or through the epilogue along rows or, where its first result is laid out so, columns.
     batch_names = [f"x{d}" for d in range(len(spec.batch))]
-    down = form.along(-2) and not form.along(-1) and spec.m > 1
-    together = "(NP * NV)"
-    to, arguments = "T *c", f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL"
-    epilogue, prefetch, summing = None, "", False
-    if form.epilogue is not None:
-        epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-2 if down else -1], form.places[-2])
-        summing = epilogue.sums > 0 and not down
-        unrolled = spec.k < SHORT and epilogue.in_registers and not summing
-        to = "const Operands &operands, " + "".join(f"L {x}, " for x in batch_names) + "L m, L n"
-        arguments = ", ".join(["e", *batch_names, "m", "n"])
-        form_of_stop = text_of.FINISH_UNROLLED if unrolled else text_of.FINISH_ROWS
-        if down:
-            form_of_stop = text_of.FINISH_COLUMNS
-        elif epilogue.grouped and not epilogue.in_registers:
-            form_of_stop = text_of.FINISH_GROUPS
-        indices = form.indices(batch_names, "m" if down else "m + i", "n + l" if down else "n")
-        if epilogue.streams and not parted:
-            prefetch = render(
-                text_of.PREFETCH_COLUMNS if down else text_of.PREFETCH_ROWS, vectors=together, indices=indices
-            )
-        stop = render(
-            form_of_stop, vectors=together, valid="valid" if tail else f"{together} * VL",
-            indices=indices, grouped=GROUPED,
-        )  # fmt: skip
-        if summing:
-            stop += render(text_of.SUMS, vectors=together, indices=form.indices(batch_names, "m", "n"))
-    elif spec.c[-1] == 1 or spec.n == 1:
-        stop = render(text_of.WRITE_ROWS, vectors=together, tail=tail, cm=spec.c[-2])
-    else:
-        stop = render(
-            text_of.WRITE_COLUMNS if down else text_of.WRITE_APART, vectors=together, cm=spec.c[-2], cn=spec.c[-1]
-        )
+    end_of = ending(form, "(NP * NV)", tail, prefetched=not parted, unrolled=spec.k < SHORT)
 
     fetches = FETCHES_OF_ROWS if spec.m <= 2 else FETCHES_NEAR if many and slow_to_fill() else FETCHES
     ahead, into = decide("ahead", fetches)
@@ -207,13 +176,13 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     start, add = (render(text_of.SUM_PARTS, parts=parts, end=end), text_of.ADD_PARTS) if parts > 1 else ("", "")
     text = pack_rows("rows_of_a", am, ak) if packs else ""
     text += render(
-        text_of.TILE, to=to, partial_parameters=", L depth, bool first, bool last, T *partial" if parted else "",
-        prefetch=prefetch, start=start + "    clear(acc);", depth="end - begin" if parts > 1 else "depth" if parted else spec.k,
+        text_of.TILE, to=end_of.to, partial_parameters=", L depth, bool first, bool last, T *partial" if parted else "",
+        prefetch=end_of.prefetch, start=start + "    clear(acc);", depth="end - begin" if parts > 1 else "depth" if parted else spec.k,
         ak="MR" if packs else "1", ai="1" if packs else f"{pitch if copies else am}LL", panel=spec.panel,
         stride=f"{spec.k * spec.panel}LL",
         bytes=element, ahead=ahead // element, into=into, fetch=fetch, advance=advance,
         next_parameters=", const char *next, L pace" if spread else "",
-        stop=add + (text_of.PARTIAL_STOP if parted else "") + stop,
+        stop=add + (text_of.PARTIAL_STOP if parted else "") + end_of.stop,
     )  # fmt: skip
     partial = rows.size * groups.size * unit
     job_groups = ceil_div(groups.parts, q)
@@ -223,7 +192,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         more = f", depth, kb == 0, kb == {depth.parts - 1}, {at}"
     elif inner.parts > 1:
         more = f", depth, kb == 0, kb == {inner.parts - 1}, partials + (t - s0) * {partial}LL"
-    call = f"tile<#, $, {tile.vectors}>(ta, pb, {arguments}, {spec.n} - n{more}{next_arguments});"
+    call = f"tile<#, $, {tile.vectors}>(ta, pb, {end_of.arguments}, {spec.n} - n{more}{next_arguments});"
     calls = choose(groups, "g", call)
     if tile.narrow:
         calls = (
@@ -273,20 +242,26 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     if not body:
         offsets = unravel(f"j / {p * q}", spec.batch, sums | {"pc": (0, spec.c[:-2])}) + "\n    T *c = o0 + pc;"
     text += render(
-        text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if summing else "&e") if body else "",
-        own="const Operands e = own(given, j);" if summing else "", offsets=offsets, source=source, p=p, q=q,
+        text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",
+        own="const Operands e = own(given, j);" if end_of.sums else "", offsets=offsets, source=source, p=p, q=q,
         m_tiles=rows.parts, n_groups=groups.parts, per_block=per_block, buffer=buffer, k_loop=start, fill=fill,
         group_start=groups.start("g"), unit=unit, group_offset=offset, m_start=rows.start("t"), row_source=row_source,
         calls=row_calls, next=following, k_end=end, sweep=sweep_loop, sweep_end="}" if sweep_loop else "",
     )  # fmt: skip
     jobs = batch * p * q
     return Draft(
-        name, spec.dtype, text, (Step(jobs, "product"),), scratch + jobs * partials, epilogue=epilogue, sums=summing
+        name,
+        spec.dtype,
+        text,
+        (Step(jobs, "product"),),
+        scratch + jobs * partials,
+        epilogue=end_of.epilogue,
+        sums=end_of.sums,
     )
 
 
-def packing_draft(name: str, form: Form, isa: Isa, threads: int) -> Draft:
-    """A product whose B is put into panels, in scratch, by a phase of its own."""
+def packing_draft(name: str, form: Form, isa: Isa, threads: int, product: Callable[..., Draft]) -> Draft:
+    """A product whose B is put into panels, in scratch, by a phase of its own; ``product`` makes what follows."""
     spec = form.spec
     width, element = lanes(isa, spec.dtype), ELEMENT_BYTES[spec.dtype]
     panel = panel_width(spec.dtype)
@@ -303,7 +278,7 @@ def packing_draft(name: str, form: Form, isa: Isa, threads: int) -> Draft:
     )  # fmt: skip
     strides = tuple(0 if d == 1 else s * count * size for d, s in zip(groups, contiguous(groups), strict=True))
     packed = replace(form, spec=replace(spec, b=(*strides, 0, 0), panel=panel))
-    draft = packed_draft(
+    draft = product(
         name,
         packed,
         isa,

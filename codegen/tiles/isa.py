@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +18,7 @@ class Isa:
     """One instruction set.
 
     Attributes:
-        name: "avx512", "avx2" or "generic".
+        name: "amx", "avx512", "avx2" or "generic".
         vector_bytes: width of a vector register.
         registers: number of vector registers.
     """
@@ -24,8 +27,20 @@ class Isa:
     vector_bytes: int
     registers: int
 
+    @property
+    def vectors(self) -> str:
+        """The set without the matrix unit: "avx512", "avx2" or "generic"."""
+        return "avx512" if self.matrix_unit else self.name
 
-ISAS = {i.name: i for i in (Isa("avx512", 64, 32), Isa("avx2", 32, 16), Isa("generic", 16, 16))}
+    @property
+    def matrix_unit(self) -> bool:
+        """Whether there are tile registers and products of bfloat16 matrices (``gemm_matrix.py``)."""
+        return self.name == "amx"
+
+
+ISAS = {i.name: i for i in (Isa("amx", 64, 32), Isa("avx512", 64, 32), Isa("avx2", 32, 16), Isa("generic", 16, 16))}
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache
@@ -53,6 +68,18 @@ def slow_to_fill() -> bool:
         return False
 
 
+@functools.cache
+def _may_use_tiles() -> bool:
+    """Whether the kernel lets this process use tile registers; it has to be asked once for each process (Linux 5.16 and later)."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    try:
+        system = ctypes.CDLL(None).syscall
+    except (OSError, AttributeError):
+        return False
+    return int(system(ctypes.c_long(_ARCH_PRCTL), ctypes.c_long(_REQUEST_PERMISSION), ctypes.c_long(_TILE_DATA))) == 0
+
+
 def host_isa() -> Isa:
     """The widest instruction set of this processor, or the one named by ``DCIR_ISA``.
 
@@ -66,5 +93,5 @@ def host_isa() -> Isa:
         return ISAS[asked]
     flags = _processor_flags()
     if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags:
-        return ISAS["avx512"]
+        return ISAS["amx" if {"amx_tile", "amx_bf16"} <= flags and _may_use_tiles() else "avx512"]
     return ISAS["avx2"] if {"avx2", "fma"} <= flags else ISAS["generic"]

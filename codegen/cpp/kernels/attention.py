@@ -40,7 +40,7 @@ class _Blocks:
 
     @property
     def tile(self) -> tuple[int, int]:
-        return TILES[self.isa.name]
+        return TILES[self.isa.vectors]
 
     @property
     def queries(self) -> Split:

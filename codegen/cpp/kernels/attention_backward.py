@@ -38,7 +38,7 @@ class _Blocks:
 
     @property
     def tile(self) -> tuple[int, int]:
-        return TILES[self.isa.name]
+        return TILES[self.isa.vectors]
 
     @property
     def query_blocks(self) -> int:

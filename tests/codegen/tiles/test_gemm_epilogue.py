@@ -10,14 +10,13 @@ import torch
 
 from dcir.codegen.planners import Machine, plan
 from dcir.codegen.tiles.gemm import gemm_suits
-from dcir.codegen.tiles.isa import ISAS
 from dcir.ir.interpret import run_program
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body
 from dcir.ir.scalars import reference
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.packing import pack_program, packed_shape, panel_width
-from tests.codegen.tiles.test_gemm import LAYOUTS, TORCH, operand
+from tests.codegen.tiles.test_gemm import LAYOUTS, RUNNABLE, TORCH, operand
 from tests.codegen.tiles.tile_harness import compile_plans
 
 NUMPY = {"f32": np.float32, "f64": np.float64, "bool": np.bool_}
@@ -56,7 +55,7 @@ def cases():
         out.append((isa, dtype, batch, m, n, k, la, lb, lc, kind, packed, threads))
 
     kinds = ("none", "bias", "residual", "gelu", "place")
-    for isa in ISAS:
+    for isa in RUNNABLE:
         for m, n, k in (
             (1, 1, 1),
             (33, 50, 70),

@@ -1,0 +1,199 @@
+"""C++ of products on a matrix unit: numbers in three parts, the tile, the job around it, and what is done about NaN and infinity."""
+
+# One step of a tile is 32 steps of k: of A [part][row][k], of B [part][half][pair of k][column][k of the pair], 6 KiB each.
+SUPPORT = """
+typedef unsigned W __attribute__((vector_size(64)));
+typedef unsigned short H __attribute__((vector_size(64)));
+typedef unsigned char B;
+constexpr L STEP = 6144, PART = 2048, TILE = 1024;
+// Linux lets a process use tile registers once it has asked.
+static const long permission = [] {
+    long result = 158;
+    asm volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return result;
+}();
+// Tile registers of 16 rows of 64 bytes, while it lives.
+struct Tiles {
+    Tiles() {
+        alignas(64) static const B shape[64] = {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 64, 0, 64, 0, 64, 0, 64, 0, 64, 0,
+            64, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16};
+        asm volatile("ldtilecfg %0" : : "m"(shape));
+    }
+    ~Tiles() { asm volatile("tilerelease" : : : "memory"); }
+};
+#define D_TILE_ZERO(r) asm volatile("tilezero %%tmm" #r : : )
+#define D_TILE_LOAD(r, p, pitch) asm volatile("tileloadd (%0,%1,1), %%tmm" #r : : "r"(p), "r"((L)(pitch)) : "memory")
+#define D_TILE_STORE(r, p, pitch) asm volatile("tilestored %%tmm" #r ", (%0,%1,1)" : : "r"(p), "r"((L)(pitch)) : "memory")
+#define D_TILE_MULTIPLY(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : : )
+// The eight leading bits of every number, rounded, and what is left; three times that is all of it. The third part of what is not
+// finite, or rounds to infinity, is NaN.
+$inline W lead(V &x) {
+    const W bits = ((W)x + 0x8000u) & 0xffff0000u;
+    x -= (V)bits;
+    return bits;
+}
+$inline void split_row(V x, V y, B *to) {
+    const H high = {$odd};
+    const W x0 = lead(x), y0 = lead(y), x1 = lead(x), y1 = lead(y);
+    *(H *)to = __builtin_shuffle((H)x0, (H)y0, high);
+    *(H *)(to + PART) = __builtin_shuffle((H)x1, (H)y1, high);
+    *(H *)(to + 2 * PART) = __builtin_shuffle((H)x, (H)y, high);
+}
+$inline void split_pair(V x, V y, B *to) {
+    const W x0 = lead(x), y0 = lead(y), x1 = lead(x), y1 = lead(y);
+    *(W *)to = x0 >> 16 | y0;
+    *(W *)(to + PART) = x1 >> 16 | y1;
+    *(W *)(to + 2 * PART) = (W)x >> 16 | ((W)y & 0xffff0000u);
+}
+// Pairs of rows of a panel of B, from the `begin`th on; rows from `depth` on are zeros.
+$inline void split_panel(const T *b, B *to, L begin, L end, L depth) {
+    for (L u = begin; u < end; u++) {
+        const T *s = b + u * 64;
+        B *d = to + u / 16 * STEP + u % 16 * 64;
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) __builtin_prefetch(s + 2048 + i * 16, 0, 3);
+        const bool first = 2 * u < depth, second = 2 * u + 1 < depth;
+        split_pair(first ? load(s) : V{}, second ? load(s + 32) : V{}, d);
+        split_pair(first ? load(s + 16) : V{}, second ? load(s + 48) : V{}, d + TILE);
+    }
+}
+$inline bool finite(const T *t, int vectors) {
+    V s = {};
+    for (int i = 0; i < vectors; i++) s += load(t + i * VL) * 0;
+    return sum(s) == 0;
+}
+"""
+ODD = ", ".join(str(i) for i in range(1, 64, 2))
+# Rows whose steps of k are neighbours, and any others, which pass through a block.
+SPLIT_ROWS_ALONG = """
+$noinline void split_rows(const T *a, L rows, L depth, B *to) {
+    for (L i = 0; i < rows; i++) {
+        const T *s = a + i * ${am}LL;
+        L k = 0;
+        for (; k + 32 <= depth; k += 32) {
+            __builtin_prefetch(s + k + ${am}LL, 0, 3);
+            __builtin_prefetch(s + k + 16 + ${am}LL, 0, 3);
+            split_row(load(s + k), load(s + k + 16), to + k / 32 * STEP + i * 64);
+        }
+        const int left = (int)(depth - k);
+        if (left > 0) {
+            const V x = load_part(s + k, left < 16 ? left : 16), y = left > 16 ? load_part(s + k + 16, left - 16) : V{};
+            split_row(x, y, to + k / 32 * STEP + i * 64);
+        }
+    }
+}
+"""
+SPLIT_ROWS_ACROSS = """
+$noinline void split_rows(const T *a, L rows, L depth, B *to) {
+    alignas(64) T block[16 * 32];
+    for (L i = 0; i < rows; i += 16)
+        for (L k = 0; k < depth; k += 32) {
+            const int height = rows - i < 16 ? (int)(rows - i) : 16, width = depth - k < 32 ? (int)(depth - k) : 32;
+            $fill
+            for (int r = 0; r < height; r++) split_row(load(block + r * 32), load(block + r * 32 + 16), to + k / 32 * STEP + (i + r) * 64);
+        }
+}
+"""
+FILL_TRANSPOSED = """const T *s = a + i + k * ${ak}LL;
+            transpose_block(s, ${ak}LL, width < 16 ? width : 16, height, V{}, block, 32, 16);
+            if (width > 16) transpose_block(s + 16 * ${ak}LL, ${ak}LL, width - 16, height, V{}, block + 16, 32, 16);
+            else for (int r = 0; r < height; r++) store(block + r * 32 + 16, V{});"""
+FILL_ANY = """for (int r = 0; r < height; r++)
+                for (int c = 0; c < 32; c++) block[r * 32 + c] = c < width ? a[(i + r) * ${am}LL + (k + c) * ${ak}LL] : 0;"""
+# R times 16 rows by 32 columns: the six largest of the nine products of parts, the smallest of which are below half a unit in the last
+# place of the whole. Meanwhile pairs of the next panel are split: the matrix unit works on its own.
+TILES = """
+template <int R> $noinline void matrix_tile(const B *a, const B *b, T *t, L steps, const T *next, B *to, L u, L end, L depth) {
+    D_TILE_ZERO(0);
+    D_TILE_ZERO(1);
+    if constexpr (R == 2) { D_TILE_ZERO(2); D_TILE_ZERO(3); }
+    const L pace = (end - u + 3 * steps - 1) / (3 * steps);
+    for (L s = 0; s < steps; s++, a += STEP, b += STEP) {
+#define D_ROWS(r, part) D_TILE_LOAD(r, a + part * PART + (r - 4) * TILE, 64)
+#define D_COLUMNS(r, part) D_TILE_LOAD(r, b + part * PART + (r - 6) * TILE, 64)
+#define D_UPPER D_TILE_MULTIPLY(0, 4, 6); D_TILE_MULTIPLY(1, 4, 7)
+#define D_LOWER D_TILE_MULTIPLY(2, 5, 6); D_TILE_MULTIPLY(3, 5, 7)
+#define D_LEFT D_TILE_MULTIPLY(0, 4, 6); if constexpr (R == 2) D_TILE_MULTIPLY(2, 5, 6)
+#define D_RIGHT D_TILE_MULTIPLY(1, 4, 7); if constexpr (R == 2) D_TILE_MULTIPLY(3, 5, 7)
+#define D_NEW_ROWS(part) D_ROWS(4, part); D_UPPER; if constexpr (R == 2) { D_ROWS(5, part); D_LOWER; }
+#define D_NEW_COLUMNS(part) D_COLUMNS(6, part); D_LEFT; D_COLUMNS(7, part); D_RIGHT;
+#define D_MEANWHILE { const L stop = u + pace < end ? u + pace : end; split_panel(next, to, u, stop, depth); u = stop; }
+        D_COLUMNS(6, 0); D_COLUMNS(7, 0);
+        D_NEW_ROWS(2)
+        D_NEW_ROWS(1) D_MEANWHILE
+        D_NEW_COLUMNS(1)
+        D_NEW_ROWS(0) D_MEANWHILE
+        D_NEW_COLUMNS(2)
+        D_NEW_COLUMNS(0) D_MEANWHILE
+    }
+    D_TILE_STORE(0, t, 128);
+    D_TILE_STORE(1, t + 16, 128);
+    if constexpr (R == 2) { D_TILE_STORE(2, t + 512, 128); D_TILE_STORE(3, t + 528, 128); }
+}
+// What is not finite, from the operands as they are: parts of an infinity times a part that is zero are not what was asked for.
+__attribute__((noinline, noclone, cold)) static void repair(T *t, int rows, const T *a, const T *b) {
+    for (int i = 0; i < rows; i++, t += 32) {
+        if (finite(t, 2)) continue;
+        V x = {}, y = {};
+        for (L k = 0; k < $k; k++) {
+            const T s = a[i * ${am}LL + k * ${ak}LL];
+            x += s * load(b + k * 32);
+            y += s * load(b + k * 32 + 16);
+        }
+        const V p = load(t), q = load(t + 16);
+        store(t, p - p == 0 ? p : x);
+        store(t + 16, q - q == 0 ? q : y);
+    }
+}
+template <int MR> $noinline void finish_tile(const T *t, $to, L valid) {
+$stop
+}
+"""
+PRODUCT = """
+$noinline void product(L job, const T *a0, const T *a1, const T *, T *o0, B *scratch$parameter) {
+    B *rows = scratch + ${at}LL + job * ${bytes}LL, *columns = rows + ${row_bytes}LL;
+    const Tiles tiles;
+    $own
+    for (L j = job * ${items}LL / $jobs; j < (job + 1) * ${items}LL / $jobs; j++) {
+    $offsets
+    const T *a = a0 + pa, *b = $source;
+    const L mp = j / $q % $p, np = j % $q;
+    const L t0 = mp * $strips / $p, t1 = (mp + 1) * $strips / $p, g0 = np * $panels / $q, g1 = (np + 1) * $panels / $q;
+    const L blocks = (t1 - t0 + $per_block - 1) / $per_block;
+    for (L block = 0; block < blocks; block++) {
+        const L s0 = t0 + block * (t1 - t0) / blocks, s1 = t0 + (block + 1) * (t1 - t0) / blocks;
+        $k_loop
+        const L steps = (depth + 31) / 32, pairs = steps * 16;
+        for (L t = s0; t < s1; t++)
+            split_rows(a + t * 32 * ${am}LL + k0 * ${ak}LL, $m - t * 32 < 32 ? $m - t * 32 : 32, depth, rows + (t - s0) * ${strip}LL);
+        split_panel(b + g0 * ${panel}LL + k0 * 32, columns, 0, pairs, depth);
+        for (L g = g0; g < g1; g++) {
+            const L n = g * 32;
+            const T *pb = b + g * ${panel}LL + k0 * 32, *next = pb + ${panel}LL;
+            const B *cur = columns + (g - g0) % 2 * ${strip}LL;
+            B *to = columns + (g - g0 + 1) % 2 * ${strip}LL;
+            const L split = g + 1 < g1 ? pairs : 0;
+            for (L t = s0; t < s1; t++) {
+                const L m = t * 32, begin = (t - s0) * split / (s1 - s0), end = (t - s0 + 1) * split / (s1 - s0);
+                const B *ta = rows + (t - s0) * ${strip}LL;
+                alignas(64) T c_[1024];
+                $tile$add_parts
+                $finish
+            }
+        }
+        $k_end
+    }
+    }
+}
+"""
+# Of a long k: the error of a sum grows with its length.
+ADD_PARTS = """
+                T *p_ = (T *)(columns + ${two_strips}LL) + ((g - g0) * $per_block + t - s0) * 1024;
+                if (kb > 0)
+                    for (int i = 0; i < 64; i++) store(c_ + i * VL, load(c_ + i * VL) + load(p_ + i * VL));
+                if (kb < $last) {
+                    for (int i = 0; i < 64; i++) store(p_ + i * VL, load(c_ + i * VL));
+                    continue;
+                }"""
+FINISH = """if (!finite(c_, $mr * 2)) repair(c_, $mr, a + m * ${am}LL, b + g * ${panel}LL);
+                    finish_tile<$mr>(c_, $arguments, $n - n);"""
