@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
 from dcir.codegen.tiles import conv_last_text as text_of
+from dcir.codegen.tiles.conv_matrix import matrix_last_draft, matrix_last_suits
 from dcir.codegen.tiles.conv_problem import Problem, ceil
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up
 from dcir.codegen.tiles.epilogue import GROUPED, Epilogue
@@ -104,6 +105,9 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         texts.append(_pack_text(p, scratch))
         steps.append(Step(p.groups * panels(p.co, p.panel), "pack"))
         weights, scratch = "(const T *)scratch", p.groups * panels(p.co, p.panel) * p.taps * p.ci * p.panel * element
+    if matrix_last_suits(p, stored, isa) and decide("unit", ["matrix", "vector"]) == "matrix":
+        draft = matrix_last_draft(name, p, stored, threads, weights=weights, scratch=scratch)
+        return replace(draft, text="".join(texts) + draft.text, steps=(*steps, *draft.steps))
     lay = _layout(p, isa, threads)
     if _copied(p, lay, element):
         text, moved = _border(p, width, element, scratch, bordered=_bordered(p, lay))

@@ -12,7 +12,8 @@ multiplies the one before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from dcir.codegen.choices import decide
 from dcir.codegen.tiles import gemm_matrix_text as text_of
@@ -24,8 +25,10 @@ from dcir.ops.contraction import ContractionSpec
 
 ROWS = COLUMNS = DEPTH = 32  # of a tile: two by two registers, and 32 steps of k at once
 STEP_BYTES = 6 * ROWS * DEPTH  # of the parts of either operand
-BLOCK_BYTES = 1 << 20  # of rows in parts, beside two panels, in the second-level cache
-OTHER_BLOCK_BYTES = (768 << 10, 1280 << 10)
+BLOCK_BYTES = 768 << 10  # of rows in parts, beside two panels, in the second-level cache
+OTHER_BLOCK_BYTES = (512 << 10, 1152 << 10)
+LEAST_STRIPS = 4
+READY_BYTES = 512 << 10  # of all panels of a job, for which they stay there too
 DEEPEST = 768  # steps of k that are summed in one go
 SERIAL_WORK = 1 << 18  # multiply-adds below which a second thread does not pay
 LEAST_SHARE = 0.6  # of the tiles that is not padding; multiply-adds take about twice as long
@@ -43,48 +46,90 @@ def matrix_suits(spec: ContractionSpec, isa: Isa) -> bool:
     return share >= LEAST_SHARE and spec.m * spec.n * spec.k >= LEAST_WORK
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows of A come from.
+
+    Attributes:
+        text: C++ functions that the others call, and ``element(a, row, k)``, a pointer to an element, or null for one left out.
+        image: an expression for ``a``.
+        row: the number of row ``m`` for ``element``.
+        fill: statements that split rows ``m`` to ``m + height``, steps ``k0`` to ``k0 + depth``, into ``d``.
+        start: statements before that, for rows from ``first`` to ``end``; they may use ``bytes`` (of so many strips) of memory at ``kept``.
+        even: whether ``k0`` must be a multiple of DEPTH.
+        cost: of splitting a strip, in tiles' steps.
+        block: bytes of a block of strips.
+    """
+
+    text: str
+    image: str
+    row: str
+    fill: str
+    start: str = ""
+    bytes: Callable[[int], int] = lambda strips: 0
+    even: bool = False
+    cost: float = ROWS_COST
+    block: int = BLOCK_BYTES
+
+
 def matrix_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str = "a1 + pb", scratch: int = 0) -> Draft:
     """The product of A and a packed B; ``source`` is where the panels lie, ``scratch`` how much is taken."""
     spec = form.spec
-    am, ak = spec.a[-2], spec.a[-1]
+    am, ak = spec.a[-2], 1 if spec.k == 1 else spec.a[-1]
+    text = render(text_of.ELEMENT, am=am, ak=ak)
+    if ak == 1:
+        text += render(text_of.SPLIT_ROWS_ALONG, am=am)
+    else:
+        fill = render(text_of.FILL_TRANSPOSED if am == 1 else text_of.FILL_ANY, am=am, ak=ak)
+        text += render(text_of.SPLIT_ROWS_ACROSS, fill=fill)
+    rows = Rows(text, "a0 + pa", "m", f"split_rows(a + m * {am}LL + k0 * {ak}LL, height, depth, d);")
+    return product_draft(name, form, rows, threads, source=source, scratch=scratch)
+
+
+def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: str, scratch: int) -> Draft:
+    """The product of such rows and a packed B, of whose ``form.spec`` A's strides are only added up, to ``pa``."""
+    spec = form.spec
     strips, panels = ceil_div(spec.m, ROWS), ceil_div(spec.n, COLUMNS)
     batch = math.prod(spec.batch)
-    depth = Split.at_most(spec.k, DEEPEST)
-    strip = ceil_div(depth.size, DEPTH) * STEP_BYTES
-    most = max(1, BLOCK_BYTES // strip)
-    p, q = _grid(spec, strips, panels, batch, threads, most)
-    offered = [max(1, min(ceil_div(strips, p), size // strip)) for size in (BLOCK_BYTES, *OTHER_BLOCK_BYTES)]
+    unit = DEPTH if rows.even else 1
+    depth = Split.at_most(spec.k // unit, DEEPEST // unit)
+    strip = ceil_div(depth.size * unit, DEPTH) * STEP_BYTES
+    most = max(1, rows.block // strip)
+    p, q = _grid(spec, strips, panels, batch, threads, most, rows.cost)
+    # Few columns are split once for all blocks.
+    mine = ceil_div(panels, q) * strip
+    ready = depth.parts == 1 and mine <= READY_BYTES and strips > p * most
+    column_bytes = mine if ready else 2 * strip
+    offered = [
+        max(1, min(ceil_div(strips, p), (size - mine * ready) // strip)) for size in (rows.block, *OTHER_BLOCK_BYTES)
+    ]
     per_block = decide("strips", list(dict.fromkeys(offered)))
     blocked = depth.parts > 1
     items = batch * p * q
     jobs = min(items, threads)
     row_bytes, partials = per_block * strip, per_block * ceil_div(panels, q) * ROWS * COLUMNS * 4 if blocked else 0
-    job_bytes = row_bytes + 2 * strip + partials
+    job_bytes = row_bytes + column_bytes + partials + round_up(rows.bytes(per_block), 64)
 
     end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True)
-    text = render(text_of.SUPPORT, odd=text_of.ODD)
-    if ak == 1 or spec.k == 1:
-        text += render(text_of.SPLIT_ROWS_ALONG, am=am)
-    else:
-        fill = render(text_of.FILL_TRANSPOSED if am == 1 else text_of.FILL_ANY, am=am, ak=ak)
-        text += render(text_of.SPLIT_ROWS_ACROSS, fill=fill)
-    text += render(text_of.TILES, to=end_of.to, stop=end_of.stop, k=spec.k, am=am, ak=ak)
+    text = render(text_of.SUPPORT, odd=text_of.ODD) + rows.text
+    text += render(text_of.TILES, to=end_of.to, stop=end_of.stop, k=spec.k)
 
     panel = spec.k * spec.panel
     whole, left = divmod(spec.m, ROWS)
     sizes = ([ROWS] if whole else []) + ([left] if left else [])
     start, end, add_parts = f"const L k0 = 0, depth = {spec.k};", "", ""
     if blocked:
-        start = f"for (L kb = 0; kb < {depth.parts}; kb++) {{ const L k0 = {depth.start('kb')}, depth = {depth.start('kb + 1')} - k0;"
+        k0, k1 = (f"({depth.start(part)}) * {unit}" for part in ("kb", "kb + 1"))
+        start = f"for (L kb = 0; kb < {depth.parts}; kb++) {{ const L k0 = {k0}, depth = {k1} - k0;"
         end = "}"
-        add_parts = render(text_of.ADD_PARTS, two_strips=2 * strip, per_block=per_block, last=depth.parts - 1)
+        add_parts = render(text_of.ADD_PARTS, column_bytes=column_bytes, per_block=per_block, last=depth.parts - 1)
     tile = _by_strip(
-        (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, next, to, begin, end, depth);" for size in sizes),
+        (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, next, to, begin, until, depth);" for size in sizes),
         whole,
     )  # fmt: skip
     finish = _by_strip(
         (
-            render(text_of.FINISH, mr=size, arguments=end_of.arguments, n=spec.n, am=am, ak=ak, panel=panel)
+            render(text_of.FINISH, mr=size, arguments=end_of.arguments, n=spec.n, row=rows.row, panel=panel)
             for size in sizes
         ),
         whole,
@@ -99,7 +144,11 @@ def matrix_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",
         own="const Operands e = own(given, job);" if end_of.sums else "", offsets=offsets, source=source, p=p, q=q,
         strips=strips, panels=panels, per_block=per_block, at=scratch, bytes=job_bytes, row_bytes=row_bytes, strip=strip,
-        items=items, jobs=jobs, k_loop=start, k_end=end, am=am, ak=1 if spec.k == 1 else ak, m=spec.m, panel=panel,
+        items=items, jobs=jobs, k_loop=start, k_end=end, m=spec.m, panel=panel, image=rows.image, fill=rows.fill,
+        start=f"B *kept = columns + {column_bytes + partials}LL; {rows.start}" if rows.start else "",
+        first_panel="" if ready else render(text_of.FIRST_PANEL, panel=panel),
+        all_panels=render(text_of.ALL_PANELS, panel=panel, strip=strip, depth=spec.k) if ready else "",
+        panels_of_step=render(text_of.READY if ready else text_of.TURNS, strip=strip),
         tile=tile, add_parts=add_parts, finish=finish,
     )  # fmt: skip
     return Draft(
@@ -119,7 +168,9 @@ def _by_strip(calls: Iterable[str], whole: int) -> str:
     return found[0] if len(found) == 1 else f"if (t < {whole}) {found[0]} else {found[1]}"
 
 
-def _grid(spec: ContractionSpec, strips: int, panels: int, batch: int, threads: int, most: int) -> tuple[int, int]:
+def _grid(
+    spec: ContractionSpec, strips: int, panels: int, batch: int, threads: int, most: int, rows: float
+) -> tuple[int, int]:
     """Jobs per batch element along m and n: even shares of the tiles, then little split twice."""
     if batch * spec.m * spec.n * spec.k < SERIAL_WORK or threads == 1 or batch % threads == 0:
         return 1, 1
@@ -127,7 +178,7 @@ def _grid(spec: ContractionSpec, strips: int, panels: int, batch: int, threads: 
     for p in range(1, min(strips, threads) + 1):
         for q in range(1, min(panels, ceil_div(threads, p)) + 1):
             tall, wide = ceil_div(strips, p), ceil_div(panels, q)
-            cost = tall * wide + ROWS_COST * tall + PANEL_COST * wide * ceil_div(tall, most)
+            cost = tall * wide + rows * tall + PANEL_COST * wide * ceil_div(tall, most)
             found.append((ceil_div(batch * p * q, threads) * cost * (1 + 0.001 * p * q), p, q))
     p, q = decide("grid", [(p, q) for _, p, q in sorted(found)[:4]])
     return p, q

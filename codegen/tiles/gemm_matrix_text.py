@@ -32,12 +32,19 @@ $inline W lead(V &x) {
     x -= (V)bits;
     return bits;
 }
-$inline void split_row(V x, V y, B *to) {
+$inline void split_to(V x, V y, H (&parts)[3]) {
     const H high = {$odd};
     const W x0 = lead(x), y0 = lead(y), x1 = lead(x), y1 = lead(y);
-    *(H *)to = __builtin_shuffle((H)x0, (H)y0, high);
-    *(H *)(to + PART) = __builtin_shuffle((H)x1, (H)y1, high);
-    *(H *)(to + 2 * PART) = __builtin_shuffle((H)x, (H)y, high);
+    parts[0] = __builtin_shuffle((H)x0, (H)y0, high);
+    parts[1] = __builtin_shuffle((H)x1, (H)y1, high);
+    parts[2] = __builtin_shuffle((H)x, (H)y, high);
+}
+$inline void split_row(V x, V y, B *to) {
+    H parts[3];
+    split_to(x, y, parts);
+    *(H *)to = parts[0];
+    *(H *)(to + PART) = parts[1];
+    *(H *)(to + 2 * PART) = parts[2];
 }
 $inline void split_pair(V x, V y, B *to) {
     const W x0 = lead(x), y0 = lead(y), x1 = lead(x), y1 = lead(y);
@@ -65,6 +72,9 @@ $inline bool finite(const T *t, int vectors) {
 """
 ODD = ", ".join(str(i) for i in range(1, 64, 2))
 # Rows whose steps of k are neighbours, and any others, which pass through a block.
+ELEMENT = """
+$inline const T *element(const T *a, L m, L k) { return a + m * ${am}LL + k * ${ak}LL; }
+"""
 SPLIT_ROWS_ALONG = """
 $noinline void split_rows(const T *a, L rows, L depth, B *to) {
     for (L i = 0; i < rows; i++) {
@@ -131,14 +141,15 @@ template <int R> $noinline void matrix_tile(const B *a, const B *b, T *t, L step
     if constexpr (R == 2) { D_TILE_STORE(2, t + 512, 128); D_TILE_STORE(3, t + 528, 128); }
 }
 // What is not finite, from the operands as they are: parts of an infinity times a part that is zero are not what was asked for.
-__attribute__((noinline, noclone, cold)) static void repair(T *t, int rows, const T *a, const T *b) {
+__attribute__((noinline, noclone, cold)) static void repair(T *t, int rows, const T *a, L m, const T *b) {
     for (int i = 0; i < rows; i++, t += 32) {
         if (finite(t, 2)) continue;
         V x = {}, y = {};
         for (L k = 0; k < $k; k++) {
-            const T s = a[i * ${am}LL + k * ${ak}LL];
-            x += s * load(b + k * 32);
-            y += s * load(b + k * 32 + 16);
+            const T *s = element(a, m + i, k);
+            if (!s) continue;
+            x += *s * load(b + k * 32);
+            y += *s * load(b + k * 32 + 16);
         }
         const V p = load(t), q = load(t + 16);
         store(t, p - p == 0 ? p : x);
@@ -156,25 +167,29 @@ $noinline void product(L job, const T *a0, const T *a1, const T *, T *o0, B *scr
     $own
     for (L j = job * ${items}LL / $jobs; j < (job + 1) * ${items}LL / $jobs; j++) {
     $offsets
-    const T *a = a0 + pa, *b = $source;
+    const T *a = $image, *b = $source;
     const L mp = j / $q % $p, np = j % $q;
     const L t0 = mp * $strips / $p, t1 = (mp + 1) * $strips / $p, g0 = np * $panels / $q, g1 = (np + 1) * $panels / $q;
     const L blocks = (t1 - t0 + $per_block - 1) / $per_block;
+    $all_panels
     for (L block = 0; block < blocks; block++) {
         const L s0 = t0 + block * (t1 - t0) / blocks, s1 = t0 + (block + 1) * (t1 - t0) / blocks;
+        const L first = s0 * 32, end = s1 * 32 < $m ? s1 * 32 : $m;
+        $start
         $k_loop
         const L steps = (depth + 31) / 32, pairs = steps * 16;
-        for (L t = s0; t < s1; t++)
-            split_rows(a + t * 32 * ${am}LL + k0 * ${ak}LL, $m - t * 32 < 32 ? $m - t * 32 : 32, depth, rows + (t - s0) * ${strip}LL);
-        split_panel(b + g0 * ${panel}LL + k0 * 32, columns, 0, pairs, depth);
+        for (L t = s0; t < s1; t++) {
+            const L m = t * 32, height = $m - m < 32 ? $m - m : 32;
+            B *d = rows + (t - s0) * ${strip}LL;
+            $fill
+        }
+        $first_panel
         for (L g = g0; g < g1; g++) {
             const L n = g * 32;
             const T *pb = b + g * ${panel}LL + k0 * 32, *next = pb + ${panel}LL;
-            const B *cur = columns + (g - g0) % 2 * ${strip}LL;
-            B *to = columns + (g - g0 + 1) % 2 * ${strip}LL;
-            const L split = g + 1 < g1 ? pairs : 0;
+            $panels_of_step
             for (L t = s0; t < s1; t++) {
-                const L m = t * 32, begin = (t - s0) * split / (s1 - s0), end = (t - s0 + 1) * split / (s1 - s0);
+                const L m = t * 32, begin = (t - s0) * split / (s1 - s0), until = (t - s0 + 1) * split / (s1 - s0);
                 const B *ta = rows + (t - s0) * ${strip}LL;
                 alignas(64) T c_[1024];
                 $tile$add_parts
@@ -187,13 +202,23 @@ $noinline void product(L job, const T *a0, const T *a1, const T *, T *o0, B *scr
 }
 """
 # Of a long k: the error of a sum grows with its length.
+# Panels are split one ahead of their use, or all of them before.
+FIRST_PANEL = "split_panel(b + g0 * ${panel}LL + k0 * 32, columns, 0, pairs, depth);"
+TURNS = """const B *cur = columns + (g - g0) % 2 * ${strip}LL;
+            B *to = columns + (g - g0 + 1) % 2 * ${strip}LL;
+            const L split = g + 1 < g1 ? pairs : 0;"""
+ALL_PANELS = """for (L g = g0; g < g1; g++)
+        split_panel(b + g * ${panel}LL, columns + (g - g0) * ${strip}LL, 0, ${strip}LL / STEP * 16, ${depth}LL);"""
+READY = """const B *cur = columns + (g - g0) * ${strip}LL;
+            B *to = nullptr;
+            const L split = 0;"""
 ADD_PARTS = """
-                T *p_ = (T *)(columns + ${two_strips}LL) + ((g - g0) * $per_block + t - s0) * 1024;
+                T *p_ = (T *)(columns + ${column_bytes}LL) + ((g - g0) * $per_block + t - s0) * 1024;
                 if (kb > 0)
                     for (int i = 0; i < 64; i++) store(c_ + i * VL, load(c_ + i * VL) + load(p_ + i * VL));
                 if (kb < $last) {
                     for (int i = 0; i < 64; i++) store(p_ + i * VL, load(c_ + i * VL));
                     continue;
                 }"""
-FINISH = """if (!finite(c_, $mr * 2)) repair(c_, $mr, a + m * ${am}LL, b + g * ${panel}LL);
+FINISH = """if (!finite(c_, $mr * 2)) repair(c_, $mr, a, $row, b + g * ${panel}LL);
                     finish_tile<$mr>(c_, $arguments, $n - n);"""

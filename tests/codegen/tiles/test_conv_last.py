@@ -60,7 +60,8 @@ def extent(shape, strides):
 
 
 def spec_of(name, dtype, x_layout, y_layout, epilogue, w_layout="packed"):
-    n, groups, cin, cout, size, kernel, stride, low, high, dilation = SHAPES[name]
+    """A forward convolution; ``name`` is one of SHAPES, or a shape like those."""
+    n, groups, cin, cout, size, kernel, stride, low, high, dilation = SHAPES.get(name, name)
     out = tuple(
         (i + a + b - (k - 1) * d - 1) // s + 1
         for i, a, b, k, d, s in zip(size, low, high, kernel, dilation, stride, strict=True)
