@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dcir.transforms.assign_layouts import AssignLayouts
 from dcir.transforms.base import Pass
 from dcir.transforms.fold_constants import FoldConstants
@@ -30,9 +32,15 @@ from dcir.transforms.unfold_images import UnfoldImages
 from dcir.transforms.use_winograd import UseWinograd
 
 
-def pipeline(level: int) -> tuple[Pass, ...]:
-    """The passes of ``-O<level>``: all tiers up to it; level 0 rewrites nothing."""
-    return tuple(p for tier in range(level + 1) for p in TIERS[tier]) if level > 0 else ()
+def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
+    """The passes of ``-O<level>``: all tiers up to it; level 0 rewrites nothing.
+
+    Args:
+        level: 0 to 4.
+        matrix_unit: whether the processor has one, which some passes' costs depend on.
+    """
+    passes = (p for tier in range(level + 1) for p in TIERS[tier]) if level > 0 else ()
+    return tuple(replace(p, matrix=matrix_unit) if isinstance(p, UseWinograd) else p for p in passes)
 
 
 TIERS: dict[int, tuple[Pass, ...]] = {

@@ -22,7 +22,7 @@ from dcir.ir.program import Program
 from dcir.ops.contraction import ContractionSpec
 
 PIXEL_BYTES = 192  # of 32 channels in parts
-COPY_COST = 0.5  # of a strip whose rows are in parts already
+COPY_COST = 1.0  # of a strip whose rows are in parts already
 BLOCK_BYTES = 1 << 20  # of strips beside the image they are copied from, which is read again for every block only
 OVERLAP = 1.5  # taps that read a pixel, from which on splitting it once pays
 

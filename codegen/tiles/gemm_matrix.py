@@ -27,23 +27,33 @@ ROWS = COLUMNS = DEPTH = 32  # of a tile: two by two registers, and 32 steps of 
 STEP_BYTES = 6 * ROWS * DEPTH  # of the parts of either operand
 BLOCK_BYTES = 768 << 10  # of rows in parts, beside two panels, in the second-level cache
 OTHER_BLOCK_BYTES = (512 << 10, 1152 << 10)
-LEAST_STRIPS = 4
+LEAST_STRIPS, READY_STRIPS = 4, 8
+KEPT_BYTES = 256 << 10  # of the image in parts, where panels stay
 READY_BYTES = 512 << 10  # of all panels of a job, for which they stay there too
 DEEPEST = 768  # steps of k that are summed in one go
 SERIAL_WORK = 1 << 18  # multiply-adds below which a second thread does not pay
-LEAST_SHARE = 0.6  # of the tiles that is not padding; multiply-adds take about twice as long
-LEAST_ROWS, LEAST_WORK = 24, 1 << 17
-ROWS_COST, PANEL_COST = 2.0, 0.5  # of splitting a strip of rows, and a panel for a block of rows, beside a tile
+# Cycles of a core, fitted to measurements of 40 products: a step of a tile, its beginning and end, a step of a strip and of a panel.
+STEP_CYCLES, TILE_CYCLES, ROWS_CYCLES, PANEL_CYCLES = 390, 1000, 1000, 300
+MULTIPLY_ADDS = 24  # a cycle without the unit
+GAIN = 0.8
+LEAST_TILES = 40
+ROWS_COST, PANEL_COST = 4.0, 0.65  # of splitting a strip of rows, and a panel for a block of rows, beside a tile
 
 
 def matrix_suits(spec: ContractionSpec, isa: Isa) -> bool:
-    """Whether the product, once its B is packed, is better computed on the matrix unit than with multiply-adds."""
-    if not isa.matrix_unit or spec.dtype != "f32" or spec.m < LEAST_ROWS:
+    """Whether the product, once its B is packed, is better computed on the matrix unit than with multiply-adds.
+
+    Where tiles are short, or rows are used for few columns, splitting and storing take longer than multiplying.
+    """
+    if not isa.matrix_unit or spec.dtype != "f32":
         return False
-    share = 1.0
-    for size, tile in ((spec.m, ROWS // 2), (spec.n, COLUMNS), (spec.k, DEPTH)):
-        share *= size / round_up(max(1, size), tile)
-    return share >= LEAST_SHARE and spec.m * spec.n * spec.k >= LEAST_WORK
+    strips, panels, steps = ceil_div(spec.m, ROWS), ceil_div(spec.n, COLUMNS), ceil_div(spec.k, DEPTH)
+    batch = math.prod(spec.batch)
+    if batch * strips * panels < LEAST_TILES:
+        return False
+    tiles = strips * panels * (steps * STEP_CYCLES + TILE_CYCLES)
+    splitting = steps * (strips * ROWS_CYCLES + panels * ceil_div(strips, 7) * PANEL_CYCLES)
+    return tiles + splitting <= GAIN * spec.m * spec.n * spec.k / MULTIPLY_ADDS
 
 
 @dataclass(frozen=True)
@@ -96,18 +106,19 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     strip = ceil_div(depth.size * unit, DEPTH) * STEP_BYTES
     most = max(1, rows.block // strip)
     p, q = _grid(spec, strips, panels, batch, threads, most, rows.cost)
-    # Few columns are split once for all blocks.
-    mine = ceil_div(panels, q) * strip
-    ready = depth.parts == 1 and mine <= READY_BYTES and strips > p * most
-    column_bytes = mine if ready else 2 * strip
-    offered = [
-        max(1, min(ceil_div(strips, p), (size - mine * ready) // strip)) for size in (rows.block, *OTHER_BLOCK_BYTES)
-    ]
-    per_block = decide("strips", list(dict.fromkeys(offered)))
+    tall, wide = ceil_div(strips, p), ceil_div(panels, q)
+    ready = depth.parts == 1 and wide * strip <= READY_BYTES and tall >= READY_STRIPS
+    if ready:
+        each = max(1, rows.bytes(LEAST_STRIPS) // LEAST_STRIPS)
+        per_block = min(tall, max(LEAST_STRIPS, KEPT_BYTES // each))
+    else:
+        offered = [max(1, min(tall, max(LEAST_STRIPS, size // strip))) for size in (rows.block, *OTHER_BLOCK_BYTES)]
+        per_block = decide("strips", list(dict.fromkeys(offered)))
     blocked = depth.parts > 1
     items = batch * p * q
     jobs = min(items, threads)
-    row_bytes, partials = per_block * strip, per_block * ceil_div(panels, q) * ROWS * COLUMNS * 4 if blocked else 0
+    row_bytes, column_bytes = (1 if ready else per_block) * strip, (wide if ready else 2) * strip
+    partials = per_block * wide * ROWS * COLUMNS * 4 if blocked else 0
     job_bytes = row_bytes + column_bytes + partials + round_up(rows.bytes(per_block), 64)
 
     end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True)
@@ -140,16 +151,15 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     offsets = unravel(f"j / {p * q}", spec.batch, sums, batch_names if body else ())
     if not body:
         offsets = unravel(f"j / {p * q}", spec.batch, sums | {"pc": (0, spec.c[:-2])}) + "\n    T *c = o0 + pc;"
+    values = {"panel": panel, "strip": strip, "depth": spec.k, "m": spec.m, "fill": rows.fill}
+    values |= {"tile": tile, "finish": finish, "add_parts": add_parts, "k_loop": start, "k_end": end}
     text += render(
         text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",
         own="const Operands e = own(given, job);" if end_of.sums else "", offsets=offsets, source=source, p=p, q=q,
-        strips=strips, panels=panels, per_block=per_block, at=scratch, bytes=job_bytes, row_bytes=row_bytes, strip=strip,
-        items=items, jobs=jobs, k_loop=start, k_end=end, m=spec.m, panel=panel, image=rows.image, fill=rows.fill,
+        strips=strips, panels=panels, per_block=per_block, at=scratch, bytes=job_bytes, row_bytes=row_bytes, items=items,
+        jobs=jobs, image=rows.image, m=spec.m, all_panels=render(text_of.ALL_PANELS, **values) if ready else "",
         start=f"B *kept = columns + {column_bytes + partials}LL; {rows.start}" if rows.start else "",
-        first_panel="" if ready else render(text_of.FIRST_PANEL, panel=panel),
-        all_panels=render(text_of.ALL_PANELS, panel=panel, strip=strip, depth=spec.k) if ready else "",
-        panels_of_step=render(text_of.READY if ready else text_of.TURNS, strip=strip),
-        tile=tile, add_parts=add_parts, finish=finish,
+        body=render(text_of.STRIPS if ready else text_of.BLOCKS, **values),
     )  # fmt: skip
     return Draft(
         name,

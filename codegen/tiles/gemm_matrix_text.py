@@ -64,10 +64,13 @@ $inline void split_panel(const T *b, B *to, L begin, L end, L depth) {
         split_pair(first ? load(s + 16) : V{}, second ? load(s + 48) : V{}, d + TILE);
     }
 }
+// Of a multiple of eight vectors.
 $inline bool finite(const T *t, int vectors) {
-    V s = {};
-    for (int i = 0; i < vectors; i++) s += load(t + i * VL) * 0;
-    return sum(s) == 0;
+    V s[8] = {};
+    for (int i = 0; i < vectors; i += 8)
+#pragma GCC unroll 8
+        for (int u = 0; u < 8; u++) s[u] += load(t + (i + u) * VL) * 0;
+    return sum((s[0] + s[1]) + (s[2] + s[3]) + ((s[4] + s[5]) + (s[6] + s[7]))) == 0;
 }
 """
 ODD = ", ".join(str(i) for i in range(1, 64, 2))
@@ -143,7 +146,7 @@ template <int R> $noinline void matrix_tile(const B *a, const B *b, T *t, L step
 // What is not finite, from the operands as they are: parts of an infinity times a part that is zero are not what was asked for.
 __attribute__((noinline, noclone, cold)) static void repair(T *t, int rows, const T *a, L m, const T *b) {
     for (int i = 0; i < rows; i++, t += 32) {
-        if (finite(t, 2)) continue;
+        if (sum(load(t) * 0 + load(t + 16) * 0) == 0) continue;
         V x = {}, y = {};
         for (L k = 0; k < $k; k++) {
             const T *s = element(a, m + i, k);
@@ -176,18 +179,27 @@ $noinline void product(L job, const T *a0, const T *a1, const T *, T *o0, B *scr
         const L s0 = t0 + block * (t1 - t0) / blocks, s1 = t0 + (block + 1) * (t1 - t0) / blocks;
         const L first = s0 * 32, end = s1 * 32 < $m ? s1 * 32 : $m;
         $start
-        $k_loop
+$body
+    }
+    }
+}
+"""
+# Of a long k: the error of a sum grows with its length.
+# Blocks of rows are split, and pass panel after panel, each split while the one before is multiplied.
+BLOCKS = """        $k_loop
         const L steps = (depth + 31) / 32, pairs = steps * 16;
         for (L t = s0; t < s1; t++) {
             const L m = t * 32, height = $m - m < 32 ? $m - m : 32;
             B *d = rows + (t - s0) * ${strip}LL;
             $fill
         }
-        $first_panel
+        split_panel(b + g0 * ${panel}LL + k0 * 32, columns, 0, pairs, depth);
         for (L g = g0; g < g1; g++) {
             const L n = g * 32;
             const T *pb = b + g * ${panel}LL + k0 * 32, *next = pb + ${panel}LL;
-            $panels_of_step
+            const B *cur = columns + (g - g0) % 2 * ${strip}LL;
+            B *to = columns + (g - g0 + 1) % 2 * ${strip}LL;
+            const L split = g + 1 < g1 ? pairs : 0;
             for (L t = s0; t < s1; t++) {
                 const L m = t * 32, begin = (t - s0) * split / (s1 - s0), until = (t - s0 + 1) * split / (s1 - s0);
                 const B *ta = rows + (t - s0) * ${strip}LL;
@@ -196,22 +208,25 @@ $noinline void product(L job, const T *a0, const T *a1, const T *, T *o0, B *scr
                 $finish
             }
         }
-        $k_end
-    }
-    }
-}
-"""
-# Of a long k: the error of a sum grows with its length.
-# Panels are split one ahead of their use, or all of them before.
-FIRST_PANEL = "split_panel(b + g0 * ${panel}LL + k0 * 32, columns, 0, pairs, depth);"
-TURNS = """const B *cur = columns + (g - g0) % 2 * ${strip}LL;
-            B *to = columns + (g - g0 + 1) % 2 * ${strip}LL;
-            const L split = g + 1 < g1 ? pairs : 0;"""
+        $k_end"""
+# Few columns: all panels stay in the second-level cache, and a strip of rows goes from the first to every one of them.
 ALL_PANELS = """for (L g = g0; g < g1; g++)
         split_panel(b + g * ${panel}LL, columns + (g - g0) * ${strip}LL, 0, ${strip}LL / STEP * 16, ${depth}LL);"""
-READY = """const B *cur = columns + (g - g0) * ${strip}LL;
-            B *to = nullptr;
-            const L split = 0;"""
+STRIPS = """        const L k0 = 0, depth = $depth, steps = (depth + 31) / 32;
+        for (L t = s0; t < s1; t++) {
+            const L m = t * 32, height = $m - m < 32 ? $m - m : 32;
+            B *d = rows;
+            $fill
+            for (L g = g0; g < g1; g++) {
+                const L n = g * 32, begin = 0, until = 0;
+                const B *ta = rows, *cur = columns + (g - g0) * ${strip}LL;
+                const T *next = b;
+                B *to = columns;
+                alignas(64) T c_[1024];
+                $tile
+                $finish
+            }
+        }"""
 ADD_PARTS = """
                 T *p_ = (T *)(columns + ${column_bytes}LL) + ((g - g0) * $per_block + t - s0) * 1024;
                 if (kb > 0)
@@ -220,5 +235,5 @@ ADD_PARTS = """
                     for (int i = 0; i < 64; i++) store(p_ + i * VL, load(c_ + i * VL));
                     continue;
                 }"""
-FINISH = """if (!finite(c_, $mr * 2)) repair(c_, $mr, a, $row, b + g * ${panel}LL);
+FINISH = """if (!finite(c_, ($mr + 3) / 4 * 8)) repair(c_, $mr, a, $row, b + g * ${panel}LL);
                     finish_tile<$mr>(c_, $arguments, $n - n);"""

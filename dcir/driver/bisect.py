@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dcir.codegen.tiles.isa import host_isa
 from dcir.driver.locate import CODE, IMPORT, KERNEL, PASS, Finding, locate
 from dcir.driver.reproducer import reproducer_text
 from dcir.driver.slices import Slice, Source, Values, described, size_of, slice_of, smaller, used, with_data
@@ -77,7 +78,11 @@ class _Search:
     def __init__(self, options: Options, seed: int) -> None:
         from dcir.transforms.pipelines import pipeline
 
-        chosen: Any = options.pipeline if options.pipeline is not None else pipeline(options.level)
+        chosen: Any = (
+            options.pipeline
+            if options.pipeline is not None
+            else pipeline(options.level, matrix_unit=host_isa().matrix_unit)
+        )
         self.passes: tuple[Pass, ...] = tuple(chosen)
         if options.until is not None:
             names = [p.name for p in self.passes]

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from dcir.codegen.compile import Library, planned_bytes
+from dcir.codegen.tiles.isa import host_isa
 from dcir.driver.assemble import assemble, buffer_numbers, spaces
 from dcir.driver.limit import check, saved_bytes
 from dcir.errors import OptionError, Unsupported
@@ -197,7 +198,11 @@ class Session:
                 list(dict.fromkeys(done.fallbacks)), hint="strict=False runs them through torch, one call each"
             )
         clock.lap("import")
-        passes = self.options.pipeline if self.options.pipeline is not None else pipeline(self.options.level)
+        passes = (
+            self.options.pipeline
+            if self.options.pipeline is not None
+            else pipeline(self.options.level, matrix_unit=host_isa().matrix_unit)
+        )
         hook = None
         each = self.options.verify == "passes" or bool(os.environ.get("DCIR_VALIDATE"))
         if self.options.verify == "passes":

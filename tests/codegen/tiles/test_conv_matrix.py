@@ -13,7 +13,7 @@ from dcir.codegen.tiles.conv_problem import forward_problem
 from dcir.codegen.tiles.isa import ISAS, host_isa
 from dcir.ops.epilogue import identity_epilogue
 from tests.codegen.tiles import test_conv_last
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import compile_plans, matrix_everywhere
 
 # n, groups, cin, cout, in_size, kernel, stride, low padding, high padding, dilation
 SHAPES = {
@@ -62,7 +62,8 @@ def kernels():
     entries = []
     for case in CASES:
         spec = spec_of(case)
-        made = plan_convolution(spec, ISAS["amx"], case[5])
+        with matrix_everywhere():
+            made = plan_convolution(spec, ISAS["amx"], case[5])
         assert "tdpbf16ps" in made.globals, case
         entries.append((made, ("f32",) * (2 if spec.epilogue is None else 1 + len(spec.epilogue.inputs)), ("f32",)))
     return dict(zip(CASES, compile_plans(entries, ["-O1"]), strict=True))
@@ -85,7 +86,8 @@ def test_equals_reference(kernels, case):
 @pytest.mark.parametrize("value", [np.inf, np.nan, 3.4e38])
 def test_what_is_not_finite_reaches_only_its_neighbours(name, value):
     spec = test_conv_last.spec_of(SHAPES[name], "f32", "last", "last", "none")
-    (call,) = compile_plans([(plan_convolution(spec, ISAS["amx"], 2), "f32", 2)], ["-O1"])
+    with matrix_everywhere():
+        (call,) = compile_plans([(plan_convolution(spec, ISAS["amx"], 2), "f32", 2)], ["-O1"])
     given, result = test_conv_last.operands(spec)
     given[0][given[0].size // 2] = value
     wanted = result.copy()
@@ -109,8 +111,9 @@ def test_images_are_split_once_where_taps_overlap():
 
 
 def test_where_it_is_used():
-    spec = test_conv_last.spec_of(SHAPES["seven"], "f32", "last", "last", "none")
-    problem, epilogue = forward_problem(spec), identity_epilogue((3, 1, 64, 1, 7, 7), "f32", forward_problem(spec).ys)
+    shape = (8, 1, 128, 128, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
+    problem = forward_problem(test_conv_last.spec_of(shape, "f32", "last", "last", "none"))
+    epilogue = identity_epilogue((8, 1, 128, 1, 14, 14), "f32", problem.ys)
     assert conv_matrix.matrix_last_suits(problem, epilogue, ISAS["amx"])
     assert not conv_matrix.matrix_last_suits(problem, epilogue, ISAS["avx512"])
     assert not conv_matrix.matrix_last_suits(replace(problem, ci=40), epilogue, ISAS["amx"])

@@ -15,7 +15,7 @@ from dcir.codegen.tiles.isa import ISAS, host_isa
 from dcir.ops.contraction import ContractionSpec
 from tests.codegen.tiles import test_gemm_epilogue
 from tests.codegen.tiles.test_gemm import LAYOUTS
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import compile_plans, matrix_everywhere
 
 needs_unit = pytest.mark.skipif(host_isa().name != "amx", reason="this processor has no matrix unit")
 KINDS = ("none", "bias", "residual", "gelu", "place")
@@ -50,7 +50,8 @@ CASES = list(dict.fromkeys(cases()))
 
 @pytest.fixture(scope="module")
 def kernels():
-    made = {case: test_gemm_epilogue.make(case) for case in CASES}
+    with matrix_everywhere():
+        made = {case: test_gemm_epilogue.make(case) for case in CASES}
     calls = compile_plans([(entry[1], entry[4], entry[5]) for entry in made.values()])
     return {case: (call, *made[case]) for case, call in zip(made, calls, strict=True)}
 
@@ -64,7 +65,8 @@ def test_product(kernels, case):
 
 def packed(m, n, k, threads=1):
     spec = ContractionSpec("f32", (), m, n, k, (k, 1), (0, 0), (n, 1), 32)
-    return spec, plan(spec, Machine("amx", threads))
+    with matrix_everywhere():
+        return spec, plan(spec, Machine("amx", threads))
 
 
 def panels(b):
@@ -155,10 +157,10 @@ def test_errors_beside_multiply_adds(k):
 
 
 def test_where_it_is_used():
-    spec, _ = packed(64, 64, 64)
+    spec, _ = packed(256, 256, 256)
     assert matrix_suits(spec, ISAS["amx"])
     assert not matrix_suits(spec, ISAS["avx512"])
-    for other in ({"m": 16}, {"dtype": "f64"}, {"k": 9}, {"n": 36, "k": 40}):
+    for other in ({"m": 16}, {"dtype": "f64"}, {"k": 9}, {"n": 34}, {"m": 64, "n": 64}):
         assert not matrix_suits(replace(spec, **other), ISAS["amx"])
     assert decisions(spec, Machine("amx", 1)).offered["unit"] == ("matrix", "vector")
     assert "tdpbf16ps" not in plan(spec, Machine("amx", 1), Choice((("unit", "vector"),))).globals
