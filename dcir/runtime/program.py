@@ -77,7 +77,7 @@ class Program:
     def __init__(
         self, path: Path, info: ProgramInfo, constants: Sequence[torch.Tensor], arenas: Arenas | None = None
     ) -> None:
-        self.info = info
+        self.info = info = info.with_buffers_as_results()
         self.arenas = Arenas() if arenas is None else arenas
         self.constants = list(constants)
         try:
