@@ -19,9 +19,6 @@ from dataclasses import dataclass
 
 from dcir.codegen.cpp.watch import WATCH
 
-# Kernels of one thread that are worth a team of their own: it takes as long as a quarter of a barrier of two threads.
-_LEAST_ALONE = 2
-
 
 @dataclass(frozen=True)
 class Place:
@@ -185,12 +182,7 @@ def _stretch(
     if first is not None:
         lines.append(f"    lap({steps});")
     begun: set[int] = set()
-    alone = _alone(calls) if team and first is None else {}
     for i, c in enumerate(calls):
-        if i in alone:
-            lines += _by_one(calls[i : alone[i]])
-        if any(start <= i < end for start, end in alone.items()):
-            continue
         if c.stream >= 0:
             if c.stream not in begun:
                 begun.add(c.stream)
@@ -210,27 +202,6 @@ def _stretch(
         lines.append(f"  lap({steps});")
     lines += ["  if (bad) return bad;", "  }"]
     return lines
-
-
-def _alone(calls: Sequence[Call]) -> dict[int, int]:
-    """Begin and end of every run of neighbouring kernels in which only one thread has work."""
-    found, start = {}, 0
-    for i in range(len(calls) + 1):
-        if i < len(calls) and not calls[i].parallel and calls[i].stream < 0:
-            continue
-        if i - start >= _LEAST_ALONE:
-            found[start] = i
-        start = i + 1
-    return found
-
-
-def _by_one(calls: Sequence[Call]) -> list[str]:
-    """Kernels that one thread runs one after the other, and one barrier; their worksharing loops bind to a team of that thread."""
-    lines = ["    #pragma omp single", "    {", "    #pragma omp parallel num_threads(1)", "    {"]
-    for c in calls:
-        lines.append(f"    __program_{c.kernel}(0, {_operands(c)}, &status);")
-        lines += [f"    if (status && !bad) bad = {c.number + 1};"] * c.checked
-    return [*lines, "    }", "    }"]
 
 
 def _table(numbers: Numbers) -> str:

@@ -189,6 +189,7 @@ def test_every_alternative_computes_the_same(cache, name, threads):
 def test_tiles_that_are_fed_ahead(cache, monkeypatch, slow, threads):
     """Rows packed and the next panel fetched: taken where caches fill slowly, offered elsewhere, right on every processor."""
     monkeypatch.setattr(gemm_packed, "slow_to_fill", lambda: slow)
+    monkeypatch.setenv("DCIR_ISA", host_isa().vectors)
     spec = product(101, 1000, 700)
     taken = decisions(spec, Machine(host_isa().name, threads)).taken
     if host_isa().name == "avx512":

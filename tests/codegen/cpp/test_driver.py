@@ -1,4 +1,4 @@
-"""The driver: kernels of one thread side by side; a digest of static inputs that covers the words it says, of any number of bytes."""
+"""The driver's digest of static inputs covers the words it says, whatever their number of bytes."""
 
 import ctypes
 
@@ -7,7 +7,7 @@ import pytest
 
 from dcir.cache import Cache
 from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
-from dcir.codegen.cpp.driver import Call, driver_text
+from dcir.codegen.cpp.driver import driver_text
 
 SIZES = (1, 2, 3, 5, 7, 8, 9, 12, 15, 16, 17, 33, 64, 1000, 1001)
 
@@ -56,18 +56,3 @@ def test_nothing_static_has_a_digest(tmp_path):
     toolchain = Toolchain.find(cache)
     objects = compile_objects([Unit("", driver_text([]))], toolchain, default_flags(), cache)
     assert ctypes.CDLL(link_shared(objects, "", toolchain, cache)).dcir_fingerprint(None) == 0
-
-
-def call(name, *, parallel, checked=False):
-    return Call(name, 0, (), parallel, checked)
-
-
-def test_kernels_of_one_thread_share_a_barrier():
-    wide, narrow = call("wide", parallel=True), call("narrow", parallel=False)
-    checked = call("checked", parallel=False, checked=True)
-    text = driver_text([wide, narrow, checked, wide, narrow, wide], (), ())
-    begin, end = text.index("omp single"), text.index("__program_wide", text.index("omp single"))
-    assert "num_threads(1)" in text[begin:end] and "__program_narrow" in text[begin:end]
-    assert "if (status && !bad) bad = 1;" in text[begin:end]
-    assert text.count("num_threads(1)") == 1  # a kernel alone has its own barrier already
-    assert "num_threads(1)" not in driver_text([narrow, narrow], (), ())  # no team
