@@ -9,12 +9,13 @@ the block, and copied from there for every tap; where they do not, pixels are sp
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
 from dcir.codegen.tiles import conv_matrix_text as text_of
 from dcir.codegen.tiles.conv_problem import Problem
-from dcir.codegen.tiles.emit import Draft, ceil_div, render
+from dcir.codegen.tiles.emit import Draft, render
 from dcir.codegen.tiles.gemm_form import Form, normal_form
 from dcir.codegen.tiles.gemm_matrix import DEPTH, ROWS, ROWS_COST, Rows, matrix_suits, product_draft
 from dcir.codegen.tiles.isa import Isa
@@ -105,13 +106,18 @@ def _bytes(p: Problem, form: Form) -> Callable[[int], int]:
         row = n * ih + clamp(h * p.stride[1] + p.base[1] + last * (p.ker[1] - 1) * p.dil[1], ih - 1)
         return row * iw + last * (iw - 1)
 
+    spec = form.spec
+    rows, step = spec.m, spec.a[-2]
+    # Where images or their rows are not one walk, each is a product of its own, and begins at another pixel.
+    bases = [sum(i * s for i, s in zip(at, spec.a, strict=False)) for at in itertools.product(*map(range, spec.batch))]
+
     def most(strips: int) -> int:
-        rows, step = form.spec.m, form.spec.a[-2]
-        starts = range(0, ceil_div(rows, ROWS))
-        pixels = (
-            reach((min(rows, (s + strips) * ROWS) - 1) * step, last=True) - reach(s * ROWS * step, last=False) + 1
-            for s in starts
-        )
-        return max(pixels, default=0) * (p.ci // DEPTH) * PIXEL_BYTES
+        pixels = 0
+        for base in bases:
+            for first in range(0, rows, ROWS):
+                last = min(rows, first + strips * ROWS) - 1
+                found = reach(base + last * step, last=True) - reach(base + first * step, last=False) + 1
+                pixels = max(pixels, found)
+        return pixels * (p.ci // DEPTH) * PIXEL_BYTES
 
     return most

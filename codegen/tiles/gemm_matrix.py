@@ -27,7 +27,8 @@ ROWS = COLUMNS = DEPTH = 32  # of a tile: two by two registers, and 32 steps of 
 STEP_BYTES = 6 * ROWS * DEPTH  # of the parts of either operand
 BLOCK_BYTES = 768 << 10  # of rows in parts, beside two panels, in the second-level cache
 OTHER_BLOCK_BYTES = (512 << 10, 1152 << 10)
-LEAST_STRIPS, READY_STRIPS = 4, 8
+LEAST_STRIPS = 4  # in a block, however long
+READY_STRIPS = 8  # of a job, for which all its panels are split before
 KEPT_BYTES = 256 << 10  # of the image in parts, where panels stay
 READY_BYTES = 512 << 10  # of all panels of a job, for which they stay there too
 DEEPEST = 768  # steps of k that are summed in one go
@@ -35,8 +36,8 @@ SERIAL_WORK = 1 << 18  # multiply-adds below which a second thread does not pay
 # Cycles of a core, fitted to measurements of 40 products: a step of a tile, its beginning and end, a step of a strip and of a panel.
 STEP_CYCLES, TILE_CYCLES, ROWS_CYCLES, PANEL_CYCLES = 390, 1000, 1000, 300
 MULTIPLY_ADDS = 24  # a cycle without the unit
-GAIN = 0.8
-LEAST_TILES = 40
+GAIN = 0.8  # of the time of multiply-adds that it must stay below
+LEAST_TILES = 40  # fewer were slower whatever their depth
 ROWS_COST, PANEL_COST = 4.0, 0.65  # of splitting a strip of rows, and a panel for a block of rows, beside a tile
 
 

@@ -74,10 +74,10 @@ $inline bool finite(const T *t, int vectors) {
 }
 """
 ODD = ", ".join(str(i) for i in range(1, 64, 2))
-# Rows whose steps of k are neighbours, and any others, which pass through a block.
 ELEMENT = """
 $inline const T *element(const T *a, L m, L k) { return a + m * ${am}LL + k * ${ak}LL; }
 """
+# Rows whose steps of k are neighbours, and any others, which pass through a block.
 SPLIT_ROWS_ALONG = """
 $noinline void split_rows(const T *a, L rows, L depth, B *to) {
     for (L i = 0; i < rows; i++) {
@@ -184,7 +184,6 @@ $body
     }
 }
 """
-# Of a long k: the error of a sum grows with its length.
 # Blocks of rows are split, and pass panel after panel, each split while the one before is multiplied.
 BLOCKS = """        $k_loop
         const L steps = (depth + 31) / 32, pairs = steps * 16;
@@ -227,6 +226,7 @@ STRIPS = """        const L k0 = 0, depth = $depth, steps = (depth + 31) / 32;
                 $finish
             }
         }"""
+# Of a long k: the error of a sum grows with its length.
 ADD_PARTS = """
                 T *p_ = (T *)(columns + ${column_bytes}LL) + ((g - g0) * $per_block + t - s0) * 1024;
                 if (kb > 0)

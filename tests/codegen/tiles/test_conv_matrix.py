@@ -82,6 +82,35 @@ def test_equals_reference(kernels, case):
 
 
 @needs_unit
+@pytest.mark.parametrize("name", ["seven", "strided", "asymmetric-s2", "dilated"])
+def test_rows_that_are_no_one_walk(name):
+    """Results with gaps between rows: every row is a product, and reads as many rows of the image as one inside it."""
+    plain = test_conv_last.spec_of(SHAPES[name], "f32", "last", "last", "none")
+    channels, height, width = plain.cout, plain.out_size[0], plain.out_size[1] + 3
+    spec = replace(plain, y=(height * width * channels, 1, width * channels, channels))
+    with matrix_everywhere():
+        made = plan_convolution(spec, ISAS["amx"], 2)
+    assert "keep(" in made.globals
+    (call,) = compile_plans([(made, "f32", 2)], ["-O1"])
+    given, result = test_conv_last.operands(spec)
+    wanted = result.copy()
+    spec.reference(given, [wanted])
+    call(*map(torch.from_numpy, given), torch.from_numpy(result))
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_memory_for_the_image_holds_every_row():
+    """A result's row in the middle reads three rows, one at the border two."""
+    plain = forward_problem(test_conv_last.spec_of(SHAPES["wide"], "f32", "last", "last", "none"))
+    height, width = 5, 61
+    apart = replace(plain, ys=(height * 70 * 61, 0, 1, 0, 70 * 61, 61))
+    epilogue = identity_epilogue((2, 1, 61, 1, height, width), "f32", apart.ys)
+    form = conv_matrix._form(apart, epilogue)
+    assert form.spec.m == width
+    assert conv_matrix._bytes(apart, form)(2) == 3 * width * conv_matrix.PIXEL_BYTES
+
+
+@needs_unit
 @pytest.mark.parametrize("name", ["seven", "strided", "line", "patches"])
 @pytest.mark.parametrize("value", [np.inf, np.nan, 3.4e38])
 def test_what_is_not_finite_reaches_only_its_neighbours(name, value):
