@@ -5,7 +5,8 @@
 Parts have eight bits each, so the parts of a number add up to it, and what is left out is below 2^-24 of the product. Products of
 parts are exact, and a tile adds up 32 steps of k before it rounds into its sum: results are nearer to the true ones than those of
 multiply-adds. Measured on a Xeon with AMX: 390 to 420 GFLOP/s a core, where multiply-adds reach 170 to 190. Numbers below 2^-110
-lose their last bits, as the unit reads denormal parts as zeros. A job splits its rows once, and each panel while the matrix unit
+lose their last bits, as the unit reads denormal parts as zeros: results below 2^-86 are computed again with multiply-adds, as are those
+that are not finite. A job splits its rows once, and each panel while the matrix unit
 multiplies the one before.
 """
 
@@ -123,7 +124,7 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     job_bytes = row_bytes + column_bytes + partials + round_up(rows.bytes(per_block), 64)
 
     end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True)
-    text = render(text_of.SUPPORT, odd=text_of.ODD) + rows.text
+    text = render(text_of.SUPPORT, odd=text_of.ODD, least=text_of.LEAST) + rows.text
     text += render(text_of.TILES, to=end_of.to, stop=end_of.stop, k=spec.k)
 
     panel = spec.k * spec.panel

@@ -64,15 +64,25 @@ $inline void split_panel(const T *b, B *to, L begin, L end, L depth) {
         split_pair(first ? load(s + 16) : V{}, second ? load(s + 48) : V{}, d + TILE);
     }
 }
-// Of a multiple of eight vectors.
-$inline bool finite(const T *t, int vectors) {
+// Whether all is finite, and zero or no smaller than LEAST: below, parts of the operands may have been lost. Of a multiple of 8 vectors.
+constexpr unsigned LEAST = $least;
+$inline bool sound(const T *t, int vectors) {
     V s[8] = {};
+    W least[2] = {~W{}, ~W{}};
     for (int i = 0; i < vectors; i += 8)
 #pragma GCC unroll 8
-        for (int u = 0; u < 8; u++) s[u] += load(t + (i + u) * VL) * 0;
-    return sum((s[0] + s[1]) + (s[2] + s[3]) + ((s[4] + s[5]) + (s[6] + s[7]))) == 0;
+        for (int u = 0; u < 8; u++) {
+            const V x = load(t + (i + u) * VL);
+            s[u] += x * 0;
+            const W above = ((W)x & 0x7fffffffu) - 1;  // of a zero the largest of all
+            least[u % 2] = above < least[u % 2] ? above : least[u % 2];
+        }
+    const W few = (least[0] < LEAST - 1) | (least[1] < LEAST - 1);
+    return sum((s[0] + s[1]) + (s[2] + s[3]) + ((s[4] + s[5]) + (s[6] + s[7])) + (V)(few & 0x3f800000u)) == 0;
 }
+$inline M lost(V x) { return (M)((x - x != 0) | ((M)(((W)x & 0x7fffffffu) - 1 < LEAST - 1))); }
 """
+LEAST = f"0x{(127 - 86) << 23:x}u"  # 2^-86
 ODD = ", ".join(str(i) for i in range(1, 64, 2))
 ELEMENT = """
 $inline const T *element(const T *a, L m, L k) { return a + m * ${am}LL + k * ${ak}LL; }
@@ -143,10 +153,12 @@ template <int R> $noinline void matrix_tile(const B *a, const B *b, T *t, L step
     D_TILE_STORE(1, t + 16, 128);
     if constexpr (R == 2) { D_TILE_STORE(2, t + 512, 128); D_TILE_STORE(3, t + 528, 128); }
 }
-// What is not finite, from the operands as they are: parts of an infinity times a part that is zero are not what was asked for.
+// What is not finite or tiny, from the operands as they are: a part of an infinity times a part that is zero is not what was asked for,
+// and of a number below 2^-110 the unit reads the last parts as zeros.
 __attribute__((noinline, noclone, cold)) static void repair(T *t, int rows, const T *a, L m, const T *b) {
     for (int i = 0; i < rows; i++, t += 32) {
-        if (sum(load(t) * 0 + load(t + 16) * 0) == 0) continue;
+        const M p = lost(load(t)), q = lost(load(t + 16));
+        if (sum((V)((p | q) & 0x3f800000)) == 0) continue;
         V x = {}, y = {};
         for (L k = 0; k < $k; k++) {
             const T *s = element(a, m + i, k);
@@ -154,9 +166,8 @@ __attribute__((noinline, noclone, cold)) static void repair(T *t, int rows, cons
             x += *s * load(b + k * 32);
             y += *s * load(b + k * 32 + 16);
         }
-        const V p = load(t), q = load(t + 16);
-        store(t, p - p == 0 ? p : x);
-        store(t + 16, q - q == 0 ? q : y);
+        store(t, p ? x : load(t));
+        store(t + 16, q ? y : load(t + 16));
     }
 }
 template <int MR> $noinline void finish_tile(const T *t, $to, L valid) {
@@ -235,5 +246,5 @@ ADD_PARTS = """
                     for (int i = 0; i < 64; i++) store(p_ + i * VL, load(c_ + i * VL));
                     continue;
                 }"""
-FINISH = """if (!finite(c_, ($mr + 3) / 4 * 8)) repair(c_, $mr, a, $row, b + g * ${panel}LL);
+FINISH = """if (!sound(c_, ($mr + 3) / 4 * 8)) repair(c_, $mr, a, $row, b + g * ${panel}LL);
                     finish_tile<$mr>(c_, $arguments, $n - n);"""

@@ -233,12 +233,12 @@ def test_epilogue(kernels, case):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", [silu, exponentials, error_functions], ids=lambda k: k.__name__)
 def test_groups(isa, kind):
-    """Vectors that take their steps together give what single ones give."""
+    """Vectors that take their steps together give what single ones give, also where a tile's rows lie along them."""
     case = Case("f32")
     kind(case)
     program = case.body.finish()
     plans = []
-    for text, jobs, row in ((_GROUPS, 3, 1), (_TEXT, 15, -1)):
+    for text, jobs, row in ((_TEXT, 15, -1), (_TEXT, 15, 2), (_GROUPS, 3, 1)):
         epilogue = Epilogue(program, "f32", 1, 2, row)
         assert epilogue.grouped
         plans.append(
@@ -249,7 +249,8 @@ def test_groups(isa, kind):
     for call in compile_plans([(plan, program.inputs, program.outputs) for plan in plans]):
         results.append([torch.full((1300,), 5).to(TORCH[t]) for t in program.outputs])
         call(*ins, *results[-1])
-    for together, alone in zip(*results, strict=True):
+    for alone, along, together in zip(*results, strict=True):
+        torch.testing.assert_close(along, alone, rtol=1e-6, atol=0, equal_nan=True)
         torch.testing.assert_close(together, alone, rtol=1e-6, atol=0, equal_nan=True)
 
 
