@@ -144,9 +144,13 @@ def channel_dimensions(shot: Snapshot, fixed: set[str]) -> dict[str, frozenset[i
     def walked(data: str, stride: int, extent: int) -> frozenset[int]:
         return frozenset(digits(shot.net.containers[data], stride, extent) or ())
 
-    for w in shot.ops.values():
+    for op, w in shot.ops.items():
         for operand, shape, strides in image_windows(w):
             note(operand.data, walked(operand.data, strides[1], shape[1]))
+        if isinstance(w.spec, ConvolutionSpec) and w.spec.epilogue is not None:
+            for a in shot.accesses(op):
+                if a.stmt.op == "store" and a.strides[1]:
+                    note(a.operand.data, walked(a.operand.data, a.strides[1], w.spec.epilogue.dims[1]))
     while queue:
         data = queue.popleft()
         for op in (*shot.readers[data], *shot.writers[data]):

@@ -59,9 +59,10 @@ class FuseEpilogues(Pass):
         for op in net.ops():
             if isinstance(op.spec, Program) and _pointwise(op.spec):
                 self._absorb(net, op, position, outcome)
+        static = net.preparable()  # what is moved from here on makes no operator and changes none of them
         for op in net.ops():
             if is_product(op.spec) and op.spec.epilogue is not None:
-                while self._pull(net, op, position, outcome):
+                while self._pull(net, op, position, static, outcome):
                     pass
         return outcome
 
@@ -138,16 +139,14 @@ class FuseEpilogues(Pass):
             return "indices have to be checked before the product"
         return None
 
-    def _pull(self, net: Network, product: Op, position: dict[Op, float], outcome: Outcome) -> bool:
+    def _pull(self, net: Network, product: Op, position: dict[Op, float], static: set[Op], outcome: Outcome) -> bool:
         """Compute one operand of an epilogue where it is read, if nobody else reads it."""
         spec, old = epilogue_of(net, product)
-        static: set[Op] | None = None
         for data in dict.fromkeys(o.data for o in old.ins[1:]):
             writers = net.writers(data)
             if len(writers) != 1 or not isinstance(writers[0].spec, Program) or not _pointwise(writers[0].spec):
                 continue
             producer = writers[0]
-            static = net.preparable() if static is None else static
             new = _inlined(net, product, producer, old, data, static)
             if not isinstance(new, str):
                 reason = self._unfit(new)

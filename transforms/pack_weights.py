@@ -20,6 +20,7 @@ from dcir.ir.nodes import Op
 from dcir.ir.program import Body, Program
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec
+from dcir.ops.epilogue import reorder_epilogue
 from dcir.ops.packing import pack_program, packed_shape, panel_width, panels, wants_panels
 from dcir.transforms.base import Outcome, Pass
 
@@ -127,9 +128,5 @@ def _transposed(spec: ContractionSpec) -> ContractionSpec:
 
     epilogue = spec.epilogue
     if epilogue is not None:
-        epilogue = epilogue.reorder(swap(range(len(epilogue.outer))), ())
-        value = contiguous(epilogue.outer)
-        strides = tuple(s if n != 1 else 0 for s, n in zip(value, epilogue.outer, strict=True))
-        body = tuple(s._replace(attr=(0, strides)) if s.op == "load" and s.attr[0] == 0 else s for s in epilogue.body)
-        epilogue = replace(epilogue, body=body)
+        epilogue = reorder_epilogue(epilogue, swap(range(len(epilogue.outer))))
     return replace(spec, m=spec.n, n=spec.m, a=swap(spec.b), b=swap(spec.a), c=swap(spec.c), epilogue=epilogue)

@@ -24,6 +24,7 @@ from dcir.transforms.plan_arena import PlanArena
 from dcir.transforms.prepare_static import PrepareStatic
 from dcir.transforms.read_pieces import ReadPieces
 from dcir.transforms.remove_dead_code import RemoveDeadCode
+from dcir.transforms.scale_weights import ScaleWeights
 from dcir.transforms.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.sink_copies import SinkCopies
 from dcir.transforms.split_reduction import SplitReduction
@@ -40,7 +41,10 @@ def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
         matrix_unit: whether the processor has one, which some passes' costs depend on.
     """
     passes = (p for tier in range(level + 1) for p in TIERS[tier]) if level > 0 else ()
-    return tuple(replace(p, matrix=matrix_unit) if isinstance(p, UseWinograd) else p for p in passes)
+    return tuple(
+        replace(p, matrix=matrix_unit) if isinstance(p, UseWinograd | ScaleWeights | StreamImages) else p
+        for p in passes
+    )
 
 
 TIERS: dict[int, tuple[Pass, ...]] = {
@@ -55,6 +59,7 @@ TIERS: dict[int, tuple[Pass, ...]] = {
         UseWinograd(),
         UnfoldImages(),
         PackWeights(),
+        ScaleWeights(),
         FuseSums(),
         FuseProducers(convolved=True),
         SplitReduction(leave_convolved=False),

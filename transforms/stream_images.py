@@ -7,6 +7,7 @@ barrier in place of one per operator. The price: what all images share (weights)
 
     sum over containers inside of  bytes(n images) * (t(n images) - t(one image))   >   sum over operators of what their weights'
     reading takes longer than their arithmetic, per image more
+                                                                              + what a matrix unit does worse in pieces
 
 with t the seconds a byte takes from the level of cache that holds so much. Runs are the best intervals of the execution order, best
 first. Saves memory traffic of everything between two operators of a run, and most of its memory.
@@ -22,6 +23,7 @@ from dcir.ir.annotations import Stream
 from dcir.ir.network import Network
 from dcir.ir.nodes import Op
 from dcir.ir.types import itemsize
+from dcir.ops import matrix_unit
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.images import Share, shares
 from dcir.transforms.base import Outcome, Pass
@@ -36,6 +38,7 @@ class StreamImages(Pass):
             have passed through.
         near, far, memory: seconds to move a byte where that cache holds it, or none does.
         flops: operations per second of a core.
+        matrix: whether it has a matrix unit, which wants more rows than an image may have.
     """
 
     tier: ClassVar[int] = 4
@@ -45,6 +48,7 @@ class StreamImages(Pass):
     far: float = 1 / 120e9
     memory: float = 1 / 36e9
     flops: float = 250e9
+    matrix: bool = False
 
     def apply(self, net: Network) -> Outcome:
         """Fill ``net.streams``."""
@@ -117,8 +121,9 @@ class StreamImages(Pass):
             ends.setdefault(max(at), []).append((min(at), moved, saved))
         weights = [_shared_bytes(parts[op]) for op in segment]
         compute = [parts[op].spec.operations() / self.flops for op in segment]
+        apart = [self._apart(op, parts[op], images) for op in segment]
         far, memory = (
-            [(images - 1) * max(0.0, w * rate - c) for w, c in zip(weights, compute, strict=True)]
+            [(images - 1) * max(0.0, w * rate - c) + a for w, c, a in zip(weights, compute, apart, strict=True)]
             for rate in (self.far, self.memory)
         )
         best, result = 0.0, None
@@ -137,6 +142,12 @@ class StreamImages(Pass):
                 if value > best:
                     best, result = value, (i, j + 1, moved)
         return result
+
+    def _apart(self, op: Op, part: Share, images: int) -> float:
+        """Seconds that ``images`` products of a matrix unit take longer than one."""
+        if not self.matrix:
+            return 0.0
+        return max(0.0, images * matrix_unit.seconds(part.spec) - matrix_unit.seconds(op.spec))
 
     def _seconds(self, size: int) -> float:
         return self.near if size <= self.near_bytes else self.far if size <= self.far_bytes else self.memory

@@ -17,10 +17,11 @@ from dcir.codegen.tiles import conv_matrix_text as text_of
 from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.emit import Draft, render
 from dcir.codegen.tiles.gemm_form import Form, normal_form
-from dcir.codegen.tiles.gemm_matrix import DEPTH, ROWS, ROWS_COST, Rows, matrix_suits, product_draft
+from dcir.codegen.tiles.gemm_matrix import ROWS_COST, Rows, matrix_suits, product_draft
 from dcir.codegen.tiles.isa import Isa
 from dcir.ir.program import Program
 from dcir.ops.contraction import ContractionSpec
+from dcir.ops.matrix_unit import DEPTH, ROWS
 
 PIXEL_BYTES = 192  # of 32 channels in parts
 COPY_COST = 1.0  # of a strip whose rows are in parts already

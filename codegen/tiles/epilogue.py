@@ -150,6 +150,16 @@ class Epilogue:
             return stores + sums_text(self, isa)
         return self.stores(isa, self._prefetches())
 
+    @property
+    def chained(self) -> bool:
+        """Whether a vector takes long chains of steps."""
+        return bool(self._chains)
+
+    def stored(self, store: Stmt) -> str:
+        """A C++ expression of what was stored: a vector of n lanes."""
+        step, at = store.attr[1][self.vector], f"e.o{store.attr[0]} + {self._address(store)}"
+        return f"get<WHOLE>({at}, n)" if step == 1 else f"get_apart<WHOLE>({at}, {step}LL, n)"
+
     def stores(self, isa: Isa, prefetches: list[str], more: str = "", math: str | None = None) -> str:
         """The text but for sums."""
         p = self.program

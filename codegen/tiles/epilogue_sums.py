@@ -3,7 +3,7 @@
 A job has its own sums, [sum][channel] in float64, cleared before it starts. ``add_sums`` takes a finished tile from the stack: per
 vector of channels it goes down the rows with the sums in registers (float32 values as float32, since rows of a tile are few; float64
 values and products as float64) and adds what it has to memory once. So the numbers depend on how results are dealt to jobs, and on
-nothing else.
+nothing else. What took a long chain of steps is not computed again: it is read where it was just stored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ template <bool WHOLE> $inline void add_vector(const Operands &e, $indices, const
 $before
     const auto add_row = [&](L r, Sums &u) __attribute__((always_inline)) {
         const L i$row = b$row + r;
-        const V x = load(t + r * stride);
+        const V x = $value;
 $inside
     };
     Sums p = {}, q = {};
@@ -58,7 +58,7 @@ $inside
     if (r < rows) add_row(r, p);
 $after
 }
-// Rows of n results each, ``stride`` apart; the first ``from`` of a row are another tile's.
+// Rows of n results each, ``stride`` apart, that are stored already; the first ``from`` of a row are another tile's.
 $noinline void add_sums(const Operands &operands, $indices, const T *t, L stride, L rows, L from, L n) {
     const Operands e = operands;
     L s = 0;
@@ -91,7 +91,8 @@ def pitch(p: Program) -> int:
 
 def sums_text(whole: Epilogue, isa: Isa) -> str:
     """``own`` and ``add_sums`` of an epilogue with sums."""
-    e = replace(whole, program=only_sums(whole.program))
+    program, value = _from_stored(whole) or (only_sums(whole.program), "load(t + r * stride)")
+    e = replace(whole, program=program)
     p, row = e.program, e.row
     width = lanes(isa, e.dtype)
     varies, lines = e.vector_varies(), e.vector_lines()
@@ -122,8 +123,31 @@ def sums_text(whole: Epilogue, isa: Isa) -> str:
     return render(
         _TEXT, half=width * 2, whole=width * 4, first=_list(0, width // 2), second=_list(width // 2, width),
         size=number * pitch(p), indices=", ".join(f"L b{d}" for d in range(len(p.outer))), row=row, at=at, sums=" ".join(sums),
-        before=_lines(before, 4), inside=_lines(inside, 8), after=_lines(after, 4),
+        value=value, before=_lines(before, 4), inside=_lines(inside, 8), after=_lines(after, 4),
     )  # fmt: skip
+
+
+def _from_stored(whole: Epilogue) -> tuple[Program, str] | None:
+    """The epilogue that only adds, with what it stores as its input 0, and C++ that reads that; None if it would save no chain."""
+    p = whole.program
+    if not replace(whole, program=only_sums(p)).chained:
+        return None
+    stores = [s for s in p.body if s.op == "store" and s.attr[2:] != (ADDED,)]
+    for store in stores:
+        at = store.args[0]
+        if not store.dtype == p.body[at].dtype == whole.dtype:
+            continue
+        # Nothing but what is stored may depend on the accumulators, of which a marked load tells them apart.
+        given = Stmt("load", (), whole.dtype, (0, tuple(1 for _ in p.dims)))
+        body = [
+            s._replace(attr=(0, tuple(0 for _ in p.dims))) if s.op == "load" and s.attr[0] == 0 else s for s in p.body
+        ]
+        body[at] = given
+        summing = only_sums(replace(p, body=tuple(body)))
+        loads = [s for s in summing.body if s.op == "load" and s.attr[0] == 0]
+        if loads == [given] and not replace(whole, program=summing).chained:
+            return summing, whole.stored(store)
+    return None
 
 
 def _walks(p: Program, row: int) -> list[bool]:

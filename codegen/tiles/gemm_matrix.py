@@ -23,8 +23,8 @@ from dcir.codegen.tiles.gemm_ending import ending
 from dcir.codegen.tiles.gemm_form import Form
 from dcir.codegen.tiles.isa import Isa
 from dcir.ops.contraction import ContractionSpec
+from dcir.ops.matrix_unit import COLUMNS, DEPTH, ROWS, matrix_wins
 
-ROWS = COLUMNS = DEPTH = 32  # of a tile: two by two registers, and 32 steps of k at once
 STEP_BYTES = 6 * ROWS * DEPTH  # of the parts of either operand
 BLOCK_BYTES = 768 << 10  # of rows in parts, beside two panels, in the second-level cache
 OTHER_BLOCK_BYTES = (512 << 10, 1152 << 10)
@@ -34,28 +34,12 @@ KEPT_BYTES = 256 << 10  # of the image in parts, where panels stay
 READY_BYTES = 512 << 10  # of all panels of a job, for which they stay there too
 DEEPEST = 768  # steps of k that are summed in one go
 SERIAL_WORK = 1 << 18  # multiply-adds below which a second thread does not pay
-# Cycles of a core, fitted to measurements of 40 products: a step of a tile, its beginning and end, a step of a strip and of a panel.
-STEP_CYCLES, TILE_CYCLES, ROWS_CYCLES, PANEL_CYCLES = 390, 1000, 1000, 300
-MULTIPLY_ADDS = 24  # a cycle without the unit
-GAIN = 0.8  # of the time of multiply-adds that it must stay below
-LEAST_TILES = 40  # fewer were slower whatever their depth
 ROWS_COST, PANEL_COST = 4.0, 0.65  # of splitting a strip of rows, and a panel for a block of rows, beside a tile
 
 
 def matrix_suits(spec: ContractionSpec, isa: Isa) -> bool:
-    """Whether the product, once its B is packed, is better computed on the matrix unit than with multiply-adds.
-
-    Where tiles are short, or rows are used for few columns, splitting and storing take longer than multiplying.
-    """
-    if not isa.matrix_unit or spec.dtype != "f32":
-        return False
-    strips, panels, steps = ceil_div(spec.m, ROWS), ceil_div(spec.n, COLUMNS), ceil_div(spec.k, DEPTH)
-    batch = math.prod(spec.batch)
-    if batch * strips * panels < LEAST_TILES:
-        return False
-    tiles = strips * panels * (steps * STEP_CYCLES + TILE_CYCLES)
-    splitting = steps * (strips * ROWS_CYCLES + panels * ceil_div(strips, 7) * PANEL_CYCLES)
-    return tiles + splitting <= GAIN * spec.m * spec.n * spec.k / MULTIPLY_ADDS
+    """Whether the product, once its B is packed, is better computed on the matrix unit than with multiply-adds."""
+    return isa.matrix_unit and spec.dtype == "f32" and matrix_wins(math.prod(spec.batch), spec.m, spec.n, spec.k)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dace.sdfg import nodes as dace_nodes
 
 from dcir.errors import InvalidGraph
 from dcir.ir.annotations import Donated, Stream
-from dcir.ir.dace_objects import DACE_TYPES, array, whole_memlet
+from dcir.ir.dace_objects import DACE_TYPES, access_node, array, whole_memlet
 from dcir.ir.nodes import Op
 from dcir.ir.prepared import preparable
 from dcir.ir.types import itemsize
@@ -187,9 +187,7 @@ class Network:
         """Add an operator at the end of the order, or just ``before`` another."""
         label = f"{spec.kind if isinstance(getattr(spec, 'kind', None), str) else type(spec).__name__}_{self._count}"
         self._count += 1
-        op = Op(
-            label, spec, len(ins), len(outs), [o.offset for o in ins], [o.offset for o in outs], origin, made_by
-        )  # fmt: skip
+        op = Op.made(label, spec, [o.offset for o in ins], [o.offset for o in outs], origin, made_by)
         self.state.add_node(op)
         self._connect(op, ins, outs)
         if before is None:
@@ -250,7 +248,7 @@ class Network:
         """The container's access node; it exists while some operator uses the container."""
         if name not in self._access:
             # Not state.add_access, which walks the Python stack for debug information: 3 ms each inside torch.compile.
-            self._access[name] = dace_nodes.AccessNode(name)
+            self._access[name] = access_node(name)
             self.state.add_node(self._access[name])
         return self._access[name]
 

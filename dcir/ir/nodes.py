@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from dace import properties
 from dace.sdfg import nodes
 from dace.transformation.transformation import ExpandTransformation
 
+from dcir.ir.dace_objects import like
 from dcir.ir.serialize import decode, encode
 
 
@@ -67,6 +69,15 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
         self.out_offsets = out_offsets or [0] * n_out
         self.origin, self.made_by = origin, made_by
 
+    @classmethod
+    def made(cls, name: str, spec: Any, in_offsets: list[int], out_offsets: list[int], origin: str, made_by: str) -> Op:
+        """The same as the constructor, which sets and checks every property one by one, at a tenth of the time."""
+        found: Op = like(
+            _pattern(len(in_offsets), len(out_offsets)), _name=name, _label=name, _spec=spec, _in_offsets=in_offsets,
+            _out_offsets=out_offsets, _origin=origin, _made_by=made_by,
+        )  # fmt: skip
+        return found
+
     @property
     def spec(self) -> Any:
         """The operator's spec."""
@@ -82,3 +93,8 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
         """DaCe's serialisation; the spec becomes text only here, since passes replace it often."""
         self.spec_json = json.dumps(encode(self.spec))
         return super().to_json(parent)
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(n_in: int, n_out: int) -> Op:
+    return Op("op", None, n_in, n_out)

@@ -44,6 +44,15 @@ def run_epilogue(epilogue: Program, product: Any, ins: Sequence[Any], outs: Sequ
     run_program(epilogue, [value, *ins], outs, reference)
 
 
+def reorder_epilogue(epilogue: Program, order: Sequence[int]) -> Program:
+    """The epilogue of a product whose dimensions are numbered anew: loop ``order[d]`` becomes loop ``d``."""
+    made = epilogue.reorder(tuple(order), ())
+    value = contiguous(made.outer)
+    strides = tuple(s if n != 1 else 0 for s, n in zip(value, made.outer, strict=True))
+    body = tuple(s._replace(attr=(0, strides)) if s.op == "load" and s.attr[0] == 0 else s for s in made.body)
+    return replace(made, body=body)
+
+
 def attach_epilogue(product: Program, epilogue: Program) -> Program:
     """``product`` (one store, the same outer loops as the epilogue) with the epilogue in place of its store."""
     n_in, rank = len(product.inputs), len(product.inner)

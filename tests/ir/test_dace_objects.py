@@ -7,9 +7,11 @@ from typing import Any
 
 import dace
 import pytest
+from dace.sdfg.nodes import AccessNode
 from dace.subsets import Range
 
-from dcir.ir.dace_objects import array, whole_memlet
+from dcir.ir.dace_objects import access_node, array, whole_memlet
+from dcir.ir.nodes import Op
 
 
 def types_of(value: Any) -> Any:
@@ -47,6 +49,25 @@ def test_arrays_equal_daces(shape: tuple[int, ...], strides: tuple[int, ...], si
         ours = array(shape, strides, dace.float32, size, transient)
         assert ours.to_json() == theirs.to_json() and ours.__dict__ == theirs.__dict__
         assert ours.is_equivalent(theirs)
+
+
+def test_nodes_equal_daces() -> None:
+    pairs = [
+        (access_node("t3"), AccessNode("t3")),
+        (
+            Op.made("gemm_7", "spec", [0, 4], [2], "m.fc", "pass"),
+            Op("gemm_7", "spec", 2, 1, [0, 4], [2], "m.fc", "pass"),
+        ),
+        (Op.made("none", None, [], [], "", "frontend"), Op("none")),
+    ]
+    for ours, theirs in pairs:
+        a, b = ours.__dict__, theirs.__dict__
+        assert a.keys() == b.keys() and a["_guid"] != b["_guid"] and type(ours) is type(theirs)
+        own = {"_guid", "_instrument_condition"}  # an object compared by identity
+        assert all(a[k] == b[k] and type(a[k]) is type(b[k]) for k in a.keys() - own)
+    one, other = (Op.made("x", "spec", [0], [0], "", "") for _ in range(2))
+    one.add_in_connector("more")
+    assert "more" not in other.in_connectors and "more" in one.in_connectors
 
 
 def test_no_two_share_anything() -> None:

@@ -205,6 +205,18 @@ def test_a_photograph_is_read_as_it_is() -> None:
     assert set(images(done.network)) == {"last"}
 
 
+def test_what_only_a_reduction_reads() -> None:
+    """The last convolution's result, with its epilogue: no other convolution says which of its dimensions are channels."""
+    inputs = [rand(2, 32, 9, 8), rand(48, 32, 1, 1), rand(64, 48, 1, 1), rand(64)]
+    done = imported(lambda x, v, w, b: F.conv2d(F.conv2d(x, v).relu(), w, b).relu().mean((2, 3)), *inputs)
+    for p in (FuseEpilogues(), AssignLayouts()):
+        p.apply(done.network)
+    assert [op.spec.y[1] for op in done.network.ops() if isinstance(op.spec, ConvolutionSpec)] == [1, 1]
+    check_close(run_interpreted(done, inputs)[0], *(
+        F.conv2d(F.conv2d(x, v).relu(), w, b).relu().mean((2, 3)) for x, v, w, b in (inputs, [double(t) for t in inputs])
+    ))  # fmt: skip
+
+
 def test_rows_that_share_a_cache_set_are_padded() -> None:
     def net(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
         return F.conv2d(F.conv2d(x, v).relu(), w).mean((2, 3))

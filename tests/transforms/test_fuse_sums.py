@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from dcir.codegen.tiles.epilogue import Epilogue
+from dcir.codegen.tiles.isa import ISAS
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.summed import SummedSpec
@@ -73,7 +75,7 @@ def test_statistics(case: tuple[int, ...]) -> None:
             check_close(got, near, right)
 
 
-@pytest.mark.parametrize("function", ["sigmoid", "exp", "tanh", "exp of a sum only"])
+@pytest.mark.parametrize("function", ["sigmoid", "exp", "tanh", "exp of a sum only", "exp read where it was stored"])
 @pytest.mark.parametrize(("kernel", "groups"), [(1, 1), (3, 40)])
 def test_sums_of_functions(function: str, kernel: int, groups: int) -> None:
     """Functions with a form for vectors are added up by the tiles, the others by a kernel of their own."""
@@ -81,7 +83,8 @@ def test_sums_of_functions(function: str, kernel: int, groups: int) -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = F.conv2d(x, w, padding=w.shape[-1] // 2, groups=groups)
         value = y.exp() if "exp" in function else getattr(torch, function)(y)
-        return (y if "only" in function else value), value.sum((0, 2, 3)), (value * y).sum((0, 2, 3))
+        other = value if "stored" in function else y
+        return (y if "only" in function else value), value.sum((0, 2, 3)), (value * other).sum((0, 2, 3))
 
     inputs = [images(2, 40, 9, 17) / 4, images(40, 40 // groups, kernel, kernel).contiguous() / 8]
     net, _, done = fused(fn, inputs, FuseProducers(), FuseSiblings(min_bytes=1))
@@ -89,6 +92,11 @@ def test_sums_of_functions(function: str, kernel: int, groups: int) -> None:
     exact = fn(*(double(t) for t in inputs))
     for got, near, right in zip(run_cpp(done, inputs), fn(*inputs), exact, strict=True):
         check_close(got, near, right)
+    if "exp" in function:
+        spec = summed(net)[0]
+        epilogue = Epilogue(spec.epilogue(), "f32", 2, 1, 3)
+        read = "load(t + r * stride)" not in epilogue.text(ISAS["avx2"])
+        assert read == ("stored" in function)
 
 
 def test_winograd() -> None:

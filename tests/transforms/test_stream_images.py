@@ -14,6 +14,9 @@ import dcir
 from dcir.driver.check import PassChecker
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
+from dcir.transforms.assign_layouts import AssignLayouts
+from dcir.transforms.fuse_epilogues import FuseEpilogues
+from dcir.transforms.pack_weights import PackWeights
 from dcir.transforms.pipelines import pipeline
 from dcir.transforms.plan_arena import PlanArena
 from dcir.transforms.stream_images import StreamImages
@@ -67,6 +70,22 @@ def test_refused_where_weights_are_heavy() -> None:
     net, outcome = streamed(chain, x, w)
     assert not net.streams and sum(outcome.refused.values())
     assert not streamed(chain, torch.randn(4, 4, 9, 7), torch.randn(4, 4, 3, 3), settings=StreamImages())[0].streams
+
+
+def test_a_matrix_unit_wants_all_rows() -> None:
+    """Images of which one has too few positions for the unit stay together where there is one."""
+
+    def taken(images: int, size: int, matrix: bool) -> bool:
+        x, w = torch.randn(images, 128, size, size).to(memory_format=torch.channels_last), torch.randn(128, 128, 1, 1)
+        net = imported(lambda x, w: F.conv2d(F.conv2d(F.conv2d(x, w).relu(), w).relu(), w), x, w).network
+        net.threads, net.static = 2, {net.inputs[1]}
+        for p in (FuseEpilogues(), AssignLayouts(), PackWeights()):
+            p.apply(net)
+        StreamImages(near_bytes=1 << 20, far_bytes=1 << 20, matrix=matrix).apply(net)
+        return bool(net.streams)
+
+    assert taken(12, 15, False) and not taken(12, 15, True)
+    assert taken(5, 33, False) and taken(5, 33, True)  # one image has enough
 
 
 def test_sums_over_images_end_a_run() -> None:

@@ -10,7 +10,7 @@ from unittest import mock
 
 from dcir.codegen.build import HEADERS, find_compiler
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
-from dcir.codegen.tiles import gemm_matrix
+from dcir.ops import matrix_unit
 
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w"]
 
@@ -18,7 +18,7 @@ FLAGS = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errn
 @contextmanager
 def matrix_everywhere():
     """Plan for the matrix unit whatever it can compute, whether that is faster or not."""
-    with mock.patch.object(gemm_matrix, "GAIN", 1e9), mock.patch.object(gemm_matrix, "LEAST_TILES", 1):
+    with mock.patch.object(matrix_unit, "GAIN", 1e9), mock.patch.object(matrix_unit, "LEAST_TILES", 1):
         yield
 
 
