@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dcir.codegen.choices import decide
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.tiles.conv_depthwise import depthwise_draft, depthwise_suits, depthwise_weight_draft
 from dcir.codegen.tiles.conv_depthwise_data import depthwise_data_draft, depthwise_data_suits
@@ -20,6 +21,7 @@ from dcir.codegen.tiles.conv_last import last_draft, last_suits
 from dcir.codegen.tiles.conv_problem import Problem, data_problems, families, flat, forward_problem, is_pointwise
 from dcir.codegen.tiles.conv_weight import weight_draft
 from dcir.codegen.tiles.conv_weight_last import weight_last_draft, weight_last_suits
+from dcir.codegen.tiles.conv_weight_matrix import weight_matrix_draft, weight_matrix_suits
 from dcir.codegen.tiles.conv_winograd import winograd_draft
 from dcir.codegen.tiles.conv_winograd_weight import winograd_weight_draft
 from dcir.codegen.tiles.emit import (
@@ -184,6 +186,8 @@ def _weight(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     if depthwise_suits(p):
         return depthwise_weight_draft(name, p, isa, threads)
     p = flat(p) if is_pointwise(p) else p
+    if weight_matrix_suits(p, isa) and decide("unit", ["matrix", "vector"]) == "matrix":
+        return weight_matrix_draft(name, p, threads)
     draft = weight_last_draft if weight_last_suits(p, isa) else weight_draft
     return draft(name, p, isa, threads)
 

@@ -53,7 +53,7 @@ $inline void split_pair(V x, V y, B *to) {
     *(W *)(to + 2 * PART) = (W)x >> 16 | ((W)y & 0xffff0000u);
 }
 // Pairs of rows of a panel of B, from the `begin`th on; rows from `depth` on are zeros.
-$inline void split_panel(const T *b, B *to, L begin, L end, L depth) {
+$noinline void split_panel(const T *b, B *to, L begin, L end, L depth) {
     for (L u = begin; u < end; u++) {
         const T *s = b + u * 64;
         B *d = to + u / 16 * STEP + u % 16 * 64;
@@ -66,7 +66,7 @@ $inline void split_panel(const T *b, B *to, L begin, L end, L depth) {
 }
 // Whether all is finite, and zero or no smaller than LEAST: below, parts of the operands may have been lost. Of a multiple of 8 vectors.
 constexpr unsigned LEAST = $least;
-$inline bool sound(const T *t, int vectors) {
+$noinline bool sound(const T *t, int vectors) {
     V s[8] = {};
     W least[2] = {~W{}, ~W{}};
     for (int i = 0; i < vectors; i += 8)

@@ -1,0 +1,133 @@
+"""Weight gradients in channels-last on a matrix unit: products over positions, whose taps are shifts of one copy of the image.
+
+    dw[o, tap, i] = sum_p x[p + tap, i] dy[p, o]
+
+Both operands are put in parts once per block of positions (``gemm_matrix.py`` says what parts are): the gradient as pairs of positions, the
+image as one row of positions per channel, with the zeros of its border between its rows. A tap is then an offset into these rows, and
+the gradient is zero where a row of the image has no result. Blocks are short, so their sums are added apart; shares of the blocks are added
+by a second phase in fixed order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dcir.codegen.tiles import conv_weight_matrix_text as text_of
+from dcir.codegen.tiles import gemm_matrix_text
+from dcir.codegen.tiles.conv_problem import Problem
+from dcir.codegen.tiles.conv_weight import finish_text
+from dcir.codegen.tiles.emit import Draft, Split, Step, ceil_div, render, round_up
+from dcir.codegen.tiles.isa import Isa
+from dcir.ops import matrix_unit
+
+STEP_BYTES = 6144
+DEEPEST = 768  # positions of a block
+LEAST_WORK = 1 << 22  # multiply-adds below which nothing is gained
+GAIN = 0.51  # of the time of multiply-adds that the model must stay below: what it leaves out (tiles come from the second-level cache, sums
+# go to memory) doubled the times of 12 layers measured
+
+
+def weight_matrix_suits(p: Problem, isa: Isa) -> bool:
+    """Whether a weight gradient is better computed on the matrix unit."""
+    if not isa.matrix_unit or p.dtype != "f32" or p.groups != 1 or p.ci % 32 or p.co % 32 or p.work < LEAST_WORK:
+        return False
+    if p.xs[2] != 1 or p.ys[2] != 1 or (p.inp[0], p.ker[0], p.out[0]) != (1, 1, 1) or p.y0 or p.w0:
+        return False
+    if p.taps > 1 and (p.stride != (1, 1, 1) or max(p.base) > 0 or _wide(p) > DEEPEST):
+        return False
+    if p.taps == 1 and any(p.base):
+        return False
+    return _cycles(p) <= GAIN * p.work / matrix_unit.MULTIPLY_ADDS
+
+
+def weight_matrix_draft(name: str, p: Problem, threads: int) -> Draft:
+    """The gradient of w for the forward problem ``p``: a0 = x, a1 = gradient of y, o0 = gradient of w."""
+    whole, p = p, _merged(p)
+    planes, rows, columns = _blocks(p)
+    blocks = planes.parts * rows.parts * columns.parts
+    strips, panels = p.ci // 32, p.co // 32
+    shares, parts = _division(p, blocks, strips, threads)
+    wide = columns.size if p.taps == 1 else _wide(p)
+    halo = (p.ker[1] - 1) * p.dil[1]
+    steps = ceil_div(rows.size * wide, 32)
+    segment = round_up(max(steps * 32 + halo * wide + (p.ker[2] - 1) * p.dil[2], (rows.size + halo) * wide), 32)
+    pitch = ((planes.size * segment * 2 + 64) // 64 | 1) * 64
+    vectors = Split.at_most(p.co // 16, 2)
+    per_lane = p.ci * p.taps
+    share_size = p.co * per_lane
+    job_bytes = panels * planes.size * steps * STEP_BYTES + round_up(3 * 32 * pitch, 64)
+    at = round_up(shares * share_size * 4, 64)
+    values: dict[str, object] = {
+        "sh": p.stride[1], "sw": p.stride[2], "bh": p.base[1], "bw": p.base[2], "dh": p.dil[1], "dw": p.dil[2], "ih": p.inp[1],
+        "iw": p.inp[2], "kw": p.ker[2], "taps": p.taps, "xn": p.xs[0], "xh": p.xs[4], "xw": p.xs[5], "yn": p.ys[0],
+        "yh": p.ys[4], "yw": p.ys[5], "pixel": p.stride[2] * p.xs[5], "co": p.co, "halo": halo, "left": -p.base[2],
+        "segments": planes.size, "per_lane": per_lane,
+    }  # fmt: skip
+    text = render(
+        gemm_matrix_text.SUPPORT, odd=gemm_matrix_text.ODD, least=gemm_matrix_text.LEAST
+    ) + render(
+        text_of.BLOCKS, wide=wide, steps=steps, segment=segment, panels=panels, pitch=pitch, column_blocks=columns.parts,
+        row_blocks=rows.parts, per_images=rows.parts * columns.parts, n_start=planes.start("nb"),
+        n_next=planes.start("(nb + 1)"), row_start=rows.start("rb"), row_next=rows.start("(rb + 1)"),
+        column_start=columns.start("cb"), column_next=columns.start("(cb + 1)"), **values,
+    )  # fmt: skip
+    text += render(text_of.GRADIENT, **values)
+    text += render(text_of.IMAGE, columns="q.c1 - q.c0" if p.taps == 1 else p.inp[2], **values)
+    text += render(text_of.TILE, **values)
+    text += render(
+        text_of.RUN, parts=parts, shares=shares, share_size=share_size, at=at, job_bytes=job_bytes, blocks=blocks,
+        strips=strips, **values,
+    )  # fmt: skip
+    text += finish_text(whole, vectors, shares, share_size, share_size, per_lane)
+    work = (Step(shares * parts, "partial"), Step(vectors.parts, "finish"))
+    return Draft(name, p.dtype, text, work, at + shares * parts * round_up(job_bytes, 64))
+
+
+def _merged(p: Problem) -> Problem:
+    """A pointwise problem whose positions all lie one pitch apart, as one row of them."""
+    if p.taps > 1 or p.stride != (1, 1, 1):
+        return p
+    _, h, w = p.out
+    if any(n > 1 and s[4] != w * s[5] for n, s in ((h, p.xs), (h, p.ys))):
+        return p
+    if p.n > 1 and any(s[0] != h * w * s[5] for s in (p.xs, p.ys)):
+        return replace(p, inp=(1, 1, h * w), out=(1, 1, h * w))
+    return replace(p, n=1, inp=(1, 1, p.n * h * w), out=(1, 1, p.n * h * w))
+
+
+def _wide(p: Problem) -> int:
+    """Positions from one row to the next: the zeros after a row are those before the next one."""
+    right = (p.out[2] - 1) + p.base[2] + (p.ker[2] - 1) * p.dil[2] - (p.inp[2] - 1)
+    return max(p.inp[2] + max(-p.base[2], right, 0), p.out[2])
+
+
+def _blocks(p: Problem) -> tuple[Split, Split, Split]:
+    """Images, rows and columns of blocks."""
+    _, h, w = p.out
+    wide = w if p.taps == 1 else _wide(p)
+    if wide > DEEPEST:
+        return Split(p.n, p.n), Split(h, h), Split.at_most(w, DEEPEST)
+    rows = Split.at_most(h, DEEPEST // wide)
+    each = round_up(h * wide, 32)
+    planes = Split.at_most(p.n, DEEPEST // each) if rows.parts == 1 and each <= DEEPEST else Split(p.n, p.n)
+    return planes, rows, Split(w, 1)
+
+
+def _division(p: Problem, blocks: int, strips: int, threads: int) -> tuple[int, int]:
+    """Shares of the blocks, or parts of the input channels where the gradient's splitting is little beside the tiles."""
+    if strips % threads == 0 and (p.taps > 1 or blocks < threads):
+        return 1, threads
+    return min(blocks, threads), 1
+
+
+def _cycles(p: Problem) -> float:
+    """Of one core for everything, as ``ops/matrix_unit.py`` counts them."""
+    p = _merged(p)
+    planes, rows, columns = _blocks(p)
+    wide = columns.size if p.taps == 1 else _wide(p)
+    strips, panels = p.ci // 32, p.co // 32
+    steps = planes.size * ceil_div(rows.size * wide, 32)
+    halo = 1 + (p.ker[1] - 1) * p.dil[1] / rows.size
+    tiles = strips * panels * p.taps * (steps * matrix_unit.STEP_CYCLES * 1.15 + matrix_unit.TILE_CYCLES)
+    splitting = steps * (strips * matrix_unit.ROWS_CYCLES * halo + panels * matrix_unit.PANEL_CYCLES * 1.5)
+    return planes.parts * rows.parts * columns.parts * (tiles + splitting)
