@@ -61,7 +61,7 @@ $noinline void gather($from, L pixel, L height, L k0, L depth, B *to) {
 }
 """
 SPLIT_STEP = "const T *s = a + z * ${xd}LL + y * ${xh}LL + x * ${xw}LL + j;"
-SPLIT_COPY = "split_row(load(s + q.at[i]), load(s + q.at[i] + 16), d);"
+SPLIT_COPY = "split_pair(load(s + q.at[i]), load(s + q.at[i] + 16), d);"
 # Of one depth: pixels from `low` on are in `kept`, [pixel][step][part].
 KEPT_BEFORE = """L line[32];
     for (L i = 0, n = pixel / ${oimage}LL, left = ${oimage}LL - pixel % ${oimage}LL; i < height; i++) {
@@ -78,11 +78,9 @@ $noinline void keep(const T *a, L low, L high, B *kept) {
     for (L p = low; p < high; p++) {
         const T *s = a + p / ${plane}LL * ${xn}LL + p / $iw % $ih * ${xh}LL + p % $iw * ${xw}LL;
         for (L j = 0; j < $ci; j += 32, kept += 192) {
-            H part[3];
+            W part[3];
             split_to(load(s + j), load(s + j + 16), part);
-            ((W *)kept)[0] = (W)part[0];
-            ((W *)kept)[1] = (W)part[1];
-            ((W *)kept)[2] = (W)part[2];
+            for (int i = 0; i < 3; i++) ((W *)kept)[i] = part[i];
         }
     }
 }

@@ -63,16 +63,15 @@ def weight_matrix_draft(name: str, p: Problem, threads: int) -> Draft:
         "yh": p.ys[4], "yw": p.ys[5], "pixel": p.stride[2] * p.xs[5], "co": p.co, "halo": halo, "left": -p.base[2],
         "segments": planes.size, "per_lane": per_lane,
     }  # fmt: skip
-    text = render(
-        gemm_matrix_text.SUPPORT, odd=gemm_matrix_text.ODD, least=gemm_matrix_text.LEAST
-    ) + render(
+    text = render(gemm_matrix_text.SUPPORT, least=gemm_matrix_text.LEAST)
+    text += render(
         text_of.BLOCKS, wide=wide, steps=steps, segment=segment, panels=panels, pitch=pitch, column_blocks=columns.parts,
         row_blocks=rows.parts, per_images=rows.parts * columns.parts, n_start=planes.start("nb"),
         n_next=planes.start("(nb + 1)"), row_start=rows.start("rb"), row_next=rows.start("(rb + 1)"),
         column_start=columns.start("cb"), column_next=columns.start("(cb + 1)"), **values,
     )  # fmt: skip
     text += render(text_of.GRADIENT, **values)
-    text += render(text_of.IMAGE, columns="q.c1 - q.c0" if p.taps == 1 else p.inp[2], **values)
+    text += render(text_of.IMAGE, odd=text_of.ODD, columns="q.c1 - q.c0" if p.taps == 1 else p.inp[2], **values)
     text += render(text_of.TILE, **values)
     text += render(
         text_of.RUN, parts=parts, shares=shares, share_size=share_size, at=at, job_bytes=job_bytes, blocks=blocks,

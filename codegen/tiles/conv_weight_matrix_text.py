@@ -1,5 +1,6 @@
 """C++ of weight gradients on a matrix unit: both operands of a block of positions in parts, tiles over them, and what is not finite."""
 
+ODD = ", ".join(str(i) for i in range(1, 64, 2))
 # A block of results: images, rows and columns. Its steps of k are positions of a segment per image, rows of WIDE positions each.
 BLOCKS = """
 struct Block { L n0, n1, r0, r1, c0, c1; };
@@ -35,6 +36,15 @@ $noinline void split_gradient(const T *y, const Block &q, B *to) {
 """
 # 32 channels of the image under the block, [part][channel][segment][position], zeros where there is no image.
 IMAGE = """
+typedef unsigned short H __attribute__((vector_size(64)));
+// Neighbours make pairs, since a tap begins at any of them.
+$inline void split_line(V x, V y, B *to) {
+    const H high = {$odd};
+    const W x0 = lead(x), y0 = lead(y), x1 = lead(x), y1 = lead(y);
+    *(H *)to = __builtin_shuffle((H)x0, (H)y0, high);
+    *(H *)(to + IMAGE_PART) = __builtin_shuffle((H)x1, (H)y1, high);
+    *(H *)(to + 2 * IMAGE_PART) = __builtin_shuffle((H)x, (H)y, high);
+}
 $noinline void split_image(const T *x, const Block &q, B *to) {
     constexpr L LENGTH = ${segments}LL * SEGMENT, LINE = LENGTH + VL;
     alignas(64) T line[16 * LINE];
@@ -51,14 +61,8 @@ $noinline void split_image(const T *x, const Block &q, B *to) {
                     transpose_block(s + c * ${pixel}LL, ${pixel}LL, columns - c < VL ? (int)(columns - c) : VL, VL, V{}, d + c, LINE, VL);
             }
         for (int j = 0; j < 16; j++)
-            for (L k = 0; k < LENGTH; k += 32) {
-                H part[3];
-                split_to(load(line + j * LINE + k), load(line + j * LINE + k + 16), part);
-                B *d = to + j * PITCH + k * 2;
-                *(H *)d = part[0];
-                *(H *)(d + IMAGE_PART) = part[1];
-                *(H *)(d + 2 * IMAGE_PART) = part[2];
-            }
+            for (L k = 0; k < LENGTH; k += 32)
+                split_line(load(line + j * LINE + k), load(line + j * LINE + k + 16), to + j * PITCH + k * 2);
     }
 }
 """
@@ -86,6 +90,7 @@ $noinline void weight_tile(const B *a, const B *b, T *t, L segments) {
             D_NEW_ROWS(0)
             D_NEW_COLUMNS(2)
             D_NEW_COLUMNS(0)
+            if (s % 4 == 3) D_KEEP_AWAKE(t);
         }
     D_TILE_STORE(0, t, 128);
     D_TILE_STORE(1, t + 16, 128);

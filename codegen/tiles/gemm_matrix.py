@@ -6,8 +6,8 @@ Parts have eight bits each, so the parts of a number add up to it, and what is l
 parts are exact, and a tile adds up 32 steps of k before it rounds into its sum: results are nearer to the true ones than those of
 multiply-adds. Measured on a Xeon with AMX: 390 to 420 GFLOP/s a core, where multiply-adds reach 170 to 190. Numbers below 2^-110
 lose their last bits, as the unit reads denormal parts as zeros: results below 2^-86 are computed again with multiply-adds, as are those
-that are not finite. A job splits its rows once, and each panel while the matrix unit
-multiplies the one before.
+that are not finite. A job splits its rows once, and each panel while the matrix unit multiplies the one before; where columns are few,
+its panels once, and each strip of rows meanwhile.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Rows:
         fill: statements that split rows ``m`` to ``m + height``, steps ``k0`` to ``k0 + depth``, into ``d``.
         start: statements before that, for rows from ``first`` to ``end``; they may use ``bytes`` (of so many strips) of memory at ``kept``.
         even: whether ``k0`` must be a multiple of DEPTH.
+        unit: rows that are best split at once.
         cost: of splitting a strip, in tiles' steps.
         block: bytes of a block of strips.
     """
@@ -64,6 +65,7 @@ class Rows:
     start: str = ""
     bytes: Callable[[int], int] = lambda strips: 0
     even: bool = False
+    unit: int = 1
     cost: float = ROWS_COST
     block: int = BLOCK_BYTES
 
@@ -78,7 +80,9 @@ def matrix_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     else:
         fill = render(text_of.FILL_TRANSPOSED if am == 1 else text_of.FILL_ANY, am=am, ak=ak)
         text += render(text_of.SPLIT_ROWS_ACROSS, fill=fill)
-    rows = Rows(text, "a0 + pa", "m", f"split_rows(a + m * {am}LL + k0 * {ak}LL, height, depth, d);")
+    rows = Rows(
+        text, "a0 + pa", "m", f"split_rows(a + m * {am}LL + k0 * {ak}LL, height, depth, d);", unit=1 if ak == 1 else 16
+    )
     return product_draft(name, form, rows, threads, source=source, scratch=scratch)
 
 
@@ -103,13 +107,15 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     blocked = depth.parts > 1
     items = batch * p * q
     jobs = min(items, threads)
-    row_bytes, column_bytes = (1 if ready else per_block) * strip, (wide if ready else 2) * strip
+    row_bytes, column_bytes = (2 if ready else per_block) * strip, (wide if ready else 2) * strip
     partials = per_block * wide * ROWS * COLUMNS * 4 if blocked else 0
     job_bytes = row_bytes + column_bytes + partials + round_up(rows.bytes(per_block), 64)
 
     end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True)
-    text = render(text_of.SUPPORT, odd=text_of.ODD, least=text_of.LEAST) + rows.text
-    text += render(text_of.TILES, to=end_of.to, stop=end_of.stop, k=spec.k)
+    text = render(text_of.SUPPORT, least=text_of.LEAST) + rows.text
+    text += render(
+        text_of.TILES, to=end_of.to, stop=end_of.stop, k=spec.k, **(text_of.ANYTHING if ready else text_of.PANEL)
+    )
 
     panel = spec.k * spec.panel
     whole, left = divmod(spec.m, ROWS)
@@ -120,8 +126,9 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
         start = f"for (L kb = 0; kb < {depth.parts}; kb++) {{ const L k0 = {k0}, depth = {k1} - k0;"
         end = "}"
         add_parts = render(text_of.ADD_PARTS, column_bytes=column_bytes, per_block=per_block, last=depth.parts - 1)
+    split = "meanwhile" if ready else "next, to, begin, until, depth"
     tile = _by_strip(
-        (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, next, to, begin, until, depth);" for size in sizes),
+        (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, {split});" for size in sizes),
         whole,
     )  # fmt: skip
     finish = _by_strip(
@@ -137,13 +144,13 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     offsets = unravel(f"j / {p * q}", spec.batch, sums, batch_names if body else ())
     if not body:
         offsets = unravel(f"j / {p * q}", spec.batch, sums | {"pc": (0, spec.c[:-2])}) + "\n    T *c = o0 + pc;"
-    values = {"panel": panel, "strip": strip, "depth": spec.k, "m": spec.m, "fill": rows.fill}
+    values = {"panel": panel, "strip": strip, "unit": rows.unit, "depth": spec.k, "m": spec.m, "fill": rows.fill}
     values |= {"tile": tile, "finish": finish, "add_parts": add_parts, "k_loop": start, "k_end": end}
     text += render(
         text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",
         own="const Operands e = own(given, job);" if end_of.sums else "", offsets=offsets, source=source, p=p, q=q,
         strips=strips, panels=panels, per_block=per_block, at=scratch, bytes=job_bytes, row_bytes=row_bytes, items=items,
-        jobs=jobs, image=rows.image, m=spec.m, all_panels=render(text_of.ALL_PANELS, **values) if ready else "",
+        jobs=jobs, image=rows.image, m=spec.m,
         start=f"B *kept = columns + {column_bytes + partials}LL; {rows.start}" if rows.start else "",
         body=render(text_of.STRIPS if ready else text_of.BLOCKS, **values),
     )  # fmt: skip

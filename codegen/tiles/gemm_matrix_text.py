@@ -1,9 +1,8 @@
 """C++ of products on a matrix unit: numbers in three parts, the tile, the job around it, and what is done about NaN and infinity."""
 
-# One step of a tile is 32 steps of k: of A [part][row][k], of B [part][half][pair of k][column][k of the pair], 6 KiB each.
+# One step of a tile is 32 steps of k: of A [part][row][pair of k], of B [part][half][pair of k][column][k of the pair], 6 KiB each.
 SUPPORT = """
 typedef unsigned W __attribute__((vector_size(64)));
-typedef unsigned short H __attribute__((vector_size(64)));
 typedef unsigned char B;
 constexpr L STEP = 6144, PART = 2048, TILE = 1024;
 // Linux lets a process use tile registers once it has asked.
@@ -24,6 +23,8 @@ struct Tiles {
 #define D_TILE_ZERO(r) asm volatile("tilezero %%tmm" #r : : )
 #define D_TILE_LOAD(r, p, pitch) asm volatile("tileloadd (%0,%1,1), %%tmm" #r : : "r"(p), "r"((L)(pitch)) : "memory")
 #define D_TILE_STORE(r, p, pitch) asm volatile("tilestored %%tmm" #r ", (%0,%1,1)" : : "r"(p), "r"((L)(pitch)) : "memory")
+// The first store after some 130 products takes 0.3 us, where there was none before: any now and then makes it as fast as others.
+#define D_KEEP_AWAKE(p) D_TILE_STORE(6, p, 64)
 #define D_TILE_MULTIPLY(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : : )
 // The eight leading bits of every number, rounded, and what is left; three times that is all of it. The third part of what is not
 // finite, or rounds to infinity, is NaN.
@@ -32,36 +33,31 @@ $inline W lead(V &x) {
     x -= (V)bits;
     return bits;
 }
-$inline void split_to(V x, V y, H (&parts)[3]) {
-    const H high = {$odd};
+// Steps of k that a tile multiplies at once are 16 apart: two vectors side by side become pairs with a shift.
+$inline void split_to(V x, V y, W (&parts)[3]) {
     const W x0 = lead(x), y0 = lead(y), x1 = lead(x), y1 = lead(y);
-    parts[0] = __builtin_shuffle((H)x0, (H)y0, high);
-    parts[1] = __builtin_shuffle((H)x1, (H)y1, high);
-    parts[2] = __builtin_shuffle((H)x, (H)y, high);
-}
-$inline void split_row(V x, V y, B *to) {
-    H parts[3];
-    split_to(x, y, parts);
-    *(H *)to = parts[0];
-    *(H *)(to + PART) = parts[1];
-    *(H *)(to + 2 * PART) = parts[2];
+    parts[0] = x0 >> 16 | y0;
+    parts[1] = x1 >> 16 | y1;
+    parts[2] = (W)x >> 16 | ((W)y & 0xffff0000u);
 }
 $inline void split_pair(V x, V y, B *to) {
-    const W x0 = lead(x), y0 = lead(y), x1 = lead(x), y1 = lead(y);
-    *(W *)to = x0 >> 16 | y0;
-    *(W *)(to + PART) = x1 >> 16 | y1;
-    *(W *)(to + 2 * PART) = (W)x >> 16 | ((W)y & 0xffff0000u);
+    W parts[3];
+    split_to(x, y, parts);
+    *(W *)to = parts[0];
+    *(W *)(to + PART) = parts[1];
+    *(W *)(to + 2 * PART) = parts[2];
 }
 // Pairs of rows of a panel of B, from the `begin`th on; rows from `depth` on are zeros.
 $noinline void split_panel(const T *b, B *to, L begin, L end, L depth) {
     for (L u = begin; u < end; u++) {
-        const T *s = b + u * 64;
+        const L k = u + (u & -16);
+        const T *s = b + k * 32;
         B *d = to + u / 16 * STEP + u % 16 * 64;
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) __builtin_prefetch(s + 2048 + i * 16, 0, 3);
-        const bool first = 2 * u < depth, second = 2 * u + 1 < depth;
-        split_pair(first ? load(s) : V{}, second ? load(s + 32) : V{}, d);
-        split_pair(first ? load(s + 16) : V{}, second ? load(s + 48) : V{}, d + TILE);
+        for (int i = 0; i < 4; i++) __builtin_prefetch(s + 2048 + i % 2 * 16 + i / 2 * 512, 0, 3);
+        const bool first = k < depth, second = k + 16 < depth;
+        split_pair(first ? load(s) : V{}, second ? load(s + 512) : V{}, d);
+        split_pair(first ? load(s + 16) : V{}, second ? load(s + 528) : V{}, d + TILE);
     }
 }
 // Whether all is finite, and zero or no smaller than LEAST: below, parts of the operands may have been lost. Of a multiple of 8 vectors.
@@ -83,7 +79,6 @@ $noinline bool sound(const T *t, int vectors) {
 $inline M lost(V x) { return (M)((x - x != 0) | ((M)(((W)x & 0x7fffffffu) - 1 < LEAST - 1))); }
 """
 LEAST = f"0x{(127 - 86) << 23:x}u"  # 2^-86
-ODD = ", ".join(str(i) for i in range(1, 64, 2))
 ELEMENT = """
 $inline const T *element(const T *a, L m, L k) { return a + m * ${am}LL + k * ${ak}LL; }
 """
@@ -96,12 +91,12 @@ $noinline void split_rows(const T *a, L rows, L depth, B *to) {
         for (; k + 32 <= depth; k += 32) {
             __builtin_prefetch(s + k + ${am}LL, 0, 3);
             __builtin_prefetch(s + k + 16 + ${am}LL, 0, 3);
-            split_row(load(s + k), load(s + k + 16), to + k / 32 * STEP + i * 64);
+            split_pair(load(s + k), load(s + k + 16), to + k / 32 * STEP + i * 64);
         }
         const int left = (int)(depth - k);
         if (left > 0) {
             const V x = load_part(s + k, left < 16 ? left : 16), y = left > 16 ? load_part(s + k + 16, left - 16) : V{};
-            split_row(x, y, to + k / 32 * STEP + i * 64);
+            split_pair(x, y, to + k / 32 * STEP + i * 64);
         }
     }
 }
@@ -113,7 +108,7 @@ $noinline void split_rows(const T *a, L rows, L depth, B *to) {
         for (L k = 0; k < depth; k += 32) {
             const int height = rows - i < 16 ? (int)(rows - i) : 16, width = depth - k < 32 ? (int)(depth - k) : 32;
             $fill
-            for (int r = 0; r < height; r++) split_row(load(block + r * 32), load(block + r * 32 + 16), to + k / 32 * STEP + (i + r) * 64);
+            for (int r = 0; r < height; r++) split_pair(load(block + r * 32), load(block + r * 32 + 16), to + k / 32 * STEP + (i + r) * 64);
         }
 }
 """
@@ -124,13 +119,13 @@ FILL_TRANSPOSED = """const T *s = a + i + k * ${ak}LL;
 FILL_ANY = """for (int r = 0; r < height; r++)
                 for (int c = 0; c < 32; c++) block[r * 32 + c] = c < width ? a[(i + r) * ${am}LL + (k + c) * ${ak}LL] : 0;"""
 # R times 16 rows by 32 columns: the six largest of the nine products of parts, the smallest of which are below half a unit in the last
-# place of the whole. Meanwhile pairs of the next panel are split: the matrix unit works on its own.
+# place of the whole. The matrix unit works on its own: meanwhile, three times a step, the processor splits what comes next.
 TILES = """
-template <int R> $noinline void matrix_tile(const B *a, const B *b, T *t, L steps, const T *next, B *to, L u, L end, L depth) {
+template <int R$type> $noinline void matrix_tile(const B *a, const B *b, T *t, L steps, $given) {
     D_TILE_ZERO(0);
     D_TILE_ZERO(1);
     if constexpr (R == 2) { D_TILE_ZERO(2); D_TILE_ZERO(3); }
-    const L pace = (end - u + 3 * steps - 1) / (3 * steps);
+    $before
     for (L s = 0; s < steps; s++, a += STEP, b += STEP) {
 #define D_ROWS(r, part) D_TILE_LOAD(r, a + part * PART + (r - 4) * TILE, 64)
 #define D_COLUMNS(r, part) D_TILE_LOAD(r, b + part * PART + (r - 6) * TILE, 64)
@@ -140,7 +135,7 @@ template <int R> $noinline void matrix_tile(const B *a, const B *b, T *t, L step
 #define D_RIGHT D_TILE_MULTIPLY(1, 4, 7); if constexpr (R == 2) D_TILE_MULTIPLY(3, 5, 7)
 #define D_NEW_ROWS(part) D_ROWS(4, part); D_UPPER; if constexpr (R == 2) { D_ROWS(5, part); D_LOWER; }
 #define D_NEW_COLUMNS(part) D_COLUMNS(6, part); D_LEFT; D_COLUMNS(7, part); D_RIGHT;
-#define D_MEANWHILE { const L stop = u + pace < end ? u + pace : end; split_panel(next, to, u, stop, depth); u = stop; }
+#define D_MEANWHILE { $meanwhile }
         D_COLUMNS(6, 0); D_COLUMNS(7, 0);
         D_NEW_ROWS(2)
         D_NEW_ROWS(1) D_MEANWHILE
@@ -148,6 +143,7 @@ template <int R> $noinline void matrix_tile(const B *a, const B *b, T *t, L step
         D_NEW_ROWS(0) D_MEANWHILE
         D_NEW_COLUMNS(2)
         D_NEW_COLUMNS(0) D_MEANWHILE
+        if (steps > 8 && s % 4 == 3) D_KEEP_AWAKE(t);
     }
     D_TILE_STORE(0, t, 128);
     D_TILE_STORE(1, t + 16, 128);
@@ -174,6 +170,14 @@ template <int MR> $noinline void finish_tile(const T *t, $to, L valid) {
 $stop
 }
 """
+# What is split: pairs of a panel, so many of them in a pause, or whatever the caller says.
+PANEL = {
+    "type": "",
+    "given": "const T *next, B *to, L u, L end, L depth",
+    "before": "const L pace = (end - u + 3 * steps - 1) / (3 * steps);",
+    "meanwhile": "const L stop = u + pace < end ? u + pace : end; split_panel(next, to, u, stop, depth); u = stop;",
+}
+ANYTHING = {"type": ", class F", "given": "const F &meanwhile", "before": "", "meanwhile": "meanwhile();"}
 PRODUCT = """
 $noinline void product(L job, const T *a0, const T *a1, const T *, T *o0, B *scratch$parameter) {
     B *rows = scratch + ${at}LL + job * ${bytes}LL, *columns = rows + ${row_bytes}LL;
@@ -185,7 +189,6 @@ $noinline void product(L job, const T *a0, const T *a1, const T *, T *o0, B *scr
     const L mp = j / $q % $p, np = j % $q;
     const L t0 = mp * $strips / $p, t1 = (mp + 1) * $strips / $p, g0 = np * $panels / $q, g1 = (np + 1) * $panels / $q;
     const L blocks = (t1 - t0 + $per_block - 1) / $per_block;
-    $all_panels
     for (L block = 0; block < blocks; block++) {
         const L s0 = t0 + block * (t1 - t0) / blocks, s1 = t0 + (block + 1) * (t1 - t0) / blocks;
         const L first = s0 * 32, end = s1 * 32 < $m ? s1 * 32 : $m;
@@ -219,19 +222,37 @@ BLOCKS = """        $k_loop
             }
         }
         $k_end"""
-# Few columns: all panels stay in the second-level cache, and a strip of rows goes from the first to every one of them.
-ALL_PANELS = """for (L g = g0; g < g1; g++)
-        split_panel(b + g * ${panel}LL, columns + (g - g0) * ${strip}LL, 0, ${strip}LL / STEP * 16, ${depth}LL);"""
-STRIPS = """        const L k0 = 0, depth = $depth, steps = (depth + 31) / 32;
+# Few columns: all panels stay in the second-level cache, and a strip of rows goes from the first to every one of them, while the next
+# strip is split, and at first the next panel.
+STRIPS = """        const L k0 = 0, depth = $depth, steps = (depth + 31) / 32, pairs = steps * 16;
+        const int pauses = 3 * (int)steps;
+        L m0 = first, row = 0, row_end = end - first < 32 ? end - first : 32, row_step = row_end;
+        L g_next = g0, pair = 0, pair_end = block ? 0 : pairs, pair_step = pairs;
+        B *strip = rows;
+        const auto meanwhile = [&]() __attribute__((noinline)) {
+            if (row < row_end) {
+                const L height = row_end - row < row_step ? row_end - row : row_step, m = m0 + row;
+                B *d = strip + row * 64;
+                row += height;
+                $fill
+            }
+            if (pair < pair_end) {
+                const L u = pair;
+                pair = pair_end - pair < pair_step ? pair_end : pair + pair_step;
+                split_panel(b + g_next * ${panel}LL, columns + (g_next - g0) * ${strip}LL, u, pair, depth);
+            }
+        };
+        meanwhile();
         for (L t = s0; t < s1; t++) {
-            const L m = t * 32, height = $m - m < 32 ? $m - m : 32;
-            B *d = rows;
-            $fill
+            const L m = t * 32, height = t + 1 == s1 ? 0 : $m - m < 64 ? $m - m - 32 : 32;
+            const B *ta = rows + (t - s0) % 2 * ${strip}LL;
+            m0 = m + 32, strip = rows + (t + 1 - s0) % 2 * ${strip}LL, row = 0;
             for (L g = g0; g < g1; g++) {
-                const L n = g * 32, begin = 0, until = 0;
-                const B *ta = rows, *cur = columns + (g - g0) * ${strip}LL;
-                const T *next = b;
-                B *to = columns;
+                const L n = g * 32, share = (height * (g + 1 - g0) / (g1 - g0) + $unit - 1) / $unit * $unit;
+                row_end = share < height ? share : height;
+                row_step = ((int)(row_end - row) + pauses * $unit - 1) / (pauses * $unit) * $unit;
+                if (t == t0 && g + 1 < g1) g_next = g + 1, pair = 0, pair_end = pairs, pair_step = (pairs + pauses - 1) / pauses;
+                const B *cur = columns + (g - g0) * ${strip}LL;
                 alignas(64) T c_[1024];
                 $tile
                 $finish

@@ -40,6 +40,11 @@ def cases():
     for kind in KINDS:
         out.append(("amx", "f32", (2, 3), 40, 90, 61, "row", "column", rng.choice(LAYOUTS[:5]), kind, True, 4))
         out.append(("amx", "f32", (3,), 40, 90, 61, "wide", "broadcast", "row", kind, True, 2))
+    for kind, (m, n, k), la in itertools.product(KINDS, ((300, 70, 90), (261, 20, 300), (777, 100, 33)), LAYOUTS[:5]):
+        # Strip after strip, each split while the one before is multiplied.
+        out.append(("amx", "f32", (), m, n, k, la, "row", "row", kind, True, rng.choice((1, 2))))
+    for kind in KINDS:
+        out.append(("amx", "f32", (2,), 290, 90, 61, "row", "row", "column", kind, True, 2))
     for lb in LAYOUTS[:5]:  # all of B put into panels before
         out.append(("amx", "f32", (), 150, 200, 230, "row", lb, "row", "bias", False, 2))
     return out
