@@ -52,14 +52,14 @@ def matrix_last_draft(name: str, p: Problem, epilogue: Program, threads: int, *,
         )  # fmt: skip
         rows = Rows(
             text, "a0", row, f"gather(kept, low, {row}, height, k0, depth, d);", render(text_of.KEEP_CALL, **values),
-            _bytes(p, form), even=True, cost=COPY_COST, block=BLOCK_BYTES,
+            _bytes(p, form), even=True, unit=ROWS, cost=COPY_COST, block=BLOCK_BYTES,
         )  # fmt: skip
     else:
         text = render(
             text_of.PLACES, before="", step=render(text_of.SPLIT_STEP, **values), copy=text_of.SPLIT_COPY, **values,
             **{"from": "const T *a"},
         )  # fmt: skip
-        rows = Rows(text, "a0", row, f"gather(a, {row}, height, k0, depth, d);", even=True, cost=ROWS_COST)
+        rows = Rows(text, "a0", row, f"gather(a, {row}, height, k0, depth, d);", even=True, unit=8, cost=ROWS_COST)
     return product_draft(name, form, rows, threads, source=weights, scratch=scratch)
 
 
