@@ -1,8 +1,9 @@
 """Batched matrix products: the choice of method, and the plan.
 
-``packed``: B lies in panels, or is put into panels by a phase of its own. ``dot``: few rows against an operand that is contiguous
-along k (nn.Linear at small batch): dot products, nothing is packed. ``tiles``: register tiles of broadcast A times vectors of B,
-both packed per job into stack buffers where their layout asks for it, which takes any strides at all.
+``matrix``: on the processor's matrix unit, B where it lies. ``packed``: B lies in panels, or is put into panels by a phase of its own.
+``dot``: few rows against an operand that is contiguous along k (nn.Linear at small batch): dot products, nothing is packed. ``tiles``:
+register tiles of broadcast A times vectors of B, both packed per job into stack buffers where their layout asks for it, which takes any
+strides at all.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dcir.codegen.tiles.emit import (
 from dcir.codegen.tiles.epilogue import epilogue_suits
 from dcir.codegen.tiles.gemm_dot import dot_draft, dot_suits
 from dcir.codegen.tiles.gemm_form import Form, normal_form, transposed
-from dcir.codegen.tiles.gemm_matrix import matrix_draft, matrix_suits
+from dcir.codegen.tiles.gemm_matrix import matrix_draft, matrix_rows_suit, matrix_suits
 from dcir.codegen.tiles.gemm_packed import packed_draft, packing_draft
 from dcir.codegen.tiles.gemm_tiles import CHUNK_BYTES, tiles_draft
 from dcir.codegen.tiles.isa import Isa
@@ -37,6 +38,8 @@ from dcir.ops.packing import panel_width
 
 # Of 1500 rows on, packed panels were 1 to 10 % faster than tiles over B as it lies; of two panels they were slower.
 MANY_ROWS, LEAST_PANELS = 1024, 4
+WIDEST = 1536  # columns; of wider rows each is on a page of its own, and packing them first was 5 to 12 % faster
+LEAST_ROWS = 128  # for which packing takes a small part of the matrix unit's time
 _SWAPPED = " swapped"
 
 
@@ -77,6 +80,8 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
     swapped = method.endswith(_SWAPPED)
     form = transposed(form) if swapped else form
     match method.removesuffix(_SWAPPED):
+        case "matrix":
+            draft = matrix_draft(name, form, isa, threads)
         case "dot":
             draft = dot_draft(name, form, isa, threads)
         case "packing":
@@ -101,13 +106,16 @@ def _methods(form: Form, isa: Isa) -> list[str]:
         spec = turned.spec
         held = math.prod(d for d, s in zip(spec.batch, spec.b, strict=False) if s) * spec.n * spec.k
         ways = {
+            "matrix": matrix_rows_suit(spec, isa),
             "dot": dot_suits(spec, isa),
             "tiles": form.epilogue is None,
             "packing": form.epilogue is not None or held * ELEMENT_BYTES[spec.dtype] <= MOST_PACKED_BYTES,
         }
         first = "tiles"
-        if (swap and rows_suit(form.spec)) or (
-            not ways["dot"] and (form.epilogue is not None or _packing_suits(turned))
+        if ways["matrix"] and (spec.n <= WIDEST or not ways["packing"]):
+            first = "matrix"
+        elif (swap and rows_suit(form.spec)) or (
+            not ways["dot"] and (form.epilogue is not None or _packing_suits(turned, isa))
         ):
             first = "packing"
         elif ways["dot"]:
@@ -116,11 +124,13 @@ def _methods(form: Form, isa: Isa) -> list[str]:
     return found
 
 
-def _packing_suits(form: Form) -> bool:
+def _packing_suits(form: Form, isa: Isa) -> bool:
     """Whether all of B should be packed before, for many rows; or else rows of A would be packed anew for every chunk of B."""
     spec = form.spec
     if spec.batch:
         return False
+    if spec.m >= LEAST_ROWS and matrix_suits(spec, isa):
+        return True
     if spec.a[-1] == 1:
         return spec.m >= MANY_ROWS and spec.n >= LEAST_PANELS * panel_width(spec.dtype)
     return spec.m >= 64 and spec.n * spec.k * ELEMENT_BYTES[spec.dtype] > CHUNK_BYTES

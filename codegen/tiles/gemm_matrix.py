@@ -70,8 +70,16 @@ class Rows:
     block: int = BLOCK_BYTES
 
 
+def matrix_rows_suit(spec: ContractionSpec, isa: Isa) -> bool:
+    """Whether the product is better computed on the matrix unit, B where it lies: rows of neighbours."""
+    return spec.b[-1] == 1 and spec.n > 1 and matrix_suits(spec, isa)
+
+
 def matrix_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str = "a1 + pb", scratch: int = 0) -> Draft:
-    """The product of A and a packed B; ``source`` is where the panels lie, ``scratch`` how much is taken."""
+    """The product of A and a B that is packed or whose columns are neighbours.
+
+    ``source`` is where B lies, ``scratch`` how much is taken.
+    """
     spec = form.spec
     am, ak = spec.a[-2], 1 if spec.k == 1 else spec.a[-1]
     text = render(text_of.ELEMENT, am=am, ak=ak)
@@ -87,7 +95,7 @@ def matrix_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
 
 
 def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: str, scratch: int) -> Draft:
-    """The product of such rows and a packed B, of whose ``form.spec`` A's strides are only added up, to ``pa``."""
+    """The product of such rows and such a B, of whose ``form.spec`` A's strides are only added up, to ``pa``."""
     spec = form.spec
     strips, panels = ceil_div(spec.m, ROWS), ceil_div(spec.n, COLUMNS)
     batch = math.prod(spec.batch)
@@ -113,11 +121,13 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
 
     end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True)
     text = render(text_of.SUPPORT, least=text_of.LEAST) + rows.text
-    text += render(
-        text_of.TILES, to=end_of.to, stop=end_of.stop, k=spec.k, **(text_of.ANYTHING if ready else text_of.PANEL)
-    )
+    text += render(text_of.PANELS, panel=spec.k * spec.panel) if spec.panel else render(text_of.MATRIX, bk=spec.b[-2])
+    cut = not spec.panel and spec.n % COLUMNS > 0
+    valid = {"valid": ", L valid", "pass": ", valid"} if cut else {"valid": "", "pass": ""}
+    text += render(text_of.SPLIT_PANEL, whole="valid" if cut else COLUMNS, **valid)
+    splitting = text_of.ANYTHING if ready else {k: render(v, **valid) for k, v in text_of.PANEL.items()}
+    text += render(text_of.TILES, to=end_of.to, stop=end_of.stop, k=spec.k, **splitting)
 
-    panel = spec.k * spec.panel
     whole, left = divmod(spec.m, ROWS)
     sizes = ([ROWS] if whole else []) + ([left] if left else [])
     start, end, add_parts = f"const L k0 = 0, depth = {spec.k};", "", ""
@@ -126,16 +136,17 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
         start = f"for (L kb = 0; kb < {depth.parts}; kb++) {{ const L k0 = {k0}, depth = {k1} - k0;"
         end = "}"
         add_parts = render(text_of.ADD_PARTS, column_bytes=column_bytes, per_block=per_block, last=depth.parts - 1)
-    split = "meanwhile" if ready else "next, to, begin, until, depth"
+
+    def columns_of(g: str) -> str:
+        return f", {spec.n} - ({g}) * {COLUMNS}" if cut else ""
+
+    split = "meanwhile" if ready else "next, to, begin, until, depth" + columns_of("g + 1")
     tile = _by_strip(
         (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, {split});" for size in sizes),
         whole,
     )  # fmt: skip
     finish = _by_strip(
-        (
-            render(text_of.FINISH, mr=size, arguments=end_of.arguments, n=spec.n, row=rows.row, panel=panel)
-            for size in sizes
-        ),
+        (render(text_of.FINISH, mr=size, arguments=end_of.arguments, n=spec.n, row=rows.row) for size in sizes),
         whole,
     )
     batch_names = [f"x{d}" for d in range(len(spec.batch))]
@@ -144,7 +155,8 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     offsets = unravel(f"j / {p * q}", spec.batch, sums, batch_names if body else ())
     if not body:
         offsets = unravel(f"j / {p * q}", spec.batch, sums | {"pc": (0, spec.c[:-2])}) + "\n    T *c = o0 + pc;"
-    values = {"panel": panel, "strip": strip, "unit": rows.unit, "depth": spec.k, "m": spec.m, "fill": rows.fill}
+    values: dict[str, object] = {"strip": strip, "unit": rows.unit, "depth": spec.k, "m": spec.m, "fill": rows.fill}
+    values |= {"of_first": columns_of("g0"), "of_next": columns_of("g_next")}
     values |= {"tile": tile, "finish": finish, "add_parts": add_parts, "k_loop": start, "k_end": end}
     text += render(
         text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",

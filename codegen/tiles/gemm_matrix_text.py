@@ -47,19 +47,6 @@ $inline void split_pair(V x, V y, B *to) {
     *(W *)(to + PART) = parts[1];
     *(W *)(to + 2 * PART) = parts[2];
 }
-// Pairs of rows of a panel of B, from the `begin`th on; rows from `depth` on are zeros.
-$noinline void split_panel(const T *b, B *to, L begin, L end, L depth) {
-    for (L u = begin; u < end; u++) {
-        const L k = u + (u & -16);
-        const T *s = b + k * 32;
-        B *d = to + u / 16 * STEP + u % 16 * 64;
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) __builtin_prefetch(s + 2048 + i % 2 * 16 + i / 2 * 512, 0, 3);
-        const bool first = k < depth, second = k + 16 < depth;
-        split_pair(first ? load(s) : V{}, second ? load(s + 512) : V{}, d);
-        split_pair(first ? load(s + 16) : V{}, second ? load(s + 528) : V{}, d + TILE);
-    }
-}
 // Whether all is finite, and zero or no smaller than LEAST: below, parts of the operands may have been lost. Of a multiple of 8 vectors.
 constexpr unsigned LEAST = $least;
 $noinline bool sound(const T *t, int vectors) {
@@ -79,6 +66,36 @@ $noinline bool sound(const T *t, int vectors) {
 $inline M lost(V x) { return (M)((x - x != 0) | ((M)(((W)x & 0x7fffffffu) - 1 < LEAST - 1))); }
 """
 LEAST = f"0x{(127 - 86) << 23:x}u"  # 2^-86
+# Panels of 32 columns of B: packed, or rows of the matrix where it lies, the last panel's cut off at the last column.
+PANELS = """
+$inline const T *panel_at(const T *b, L g, L k) { return b + g * ${panel}LL + k * 32; }
+$inline V columns_at(const T *p, L k, int half, L) { return load(p + k * 32 + half * 16); }
+$inline const T *later(const T *p, L k, int half) { return p + (k + 64) * 32 + half * 16; }
+"""
+MATRIX = """
+$inline const T *panel_at(const T *b, L g, L k) { return b + g * 32 + k * ${bk}LL; }
+$inline V columns_at(const T *p, L k, int half, L valid) {
+    const T *s = p + k * ${bk}LL + half * 16;
+    const L left = valid - half * 16;
+    return left >= 16 ? load(s) : left > 0 ? load_part(s, (int)left) : V{};
+}
+$inline const T *later(const T *p, L k, int half) { return p + (k + 8) * ${bk}LL + half * 16; }
+"""
+# Pairs of rows of a panel, from the `begin`th on; rows from `depth` on are zeros.
+SPLIT_PANEL = """
+$noinline void split_panel(const T *p, B *to, L begin, L end, L depth$valid) {
+    for (L u = begin; u < end; u++) {
+        const L k = u + (u & -16);
+        B *d = to + u / 16 * STEP + u % 16 * 64;
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) __builtin_prefetch(later(p, k + i / 2 * 16, i % 2), 0, 3);
+        const bool first = k < depth, second = k + 16 < depth;
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++)
+            split_pair(first ? columns_at(p, k, h, $whole) : V{}, second ? columns_at(p, k + 16, h, $whole) : V{}, d + h * TILE);
+    }
+}
+"""
 ELEMENT = """
 $inline const T *element(const T *a, L m, L k) { return a + m * ${am}LL + k * ${ak}LL; }
 """
@@ -151,19 +168,19 @@ template <int R$type> $noinline void matrix_tile(const B *a, const B *b, T *t, L
 }
 // What is not finite or tiny, from the operands as they are: a part of an infinity times a part that is zero is not what was asked for,
 // and of a number below 2^-110 the unit reads the last parts as zeros.
-__attribute__((noinline, noclone, cold)) static void repair(T *t, int rows, const T *a, L m, const T *b) {
+__attribute__((noinline, noclone, cold)) static void repair(T *t, int rows, const T *a, L m, const T *p, L valid) {
     for (int i = 0; i < rows; i++, t += 32) {
-        const M p = lost(load(t)), q = lost(load(t + 16));
-        if (sum((V)((p | q) & 0x3f800000)) == 0) continue;
+        const M left = lost(load(t)), right = lost(load(t + 16));
+        if (sum((V)((left | right) & 0x3f800000)) == 0) continue;
         V x = {}, y = {};
         for (L k = 0; k < $k; k++) {
             const T *s = element(a, m + i, k);
             if (!s) continue;
-            x += *s * load(b + k * 32);
-            y += *s * load(b + k * 32 + 16);
+            x += *s * columns_at(p, k, 0, valid);
+            y += *s * columns_at(p, k, 1, valid);
         }
-        store(t, p ? x : load(t));
-        store(t + 16, q ? y : load(t + 16));
+        store(t, left ? x : load(t));
+        store(t + 16, right ? y : load(t + 16));
     }
 }
 template <int MR> $noinline void finish_tile(const T *t, $to, L valid) {
@@ -173,9 +190,9 @@ $stop
 # What is split: pairs of a panel, so many of them in a pause, or whatever the caller says.
 PANEL = {
     "type": "",
-    "given": "const T *next, B *to, L u, L end, L depth",
+    "given": "const T *next, B *to, L u, L end, L depth$valid",
     "before": "const L pace = (end - u + 3 * steps - 1) / (3 * steps);",
-    "meanwhile": "const L stop = u + pace < end ? u + pace : end; split_panel(next, to, u, stop, depth); u = stop;",
+    "meanwhile": "const L stop = u + pace < end ? u + pace : end; split_panel(next, to, u, stop, depth$pass); u = stop;",
 }
 ANYTHING = {"type": ", class F", "given": "const F &meanwhile", "before": "", "meanwhile": "meanwhile();"}
 PRODUCT = """
@@ -206,10 +223,10 @@ BLOCKS = """        $k_loop
             B *d = rows + (t - s0) * ${strip}LL;
             $fill
         }
-        split_panel(b + g0 * ${panel}LL + k0 * 32, columns, 0, pairs, depth);
+        split_panel(panel_at(b, g0, k0), columns, 0, pairs, depth${of_first});
         for (L g = g0; g < g1; g++) {
             const L n = g * 32;
-            const T *pb = b + g * ${panel}LL + k0 * 32, *next = pb + ${panel}LL;
+            const T *next = panel_at(b, g + 1, k0);
             const B *cur = columns + (g - g0) % 2 * ${strip}LL;
             B *to = columns + (g - g0 + 1) % 2 * ${strip}LL;
             const L split = g + 1 < g1 ? pairs : 0;
@@ -239,7 +256,7 @@ STRIPS = """        const L k0 = 0, depth = $depth, steps = (depth + 31) / 32, p
             if (pair < pair_end) {
                 const L u = pair;
                 pair = pair_end - pair < pair_step ? pair_end : pair + pair_step;
-                split_panel(b + g_next * ${panel}LL, columns + (g_next - g0) * ${strip}LL, u, pair, depth);
+                split_panel(panel_at(b, g_next, 0), columns + (g_next - g0) * ${strip}LL, u, pair, depth${of_next});
             }
         };
         meanwhile();
@@ -267,5 +284,5 @@ ADD_PARTS = """
                     for (int i = 0; i < 64; i++) store(p_ + i * VL, load(c_ + i * VL));
                     continue;
                 }"""
-FINISH = """if (!sound(c_, ($mr + 3) / 4 * 8)) repair(c_, $mr, a, $row, b + g * ${panel}LL);
+FINISH = """if (!sound(c_, ($mr + 3) / 4 * 8)) repair(c_, $mr, a, $row, panel_at(b, g, 0), $n - n);
                     finish_tile<$mr>(c_, $arguments, $n - n);"""

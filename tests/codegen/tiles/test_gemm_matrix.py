@@ -45,6 +45,10 @@ def cases():
         out.append(("amx", "f32", (), m, n, k, la, "row", "row", kind, True, rng.choice((1, 2))))
     for kind in KINDS:
         out.append(("amx", "f32", (2,), 290, 90, 61, "row", "row", "column", kind, True, 2))
+    for kind, (m, n, k), la in itertools.product(KINDS, ((64, 64, 64), (300, 70, 90), (47, 97, 1700)), LAYOUTS[:5]):
+        # B where it lies.
+        out.append(("amx", "f32", (), m, n, k, la, "row", "row", kind, False, rng.choice((1, 2))))
+        out.append(("amx", "f32", (3,), m, n, k, la, "row", "row", kind, False, 2))
     for lb in LAYOUTS[:5]:  # all of B put into panels before
         out.append(("amx", "f32", (), 150, 200, 230, "row", lb, "row", "bias", False, 2))
     return out
