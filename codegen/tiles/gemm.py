@@ -29,7 +29,7 @@ from dcir.codegen.tiles.emit import (
 from dcir.codegen.tiles.epilogue import epilogue_suits
 from dcir.codegen.tiles.gemm_dot import dot_draft, dot_suits
 from dcir.codegen.tiles.gemm_form import Form, normal_form, transposed
-from dcir.codegen.tiles.gemm_matrix import matrix_draft, matrix_rows_suit, matrix_suits
+from dcir.codegen.tiles.gemm_matrix import matrix_draft, matrix_in_place_suits, matrix_suits
 from dcir.codegen.tiles.gemm_packed import packed_draft, packing_draft
 from dcir.codegen.tiles.gemm_tiles import CHUNK_BYTES, tiles_draft
 from dcir.codegen.tiles.isa import Isa
@@ -39,6 +39,9 @@ from dcir.ops.packing import panel_width
 # Of 1500 rows on, packed panels were 1 to 10 % faster than tiles over B as it lies; of two panels they were slower.
 MANY_ROWS, LEAST_PANELS = 1024, 4
 WIDEST = 1536  # columns; of wider rows each is on a page of its own, and packing them first was 5 to 12 % faster
+SPLIT_OFTEN = (
+    1 << 17
+)  # numbers of a B that is split for every block of many rows; larger ones were 10 % slower than packed first
 LEAST_ROWS = 128  # for which packing takes a small part of the matrix unit's time
 _SWAPPED = " swapped"
 
@@ -106,13 +109,13 @@ def _methods(form: Form, isa: Isa) -> list[str]:
         spec = turned.spec
         held = math.prod(d for d, s in zip(spec.batch, spec.b, strict=False) if s) * spec.n * spec.k
         ways = {
-            "matrix": matrix_rows_suit(spec, isa),
+            "matrix": matrix_in_place_suits(spec, isa),
             "dot": dot_suits(spec, isa),
             "tiles": form.epilogue is None,
             "packing": form.epilogue is not None or held * ELEMENT_BYTES[spec.dtype] <= MOST_PACKED_BYTES,
         }
         first = "tiles"
-        if ways["matrix"] and (spec.n <= WIDEST or not ways["packing"]):
+        if ways["matrix"] and (_in_place_first(spec) or not ways["packing"]):
             first = "matrix"
         elif (swap and rows_suit(form.spec)) or (
             not ways["dot"] and (form.epilogue is not None or _packing_suits(turned, isa))
@@ -122,6 +125,11 @@ def _methods(form: Form, isa: Isa) -> list[str]:
             first = "dot"
         found += [n + _SWAPPED * swap for n in sorted(ways, key=lambda n: n != first) if ways[n] or n == first]
     return found
+
+
+def _in_place_first(spec: ContractionSpec) -> bool:
+    """Whether panels are better split from where B lies than packed first, if the matrix unit computes the product."""
+    return (spec.b[-1] != 1 or spec.n <= WIDEST) and (spec.m <= MANY_ROWS or spec.n * spec.k <= SPLIT_OFTEN)
 
 
 def _packing_suits(form: Form, isa: Isa) -> bool:

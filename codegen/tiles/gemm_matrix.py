@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
 from dcir.codegen.tiles import gemm_matrix_text as text_of
@@ -70,13 +70,57 @@ class Rows:
     block: int = BLOCK_BYTES
 
 
-def matrix_rows_suit(spec: ContractionSpec, isa: Isa) -> bool:
-    """Whether the product is better computed on the matrix unit, B where it lies: rows of neighbours."""
-    return spec.b[-1] == 1 and spec.n > 1 and matrix_suits(spec, isa)
+def matrix_in_place_suits(spec: ContractionSpec, isa: Isa) -> bool:
+    """Whether the product is better computed on the matrix unit, B where it lies: rows or columns of neighbours."""
+    return 1 in spec.b[-2:] and matrix_suits(spec, isa)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How panels of B are split.
+
+    Attributes:
+        text: C++ functions that the others call: ``panel_at``, ``columns_at`` and ``split_panel``.
+        n: columns of B, if the last panel is cut off there, else 0.
+        together: pairs of rows that are split at once.
+    """
+
+    text: str
+    n: int = 0
+    together: int = 1
+
+    @property
+    def names(self) -> dict[str, object]:
+        """Of the parameter that says how many columns are left, if there is one."""
+        return {"valid": ", L valid", "pass": ", valid"} if self.n else {"valid": "", "pass": ""}
+
+    def left(self, g: str) -> str:
+        """The argument for panel ``g``."""
+        return f", {self.n} - ({g}) * {COLUMNS}" if self.n else ""
+
+    def meanwhile(self, ready: bool) -> dict[str, object]:
+        """What a tile does meanwhile: whatever its caller says, if panels are ``ready``, or splitting the next."""
+        if ready:
+            return dict(text_of.ANYTHING)
+        return {k: render(v, together=self.together, **self.names) for k, v in text_of.PANEL.items()}
+
+
+def _columns(spec: ContractionSpec) -> Columns:
+    if spec.panel:
+        columns = Columns(text_of.PACKED + text_of.SPLIT_PANEL)
+    elif spec.b[-1] == 1:
+        columns = Columns(text_of.ROWS_OF_B + text_of.SPLIT_PANEL, spec.n if spec.n % COLUMNS else 0)
+    else:
+        columns = Columns(text_of.COLUMNS_OF_B, spec.n if spec.n % COLUMNS else 0, 8)
+    text = render(
+        columns.text, panel=spec.k * spec.panel, bk=spec.b[-2], bn=spec.b[-1], whole="valid" if columns.n else COLUMNS,
+        **columns.names,
+    )  # fmt: skip
+    return replace(columns, text=text)
 
 
 def matrix_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str = "a1 + pb", scratch: int = 0) -> Draft:
-    """The product of A and a B that is packed or whose columns are neighbours.
+    """The product of A and a B that is packed, or whose rows or columns are of neighbours.
 
     ``source`` is where B lies, ``scratch`` how much is taken.
     """
@@ -121,12 +165,8 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
 
     end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True)
     text = render(text_of.SUPPORT, least=text_of.LEAST) + rows.text
-    text += render(text_of.PANELS, panel=spec.k * spec.panel) if spec.panel else render(text_of.MATRIX, bk=spec.b[-2])
-    cut = not spec.panel and spec.n % COLUMNS > 0
-    valid = {"valid": ", L valid", "pass": ", valid"} if cut else {"valid": "", "pass": ""}
-    text += render(text_of.SPLIT_PANEL, whole="valid" if cut else COLUMNS, **valid)
-    splitting = text_of.ANYTHING if ready else {k: render(v, **valid) for k, v in text_of.PANEL.items()}
-    text += render(text_of.TILES, to=end_of.to, stop=end_of.stop, k=spec.k, **splitting)
+    columns = _columns(spec)
+    text += columns.text + render(text_of.TILES, to=end_of.to, stop=end_of.stop, k=spec.k, **columns.meanwhile(ready))
 
     whole, left = divmod(spec.m, ROWS)
     sizes = ([ROWS] if whole else []) + ([left] if left else [])
@@ -136,11 +176,7 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
         start = f"for (L kb = 0; kb < {depth.parts}; kb++) {{ const L k0 = {k0}, depth = {k1} - k0;"
         end = "}"
         add_parts = render(text_of.ADD_PARTS, column_bytes=column_bytes, per_block=per_block, last=depth.parts - 1)
-
-    def columns_of(g: str) -> str:
-        return f", {spec.n} - ({g}) * {COLUMNS}" if cut else ""
-
-    split = "meanwhile" if ready else "next, to, begin, until, depth" + columns_of("g + 1")
+    split = "meanwhile" if ready else "next, to, begin, until, depth" + columns.left("g + 1")
     tile = _by_strip(
         (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, {split});" for size in sizes),
         whole,
@@ -155,8 +191,15 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     offsets = unravel(f"j / {p * q}", spec.batch, sums, batch_names if body else ())
     if not body:
         offsets = unravel(f"j / {p * q}", spec.batch, sums | {"pc": (0, spec.c[:-2])}) + "\n    T *c = o0 + pc;"
-    values: dict[str, object] = {"strip": strip, "unit": rows.unit, "depth": spec.k, "m": spec.m, "fill": rows.fill}
-    values |= {"of_first": columns_of("g0"), "of_next": columns_of("g_next")}
+    values: dict[str, object] = {
+        "together": columns.together,
+        "strip": strip,
+        "unit": rows.unit,
+        "depth": spec.k,
+        "m": spec.m,
+        "fill": rows.fill,
+    }
+    values |= {"of_first": columns.left("g0"), "of_next": columns.left("g_next")}
     values |= {"tile": tile, "finish": finish, "add_parts": add_parts, "k_loop": start, "k_end": end}
     text += render(
         text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",

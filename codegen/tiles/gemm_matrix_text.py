@@ -66,20 +66,48 @@ $noinline bool sound(const T *t, int vectors) {
 $inline M lost(V x) { return (M)((x - x != 0) | ((M)(((W)x & 0x7fffffffu) - 1 < LEAST - 1))); }
 """
 LEAST = f"0x{(127 - 86) << 23:x}u"  # 2^-86
-# Panels of 32 columns of B: packed, or rows of the matrix where it lies, the last panel's cut off at the last column.
-PANELS = """
+# Panels of 32 columns of B: packed, or rows of the matrix where it lies, the last panel's cut off at the last column. What is read
+# later is fetched in the order it lies in memory.
+PACKED = """
 $inline const T *panel_at(const T *b, L g, L k) { return b + g * ${panel}LL + k * 32; }
 $inline V columns_at(const T *p, L k, int half, L) { return load(p + k * 32 + half * 16); }
-$inline const T *later(const T *p, L k, int half) { return p + (k + 64) * 32 + half * 16; }
+$inline const T *later(const T *p, L u, int i) { return p + (u + 32) * 64 + i * 16; }
 """
-MATRIX = """
+ROWS_OF_B = """
 $inline const T *panel_at(const T *b, L g, L k) { return b + g * 32 + k * ${bk}LL; }
 $inline V columns_at(const T *p, L k, int half, L valid) {
     const T *s = p + k * ${bk}LL + half * 16;
     const L left = valid - half * 16;
     return left >= 16 ? load(s) : left > 0 ? load_part(s, (int)left) : V{};
 }
-$inline const T *later(const T *p, L k, int half) { return p + (k + 8) * ${bk}LL + half * 16; }
+$inline const T *later(const T *p, L u, int i) { return p + (u + (u & -16) + i / 2 * 16 + 8) * ${bk}LL + i % 2 * 16; }
+"""
+# Columns of the matrix where it lies, each of neighbours: eight pairs are half the columns of a step, which are transposed.
+COLUMNS_OF_B = """
+$inline const T *panel_at(const T *b, L g, L k) { return b + g * 32 * ${bn}LL + k; }
+$inline V columns_at(const T *p, L k, int half, L valid) {
+    V v = {};
+    for (int i = 0; i < 16 && half * 16 + i < valid; i++) v[i] = p[(half * 16 + i) * ${bn}LL + k];
+    return v;
+}
+$noinline void split_panel(const T *p, B *to, L begin, L end, L depth$valid) {
+    for (L u = begin; u < end; u += 8) {
+        alignas(64) T block[512] = {};
+        const L k = u / 16 * 32, half = u / 8 % 2, left = depth - k, columns = $whole - half * 16;
+        const T *s = p + half * 16 * ${bn}LL + k;
+        if (columns > 0) {
+            const int rows = columns < 16 ? (int)columns : 16;
+            for (int i = 0; i < rows; i++) {
+                __builtin_prefetch(s + i * ${bn}LL + 32, 0, 3);
+                __builtin_prefetch(s + i * ${bn}LL + 48, 0, 3);
+            }
+            transpose_block(s, ${bn}LL, rows, left < 16 ? (int)left : 16, V{}, block, 16, 16);
+            if (left > 16) transpose_block(s + 16, ${bn}LL, rows, left < 32 ? (int)left - 16 : 16, V{}, block + 256, 16, 16);
+        }
+        B *d = to + u / 16 * STEP + half * TILE;
+        for (int i = 0; i < 16; i++) split_pair(load(block + i * 16), load(block + 256 + i * 16), d + i * 64);
+    }
+}
 """
 # Pairs of rows of a panel, from the `begin`th on; rows from `depth` on are zeros.
 SPLIT_PANEL = """
@@ -88,7 +116,7 @@ $noinline void split_panel(const T *p, B *to, L begin, L end, L depth$valid) {
         const L k = u + (u & -16);
         B *d = to + u / 16 * STEP + u % 16 * 64;
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) __builtin_prefetch(later(p, k + i / 2 * 16, i % 2), 0, 3);
+        for (int i = 0; i < 4; i++) __builtin_prefetch(later(p, u, i), 0, 3);
         const bool first = k < depth, second = k + 16 < depth;
 #pragma GCC unroll 2
         for (int h = 0; h < 2; h++)
@@ -191,7 +219,7 @@ $stop
 PANEL = {
     "type": "",
     "given": "const T *next, B *to, L u, L end, L depth$valid",
-    "before": "const L pace = (end - u + 3 * steps - 1) / (3 * steps);",
+    "before": "const L pauses = 3 * steps * $together, pace = (end - u + pauses - 1) / pauses * $together;",
     "meanwhile": "const L stop = u + pace < end ? u + pace : end; split_panel(next, to, u, stop, depth$pass); u = stop;",
 }
 ANYTHING = {"type": ", class F", "given": "const F &meanwhile", "before": "", "meanwhile": "meanwhile();"}
@@ -229,9 +257,9 @@ BLOCKS = """        $k_loop
             const T *next = panel_at(b, g + 1, k0);
             const B *cur = columns + (g - g0) % 2 * ${strip}LL;
             B *to = columns + (g - g0 + 1) % 2 * ${strip}LL;
-            const L split = g + 1 < g1 ? pairs : 0;
+            const L split = g + 1 < g1 ? pairs / $together : 0;
             for (L t = s0; t < s1; t++) {
-                const L m = t * 32, begin = (t - s0) * split / (s1 - s0), until = (t - s0 + 1) * split / (s1 - s0);
+                const L m = t * 32, begin = (t - s0) * split / (s1 - s0) * $together, until = (t - s0 + 1) * split / (s1 - s0) * $together;
                 const B *ta = rows + (t - s0) * ${strip}LL;
                 alignas(64) T c_[1024];
                 $tile$add_parts
@@ -268,7 +296,10 @@ STRIPS = """        const L k0 = 0, depth = $depth, steps = (depth + 31) / 32, p
                 const L n = g * 32, share = (height * (g + 1 - g0) / (g1 - g0) + $unit - 1) / $unit * $unit;
                 row_end = share < height ? share : height;
                 row_step = ((int)(row_end - row) + pauses * $unit - 1) / (pauses * $unit) * $unit;
-                if (t == t0 && g + 1 < g1) g_next = g + 1, pair = 0, pair_end = pairs, pair_step = (pairs + pauses - 1) / pauses;
+                if (t == t0 && g + 1 < g1) {
+                    g_next = g + 1, pair = 0, pair_end = pairs;
+                    pair_step = (pairs + pauses * $together - 1) / (pauses * $together) * $together;
+                }
                 const B *cur = columns + (g - g0) * ${strip}LL;
                 alignas(64) T c_[1024];
                 $tile

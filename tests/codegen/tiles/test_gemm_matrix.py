@@ -49,6 +49,7 @@ def cases():
         # B where it lies.
         out.append(("amx", "f32", (), m, n, k, la, "row", "row", kind, False, rng.choice((1, 2))))
         out.append(("amx", "f32", (3,), m, n, k, la, "row", "row", kind, False, 2))
+        out.append(("amx", "f32", (2,), m, n, k, la, "column", "row", kind, False, 2))
     for lb in LAYOUTS[:5]:  # all of B put into panels before
         out.append(("amx", "f32", (), 150, 200, 230, "row", lb, "row", "bias", False, 2))
     return out
