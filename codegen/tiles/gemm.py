@@ -41,7 +41,7 @@ MANY_ROWS, LEAST_PANELS = 1024, 4
 WIDEST = 1536  # columns; of wider rows each is on a page of its own, and packing them first was 5 to 12 % faster
 SPLIT_OFTEN = (
     1 << 17
-)  # numbers of a B that is split for every block of many rows; larger ones were 10 % slower than packed first
+)  # numbers of a B that many rows split again and again; larger ones were 10 % slower than packed first
 LEAST_ROWS = 128  # for which packing takes a small part of the matrix unit's time
 _SWAPPED = " swapped"
 

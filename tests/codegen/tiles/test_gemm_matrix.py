@@ -93,16 +93,33 @@ def product(call, a, b):
     return c
 
 
-@pytest.fixture(scope="module")
-def square():
-    """A product of 96 rows, 64 columns and 160 steps."""
-    (call,) = compile_plans([(packed(96, 64, 160, 2)[1], "f32", 2)])
-    return call
+@pytest.fixture(scope="module", params=["panels", "rows", "columns"])
+def square(request):
+    """A product of 96 rows, 70 columns and 160 steps, B in panels or where it lies."""
+    where = request.param
+    if where == "panels":
+        (call,) = compile_plans([(packed(96, 70, 160, 2)[1], "f32", 2)])
+        return lambda a, b: product(call, a, b)
+    b_strides = (70, 1) if where == "rows" else (1, 160)
+    with matrix_everywhere():
+        made = plan(ContractionSpec("f32", (), 96, 70, 160, (160, 1), b_strides, (70, 1)), Machine("amx", 2))
+    assert "tdpbf16ps" in made.globals and not made.phases[1:]
+    (call,) = compile_plans([(made, "f32", 2)])
+
+    def multiply(a, b):
+        c = np.full((96, 70), np.nan, np.float32)
+        call(
+            *(torch.from_numpy(np.ascontiguousarray(x).reshape(-1)) for x in (a, b if where == "rows" else b.T)),
+            torch.from_numpy(c),
+        )
+        return c
+
+    return multiply
 
 
 def random_operands(scale=1.0):
     generator = np.random.default_rng(7)
-    a, b = generator.standard_normal((96, 160), np.float32), generator.standard_normal((160, 64), np.float32)
+    a, b = generator.standard_normal((96, 160), np.float32), generator.standard_normal((160, 70), np.float32)
     return (a * np.float32(scale)), b
 
 
@@ -116,7 +133,7 @@ def test_ends_of_the_range(square, value, side):
     operands[1][:, 6] = 0
     operands[side][17, 33] = value
     a, b = operands
-    got = product(square, a, b)
+    got = square(a, b)
     wanted = torch.from_numpy(a) @ torch.from_numpy(b)
     np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-5, atol=1e-4 if not np.isfinite(value) else 1e33)
     untouched = np.ones(got.shape, bool)
@@ -130,7 +147,7 @@ def test_a_nan_with_any_payload(square):
     for bits in (0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF80FFFF):
         a, b = random_operands()
         a[3, 4] = np.array([bits], np.uint32).view(np.float32)[0]
-        got = product(square, a, b)
+        got = square(a, b)
         assert np.isnan(got[3]).all() and np.isfinite(np.delete(got, 3, 0)).all()
 
 
@@ -139,14 +156,14 @@ def test_a_nan_with_any_payload(square):
 def test_relative_errors_do_not_depend_on_the_scale(square, scale):
     a, b = random_operands(scale)
     wanted = a.astype(np.float64) @ b.astype(np.float64)
-    assert np.abs(product(square, a, b) - wanted).max() < 1e-6 * np.abs(wanted).max()
+    assert np.abs(square(a, b) - wanted).max() < 1e-6 * np.abs(wanted).max()
 
 
 @needs_unit
 def test_overflow_is_infinity(square):
-    a, b = np.full((96, 160), 3e38, np.float32), np.full((160, 64), 2, np.float32)
-    assert (product(square, a, b) == np.inf).all()
-    assert (product(square, -a, b) == -np.inf).all()
+    a, b = np.full((96, 160), 3e38, np.float32), np.full((160, 70), 2, np.float32)
+    assert (square(a, b) == np.inf).all()
+    assert (square(-a, b) == -np.inf).all()
 
 
 @needs_unit
