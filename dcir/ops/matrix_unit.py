@@ -16,8 +16,8 @@ STEP_CYCLES, TILE_CYCLES = 390, 1000  # a step of a tile, its beginning and end
 ROWS_CYCLES, PANEL_CYCLES = 1000, 300  # splitting a step of a strip, and of a panel
 STRIPS = 7  # for which a panel is split once
 MULTIPLY_ADDS = 24  # a cycle without the unit
-GAIN = 0.8  # of the time of multiply-adds that it must stay below
-LEAST_TILES = 40  # fewer were slower whatever their depth
+GAIN = 0.86  # of the time of multiply-adds that it must stay below
+LEAST_TILES = 20  # fewer were no faster whatever their depth
 CLOCK = 3.5e9  # cycles a second
 
 
