@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from dcir.codegen.choices import decide
 from dcir.codegen.plan import KernelPlan
+from dcir.codegen.tiles.conv_data_strided import data_strided_draft, data_strided_suits
 from dcir.codegen.tiles.conv_depthwise import depthwise_draft, depthwise_suits, depthwise_weight_draft
 from dcir.codegen.tiles.conv_depthwise_data import depthwise_data_draft, depthwise_data_suits
 from dcir.codegen.tiles.conv_depthwise_last import channels_suit
@@ -22,6 +23,8 @@ from dcir.codegen.tiles.conv_problem import Problem, data_problems, families, fl
 from dcir.codegen.tiles.conv_weight import weight_draft
 from dcir.codegen.tiles.conv_weight_last import weight_last_draft, weight_last_suits
 from dcir.codegen.tiles.conv_weight_matrix import weight_matrix_draft, weight_matrix_suits
+from dcir.codegen.tiles.conv_weight_pointwise import weight_pointwise_draft, weight_pointwise_suits
+from dcir.codegen.tiles.conv_weight_product import weight_product_draft, weight_product_suits
 from dcir.codegen.tiles.conv_winograd import winograd_draft
 from dcir.codegen.tiles.conv_winograd_weight import winograd_weight_draft
 from dcir.codegen.tiles.emit import (
@@ -143,6 +146,8 @@ def _draft(spec: ConvolutionSpec, isa: Isa, threads: int) -> Draft:
         if draft is not None and whole.n * math.prod(whole.inp) * math.prod(whole.out) * whole.taps:
             return draft
         problems = list(data_problems(spec))
+        if data_strided_suits(problems, isa) and decide("unit", ["matrix", "vector"]) == "matrix":
+            return data_strided_draft(name, problems, threads)
         if any(p.taps == 0 for p in problems):
             # Whole rows of zeros first: cheaper than to write every other element.
             f = forward_problem(replace(spec, bias=False))
@@ -186,8 +191,12 @@ def _weight(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     if depthwise_suits(p):
         return depthwise_weight_draft(name, p, isa, threads)
     p = flat(p) if is_pointwise(p) else p
-    if weight_matrix_suits(p, isa) and decide("unit", ["matrix", "vector"]) == "matrix":
-        return weight_matrix_draft(name, p, threads)
+    product, pointwise = weight_product_suits(p, isa), weight_pointwise_suits(p, isa, threads)
+    on_unit = product or pointwise or weight_matrix_suits(p, isa)
+    if on_unit and decide("unit", ["matrix", "vector"]) == "matrix":
+        if product:
+            return weight_product_draft(name, p, isa, threads)
+        return (weight_pointwise_draft if pointwise else weight_matrix_draft)(name, p, threads)
     draft = weight_last_draft if weight_last_suits(p, isa) else weight_draft
     return draft(name, p, isa, threads)
 

@@ -102,7 +102,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
     scratch, weights = 0, "a1"
     if not p.panel:
         p = replace(p, panel=panel_width(p.dtype))
-        texts.append(_pack_text(p, scratch))
+        texts.append(pack_text(p, scratch))
         steps.append(Step(p.groups * panels(p.co, p.panel), "pack"))
         weights, scratch = "(const T *)scratch", p.groups * panels(p.co, p.panel) * p.taps * p.ci * p.panel * element
     if matrix_last_suits(p, stored, isa) and decide("unit", ["matrix", "vector"]) == "matrix":
@@ -356,8 +356,8 @@ def _border(p: Problem, width: int, element: int, at: int, *, bordered: bool) ->
     return text, replace(p, inp=(d, h, w), base=base, xs=(d * h * row, p.ci, 1, h * row, row, pitch))
 
 
-def _pack_text(p: Problem, at: int) -> str:
-    """The packing of one call."""
+def pack_text(p: Problem, at: int, *, operands: bool = True) -> str:
+    """The packing of one call, ``panels`` jobs a group, into scratch at ``at``; a step of a kernel with an epilogue has ``operands``."""
     _, kh, kw = p.ker
     _, wo, wi, wd, wh, ww = p.ws
     offset = f"tap / {kh * kw} * {wd}LL + tap / {kw} % {kh} * {wh}LL + tap % {kw} * {ww}LL"
@@ -365,9 +365,11 @@ def _pack_text(p: Problem, at: int) -> str:
         s == step or n == 1 for n, s, step in zip((p.ci, *p.ker), p.ws[2:], (p.taps, kh * kw, kw, 1), strict=True)
     )
     loops = text_of.PACK_RUNS if dense else text_of.PACK_INPUTS if wi == 1 else text_of.PACK_ANY
+    if not operands and wo < wi:
+        loops = text_of.PACK_OUTPUTS
     values = {"panel": p.panel, "taps": p.taps, "ci": p.ci, "wo": wo, "wi": wi}
     count = panels(p.co, p.panel)
     return render(
         text_of.PACK, panels=count, wg=p.ws[0], at=at, panel_step=p.taps * p.ci * p.panel, co=p.co, panel=p.panel, wo=wo,
-        loops=render(loops, offset=offset, **values),
+        parameter=", const Operands &" if operands else "", loops=render(loops, offset=offset, **values),
     )  # fmt: skip

@@ -212,7 +212,7 @@ COPY_PLANES = """    for (L c = 0; c < $iw; c += VL)
                             (int)($iw - c < VL ? $iw - c : VL), V{}, d + c * $pitch + i, $pitch, VL);"""
 PACK = """
 // A panel of weights, [tap][input][output channel of the panel].
-$noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch, const Operands &) {
+$noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch$parameter) {
     const T *s = a1 + j / $panels * ${wg}LL + j % $panels * $panel * ${wo}LL;
     T *d = (T *)(scratch + ${at}LL) + j * ${panel_step}LL;
     for (L v = 0; v < $panel; v += VL, s += VL * ${wo}LL, d += VL) {
@@ -233,6 +233,11 @@ PACK_RUNS = """        for (L f = 0; f < $ci * $taps; f += VL) {
             transpose_block(s + f, ${wo}LL, rows, count, V{}, t, VL, VL);
             for (int i = 0; i < count; i++) store(d + ((f + i) % $taps * $ci + (f + i) / $taps) * $panel, load(t + i * VL));
         }"""
+# Outputs are nearer to each other than inputs are: those of an input come from the same lines, tap after tap.
+PACK_OUTPUTS = """        for (L i = 0; i < $ci; i++)
+            for (L tap = 0; tap < $taps; tap++)
+                for (int l = 0; l < VL; l++)
+                    d[(tap * $ci + i) * $panel + l] = l < rows ? s[$offset + i * ${wi}LL + l * ${wo}LL] : 0;"""
 PACK_ANY = """        for (L tap = 0; tap < $taps; tap++)
             for (L i = 0; i < $ci; i++)
                 for (int l = 0; l < VL; l++)

@@ -39,6 +39,11 @@ def matrix_last_suits(p: Problem, epilogue: Program, isa: Isa) -> bool:
 def matrix_last_draft(name: str, p: Problem, epilogue: Program, threads: int, *, weights: str, scratch: int) -> Draft:
     """The convolution with an epilogue of every result; ``weights`` is where the panels lie, ``scratch`` how much is taken."""
     form = _form(p, epilogue)
+    return product_draft(name, form, pixel_rows(p, form), threads, source=weights, scratch=scratch)
+
+
+def pixel_rows(p: Problem, form: Form) -> Rows:
+    """What the rows of such a product are gathered from: a0, whose pixels A's strides number."""
     values = _values(p) | {"am": form.spec.a[-2]}
     row = f"pa + m * {form.spec.a[-2]}"
     if _kept(p):
@@ -50,17 +55,15 @@ def matrix_last_draft(name: str, p: Problem, epilogue: Program, threads: int, *,
             text_of.PLACES, before=before, step=step, copy=text_of.KEPT_COPY, **values,
             **{"from": "const B *kept, L low"},
         )  # fmt: skip
-        rows = Rows(
+        return Rows(
             text, "a0", row, f"gather(kept, low, {row}, height, k0, depth, d);", render(text_of.KEEP_CALL, **values),
             _bytes(p, form), even=True, unit=ROWS, cost=COPY_COST, block=BLOCK_BYTES,
         )  # fmt: skip
-    else:
-        text = render(
-            text_of.PLACES, before="", step=render(text_of.SPLIT_STEP, **values), copy=text_of.SPLIT_COPY, **values,
-            **{"from": "const T *a"},
-        )  # fmt: skip
-        rows = Rows(text, "a0", row, f"gather(a, {row}, height, k0, depth, d);", even=True, unit=8, cost=ROWS_COST)
-    return product_draft(name, form, rows, threads, source=weights, scratch=scratch)
+    text = render(
+        text_of.PLACES, before="", step=render(text_of.SPLIT_STEP, **values), copy=text_of.SPLIT_COPY, **values,
+        **{"from": "const T *a"},
+    )  # fmt: skip
+    return Rows(text, "a0", row, f"gather(a, {row}, height, k0, depth, d);", even=True, unit=8, cost=ROWS_COST)
 
 
 def _form(p: Problem, epilogue: Program) -> Form:

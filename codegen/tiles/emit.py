@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import Template
 from typing import TYPE_CHECKING
@@ -129,7 +129,10 @@ def core(isa: Isa, dtype: str, user: str = "") -> str:
     width = lanes(isa, dtype)
     steps = [1 << i for i in reversed(range(width.bit_length() - 1))]
     halvings = [f"    v += __builtin_shuffle(v, (M){{{_list((i + s) % width for i in range(width))}}});" for s in steps]
-    transposition = _transposition(width) if "transpose_block" in user else ""
+    transposition = ""
+    if "transpose_block" in user:
+        lines = exchanges(width, lambda i: f"load(s + {i} * ss)", lambda v, i: f"store(to + {i} * step, {v} + add)")
+        transposition = render(_TRANSPOSITION, exchanges=lines)
     masked = {"s": "s" if dtype == "f32" else "d", "m": "short" if dtype == "f32" else "char"}
     part = render(_PART_MASKED, **masked) if isa.vectors == "avx512" else render(_PART)
     return render(
@@ -138,18 +141,18 @@ def core(isa: Isa, dtype: str, user: str = "") -> str:
     )  # fmt: skip
 
 
-def _transposition(width: int) -> str:
+def exchanges(width: int, row: Callable[[int], str], put: Callable[[str, int], str]) -> str:
+    """C++ that transposes ``width`` vectors: ``row(i)`` is the i-th, ``put(value, i)`` stores the i-th column."""
     steps = [1 << i for i in reversed(range(width.bit_length() - 1))]
-    exchanges = [f"    const V r{width}_{i} = load(s + {i} * ss);" for i in range(width)]
+    lines = [f"    const V r{width}_{i} = {row(i)};" for i in range(width)]
     for s in steps:
         low = _list(width + i - s if i & s else i for i in range(width))
         high = _list(width + i if i & s else i + s for i in range(width))
-        exchanges.append(f"    const M low{s} = {{{low}}}, high{s} = {{{high}}};")
+        lines.append(f"    const M low{s} = {{{low}}}, high{s} = {{{high}}};")
         for i in range(width):
             pair = f"r{2 * s}_{i & ~s}, r{2 * s}_{i | s}"
-            exchanges.append(f"    const V r{s}_{i} = __builtin_shuffle({pair}, {'high' if i & s else 'low'}{s});")
-    exchanges += [f"    store(to + {i} * step, r1_{i} + add);" for i in range(width)]
-    return render(_TRANSPOSITION, exchanges="\n".join(exchanges))
+            lines.append(f"    const V r{s}_{i} = __builtin_shuffle({pair}, {'high' if i & s else 'low'}{s});")
+    return "\n".join([*lines, *(f"    {put(f'r1_{i}', i)};" for i in range(width))])
 
 
 def _list(numbers: Iterable[int]) -> str:

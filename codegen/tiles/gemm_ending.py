@@ -39,7 +39,7 @@ WRITE_STACK = """    for (L i = 0; i < MR; i++)
 #pragma GCC unroll 32
         for (int v = 0; v < $vectors; v++) {
             const L left = $tail == 0 ? VL : columns - v * VL;
-            T *to = c + i * ${cm}LL + v * VL;
+            T *to = $row + v * VL;
             const V x = load(t + (i * $vectors + v) * VL);
             if (left >= VL) store(to, x);
             else if (left > 0) store_part(to, x, (int)left);
@@ -112,7 +112,14 @@ class Ending:
 
 
 def ending(
-    form: Form, vectors: str, tail: int, *, prefetched: bool = True, unrolled: bool = False, on_stack: bool = False
+    form: Form,
+    vectors: str,
+    tail: int,
+    *,
+    prefetched: bool = True,
+    unrolled: bool = False,
+    on_stack: bool = False,
+    row_at: str = "",
 ) -> Ending:
     """The end of a product's tiles.
 
@@ -123,11 +130,13 @@ def ending(
         prefetched: whether the tile may fetch what its epilogue reads.
         unrolled: whether a short epilogue may be finished in registers, for every row anew.
         on_stack: whether results are in ``t``.
+        row_at: a C++ function of where in C a row begins, if rows do not lie one step apart; for results on the stack.
     """
     spec = form.spec
     batch = [f"x{d}" for d in range(len(spec.batch))]
     down = form.along(-2) and not form.along(-1) and spec.m > 1
     values = {"vectors": vectors, "tail": tail, "cm": spec.c[-2], "cn": spec.c[-1]}
+    values["row"] = f"c + {row_at}(m + i) + n" if row_at else f"c + i * {spec.c[-2]}LL"
     before = render(("" if on_stack else TO_STACK) + COLUMNS, **values)
     if form.epilogue is None:
         plain = spec.c[-1] == 1 or spec.n == 1
@@ -135,6 +144,8 @@ def ending(
             stop = render(WRITE_ROWS, **values)
         else:
             stop = before + render(WRITE_STACK if plain else WRITE_COLUMNS if down else WRITE_APART, **values)
+        if row_at:
+            return Ending(None, "T *c, L m, L n", "c, m, n", "", stop, False)
         return Ending(None, "T *c", f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL", "", stop, False)
     epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-2 if down else -1], form.places[-2])
     sums = epilogue.sums > 0 and not down

@@ -56,6 +56,7 @@ class Rows:
         unit: rows that are best split at once.
         cost: of splitting a strip, in tiles' steps.
         block: bytes of a block of strips.
+        result: of ``text``, the function of where in C a row begins, if rows do not lie one step apart there.
     """
 
     text: str
@@ -68,6 +69,7 @@ class Rows:
     unit: int = 1
     cost: float = ROWS_COST
     block: int = BLOCK_BYTES
+    result: str = ""
 
 
 def matrix_in_place_suits(spec: ContractionSpec, isa: Isa) -> bool:
@@ -138,7 +140,7 @@ def matrix_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     return product_draft(name, form, rows, threads, source=source, scratch=scratch)
 
 
-def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: str, scratch: int) -> Draft:
+def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: str, scratch: int = 0) -> Draft:
     """The product of such rows and such a B, of whose ``form.spec`` A's strides are only added up, to ``pa``."""
     spec = form.spec
     strips, panels = ceil_div(spec.m, ROWS), ceil_div(spec.n, COLUMNS)
@@ -163,10 +165,11 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     partials = per_block * wide * ROWS * COLUMNS * 4 if blocked else 0
     job_bytes = row_bytes + column_bytes + partials + round_up(rows.bytes(per_block), 64)
 
-    end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True)
+    end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True, row_at=rows.result)
     text = render(text_of.SUPPORT, least=text_of.LEAST) + rows.text
     columns = _columns(spec)
-    text += columns.text + render(text_of.TILES, to=end_of.to, stop=end_of.stop, k=spec.k, **columns.meanwhile(ready))
+    text += columns.text + render(text_of.TILE, **columns.meanwhile(ready))
+    text += render(text_of.FINISH_TILE, to=end_of.to, stop=end_of.stop, k=spec.k)
 
     whole, left = divmod(spec.m, ROWS)
     sizes = ([ROWS] if whole else []) + ([left] if left else [])

@@ -165,7 +165,7 @@ FILL_ANY = """for (int r = 0; r < height; r++)
                 for (int c = 0; c < 32; c++) block[r * 32 + c] = c < width ? a[(i + r) * ${am}LL + (k + c) * ${ak}LL] : 0;"""
 # R times 16 rows by 32 columns: the six largest of the nine products of parts, the smallest of which are below half a unit in the last
 # place of the whole. The matrix unit works on its own: meanwhile, three times a step, the processor splits what comes next.
-TILES = """
+TILE = """
 template <int R$type> $noinline void matrix_tile(const B *a, const B *b, T *t, L steps, $given) {
     D_TILE_ZERO(0);
     D_TILE_ZERO(1);
@@ -194,7 +194,8 @@ template <int R$type> $noinline void matrix_tile(const B *a, const B *b, T *t, L
     D_TILE_STORE(1, t + 16, 128);
     if constexpr (R == 2) { D_TILE_STORE(2, t + 512, 128); D_TILE_STORE(3, t + 528, 128); }
 }
-// What is not finite or tiny, from the operands as they are: a part of an infinity times a part that is zero is not what was asked for,
+"""
+FINISH_TILE = """// What is not finite or tiny, from the operands as they are: a part of an infinity times a part that is zero is not what was asked for,
 // and of a number below 2^-110 the unit reads the last parts as zeros.
 __attribute__((noinline, noclone, cold)) static void repair(T *t, int rows, const T *a, L m, const T *p, L valid) {
     for (int i = 0; i < rows; i++, t += 32) {

@@ -28,7 +28,12 @@ def matrix_wins(batch: int, m: int, n: int, k: int) -> bool:
     """
     if batch * -(-m // ROWS) * -(-n // COLUMNS) < LEAST_TILES:
         return False
-    return batch * _matrix(m, n, k) <= GAIN * batch * _vector(m, n, k)
+    return share(m, n, k) <= GAIN
+
+
+def share(m: int, n: int, k: int) -> float:
+    """Of the time of multiply-adds that a product takes on the unit."""
+    return _matrix(m, n, k) / _vector(m, n, k)
 
 
 def seconds(spec: object, images: int = 1) -> float:
