@@ -53,7 +53,7 @@ def weight_pointwise_suits(p: Problem, isa: Isa, threads: int) -> bool:
 
 def weight_pointwise_draft(name: str, p: Problem, threads: int) -> Draft:
     """The gradient of w for the forward problem ``p``: a0 = x, a1 = gradient of y, o0 = gradient of w."""
-    found = {(d.shares, d.parts): d for d in _divisions(p, threads)}
+    found: dict[tuple[int, ...], _Division] = {(d.shares, d.parts): d for d in _divisions(p, threads)}
     division = found[decide("division", list(found))]
     turned = p.co < p.ci
     height, width = min(p.ci, p.co), max(p.ci, p.co)
@@ -130,7 +130,7 @@ def _divisions(p: Problem, threads: int) -> list[_Division]:
         tiles = strips * wide
         making = (strips + wide) * 32 * CHANNEL_CYCLES
         step = max(tiles * ALONE_CYCLES, making + tiles * TILE_CYCLES)
-        cycles = blocks * (block * step + tiles * SUMS_CYCLES) + block * making
-        cycles += shares * panels * strips * FINISH_CYCLES / threads
+        adding = blocks * tiles * SUMS_CYCLES + shares * panels * strips * FINISH_CYCLES / threads
+        cycles = (blocks * step + making) * block + adding
         found.append(_Division(shares, parts, block, cycles))
     return sorted(found, key=lambda d: d.cycles)

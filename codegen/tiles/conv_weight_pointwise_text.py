@@ -145,8 +145,9 @@ $noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned c
         for (L t = 0; t < STRIPS; t++) {
             T *d = sums + (g * STRIPS + t) * 1024;
             const L height = $height - t * 32, width = $columns_all - (g0 + g) * 32;
-            if (!sound(d, $vectors))
-                repair(d, rows + t * 32, columns + g * 32, first * STEPS * 32, last, height < 32 ? (int)height : 32, width < 32 ? (int)width : 32);
+            if (sound(d, $vectors)) continue;
+            const int tall = height < 32 ? (int)height : 32, wide = width < 32 ? (int)width : 32;
+            repair(d, rows + t * 32, columns + g * 32, first * STEPS * 32, last, tall, wide);
         }
 }
 // Sums of shares, [panel][row][32 columns], to w.

@@ -195,7 +195,8 @@ template <int R$type> $noinline void matrix_tile(const B *a, const B *b, T *t, L
     if constexpr (R == 2) { D_TILE_STORE(2, t + 512, 128); D_TILE_STORE(3, t + 528, 128); }
 }
 """
-FINISH_TILE = """// What is not finite or tiny, from the operands as they are: a part of an infinity times a part that is zero is not what was asked for,
+FINISH_TILE = """\
+// What is not finite or tiny, from the operands as they are: a part of an infinity times a part that is zero is not what was asked for,
 // and of a number below 2^-110 the unit reads the last parts as zeros.
 __attribute__((noinline, noclone, cold)) static void repair(T *t, int rows, const T *a, L m, const T *p, L valid) {
     for (int i = 0; i < rows; i++, t += 32) {

@@ -1,4 +1,4 @@
-"""Data gradients of strided convolutions on the matrix unit: residues with and without taps, paddings, dilations, layouts, what is not finite."""
+"""Data gradients of strided convolutions on the matrix unit: residues, paddings, dilations, layouts, and what is not finite."""
 
 import itertools
 import math
