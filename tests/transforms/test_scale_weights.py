@@ -100,7 +100,7 @@ UNCHANGED: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], Scal
     "one bound": (block(F.relu), inputs(1, 9, 11), ScaleWeights(), "not known to be small"),
     "large bounds": (block(lambda t: t.clamp(-1, 9)), inputs(1, 9, 11), ScaleWeights(), "not known to be small"),
     "for the matrix unit": (
-        block(torch.sigmoid), inputs(12, 15, 15, channels=128, wide=128), ScaleWeights(matrix=True), "matrix unit",
+        block(torch.sigmoid), inputs(12, 15, 15, channels=64, wide=160), ScaleWeights(matrix=True), "matrix unit",
     ),
     "read again": (block(torch.sigmoid, again=True), inputs(1, 9, 11), ScaleWeights(), "others read"),
 }  # fmt: skip
