@@ -39,9 +39,8 @@ from dcir.ops.packing import panel_width
 # Of 1500 rows on, packed panels were 1 to 10 % faster than tiles over B as it lies; of two panels they were slower.
 MANY_ROWS, LEAST_PANELS = 1024, 4
 WIDEST = 1536  # columns; of wider rows each is on a page of its own, and packing them first was 5 to 12 % faster
-SPLIT_OFTEN = (
-    1 << 17
-)  # numbers of a B that many rows split again and again; larger ones were 10 % slower than packed first
+# Numbers of a B that many rows split again and again; larger ones were 10 % slower than packed first.
+SPLIT_OFTEN = 1 << 17
 LEAST_ROWS = 128  # for which packing takes a small part of the matrix unit's time
 _SWAPPED = " swapped"
 

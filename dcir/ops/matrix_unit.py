@@ -28,11 +28,11 @@ def matrix_wins(batch: int, m: int, n: int, k: int) -> bool:
     """
     if batch * -(-m // ROWS) * -(-n // COLUMNS) < LEAST_TILES:
         return False
-    return share(m, n, k) <= GAIN
+    return _matrix(m, n, k) <= GAIN * _vector(m, n, k)
 
 
 def share(m: int, n: int, k: int) -> float:
-    """Of the time of multiply-adds that a product takes on the unit."""
+    """Of the time of multiply-adds that a product, not an empty one, takes on the unit."""
     return _matrix(m, n, k) / _vector(m, n, k)
 
 

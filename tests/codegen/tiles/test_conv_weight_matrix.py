@@ -1,23 +1,26 @@
 """Weight gradients on the matrix unit: borders, dilations, blocks of images, rows and columns, shares and parts, and what is not finite."""
 
 import itertools
-import math
 from unittest import mock
 
-import numpy as np
 import pytest
-import torch
 
 from dcir.codegen.tiles import conv_weight_matrix
 from dcir.codegen.tiles.conv import plan_convolution
 from dcir.codegen.tiles.conv_problem import forward_problem
 from dcir.codegen.tiles.conv_weight_matrix import weight_matrix_suits
-from dcir.codegen.tiles.isa import ISAS, host_isa
-from dcir.ir.network import contiguous
-from dcir.ops.convolution import ConvolutionSpec
-from tests.codegen.tiles.test_conv_weight_last import last
-from tests.codegen.tiles.test_conv_winograd import window
-from tests.codegen.tiles.tile_harness import compile_plans
+from dcir.codegen.tiles.isa import ISAS
+from tests.codegen.tiles.gradient_harness import (
+    BAD_VALUES,
+    check,
+    check_random,
+    check_spoiled,
+    gradient_spec,
+    kernels_of,
+    needs_unit,
+    operands,
+    square_spec,
+)
 
 # n, cin, cout, in_size, kernel, stride, low padding, high padding, dilation
 SHAPES = {
@@ -44,21 +47,10 @@ CASES = [
         strict=False,
     )
 ]
-needs_unit = pytest.mark.skipif(host_isa().name != "amx", reason="this processor has no matrix unit")
 
 
 def spec_of(case):
-    name, _, gap = case
-    n, cin, cout, size, kernel, stride, low, high, dilation = SHAPES[name]
-    out = tuple(
-        (i + a + b - d * (k - 1) - 1) // s + 1
-        for i, a, b, d, k, s in zip(size, low, high, dilation, kernel, stride, strict=True)
-    )
-    w = contiguous((cout, cin, *kernel))
-    if gap:  # channels-last weights
-        w = (math.prod(kernel) * cin, 1, *(cin * s for s in contiguous(kernel)))
-    return ConvolutionSpec("backward_weight", "f32", n, 1, cin, cout, size, kernel, out, stride, low, dilation,
-                           last((n, cin, *size), 1, gap), w, last((n, cout, *out), 1, gap))  # fmt: skip
+    return gradient_spec("backward_weight", SHAPES[case[0]], case[2])
 
 
 def planned(case):
@@ -68,33 +60,13 @@ def planned(case):
 
 @pytest.fixture(scope="module")
 def kernels():
-    made = {case: planned(case) for case in CASES}
-    assert all("tdpbf16ps" in plan.globals for plan in made.values())
-    return dict(zip(CASES, compile_plans([(plan, "f32", 2) for plan in made.values()], ["-O1"]), strict=True))
-
-
-def operands(spec, shift=0.0):
-    rng = np.random.default_rng(5)
-    found = [window(rng, spec.shapes[0], spec.x, np.float32), window(rng, spec.shapes[2], spec.y, np.float32)]
-    return [(np.abs(v) + shift).astype(np.float32) if shift else v for v in found]
-
-
-def run(call, spec, given):
-    size = 1 + sum((n - 1) * s for n, s in zip(spec.shapes[1], spec.w, strict=True))
-    wanted, got = (np.full(size, 2.0, np.float32) for _ in range(2))
-    with np.errstate(invalid="ignore", over="ignore"):
-        spec.reference(given, [wanted])
-    call(*map(torch.from_numpy, given), torch.from_numpy(got))
-    return got, wanted
+    return kernels_of(planned, CASES)
 
 
 @needs_unit
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
 def test_equals_reference(kernels, case):
-    spec = spec_of(case)
-    got, wanted = run(kernels[case], spec, operands(spec))
-    small = 1e-6 * (4 + (spec.n * math.prod(spec.out_size)) ** 0.5)
-    np.testing.assert_allclose(got, wanted, rtol=small, atol=small)
+    check_random(kernels[case], spec_of(case))
 
 
 @needs_unit
@@ -103,34 +75,24 @@ def test_positive_numbers(kernels, name):
     """What is left out of every product has one sign here, and would add up."""
     case = next(c for c in CASES if c[0] == name)
     spec = spec_of(case)
-    got, wanted = run(kernels[case], spec, operands(spec, 1.0))
-    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    check(kernels[case], spec, operands(spec, 1.0), rtol=1e-6)
 
 
 @needs_unit
 @pytest.mark.parametrize("operand", [0, 1])
 @pytest.mark.parametrize("name", ["seven", "rows", "asymmetric", "point-s2", "line"])
-@pytest.mark.parametrize("value", [np.inf, np.nan, 3.4e38, 1e-33])
+@pytest.mark.parametrize("value", BAD_VALUES)
 def test_what_is_not_finite_reaches_only_what_it_should(kernels, name, value, operand):
     case = next(c for c in CASES if c[0] == name)
-    spec = spec_of(case)
-    given = operands(spec)
-    if value == 1e-33:  # the last parts of such numbers are lost
-        given[operand] *= np.float32(value)
-    else:
-        shape, strides = spec.shapes[2 * operand], (spec.x, spec.y)[operand]
-        # In the middle, where no tap meets the border: there the reference multiplies by zeros.
-        given[operand][sum(n // 2 * s for n, s in zip(shape[2:], strides[2:], strict=True))] = value
-    got, wanted = run(kernels[case], spec, given)
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 if value != 1e-33 else 1e-37)
+    check_spoiled(kernels[case], spec_of(case), operand, value)
 
 
 @needs_unit
 def test_shares_give_equal_bits(kernels):
     case = next(c for c in CASES if c[0] == "points" and c[1] > 1)
     spec = spec_of(case)
-    given = operands(spec)
-    assert all((run(kernels[case], spec, given)[0] == run(kernels[case], spec, given)[0]).all() for _ in range(3))
+    first, *others = (check(kernels[case], spec, operands(spec), rtol=1e-4, atol=1e-3) for _ in range(4))
+    assert all((other == first).all() for other in others)
 
 
 def test_blocks_shares_and_parts_are_tested():
@@ -142,10 +104,7 @@ def test_blocks_shares_and_parts_are_tested():
 
 def test_which_problems_have_this_form():
     def suits(n, cin, cout, size, k, stride, isa="amx"):
-        spec = ConvolutionSpec(
-            "backward_weight", "f32", n, 1, cin, cout, (size, size), (k, k), (size // stride,) * 2, (stride, stride), (k // 2,) * 2,
-            (1, 1), last((n, cin, size, size), 1, 0), contiguous((cout, cin, k, k)), last((n, cout, size // stride, size // stride), 1, 0),
-        )  # fmt: skip
+        spec = square_spec("backward_weight", n, cin, cout, size, k, stride)
         return weight_matrix_suits(forward_problem(spec), ISAS[isa])
 
     assert suits(8, 256, 256, 14, 3, 1) and suits(8, 512, 512, 28, 1, 1) and suits(8, 256, 512, 56, 1, 2)

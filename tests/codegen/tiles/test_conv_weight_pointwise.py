@@ -1,25 +1,28 @@
 """Pointwise weight gradients on the matrix unit: channels that fill no panel, strides, blocks, shares and parts, and what is not finite."""
 
 import itertools
-import math
 import re
 from unittest import mock
 
-import numpy as np
 import pytest
-import torch
 
 from dcir.codegen.choices import Choice, deciding
 from dcir.codegen.tiles import conv_weight_pointwise, conv_weight_product
 from dcir.codegen.tiles.conv import plan_convolution
 from dcir.codegen.tiles.conv_problem import flat, forward_problem
 from dcir.codegen.tiles.conv_weight_pointwise import weight_pointwise_suits
-from dcir.codegen.tiles.isa import ISAS, host_isa
-from dcir.ir.network import contiguous
-from dcir.ops.convolution import ConvolutionSpec
-from tests.codegen.tiles.test_conv_weight_last import last
-from tests.codegen.tiles.test_conv_winograd import window
-from tests.codegen.tiles.tile_harness import compile_plans
+from dcir.codegen.tiles.isa import ISAS
+from tests.codegen.tiles.gradient_harness import (
+    BAD_VALUES,
+    check,
+    check_random,
+    check_spoiled,
+    gradient_spec,
+    kernels_of,
+    needs_unit,
+    operands,
+    square_spec,
+)
 
 # n, cin, cout, in_size, stride
 SHAPES = {
@@ -43,18 +46,15 @@ CASES = list(
         strict=False,
     )
 )
-needs_unit = pytest.mark.skipif(host_isa().name != "amx", reason="this processor has no matrix unit")
 
 
 def spec_of(case):
     name, _, layout = case
     n, cin, cout, size, stride = SHAPES[name]
-    out = tuple((i - 1) // stride + 1 for i in size)
-    ones = (1,) * len(size)
+    ones, none = (1,) * len(size), (0,) * len(size)
     w = {"contiguous": (cin, 1), "last": (cin + 3, 1), "turned": (1, cout), "apart": (2 * cin, 2)}[layout]
-    gap = 0 if layout == "contiguous" else 16
-    return ConvolutionSpec("backward_weight", "f32", n, 1, cin, cout, size, ones, out, (stride,) * len(size), (0,) * len(size),
-                           ones, last((n, cin, *size), 1, gap), (*w, *ones), last((n, cout, *out), 1, gap))  # fmt: skip
+    shape = (n, cin, cout, size, ones, (stride,) * len(size), none, none, ones)
+    return gradient_spec("backward_weight", shape, 0 if layout == "contiguous" else 16, (*w, *ones))
 
 
 def planned(case):
@@ -66,34 +66,13 @@ def planned(case):
 
 @pytest.fixture(scope="module")
 def kernels():
-    made = {case: planned(case) for case in CASES}
-    assert all("Making" in plan.globals for plan in made.values())
-    return dict(zip(CASES, compile_plans([(plan, "f32", 2) for plan in made.values()], ["-O1"]), strict=True))
-
-
-def operands(spec, shift=0.0):
-    rng = np.random.default_rng(5)
-    found = [window(rng, spec.shapes[0], spec.x, np.float32), window(rng, spec.shapes[2], spec.y, np.float32)]
-    return [(np.abs(v) + shift).astype(np.float32) if shift else v for v in found]
-
-
-def run(call, spec, given):
-    size = 1 + sum((n - 1) * s for n, s in zip(spec.shapes[1], spec.w, strict=True))
-    wanted, got = (np.full(size, 2.0, np.float32) for _ in range(2))
-    with np.errstate(invalid="ignore", over="ignore"):
-        spec.reference(given, [wanted])
-    call(*map(torch.from_numpy, given), torch.from_numpy(got))
-    return got, wanted
+    return kernels_of(planned, CASES)
 
 
 @needs_unit
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
 def test_equals_reference(kernels, case):
-    """What lies between the weights stays as it was."""
-    spec = spec_of(case)
-    got, wanted = run(kernels[case], spec, operands(spec))
-    small = 1e-6 * (4 + (spec.n * math.prod(spec.out_size)) ** 0.5)
-    np.testing.assert_allclose(got, wanted, rtol=small, atol=small)
+    check_random(kernels[case], spec_of(case))
 
 
 @needs_unit
@@ -102,32 +81,24 @@ def test_positive_numbers(kernels, name):
     """What is left out of every product has one sign here, and would add up."""
     case = next(c for c in CASES if c[0] == name)
     spec = spec_of(case)
-    got, wanted = run(kernels[case], spec, operands(spec, 1.0))
-    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    check(kernels[case], spec, operands(spec, 1.0), rtol=1e-6)
 
 
 @needs_unit
 @pytest.mark.parametrize("operand", [0, 1])
 @pytest.mark.parametrize("name", ["more-out", "more-in", "odd", "seventeen", "stride"])
-@pytest.mark.parametrize("value", [np.inf, np.nan, 3.4e38, 1e-33])
+@pytest.mark.parametrize("value", BAD_VALUES)
 def test_what_is_not_finite_reaches_only_what_it_should(kernels, name, value, operand):
     case = next(c for c in CASES if c[0] == name)
-    spec = spec_of(case)
-    given = operands(spec)
-    if value == 1e-33:  # the last parts of such numbers are lost
-        given[operand] *= np.float32(value)
-    else:
-        given[operand][0] = given[operand][1] = value
-    got, wanted = run(kernels[case], spec, given)
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 if value != 1e-33 else 1e-37)
+    check_spoiled(kernels[case], spec_of(case), operand, value)
 
 
 @needs_unit
 def test_shares_give_equal_bits(kernels):
     case = next(c for c in CASES if c[0] == "long" and c[1] > 1 and c[2] == "last")
     spec = spec_of(case)
-    given = operands(spec)
-    assert all((run(kernels[case], spec, given)[0] == run(kernels[case], spec, given)[0]).all() for _ in range(3))
+    first, *others = (check(kernels[case], spec, operands(spec), rtol=1e-4, atol=1e-3) for _ in range(4))
+    assert all((other == first).all() for other in others)
 
 
 def test_blocks_shares_and_parts_are_tested():
@@ -150,11 +121,7 @@ def test_blocks_shares_and_parts_are_tested():
 
 def test_which_problems_have_this_form():
     def suits(n, cin, cout, size, k=1, stride=1, isa="amx", threads=2):
-        out = size // stride
-        spec = ConvolutionSpec(
-            "backward_weight", "f32", n, 1, cin, cout, (size, size), (k, k), (out, out), (stride, stride), (k // 2,) * 2, (1, 1),
-            last((n, cin, size, size), 1, 0), contiguous((cout, cin, k, k)), last((n, cout, out, out), 1, 0),
-        )  # fmt: skip
+        spec = square_spec("backward_weight", n, cin, cout, size, k, stride)
         return weight_pointwise_suits(flat(forward_problem(spec)), ISAS[isa], threads)
 
     assert suits(8, 256, 128, 56) and suits(8, 512, 128, 28) and suits(8, 256, 512, 56, stride=2)

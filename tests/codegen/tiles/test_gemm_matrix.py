@@ -191,3 +191,13 @@ def test_where_it_is_used():
         assert not matrix_suits(replace(spec, **other), ISAS["amx"])
     assert decisions(spec, Machine("amx", 1)).offered["unit"] == ("matrix", "vector")
     assert "tdpbf16ps" not in plan(spec, Machine("amx", 1), Choice((("unit", "vector"),))).globals
+
+
+@pytest.mark.parametrize("packed", [0, 32])
+def test_empty_sums_are_not_for_the_unit(packed):
+    """As many tiles as it takes, and nothing to multiply."""
+    b = (0, 0) if packed else (640, 1)
+    assert (
+        "tdpbf16ps"
+        not in plan(ContractionSpec("f32", (), 640, 640, 0, (1, 1), b, (640, 1), packed), Machine("amx", 2)).globals
+    )
