@@ -364,9 +364,8 @@ def pack_text(p: Problem, at: int, *, operands: bool = True) -> str:
     dense = all(
         s == step or n == 1 for n, s, step in zip((p.ci, *p.ker), p.ws[2:], (p.taps, kh * kw, kw, 1), strict=True)
     )
-    loops = text_of.PACK_RUNS if dense else text_of.PACK_INPUTS if wi == 1 else text_of.PACK_ANY
-    if not operands and wo < wi:
-        loops = text_of.PACK_OUTPUTS
+    otherwise = text_of.PACK_OUTPUTS if wo < wi else text_of.PACK_ANY
+    loops = text_of.PACK_RUNS if dense else text_of.PACK_INPUTS if wi == 1 else otherwise
     values = {"panel": p.panel, "taps": p.taps, "ci": p.ci, "wo": wo, "wi": wi}
     count = panels(p.co, p.panel)
     return render(
