@@ -176,6 +176,7 @@ class Epilogue:
             "names": ", ".join(names),
         }
         shared["prefetch"] = render(text_of.PREFETCH, indices=shared["indices"], rows="\n".join(prefetches))
+        shared["prefetch"] += render(text_of.CLAIM, indices=shared["indices"], rows="\n".join(self._claims()))
         if all(self._simple(i) for i, varies in enumerate(self.vector_varies()) if varies):
             statements = "\n".join("    " + line for lines in self.vector_lines() for line in lines)
             group, walk = "", []
@@ -201,6 +202,14 @@ class Epilogue:
                 kind = CPP_TYPE[self.program.inputs[s.attr[0]]]
                 text = render(text_of.PREFETCH_ROW, type=kind, number=s.attr[0], address=self._address(s))
                 found[text] = None
+        return list(found)
+
+    def _claims(self) -> list[str]:
+        found: dict[str, None] = {}
+        for s in self.program.body:
+            if s.op == "store" and s.attr[1][self.vector] == 1 and sum(map(bool, s.attr[1])) > 1:
+                kind = CPP_TYPE[self.program.outputs[s.attr[0]]]
+                found[render(text_of.CLAIM_ROW, type=kind, number=s.attr[0], address=self._address(s))] = None
         return list(found)
 
     def vector_varies(self) -> list[bool]:

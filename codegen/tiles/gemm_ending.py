@@ -55,6 +55,7 @@ PREFETCH_ROWS = """    for (int i = 0; i < MR; i++) prefetch_row<$vectors * VL>(
 """
 PREFETCH_COLUMNS = """    for (L l = 0; l < (valid < $vectors * VL ? valid : $vectors * VL); l++) prefetch_row<MR>(operands, $indices);
 """
+CLAIM = "__builtin_prefetch($at, 1, 2); __builtin_prefetch($at + 16, 1, 2);"
 FINISH_UNROLLED = """    const Operands e = operands;
 #pragma GCC unroll 32
     for (int i = 0; i < MR; i++) finish_row<$vectors>(e, $indices, acc[i], $valid);"""
@@ -101,6 +102,7 @@ class Ending:
         prefetch: C++ for the tile's beginning.
         stop: C++ for its end, from registers ``acc[i][v]`` or, ``on_stack``, from ``t``, where a row has ``vectors`` vectors.
         sums: whether the epilogue's sums are added up.
+        ahead: C++ that fetches what row ``i`` of the tile at ``m``, ``n`` reads and writes at its end.
     """
 
     epilogue: Epilogue | None
@@ -109,6 +111,7 @@ class Ending:
     prefetch: str
     stop: str
     sums: bool
+    ahead: str = ""
 
 
 def ending(
@@ -144,9 +147,11 @@ def ending(
             stop = render(WRITE_ROWS, **values)
         else:
             stop = before + render(WRITE_STACK if plain else WRITE_COLUMNS if down else WRITE_APART, **values)
+        at = f"c + {row_at}(m + i) + n" if row_at else f"c + (m + i) * {spec.c[-2]}LL + n"
+        ahead = render(CLAIM, at=at) if plain else ""
         if row_at:
-            return Ending(None, "T *c, L m, L n", "c, m, n", "", stop, False)
-        return Ending(None, "T *c", f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL", "", stop, False)
+            return Ending(None, "T *c, L m, L n", "c, m, n", "", stop, False, ahead)
+        return Ending(None, "T *c", f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL", "", stop, False, ahead)
     epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-2 if down else -1], form.places[-2])
     sums = epilogue.sums > 0 and not down
     to = "const Operands &operands, " + "".join(f"L {x}, " for x in batch) + "L m, L n"
@@ -162,4 +167,5 @@ def ending(
         stop = before + render(FINISH_COLUMNS if down else FINISH_GROUPS if grouped else FINISH_ROWS, **values)
     if sums:
         stop += render(SUMS, **values | {"indices": form.indices(batch, "m", "n")})
-    return Ending(epilogue, to, ", ".join(["e", *batch, "m", "n"]), prefetch, stop, sums)
+    ahead = "" if down else f"prefetch_row<{vectors} * VL>(e, {indices}); claim_row<{vectors} * VL>(e, {indices});"
+    return Ending(epilogue, to, ", ".join(["e", *batch, "m", "n"]), prefetch, stop, sums, ahead)

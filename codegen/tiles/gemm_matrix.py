@@ -173,15 +173,18 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
 
     whole, left = divmod(spec.m, ROWS)
     sizes = ([ROWS] if whole else []) + ([left] if left else [])
-    start, end, add_parts = f"const L k0 = 0, depth = {spec.k};", "", ""
+    start, end, ahead = f"const L k0 = 0, depth = {spec.k};", "", end_of.ahead
+    parts = add_parts = ""
     if blocked:
         k0, k1 = (f"({depth.start(part)}) * {unit}" for part in ("kb", "kb + 1"))
         start = f"for (L kb = 0; kb < {depth.parts}; kb++) {{ const L k0 = {k0}, depth = {k1} - k0;"
         end = "}"
-        add_parts = render(text_of.ADD_PARTS, column_bytes=column_bytes, per_block=per_block, last=depth.parts - 1)
+        add_parts = render(text_of.ADD_PARTS, last=depth.parts - 1)
+        parts = render(text_of.PARTS, column_bytes=column_bytes, per_block=per_block)
+        ahead = render(text_of.PARTS_AHEAD, last=depth.parts - 1, ahead=ahead)
     split = "meanwhile" if ready else "next, to, begin, until, depth" + columns.left("g + 1")
     tile = _by_strip(
-        (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, {split});" for size in sizes),
+        (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, {split}, ahead);" for size in sizes),
         whole,
     )  # fmt: skip
     finish = _by_strip(
@@ -203,7 +206,7 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
         "fill": rows.fill,
     }
     values |= {"of_first": columns.left("g0"), "of_next": columns.left("g_next")}
-    values |= {"tile": tile, "finish": finish, "add_parts": add_parts, "k_loop": start, "k_end": end}
+    values |= {"tile": tile, "finish": finish, "parts": parts, "add_parts": add_parts, "ahead": ahead, "k_loop": start, "k_end": end}
     text += render(
         text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",
         own="const Operands e = own(given, job);" if end_of.sums else "", offsets=offsets, source=source, p=p, q=q,

@@ -166,7 +166,9 @@ FILL_ANY = """for (int r = 0; r < height; r++)
 # R times 16 rows by 32 columns: the six largest of the nine products of parts, the smallest of which are below half a unit in the last
 # place of the whole. The matrix unit works on its own: meanwhile, three times a step, the processor splits what comes next.
 TILE = """
-template <int R$type> $noinline void matrix_tile(const B *a, const B *b, T *t, L steps, $given) {
+template <int R$type, class A> $noinline void matrix_tile(const B *a, const B *b, T *t, L steps, $given, const A &ahead) {
+    const int share = (int)((16 * R - 1) / steps + 1);
+    int row = 0;
     D_TILE_ZERO(0);
     D_TILE_ZERO(1);
     if constexpr (R == 2) { D_TILE_ZERO(2); D_TILE_ZERO(3); }
@@ -185,6 +187,7 @@ template <int R$type> $noinline void matrix_tile(const B *a, const B *b, T *t, L
         D_NEW_ROWS(2)
         D_NEW_ROWS(1) D_MEANWHILE
         D_NEW_COLUMNS(1)
+        for (const int stop = row + share < 16 * R ? row + share : 16 * R; row < stop; row++) ahead(row);
         D_NEW_ROWS(0) D_MEANWHILE
         D_NEW_COLUMNS(2)
         D_NEW_COLUMNS(0) D_MEANWHILE
@@ -263,7 +266,8 @@ BLOCKS = """        $k_loop
             for (L t = s0; t < s1; t++) {
                 const L m = t * 32, begin = (t - s0) * split / (s1 - s0) * $together, until = (t - s0 + 1) * split / (s1 - s0) * $together;
                 const B *ta = rows + (t - s0) * ${strip}LL;
-                alignas(64) T c_[1024];
+                alignas(64) T c_[1024];$parts
+                const auto ahead = [&](int i) __attribute__((always_inline)) { $ahead };
                 $tile$add_parts
                 $finish
             }
@@ -304,13 +308,16 @@ STRIPS = """        const L k0 = 0, depth = $depth, steps = (depth + 31) / 32, p
                 }
                 const B *cur = columns + (g - g0) * ${strip}LL;
                 alignas(64) T c_[1024];
+                const auto ahead = [&](int i) __attribute__((always_inline)) { $ahead };
                 $tile
                 $finish
             }
         }"""
 # Of a long k: the error of a sum grows with its length.
+PARTS = """
+                T *p_ = (T *)(columns + ${column_bytes}LL) + ((g - g0) * $per_block + t - s0) * 1024;"""
+PARTS_AHEAD = """__builtin_prefetch(p_ + i * 32, 1, 2); __builtin_prefetch(p_ + i * 32 + 16, 1, 2); if (kb == $last) { $ahead }"""
 ADD_PARTS = """
-                T *p_ = (T *)(columns + ${column_bytes}LL) + ((g - g0) * $per_block + t - s0) * 1024;
                 if (kb > 0)
                     for (int i = 0; i < 64; i++) store(c_ + i * VL, load(c_ + i * VL) + load(p_ + i * VL));
                 if (kb < $last) {
