@@ -71,7 +71,7 @@ LEAST = f"0x{(127 - 86) << 23:x}u"  # 2^-86
 PACKED = """
 $inline const T *panel_at(const T *b, L g, L k) { return b + g * ${panel}LL + k * 32; }
 $inline V columns_at(const T *p, L k, int half, L) { return load(p + k * 32 + half * 16); }
-$inline const T *later(const T *p, L u, int i) { return p + (u + 32) * 64 + i * 16; }
+$inline const T *later(const T *p, L u, int i) { return p + (u + 8) * 64 + i * 16; }
 """
 ROWS_OF_B = """
 $inline const T *panel_at(const T *b, L g, L k) { return b + g * 32 + k * ${bk}LL; }
@@ -97,9 +97,10 @@ $noinline void split_panel(const T *p, B *to, L begin, L end, L depth$valid) {
         const T *s = p + half * 16 * ${bn}LL + k;
         if (columns > 0) {
             const int rows = columns < 16 ? (int)columns : 16;
+            const T *later = half ? s - 16 * ${bn}LL + 32 : s + 16 * ${bn}LL;
             for (int i = 0; i < rows; i++) {
-                __builtin_prefetch(s + i * ${bn}LL + 32, 0, 3);
-                __builtin_prefetch(s + i * ${bn}LL + 48, 0, 3);
+                __builtin_prefetch(later + i * ${bn}LL, 0, 3);
+                __builtin_prefetch(later + i * ${bn}LL + 16, 0, 3);
             }
             transpose_block(s, ${bn}LL, rows, left < 16 ? (int)left : 16, V{}, block, 16, 16);
             if (left > 16) transpose_block(s + 16, ${bn}LL, rows, left < 32 ? (int)left - 16 : 16, V{}, block + 256, 16, 16);
@@ -224,8 +225,8 @@ $stop
 PANEL = {
     "type": "",
     "given": "const T *next, B *to, L u, L end, L depth$valid",
-    "before": "const L pauses = 3 * steps * $together, pace = (end - u + pauses - 1) / pauses * $together;",
-    "meanwhile": "const L stop = u + pace < end ? u + pace : end; split_panel(next, to, u, stop, depth$pass); u = stop;",
+    "before": "const int pauses = 3 * (int)steps, groups = (int)(end - u) / $together; int due = 0;",
+    "meanwhile": "for (due += groups; due >= pauses; due -= pauses, u += $together) split_panel(next, to, u, u + $together, depth$pass);",
 }
 ANYTHING = {"type": ", class F", "given": "const F &meanwhile", "before": "", "meanwhile": "meanwhile();"}
 PRODUCT = """
