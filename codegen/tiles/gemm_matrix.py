@@ -116,7 +116,7 @@ def _columns(spec: ContractionSpec) -> Columns:
         columns = Columns(text_of.COLUMNS_OF_B, spec.n if spec.n % COLUMNS else 0, 8)
     text = render(
         columns.text, panel=spec.k * spec.panel, bk=spec.b[-2], bn=spec.b[-1], whole="valid" if columns.n else COLUMNS,
-        **columns.names,
+        quarters=text_of.quarters(), **columns.names,
     )  # fmt: skip
     return replace(columns, text=text)
 

@@ -90,22 +90,42 @@ $inline V columns_at(const T *p, L k, int half, L valid) {
     for (int i = 0; i < 16 && half * 16 + i < valid; i++) v[i] = p[(half * 16 + i) * ${bn}LL + k];
     return v;
 }
+// Four steps of k of sixteen columns: what lies four columns apart comes into one vector, so that only quarters are left to transpose.
+// Nothing goes by way of memory: stores beside a tile's loads cost more than what is computed.
+$inline void four_steps(const T *s, V (&v)[4]) {
+    typedef T Q __attribute__((vector_size(16), aligned(4), may_alias));
+    for (int e = 0; e < 4; e++) {
+        const T *q = s + e * ${bn}LL;
+        v[e] = __builtin_ia32_broadcastf32x4_512(*(const Q *)q, V{}, (short)-1);
+        for (int l = 1; l < 4; l++) v[e] = __builtin_ia32_broadcastf32x4_512(*(const Q *)(q + l * 4 * ${bn}LL), v[e], (short)(15 << 4 * l));
+    }
+$quarters
+}
 $noinline void split_panel(const T *p, B *to, L begin, L end, L depth$valid) {
     for (L u = begin; u < end; u += 8) {
-        alignas(64) T block[512] = {};
         const L k = u / 16 * 32, half = u / 8 % 2, left = depth - k, columns = $whole - half * 16;
         const T *s = p + half * 16 * ${bn}LL + k;
+        B *d = to + u / 16 * STEP + half * TILE;
+        const T *later = half ? s - 16 * ${bn}LL + 32 : s + 16 * ${bn}LL;
+        if (columns >= 16 && left >= 32) {
+            for (int j = 0; j < 16; j += 4) {
+                for (int i = 0; i < 4; i++) {
+                    __builtin_prefetch(later + (j + i) * ${bn}LL, 0, 3);
+                    __builtin_prefetch(later + (j + i) * ${bn}LL + 16, 0, 3);
+                }
+                V x[4], y[4];
+                four_steps(s + j, x);
+                four_steps(s + j + 16, y);
+                for (int i = 0; i < 4; i++) split_pair(x[i], y[i], d + (j + i) * 64);
+            }
+            continue;
+        }
+        alignas(64) T block[512] = {};
         if (columns > 0) {
             const int rows = columns < 16 ? (int)columns : 16;
-            const T *later = half ? s - 16 * ${bn}LL + 32 : s + 16 * ${bn}LL;
-            for (int i = 0; i < rows; i++) {
-                __builtin_prefetch(later + i * ${bn}LL, 0, 3);
-                __builtin_prefetch(later + i * ${bn}LL + 16, 0, 3);
-            }
             transpose_block(s, ${bn}LL, rows, left < 16 ? (int)left : 16, V{}, block, 16, 16);
             if (left > 16) transpose_block(s + 16, ${bn}LL, rows, left < 32 ? (int)left - 16 : 16, V{}, block + 256, 16, 16);
         }
-        B *d = to + u / 16 * STEP + half * TILE;
         for (int i = 0; i < 16; i++) split_pair(load(block + i * 16), load(block + 256 + i * 16), d + i * 64);
     }
 }
@@ -327,3 +347,15 @@ ADD_PARTS = """
                 }"""
 FINISH = """if (!sound(c_, ($mr + 3) / 4 * 8)) repair(c_, $mr, a, $row, panel_at(b, g, 0), $n - n);
                     finish_tile<$mr>(c_, $arguments, $n - n);"""
+
+
+def quarters() -> str:
+    """C++ that transposes the four by four numbers in every quarter of four vectors."""
+    lines = []
+    for step, pairs in ((2, ((0, 2), (1, 3))), (1, ((0, 1), (2, 3)))):
+        for i, j in pairs:
+            low = ", ".join(str((n & -4) + n % 4 + (16 - step if n & step else 0)) for n in range(16))
+            high = ", ".join(str((n & -4) + n % 4 + (16 if n & step else step)) for n in range(16))
+            lines.append(f"    const V l{step}{i} = __builtin_shuffle(v[{i}], v[{j}], M{{{low}}});")
+            lines.append(f"    v[{j}] = __builtin_shuffle(v[{i}], v[{j}], M{{{high}}}), v[{i}] = l{step}{i};")
+    return "\n".join(lines)
