@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, same_way
-from dcir.ir.loops import drop_unit_loops
+from dcir.ir.loops import drop_unit_loops, side_by_side
 from dcir.ir.network import Network
 from dcir.ir.nodes import Op
 from dcir.ir.program import Program
@@ -53,6 +53,7 @@ class FuseProducers(Pass):
         max_operands: most operands of a fused kernel.
         max_statements: most statements of a fused kernel.
         row_bytes: largest row (all inner points of one outer point, 8 bytes each) that a second stage re-reads from cache.
+        block_bytes: the same of all rows that one job sums side by side, where memory runs along them.
         max_repeated: most statements of a value that every reader computes itself.
         min_rows: least outer points of a reduction that gets later stages; fewer rows would starve the threads.
         convolved: whether to visit nothing but sums over a convolution's result, and leave nothing else alone than them: the
@@ -63,6 +64,7 @@ class FuseProducers(Pass):
     max_operands: int = 20
     max_statements: int = 160
     row_bytes: int = 131072
+    block_bytes: int = 524288
     max_repeated: int = 24
     min_rows: int = 16
     convolved: bool = False
@@ -214,7 +216,8 @@ class FuseProducers(Pass):
 
     def _extend(self, pair: _Pair, m: Match, loads: dict[int, int]) -> Fused | str:
         p = pair.p
-        if math.prod(p.inner) * 8 > self.row_bytes:
+        lanes = side_by_side(p)
+        if math.prod(p.inner) * 8 * lanes > (self.row_bytes if lanes == 1 else self.block_bytes):
             return "the rows of the reduction do not fit into cache"
         if self._starved(p):
             return "the reduction has too few rows for more work"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.fuse import compact
-from dcir.ir.loops import collapse, drop_unit_loops
+from dcir.ir.loops import collapse, drop_unit_loops, side_by_side
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.nodes import Op
 from dcir.ir.program import Program, Stmt, simplify
@@ -23,8 +23,6 @@ from dcir.ir.types import compute_type
 from dcir.transforms.base import Outcome, Pass
 from dcir.transforms.fuse_sums import sums_convolved
 
-_LANES = 64
-"""Neighbouring results that one job computes side by side where memory runs along them."""
 _STORED = {"f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"}
 
 
@@ -34,6 +32,7 @@ class SplitReduction(Pass):
 
     Attributes:
         min_inner: least number of inner points per result.
+        min_rows: the same where neighbouring results lie side by side in memory: chunks read it in order.
         min_points: least number of points of the whole program; below it a second kernel costs more than it brings.
         max_jobs: most jobs that a program may have already.
         chunk: points per job of the first step, about.
@@ -43,6 +42,7 @@ class SplitReduction(Pass):
 
     tier: ClassVar[int] = 1
     min_inner: int = 2048
+    min_rows: int = 384
     min_points: int = 131072
     max_jobs: int = 48
     chunk: int = 16384
@@ -54,7 +54,9 @@ class SplitReduction(Pass):
         outcome = Outcome()
         for op in net.ops():
             p = op.spec
-            if not isinstance(p, Program) or math.prod(p.inner) < self.min_inner or p.points() < self.min_points:
+            if not isinstance(p, Program) or p.points() < self.min_points:
+                continue
+            if math.prod(p.inner) < (self.min_rows if side_by_side(p) > 1 else self.min_inner):
                 continue
             if not any(s.op == "reduce" for s in p.body):
                 continue
@@ -72,7 +74,7 @@ class SplitReduction(Pass):
         """Put two operators in the place of ``op``; the reason why not."""
         reduces = [i for i, s in enumerate(p.body) if s.op == "reduce"]
         levels = p.levels()
-        lanes = _lanes(p)
+        lanes = side_by_side(p)
         jobs = -(-math.prod(p.outer) // lanes)
         if jobs > self.max_jobs:
             return "it has enough results for all threads"
@@ -80,8 +82,6 @@ class SplitReduction(Pass):
             return "the first position of a largest value has to be found in order"
         if any(levels[i][0] > 1 for i in reduces) or any(stage and full for stage, full in levels):
             return "a later stage goes over the inner loops again"
-        if any(full and s.op == "store" for s, (_, full) in zip(p.body, levels, strict=True)):
-            return "it writes a value per inner point too"
         if any(p.body[i].dtype not in _STORED for i in reduces):
             return "partial results of this type cannot be stored"
         wanted = min(math.prod(p.inner) * lanes // self.chunk, self.max_chunks)
@@ -94,37 +94,26 @@ class SplitReduction(Pass):
     def _replace(self, net: Network, op: Op, p: Program, first: Program, chunks: int) -> None:
         """The first ``chunks`` outer loops of ``first`` count the chunks; then come the outer loops of ``p``."""
         extents, strides = first.outer[:chunks], contiguous(first.outer)
-        first = _without_stores(first)
+        ins, outs = net.ins(op), net.outs(op)
+        first = _without_results(first)
         reduces = [i for i, s in enumerate(first.body) if s.op == "reduce"]
         types = tuple(first.body[i].dtype for i in reduces)
-        whole = (*strides, *(0 for _ in first.inner))
-        stores = (Stmt("store", (i,), types[k], (k, whole)) for k, i in enumerate(reduces))
-        first = simplify(replace(first, outputs=types, body=(*first.body, *stores)))
-        ins, outs = net.ins(op), net.outs(op)
+        whole, n = (*strides, *(0 for _ in first.inner)), len(first.outputs)
+        stores = (Stmt("store", (i,), types[k], (n + k, whole)) for k, i in enumerate(reduces))
+        first = simplify(replace(first, outputs=(*first.outputs, *types), body=(*first.body, *stores)))
         names = [net.add_container((*extents, *p.outer), t) for t in types]
-        partial = compact(first, ins, [Operand(n) for n in names])
+        partial = compact(first, ins, [*outs, *map(Operand, names)])
         net.add_op(partial.program, partial.ins, partial.outs, origin=op.origin, made_by=self.name, before=op)
         final = _final(p, extents, [*strides[chunks:], *strides[:chunks]])
         last = compact(final, [*ins, *map(Operand, names)], outs)
         net.rewire(op, last.program, last.ins, last.outs, made_by=self.name)
 
 
-def _without_stores(p: Program) -> Program:
-    """``p`` without its stores, renumbered."""
-    keep = [i for i, s in enumerate(p.body) if s.op != "store"]
+def _without_results(p: Program) -> Program:
+    """``p`` with its stores per inner point only, renumbered; the other outputs are written no more."""
+    keep = [i for i, (s, (_, full)) in enumerate(zip(p.body, p.levels(), strict=True)) if s.op != "store" or full]
     place = {old: new for new, old in enumerate(keep)}
-    body = tuple(p.body[i]._replace(args=tuple(place[a] for a in p.body[i].args)) for i in keep)
-    return replace(p, body=body, outputs=())
-
-
-def _lanes(p: Program) -> int:
-    """Neighbouring results per job: more than one where the widest load walks the last outer loop."""
-    if not p.outer:
-        return 1
-    along = len(p.outer) - 1
-    loads = [s.attr[1] for s in p.body if s.op == "load"]
-    widest = max(loads, key=lambda st: sum(1 for v in st if v), default=None)
-    return min(_LANES, p.outer[-1]) if widest is not None and widest[along] == 1 else 1
+    return replace(p, body=tuple(p.body[i]._replace(args=tuple(place[a] for a in p.body[i].args)) for i in keep))
 
 
 def _cut(p: Program, wanted: int) -> tuple[Program, int] | None:

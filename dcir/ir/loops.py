@@ -103,3 +103,17 @@ def _merge(p: Program, d: int) -> Program:
     dims = (*p.dims[:d], p.dims[d] * p.dims[d + 1], *p.dims[d + 2 :])
     n_outer = len(p.outer) - (1 if d < len(p.outer) else 0)
     return replace(p, outer=dims[:n_outer], inner=dims[n_outer:], body=tuple(body))
+
+
+MOST_SIDE_BY_SIDE = 64
+"""Neighbouring results that one job computes side by side where memory runs along them."""
+
+
+def side_by_side(p: Program) -> int:
+    """Neighbouring results per job of a reduction: more than one where the widest load walks the last outer loop."""
+    if not p.outer:
+        return 1
+    along = len(p.outer) - 1
+    loads = [s.attr[1] for s in p.body if s.op == "load"]
+    widest = max(loads, key=lambda st: sum(1 for v in st if v), default=None)
+    return min(MOST_SIDE_BY_SIDE, p.outer[-1]) if widest is not None and widest[along] == 1 else 1

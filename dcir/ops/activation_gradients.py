@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from dcir.ir.program import Expr
-from dcir.ops.activations import gelu_parts, tanh_of_softplus
+from dcir.ops.activations import gelu_parts
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.movement import window
-from dcir.ops.pointwise import call, const, where
+from dcir.ops.pointwise import call, const, minimum, where
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand, specials
 from dcir.ops.views import dim_of
@@ -83,10 +83,10 @@ def gelu_backward(ctx: Lowering, grad: Ref, x: Ref, *, approximate: str = "none"
 
 @operator("aten.silu_backward.default", samples=_pairs(special=False))
 def silu_backward(ctx: Lowering, grad: Ref, x: Ref) -> Ref:
-    """g s (1 + x (1 - s)) with s = sigmoid(x)."""
+    """g s (1 + x (1 - s)) with s = sigmoid(x), whose last bits for very negative x count for nothing here."""
 
     def fn(g: Expr, v: Expr) -> Expr:
-        s = call("sigmoid", v)
+        s = 1.0 / (call("exp", -v) + 1.0)
         return g * s * (v * (1.0 - s) + 1.0)
 
     return ctx.pointwise(fn, grad, x)
@@ -94,11 +94,16 @@ def silu_backward(ctx: Lowering, grad: Ref, x: Ref) -> Ref:
 
 @operator("aten.mish_backward.default", samples=_pairs(special=False))
 def mish_backward(ctx: Lowering, grad: Ref, x: Ref) -> Ref:
-    """g (t + x s (1 - t²)) with s = sigmoid(x) and t = tanh(softplus(x))."""
+    """g (t + x s (1 - t²)) with s = sigmoid(x) and t = tanh(softplus(x)), from one exponential and one division.
+
+    With e = exp(x) and n = e (e + 2), t = n / (n + 2) and s (1 - t²) = 4 e (e + 1) / (n + 2)².
+    """
 
     def fn(g: Expr, v: Expr) -> Expr:
-        t = tanh_of_softplus(v)
-        return g * (t + v * call("sigmoid", v) * (1.0 - t * t))
+        e = call("exp", minimum(v, 20.0))
+        n = e * (e + 2.0)
+        r = 1.0 / (n + 2.0)
+        return g * (r * (n + v * e * (e + 1.0) * r * 4.0))
 
     return ctx.pointwise(fn, grad, x)
 

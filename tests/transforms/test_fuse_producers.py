@@ -73,6 +73,16 @@ def test_refused_costly_broadcast() -> None:
     assert outcome.refused == {"the value would be computed once per broadcast element": 1}
 
 
+def test_refused_long_sums_side_by_side() -> None:
+    def centred(c, x):  # type: ignore[no-untyped-def]
+        return [binary(c, "sub", x, reduce(c, "sum", x, 0))]
+
+    reason = "the rows of the reduction do not fit into cache"
+    # A job would sum 64 columns of 4096 rows, 256 bytes of each, and read them again from memory.
+    assert FuseProducers().apply(network([(4096, 128)], centred)).refused[reason] == 1
+    assert FuseProducers().apply(network([(256, 128)], centred)).changed == 1
+
+
 def test_refused_other_axis() -> None:
     def make(c, x):  # type: ignore[no-untyped-def]
         return [reduce(c, "sum", binary(c, "sub", x, reduce(c, "max", x, 1)), 0)]

@@ -10,12 +10,13 @@ import torch
 
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
+from dcir.transforms.fuse_producers import FuseProducers
 from dcir.transforms.split_reduction import SplitReduction
 from tests.harness import run_cpp
 from tests.transforms.build import network, reduce
 from tests.transforms.imported import imported, same_numbers
 
-SMALL = SplitReduction(min_inner=16, min_points=64, chunk=20)
+SMALL = SplitReduction(min_inner=16, min_rows=16, min_points=64, chunk=20)
 
 
 def test_changed_sum_of_everything() -> None:
@@ -57,6 +58,33 @@ def test_changed_several_loops() -> None:
     assert first.spec.outer == (6, 5, 3) and first.spec.inner == (7,) and len(first.spec.outputs) == 2
     assert last.spec.outer == (3,) and last.spec.inner == (6, 5) and len(last.spec.outputs) == 2
     verify(net)
+
+
+def stored_and_summed(x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A value per point that others read too, and its sums: what the gradient of an activation after a norm comes to."""
+    d = g * torch.sigmoid(x)
+    return d, d.sum((0, 1)) * 2, (d * x).sum((0, 1))
+
+
+def test_changed_what_is_stored_per_point() -> None:
+    torch.manual_seed(0)
+    args = torch.randn(6, 70, 48), torch.randn(6, 70, 48)
+    fuse = FuseProducers(row_bytes=1 << 20, block_bytes=1 << 20)
+    fused, outcome = same_numbers(stored_and_summed, *args, passes=(fuse, SMALL))
+    assert fused.changed and outcome.changed == 1
+    done = imported(stored_and_summed, *args)
+    for step in (fuse, SMALL):
+        step.apply(done.network)
+    first, last = done.network.ops()
+    assert len(first.spec.outputs) == 3 and len(last.spec.outputs) == 2
+    assert not any(s.op == "store" and all(s.attr[1]) for s in last.spec.body)
+    for got, want in zip(run_cpp(done, list(args)), stored_and_summed(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_beside_each_other_are_split_earlier() -> None:
+    assert SplitReduction().apply(network([(512, 768)], lambda c, x: [reduce(c, "sum", x, 0)])).changed == 1
+    assert not SplitReduction().apply(network([(32, 768, 16)], lambda c, x: [reduce(c, "sum", x, 2)])).changed
 
 
 def test_unchanged() -> None:

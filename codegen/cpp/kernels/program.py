@@ -14,6 +14,8 @@ from dcir.ir.program import Program
 SERIAL_POINTS = 16384
 # Columns of a job at most, where reductions run side by side.
 COLUMN_BLOCK = 64
+# Of a job that has its rows to itself: in order, memory is read three times as fast; partial results stay in the first-level cache.
+WIDE_BLOCK = 2048
 
 
 @planner(Program)
@@ -40,6 +42,8 @@ class _Emitter(Reductions):
             jobs *= rows[prefix]
             prefix += 1
         tile = block
+        if self.columns and jobs >= 2 * threads and block < last <= WIDE_BLOCK:
+            tile = last
         while self.columns and tile > 16 and jobs * -(-last // tile) < 2 * threads:
             tile //= 2
         if lanes and jobs < 4 * threads and not self.columns and prefix == len(rows):
