@@ -213,6 +213,8 @@ template <int R$type, class A> $noinline void matrix_tile(const B *a, const B *b
         D_NEW_COLUMNS(2)
         D_NEW_COLUMNS(0) D_MEANWHILE
         if (steps > 8 && s % 4 == 3) D_KEEP_AWAKE(t);
+        if (steps > 8 && s >= steps - 4)  // where the sums go: what was there has left the nearest cache
+            for (int i = 0; i < 16; i++) __builtin_prefetch(t + (s - steps + 4) * 256 + i * 16, 1, 3);
     }
     D_TILE_STORE(0, t, 128);
     D_TILE_STORE(1, t + 16, 128);
