@@ -66,9 +66,11 @@ $noinline void split_image(const T *x, const Block &q, B *to) {
     }
 }
 """
-# 32 input by 32 output channels of one tap, which shifts the image's positions.
+# 32 input by 32 output channels of one tap, which shifts the image's positions. The sums that they are added to are fetched meanwhile.
 TILE = """
-$noinline void weight_tile(const B *a, const B *b, T *t, L segments) {
+$noinline void weight_tile(const B *a, const B *b, T *t, L segments, const T *sums) {
+    const int steps = (int)(segments * STEPS), share = 31 / steps + 1;
+    int step = 0, row = 0;
     D_TILE_ZERO(0);
     D_TILE_ZERO(1);
     D_TILE_ZERO(2);
@@ -87,10 +89,16 @@ $noinline void weight_tile(const B *a, const B *b, T *t, L segments) {
             D_NEW_ROWS(2)
             D_NEW_ROWS(1)
             D_NEW_COLUMNS(1)
+            for (const int stop = row + share < 32 ? row + share : 32; row < stop; row++, sums += $taps * 32) {
+                __builtin_prefetch(sums, 1, 2);
+                __builtin_prefetch(sums + 16, 1, 2);
+            }
             D_NEW_ROWS(0)
             D_NEW_COLUMNS(2)
             D_NEW_COLUMNS(0)
             if (s % 4 == 3) D_KEEP_AWAKE(t);
+            if (steps > 8 && ++step > steps - 4)
+                for (int i = 0; i < 16; i++) __builtin_prefetch(t + (step - steps + 3) * 256 + i * 16, 1, 3);
         }
     D_TILE_STORE(0, t, 128);
     D_TILE_STORE(1, t + 16, 128);
@@ -134,9 +142,9 @@ $noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned c
                 for (L tap = 0; tap < $taps; tap++) {
                     const L kh = tap / $kw, kw = tap % $kw;
                     alignas(64) T c[1024];
-                    weight_tile(image + (kh * $dh * WIDE + kw * $dw) * 2, gradient + g * PANEL, c, q.n1 - q.n0);
-                    if (!sound(c, 64)) repair(c, a0 + t * 32, a1 + g * 32, q, kh, kw);
                     T *d = sums + g * 32 * ${per_lane}LL + (t * 32 * $taps + tap) * 32;
+                    weight_tile(image + (kh * $dh * WIDE + kw * $dw) * 2, gradient + g * PANEL, c, q.n1 - q.n0, d);
+                    if (!sound(c, 64)) repair(c, a0 + t * 32, a1 + g * 32, q, kh, kw);
                     for (int i = 0; i < 32; i++, d += $taps * 32) {
                         const V u = load(c + i * 32), v = load(c + i * 32 + 16);
                         store(d, k == first ? u : load(d) + u);

@@ -72,7 +72,7 @@ def weight_pointwise_draft(name: str, p: Problem, threads: int) -> Draft:
     jobs = division.shares * division.parts
     put, place = text_of.ALONG if wc == 1 else text_of.ACROSS if wr == 1 else text_of.APART
     cut = width % 32 != 0
-    tile = "matrix_tile<%d>(r + t * STEPS * STEP, c + g * STEPS * STEP, made, steps, meanwhile, [](int) {});"
+    tile = "matrix_tile<%d>(r + t * STEPS * STEP, c + g * STEPS * STEP, made, steps, meanwhile, ahead);"
     tiles, vectors = tile % 2, "64"
     if 0 < height % 32 <= 16:
         tiles, vectors = f"if (t < STRIPS - 1) {tile % 2} else {tile % 1}", "(t < STRIPS - 1 ? 64 : 32)"

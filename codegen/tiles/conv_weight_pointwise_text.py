@@ -130,8 +130,9 @@ $noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned c
                 m.stop = whole * number / (STRIPS * panels);
                 m.pace = (m.stop - m.done + 3 * steps - 1) / (3 * steps);
                 alignas(64) T made[1024];
-                $tile
                 T *d = sums + (g * STRIPS + t) * 1024;
+                const auto ahead = [&](int i) __attribute__((always_inline)) { __builtin_prefetch(d + i * 32, 1, 2); __builtin_prefetch(d + i * 32 + 16, 1, 2); };
+                $tile
                 const int vectors = $vectors;
                 if (k == first)
                     for (int i = 0; i < vectors; i++) store(d + i * VL, load(made + i * VL));
