@@ -131,7 +131,10 @@ $noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned c
                 m.pace = (m.stop - m.done + 3 * steps - 1) / (3 * steps);
                 alignas(64) T made[1024];
                 T *d = sums + (g * STRIPS + t) * 1024;
-                const auto ahead = [&](int i) __attribute__((always_inline)) { __builtin_prefetch(d + i * 32, 1, 2); __builtin_prefetch(d + i * 32 + 16, 1, 2); };
+                const auto ahead = [&](int i) __attribute__((always_inline)) {
+                    __builtin_prefetch(d + i * 32, 1, 2);
+                    __builtin_prefetch(d + i * 32 + 16, 1, 2);
+                };
                 $tile
                 const int vectors = $vectors;
                 if (k == first)

@@ -206,7 +206,15 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
         "fill": rows.fill,
     }
     values |= {"of_first": columns.left("g0"), "of_next": columns.left("g_next")}
-    values |= {"tile": tile, "finish": finish, "parts": parts, "add_parts": add_parts, "ahead": ahead, "k_loop": start, "k_end": end}
+    values |= {
+        "tile": tile,
+        "finish": finish,
+        "parts": parts,
+        "add_parts": add_parts,
+        "ahead": ahead,
+        "k_loop": start,
+        "k_end": end,
+    }
     text += render(
         text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",
         own="const Operands e = own(given, job);" if end_of.sums else "", offsets=offsets, source=source, p=p, q=q,

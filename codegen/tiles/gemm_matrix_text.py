@@ -339,7 +339,9 @@ STRIPS = """        const L k0 = 0, depth = $depth, steps = (depth + 31) / 32, p
 # Of a long k: the error of a sum grows with its length.
 PARTS = """
                 T *p_ = (T *)(columns + ${column_bytes}LL) + ((g - g0) * $per_block + t - s0) * 1024;"""
-PARTS_AHEAD = """__builtin_prefetch(p_ + i * 32, 1, 2); __builtin_prefetch(p_ + i * 32 + 16, 1, 2); if (kb == $last) { $ahead }"""
+PARTS_AHEAD = (
+    """__builtin_prefetch(p_ + i * 32, 1, 2); __builtin_prefetch(p_ + i * 32 + 16, 1, 2); if (kb == $last) { $ahead }"""
+)
 ADD_PARTS = """
                 if (kb > 0)
                     for (int i = 0; i < 64; i++) store(c_ + i * VL, load(c_ + i * VL) + load(p_ + i * VL));

@@ -181,6 +181,17 @@ class Lowering:
         assert meta is not None
         return self.new(meta.shape, meta.dtype, meta.strides)
 
+    def _beside(self, args: Sequence[Any]) -> Ref:
+        """A new transient for a pointwise result: row by row if an operand is, even where torch follows another operand.
+
+        Operands in two orders leave a choice. Sums in rows can be rows of products, of all images at once.
+        """
+        meta = self.out
+        if is_contiguous(meta.shape, meta.strides):
+            return self.result()
+        rows = any(isinstance(a, Ref) and a.shape == meta.shape and is_contiguous(a.shape, a.strides) for a in args)
+        return self.new(meta.shape, meta.dtype) if rows else self.result()
+
     def emit(self, spec: Any, ins: Sequence[Operand | Ref], outs: Sequence[Operand | Ref]) -> None:
         """Add a node computing ``spec``."""
         a = [i.operand if isinstance(i, Ref) else i for i in ins]
@@ -228,7 +239,7 @@ class Lowering:
         compute = compute or self.promote(args, kind)
         if compute not in ("f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"):
             raise NotNative(f"arithmetic in {compute}")
-        dst = out or self.result()
+        dst = out or self._beside(args)
         k = self.kernel(dst.shape)
         values = [k.load(a, dtype=compute) if isinstance(a, Ref) else k.body.const(a, compute) for a in args]
         k.store(dst, fn(*values))

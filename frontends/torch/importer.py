@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from dcir.errors import Unsupported
 from dcir.ir.annotations import Donated
 from dcir.ir.network import Network, Result
-from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Storage
+from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Storage, is_dense
 from dcir.ops.registry import pages
 from dcir.ops.torch_call import TorchCall, pack
 
@@ -236,7 +236,7 @@ class _Importer:
             if not isinstance(out, fx.Node) or not isinstance(self.env[out], Ref):
                 self.done.outputs.append(("literal", self.env[out] if isinstance(out, fx.Node) else out))
                 continue
-            ref = self._presentable(out, self.env[out])
+            ref = self._presentable(out, self.env[out], free=number >= saved)
             self.net.promote(ref.data)
             if number >= saved:
                 self.net.free.add(len(self.net.results))
@@ -264,14 +264,21 @@ class _Importer:
             c.strides = strides
         return replace(ref, strides=strides)
 
-    def _presentable(self, node: fx.Node, ref: Ref) -> Ref:
-        """``ref`` as callers may hold it: aliasing only what torch's result would alias, with torch's strides."""
+    def _presentable(self, node: fx.Node, ref: Ref, *, free: bool) -> Ref:
+        """``ref`` as callers may hold it: aliasing only what torch's result would alias, with torch's strides unless ``free``."""
         meta = meta_of(node.meta["val"])
         assert meta is not None
         same = all(a == b or d == 1 for a, b, d in zip(ref.strides, meta.strides, ref.shape, strict=True))
         constant = self.net.containers[ref.data].role == "constant"
         if same and self.owner[ref.data] is self.root[node] and not constant:
             return self._as_torch_says(ref, meta.strides)
+        if (
+            free
+            and not constant
+            and self.owner[ref.data] is self.root[node] is node
+            and is_dense(ref.shape, meta.strides)
+        ):
+            return ref
         # The exact strides, gaps and all: the backward graph was made for tensors that have them.
         name = self.net.add_container(meta.shape, meta.dtype, "transient", meta.strides)
         return self.ctx.copy(ref, Ref(name, meta.shape, meta.strides, 0, meta.dtype))

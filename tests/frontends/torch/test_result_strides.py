@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dcir.frontends.torch.importer import import_graph
+import dcir
+from dcir.frontends.torch.importer import FIRST_SAVED, import_graph
 from tests.harness import run_interpreted
 
 CASES: dict[str, Callable[[Any], Any]] = {
@@ -38,3 +39,56 @@ def test_parts_share_a_container() -> None:
     """Parts of one computed tensor are windows of it, not copies."""
     gm = make_fx(lambda x: tuple((x * 2).view(3, 4, 5).unbind(1)), tracing_mode="fake")(torch.rand(3, 20))
     assert len(import_graph(gm).network.ops()) == 1
+
+
+def two_orders(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Torch lays a sum out as its first operand, here by columns."""
+    total = x.t() + y
+    return total.tanh().sum(0), total
+
+
+def test_sums_of_operands_in_two_orders_are_rows() -> None:
+    """A sum that only we see is row by row where an operand is; a result has torch's strides."""
+    x, y = torch.rand(3, 20), torch.rand(20, 3)
+    gm = make_fx(two_orders, tracing_mode="fake")(x, y)
+    assert two_orders(x, y)[1].stride() == (1, 20)
+    done = import_graph(gm)
+    total = done.network.outs(done.network.ops()[0])[0].data
+    assert done.network.containers[total].strides == (3, 1)
+    for got, want in zip(run_interpreted(done, [x, y]), two_orders(x, y), strict=True):
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want)
+
+
+def test_saved_sums_stay_as_they_are() -> None:
+    """What is saved for the backward pass alone is not copied into torch's order; that pass is told."""
+    gm = make_fx(two_orders, tracing_mode="fake")(torch.rand(3, 20), torch.rand(20, 3))
+    gm.meta[FIRST_SAVED] = 1
+    net = import_graph(gm).network
+    assert net.results[1].strides == (3, 1) and 1 in net.free
+    assert net.results[1].data == net.outs(net.ops()[0])[0].data
+
+
+def test_gradients_through_sums_of_operands_in_two_orders() -> None:
+    class Mixer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm = torch.nn.Conv2d(3, 16, 4, 4), torch.nn.LayerNorm(16)
+            self.token, self.channel = torch.nn.Linear(9, 9), torch.nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.embed(x).flatten(2).transpose(1, 2)
+            for _ in range(2):
+                x = x + self.token(self.norm(x).transpose(1, 2)).transpose(1, 2)
+                x = x + torch.nn.functional.gelu(self.channel(self.norm(x)))
+            return x
+
+    torch.manual_seed(0)
+    m, x = Mixer(), torch.randn(2, 3, 12, 12, requires_grad=True)
+    want = m(x)
+    grads = torch.autograd.grad(want.square().sum(), [x, *m.parameters()])
+    got = dcir.optimize(m)(x)
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    for a, b in zip(torch.autograd.grad(got.square().sum(), [x, *m.parameters()]), grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
