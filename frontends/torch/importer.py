@@ -272,12 +272,8 @@ class _Importer:
         constant = self.net.containers[ref.data].role == "constant"
         if same and self.owner[ref.data] is self.root[node] and not constant:
             return self._as_torch_says(ref, meta.strides)
-        if (
-            free
-            and not constant
-            and self.owner[ref.data] is self.root[node] is node
-            and is_dense(ref.shape, meta.strides)
-        ):
+        own = not constant and self.owner[ref.data] is self.root[node] is node
+        if free and own and all(is_dense(ref.shape, s) for s in (ref.strides, meta.strides)):
             return ref
         # The exact strides, gaps and all: the backward graph was made for tensors that have them.
         name = self.net.add_container(meta.shape, meta.dtype, "transient", meta.strides)
