@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from dcir.codegen.cpp.kernels.program import plan_program
+from dcir.codegen.planners import Machine
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
 from dcir.transforms.fuse_producers import FuseProducers
@@ -16,6 +18,7 @@ from tests.harness import run_cpp
 from tests.transforms.build import network, reduce
 from tests.transforms.imported import imported, same_numbers
 
+MACHINE = Machine("avx2", 2)
 SMALL = SplitReduction(min_inner=16, min_rows=16, min_points=64, chunk=20)
 
 
@@ -80,6 +83,19 @@ def test_changed_what_is_stored_per_point() -> None:
     assert not any(s.op == "store" and all(s.attr[1]) for s in last.spec.body)
     for got, want in zip(run_cpp(done, list(args)), stored_and_summed(*args), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_of_wide_rows() -> None:
+    """More columns than a job's registers hold, a number of them that no vector divides: jobs take whole rows."""
+    torch.manual_seed(0)
+    args = torch.randn(8, 400, 150), torch.randn(8, 400, 150)
+    done = imported(stored_and_summed, *args)
+    FuseProducers().apply(done.network)
+    assert SplitReduction().apply(done.network).changed
+    first = done.network.ops()[0].spec
+    assert first.outer[-1] == 150 and "dcir_width<150>" in "".join(q.code for q in plan_program(first, MACHINE).phases)
+    for got, want in zip(run_cpp(done, list(args)), stored_and_summed(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
 
 
 def test_rows_beside_each_other_are_split_earlier() -> None:
