@@ -39,7 +39,8 @@ def share(m: int, n: int, k: int) -> float:
 def seconds(spec: object, images: int = 1) -> float:
     """Of a core, for ``images`` times a product or convolution as one with so many more rows; 0 for another operator."""
     if isinstance(spec, ContractionSpec):
-        sizes, possible = (math.prod(spec.batch), spec.m * images, spec.n, spec.k), bool(spec.panel)
+        sizes = (math.prod(spec.batch), spec.m * images, spec.n, spec.k)
+        possible = bool(spec.panel) or 1 in spec.b[-2:]
     elif isinstance(spec, ConvolutionSpec) and spec.kind == "forward" and not spec.winograd:
         pixels, taps = spec.n * math.prod(spec.out_size) * images, math.prod(spec.kernel)
         sizes = (spec.groups, pixels, spec.cout, spec.cin * taps)
