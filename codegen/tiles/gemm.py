@@ -38,7 +38,8 @@ from dcir.ops.packing import panel_width
 
 # Of 1500 rows on, packed panels were 1 to 10 % faster than tiles over B as it lies; of two panels they were slower.
 MANY_ROWS, LEAST_PANELS = 1024, 4
-WIDEST = 1536  # columns; of wider rows each is on a page of its own, and packing them first was 5 to 12 % faster
+# Columns; of wider rows each is on a page of its own, and packing them first was 3 to 8 % faster, but for few rows of A up to 15 % slower.
+WIDEST, FEW_ROWS = 1536, 256
 # Numbers of a B that many rows split again and again; larger ones were 10 % slower than packed first.
 SPLIT_OFTEN = 1 << 17
 LEAST_ROWS = 128  # for which packing takes a small part of the matrix unit's time
@@ -128,7 +129,8 @@ def _methods(form: Form, isa: Isa) -> list[str]:
 
 def _in_place_first(spec: ContractionSpec) -> bool:
     """Whether panels are better split from where B lies than packed first, if the matrix unit computes the product."""
-    return (spec.b[-1] != 1 or spec.n <= WIDEST) and (spec.m <= MANY_ROWS or spec.n * spec.k <= SPLIT_OFTEN)
+    narrow = spec.b[-1] != 1 or spec.n <= WIDEST or spec.m <= FEW_ROWS
+    return narrow and (spec.m <= MANY_ROWS or spec.n * spec.k <= SPLIT_OFTEN)
 
 
 def _packing_suits(form: Form, isa: Isa) -> bool:

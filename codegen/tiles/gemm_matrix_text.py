@@ -67,11 +67,11 @@ $inline M lost(V x) { return (M)((x - x != 0) | ((M)(((W)x & 0x7fffffffu) - 1 < 
 """
 LEAST = f"0x{(127 - 86) << 23:x}u"  # 2^-86
 # Panels of 32 columns of B: packed, or rows of the matrix where it lies, the last panel's cut off at the last column. What is read
-# later is fetched in the order it lies in memory.
+# later is fetched in the order it lies in memory; of rows, pieces of which may share a set of the nearest cache, not nearer than the second.
 PACKED = """
 $inline const T *panel_at(const T *b, L g, L k) { return b + g * ${panel}LL + k * 32; }
 $inline V columns_at(const T *p, L k, int half, L) { return load(p + k * 32 + half * 16); }
-$inline const T *later(const T *p, L u, int i) { return p + (u + 8) * 64 + i * 16; }
+$inline void fetch_later(const T *p, L u, int i) { __builtin_prefetch(p + (u + 8) * 64 + i * 16, 0, 3); }
 """
 ROWS_OF_B = """
 $inline const T *panel_at(const T *b, L g, L k) { return b + g * 32 + k * ${bk}LL; }
@@ -80,7 +80,7 @@ $inline V columns_at(const T *p, L k, int half, L valid) {
     const L left = valid - half * 16;
     return left >= 16 ? load(s) : left > 0 ? load_part(s, (int)left) : V{};
 }
-$inline const T *later(const T *p, L u, int i) { return p + (u + (u & -16) + i / 2 * 16 + 8) * ${bk}LL + i % 2 * 16; }
+$inline void fetch_later(const T *p, L u, int i) { __builtin_prefetch(p + (u + (u & -16) + i / 2 * 16 + 32) * ${bk}LL + i % 2 * 16, 0, 2); }
 """
 # Columns of the matrix where it lies, each of neighbours: eight pairs are half the columns of a step, which are transposed.
 COLUMNS_OF_B = """
@@ -137,7 +137,7 @@ $noinline void split_panel(const T *p, B *to, L begin, L end, L depth$valid) {
         const L k = u + (u & -16);
         B *d = to + u / 16 * STEP + u % 16 * 64;
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) __builtin_prefetch(later(p, u, i), 0, 3);
+        for (int i = 0; i < 4; i++) fetch_later(p, u, i);
         const bool first = k < depth, second = k + 16 < depth;
 #pragma GCC unroll 2
         for (int h = 0; h < 2; h++)

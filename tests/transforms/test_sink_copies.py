@@ -150,3 +150,35 @@ def test_numbers_of_a_block_with_gradients() -> None:
     SinkCopies().apply(done.network)
     for got, want in zip(run_cpp(done, inputs), block(*inputs), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+def sums(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+    """Products of heads joined, as their sums and the next product need it: the gradient of a bias."""
+    t = (x @ w).view(2, 3, 6, 4).permute(0, 2, 1, 3).reshape(12, 12)
+    return t.sum(0), t @ v
+
+
+def test_a_copy_beside_a_sum_goes_to_the_writer() -> None:
+    inputs = [rand(6, 6, 5), rand(6, 5, 4), rand(12, 3)]
+    net = imported(sums, *inputs).network
+    FuseProducers().apply(net)
+    (both,) = (op for op in net.ops() if op.spec.kind == "program")
+    assert len(both.spec.outputs) == 2, "a sum that stores what it reads, in another order"
+    assert SinkCopies().apply(net).changed
+    assert [len(net.outs(op)) for op in net.ops()] == [1, 1, 1]
+    same_numbers(sums, *inputs, passes=(FuseProducers(), SinkCopies()))
+
+
+def read_in_two_ways(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+    """A product that is needed as it is too."""
+    y = x @ w
+    t = y.view(2, 3, 6, 4).permute(0, 2, 1, 3).reshape(12, 12)
+    return t.sum(0), t @ v, y @ v[:4]
+
+
+def test_a_copy_beside_a_sum_stays_where_the_source_is_needed() -> None:
+    inputs = [rand(6, 6, 5), rand(6, 5, 4), rand(12, 3)]
+    net = imported(read_in_two_ways, *inputs).network
+    FuseProducers().apply(net)
+    assert "the copy's source has other readers or writers" in SinkCopies().apply(net).refused
+    same_numbers(read_in_two_ways, *inputs, passes=(FuseProducers(), SinkCopies()))

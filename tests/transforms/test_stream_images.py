@@ -19,6 +19,7 @@ from dcir.transforms.fuse_epilogues import FuseEpilogues
 from dcir.transforms.pack_weights import PackWeights
 from dcir.transforms.pipelines import pipeline
 from dcir.transforms.plan_arena import PlanArena
+from dcir.transforms.sink_copies import SinkCopies
 from dcir.transforms.stream_images import StreamImages
 from tests.harness import check_close
 from tests.transforms.imported import imported
@@ -86,6 +87,25 @@ def test_a_matrix_unit_wants_all_rows() -> None:
 
     assert taken(12, 15, False) and not taken(12, 15, True)
     assert taken(5, 33, False) and taken(5, 33, True)  # one image has enough
+
+
+def test_a_matrix_unit_wants_all_rows_of_weights_that_are_not_packed() -> None:
+    """Patches and products with weights as they are, as in training."""
+
+    def patches(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        rows = F.conv2d(x, w, stride=4).flatten(2).transpose(1, 2)
+        return F.linear(F.linear(rows, a).relu(), b)
+
+    def taken(size: int, matrix: bool) -> bool:
+        x, w = torch.randn(4, 3, size, size), torch.randn(128, 3, 4, 4)
+        net = imported(patches, x, w, torch.randn(512, 128), torch.randn(128, 512)).network
+        net.threads = 2
+        for p in (FuseEpilogues(), AssignLayouts(), SinkCopies()):
+            p.apply(net)
+        StreamImages(near_bytes=1 << 17, far_bytes=1 << 20, matrix=matrix).apply(net)
+        return any(op.spec.kind == "contraction" and op.label in s.ops for op in net.ops() for s in net.streams)
+
+    assert taken(24, False) and not taken(24, True)
 
 
 def test_sums_over_images_end_a_run() -> None:

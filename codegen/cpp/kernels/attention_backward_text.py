@@ -56,8 +56,14 @@ $noinline void transpose_keys(T *d, const T *s) {
         for (L c = 0; c < NB; c += VL)
             transpose_block(s + c * DP + e, DP, VL, D - e < VL ? D - e : VL, V{}, d + e * NB + c, NB, VL);
 }
+// Rows of a head lie a row of the whole apart, where no processor expects them.
+constexpr L LATER = 8;
+template <bool WRITTEN, class P> $inline void fetch_later(const S *s, P place, L r) {
+    for (L e = 0; e < D; e += 64 / (L)sizeof(S)) __builtin_prefetch(s + place(r + LATER, e), WRITTEN, 3);
+}
 template <class P> $inline void copy_rows(T *d, const S *s, P place, L rows, L padded, T factor) {
     for (L r = 0; r < rows; r++) {
+        fetch_later<false>(s, place, r);
         for (L e = 0; e < D; e++) d[r * DP + e] = factor * get(s[place(r, e)]);
         for (L e = D; e < DP; e++) d[r * DP + e] = 0;
     }
@@ -84,6 +90,7 @@ $noinline void pack_queries(L j, const S *q, const S *g, const S *o, T *qs, T *g
     for (L r = 0; r < QB; r++) {
         T d = 0;
         if (r < rows)
+#pragma omp simd reduction(+ : d)
             for (L e = 0; e < D; e++) d += gs[(j * QB + r) * DP + e] * get(o[at_o(b, h, first + r, e)]);
         delta[j * QB + r] = d;
     }
@@ -127,11 +134,14 @@ template <class M> $noinline void gradients(
             product<DP, 1, true>(sum_k, ds, NB, qs + at * DP, seen, rows);
             product<DP, NB, true>(dq + first * DP, ds, 1, kp + block * NB * DP, rows, seen);
         }
-        for (L c = 0; c < cols; c++)
+        for (L c = 0; c < cols; c++) {
+            fetch_later<true>(dk, [=](L r, L e) { return at_dk(b, h, start + r, e); }, c);
+            fetch_later<true>(dv, [=](L r, L e) { return at_dv(b, h, start + r, e); }, c);
             for (L e = 0; e < D; e++) {
                 put(dk + at_dk(b, h, start + c, e), sum_k[c * DP + e]);
                 put(dv + at_dv(b, h, start + c, e), sum_v[c * DP + e]);
             }
+        }
     }
 }
 $inline void gradients(
@@ -142,11 +152,13 @@ $inline void gradients(
 }
 $noinline void sum_parts(L j, const T *part, S *dq) {
     const L first = j % QBLOCKS * QB, bh = j / QBLOCKS, b = bh / HEADS, h = bh % HEADS;
-    for (L r = 0; r < QB && first + r < Q; r++)
+    for (L r = 0; r < QB && first + r < Q; r++) {
+        fetch_later<true>(dq, [=](L i, L e) { return at_dq(b, h, first + i, e); }, r);
         for (L e = 0; e < D; e++) {
             T sum = 0;
             for (L i = 0; i < PARTS; i++) sum += part[((i * (L)($heads_total) + bh) * QBLOCKS * QB + first + r) * DP + e];
             put(dq + at_dq(b, h, first + r, e), SCALE * sum);
         }
+    }
 }
 """
