@@ -4,13 +4,14 @@
 
 Both operands are put in parts once per block of positions (``gemm_matrix.py`` says what parts are): the gradient as pairs of positions, the
 image as one row of positions per channel, with the zeros of its border between its rows. A tap is then an offset into these rows, and
-the gradient is zero where a row of the image has no result. Blocks are short, so their sums are added apart; shares of the blocks are added
-by a second phase in fixed order.
+the gradient is zero where a row of the image has no result. With strides, the image is split into its phases (positions that lie a stride
+apart), each of them such rows, and an offset begins in one of them. Blocks are short, so their sums are added apart; shares of the blocks
+are added by a second phase in fixed order.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dcir.codegen.tiles import conv_weight_matrix_text as text_of
 from dcir.codegen.tiles import gemm_matrix_text
@@ -22,9 +23,10 @@ from dcir.ops import matrix_unit
 
 STEP_BYTES = 6144
 DEEPEST = 768  # positions of a block
+MOST_PHASES = 4  # of an image: beyond, few taps share what is split
 LEAST_WORK = 1 << 22  # multiply-adds below which nothing is gained
-GAIN = 0.51  # of the time of multiply-adds that the model must stay below: what it leaves out (tiles come from the second-level cache, sums
-# go to memory) doubled the times of 12 layers measured
+GAIN = 0.55  # of the time of multiply-adds that the model must stay below: what it leaves out (tiles come from the second-level cache, sums
+# go to memory) doubled the times of 19 layers measured
 
 
 def weight_matrix_suits(p: Problem, isa: Isa) -> bool:
@@ -33,7 +35,7 @@ def weight_matrix_suits(p: Problem, isa: Isa) -> bool:
         return False
     if p.xs[2] != 1 or p.ys[2] != 1 or (p.inp[0], p.ker[0], p.out[0]) != (1, 1, 1) or p.y0 or p.w0:
         return False
-    if p.taps > 1 and (p.stride != (1, 1, 1) or max(p.base) > 0 or _wide(p) > DEEPEST):
+    if p.taps > 1 and (max(p.base) > 0 or _wide(p) > DEEPEST or _phases(p) > MOST_PHASES):
         return False
     if p.taps == 1 and any(p.base):
         return False
@@ -48,10 +50,15 @@ def weight_matrix_draft(name: str, p: Problem, threads: int) -> Draft:
     strips, panels = p.ci // 32, p.co // 32
     shares, parts = _division(p, blocks, strips, threads)
     wide = columns.size if p.taps == 1 else _wide(p)
-    halo = (p.ker[1] - 1) * p.dil[1]
+    high, broad = _walk(p, 1), _walk(p, 2)
     steps = ceil_div(rows.size * wide, 32)
-    segment = round_up(max(steps * 32 + halo * wide + (p.ker[2] - 1) * p.dil[2], (rows.size + halo) * wide), 32)
-    pitch = ((planes.size * segment * 2 + 64) // 64 | 1) * 64
+    segment = round_up(max(steps * 32 + high.halo * wide + broad.halo, (rows.size + high.halo) * wide), 32)
+    phase = planes.size * segment
+    pitch = ((_phases(p) * phase * 2 + 64) // 64 | 1) * 64
+    taps = [
+        high.phase(i) * len(broad.phases) * phase + broad.phase(j) * phase + high.shift(i) * wide + broad.shift(j)
+        for i in range(p.ker[1]) for j in range(p.ker[2])
+    ]  # fmt: skip
     vectors = Split.at_most(p.co // 16, 2)
     per_lane = p.ci * p.taps
     share_size = p.co * per_lane
@@ -60,8 +67,10 @@ def weight_matrix_draft(name: str, p: Problem, threads: int) -> Draft:
     values: dict[str, object] = {
         "sh": p.stride[1], "sw": p.stride[2], "bh": p.base[1], "bw": p.base[2], "dh": p.dil[1], "dw": p.dil[2], "ih": p.inp[1],
         "iw": p.inp[2], "kw": p.ker[2], "taps": p.taps, "xn": p.xs[0], "xh": p.xs[4], "xw": p.xs[5], "yn": p.ys[0],
-        "yh": p.ys[4], "yw": p.ys[5], "pixel": p.stride[2] * p.xs[5], "co": p.co, "halo": halo, "left": -p.base[2],
-        "segments": planes.size, "per_lane": per_lane,
+        "yh": p.ys[4], "yw": p.ys[5], "co": p.co, "halo": high.halo, "lowest": high.lowest, "left": -broad.lowest,
+        "segments": planes.size, "per_lane": per_lane, "high": ", ".join(map(str, high.phases)),
+        "broad": ", ".join(map(str, broad.phases)), "highs": len(high.phases), "broads": len(broad.phases),
+        "offsets": ", ".join(map(str, taps)),
     }  # fmt: skip
     text = render(gemm_matrix_text.SUPPORT, least=gemm_matrix_text.LEAST)
     text += render(
@@ -71,7 +80,8 @@ def weight_matrix_draft(name: str, p: Problem, threads: int) -> Draft:
         column_start=columns.start("cb"), column_next=columns.start("(cb + 1)"), **values,
     )  # fmt: skip
     text += render(text_of.GRADIENT, **values)
-    text += render(text_of.IMAGE, odd=text_of.ODD, columns="q.c1 - q.c0" if p.taps == 1 else p.inp[2], **values)
+    per_row = "q.c1 - q.c0" if p.taps == 1 else f"({p.inp[2] + p.stride[2] - 1} - g) / {p.stride[2]}"
+    text += render(text_of.IMAGE, odd=text_of.ODD, columns=per_row, **values)
     text += render(text_of.TILE, **values)
     text += render(
         text_of.RUN, parts=parts, shares=shares, share_size=share_size, at=at, job_bytes=job_bytes, blocks=blocks,
@@ -94,10 +104,56 @@ def _merged(p: Problem) -> Problem:
     return replace(p, n=1, inp=(1, 1, p.n * h * w), out=(1, 1, p.n * h * w))
 
 
+@dataclass(frozen=True)
+class _Walk:
+    """How taps walk one dimension of the image: position p of the result meets p * stride + tap * dilation + base.
+
+    Attributes:
+        places: of every tap, from the first position of the result on.
+        stride: positions of the image from one of the result to the next.
+    """
+
+    places: tuple[int, ...]
+    stride: int
+
+    @property
+    def phases(self) -> list[int]:
+        """Places within a stride that some tap meets."""
+        return sorted({q % self.stride for q in self.places})
+
+    @property
+    def lowest(self) -> int:
+        """Strides from the result to the first place of any tap: 0 or less, if that begins in the border."""
+        return min(self.places) // self.stride
+
+    @property
+    def halo(self) -> int:
+        """Positions of a phase beyond those of the result."""
+        return max(self.places) // self.stride - self.lowest
+
+    def phase(self, tap: int) -> int:
+        """The number of the phase that a tap meets."""
+        return self.phases.index(self.places[tap] % self.stride)
+
+    def shift(self, tap: int) -> int:
+        """Its first place in it."""
+        return self.places[tap] // self.stride - self.lowest
+
+
+def _walk(p: Problem, d: int) -> _Walk:
+    return _Walk(tuple(k * p.dil[d] + p.base[d] for k in range(p.ker[d])), p.stride[d])
+
+
+def _phases(p: Problem) -> int:
+    return len(_walk(p, 1).phases) * len(_walk(p, 2).phases)
+
+
 def _wide(p: Problem) -> int:
-    """Positions from one row to the next: the zeros after a row are those before the next one."""
-    right = (p.out[2] - 1) + p.base[2] + (p.ker[2] - 1) * p.dil[2] - (p.inp[2] - 1)
-    return max(p.inp[2] + max(-p.base[2], right, 0), p.out[2])
+    """Positions from one row of a phase to the next: the zeros after a row are those before the next one."""
+    walk = _walk(p, 2)
+    most = ceil_div(p.inp[2] - walk.phases[0], walk.stride)
+    right = p.out[2] - 1 + walk.lowest + walk.halo - (most - 1)
+    return max(most + max(-walk.lowest, right, 0), p.out[2])
 
 
 def _blocks(p: Problem) -> tuple[Split, Split, Split]:
@@ -126,7 +182,7 @@ def _cycles(p: Problem) -> float:
     wide = columns.size if p.taps == 1 else _wide(p)
     strips, panels = p.ci // 32, p.co // 32
     steps = planes.size * ceil_div(rows.size * wide, 32)
-    halo = 1 + (p.ker[1] - 1) * p.dil[1] / rows.size
+    halo = _phases(p) * (1 + _walk(p, 1).halo / rows.size)
     tiles = strips * panels * p.taps * (steps * matrix_unit.STEP_CYCLES * 1.15 + matrix_unit.TILE_CYCLES)
     splitting = steps * (strips * matrix_unit.ROWS_CYCLES * halo + panels * matrix_unit.PANEL_CYCLES * 1.5)
     return planes.parts * rows.parts * columns.parts * (tiles + splitting)

@@ -34,7 +34,7 @@ $noinline void split_gradient(const T *y, const Block &q, B *to) {
     }
 }
 """
-# 32 channels of the image under the block, [part][channel][segment][position], zeros where there is no image.
+# 32 channels of the image under the block, [part][channel][phase][segment][position], zeros where there is no image.
 IMAGE = """
 typedef unsigned short H __attribute__((vector_size(64)));
 // Neighbours make pairs, since a tap begins at any of them.
@@ -46,20 +46,23 @@ $inline void split_line(V x, V y, B *to) {
     *(H *)(to + 2 * IMAGE_PART) = __builtin_shuffle((H)x, (H)y, high);
 }
 $noinline void split_image(const T *x, const Block &q, B *to) {
-    constexpr L LENGTH = ${segments}LL * SEGMENT, LINE = LENGTH + VL;
+    constexpr L PHASE = ${segments}LL * SEGMENT, HIGH[] = {$high}, BROAD[] = {$broad}, LENGTH = $highs * $broads * PHASE, LINE = LENGTH + VL;
     alignas(64) T line[16 * LINE];
-    const L rows = q.r1 - q.r0 + $halo, columns = $columns;
+    const L rows = q.r1 - q.r0 + $halo;
     for (int half = 0; half < 2; half++, x += 16, to += 16 * PITCH) {
         for (L i = 0; i < 16 * LINE; i += VL) store(line + i, V{});
-        for (L n = q.n0; n < q.n1; n++)
-            for (L i = 0; i < rows; i++) {
-                const L h = (q.r0 + i) * $sh + $bh;
-                if (h < 0 || h >= $ih) continue;
-                const T *s = x + n * ${xn}LL + h * ${xh}LL + q.c0 * ${pixel}LL;
-                T *d = line + (n - q.n0) * SEGMENT + i * WIDE + $left;
-                for (L c = 0; c < columns; c += VL)
-                    transpose_block(s + c * ${pixel}LL, ${pixel}LL, columns - c < VL ? (int)(columns - c) : VL, VL, V{}, d + c, LINE, VL);
-            }
+        for (L phase = 0; phase < $highs * $broads; phase++) {
+            const L f = HIGH[phase / $broads], g = BROAD[phase % $broads], columns = $columns;
+            for (L n = q.n0; n < q.n1; n++)
+                for (L i = 0; i < rows; i++) {
+                    const L h = (q.r0 + i + $lowest) * $sh + f;
+                    if (h < 0 || h >= $ih) continue;
+                    const T *s = x + n * ${xn}LL + h * ${xh}LL + (q.c0 * $sw + g) * ${xw}LL;
+                    T *d = line + phase * PHASE + (n - q.n0) * SEGMENT + i * WIDE + $left;
+                    for (L c = 0; c < columns; c += VL)
+                        transpose_block(s + c * $sw * ${xw}LL, $sw * ${xw}LL, columns - c < VL ? (int)(columns - c) : VL, VL, V{}, d + c, LINE, VL);
+                }
+        }
         for (int j = 0; j < 16; j++)
             for (L k = 0; k < LENGTH; k += 32)
                 split_line(load(line + j * LINE + k), load(line + j * LINE + k + 16), to + j * PITCH + k * 2);
@@ -131,6 +134,7 @@ $noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned c
     const L share = j / $parts, part = j % $parts;
     T *sums = (T *)scratch + share * ${share_size}LL;
     B *gradient = scratch + ${at}LL + j * ${job_bytes}LL, *image = gradient + PANELS * PANEL;
+    static constexpr L OFFSETS[] = {$offsets};
     const Tiles tiles;
     const L first = share * $blocks / $shares, end = (share + 1) * $blocks / $shares;
     for (L k = first; k < end; k++) {
@@ -143,7 +147,7 @@ $noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned c
                     const L kh = tap / $kw, kw = tap % $kw;
                     alignas(64) T c[1024];
                     T *d = sums + g * 32 * ${per_lane}LL + (t * 32 * $taps + tap) * 32;
-                    weight_tile(image + (kh * $dh * WIDE + kw * $dw) * 2, gradient + g * PANEL, c, q.n1 - q.n0, d);
+                    weight_tile(image + OFFSETS[tap] * 2, gradient + g * PANEL, c, q.n1 - q.n0, d);
                     if (!sound(c, 64)) repair(c, a0 + t * 32, a1 + g * 32, q, kh, kw);
                     for (int i = 0; i < 32; i++, d += $taps * 32) {
                         const V u = load(c + i * 32), v = load(c + i * 32 + 16);

@@ -67,7 +67,7 @@ $inline M lost(V x) { return (M)((x - x != 0) | ((M)(((W)x & 0x7fffffffu) - 1 < 
 """
 LEAST = f"0x{(127 - 86) << 23:x}u"  # 2^-86
 # Panels of 32 columns of B: packed, or rows of the matrix where it lies, the last panel's cut off at the last column. What is read
-# later is fetched in the order it lies in memory; of rows, pieces of which may share a set of the nearest cache, not nearer than the second.
+# later is fetched in the order it lies in memory; pieces of rows, which may share a set of the nearest cache, no nearer than the second.
 PACKED = """
 $inline const T *panel_at(const T *b, L g, L k) { return b + g * ${panel}LL + k * 32; }
 $inline V columns_at(const T *p, L k, int half, L) { return load(p + k * 32 + half * 16); }

@@ -155,6 +155,21 @@ def test_weight_gradients() -> None:
     check_close(got, fn(dy, x, w), fn(dy.double(), x.double(), w.double()))
 
 
+@pytest.mark.parametrize(("size", "channels", "matrix", "changed"), [
+    (56, 64, True, 1), (14, 256, True, 0), (14, 256, False, 1), (14, 240, True, 1),
+])  # fmt: skip
+def test_small_images_gradients_stay_on_the_matrix_unit(size: int, channels: int, matrix: bool, changed: int) -> None:
+    """If it takes their channels."""
+    x, w = images(8, channels, size, size), torch.randn(channels, channels, 3, 3)
+
+    def fn(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+            dy, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]
+        )[1]
+
+    assert UseWinograd(matrix=matrix).apply(imported(fn, x, x, w).network).changed == changed
+
+
 def test_training_step() -> None:
     """Forward and both gradients through the whole pipeline."""
     torch.manual_seed(0)
@@ -173,7 +188,7 @@ def test_training_step() -> None:
     for got, want, e in zip(gradients(fast, torch.float32), gradients(block, torch.float32), exact, strict=True):
         check_close(got, want, e)
     changed = [p.changed for g in fast.dcir.explain().graphs for p in g.passes if p.name == "use-winograd"]
-    assert changed == [2, 4]
+    assert changed in ([2, 4], [2, 3])  # with a matrix unit, one weight gradient is faster in the direct form
 
 
 def test_nothing_is_left_to_pack() -> None:

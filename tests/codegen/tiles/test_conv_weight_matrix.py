@@ -37,6 +37,13 @@ SHAPES = {
     "points": (1, 32, 64, (40, 50), (1, 1), (1, 1), (0, 0), (0, 0), (1, 1)),
     "point-s2": (3, 64, 64, (14, 15), (1, 1), (2, 2), (0, 0), (0, 0), (1, 1)),
     "point-s3": (1, 32, 32, (2500,), (1,), (3,), (0,), (0,), (1,)),
+    "stride": (3, 32, 64, (14, 14), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
+    "stride-odd": (9, 64, 32, (7, 9), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
+    "stride-rows": (2, 32, 32, (61, 57), (3, 3), (2, 2), (1, 1), (0, 1), (1, 1)),
+    "stride-one-way": (2, 32, 32, (11, 12), (3, 5), (1, 2), (1, 2), (1, 2), (1, 1)),
+    "stride-two-phases": (2, 32, 32, (12, 13), (2, 3), (2, 2), (0, 3), (1, 0), (2, 1)),
+    "stride-leaving-out": (4, 32, 32, (16, 17), (2, 2), (3, 4), (0, 0), (0, 0), (1, 1)),
+    "stride-dilated": (2, 32, 32, (15, 16), (3, 3), (2, 2), (3, 2), (3, 3), (3, 2)),
     "one": (40, 64, 64, (1, 1), (1, 1), (1, 1), (0, 0), (0, 0), (1, 1)),
 }  # fmt: skip
 CASES = [
@@ -80,7 +87,7 @@ def test_positive_numbers(kernels, name):
 
 @needs_unit
 @pytest.mark.parametrize("operand", [0, 1])
-@pytest.mark.parametrize("name", ["seven", "rows", "asymmetric", "point-s2", "line"])
+@pytest.mark.parametrize("name", ["seven", "rows", "asymmetric", "point-s2", "line", "stride-odd"])
 @pytest.mark.parametrize("value", BAD_VALUES)
 def test_what_is_not_finite_reaches_only_what_it_should(kernels, name, value, operand):
     case = next(c for c in CASES if c[0] == name)
@@ -109,5 +116,6 @@ def test_which_problems_have_this_form():
 
     assert suits(8, 256, 256, 14, 3, 1) and suits(8, 512, 512, 28, 1, 1) and suits(8, 256, 512, 56, 1, 2)
     assert not suits(8, 256, 256, 14, 3, 1, "avx512")
-    assert not suits(8, 256, 256, 14, 3, 2)  # positions two apart are no row
+    assert suits(8, 256, 256, 28, 3, 2)
+    assert not suits(8, 256, 256, 60, 3, 3)  # nine phases
     assert not suits(8, 250, 256, 14, 3, 1) and not suits(1, 32, 32, 7, 3, 1)
