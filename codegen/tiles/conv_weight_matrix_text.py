@@ -46,7 +46,8 @@ $inline void split_line(V x, V y, B *to) {
     *(H *)(to + 2 * IMAGE_PART) = __builtin_shuffle((H)x, (H)y, high);
 }
 $noinline void split_image(const T *x, const Block &q, B *to) {
-    constexpr L PHASE = ${segments}LL * SEGMENT, HIGH[] = {$high}, BROAD[] = {$broad}, LENGTH = $highs * $broads * PHASE, LINE = LENGTH + VL;
+    constexpr L HIGH[] = {$high}, BROAD[] = {$broad};
+    constexpr L PHASE = ${segments}LL * SEGMENT, LENGTH = $highs * $broads * PHASE, LINE = LENGTH + VL, NEXT = $sw * ${xw}LL;
     alignas(64) T line[16 * LINE];
     const L rows = q.r1 - q.r0 + $halo;
     for (int half = 0; half < 2; half++, x += 16, to += 16 * PITCH) {
@@ -60,7 +61,7 @@ $noinline void split_image(const T *x, const Block &q, B *to) {
                     const T *s = x + n * ${xn}LL + h * ${xh}LL + (q.c0 * $sw + g) * ${xw}LL;
                     T *d = line + phase * PHASE + (n - q.n0) * SEGMENT + i * WIDE + $left;
                     for (L c = 0; c < columns; c += VL)
-                        transpose_block(s + c * $sw * ${xw}LL, $sw * ${xw}LL, columns - c < VL ? (int)(columns - c) : VL, VL, V{}, d + c, LINE, VL);
+                        transpose_block(s + c * NEXT, NEXT, columns - c < VL ? (int)(columns - c) : VL, VL, V{}, d + c, LINE, VL);
                 }
         }
         for (int j = 0; j < 16; j++)
