@@ -157,27 +157,40 @@ def _gradient_by_phase(ctx: Lowering, grad: Ref, indices: Ref, w: Windows) -> Re
     """The same for windows whose stride divides the input: all elements of one stride together, in one program.
 
     An element and its windows are then a fixed distance apart, so that reads are in order and every window is read
-    once for all the elements it may have taken.
+    once for all the elements it may have taken. The nearest window stands for one that does not exist, and none has
+    taken element -1: reads without conditions, which stay in vectors.
     """
     refuse_complex(ctx, grad)
     dst, n = ctx.result(), w.n
     lead = len(dst.shape) - n
     k = ctx.kernel((*dst.shape[:lead], *(size // step for size, step in zip(w.size, w.stride, strict=True))))
     b, dims = k.body, range(lead, lead + n)
-    zero, always = b.const(0, compute_type(grad.dtype)), b.const(1, "bool")
+    zero, nobody = b.const(0, compute_type(grad.dtype)), b.const(-1, "i64")
 
-    def read(ref: Ref, places: Sequence[Expr], other: Expr) -> Expr:
-        strides = (*ref.strides[:lead], *(0,) * n)
-        return k.gather(ref, strides, places, dims, how="trusted", mask=always, other=other)
+    def read(ref: Ref, places: Sequence[Expr]) -> Expr:
+        return k.gather(ref, (*ref.strides[:lead], *(0,) * n), places, dims, how="trusted")
+
+    def place(d: int, distance: int) -> tuple[Expr, Expr | None]:
+        """The window, or the nearest; and whether there is one, if that is not certain."""
+        at, last = b.index(lead + d) + distance, w.out[d] - 1
+        near, exists = at, None
+        if distance < 0:
+            near, exists = b.op("max", near, b.const(0, "i64")), at >= 0
+        if k.dims[lead + d] - 1 + distance > last:
+            near, below = b.op("min", near, b.const(last, "i64")), at <= last
+            exists = below if exists is None else exists & below
+        return near, exists
 
     into = (*dst.strides[:lead], *(s * step for s, step in zip(dst.strides[lead:], w.stride, strict=True)))
     for phase in itertools.product(*(range(step) for step in w.stride)):
         mine = flat([b.index(d) * w.stride[i] + phase[i] for i, d in enumerate(dims)], w.size)
         total = zero
         for windows in itertools.product(*(w.distances(i, phase[i]) for i in range(n))):
-            places = [b.index(d) + windows[i] for i, d in enumerate(dims)]
-            taken = read(indices, places, b.const(-1, "i64")).eq(mine)
-            share = b.where(taken, read(grad, places, zero), zero)
+            places, exist = zip(*(place(i, windows[i]) for i in range(n)), strict=True)
+            wanted = mine
+            for one in exist:
+                wanted = wanted if one is None else b.where(one, wanted, nobody)
+            share = b.where(read(indices, places).eq(wanted), read(grad, places), zero)
             total = share if total is zero else total + share
         offset = dst.offset + sum(p * s for p, s in zip(phase, dst.strides[lead:], strict=True))
         k.store(replace(dst, offset=offset), total, into)
@@ -199,6 +212,7 @@ def _calls(n: int) -> Iterable[tuple[str, torch.Tensor, tuple[Any, ...]]]:
     yield "no batch, bf16", x[0].bfloat16(), ([2, 3, 2][:n], [], [0] * n, [1] * n, False)
     even = rand(2, 2, *((8, 6) if n == 2 else (4, 4, 6)))
     yield "even", even, ([3] * n, [2] * n, [1] * n, [1] * n, False)
+    yield "both borders", even, ([4] * n, [1] * n, [0] * n, [1] * n, False)
     yield "large window", x, ([5] * n, [1] * n, [2] * n, [1] * n, False)
     yield "infinite", low, ([3] * n, [2] * n, [1] * n, [1] * n, False)
 

@@ -189,11 +189,19 @@ class Statements:
         wanted = self.value(rest[0]) if rest else ""
         if self.inside:
             wanted = f"({self.inside} & {wanted})" if wanted else self.inside
+        element = cast_expr(self._element(operand, " + ".join(terms)), self.p.inputs[operand], s.dtype)
+        if not wanted and all(self._lies_in(a, e) for a, e in zip(indices, extents, strict=True)):
+            return element  # GCC 12 vectorises no conditional load of 64 bits beside values of 32
         if i not in self.tested:
             self._test(i, s, wanted)
         test = f"({wanted} & g{i})" if wanted else f"g{i}"
         other = self.value(rest[1]) if rest else literal(0, s.dtype)
-        return f"{test} ? {cast_expr(self._element(operand, ' + '.join(terms)), self.p.inputs[operand], s.dtype)} : {other}"
+        return f"{test} ? {element} : {other}"
+
+    def _lies_in(self, i: int, extent: int) -> bool:
+        """Whether an index is known to lie in ``range(extent)``."""
+        low, high = self._short.get(i, (-1, 0))
+        return low >= 0 and high < extent
 
     def _test(self, i: int, s: Stmt, wanted: str) -> None:
         """``g<i>``: whether a gather's indices lie inside."""
@@ -237,8 +245,8 @@ _ON_INTEGERS: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def _short(p: Program) -> frozenset[int]:
-    """Values of type i64 made from loop indices and constants that fit 32 bits: twice as many of them fill a vector."""
+def _short(p: Program) -> dict[int, tuple[int, int]]:
+    """Values of type i64 made from loop indices and constants that fit 32 bits, least and largest: twice as many fill a vector."""
     ranges: dict[int, tuple[int, int]] = {}
     for i, s in enumerate(p.body):
         if s.dtype != "i64" or any(a not in ranges for a in s.args):
@@ -255,7 +263,7 @@ def _short(p: Program) -> frozenset[int]:
             continue
         if min(found) >= -(2**31) and max(found) < 2**31:
             ranges[i] = min(found), max(found)
-    return frozenset(ranges)
+    return ranges
 
 
 def identity(kind: str, dtype: str) -> str:

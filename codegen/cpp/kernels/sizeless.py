@@ -91,7 +91,7 @@ def plan_sizeless(spec: SizelessProgram, machine: Machine) -> KernelPlan:
 class _Emitter(Statements):
     def __init__(self, spec: SizelessProgram, machine: Machine) -> None:
         super().__init__(spec.pattern)
-        self._short = frozenset()  # known from extents only
+        self._short = {}  # known from extents only
         self.jobs = 8 * machine.threads if spec.parallel and machine.threads > 1 else 1
 
     def value(self, i: int) -> str:
