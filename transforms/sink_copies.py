@@ -72,9 +72,13 @@ class SinkCopies(Pass):
                 if isinstance(plan, str):
                     outcome.refuse(plan)
                     continue
+                outcome.changed += 1
+                outcome.saved_bytes += op.spec.bytes_moved()
+                gone = net.ins(op)[op.spec.body[store.args[0]].attr[0]].data
                 for new in plan:
                     net.rewire(new.op, *new.to, made_by=self.name)
-                outcome.changed += 1
+                net.remove_container(gone)
+                outcome.saved_bytes -= op.spec.bytes_moved()
                 break
             else:
                 return
