@@ -72,6 +72,41 @@ def train_step(
 
 
 @dataclass(frozen=True)
+class _Seen:
+    """A model at the beginning of a step.
+
+    Attributes:
+        tensors: its parameters and buffers by every name they have.
+        names: id of a parameter -> its first name.
+        modes: of every module, whether it trains.
+    """
+
+    tensors: dict[str, Tensor]
+    names: dict[int, str]
+    modes: tuple[bool, ...]
+
+
+def _seen(model: nn.Module) -> _Seen:
+    """One walk over the modules, in the order of ``named_modules``: torch's own generators take 3 ms a step of 300 modules."""
+    tensors: dict[str, Tensor] = {}
+    names: dict[int, str] = {}
+    modes = []
+    left = [("", model)]
+    while left:
+        prefix, module = left.pop()
+        modes.append(module.training)
+        for n, p in module._parameters.items():
+            if p is not None:
+                tensors[prefix + n] = p
+                names.setdefault(id(p), prefix + n)
+        for n, b in module._buffers.items():
+            if b is not None:
+                tensors[prefix + n] = b
+        left += [(f"{prefix}{n}.", m) for n, m in reversed(module._modules.items()) if m is not None]
+    return _Seen(tensors, names, tuple(modes))
+
+
+@dataclass(frozen=True)
 class _Held:
     """A parameter that the optimiser holds: its name in the model, itself, its group, and its row of hyperparameters."""
 
@@ -129,26 +164,26 @@ class TrainStep:
             return self._step(batch)
 
     def _step(self, batch: Sequence[Tensor]) -> Tensor:
-        call = self._call_key(batch)
-        held, rows, found = self._known(call)
+        seen = _seen(self.model)
+        call = self._call_key(batch, seen)
+        held, rows, key = self._known(call, seen)
+        found = self._compiled.get(key)
         if found is None:
             accumulated = tuple(h.name for h in held if h.parameter.grad is not None)
             found = self._compile(batch, held, rows, accumulated)
             # What gets no gradient makes no steps: left in, it would soon be the only one that has made none.
             unused = {h.name for h in held} - {u.name for u in found.step.updated}
             self._idle[call] = self._idle.get(call, frozenset()) | unused
-            if self._known(call)[1] != rows:  # some rows were for unused parameters alone
-                held, rows, _ = self._known(call)
+            before = rows
+            held, rows, key = self._known(call, seen)
+            if rows != before:  # some rows were for unused parameters alone
                 found = self._compile(batch, held, rows, accumulated)
-            self._compiled[self._key(call)] = found
+            self._compiled[key] = found
         step = found.step
         by_name = {h.name: h for h in held}
-        tensors = dict(self.model.named_parameters(remove_duplicate=False)) | dict(
-            self.model.named_buffers(remove_duplicate=False)
-        )
         updated = [by_name[u.name] for u in step.updated]
         states = [self._state(h)[name] for h, u in zip(updated, step.updated, strict=True) for name in u.state]
-        own = [tensors[n] for n in (*step.parameters, *step.buffers)]
+        own = [seen.tensors[n] for n in (*step.parameters, *step.buffers)]
         sums = [by_name[n].parameter.grad for n in step.accumulated]
         numbers = [v for i, t in rows for v in self._family.hyper(self.optimizer.param_groups[i], t + 1).values()]
         hyper = torch.tensor(numbers or [0.0], dtype=torch.float64)
@@ -160,26 +195,18 @@ class TrainStep:
         loss: Tensor = results[0]
         return loss
 
-    def _known(self, call: Any) -> tuple[list[_Held], list[tuple[int, int]], _Compiled | None]:
-        """Parameters that get gradients, as far as is known; their distinct rows; the program, if there is one."""
+    def _known(self, call: Any, seen: _Seen) -> tuple[list[_Held], list[tuple[int, int]], Any]:
+        """Parameters that get gradients, as far as is known; their distinct rows; the key of the program."""
         idle = self._idle.get(call, frozenset())
-        held = [h for h in self._held() if h.name not in idle]
-        return held, sorted({h.row for h in held}), self._compiled.get(self._key(call))
-
-    def _key(self, call: Any) -> Any:
-        idle = self._idle.get(call, frozenset())
-        held = [h for h in self._held() if h.name not in idle]
-        number = {row: i for i, row in enumerate(sorted({h.row for h in held}))}
-        return call, tuple((h.name, number[h.row], h.parameter.grad is not None) for h in held)
-
-    def _held(self) -> list[_Held]:
-        names = {id(p): n for n, p in self.model.named_parameters()}
         held = []
         for i, group in enumerate(self.optimizer.param_groups):
             for p in group["params"]:
-                if p.requires_grad and id(p) in names:
-                    held.append(_Held(names[id(p)], p, group, (i, self._steps(p))))
-        return held
+                name = seen.names.get(id(p))
+                if name is not None and p.requires_grad and name not in idle:
+                    held.append(_Held(name, p, group, (i, self._steps(p))))
+        rows = sorted({h.row for h in held})
+        number = {row: i for i, row in enumerate(rows)}
+        return held, rows, (call, tuple((h.name, number[h.row], h.parameter.grad is not None) for h in held))
 
     def _steps(self, p: nn.Parameter) -> int:
         """Steps that the optimiser has made with a parameter; without a counter, whether it has made any."""
@@ -188,20 +215,16 @@ class TrainStep:
             return int(state["step"]) if "step" in state else 0
         return int(any(isinstance(v, Tensor) for v in state.values()))
 
-    def _call_key(self, batch: Sequence[Tensor]) -> Any:
+    def _call_key(self, batch: Sequence[Tensor], seen: _Seen) -> Any:
         """Everything but the numbers that the program of a call depends on, save what the optimiser holds."""
-        shapes = tuple((tuple(t.shape), t.stride(), t.dtype) for t in batch)
-        modes = tuple(m.training for m in self.model.modules())
-        tensors = tuple(
-            (tuple(t.shape), t.stride(), t.dtype, t.requires_grad)
-            for t in (*self.model.parameters(), *self.model.buffers())
-        )
+        shapes = tuple((t.shape, t.stride(), t.dtype) for t in batch)
+        tensors = tuple((n, t.shape, t.stride(), t.dtype, t.requires_grad) for n, t in seen.tensors.items())
         flags = tuple(
             tuple((k, v) for k, v in g.items() if isinstance(v, bool)) + tuple(map(bool, (
                 g.get("momentum", 0), g.get("weight_decay", 0)
             ))) for g in self.optimizer.param_groups
         )  # fmt: skip
-        return shapes, modes, tensors, flags
+        return shapes, seen.modes, tensors, flags
 
     def _compile(
         self, batch: Sequence[Tensor], held: list[_Held], rows: list[tuple[int, int]], accumulated: tuple[str, ...]

@@ -9,14 +9,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._functorch.aot_autograd import aot_export_module
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._functorch._aot_autograd.descriptors import (
+    AOTInput,
+    BufferAOTInput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    TangentAOTInput,
+)
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dcir.errors import DcirError, Unsupported
@@ -118,13 +125,7 @@ def capture_step(
     """
     wrapped = _Loss(model, loss, autocast)
     try:
-        try:
-            joint, signature = _joint(wrapped, batch)
-        except AssertionError as e:
-            if "did not receive a gradient" not in str(e):
-                raise
-            with _not_wanted(_unused(wrapped, batch)):
-                joint, signature = _joint(wrapped, batch)
+        joint = _joint(wrapped, batch)
     except DcirError:
         raise
     except Exception as e:
@@ -133,39 +134,58 @@ def capture_step(
             where=type(model).__name__,
             hint="dcir.optimize(model) with torch's own optimiser compiles what can be captured",
         ) from e
-    if signature.user_inputs_to_mutate or signature.parameters_to_mutate:
-        written = [*signature.user_inputs_to_mutate.values(), *signature.parameters_to_mutate.values()]
-        raise Unsupported(f"the forward pass writes to {', '.join(map(str, written[:4]))}", where=type(model).__name__)
-    return _with_updates(wrapped, joint, signature, batch, updates, hyper, clip, accumulated)
+    written = [d for d in joint.mutated if not isinstance(d, BufferAOTInput)]
+    if written:
+        names = [d.target if isinstance(d, ParamAOTInput) else f"input {d.idx}" for d in written]  # type: ignore[attr-defined]
+        raise Unsupported(f"the forward pass writes to {', '.join(names[:4])}", where=type(model).__name__)
+    return _with_updates(wrapped, joint, batch, updates, hyper, clip, accumulated)
 
 
-def _joint(wrapped: nn.Module, batch: Sequence[Tensor]) -> tuple[Any, Any]:
-    return aot_export_module(
-        wrapped, tuple(batch), trace_joint=True, output_loss_index=0, decompositions=decompositions()
-    )
+@dataclass(frozen=True)
+class _Joint:
+    """Forward and backward as one graph.
+
+    Attributes:
+        graph: from parameters, buffers, batch and the loss's gradient.
+        parameters, buffers: names in the order of the graph's inputs; a tensor with several names stands for each of them.
+        mutated: inputs whose new contents are the first results; the loss follows.
+        gradients: name of a parameter -> number of the result that is its gradient.
+        loss: a tensor like the loss.
+    """
+
+    graph: fx.GraphModule
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    mutated: tuple[AOTInput, ...]
+    gradients: Mapping[str, int]
+    loss: Tensor
 
 
-def _unused(wrapped: nn.Module, batch: Sequence[Tensor]) -> list[nn.Parameter]:
-    """Parameters that the loss does not depend on: torch's optimisers leave them alone, weight decay included."""
-    wanted = {n: p for n, p in wrapped.named_parameters() if p.requires_grad}
-    with FakeTensorMode() as mode, torch.enable_grad():
-        state: dict[str, Tensor] = dict(wrapped.named_parameters()) | dict(wrapped.named_buffers())
-        fake: dict[str, Tensor] = {n: mode.from_tensor(t) for n, t in state.items()}
-        leaves = [fake[n].requires_grad_() for n in wanted]
-        (loss,) = torch.func.functional_call(wrapped, fake, tuple(mode.from_tensor(t) for t in batch))
-        found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return [p for p, g in zip(wanted.values(), found, strict=True) if g is None]
+def _joint(wrapped: nn.Module, batch: Sequence[Tensor]) -> _Joint:
+    """The joint graph as torch.compile's partition functions see it.
 
-
-@contextlib.contextmanager
-def _not_wanted(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    for p in parameters:
-        p.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for p in parameters:
-            p.requires_grad_(True)
+    (``aot_export_module`` takes units apart that have a decomposition beside a kernel: SiLU's gradient, for one.)
+    """
+    with contextlib.ExitStack() as stack:
+        made = aot_export_joint_with_descriptors(stack, wrapped, tuple(batch), decompositions=decompositions())
+    graph = made.graph_module
+    results = next(iter(graph.graph.find_nodes(op="output")))
+    what = results.meta["desc"]
+    tangents = [n for n in graph.graph.find_nodes(op="placeholder") if isinstance(n.meta["desc"], TangentAOTInput)]
+    if len(tangents) != 1 or tangents[0].meta["val"].numel() != 1:
+        raise Unsupported(
+            "the loss is no scalar that depends on a parameter", where="loss_fn", hint="return the mean or the sum"
+        )
+    return _Joint(
+        graph, tuple(made.params_spec), tuple(made.buffers_spec),
+        tuple(d.mutated_input for d in what if isinstance(d, InputMutationAOTOutput)),
+        {
+            d.grad_of.target: i
+            for i, (d, value) in enumerate(zip(what, results.args[0], strict=True))
+            if isinstance(d, GradAOTOutput) and isinstance(d.grad_of, ParamAOTInput) and value is not None
+        },
+        tangents[0].meta["val"],
+    )  # fmt: skip
 
 
 def _plain(name: str) -> str:
@@ -173,27 +193,25 @@ def _plain(name: str) -> str:
 
 
 def _with_updates(
-    wrapped: nn.Module, joint: Any, signature: Any, batch: Sequence[Tensor], updates: Sequence[Update], hyper: int,
-    clip: Clip, accumulated: Sequence[str],
+    wrapped: nn.Module, joint: _Joint, batch: Sequence[Tensor], updates: Sequence[Update], hyper: int, clip: Clip,
+    accumulated: Sequence[str],
 ) -> CapturedStep:  # fmt: skip
     flat = {
         _plain(n): t
         for source in (wrapped.named_parameters, wrapped.named_buffers)
         for n, t in source(remove_duplicate=False)
     }
-    # A tensor with several names is one input here, and its gradients are added.
-    every = tuple(map(_plain, (*signature.parameters, *signature.buffers)))
+    # A tensor with several names is one input here; the joint graph adds its gradients.
+    every = tuple(map(_plain, (*joint.parameters, *joint.buffers)))
     first: dict[int, str] = {}
     known_as = {n: first.setdefault(id(flat[n]), n) for n in every}
-    parameters = tuple(n for n in map(_plain, signature.parameters) if known_as[n] == n)
-    buffers = tuple(n for n in map(_plain, signature.buffers) if known_as[n] == n)
-    results = [n.name for n in next(iter(n for n in joint.graph.nodes if n.op == "output")).args[0]]
-    place: Mapping[str, int] = {name: i for i, name in enumerate(results)}
+    parameters = tuple(n for n in map(_plain, joint.parameters) if known_as[n] == n)
+    buffers = tuple(n for n in map(_plain, joint.buffers) if known_as[n] == n)
     gradients: dict[str, list[int]] = {}
-    for n, p in signature.backward_signature.gradients_to_parameters.items():
-        gradients.setdefault(known_as[_plain(p)], []).append(place[n])
-    mutated = {known_as[_plain(b)]: i for i, (_, b) in enumerate(signature.buffers_to_mutate.items())}
-    loss_at = len(signature.buffers_to_mutate)
+    for n, i in joint.gradients.items():
+        gradients.setdefault(known_as[_plain(n)], []).append(i)
+    mutated = {known_as[_plain(d.target)]: i for i, d in enumerate(joint.mutated)}  # type: ignore[attr-defined]
+    loss_at = len(joint.mutated)
     live = tuple(u for u in updates if u.name in gradients)
     added = tuple(name for name in accumulated if name in gradients)
     n_state = sum(len(u.state) for u in live)
@@ -209,7 +227,11 @@ def _with_updates(
         before = dict(zip(added, take(len(added)), strict=True))
         states, table = take(n_state), given[0]
         by_name = dict(zip((*parameters, *buffers), own, strict=False))
-        out = joint(*(by_name[known_as[n]] for n in every), *own[len(parameters) + len(buffers) :])
+        one = torch.ones(joint.loss.shape, dtype=joint.loss.dtype)
+        out = fx.Interpreter(joint.graph).run(
+            *(by_name[known_as[n]] for n in every), *own[len(parameters) + len(buffers) :], one,
+            enable_io_processing=False,
+        )  # fmt: skip
         grads = {u.name: functools.reduce(operator.add, (out[i] for i in gradients[u.name])) for u in live}
         grads = {n: g + before[n] if n in before else g for n, g in grads.items()}
         grads, norm = _clipped(grads, clip)
