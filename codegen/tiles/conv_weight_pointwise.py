@@ -72,12 +72,12 @@ def weight_pointwise_draft(name: str, p: Problem, threads: int) -> Draft:
     jobs = division.shares * division.parts
     put, place = text_of.ALONG if wc == 1 else text_of.ACROSS if wr == 1 else text_of.APART
     cut = width % 32 != 0
-    tile = "matrix_tile<%d>(r + t * STEPS * STEP, c + g * STEPS * STEP, made, steps, meanwhile, ahead);"
+    tile = "matrix_tile<%d>(r + t * STEPS * STEP, c + g * STEPS * STEP, made, steps, meanwhile, ahead, [] {});"
     tiles, vectors = tile % 2, "64"
     if 0 < height % 32 <= 16:
         tiles, vectors = f"if (t < STRIPS - 1) {tile % 2} else {tile % 1}", "(t < STRIPS - 1 ? 64 : 32)"
     text = render(gemm_matrix_text.SUPPORT, least=gemm_matrix_text.LEAST)
-    text += render(gemm_matrix_text.TILE, **gemm_matrix_text.ANYTHING)
+    text += render(gemm_matrix_text.TILE, pieces=1, **gemm_matrix_text.ANYTHING)
     text += render(
         text_of.POSITIONS, steps=steps, strips=strips, most=round_up(width, 32), positions=positions, ow=ow, oh=oh,
         plane=oh * ow, rn=rows[0], rh=rows[1], rw=rows[2], cn=columns[0], ch=columns[1], cw=columns[2],

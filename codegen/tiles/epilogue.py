@@ -209,7 +209,15 @@ class Epilogue:
         for s in self.program.body:
             if s.op == "store" and s.attr[1][self.vector] == 1 and sum(map(bool, s.attr[1])) > 1:
                 kind = CPP_TYPE[self.program.outputs[s.attr[0]]]
-                found[render(text_of.CLAIM_ROW, type=kind, number=s.attr[0], address=self._address(s))] = None
+                address = self._address(s)
+                # A tensor that is written where it is read (a parameter by its update) is on its way already.
+                read = [
+                    f"(const void *)e.o{s.attr[0]} != e.a{r.attr[0]}"
+                    for r in self.program.body
+                    if r.op == "load" and r.attr[0] != 0 and r.attr[1] == s.attr[1] and self._address(r) == address
+                ]
+                apart = f"if ({' && '.join(dict.fromkeys(read))}) " if read else ""
+                found[apart + render(text_of.CLAIM_ROW, type=kind, number=s.attr[0], address=address)] = None
         return list(found)
 
     def vector_varies(self) -> list[bool]:

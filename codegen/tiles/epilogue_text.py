@@ -115,7 +115,7 @@ CLAIM = """
 template <int N> $inline void claim_row(const Operands &e, $indices) {
 $rows
 }"""
-CLAIM_ROW = """    for (int u = 0; u < N * (int)sizeof($type); u += 64)
+CLAIM_ROW = """for (int u = 0; u < N * (int)sizeof($type); u += 64)
         __builtin_prefetch((const char *)(e.o$number + $address) + u, 1, 2);"""
 PREFETCH_ROW = """    for (int u = 0; u < N * (int)sizeof($type); u += 64)
         __builtin_prefetch((const char *)(e.a$number + $address) + u, 0, 2);"""

@@ -103,6 +103,7 @@ class Ending:
         stop: C++ for its end, from registers ``acc[i][v]`` or, ``on_stack``, from ``t``, where a row has ``vectors`` vectors.
         sums: whether the epilogue's sums are added up.
         ahead: C++ that fetches what row ``i`` of the tile at ``m``, ``n`` reads and writes at its end.
+        rows: how many rows are best finished at once.
     """
 
     epilogue: Epilogue | None
@@ -112,6 +113,7 @@ class Ending:
     stop: str
     sums: bool
     ahead: str = ""
+    rows: int = 4
 
 
 def ending(
@@ -151,7 +153,8 @@ def ending(
         ahead = render(CLAIM, at=at) if plain else ""
         if row_at:
             return Ending(None, "T *c, L m, L n", "c, m, n", "", stop, False, ahead)
-        return Ending(None, "T *c", f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL", "", stop, False, ahead)
+        to = f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL"
+        return Ending(None, "T *c", to, "", stop, False, ahead, 4 if plain else 16)
     epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-2 if down else -1], form.places[-2])
     sums = epilogue.sums > 0 and not down
     to = "const Operands &operands, " + "".join(f"L {x}, " for x in batch) + "L m, L n"
@@ -168,4 +171,4 @@ def ending(
     if sums:
         stop += render(SUMS, **values | {"indices": form.indices(batch, "m", "n")})
     ahead = "" if down else f"prefetch_row<{vectors} * VL>(e, {indices}); claim_row<{vectors} * VL>(e, {indices});"
-    return Ending(epilogue, to, ", ".join(["e", *batch, "m", "n"]), prefetch, stop, sums, ahead)
+    return Ending(epilogue, to, ", ".join(["e", *batch, "m", "n"]), prefetch, stop, sums, ahead, 16 if down else 4)

@@ -168,7 +168,7 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True, row_at=rows.result)
     text = render(text_of.SUPPORT, least=text_of.LEAST) + rows.text
     columns = _columns(spec)
-    text += columns.text + render(text_of.TILE, **columns.meanwhile(ready))
+    text += columns.text + render(text_of.TILE, pieces=ROWS // end_of.rows, **columns.meanwhile(ready))
     text += render(text_of.FINISH_TILE, to=end_of.to, stop=end_of.stop, k=spec.k)
 
     whole, left = divmod(spec.m, ROWS)
@@ -184,13 +184,16 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
         ahead = render(text_of.PARTS_AHEAD, last=depth.parts - 1, ahead=ahead)
     split = "meanwhile" if ready else "next, to, begin, until, depth" + columns.left("g + 1")
     tile = _by_strip(
-        (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, {split}, ahead);" for size in sizes),
+        (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, {split}, ahead, finish_piece);" for size in sizes),
         whole,
     )  # fmt: skip
-    finish = _by_strip(
-        (render(text_of.FINISH, mr=size, arguments=end_of.arguments, n=spec.n, row=rows.row) for size in sizes),
-        whole,
-    )
+
+    def finish(height: int) -> str:
+        return render(text_of.FINISH, mr=height, arguments=end_of.arguments, n=spec.n, row=rows.row)
+
+    each = end_of.rows
+    finished = _by_strip(([text_of.NEXT] if whole else []) + ([finish(left)] if left else []), whole)
+    pending = render(text_of.PENDING, rows=each, finish=finish(each)) if whole else text_of.ALONE
     batch_names = [f"x{d}" for d in range(len(spec.batch))]
     sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[: len(spec.batch)])}
     body = form.epilogue is not None
@@ -208,7 +211,7 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     values |= {"of_first": columns.left("g0"), "of_next": columns.left("g_next")}
     values |= {
         "tile": tile,
-        "finish": finish,
+        "finish": finished,
         "parts": parts,
         "add_parts": add_parts,
         "ahead": ahead,
@@ -221,6 +224,7 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
         strips=strips, panels=panels, per_block=per_block, at=scratch, bytes=job_bytes, row_bytes=row_bytes, items=items,
         jobs=jobs, image=rows.image, m=spec.m,
         start=f"B *kept = columns + {column_bytes + partials}LL; {rows.start}" if rows.start else "",
+        pending=pending, flush=text_of.FLUSH if whole else "",
         body=render(text_of.STRIPS if ready else text_of.BLOCKS, **values),
     )  # fmt: skip
     return Draft(

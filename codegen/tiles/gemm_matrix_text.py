@@ -185,11 +185,12 @@ FILL_TRANSPOSED = """const T *s = a + i + k * ${ak}LL;
 FILL_ANY = """for (int r = 0; r < height; r++)
                 for (int c = 0; c < 32; c++) block[r * 32 + c] = c < width ? a[(i + r) * ${am}LL + (k + c) * ${ak}LL] : 0;"""
 # R times 16 rows by 32 columns: the six largest of the nine products of parts, the smallest of which are below half a unit in the last
-# place of the whole. The matrix unit works on its own: meanwhile, three times a step, the processor splits what comes next.
+# place of the whole. The matrix unit works on its own: meanwhile, three times a step, the processor splits what comes next, and
+# finishes the tile before in $pieces pieces.
 TILE = """
-template <int R$type, class A> $noinline void matrix_tile(const B *a, const B *b, T *t, L steps, $given, const A &ahead) {
+template <int R$type, class A, class F> $noinline void matrix_tile(const B *a, const B *b, T *t, L steps, $given, const A &ahead, const F &finish_piece) {
     const int share = (int)((16 * R - 1) / steps + 1);
-    int row = 0;
+    int row = 0, owed = 0;
     D_TILE_ZERO(0);
     D_TILE_ZERO(1);
     if constexpr (R == 2) { D_TILE_ZERO(2); D_TILE_ZERO(3); }
@@ -210,6 +211,7 @@ template <int R$type, class A> $noinline void matrix_tile(const B *a, const B *b
         D_NEW_COLUMNS(1)
         for (const int stop = row + share < 16 * R ? row + share : 16 * R; row < stop; row++) ahead(row);
         D_NEW_ROWS(0) D_MEANWHILE
+        for (owed += $pieces; owed >= steps; owed -= (int)steps) finish_piece();
         D_NEW_COLUMNS(2)
         D_NEW_COLUMNS(0) D_MEANWHILE
         if (steps > 8 && s % 4 == 3) D_KEEP_AWAKE(t);
@@ -250,7 +252,7 @@ PANEL = {
     "before": "const int pauses = 3 * (int)steps, groups = (int)(end - u) / $together; int due = 0;",
     "meanwhile": "for (due += groups; due >= pauses; due -= pauses, u += $together) split_panel(next, to, u, u + $together, depth$pass);",
 }
-ANYTHING = {"type": ", class F", "given": "const F &meanwhile", "before": "", "meanwhile": "meanwhile();"}
+ANYTHING = {"type": ", class W", "given": "const W &meanwhile", "before": "", "meanwhile": "meanwhile();"}
 PRODUCT = """
 $noinline void product(L job, const T *a0, const T *a1, const T *, T *o0, B *scratch$parameter) {
     B *rows = scratch + ${at}LL + job * ${bytes}LL, *columns = rows + ${row_bytes}LL;
@@ -266,11 +268,29 @@ $noinline void product(L job, const T *a0, const T *a1, const T *, T *o0, B *scr
         const L s0 = t0 + block * (t1 - t0) / blocks, s1 = t0 + (block + 1) * (t1 - t0) / blocks;
         const L first = s0 * 32, end = s1 * 32 < $m ? s1 * 32 : $m;
         $start
+$pending
 $body
+$flush
     }
     }
 }
 """
+# A tile in a buffer of its own until the next is done.
+PENDING = """        alignas(64) T sums_[2][1024];
+        int turn = 0;
+        L m_left = 0, n_left = 0, g_left = 0, row_left = 32;
+        const auto finish_piece = [&]() __attribute__((always_inline)) {
+            if (row_left == 32) return;
+            const L m = m_left + row_left, n = n_left, g = g_left;
+            T *c_ = sums_[turn ^ 1] + row_left * 32;
+            row_left += $rows;
+            $finish
+        };"""
+ALONE = """        alignas(64) T sums_[1][1024];
+        constexpr int turn = 0;
+        const auto finish_piece = [] {};"""
+FLUSH = """        while (row_left < 32) finish_piece();"""
+NEXT = "m_left = m, n_left = n, g_left = g, row_left = 0, turn ^= 1;"
 # Blocks of rows are split, and pass panel after panel, each split while the one before is multiplied.
 BLOCKS = """        $k_loop
         const L steps = (depth + 31) / 32, pairs = steps * 16;
@@ -289,7 +309,7 @@ BLOCKS = """        $k_loop
             for (L t = s0; t < s1; t++) {
                 const L m = t * 32, begin = (t - s0) * split / (s1 - s0) * $together, until = (t - s0 + 1) * split / (s1 - s0) * $together;
                 const B *ta = rows + (t - s0) * ${strip}LL;
-                alignas(64) T c_[1024];$parts
+                T *const c_ = sums_[turn];$parts
                 const auto ahead = [&](int i) __attribute__((always_inline)) { $ahead };
                 $tile$add_parts
                 $finish
@@ -330,7 +350,7 @@ STRIPS = """        const L k0 = 0, depth = $depth, steps = (depth + 31) / 32, p
                     pair_step = (pairs + pauses * $together - 1) / (pauses * $together) * $together;
                 }
                 const B *cur = columns + (g - g0) * ${strip}LL;
-                alignas(64) T c_[1024];
+                T *const c_ = sums_[turn];
                 const auto ahead = [&](int i) __attribute__((always_inline)) { $ahead };
                 $tile
                 $finish

@@ -82,7 +82,8 @@ def _adam_rule(decoupled: bool) -> Callable[[Mapping[str, Any]], Rule]:
             new = {"exp_avg": m, "exp_avg_sq": v}
             if group["amsgrad"]:
                 v = new["max_exp_avg_sq"] = torch.maximum(state["max_exp_avg_sq"], v)
-            return p - at["step_size"] * m / (v.sqrt() / at["root"] + at["eps"]), new
+            # A division takes the processor as long as everything else here together.
+            return p - at["step_size"] * m / (v.sqrt() * at["unroot"] + at["eps"]), new
 
         return rule
 
@@ -99,7 +100,7 @@ def _adam_hyper(group: Mapping[str, Any], step: int) -> dict[str, float]:
         "beta2": beta2,
         "one_minus_beta2": 1 - beta2,
         "step_size": lr / (1 - beta1**step),
-        "root": math.sqrt(1 - beta2**step),
+        "unroot": 1 / math.sqrt(1 - beta2**step),
         "eps": group["eps"],
     }
 
