@@ -40,7 +40,7 @@ class FuseSums(Pass):
 
     tier: ClassVar[int] = 3
     min_bytes: int = LEAST_BYTES
-    max_operands: int = 10
+    max_operands: int = 20
 
     def apply(self, net: Network) -> Outcome:
         """Visit programs with reductions in order of execution."""

@@ -188,7 +188,8 @@ FILL_ANY = """for (int r = 0; r < height; r++)
 # place of the whole. The matrix unit works on its own: meanwhile, three times a step, the processor splits what comes next, and
 # finishes the tile before in $pieces pieces.
 TILE = """
-template <int R$type, class A, class F> $noinline void matrix_tile(const B *a, const B *b, T *t, L steps, $given, const A &ahead, const F &finish_piece) {
+template <int R$type, class A, class F>
+$noinline void matrix_tile(const B *a, const B *b, T *t, L steps, $given, const A &ahead, const F &finish_piece) {
     const int share = (int)((16 * R - 1) / steps + 1);
     int row = 0, owed = 0;
     D_TILE_ZERO(0);

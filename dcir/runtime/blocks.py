@@ -53,7 +53,8 @@ class Block:
         self.nbytes = nbytes
         self._owner: object
         if nbytes >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
-            memory = mmap.mmap(-1, nbytes + HUGE_PAGE)
+            # Python's default is shared memory, which most systems give no huge pages, and a forked process would write into ours.
+            memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
             start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
