@@ -33,6 +33,10 @@ READY_STRIPS = 8  # of a job, for which all its panels are split before
 KEPT_BYTES = 256 << 10  # of the image in parts, where panels stay
 READY_BYTES = 512 << 10  # of all panels of a job, for which they stay there too
 DEEPEST = 768  # steps of k that are summed in one go
+TILE_BYTES = 4 * ROWS * COLUMNS
+SUMS_BYTES = 1 << 20  # of two blocks of sums
+PIECE = 128  # results that are finished at once
+STREAMS, STREAMED_BYTES = 2, 1 << 20  # matrices, and of how many bytes, that are read in the order of memory
 SERIAL_WORK = 1 << 18  # multiply-adds below which a second thread does not pay
 ROWS_COST, PANEL_COST = 4.0, 0.65  # of splitting a strip of rows, and a panel for a block of rows, beside a tile
 
@@ -151,8 +155,12 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     most = max(1, rows.block // strip)
     p, q = _grid(spec, strips, panels, batch, threads, most, rows.cost)
     tall, wide = ceil_div(strips, p), ceil_div(panels, q)
-    ready = depth.parts == 1 and wide * strip <= READY_BYTES and tall >= READY_STRIPS
-    if ready:
+    end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True, row_at=rows.result)
+    by_rows = _by_rows(form) and not end_of.sums
+    ready = not by_rows and depth.parts == 1 and wide * strip <= READY_BYTES and tall >= READY_STRIPS
+    if by_rows:
+        per_block = min(tall, max(LEAST_STRIPS, SUMS_BYTES // (2 * wide * TILE_BYTES)))
+    elif ready:
         each = max(1, rows.bytes(LEAST_STRIPS) // LEAST_STRIPS)
         per_block = min(tall, max(LEAST_STRIPS, KEPT_BYTES // each))
     else:
@@ -162,10 +170,11 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     items = batch * p * q
     jobs = min(items, threads)
     row_bytes, column_bytes = (2 if ready else per_block) * strip, (wide if ready else 2) * strip
-    partials = per_block * wide * ROWS * COLUMNS * 4 if blocked else 0
-    job_bytes = row_bytes + column_bytes + partials + round_up(rows.bytes(per_block), 64)
+    block = per_block * wide * TILE_BYTES
+    partials = block if blocked else 0
+    kept = round_up(rows.bytes(per_block), 64)
+    job_bytes = row_bytes + column_bytes + partials + kept + (2 * block if by_rows else 0)
 
-    end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True, row_at=rows.result)
     text = render(text_of.SUPPORT, least=text_of.LEAST) + rows.text
     columns = _columns(spec)
     text += columns.text + render(text_of.TILE, pieces=ROWS // end_of.rows, **columns.meanwhile(ready))
@@ -173,7 +182,7 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
 
     whole, left = divmod(spec.m, ROWS)
     sizes = ([ROWS] if whole else []) + ([left] if left else [])
-    start, end, ahead = f"const L k0 = 0, depth = {spec.k};", "", end_of.ahead
+    start, end, ahead = f"const L k0 = 0, depth = {spec.k};", "", "" if by_rows else end_of.ahead
     parts = add_parts = ""
     if blocked:
         k0, k1 = (f"({depth.start(part)}) * {unit}" for part in ("kb", "kb + 1"))
@@ -194,6 +203,15 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
     each = end_of.rows
     finished = _by_strip(([text_of.NEXT] if whole else []) + ([finish(left)] if left else []), whole)
     pending = render(text_of.PENDING, rows=each, finish=finish(each)) if whole else text_of.ALONE
+    flush, rows_left, last_rows = text_of.FLUSH if whole else "", "", ""
+    if by_rows:
+        pitch = wide * COLUMNS
+        pending = render(
+            text_of.BY_ROWS, at=column_bytes + partials + kept, size=block // 4, pitch=pitch, row=rows.row, n=spec.n
+        )
+        names = [f"x{d}" for d in range(len(spec.batch))]
+        rows_left = render(text_of.ROWS_LEFT, pitch=pitch, piece=PIECE, indices=form.indices(names, "m", "n"))
+        flush, last_rows = text_of.FLUSH_ROWS, text_of.LAST_ROWS
     batch_names = [f"x{d}" for d in range(len(spec.batch))]
     sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[: len(spec.batch)])}
     body = form.epilogue is not None
@@ -224,7 +242,7 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
         strips=strips, panels=panels, per_block=per_block, at=scratch, bytes=job_bytes, row_bytes=row_bytes, items=items,
         jobs=jobs, image=rows.image, m=spec.m,
         start=f"B *kept = columns + {column_bytes + partials}LL; {rows.start}" if rows.start else "",
-        pending=pending, flush=text_of.FLUSH if whole else "",
+        pending=pending, flush=flush, rows_left=rows_left, last_rows=last_rows,
         body=render(text_of.STRIPS if ready else text_of.BLOCKS, **values),
     )  # fmt: skip
     return Draft(
@@ -236,6 +254,18 @@ def product_draft(name: str, form: Form, rows: Rows, threads: int, *, source: st
         epilogue=end_of.epilogue,
         sums=end_of.sums,
     )
+
+
+def _by_rows(form: Form) -> bool:
+    """Whether results pass through the epilogue in the order of memory, which it reads several matrices of."""
+    spec, body = form.spec, form.epilogue
+    if body is None or spec.m % ROWS or spec.n % COLUMNS or spec.m * spec.n * 4 < STREAMED_BYTES:
+        return False
+    if not form.along(-1):
+        return False
+    row, column = form.places[-2], form.places[-1]
+    read = {s.attr for s in body.body if s.op == "load" and s.attr[0] != 0 and s.attr[1][column] == 1 and s.attr[1][row] == spec.n}
+    return len(read) >= STREAMS
 
 
 def _by_strip(calls: Iterable[str], whole: int) -> str:

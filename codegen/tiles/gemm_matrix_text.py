@@ -265,6 +265,7 @@ $noinline void product(L job, const T *a0, const T *a1, const T *, T *o0, B *scr
     const L mp = j / $q % $p, np = j % $q;
     const L t0 = mp * $strips / $p, t1 = (mp + 1) * $strips / $p, g0 = np * $panels / $q, g1 = (np + 1) * $panels / $q;
     const L blocks = (t1 - t0 + $per_block - 1) / $per_block;
+    $rows_left
     for (L block = 0; block < blocks; block++) {
         const L s0 = t0 + block * (t1 - t0) / blocks, s1 = t0 + (block + 1) * (t1 - t0) / blocks;
         const L first = s0 * 32, end = s1 * 32 < $m ? s1 * 32 : $m;
@@ -273,6 +274,7 @@ $pending
 $body
 $flush
     }
+    $last_rows
     }
 }
 """
@@ -292,6 +294,37 @@ ALONE = """        alignas(64) T sums_[1][1024];
         const auto finish_piece = [] {};"""
 FLUSH = """        while (row_left < 32) finish_piece();"""
 NEXT = "m_left = m, n_left = n, g_left = g, row_left = 0, turn ^= 1;"
+# An epilogue that reads several matrices reads memory row by row: in tiles, a line at a time, the processor's few requests under way
+# are what it waits for. So a block's sums stay where they are until the next block, whose tiles finish them meanwhile.
+ROWS_LEFT = """const L width = (g1 - g0) * 32;
+    L row_done = 0, rows_end = 0, rows_first = 0, column_done = 0;
+    const T *rows_sums = nullptr;
+    const auto finish_rows = [&]() __attribute__((always_inline)) {
+        const L m = row_done, n = g0 * 32 + column_done, left = width - column_done;
+        const T *t = rows_sums + (m - rows_first) * ${pitch}LL + column_done;
+        column_done += $piece;
+        if (column_done >= width) column_done = 0, row_done++;
+        finish(e, $indices, t, left < $piece ? left : $piece);
+    };"""
+BY_ROWS = """        T *const fresh = (T *)(columns + ${at}LL) + block % 2 * ${size}LL;
+        alignas(64) T sums_[2][1024];
+        int turn = 0;
+        L m_left = 0, n_left = 0, g_left = 0, row_left = 32;
+        const auto finish_piece = [&]() __attribute__((always_inline)) {
+            if (row_left < 32) {
+                const L m = m_left + row_left, n = n_left;
+                T *c_ = sums_[turn ^ 1] + row_left * 32, *to = fresh + (m - first) * ${pitch}LL + n - g0 * 32;
+                row_left += 4;
+                if (!sound(c_, 8)) repair(c_, 4, a, $row, panel_at(b, g_left, 0), $n - n);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++) store(to + i * ${pitch}LL, load(c_ + i * 32)), store(to + i * ${pitch}LL + VL, load(c_ + i * 32 + VL));
+            }
+            if (row_done < rows_end) finish_rows();
+        };"""
+FLUSH_ROWS = """        while (row_left < 32) finish_piece();
+        while (row_done < rows_end) finish_rows();
+        row_done = rows_first = first, rows_end = end, rows_sums = fresh;"""
+LAST_ROWS = """while (row_done < rows_end) finish_rows();"""
 # Blocks of rows are split, and pass panel after panel, each split while the one before is multiplied.
 BLOCKS = """        $k_loop
         const L steps = (depth + 31) / 32, pairs = steps * 16;
