@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dcir.ir.network import Network, Operand
-from dcir.ir.nodes import RECOMPUTED, Op
+from dcir.ir.nodes import Op
 from dcir.ir.program import Program
 from dcir.ops.torch_call import has_effects
 from dcir.transforms.base import Outcome, Pass
@@ -34,8 +34,7 @@ class MergeCommonSubexpressions(Pass):
         for op in net.ops():
             spec = op.spec
             # By text where a spec is no program: 0.0 == -0.0 and 1 == True among the arguments of a call into torch.
-            again = op.made_by == RECOMPUTED  # merged with its twin, it would keep the twin's result for the backward
-            key = (spec if isinstance(spec, Program) else repr(spec), tuple(net.ins(op)), again)
+            key = (spec if isinstance(spec, Program) else repr(spec), tuple(net.ins(op)))
             first = seen.setdefault(key, op)
             if first is op:
                 continue

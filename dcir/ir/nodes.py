@@ -15,9 +15,6 @@ from dace.transformation.transformation import ExpandTransformation
 from dcir.ir.dace_objects import like
 from dcir.ir.serialize import decode, encode
 
-RECOMPUTED = "recompute"
-"""What made an operator of a training step that computes again what its forward has computed: it is never merged with that."""
-
 
 @dace.library.expansion
 class ExpandPure(ExpandTransformation):  # type: ignore[misc]

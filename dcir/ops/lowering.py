@@ -152,7 +152,6 @@ class Lowering:
         net: the network being built.
         outs: what the operator must produce, one Meta per tensor result (None for absent ones).
         origin: place in the user's model, for reports.
-        made_by: what makes the operators, for reports and for passes.
         storage: of a view operator's first argument, where known.
     """
 
@@ -161,7 +160,6 @@ class Lowering:
         self.storage: Storage | None = None
         self.outs: list[Meta | None] = []
         self.origin = ""
-        self.made_by = "frontend"
 
     @property
     def out(self) -> Meta:
@@ -198,7 +196,7 @@ class Lowering:
         """Add a node computing ``spec``."""
         a = [i.operand if isinstance(i, Ref) else i for i in ins]
         o = [i.operand if isinstance(i, Ref) else i for i in outs]
-        self.net.add_op(spec, a, o, origin=self.origin, made_by=self.made_by)
+        self.net.add_op(spec, a, o, origin=self.origin)
 
     def kernel(self, outer: Sequence[int], inner: Sequence[int] = ()) -> Kernel:
         """A builder for one program node over these loops."""

@@ -242,15 +242,12 @@ def _traced(gm: fx.GraphModule, compile_graph: CompileGraph) -> Trace:
 def _cut(limited: Limited | None, joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """Forward and backward of a joint graph."""
     if limited is None:
-        return minimum_cut(joint, *args, **kwargs)
-    return limited(minimum_cut, (expose_norms,), joint, *args, **kwargs)
+        return _partition(joint, *args, **kwargs)
+    return limited(_partition, (expose_norms,), joint, *args, **kwargs)
 
 
-def minimum_cut(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward by PyTorch's minimum cut, over a joint graph that shows what is cheap to compute again.
-
-    The arguments are those of AOTAutograd's partition functions.
-    """
+def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's minimum cut, over a joint graph that shows what is cheap to compute again."""
     results = kwargs["num_fwd_outputs"]
     most = int(GOAL * eager_peak(joint.graph, results))
     expose_norms(joint)

@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from dcir.errors import Unsupported
 from dcir.ir.annotations import Donated
 from dcir.ir.network import Network, Result
-from dcir.ir.nodes import RECOMPUTED
 from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Storage, is_dense
 from dcir.ops.registry import pages
 from dcir.ops.torch_call import TorchCall, pack
@@ -23,8 +22,6 @@ FIRST_SAVED = "dcir_first_saved"
 """Key of a forward graph's ``meta``: number of its first result that only the backward graph reads."""
 UPDATES = "dcir_updates"
 """Key of a graph's ``meta``: from the number of a result to that of the placeholder whose contents it replaces."""
-AGAIN = "dcir_again"
-"""Key of a node's ``meta["custom"]``: it computes again what another node has computed, for readers that come much later."""
 STATIC = "dcir_static"
 """Key of a graph's ``meta``: numbers of the placeholders that are parameters or buffers of the user's modules."""
 DONATED = "dcir_donated"
@@ -166,7 +163,6 @@ class _Importer:
             return val  # sym_size and the like: a number known since the graph was made
         self.ctx.outs = [meta_of(v) for v in (val if isinstance(val, tuple | list) else (val,))]
         self.ctx.origin = describe(node)
-        self.ctx.made_by = RECOMPUTED if AGAIN in node.meta.get("custom", ()) else "frontend"
         if any(r.alias_info is not None for r in node.target._schema.returns) and node.args:
             first = node.args[0]
             if isinstance(first, fx.Node):

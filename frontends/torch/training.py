@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 from torch._functorch._aot_autograd.descriptors import (
     AOTInput,
@@ -28,9 +27,8 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dcir.errors import DcirError, Unsupported
-from dcir.frontends.torch.capture import minimum_cut
 from dcir.frontends.torch.decompose import decompositions
-from dcir.frontends.torch.importer import AGAIN, UPDATES
+from dcir.frontends.torch.importer import UPDATES
 
 # (parameter, gradient, state by name, hyperparameters by name) -> (new parameter, new state by name)
 Rule = Callable[[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
@@ -145,19 +143,17 @@ def capture_step(
 
 @dataclass(frozen=True)
 class _Joint:
-    """Forward and backward.
+    """Forward and backward as one graph.
 
     Attributes:
-        forward: from parameters, buffers and batch to what it has for its caller and what it keeps.
-        backward: from that, and the gradient of the loss, to gradients.
-        parameters, buffers: names in the order of the forward's inputs; a tensor with several names stands for each of them.
+        graph: from parameters, buffers, batch and the loss's gradient.
+        parameters, buffers: names in the order of the graph's inputs; a tensor with several names stands for each of them.
         mutated: inputs whose new contents are the first results; the loss follows.
-        gradients: name of a parameter -> number of the backward's result that is its gradient.
+        gradients: name of a parameter -> number of the result that is its gradient.
         loss: a tensor like the loss.
     """
 
-    forward: fx.GraphModule
-    backward: fx.GraphModule
+    graph: fx.GraphModule
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     mutated: tuple[AOTInput, ...]
@@ -180,19 +176,11 @@ def _joint(wrapped: nn.Module, batch: Sequence[Tensor]) -> _Joint:
         raise Unsupported(
             "the loss is no scalar that depends on a parameter", where="loss_fn", hint="return the mean or the sum"
         )
-    own = sum(not isinstance(d, GradAOTOutput) for d in what if d is not None)
-    given = len(made.params_spec) + len(made.buffers_spec)
-    forward, backward = minimum_cut(graph, (), num_fwd_outputs=own, static_lifetime_input_indices=list(range(given)))
-    # What both compute is cheaper to compute again than to keep. A graph of both must not merge it.
-    twice = {n.name for n in forward.graph.nodes if n.op == "call_function"}
-    for n in backward.graph.nodes:
-        if n.op == "call_function" and n.name in twice:
-            n.meta["custom"] = {**n.meta.get("custom", {}), AGAIN: True}
     return _Joint(
-        forward, backward, tuple(made.params_spec), tuple(made.buffers_spec),
+        graph, tuple(made.params_spec), tuple(made.buffers_spec),
         tuple(d.mutated_input for d in what if isinstance(d, InputMutationAOTOutput)),
         {
-            d.grad_of.target: i - own
+            d.grad_of.target: i
             for i, (d, value) in enumerate(zip(what, results.args[0], strict=True))
             if isinstance(d, GradAOTOutput) and isinstance(d.grad_of, ParamAOTInput) and value is not None
         },
@@ -240,12 +228,11 @@ def _with_updates(
         states, table = take(n_state), given[0]
         by_name = dict(zip((*parameters, *buffers), own, strict=False))
         one = torch.ones(joint.loss.shape, dtype=joint.loss.dtype)
-        with fx_traceback.preserve_node_meta():
-            out = fx.Interpreter(joint.forward).run(
-                *(by_name[known_as[n]] for n in every), *own[len(parameters) + len(buffers) :], enable_io_processing=False
-            )
-            found = fx.Interpreter(joint.backward).run(*out[loss_at + 1 :], one, enable_io_processing=False)
-        grads = {u.name: functools.reduce(operator.add, (found[i] for i in gradients[u.name])) for u in live}
+        out = fx.Interpreter(joint.graph).run(
+            *(by_name[known_as[n]] for n in every), *own[len(parameters) + len(buffers) :], one,
+            enable_io_processing=False,
+        )  # fmt: skip
+        grads = {u.name: functools.reduce(operator.add, (out[i] for i in gradients[u.name])) for u in live}
         grads = {n: g + before[n] if n in before else g for n, g in grads.items()}
         grads, norm = _clipped(grads, clip)
         replaced: list[Tensor] = [*(out[i] for i in mutated.values())]
