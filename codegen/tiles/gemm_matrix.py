@@ -264,7 +264,11 @@ def _by_rows(form: Form) -> bool:
     if not form.along(-1):
         return False
     row, column = form.places[-2], form.places[-1]
-    read = {s.attr for s in body.body if s.op == "load" and s.attr[0] != 0 and s.attr[1][column] == 1 and s.attr[1][row] == spec.n}
+    read = {
+        s.attr
+        for s in body.body
+        if s.op == "load" and s.attr[0] != 0 and s.attr[1][column] == 1 and s.attr[1][row] == spec.n
+    }
     return len(read) >= STREAMS
 
 

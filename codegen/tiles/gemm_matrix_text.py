@@ -317,7 +317,10 @@ BY_ROWS = """        T *const fresh = (T *)(columns + ${at}LL) + block % 2 * ${s
                 row_left += 4;
                 if (!sound(c_, 8)) repair(c_, 4, a, $row, panel_at(b, g_left, 0), $n - n);
 #pragma GCC unroll 4
-                for (int i = 0; i < 4; i++) store(to + i * ${pitch}LL, load(c_ + i * 32)), store(to + i * ${pitch}LL + VL, load(c_ + i * 32 + VL));
+                for (int i = 0; i < 4; i++) {
+                    store(to + i * ${pitch}LL, load(c_ + i * 32));
+                    store(to + i * ${pitch}LL + VL, load(c_ + i * 32 + VL));
+                }
             }
             if (row_done < rows_end) finish_rows();
         };"""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import dcir
 from dcir.errors import InvalidInput, OptionError, Unsupported
+from dcir.frontends.torch.training import Clip, capture_step
 
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -211,3 +212,34 @@ def test_refusals() -> None:
         step(torch.ones(1, 2, requires_grad=True), torch.ones(1, 2))
     with pytest.raises(InvalidInput, match="a target"):
         step(torch.ones(1, 2))
+
+
+def test_units_stay_whole():
+    """Operators with a kernel of their own arrive as such, even where torch could take them apart."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 1))
+    step = capture_step(model, lambda m, x: m(x).sum(), [torch.randn(3, 4)], [], 0, clip=Clip())
+    assert torch.ops.aten.silu_backward.default in {n.target for n in step.graph.graph.nodes}
+
+
+@pytest.mark.parametrize(
+    ("batch", "spoil"), [(64, None), (800, None), (64, torch.inf), (800, torch.nan)], ids=lambda v: str(v)
+)
+def test_large_matrices(batch, spoil):
+    """Updates of matrices that do not fit into a cache, finished in the order of memory where there is a matrix unit."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 768), nn.GELU(), nn.Linear(768, 544))
+    other = copy.deepcopy(model)
+    x, y = torch.randn(batch, 512), torch.randn(batch, 544)
+    if spoil is not None:
+        x[3, 5] = spoil
+    eager = torch.optim.AdamW(other.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-3)
+    step = dcir.train_step(
+        model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-3)
+    )
+    for _ in range(3):
+        eager.zero_grad()
+        nn.MSELoss()(other(x), y).backward()
+        eager.step()
+        step(x, y)
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=2e-6, equal_nan=True)
