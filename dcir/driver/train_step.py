@@ -77,7 +77,7 @@ class _Seen:
 
     Attributes:
         tensors: its parameters and buffers by every name they have.
-        names: id of a parameter -> its first name.
+        names: id of each of them -> its first name.
         modes: of every module, whether it trains.
     """
 
@@ -102,6 +102,7 @@ def _seen(model: nn.Module) -> _Seen:
         for n, b in module._buffers.items():
             if b is not None:
                 tensors[prefix + n] = b
+                names.setdefault(id(b), prefix + n)
         left += [(f"{prefix}{n}.", m) for n, m in reversed(module._modules.items()) if m is not None]
     return _Seen(tensors, names, tuple(modes))
 
@@ -218,7 +219,10 @@ class TrainStep:
     def _call_key(self, batch: Sequence[Tensor], seen: _Seen) -> Any:
         """Everything but the numbers that the program of a call depends on, save what the optimiser holds."""
         shapes = tuple((t.shape, t.stride(), t.dtype) for t in batch)
-        tensors = tuple((n, t.shape, t.stride(), t.dtype, t.requires_grad) for n, t in seen.tensors.items())
+        # With the first name of each: a program takes a tensor of two names once.
+        tensors = tuple(
+            (n, seen.names[id(t)], t.shape, t.stride(), t.dtype, t.requires_grad) for n, t in seen.tensors.items()
+        )
         flags = tuple(
             tuple((k, v) for k, v in g.items() if isinstance(v, bool)) + tuple(map(bool, (
                 g.get("momentum", 0), g.get("weight_decay", 0)

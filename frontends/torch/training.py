@@ -136,7 +136,7 @@ def capture_step(
         ) from e
     written = [d for d in joint.mutated if not isinstance(d, BufferAOTInput)]
     if written:
-        names = [d.target if isinstance(d, ParamAOTInput) else f"input {d.idx}" for d in written]  # type: ignore[attr-defined]
+        names = [d.target if isinstance(d, ParamAOTInput) else f"input {getattr(d, 'idx', '?')}" for d in written]
         raise Unsupported(f"the forward pass writes to {', '.join(names[:4])}", where=type(model).__name__)
     return _with_updates(wrapped, joint, batch, updates, hyper, clip, accumulated)
 

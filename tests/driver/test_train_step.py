@@ -214,6 +214,26 @@ def test_refusals() -> None:
         step(torch.ones(1, 2))
 
 
+def test_untied():
+    """Weights that were one tensor and become two are trained apart from then on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    own = model[2].weight
+    model[2].weight = model[0].weight
+    optimizer = torch.optim.SGD([*model.parameters(), own], lr=0.1)
+    step = dcir.train_step(model, nn.functional.mse_loss, optimizer)
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    step(x, y)
+    model[2].weight = own
+    twin = copy.deepcopy(model)
+    eager = torch.optim.SGD(twin.parameters(), lr=0.1)
+    nn.functional.mse_loss(twin(x), y).backward()
+    eager.step()
+    step(x, y)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
 def test_units_stay_whole():
     """Operators with a kernel of their own arrive as such, even where torch could take them apart."""
     model = nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 1))
