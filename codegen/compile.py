@@ -18,11 +18,11 @@ from dcir.codegen.cpp.kernel_sdfg import HEADER, kernel_body
 from dcir.codegen.cpp.kernels.sizeless import sizeless
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.planners import Machine, plan
-from dcir.codegen.tiles.isa import host_isa
 from dcir.codegen.tuned import Database
 from dcir.ir.network import Network, Operand
 from dcir.ir.nodes import Op
 from dcir.ir.types import itemsize
+from dcir.isa import host_isa
 from dcir.ops.images import one_image
 
 ALIGNMENT = 64

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from gemm_peak import best, build
 
-from dcir.codegen.tiles.isa import host_isa
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body
+from dcir.isa import host_isa
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.packing import panel_width
 

@@ -21,9 +21,9 @@ from dcir.cache import Cache
 from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.codegen.cpp.kernel_sdfg import argument_names, kernel_text
 from dcir.codegen.planners import Machine, plan
-from dcir.codegen.tiles.isa import host_isa
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body
+from dcir.isa import host_isa
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.packing import packed_shape, panel_width
 

@@ -24,7 +24,12 @@ from dcir.codegen.tiles.conv_weight import weight_draft
 from dcir.codegen.tiles.conv_weight_last import weight_last_draft, weight_last_suits
 from dcir.codegen.tiles.conv_weight_matrix import weight_matrix_draft, weight_matrix_suits
 from dcir.codegen.tiles.conv_weight_pointwise import weight_pointwise_draft, weight_pointwise_suits
-from dcir.codegen.tiles.conv_weight_product import weight_product_draft, weight_product_suits
+from dcir.codegen.tiles.conv_weight_product import (
+    weight_panels_draft,
+    weight_panels_suits,
+    weight_product_draft,
+    weight_product_suits,
+)
 from dcir.codegen.tiles.conv_winograd import winograd_draft
 from dcir.codegen.tiles.conv_winograd_weight import winograd_weight_draft
 from dcir.codegen.tiles.emit import (
@@ -41,9 +46,9 @@ from dcir.codegen.tiles.emit import (
 )  # fmt: skip
 from dcir.codegen.tiles.epilogue import epilogue_suits
 from dcir.codegen.tiles.gemm import gemm_draft
-from dcir.codegen.tiles.isa import Isa
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body
+from dcir.isa import Isa
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.epilogue import identity_epilogue
@@ -197,6 +202,8 @@ def _weight(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         if product:
             return weight_product_draft(name, p, isa, threads)
         return (weight_pointwise_draft if pointwise else weight_matrix_draft)(name, p, threads)
+    if weight_panels_suits(p, isa) and decide("method", ["panels", "in place"]) == "panels":
+        return weight_panels_draft(name, p, isa, threads)
     draft = weight_last_draft if weight_last_suits(p, isa) else weight_draft
     return draft(name, p, isa, threads)
 

@@ -17,12 +17,12 @@ from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.emit import Draft, Step, render, round_up
 from dcir.codegen.tiles.gemm_form import Form
 from dcir.codegen.tiles.gemm_matrix import product_draft
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.epilogue import identity_epilogue
-from dcir.ops.packing import panel_width, panels
+from dcir.ops.matrix_unit import COLUMNS
+from dcir.ops.packing import panels
 
-PANEL = panel_width("f32")
 _RESULT = """
 $inline L result_row(L m) {
     return m / ${image}LL * ${yn}LL + m / ${plane}LL % $od * ${yd}LL + m / $ow % $oh * ${yh}LL + m % $ow * ${yw}LL;
@@ -53,7 +53,7 @@ def data_strided_suits(problems: Sequence[Problem], isa: Isa) -> bool:
 def _suits(p: Problem, isa: Isa) -> bool:
     if p.dtype != "f32" or p.groups != 1 or p.ys[2] != 1 or p.bias or math.prod(p.inp) == 0:
         return False
-    p = replace(p, panel=PANEL, ys=_dense(p))
+    p = replace(p, panel=COLUMNS, ys=_dense(p))
     return matrix_last_suits(p, identity_epilogue((p.n, 1, p.co, *p.out), p.dtype, p.ys), isa)
 
 
@@ -81,8 +81,8 @@ def data_strided_draft(name: str, problems: Sequence[Problem], threads: int) -> 
             )  # fmt: skip
         else:
             draft, (step,) = made[p], made[p].steps
-            text = pack_text(replace(p, panel=PANEL), packed, operands=False) + draft.text
-            count = panels(p.co, PANEL)
+            text = pack_text(replace(p, panel=COLUMNS), packed, operands=False) + draft.text
+            count = panels(p.co, COLUMNS)
             call = f"part{i}::pack(j - {packing}, a0, a1 + {p.w0}LL, nullptr, o0, scratch);"
             before.append(f"    if (j < {packing + count}) return {call}")
             mine = f"scratch + {at}LL + j * {job_bytes - draft.scratch // step.jobs}LL"
@@ -99,15 +99,15 @@ def data_strided_draft(name: str, problems: Sequence[Problem], threads: int) -> 
 
 
 def _packed_bytes(p: Problem) -> int:
-    return round_up(panels(p.co, PANEL) * p.taps * p.ci * PANEL * 4, 64)
+    return round_up(panels(p.co, COLUMNS) * p.taps * p.ci * COLUMNS * 4, 64)
 
 
 def _product(name: str, p: Problem, threads: int) -> Draft:
     """One residue's product over all its pixels, B in panels at a1."""
     d, h, w = p.out
-    spec = ContractionSpec(p.dtype, (), p.n * d * h * w, p.co, p.taps * p.ci, (1, 0), (0, 0), (0, 1), PANEL)
+    spec = ContractionSpec(p.dtype, (), p.n * d * h * w, p.co, p.taps * p.ci, (1, 0), (0, 0), (0, 1), COLUMNS)
     form = Form(spec, None, ())
-    rows = pixel_rows(replace(p, panel=PANEL), form)
+    rows = pixel_rows(replace(p, panel=COLUMNS), form)
     text = render(
         _RESULT, image=d * h * w, plane=h * w, od=d, oh=h, ow=w, yn=p.ys[0], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5]
     )

@@ -13,7 +13,7 @@ from dcir.codegen.tiles.conv_depthwise_last import channels_draft, channels_suit
 from dcir.codegen.tiles.conv_problem import Problem, ceil
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, EPILOGUE_PARAMETER, Draft, Step, lanes, render, round_up
 from dcir.codegen.tiles.epilogue import Epilogue
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 
 MOST_TAPS = 49
 STACK_BYTES = 512 << 10

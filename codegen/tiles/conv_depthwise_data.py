@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Step, ceil_div, lanes, render, round_up, unravel
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 
 PLANE_BYTES = 512 << 10
 JOBS = 8  # for every thread

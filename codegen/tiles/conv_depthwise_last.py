@@ -22,7 +22,7 @@ from dcir.codegen.tiles.emit import (
     round_up,
 )
 from dcir.codegen.tiles.epilogue import GROUPED, Epilogue
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 
 SERIAL_WORK = 1 << 15
 AHEAD = 4  # vectors of channels, that what sums read is asked for before

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dcir.codegen.tiles.conv_depthwise_last import Tile, columns_of, tile_at
 from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 
 SERIAL_WORK = 1 << 16
 SUMMED = 256  # pixels, about, that are summed by themselves

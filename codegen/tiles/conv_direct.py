@@ -26,7 +26,7 @@ from dcir.codegen.tiles.emit import (
 )
 from dcir.codegen.tiles.epilogue import Epilogue
 from dcir.codegen.tiles.gemm_tiles import choose
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 from dcir.ops.packing import panels
 
 MOST_LAYOUTS = 6

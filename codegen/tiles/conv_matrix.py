@@ -18,8 +18,8 @@ from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.emit import Draft, render
 from dcir.codegen.tiles.gemm_form import Form, normal_form
 from dcir.codegen.tiles.gemm_matrix import ROWS_COST, Rows, matrix_suits, product_draft
-from dcir.codegen.tiles.isa import Isa
 from dcir.ir.program import Program
+from dcir.isa import Isa
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.matrix_unit import DEPTH, ROWS
 

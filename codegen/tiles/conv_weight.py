@@ -13,8 +13,8 @@ from dcir.codegen.tiles.conv_direct import copy_of, copy_text
 from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up
 from dcir.codegen.tiles.gemm_tiles import choose
-from dcir.codegen.tiles.isa import Isa
 from dcir.codegen.tiles.pack_text import pack_vectors
+from dcir.isa import Isa
 
 BLOCK_BYTES = 256 << 10
 STACK_BYTES = 640 << 10

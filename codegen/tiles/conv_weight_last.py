@@ -15,7 +15,7 @@ from dcir.codegen.tiles.conv_problem import Problem, ceil
 from dcir.codegen.tiles.conv_weight import SERIAL_WORK, finish_text
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up
 from dcir.codegen.tiles.gemm_tiles import choose
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 
 LEAST_INPUTS = 8  # input channels below which tiles need taps to be filled
 POSITIONS = 128  # of a block: sums are loaded and stored once for so many; twice as many where there are several taps

@@ -18,7 +18,7 @@ from dcir.codegen.tiles import gemm_matrix_text
 from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.conv_weight import finish_text
 from dcir.codegen.tiles.emit import Draft, Split, Step, ceil_div, render, round_up
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 from dcir.ops import matrix_unit
 
 STEP_BYTES = 6144

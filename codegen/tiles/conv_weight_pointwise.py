@@ -19,7 +19,7 @@ from dcir.codegen.tiles import gemm_matrix_text
 from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.emit import Draft, Split, Step, ceil_div, exchanges, render, round_up
 from dcir.codegen.tiles.gemm_matrix import STEP_BYTES
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 from dcir.ops import matrix_unit
 
 LEAST_WORK = 1 << 22  # multiply-adds below which nothing is gained

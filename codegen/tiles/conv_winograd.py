@@ -15,7 +15,7 @@ from dcir.codegen.tiles import conv_winograd_text as text_of
 from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render
 from dcir.codegen.tiles.epilogue import Epilogue
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 from dcir.ops import winograd
 from dcir.ops.epilogue import identity_epilogue
 from dcir.ops.packing import panels

@@ -13,7 +13,7 @@ from dcir.codegen.tiles import conv_winograd_text as text_of
 from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.conv_winograd import transform_text
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 from dcir.ops import winograd
 
 CHUNK_BYTES = 10 << 20  # of a job's transformed tiles: they stay in the third-level cache

@@ -9,7 +9,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 
 if TYPE_CHECKING:
     from dcir.codegen.tiles.epilogue import Epilogue

@@ -30,9 +30,9 @@ from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
 from dcir.codegen.tiles import epilogue_text as text_of
 from dcir.codegen.tiles.emit import INLINE, lanes, render
 from dcir.codegen.tiles.epilogue_sums import only_sums, pitch, sums_of, sums_text, without_sums
-from dcir.codegen.tiles.isa import Isa
 from dcir.ir.program import Program, Stmt
 from dcir.ir.types import compute_type
+from dcir.isa import Isa
 
 LONGEST_INLINE = 14
 """Vector statements of an epilogue that is worth repeating for every row of a tile."""

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dcir.codegen.tiles.emit import lanes, render, round_up
-from dcir.codegen.tiles.isa import Isa
 from dcir.ir.program import Program, Stmt, simplify
+from dcir.isa import Isa
 from dcir.ops.summed import ADDED
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dcir.codegen.tiles.emit import (
 )
 from dcir.codegen.tiles.epilogue import Epilogue
 from dcir.codegen.tiles.gemm_form import Form
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 from dcir.ops.contraction import ContractionSpec
 
 # Above this many rows, packing B costs less than the dot products' extra loads and sums.

@@ -21,7 +21,7 @@ from dcir.codegen.tiles import gemm_matrix_text as text_of
 from dcir.codegen.tiles.emit import EPILOGUE_PARAMETER, Draft, Split, Step, ceil_div, render, round_up, unravel
 from dcir.codegen.tiles.gemm_ending import ending
 from dcir.codegen.tiles.gemm_form import Form
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.matrix_unit import COLUMNS, DEPTH, ROWS, matrix_wins
 
@@ -43,7 +43,9 @@ ROWS_COST, PANEL_COST = 4.0, 0.65  # of splitting a strip of rows, and a panel f
 
 def matrix_suits(spec: ContractionSpec, isa: Isa) -> bool:
     """Whether the product, once its B is packed, is better computed on the matrix unit than with multiply-adds."""
-    return isa.matrix_unit and spec.dtype == "f32" and matrix_wins(math.prod(spec.batch), spec.m, spec.n, spec.k)
+    if not isa.matrix_unit or spec.dtype != "f32" or spec.panel not in (0, COLUMNS):
+        return False
+    return matrix_wins(math.prod(spec.batch), spec.m, spec.n, spec.k)
 
 
 @dataclass(frozen=True)

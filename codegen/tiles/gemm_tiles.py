@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up, unravel
-from dcir.codegen.tiles.isa import Isa
 from dcir.codegen.tiles.pack_text import pack_rows, pack_vectors
+from dcir.isa import Isa
 from dcir.ops.contraction import ContractionSpec
 
 KC = 384

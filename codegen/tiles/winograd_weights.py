@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.tiles.conv_winograd import transform_text
 from dcir.codegen.tiles.emit import Draft, Step, assemble, ceil_div, lanes, render
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 from dcir.ops import winograd
 from dcir.ops.packing import panels
 from dcir.ops.winograd import WinogradWeightsSpec

@@ -24,13 +24,13 @@ from torch import fx
 
 from dcir.codegen.build import cpu_identity
 from dcir.codegen.compile import Library
-from dcir.codegen.tiles.isa import host_isa
 from dcir.driver.assemble import assemble
 from dcir.driver.header import header_text
 from dcir.errors import Unsupported
 from dcir.frontends.torch.export import Exported, Leaf, State
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.serialize import encode
+from dcir.isa import host_isa
 from dcir.runtime import artefact as layout
 from dcir.runtime import manifest as schema
 from dcir.runtime.program_info import ResultInfo

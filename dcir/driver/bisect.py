@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dcir.codegen.tiles.isa import host_isa
 from dcir.driver.locate import CODE, IMPORT, KERNEL, PASS, Finding, locate
 from dcir.driver.reproducer import reproducer_text
 from dcir.driver.slices import Slice, Source, Values, described, size_of, slice_of, smaller, used, with_data
 from dcir.frontends.torch.export import export_inference
+from dcir.isa import host_isa
 from dcir.options import Options
 from dcir.transforms.base import Pass
 

@@ -15,7 +15,6 @@ import torch
 from torch import fx
 
 from dcir.codegen.compile import Library, planned_bytes
-from dcir.codegen.tiles.isa import host_isa
 from dcir.driver.assemble import assemble, buffer_numbers, spaces
 from dcir.driver.limit import check, saved_bytes
 from dcir.errors import OptionError, Unsupported
@@ -25,6 +24,7 @@ from dcir.frontends.torch.partition import PARTITION
 from dcir.ir.annotations import Donated
 from dcir.ir.network import Network, footprint
 from dcir.ir.types import itemsize
+from dcir.isa import host_isa
 from dcir.options import Options
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dcir.codegen.compile import compile_network
 from dcir.codegen.planners import Machine, plan
-from dcir.codegen.tiles.isa import host_isa
 from dcir.driver.assemble import assemble
 from dcir.driver.check import Array, distance, index_bounds
 from dcir.driver.slices import Slice
@@ -23,6 +22,7 @@ from dcir.ir.nodes import Op
 from dcir.ir.program import Program
 from dcir.ir.scalars import reference
 from dcir.ir.types import TYPES, bf16_to_f32, to_numpy
+from dcir.isa import host_isa
 from dcir.ops.images import one_image
 from dcir.ops.lowering import FROM_NAME, TORCH_TYPES
 from dcir.transforms.base import Pass

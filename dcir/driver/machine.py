@@ -16,8 +16,8 @@ import torch
 
 from dcir.cache import Cache, key_of
 from dcir.codegen.build import Toolchain, Unit, compile_objects, cpu_identity, default_flags, link_shared
-from dcir.codegen.tiles.isa import Isa, host_isa
 from dcir.errors import MachineBusy
+from dcir.isa import Isa, host_isa
 from dcir.machine import MachineModel, Rate, assumed, remember, remembered
 
 _REPEATS = 25

@@ -1,7 +1,7 @@
 """Packed weights: the operand that a product walks as vectors, in panels of neighbouring columns.
 
-A panel holds PANEL_BYTES of neighbouring columns for every step of the reduction, one step after the other, so that a register tile reads
-it as one stream. Columns past the end are zeros. The layout does not depend on the processor.
+A panel holds two vectors of neighbouring columns, or a cache line where vectors are shorter, for every step of the reduction, one step
+after the other, so that a register tile reads it as one stream. Columns past the end are zeros.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from collections.abc import Sequence
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body, Expr, Program
 from dcir.ir.types import itemsize
+from dcir.isa import Isa, host_isa
 
-PANEL_BYTES = 128
-"""Two cache lines: two vectors of the widest registers."""
+LINE_BYTES = 64
 
 
-def panel_width(dtype: str) -> int:
-    """Columns of a panel."""
-    return PANEL_BYTES // itemsize(dtype)
+def panel_width(dtype: str, isa: Isa | None = None) -> int:
+    """Columns of a panel, for ``isa`` or else for the processor at hand.
+
+    A tile of AVX2 that reads half of each step of a wider panel leaves half of the first-level cache's sets empty: convolutions were 5 to
+    25 % slower, products 4 to 9 % (Zen 3).
+    """
+    return max(LINE_BYTES, 2 * (isa or host_isa()).vector_bytes) // itemsize(dtype)
 
 
 def panels(columns: int, panel: int) -> int:

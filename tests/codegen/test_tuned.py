@@ -13,18 +13,18 @@ from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.compile import compile_network, planned_bytes, source_identity
 from dcir.codegen.planners import Machine, alternatives, decisions, plan
 from dcir.codegen.tiles import gemm_packed
-from dcir.codegen.tiles.isa import host_isa
 from dcir.codegen.tuned import KIND, Database, Verdict
 from dcir.driver.machine import machine
 from dcir.driver.tune_bench import Buffers, Kernel, Trial
 from dcir.ir.network import Network, Operand
+from dcir.isa import host_isa
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.winograd import points
 
 SPEC = ContractionSpec("f32", (), 37, 70, 400, (400, 1), (0, 0), (70, 1), 32)
 TYPES = (("f32", "f32"), ("f32",))
-OTHER = Choice((("tile", (10, 2, 1)),))
+OTHER = Choice((("tile", (10, 2, 1) if host_isa().registers >= 32 else (4, 2, 1)),))
 
 
 def product(m, n, k, packed=True, lda=None):

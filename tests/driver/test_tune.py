@@ -15,12 +15,12 @@ from dcir.codegen import planners
 from dcir.codegen.choices import MODELS, Choice, decide
 from dcir.codegen.compile import source_identity
 from dcir.codegen.planners import Machine
-from dcir.codegen.tiles.isa import host_isa
 from dcir.codegen.tuned import KIND, Database
 from dcir.driver import tune
 from dcir.driver.tune import Tuner
 from dcir.errors import MachineBusy, OptionError
 from dcir.ir.network import Network, Operand
+from dcir.isa import host_isa
 from dcir.ops.contraction import ContractionSpec
 from dcir.options import Options
 

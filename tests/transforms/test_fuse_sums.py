@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from dcir.codegen.tiles.epilogue import Epilogue
-from dcir.codegen.tiles.isa import ISAS
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
+from dcir.isa import ISAS
 from dcir.ops.summed import SummedSpec
 from dcir.transforms.base import Outcome
 from dcir.transforms.fuse_producers import FuseProducers

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import dcir
-from dcir.codegen.tiles.isa import host_isa
 from dcir.ir.network import Network
 from dcir.ir.serialize import decode, encode
 from dcir.ir.verify import verify
+from dcir.isa import host_isa
 from dcir.ops.attention import AttentionSpec
 from dcir.transforms.fold_constants import FoldConstants
 from dcir.transforms.fuse_attention import FuseAttention
@@ -129,7 +129,7 @@ def test_two_pieces(fn: Any, inputs: list[Tensor]) -> None:
 @pytest.mark.parametrize(("m", "kept", "new", "d"), [(1, 33, 2, 64), (3, 15, 18, 32), (50, 131, 50, 32), (5, 7, 9, 24)])
 def test_vectors(m: int, kept: int, new: int, d: int, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every vector width; pieces that end within a vector and within a block."""
-    if isa == "avx512" and host_isa().name != "avx512":
+    if isa == "avx512" and host_isa().vectors != "avx512":
         pytest.skip("the processor has narrower vectors")
     monkeypatch.setenv("DCIR_ISA", isa)
     inputs = pieces(m, kept, new, d)

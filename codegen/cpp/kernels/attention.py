@@ -14,7 +14,7 @@ from dcir.codegen.cpp.kernels.attention_text import COMMON, FEW, FORWARD
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.planners import Machine, planner
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, Split, ceil_div, core, lanes, render, round_up
-from dcir.codegen.tiles.isa import ISAS, Isa
+from dcir.isa import ISAS, Isa
 from dcir.ops.attention import AttentionSpec
 
 # Accumulators of a register tile and vectors of its widest row: what the registers hold besides the operands.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dcir.codegen.cpp.kernels.attention_backward_text import BACKWARD, COMMON
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, render, round_up
-from dcir.codegen.tiles.isa import Isa
+from dcir.isa import Isa
 from dcir.ops.attention import AttentionSpec
 
 # Rows by vectors of a register tile: what 32 or 16 vector registers hold besides the operands.

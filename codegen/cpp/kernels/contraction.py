@@ -5,7 +5,7 @@ from __future__ import annotations
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.planners import Machine, plan, planner
 from dcir.codegen.tiles.gemm import gemm_suits, plan_gemm
-from dcir.codegen.tiles.isa import ISAS
+from dcir.isa import ISAS
 from dcir.ops.contraction import ContractionSpec
 
 

@@ -16,10 +16,10 @@ from dcir.codegen.cpp.kernels.program import SERIAL_POINTS
 from dcir.codegen.cpp.kernels.program_statements import Statements
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.planners import Machine, planner
-from dcir.codegen.tiles.isa import ISAS
 from dcir.codegen.tiles.winograd_weights import weights_sizeless
 from dcir.ir.loops import collapse, drop_unit_loops, order_loops
 from dcir.ir.program import Program, Stmt
+from dcir.isa import ISAS
 from dcir.ops.winograd import WinogradWeightsSpec
 
 # Numbers of loops that kernels exist for; a program with fewer gets loops that run once.

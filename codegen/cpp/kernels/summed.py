@@ -13,7 +13,7 @@ from dcir.codegen.planners import Machine, plan, planner
 from dcir.codegen.tiles.conv import summed_draft
 from dcir.codegen.tiles.emit import assemble, round_up
 from dcir.codegen.tiles.epilogue_sums import pitch
-from dcir.codegen.tiles.isa import ISAS
+from dcir.isa import ISAS
 from dcir.ops.summed import SummedSpec
 
 

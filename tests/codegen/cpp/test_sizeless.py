@@ -12,9 +12,9 @@ from dcir.ir.network import contiguous
 from dcir.ir.program import Body
 from dcir.ir.scalars import reference as reference_of
 from dcir.ops.packing import pack_program
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
-MACHINE = Machine("avx512", 2)
+MACHINE = Machine(isa_of("avx512").name, 2)
 
 
 def packing(columns, depth, groups=()):

@@ -13,7 +13,7 @@ import torch
 
 from dcir.codegen.tiles.conv import plan_convolution
 from dcir.codegen.tiles.gemm import plan_gemm
-from dcir.codegen.tiles.isa import host_isa
+from dcir.isa import host_isa
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec
 from tests.codegen.tiles.tile_harness import compile_plans

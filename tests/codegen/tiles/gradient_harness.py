@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.tiles.isa import host_isa
 from dcir.ir.network import contiguous
+from dcir.isa import host_isa
 from dcir.ops.convolution import ConvolutionSpec
 from tests.codegen.tiles.test_conv_weight_last import last
 from tests.codegen.tiles.test_conv_winograd import window

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from dcir.codegen.tiles.conv import plan_convolution
-from dcir.codegen.tiles.isa import ISAS
 from dcir.ops.convolution import ConvolutionSpec
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 KINDS = ("forward", "backward_data", "backward_weight")
@@ -126,7 +125,7 @@ def reference(spec, x, w, b, y, dtype):
 def kernels():
     made = {case: make(case) for case in CASES}
     plans = [
-        (plan_convolution(spec, ISAS[case[3]], case[7]), case[2], len(tensors) - 1)
+        (plan_convolution(spec, isa_of(case[3]), case[7]), case[2], len(tensors) - 1)
         for case, (spec, tensors, _) in made.items()
     ]
     return dict(zip(made, compile_plans(plans, ["-O1"]), strict=True))

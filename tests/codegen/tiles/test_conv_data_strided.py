@@ -7,7 +7,7 @@ import pytest
 from dcir.codegen.tiles.conv import plan_convolution
 from dcir.codegen.tiles.conv_data_strided import data_strided_suits
 from dcir.codegen.tiles.conv_problem import data_problems
-from dcir.codegen.tiles.isa import ISAS
+from dcir.isa import ISAS
 from tests.codegen.tiles.gradient_harness import (
     BAD_VALUES,
     check_random,

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from dcir.codegen.tiles.conv import convolution_suits, plan_convolution
-from dcir.codegen.tiles.isa import ISAS
 from dcir.ir.interpret import run_program
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body
@@ -16,7 +15,7 @@ from dcir.ir.scalars import reference
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.packing import pack_program, panel_width
 from tests.codegen.tiles.test_conv import SHAPES, spread
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
 KINDS = ("relu", "residual", "silu", "two", "bias")
 SKIPPED = ("empty-batch",)
@@ -118,7 +117,7 @@ def compiled():
     for i, (name, dtype, isa, xl, yl, gap, packed, kind) in enumerate(cases()):
         spec, given, made = problem(name, dtype, xl, yl, gap, packed, kind, bias=i % 5 == 0)
         assert convolution_suits(spec)
-        plan = plan_convolution(spec, ISAS[isa], 2)
+        plan = plan_convolution(spec, isa_of(isa), 2)
         types = {np.dtype(np.float32): "f32", np.dtype(np.float64): "f64", np.dtype(bool): "bool"}
         entries.append((plan, tuple(types[a.dtype] for a in given), tuple(types[a.dtype] for a in made)))
         found.append((spec, given, made))

@@ -12,14 +12,14 @@ from dcir.codegen.tiles import conv_last
 from dcir.codegen.tiles.conv import plan_convolution
 from dcir.codegen.tiles.conv_last import Kind, last_suits
 from dcir.codegen.tiles.conv_problem import forward_problem
-from dcir.codegen.tiles.isa import ISAS
 from dcir.ir.interpret import run_program
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body
 from dcir.ir.scalars import reference
+from dcir.isa import ISAS
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.packing import pack_program, panel_width
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
 # n, groups, cin, cout, in_size, kernel, stride, low padding, high padding, dilation
 SHAPES = {
@@ -138,9 +138,9 @@ def kernels():
     entries = []
     for name, dtype, isa, x_layout, y_layout, epilogue, threads, *w_layout in CASES:
         spec = spec_of(name, dtype, x_layout, y_layout, epilogue, *w_layout)
-        assert w_layout or last_suits(forward_problem(spec), ISAS[isa])
+        assert w_layout or last_suits(forward_problem(spec), isa_of(isa))
         ins = 2 if spec.epilogue is None else 1 + len(spec.epilogue.inputs)
-        entries.append((plan_convolution(spec, ISAS[isa], threads), (dtype,) * ins, (dtype,)))
+        entries.append((plan_convolution(spec, isa_of(isa), threads), (dtype,) * ins, (dtype,)))
     return dict(zip(CASES, compile_plans(entries, ["-O1"]), strict=True))
 
 

@@ -10,7 +10,7 @@ import torch
 from dcir.codegen.tiles import conv_matrix
 from dcir.codegen.tiles.conv import plan_convolution
 from dcir.codegen.tiles.conv_problem import forward_problem
-from dcir.codegen.tiles.isa import ISAS, host_isa
+from dcir.isa import ISAS, host_isa
 from dcir.ops.epilogue import identity_epilogue
 from tests.codegen.tiles import test_conv_last
 from tests.codegen.tiles.tile_harness import compile_plans, matrix_everywhere
@@ -141,8 +141,11 @@ def test_images_are_split_once_where_taps_overlap():
 
 def test_where_it_is_used():
     shape = (8, 1, 128, 128, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
-    problem = forward_problem(test_conv_last.spec_of(shape, "f32", "last", "last", "none"))
+    problem = replace(forward_problem(test_conv_last.spec_of(shape, "f32", "last", "last", "none")), panel=32)
     epilogue = identity_epilogue((8, 1, 128, 1, 14, 14), "f32", problem.ys)
     assert conv_matrix.matrix_last_suits(problem, epilogue, ISAS["amx"])
     assert not conv_matrix.matrix_last_suits(problem, epilogue, ISAS["avx512"])
+    assert not conv_matrix.matrix_last_suits(
+        replace(problem, panel=16), epilogue, ISAS["amx"]
+    )  # panels of another processor
     assert not conv_matrix.matrix_last_suits(replace(problem, ci=40), epilogue, ISAS["amx"])

@@ -10,11 +10,11 @@ import torch
 from dcir.codegen.tiles.conv import plan_convolution
 from dcir.codegen.tiles.conv_problem import forward_problem
 from dcir.codegen.tiles.conv_weight_last import weight_last_suits
-from dcir.codegen.tiles.isa import ISAS
 from dcir.ir.network import contiguous
+from dcir.isa import ISAS
 from dcir.ops.convolution import ConvolutionSpec
 from tests.codegen.tiles.test_conv_winograd import window
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
 # n, groups, cin, cout, in_size, kernel, stride, low padding, high padding, dilation
 SHAPES = {
@@ -75,7 +75,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def kernels():
-    entries = [(plan_convolution(spec_of(case), ISAS[case[1]], case[2]), case[4], 2) for case in CASES]
+    entries = [(plan_convolution(spec_of(case), isa_of(case[1]), case[2]), case[4], 2) for case in CASES]
     return dict(zip(CASES, compile_plans(entries, ["-O1"]), strict=True))
 
 

@@ -9,7 +9,7 @@ from dcir.codegen.tiles import conv_weight_matrix
 from dcir.codegen.tiles.conv import plan_convolution
 from dcir.codegen.tiles.conv_problem import forward_problem
 from dcir.codegen.tiles.conv_weight_matrix import weight_matrix_suits
-from dcir.codegen.tiles.isa import ISAS
+from dcir.isa import ISAS
 from tests.codegen.tiles.gradient_harness import (
     BAD_VALUES,
     check,

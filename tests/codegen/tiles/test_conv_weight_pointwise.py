@@ -11,7 +11,7 @@ from dcir.codegen.tiles import conv_weight_pointwise, conv_weight_product
 from dcir.codegen.tiles.conv import plan_convolution
 from dcir.codegen.tiles.conv_problem import flat, forward_problem
 from dcir.codegen.tiles.conv_weight_pointwise import weight_pointwise_suits
-from dcir.codegen.tiles.isa import ISAS
+from dcir.isa import ISAS
 from tests.codegen.tiles.gradient_harness import (
     BAD_VALUES,
     check,

@@ -8,8 +8,8 @@ import pytest
 from dcir.codegen.tiles import conv_weight_product
 from dcir.codegen.tiles.conv import plan_convolution
 from dcir.codegen.tiles.conv_problem import flat, forward_problem
-from dcir.codegen.tiles.conv_weight_product import weight_product_suits
-from dcir.codegen.tiles.isa import ISAS
+from dcir.codegen.tiles.conv_weight_product import weight_panels_suits, weight_product_suits
+from dcir.isa import ISAS
 from tests.codegen.tiles.gradient_harness import (
     BAD_VALUES,
     check_random,
@@ -19,6 +19,7 @@ from tests.codegen.tiles.gradient_harness import (
     square_spec,
 )
 from tests.codegen.tiles.test_conv_weight_pointwise import spec_of
+from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
 SHAPES = ("square", "more-out", "more-in", "few-out", "few-in", "odd", "seventeen", "long", "short")
 CASES = list(
@@ -55,6 +56,33 @@ def test_equals_reference(kernels, case):
 def test_what_is_not_finite_reaches_only_what_it_should(kernels, name, value, operand):
     case = next(c for c in CASES if c[0] == name)
     check_spoiled(kernels[case], spec_of(case), operand, value)
+
+
+@pytest.fixture(scope="module")
+def panel_kernels():
+    plans = {}
+    for name, threads, layout in CASES:
+        with mock.patch.object(conv_weight_product, "PACKED_CHANNELS", 2):
+            plan = plan_convolution(spec_of((name, threads, layout)), isa_of("avx2"), threads)
+        plans[name, threads, layout] = plan
+    return dict(zip(plans, compile_plans([(plan, "f32", 2) for plan in plans.values()], ["-O1"]), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
+def test_panels_equal_reference(panel_kernels, case):
+    check_random(panel_kernels[case], spec_of(case))
+
+
+def test_which_problems_have_panels():
+    def suits(n, cin, cout, size, k=1, stride=1, isa="avx2"):
+        return weight_panels_suits(
+            flat(forward_problem(square_spec("backward_weight", n, cin, cout, size, k, stride))), ISAS[isa]
+        )
+
+    assert suits(8, 256, 1024, 14) and suits(8, 512, 2048, 7)
+    assert not suits(8, 64, 256, 56)  # panels take longer than the product
+    assert not suits(8, 256, 256, 14, k=3) and not suits(8, 256, 512, 14, stride=2)
+    assert not suits(8, 256, 1024, 14, isa="avx512")
 
 
 def test_which_problems_have_this_form():

@@ -9,15 +9,15 @@ import torch
 
 from dcir.codegen.tiles import conv_winograd
 from dcir.codegen.tiles.conv import plan_convolution
-from dcir.codegen.tiles.isa import ISAS
 from dcir.ir.interpret import run_program
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body
 from dcir.ir.scalars import reference
+from dcir.isa import ISAS
 from dcir.ops import winograd
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.packing import panel_width
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
 # n, cin, cout, in_size, low padding, high padding
 SHAPES = {
@@ -111,7 +111,7 @@ def kernels():
     for case in CASES:
         spec = made(case)
         ins = 2 + spec.bias + (0 if spec.epilogue is None else len(spec.epilogue.inputs) - 1)
-        entries.append((plan_convolution(spec, ISAS[case[2]], case[3]), (case[1],) * ins, (case[1],)))
+        entries.append((plan_convolution(spec, isa_of(case[2]), case[3]), (case[1],) * ins, (case[1],)))
     return dict(zip(CASES, compile_plans(entries, ["-O1"]), strict=True))
 
 

@@ -9,11 +9,10 @@ import torch
 
 from dcir.codegen.tiles import conv_winograd_weight
 from dcir.codegen.tiles.conv import plan_convolution
-from dcir.codegen.tiles.isa import ISAS
 from dcir.ir.network import contiguous
 from dcir.ops.convolution import ConvolutionSpec
 from tests.codegen.tiles.test_conv_winograd import last, window
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
 # n, cin, cout, in_size, low padding, high padding
 SHAPES = {
@@ -54,7 +53,7 @@ def spec_of(case):
 
 @pytest.fixture(scope="module")
 def kernels():
-    entries = [(plan_convolution(spec_of(case), ISAS[case[1]], case[2]), "f32", 2) for case in CASES]
+    entries = [(plan_convolution(spec_of(case), isa_of(case[1]), case[2]), "f32", 2) for case in CASES]
     return dict(zip(CASES, compile_plans(entries, ["-O1"]), strict=True))
 
 
@@ -71,7 +70,7 @@ def test_equals_reference(kernels, case):
 
 def test_all_divisions_are_tested():
     """Among the cases there are several chunks, tiles that are shared, and channels that are."""
-    texts = [plan_convolution(spec_of(case), ISAS[case[1]], case[2]).globals for case in CASES]
+    texts = [plan_convolution(spec_of(case), isa_of(case[1]), case[2]).globals for case in CASES]
     assert any("j / 3, part = j % 3" in t for t in texts) and any("j / 1, part = j % 1" in t for t in texts)
     chunked = spec_of(("chunks", "avx512", 1, (2, 2), "plain"))
     tiles = chunked.n * 19 * 21

@@ -6,11 +6,11 @@ import torch
 
 from dcir.codegen.tiles.emit import Draft, Step, assemble, render
 from dcir.codegen.tiles.epilogue import Epilogue, epilogue_suits
-from dcir.codegen.tiles.isa import ISAS
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body
+from dcir.isa import ISAS
 from dcir.ops.epilogue import run_epilogue
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
 SHAPE = (3, 5, 43)
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bool": torch.bool, "i64": torch.int64, "bf16": torch.bfloat16,
@@ -166,7 +166,7 @@ def build(isa, dtype, kind, across):
     assert epilogue_suits(program, dtype)
     text, jobs, vector = (_ACROSS, 5 * 43, 0) if across else (_TEXT, 15, 2)
     draft = Draft("rows", dtype, render(text), (Step(jobs, "rows"),), epilogue=Epilogue(program, dtype, 1, vector))
-    return assemble(draft, ISAS[isa], 1), program
+    return assemble(draft, isa_of(isa), 1), program
 
 
 # Groups of four rows of two vectors, what they leave over row by row.
@@ -242,7 +242,7 @@ def test_groups(isa, kind):
         epilogue = Epilogue(program, "f32", 1, 2, row)
         assert epilogue.grouped
         plans.append(
-            assemble(Draft("rows", "f32", render(text), (Step(jobs, "rows"),), epilogue=epilogue), ISAS[isa], 1)
+            assemble(Draft("rows", "f32", render(text), (Step(jobs, "rows"),), epilogue=epilogue), isa_of(isa), 1)
         )
     ins = [values(t, i) for i, t in enumerate(program.inputs)]
     results = []
@@ -267,7 +267,7 @@ $noinline void rows(L, const T *a0, const T *, const T *, T *, unsigned char *, 
 }
 """
     draft = Draft("rows", "f32", render(text), (Step(1, "rows"),), epilogue=Epilogue(program, "f32", 1, 1))
-    (call,) = compile_plans([(assemble(draft, ISAS[isa], 1), program.inputs, program.outputs)])
+    (call,) = compile_plans([(assemble(draft, isa_of(isa), 1), program.inputs, program.outputs)])
     step = (1 << 32) // (1 << 20)
     bits = np.arange(0, 1 << 32, step, dtype=np.uint64).astype(np.uint32)
     least = 2.0**-126

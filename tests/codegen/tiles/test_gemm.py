@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from dcir.codegen.tiles.gemm import plan_gemm
-from dcir.codegen.tiles.isa import ISAS, host_isa
 from dcir.ops.contraction import ContractionSpec
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import RUNNABLE, compile_plans, isa_of
 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
-RUNNABLE = [name for name in ISAS if name != "amx" or host_isa().name == "amx"]
 LAYOUTS = ("row", "column", "padded", "aliased", "wide", "broadcast")
 
 
@@ -96,7 +94,7 @@ def kernels():
         t = TORCH[dtype]
         a, b = operand(la, batch, m, k, t, 1), operand(lb, batch, k, n, t, 2)
         c = operand(lc, batch, m, n, t, 3).fill_(float("nan"))
-        plan = plan_gemm(spec_of(dtype, a, b, c), ISAS[isa], threads)
+        plan = plan_gemm(spec_of(dtype, a, b, c), isa_of(isa), threads)
         made[case] = plan, a, b, c
     calls = compile_plans([(plan, case[1], 2) for case, (plan, *_) in made.items()])
     return {case: (call, *made[case][1:]) for case, call in zip(made, calls, strict=True)}

@@ -16,8 +16,8 @@ from dcir.ir.program import Body
 from dcir.ir.scalars import reference
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.packing import pack_program, packed_shape, panel_width
-from tests.codegen.tiles.test_gemm import LAYOUTS, RUNNABLE, TORCH, operand
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.test_gemm import LAYOUTS, TORCH, operand
+from tests.codegen.tiles.tile_harness import RUNNABLE, compile_plans, isa_of
 
 NUMPY = {"f32": np.float32, "f64": np.float64, "bool": np.bool_}
 
@@ -144,7 +144,7 @@ def make(case):
         out_types = spec.epilogue.outputs
         ins += [generator.uniform(-1, 1, outs[0].size + 200).astype(NUMPY[x]) for x in in_types[2:]]
         outs += [np.zeros(math.prod(batch) * m * n, NUMPY[x]) for x in out_types[1:]]
-    return spec, plan(spec, Machine(isa, threads)), ins, outs, in_types, out_types
+    return spec, plan(spec, Machine(isa_of(isa).name, threads)), ins, outs, in_types, out_types
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 from dcir.codegen.choices import Choice
 from dcir.codegen.planners import Machine, decisions, plan
 from dcir.codegen.tiles.gemm_matrix import matrix_suits
-from dcir.codegen.tiles.isa import ISAS, host_isa
+from dcir.isa import ISAS, host_isa
 from dcir.ops.contraction import ContractionSpec
 from tests.codegen.tiles import test_gemm_epilogue
 from tests.codegen.tiles.test_gemm import LAYOUTS

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.tiles.isa import ISAS
 from dcir.codegen.tiles.winograd_weights import plan_weights, plan_weights_sizeless, weights_sizeless
 from dcir.ops.packing import panel_width
 from dcir.ops.winograd import WinogradWeightsSpec
-from tests.codegen.tiles.tile_harness import compile_plans
+from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
 SIZES = ((16, 32), (5, 40), (33, 7))
 ISA_TYPES = (("avx512", "f32"), ("avx2", "f32"), ("generic", "f32"), ("avx512", "f64"))
@@ -34,7 +33,7 @@ def spec_of(case):
 
 @pytest.fixture(scope="module")
 def kernels():
-    entries = [(plan_weights(spec_of(case), ISAS[case[2][0]]), case[2][1], 1) for case in CASES]
+    entries = [(plan_weights(spec_of(case), isa_of(case[2][0])), case[2][1], 1) for case in CASES]
     return dict(zip(CASES, compile_plans(entries, ["-O1"]), strict=True))
 
 
@@ -53,7 +52,7 @@ def test_equals_program(kernels, case):
 def test_equals_for_any_sizes():
     """One kernel of an order of weights gives what those of its sizes give."""
     cases = [c for c in CASES if c[3] == (2, 4) and c[2] in (("avx512", "f32"), ("generic", "f32"))]
-    isas = [ISAS[c[2][0]] for c in cases]
+    isas = [isa_of(c[2][0]) for c in cases]
     found = [weights_sizeless(spec_of(c), isa, 2) for c, isa in zip(cases, isas, strict=True)]
     distinct = dict.fromkeys((s, isa) for (s, _), isa in zip(found, isas, strict=True))
     assert len(distinct) < len(cases)

@@ -10,9 +10,19 @@ from unittest import mock
 
 from dcir.codegen.build import HEADERS, find_compiler
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
+from dcir.isa import ISAS, Isa, host_isa
 from dcir.ops import matrix_unit
 
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w"]
+
+
+RUNNABLE = list(ISAS)[list(ISAS).index(host_isa().name) :]
+"""Names of the instruction sets that this processor has, the widest first."""
+
+
+def isa_of(name: str) -> Isa:
+    """The instruction set of that name, or, where this processor lacks it, the widest it has: its code is to run here."""
+    return ISAS[name if name in RUNNABLE else RUNNABLE[0]]
 
 
 @contextmanager
