@@ -102,7 +102,7 @@ def test_a_damaged_file_changes_nothing(cache):
     base = database(cache)
     base.keep(SPEC, TYPES, 1, VERDICT)
     path = next(e.path for e in cache.ls(KIND))
-    path.write_bytes(path.read_bytes().replace(b"10", b"11"))
+    path.write_bytes(path.read_bytes().replace(b"tile", b"tite"))
     assert base.find(SPEC, TYPES, 1) is None
 
 
