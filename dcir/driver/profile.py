@@ -82,6 +82,8 @@ def describe(spec: Any) -> str:
     if kind == "contraction":
         batch = f"{'x'.join(map(str, spec.batch))} of " if spec.batch else ""
         return f"product {batch}m{spec.m} n{spec.n} k{spec.k}{_extras(spec)}"
+    if hasattr(spec, "product"):
+        return f"{describe(spec.product)}, then {_words(spec.sums)}"
     if hasattr(spec, "in_size"):
         sizes = ["x".join(map(str, s)) for s in (spec.in_size, spec.kernel, spec.stride)]
         groups = f" groups{spec.groups}" if spec.groups > 1 else ""
@@ -93,6 +95,8 @@ def describe(spec: Any) -> str:
     if kind == "program":
         inner = f" over {'x'.join(map(str, spec.inner))}" if spec.inner else ""
         return f"loops {'x'.join(map(str, spec.outer)) or '1'}{inner}: {_words(spec)}"
+    if kind == "winograd weights":
+        return f"{kind} {spec.cin}->{spec.cout}"
     sizes = [*getattr(spec, "rows", getattr(spec, "dims", ())), *([spec.n] if hasattr(spec, "n") else [])]
     return f"{kind} {getattr(spec, 'op', '')} {'x'.join(map(str, sizes))}".replace("  ", " ")
 

@@ -115,7 +115,20 @@ def test_what_cannot_be_profiled_is_refused():
 
 
 def test_names_are_on_one_line():
+    from dcir.ir.program import Body
     from dcir.ops.contraction import ContractionSpec
+    from dcir.ops.convolution import ConvolutionSpec
+    from dcir.ops.summed import SummedSpec
+    from dcir.ops.winograd import WinogradWeightsSpec
 
     spec = ContractionSpec("f32", (3,), 4, 5, 6, (24, 6, 1), (30, 5, 1), (20, 5, 1))
     assert describe(spec) == "product 3 of m4 n5 k6"
+    x, w = (252, 1, 21, 3), (27, 1, 9, 3)
+    sizes = ((12, 7), (3, 3), (12, 7), (1, 1), (1, 1), (1, 1))
+    layer = ConvolutionSpec("forward", "f32", 2, 1, 3, 3, *sizes, x, w, x)
+    assert describe(layer) == "convolution forward n2 3->3 at 12x7 kernel 3x3 stride 1x1"
+    body = Body((3,), (2, 12, 7))
+    body.store(body.output("f32"), (1, 0, 0, 0), body.reduce("sum", body.load(body.input("f32"), (1, 252, 21, 3))))
+    assert describe(SummedSpec(layer, body.finish())) == f"{describe(layer)}, then sum"
+    weights = WinogradWeightsSpec("f32", (2, 4), 3, 5, 16, (27, 9, 3, 1), False)
+    assert describe(weights) == "winograd weights 3->5"
