@@ -17,7 +17,7 @@ from dcir.ir.program import Body, Program
 from dcir.ir.serialize import decode, encode
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec
-from dcir.ops.packing import pack_program, wants_panels
+from dcir.ops.packing import pack_program, panel_width, wants_panels
 from tests.harness import scalar_reference
 
 
@@ -118,5 +118,8 @@ def test_convolution(groups: int, kernel: tuple[int, ...]) -> None:
 
 def test_wants_panels() -> None:
     """Panels are for types with tiles, and for more than a quarter of a panel."""
-    assert wants_panels("f32", 8, 64) and wants_panels("f64", 4, 1) and wants_panels("f32", 50257, 768)
-    assert not wants_panels("f32", 7, 64) and not wants_panels("bf16", 768, 768) and not wants_panels("f32", 64, 0)
+    few = panel_width("f32") // 4
+    assert wants_panels("f32", few, 64) and wants_panels("f64", few // 2, 1) and wants_panels("f32", 50257, 768)
+    assert (
+        not wants_panels("f32", few - 1, 64) and not wants_panels("bf16", 768, 768) and not wants_panels("f32", 64, 0)
+    )

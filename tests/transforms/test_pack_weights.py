@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import dcir
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
+from dcir.ops.packing import panel_width, panels
 from dcir.transforms.base import Outcome
 from dcir.transforms.fold_static import FoldStatic
 from dcir.transforms.fuse_epilogues import FuseEpilogues
@@ -92,7 +93,7 @@ CONVOLUTIONS: dict[str, tuple[Fn, list[tuple[int, ...]]]] = {
 def test_changed(name: str, dtype: torch.dtype) -> None:
     fn, shapes = CHANGED[name]
     net, outcome = check(fn, [rand(*s, dtype=dtype) for s in shapes])
-    assert outcome.changed == 1 and product(net).panel == (32 if dtype == torch.float32 else 16)
+    assert outcome.changed == 1 and product(net).panel == panel_width("f32" if dtype == torch.float32 else "f64")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -125,7 +126,8 @@ def test_packed_weights_leave_the_call() -> None:
     net, _ = check(lambda x, w: x @ w, [rand(18, 9), rand(9, 33)])
     before = net.bytes_moved()
     outcome = PrepareStatic().apply(net)
-    assert net.prepared_bytes == 2 * 9 * 32 * 4 and outcome.saved_bytes >= 4 * (9 * 33 + 2 * 9 * 32)
+    packed = panels(33, panel_width("f32")) * 9 * panel_width("f32")
+    assert net.prepared_bytes == packed * 4 and outcome.saved_bytes >= 4 * (9 * 33 + packed)
     assert net.bytes_moved() == before - outcome.saved_bytes
 
 
@@ -137,7 +139,7 @@ def test_unchanged() -> None:
 
 
 REFUSED: dict[str, tuple[Fn, list[tuple[int, ...]], str]] = {
-    "few columns": (lambda x, w: x @ w, [(33, 7), (7, 7)], "too few columns for a panel"),
+    "few columns": (lambda x, w: x @ w, [(33, 7), (7, 3)], "too few columns for a panel"),
     "on the left": (
         lambda x, w: w @ x, [(7, 33), (33, 7)], "the weights are on the left, and the result does not lie along their rows"
     ),

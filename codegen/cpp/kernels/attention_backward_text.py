@@ -87,12 +87,19 @@ $noinline void pack_queries(L j, const S *q, const S *g, const S *o, T *qs, T *g
     const L left = Q - first, rows = left < QB ? left < 0 ? 0 : left : QB;
     copy_rows(qs + j * QB * DP, q, [=](L r, L e) { return at_q(b, h, first + r, e); }, rows, QB, SCALE);
     copy_rows(gs + j * QB * DP, g, [=](L r, L e) { return at_g(b, h, first + r, e); }, rows, QB, T(1));
-    for (L r = 0; r < QB; r++) {
-        T d = 0;
-        if (r < rows)
-#pragma omp simd reduction(+ : d)
-            for (L e = 0; e < D; e++) d += gs[(j * QB + r) * DP + e] * get(o[at_o(b, h, first + r, e)]);
-        delta[j * QB + r] = d;
+    // In the order and with the roundings of the products that they are subtracted from: where one key has all the weight, the difference
+    // is zero, and keys of hundreds times nearly zero would be seen in the gradient. Lanes are rows.
+    for (L r = 0; r < QB; r += VL) {
+        V d = {};
+        for (L e = 0; e < D && r < rows; e++) {
+            alignas(64) T x[VL] = {}, y[VL] = {};
+            for (L i = 0; i < VL && r + i < rows; i++) {
+                x[i] = gs[(j * QB + r + i) * DP + e];
+                y[i] = get(o[at_o(b, h, first + r + i, e)]);
+            }
+            d += load(x) * load(y);
+        }
+        for (L i = 0; i < VL && r + i < QB; i++) delta[j * QB + r + i] = d[i];
     }
 }
 template <class M> $noinline void gradients(
