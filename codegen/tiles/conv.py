@@ -56,7 +56,7 @@ from dcir.ops.packing import panels
 from dcir.ops.summed import SummedSpec
 
 # Pixels; of fewer, tiles of convolutions with packed weights are faster than products row by row: data gradients of 1x1 kernels with
-# strides on Zen 3, 1024 -> 2048 at 14 x 14 91 -> 24 ms (8 images, one core), 256 -> 512 at 56 x 56 33 -> 20.
+# strides on Zen 3, 1024 -> 2048 at 14 x 14 52 -> 24 ms (8 images, one core), 256 -> 512 at 56 x 56 30 -> 20.
 SHORT_ROWS = 32
 
 
