@@ -64,6 +64,7 @@ def panel_kernels():
     for name, threads, layout in CASES:
         with mock.patch.object(conv_weight_product, "PACKED_CHANNELS", 2):
             plan = plan_convolution(spec_of((name, threads, layout)), isa_of("avx2"), threads)
+        assert "panel_of_b" in plan.globals
         plans[name, threads, layout] = plan
     return dict(zip(plans, compile_plans([(plan, "f32", 2) for plan in plans.values()], ["-O1"]), strict=True))
 
