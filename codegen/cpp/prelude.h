@@ -1,6 +1,6 @@
 // The header of every generated kernel: scalar functions that vectorise inside omp simd loops; it includes no system header.
 //
-// Flags it is written for: -O3 -march=native -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast -std=c++17.
+// Flags it is written for: -O2 -ftree-vectorize -march=native -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast -std=c++17.
 // Without -ffast-math, NaN, infinities and signed zeros keep their meaning; every function here relies on that.
 // System headers cost 100 to 500 ms per kernel, hence the __builtin_ functions. Names start with d_ (functions),
 // D_ (macros) so that a kernel's own names stay free.
