@@ -55,16 +55,10 @@ class LendInputs(Pass):
         kept = self._kept(net)
         if not kept:
             return
-        spaces = [Space(self.alignment, t) for t in large_results(net, self.least)]
-        waiting = sorted(kept, key=lambda t: (-t.nbytes, t.last))
-        for spare in (0.0, self.spare):  # spaces grow only for what would have no place otherwise
-            for space in spaces:  # in the order in which their results are written: the first have the least choice
-                end = space.birth.nbytes if space.birth is not None else 0
-                waiting = [t for t in waiting if not space.take(t, int(end * (1 + spare)))]
-        slab = Space(self.alignment)
-        for t in sorted(waiting, key=lambda t: -t.last):
-            slab.take(t, None)
-        spaces.append(slab)
+        results = large_results(net, self.least)
+        # Growing spaces at once has large inputs in them that small ones would have left no place for; mostly it only makes them larger.
+        plans = [self._spaces(results, kept, spares) for spares in ((0.0, self.spare), (self.spare,))]
+        spaces = min(plans, key=lambda plan: sum(space.size for space in plan))
         for t in sorted(spans(net, lifetimes(net, 1)), key=lambda t: (-t.nbytes, t.first)):
             if t.nbytes >= self.least and not any(s.lend(t) for s in reversed(spaces)):
                 outcome.refuse("nothing that is large enough has been read for the last time")
@@ -83,6 +77,19 @@ class LendInputs(Pass):
                 anchor = parts.get(block, [block])[0]
                 net.lent[name] = anchor, at - net.homes[anchor][1]
             net.spaces.append(space.size)
+
+    def _spaces(self, results: list[Lifetime], kept: list[Lifetime], spares: tuple[float, ...]) -> list[Space]:
+        """A space for every result, and one more, with all that is kept in them; ``spares`` are tried one after the other."""
+        spaces = [Space(self.alignment, t) for t in results]
+        waiting = sorted(kept, key=lambda t: (-t.nbytes, t.last))
+        for spare in spares:
+            for space in spaces:  # in the order in which their results are written: the first have the least choice
+                end = space.birth.nbytes if space.birth is not None else 0
+                waiting = [t for t in waiting if not space.take(t, int(end * (1 + spare)))]
+        slab = Space(self.alignment)
+        for t in sorted(waiting, key=lambda t: -t.last):
+            slab.take(t, None)
+        return [*spaces, slab]
 
     def _kept(self, net: Network) -> list[Lifetime]:
         """Blocks of donated inputs, until their last reader."""

@@ -113,6 +113,23 @@ def test_no_space_grows_for_what_fits_elsewhere() -> None:
     verify(net)
 
 
+def test_small_ones_do_not_keep_a_large_one_out() -> None:
+    """An input a little larger than the result, and two that fit without growing it: the large one saves more."""
+
+    def make(c: Lowering, w: Ref, *kept: Ref) -> list[Ref]:
+        for x in kept:
+            unary(c, "neg", x)
+        return [unary(c, "neg", unary(c, "neg", w))]
+
+    net = network([(1000,), (1040,), (400,), (400,)], make)
+    net.donated = {name: Donated(i, 0, net.containers[name].nbytes) for i, name in enumerate(net.inputs[1:])}
+    LEND.apply(net)
+    large = net.inputs[1]
+    assert net.homes[large] == net.homes[net.results[0].data] == (0, 0) and net.spaces[0] == 1040 * 4
+    assert sum(net.spaces) <= (1040 + 400 + 400) * 4 + LEND.alignment
+    verify(net)
+
+
 def test_inputs_in_one_block_move_together() -> None:
     """Windows of one buffer keep their distance, and the block is free when the last of them has been read."""
     net = _chain([(100,), (100,), (100,)], [], steps=4)
