@@ -54,7 +54,7 @@ DEFAULT_FLAGS = (
     "-fno-tree-vrp",
     "-w",
 )
-_NAMES = ("c++", "g++", "clang++")
+_NAMES = ("c++", "g++")
 _SYSTEM_FOLDERS = frozenset({"/usr/bin", "/bin", "/usr/local/bin"})
 # Search paths of the compiler: they could change the code behind an unchanged address, or lead to planted files.
 _DROPPED_ENVIRONMENT = frozenset(
@@ -105,8 +105,19 @@ class Toolchain:
 
     @staticmethod
     def find(cache: Cache | None = None) -> Toolchain:
-        """The compiler of `find_compiler`; its version is asked for once and then remembered in the cache."""
-        return _describe(find_compiler(), cache or Cache.default())
+        """The compiler of `find_compiler`; its version is asked for once and then remembered in the cache.
+
+        Raises:
+            CompilerNotFound: There is none, or it is Clang: generated code uses what only GCC has (`__builtin_shuffle`, some flags).
+        """
+        found = _describe(find_compiler(), cache or Cache.default())
+        if "clang" in found.version.lower():
+            raise CompilerNotFound(
+                "generated code needs GCC, not Clang",
+                where=f"{found.path}: {found.version}",
+                hint="apt-get install g++, dnf install gcc-c++, or set DCIR_CXX to the path of g++",
+            )
+        return found
 
     @property
     def identity(self) -> str:
@@ -131,7 +142,7 @@ class Unit:
 
 
 def find_compiler() -> str:
-    """The absolute path of the C++ compiler: ``DCIR_CXX``, or the first of c++, g++, clang++ on the search path.
+    """The absolute path of the C++ compiler: ``DCIR_CXX``, or the first of c++, g++ on the search path.
 
     Raises:
         CompilerNotFound: There is none, or DCIR_CXX names none.

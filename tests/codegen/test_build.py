@@ -172,6 +172,14 @@ def test_a_new_compiler_at_the_same_path_is_noticed(tmp_path, cache, monkeypatch
     assert first.identity != second.identity
 
 
+@pytest.mark.parametrize("version", ["Debian clang version 16.0.6", "Apple clang version 15.0.0 (clang-1500.3.9.4)"])
+def test_clang_is_refused_by_name(version, tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("DCIR_CXX", str(program(tmp_path / "c++", f"echo '{version}'")))
+    with pytest.raises(CompilerNotFound, match="needs GCC") as caught:
+        Toolchain.find(cache)
+    assert version in caught.value.where and "apt-get install g++" in caught.value.hint
+
+
 def test_a_killed_compiler_is_reported(tmp_path, cache, monkeypatch):
     monkeypatch.setenv("DCIR_CXX", str(program(tmp_path / "cc", "kill -9 $$")))
     with pytest.raises(CompilerFailed, match="signal 9"):
