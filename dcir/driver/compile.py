@@ -28,6 +28,7 @@ from dcir.isa import host_isa
 from dcir.options import Options
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
+from dcir.runtime.spaces import Spaces
 
 if TYPE_CHECKING:
     from dcir.driver.tune import Tuner
@@ -38,7 +39,9 @@ _COMPILING = threading.RLock()
 Progress = Callable[[str, int, int], None]
 """Called with the name of a step, how much of it is done, and how much there is."""
 
-Watch = Callable[[str, Imported, Library, Program], Callable[[Sequence[Any]], list[Any]]]
+Call = Callable[[Sequence[Any]], list[Any]]
+
+Watch = Callable[[str, Imported, Library, Program], Call]
 """Called with the kind of a graph, its network, its library and its program; gives what is called instead."""
 
 
@@ -124,12 +127,28 @@ class Session:
         record.sizes, record.remark = gm.meta.get(SIZES, ()), gm.meta.get(REMARK, "")
         if FIRST_SAVED in gm.meta:
             record.saved_bytes = saved_bytes(done, gm.meta[FIRST_SAVED])
-        self._tune(done.network, kind, clock)
+        if kind == "backward" and self.options.target == "cpp":
+            # Its code can wait for the first call, but the forward must know now where to put what it keeps.
+            program: Call = _Late(lambda: self._finished(done, record, clock)[0])
+            place, found = None, spaces(done.network)
+        else:
+            program, place = self._finished(done, record, clock)
+            found = spaces(done.network) if self.options.target == "cpp" else None
+        return CompiledGraph(
+            program, tuple(_chosen_strides(done, *output) for output in done.outputs), parts(done), place, found
+        )  # fmt: skip
+
+    def _finished(
+        self, done: Imported, record: GraphRecord, clock: _Clock
+    ) -> tuple[Call, Callable[[Spaces], None] | None]:
+        """The program of a rewritten graph, and what tells it where its buffers belong."""
+        clock.start()
+        self._tune(done.network, record, clock)
         if self.options.memory_limit is not None:
             needed = record.saved_bytes + planned_bytes(done.network, record.threads)
             check(self.options.memory_limit, needed)
-        program: Callable[[Sequence[Any]], list[Any]]
-        place, found = None, None
+        program: Call
+        place = None
         if self.options.target == "dace":
             from dcir.driver.through_dace import dace_program
 
@@ -139,16 +158,14 @@ class Session:
         else:
             library = self._library(done, record, clock)
             program = made = assemble(done, library, self.arenas)
-            place, found = made.place, spaces(done.network)
+            place = made.place
             if self.watch is not None:
-                program = self.watch(kind, done, library, program)
+                program = self.watch(record.kind, done, library, program)
             clock.lap("load")
         self.graphs.append(record)
-        return CompiledGraph(
-            program, tuple(_chosen_strides(done, *output) for output in done.outputs), parts(done), place, found
-        )  # fmt: skip
+        return program, place
 
-    def _tune(self, net: Network, kind: str, clock: _Clock) -> None:
+    def _tune(self, net: Network, record: GraphRecord, clock: _Clock) -> None:
         """Measure the kernels of a graph if that was asked for."""
         if self.tuner is None and self.options.tune is not None:
             from dcir.driver.tune import Tuner
@@ -156,7 +173,7 @@ class Session:
             self.tuner = Tuner(self.options.tune, progress=self.progress)
         if self.tuner is not None and self.options.target == "cpp":
             # A backward does twice the work of its forward.
-            self.tuner.tune(net, self.options.threads or torch.get_num_threads(), 1 / 3 if kind == "forward" else 1.0)
+            self.tuner.tune(net, record.threads, 1 / 3 if record.kind == "forward" else 1.0)
             clock.lap("tuning")
 
     def build(self, gm: fx.GraphModule, kind: str) -> tuple[Imported, Library]:
@@ -175,7 +192,7 @@ class Session:
             record = GraphRecord(kind, gm.meta.get(SIZES, ()), gm.meta.get(REMARK, ""))
             clock = _Clock(record.seconds)
             done = self._rewritten(gm, record, clock)
-            self._tune(done.network, kind, clock)
+            self._tune(done.network, record, clock)
             library = self._library(done, record, clock)
             self.graphs.append(record)
             return done, library
@@ -228,9 +245,8 @@ class Session:
         """Code of the rewritten network."""
         from dcir.codegen.compile import compile_network
 
-        threads = self.options.threads or torch.get_num_threads()
         library = compile_network(
-            done.network, threads=threads, progress=self._step("kernels"), profile=self.watch is not None
+            done.network, threads=record.threads, progress=self._step("kernels"), profile=self.watch is not None
         )
         clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
@@ -283,6 +299,24 @@ def parts(done: Imported) -> dict[int, Donated]:
     return found
 
 
+class _Late:
+    """A program that is made when it is first called."""
+
+    def __init__(self, make: Callable[[], Call]) -> None:
+        self._make: Callable[[], Call] | None = make
+        self._program: Call | None = None
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        return (self._program or self._made())(args)
+
+    def _made(self) -> Call:
+        with _COMPILING, _uncollected():
+            if self._make is not None:
+                self._program, self._make = self._make(), None
+            assert self._program is not None
+            return self._program
+
+
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
     """Without the cyclic garbage collector, which would walk all of torch and DaCe 0.2 s long and find nothing to free."""
@@ -298,6 +332,9 @@ def _uncollected() -> Iterator[None]:
 class _Clock:
     def __init__(self, table: dict[str, float]) -> None:
         self.table, self.last = table, time.perf_counter()
+
+    def start(self) -> None:
+        self.last = time.perf_counter()
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()

@@ -61,7 +61,8 @@ class DynamicCalls:
         """``compile_graph`` for a backend of this callable: what it compiles within a call is noticed."""
 
         def compiling(gm: Any, kind: str) -> Any:
-            self._here.compiled = kind != "backward"
+            if kind != "backward":  # part of the same call as its forward, or of none
+                self._here.compiled = True
             return compile_graph(gm, kind)
 
         return compiling

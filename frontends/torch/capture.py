@@ -36,6 +36,8 @@ REMARK = "dcir_remark"
 _NUMBERS = itertools.count()
 # Made once: each patch leaves a variable in the thread's context for ever.
 _AS_WRITTEN = torch._functorch.config.patch(cse=False)
+# The first forward writes what it keeps to where its backward wants it.
+_BOTH_AT_ONCE = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
 
 
 Parts = Mapping[int, tuple[int, int, int]]
@@ -193,7 +195,7 @@ def _ahead_of_time(
 
     # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
     context = contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(None))
-    with context, gradients_of_overlapping_outputs():
+    with context, gradients_of_overlapping_outputs(), _BOTH_AT_ONCE:
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(inputs),

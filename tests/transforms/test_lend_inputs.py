@@ -16,6 +16,7 @@ from dcir.ir.annotations import Donated
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
+from dcir.runtime.spaces import Spaces
 from dcir.transforms.base import Pass
 from dcir.transforms.lend_inputs import LendInputs
 from dcir.transforms.pipelines import pipeline
@@ -278,26 +279,23 @@ def test_the_arena_is_smaller_by_it() -> None:
 
 
 def test_gradients_lie_in_what_was_kept() -> None:
-    """And once the step is over nothing keeps more than they need."""
+    """In the first step already; once it is over nothing keeps more than they need."""
     torch.manual_seed(0)
     layers = [nn.Linear(512, 512) for _ in range(8)]
     model = nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
     fast = dcir.optimize(model)
     x = torch.randn(512, 512)
-    for _ in range(3):  # the first forward runs before the backward is planned
-        for p in model.parameters():
-            p.grad = None
-        held = fast(x)
-        node = held.grad_fn
-        while "Compiled" not in type(node).__name__:
-            node = node.next_functions[0][0]
-        kept = {t.untyped_storage().data_ptr() for t in node.saved_tensors}
-        del node
-        gc.collect()
-        held.pow(2).mean().backward()
-        del held
-        storages = {p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage().nbytes() for p in model.parameters()}
-        assert sum(storages.values()) <= 1.07 * sum(p.grad.nbytes for p in model.parameters())
+    held = fast(x)
+    node = held.grad_fn
+    while "Compiled" not in type(node).__name__:
+        node = node.next_functions[0][0]
+    kept = {t.untyped_storage().data_ptr() for t in node.saved_tensors}
+    del node
+    gc.collect()
+    held.pow(2).mean().backward()
+    del held
+    storages = {p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage().nbytes() for p in model.parameters()}
+    assert sum(storages.values()) <= 1.07 * sum(p.grad.nbytes for p in model.parameters())
     assert sum(p.grad.untyped_storage().data_ptr() in kept for p in model.parameters()) >= 4
     got = [p.grad.clone() for p in model.parameters()]
     exact = copy.deepcopy(model).double()
@@ -310,6 +308,21 @@ def test_gradients_lie_in_what_was_kept() -> None:
     for _ in range(3):
         fast(2 * x).pow(2).mean().backward()
     assert all(torch.equal(a, b) for a, b in zip(held_grads, got, strict=True))
+
+
+def test_the_first_backward_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its code is generated when it first runs."""
+
+    def copies(*_: object) -> None:
+        raise AssertionError("what was kept lay elsewhere")
+
+    monkeypatch.setattr(Spaces, "settle", copies)
+    torch.manual_seed(0)
+    fast = dcir.optimize(Wide())
+    loss = fast(torch.randn(2048, 256)).pow(2).mean()
+    assert [g.kind for g in fast.dcir.explain().graphs] == ["forward"]
+    loss.backward()
+    assert [g.kind for g in fast.dcir.explain().graphs] == ["forward", "backward"]
 
 
 def test_gradients_accumulate_and_two_forwards_do_not_meet() -> None:
