@@ -10,7 +10,7 @@ from dcir.cli import common
 
 
 @click.command("check", cls=common.Verb)
-@common.options(common.model, common.level, common.verify)
+@common.options(common.model, common.level, common.shapes, common.bounds, common.verify)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random inputs.")
 @click.option(
     "--bisect", is_flag=True, help="Find the pass or the kernel that changes numbers, and write a reproducer."
@@ -20,14 +20,30 @@ from dcir.cli import common
     help="With --bisect, the reproducer.",
 )  # fmt: skip
 @click.pass_context
-def command(ctx: click.Context, model: Path, level: int, verify: str, seed: int, bisect: bool, output: Path) -> None:
-    """Compare the results of MODEL on random inputs with PyTorch's; exit code 1 if they differ."""
+def command(
+    ctx: click.Context,
+    model: Path,
+    level: int,
+    shapes: dict[str, list[int | str]],
+    bounds: dict[str, tuple[int | None, int | None]],
+    verify: str,
+    seed: int,
+    bisect: bool,
+    output: Path,
+) -> None:
+    """Compare the results of MODEL on random inputs with PyTorch's; exit code 1 if they differ.
+
+    Sizes that the file leaves open are fixed with --shape, or one file is compiled for all sizes within bounds and compared at the
+    least, the greatest and two sizes between: --shape x=[b,3,224,224] --bound b=1..64
+    """
     from dcir.driver import api
 
+    if bisect and bounds:
+        raise click.UsageError("--bisect looks at one call; fix its sizes with --shape.", ctx)
     if bisect:
-        _bisect(ctx, model, output, level, seed)
+        _bisect(ctx, model, output, level, seed, shapes)
         return
-    result = api.check_file(model, level=level, verify=verify, seed=seed)
+    result = api.check_file(model, level=level, verify=verify, seed=seed, shapes=shapes, bounds=bounds)
     verdict = "agrees" if result.ok else "DIFFERS"
     text = f"{model} {verdict}: error {result.error:.3g}, tolerance {result.tolerance:.3g}"
     data = {
@@ -43,10 +59,12 @@ def command(ctx: click.Context, model: Path, level: int, verify: str, seed: int,
         ctx.exit(common.WRONG_RESULT)
 
 
-def _bisect(ctx: click.Context, model: Path, output: Path, level: int, seed: int) -> None:
+def _bisect(
+    ctx: click.Context, model: Path, output: Path, level: int, seed: int, shapes: dict[str, list[int | str]]
+) -> None:
     from dcir.driver import api
 
-    result = api.bisect_file(model, output, level=level, seed=seed)
+    result = api.bisect_file(model, output, level=level, seed=seed, shapes=shapes)
     finding = result.finding
     if finding is None:
         common.emit(f"{model}: no step changes numbers by more than rounding", {"ok": True, "found": None})

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +14,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.codegen.build import cpu_identity
-from dcir.driver.ahead import compile_module, compile_onnx, example_inputs, is_artefact
+from dcir.driver.ahead import compile_module, compile_onnx, is_artefact
 from dcir.driver.ahead_sizes import Bounds, compile_file_for_sizes, compile_for_sizes, dimensions_of
 from dcir.driver.artefact import Compiled, write_artefact
-from dcir.driver.compare import Comparison, compare, in_double
+from dcir.driver.check_file import answerable, lasting
 from dcir.driver.compile import GraphRecord, Progress, Session
 from dcir.driver.machine import machine
 from dcir.driver.optimize import optimize
@@ -34,6 +31,7 @@ from dcir.runtime.artefact import load_artefact, read_report
 if TYPE_CHECKING:
     from dcir.driver.bench import Measurement
     from dcir.driver.bisect import Bisection
+    from dcir.driver.compare import Comparison
     from dcir.report.profile import Profile
     from dcir.report.tuning import Tuning
 
@@ -96,7 +94,7 @@ def save(
     if not dynamic:
         compiled = compile_module(module, inputs, session, named)
         report = Report(session.graphs)
-        write_artefact(path, compiled, _lasting(report))
+        write_artefact(path, compiled, lasting(report))
         return report
     if dynamic is True or not isinstance(module, nn.Module):
         raise OptionError(
@@ -107,7 +105,7 @@ def save(
     dimensions = dimensions_of(module, inputs, named or {}, dynamic)
     sized = compile_for_sizes(module, inputs, session, dimensions, named)
     report = Report(session.graphs)
-    write_sized_artefact(path, sized, _lasting(report))
+    write_sized_artefact(path, sized, lasting(report))
     return report
 
 
@@ -130,10 +128,10 @@ def compile_file(
         session = Session(options, progress=progress)
         sized = compile_file_for_sizes(_open_onnx(model, shapes), session, bounds)
         report = Report(session.graphs, machine=machine())
-        write_sized_artefact(destination, sized, _lasting(report))
+        write_sized_artefact(destination, sized, lasting(report))
         return report
     compiled, report = _compile_onnx(model, options, shapes, progress)
-    write_artefact(destination, compiled, _lasting(report))
+    write_artefact(destination, compiled, lasting(report))
     return report
 
 
@@ -173,25 +171,11 @@ def run_file(
     return {name: _array(value) for name, value in zip(names, leaves, strict=True) if isinstance(value, torch.Tensor)}
 
 
-def check_file(
-    model: str | os.PathLike[str], *, level: int = 4, verify: str = "off", seed: int = 0, shapes: Shapes | None = None
-) -> Comparison:
-    """Compare the compiled ONNX file with PyTorch on seeded random inputs.
+def check_file(model: str | os.PathLike[str], **settings: Any) -> Comparison:
+    """Compare a compiled ONNX file with PyTorch; see ``driver.check_file``."""
+    from dcir.driver.check_file import check_file as check
 
-    Raises:
-        InvalidInput: a .dcir file, which holds nothing to compare with.
-    """
-    if is_artefact(model):
-        raise InvalidInput("a .dcir file holds no PyTorch model to compare with", hint="dcir check MODEL.onnx")
-    options = Options.make(level=level, verify=verify)
-    module = onnx_front_end.load(model, shapes=shapes)
-    session = Session(options)
-    compiled = compile_onnx(module, session)
-    inputs, want = _answerable(module, seed)
-    with opened(compiled, Report(session.graphs)) as fast:
-        got = pytree.tree_leaves(fast(*inputs))
-    exact = in_double(compiled.exported.graph, inputs)
-    return compare(compiled.outputs, got, want, exact)
+    return check(model, **settings)
 
 
 def bisect_file(
@@ -214,7 +198,7 @@ def bisect_file(
     if is_artefact(model):
         raise InvalidInput("a .dcir file holds no PyTorch model to compare with", hint="dcir check --bisect MODEL.onnx")
     module = onnx_front_end.load(model, shapes=shapes).eval()
-    inputs, _ = _answerable(module, seed)
+    inputs, _ = answerable(module, seed)
     exported = export_inference(module, inputs)
     part, values = slice_of(exported.graph, [s.tensor for s in exported.state], inputs)
     return bisect_graph(part, values, Options.make(level=level), destination, seed=seed)
@@ -318,15 +302,6 @@ def list_passes(level: int) -> list[PassInfo]:
     ]
 
 
-@contextmanager
-def opened(compiled: Compiled, report: Report) -> Iterator[nn.Module]:
-    """A compiled network by way of a temporary file, so that what runs is what a file would hold."""
-    with tempfile.TemporaryDirectory(prefix="dcir-") as folder:
-        path = Path(folder) / "model.dcir"
-        write_artefact(path, compiled, _lasting(report))
-        yield load_artefact(path, identity=cpu_identity())
-
-
 def _compile_onnx(
     model: str | os.PathLike[str], options: Options, shapes: Shapes | None, progress: Progress | None = None
 ) -> tuple[Compiled, Report]:
@@ -341,32 +316,8 @@ def _open_onnx(model: str | os.PathLike[str], shapes: Shapes | None) -> onnx_fro
     return onnx_front_end.load(model, shapes=shapes)
 
 
-def _answerable(module: onnx_front_end.OnnxModule, seed: int) -> tuple[list[torch.Tensor], list[Any]]:
-    """Random inputs that the model answers, and PyTorch's answers: large indices first, small ones if it refuses."""
-    for bound in (100, 10, 2, 1):
-        inputs = example_inputs(module, seed, bound)
-        try:
-            with torch.no_grad():
-                return inputs, pytree.tree_leaves(module.eval()(*inputs))
-        except Exception:
-            if bound == 1:
-                raise
-    raise AssertionError("unreachable")
-
-
-def _lasting(report: Report) -> dict[str, Any]:
-    """The report without what differs from one compilation to the next, or follows from the rest."""
-    data = report.to_json()
-    for graph in data["graphs"]:
-        for name in ("seconds", "generated", "flops", "floor_seconds", "peak_bytes", "together", "partition"):
-            graph.pop(name, None)
-        for record in graph["passes"]:
-            record.pop("seconds", None)
-    return data
-
-
 def _report_of(data: Mapping[str, Any], path: str | os.PathLike[str]) -> Report:
-    """A report from what ``_lasting`` left of it."""
+    """A report from what ``lasting`` left of it."""
     from dcir.transforms.runner import PassRecord
 
     try:

@@ -216,7 +216,7 @@ def _of_artefact(path: str | os.PathLike[str], names: Sequence[str], done: Measu
 
 
 def _ours(model: Model, options: Options) -> Run:
-    from dcir.driver.api import opened
+    from dcir.driver.check_file import opened
 
     session, inputs = Session(options), model.inputs
     if isinstance(model.module, OnnxModule):

@@ -213,7 +213,7 @@ def test_check_says_one_for_a_wrong_result(api, model):
     done = call("check", model, "--seed", "7")
     assert done.exit_code == 0
     assert "agrees: error 1e-07, tolerance 1e-05" in done.output
-    assert api.calls[0][2] == {"level": 4, "verify": "off", "seed": 7}
+    assert api.calls[0][2] == {"level": 4, "verify": "off", "seed": 7, "shapes": {}, "bounds": {}}
     api.answer("check_file", Result(ok=False, error=0.5, details={"output": "y"}))
     done = call("check", model)
     assert done.exit_code == 1
@@ -222,9 +222,17 @@ def test_check_says_one_for_a_wrong_result(api, model):
     assert json.loads(call("check", model, "--json").output)["ok"] is False
 
 
+def test_check_takes_sizes_and_bounds(api, model):
+    assert call("check", model, "--shape", "x=[b,3]", "--bound", "b=2..9").exit_code == 0
+    settings = api.calls[0][2]
+    assert settings["shapes"] == {"x": ["b", 3]} and settings["bounds"] == {"b": (2, 9)}
+    done = call("check", model, "--bisect", "--bound", "b=2..9")
+    assert done.exit_code == 2 and "--shape" in done.output and len(api.calls) == 1
+
+
 def test_check_bisects(api, model, tmp_path):
     assert call("check", model, "--bisect", "-o", tmp_path / "r.py").exit_code == 0
-    assert api.calls == [("bisect_file", (Path(model), tmp_path / "r.py"), {"level": 4, "seed": 0})]
+    assert api.calls == [("bisect_file", (Path(model), tmp_path / "r.py"), {"level": 4, "seed": 0, "shapes": {}})]
     passes = [types.SimpleNamespace(name="fuse-siblings")]
     finding = types.SimpleNamespace(
         kind="pass", culprit="pass fuse-siblings", passes=passes, where="", error=0.5, tolerance=1e-6

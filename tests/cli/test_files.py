@@ -19,6 +19,7 @@ from dcir.driver import api, bench
 from dcir.driver.compare import compare
 from dcir.errors import InvalidInput, OptionError
 from dcir.ir.program import Program
+from dcir.runtime.sized_model import SizedModel
 from dcir.transforms.base import Outcome
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
 
@@ -125,6 +126,28 @@ def test_check(tmp_path):
         assert result["error"] <= result["tolerance"]
         assert set(result["details"]) == {"y", "z"}
     assert "agrees: error" in call("check", path).output
+
+
+def test_check_within_bounds(model, tmp_path, monkeypatch):
+    """One file for all sizes is compared at several of them, and a size whose results are wrong is named."""
+    shape = ("--shape", "in put=[batch,6]")
+    result = data(call("check", model, *shape, "--bound", "batch=1..21", "--json"))
+    assert result["ok"]
+    assert set(result["details"]) == {f"batch={n}: {name}" for n in (1, 11, 20, 21) for name in ("out:0", "best")}
+    assert data(call("check", model, "--bound", "batch=3..", "--json"))["details"].keys() >= {
+        "batch=3: best",
+        "batch=21: best",
+    }
+    call_sized = SizedModel.__call__
+
+    def wrong(self, x):
+        out = call_sized(self, x)
+        return (out[0] + (len(x) == 20), *out[1:])
+
+    monkeypatch.setattr(SizedModel, "__call__", wrong)
+    done = call("check", model, "--bound", "batch=1..21")
+    assert done.exit_code == 1 and "DIFFERS: error 1" in done.output
+    assert call("check", model, "--bound", "size=1..4").exit_code == 2
 
 
 def test_check_bisects(tmp_path, monkeypatch):
