@@ -14,9 +14,10 @@ from typing import Any
 
 from torch import fx
 from torch._functorch import partitioners
-from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
+from torch._functorch.compile_utils import raise_getitems
 
 from dcir.errors import MemoryLimitTooLow
+from dcir.frontends.torch.cse import merge_equal
 from dcir.frontends.torch.expose_dropout import expose_dropout
 from dcir.frontends.torch.joint_graph import is_random, keep_what_reads_written, nbytes, written_to
 from dcir.frontends.torch.partition_model import Joint, Model, Rates, is_light, model, static
@@ -144,7 +145,7 @@ class _Search:
         for rewrite in (*self.expose, expose_dropout):
             rewrite(own)
         keep_what_reads_written(own.graph)
-        own.graph = fx_graph_cse(own.graph)
+        merge_equal(own.graph)
         own.graph.eliminate_dead_code()
         if partitioners.has_recomputable_ops(own):
             own = partitioners.cleanup_recompute_tags(own, is_default_partition=False)

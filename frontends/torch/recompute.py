@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch._functorch.compile_utils import fx_graph_cse
 
+from dcir.frontends.torch.cse import merge_equal
 from dcir.frontends.torch.joint_graph import (
     base,
     is_pointwise,
@@ -58,7 +58,7 @@ def recompute_cheap(joint: fx.GraphModule, forward_outputs: int) -> int:
     and must not be merged again behind this.
     """
     joint.graph.eliminate_dead_code()
-    joint.graph = fx_graph_cse(joint.graph)
+    merge_equal(joint.graph)
     done = _Recompute(joint.graph, forward_outputs).run()
     keep_what_reads_written(joint.graph)
     joint.graph.eliminate_dead_code()
