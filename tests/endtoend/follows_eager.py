@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -120,10 +121,11 @@ def _seen(module: nn.Module, inputs: dict[str, Any], train: bool) -> dict[str, T
     tensors = {f"out{i}": t.detach() for i, t in enumerate(outs)}
     if not train:
         return tensors
-    generator = torch.Generator().manual_seed(2)
+    generator = np.random.default_rng(2)
     loss: Any = 0
     for t in outs:  # a projection: the plain sum of what a norm gives depends on nothing
-        weight = torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.dtype)
+        # Not from torch.randn, which _Double would ask for float64, whose numbers are others.
+        weight = torch.from_numpy(np.asarray(generator.standard_normal(tuple(t.shape)), np.float32)).to(t.dtype)
         loss = loss + (t * weight).mean() if t.requires_grad else loss
     loss.backward()
     tensors["loss"] = loss.detach()
