@@ -45,11 +45,10 @@ def _text(model: str, config: str, **settings: Any) -> Callable[[], Case]:
     return _hugging_face(model, config, lambda: {"input_ids": _tokens()}, **_TOKENS | settings)
 
 
+# These networks make an image 32 times smaller. One pixel must not be what is left: batch normalisation over two values gives
+# +1, -1 and float32's rounding errors, magnified.
 def _timm(name: str, size: int = 64, **settings: Any) -> Callable[[], Case]:
-    """A registered model of timm, which makes an image 32 times smaller.
-
-    One pixel must not be what is left: batch normalisation over two values gives +1, -1 and float32's rounding errors, magnified.
-    """
+    """A registered model of timm."""
 
     def build() -> Case:
         import timm
@@ -145,10 +144,10 @@ def _whisper() -> Case:
 
 
 TIMM: dict[str, Callable[[], Case]] = {
-    "resnet-basic": _timm_class("resnet", "ResNet", "BasicBlock", **_STAGES),
-    "resnet-bottleneck": _timm_class("resnet", "ResNet", "Bottleneck", **_STAGES),
-    "resnext": _timm_class("resnet", "ResNet", "Bottleneck", cardinality=4, base_width=8, **_STAGES),
-    "se-resnet": _timm_class("resnet", "ResNet", "BasicBlock", block_args={"attn_layer": "se"}, **_STAGES),
+    "resnet-basic": _timm_class("resnet", "ResNet", "BasicBlock", size=64, **_STAGES),
+    "resnet-bottleneck": _timm_class("resnet", "ResNet", "Bottleneck", size=64, **_STAGES),
+    "resnext": _timm_class("resnet", "ResNet", "Bottleneck", size=64, cardinality=4, base_width=8, **_STAGES),
+    "se-resnet": _timm_class("resnet", "ResNet", "BasicBlock", size=64, block_args={"attn_layer": "se"}, **_STAGES),
     "densenet": _timm_class("densenet", "DenseNet", growth_rate=8, block_config=(2, 2, 2)),
     "efficientnet-b0": _timm("efficientnet_b0"),
     "mobilenet-v2": _timm("mobilenetv2_050"),
@@ -174,7 +173,7 @@ TIMM: dict[str, Callable[[], Case]] = {
     "levit": _timm_class("levit", "Levit", size=128, img_size=128, embed_dim=(32, 48, 64), key_dim=8,
                           depth=(1, 1, 1), num_heads=(2, 3, 4)),
     "nf-resnet": _timm("test_nfnet", 64),
-    "res2net": _timm_class("res2net", "ResNet", "Bottle2neck", cardinality=1, base_width=8,
+    "res2net": _timm_class("res2net", "ResNet", "Bottle2neck", size=64, cardinality=1, base_width=8,
                            block_args={"scale": 4}, **_STAGES),
 }  # fmt: skip
 
