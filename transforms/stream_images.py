@@ -7,7 +7,7 @@ barrier in place of one per operator. The price: what all images share (weights)
 
     sum over containers inside of  bytes(n images) * (t(n images) - t(one image))   >   sum over operators of what their weights'
     reading takes longer than their arithmetic, per image more
-                                                                              + what a matrix unit does worse in pieces
+                         + what packing them in every run takes (where they are not packed before), or a matrix unit does worse in pieces
 
 with t the seconds a byte takes from the level of cache that holds so much. Runs are the best intervals of the execution order, best
 first. Saves memory traffic of everything between two operators of a run, and most of its memory.
@@ -24,6 +24,7 @@ from dcir.ir.network import Network
 from dcir.ir.nodes import Op
 from dcir.ir.types import itemsize
 from dcir.ops import matrix_unit
+from dcir.ops.contraction import ContractionSpec, packs
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.images import Share, shares
 from dcir.transforms.base import Outcome, Pass
@@ -38,6 +39,7 @@ class StreamImages(Pass):
             have passed through.
         near, far, memory: seconds to move a byte where that cache holds it, or none does.
         flops: operations per second of a core.
+        packing: seconds to put a byte of weights in panels.
         matrix: whether it has a matrix unit, which wants more rows than an image may have.
     """
 
@@ -48,6 +50,7 @@ class StreamImages(Pass):
     far: float = 1 / 120e9
     memory: float = 1 / 36e9
     flops: float = 250e9
+    packing: float = 1 / 12e9
     matrix: bool = False
 
     def apply(self, net: Network) -> Outcome:
@@ -144,9 +147,12 @@ class StreamImages(Pass):
         return result
 
     def _apart(self, op: Op, part: Share, images: int) -> float:
-        """Seconds that ``images`` products of a matrix unit take longer than one."""
+        """Seconds that ``images`` products take longer than one: of a matrix unit, or since they pack what all images share."""
         if not self.matrix:
-            return 0.0
+            whole, one = op.spec, part.spec
+            if not isinstance(whole, ContractionSpec) or whole.panel or whole.epilogue is None:
+                return 0.0
+            return max(0, images * packs(one)[1] - packs(whole)[1]) * self.packing
         return max(0.0, images * matrix_unit.seconds(part.spec) - matrix_unit.seconds(op.spec))
 
     def _seconds(self, size: int) -> float:

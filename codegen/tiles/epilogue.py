@@ -122,13 +122,7 @@ class Epilogue:
         """Whether there is ``finish_group``: vectors that take long chains of steps together."""
         if self.sums:
             return replace(self, program=without_sums(self.program)).grouped
-        body, varies = self.program.body, self.vector_varies()
-        found = self._chains
-        return (
-            bool(found)
-            and all(self._simple(i) for i, v in enumerate(varies) if v)
-            and all(i > found[-1] for i, s in enumerate(body) if s.op == "store")
-        )
+        return bool(self._chains) and all(self._simple(i) for i, v in enumerate(self.vector_varies()) if v)
 
     @functools.cached_property
     def _chains(self) -> list[int]:
@@ -305,7 +299,7 @@ class Epilogue:
         return text
 
     def _group(self) -> str:
-        """``finish_group``: the statements up to each chain for every vector, then that chain for all of them."""
+        """``finish_group``: the statements up to each chain for every vector, then that chain for all of them; stores last."""
         body, varies, made = self.program.body, self.vector_varies(), self.vector_lines()
         # Where vectors lie along a tile's rows there is one row of them.
         moves = {self.row: " + u / NV", self.vector: " + u % NV * VL"}
@@ -314,13 +308,17 @@ class Epilogue:
         parts = [f"    {self._kind(i)} w{i}[N];" for i in kept]
         bounds = [0, *(i + 1 for i in self._chains), len(body)]
         for low, high in itertools.pairwise(bounds):
-            needed = {a for i in range(low, high) if varies[i] for a in body[i].args}
+            last = high == len(body)
+            here = [i for i in range(high) if (last if body[i].op == "store" else i >= low)]
+            needed = {a for i in here if varies[i] for a in body[i].args}
             for i in reversed(range(high)):
                 if i in needed and not varies[i]:  # the same for all of a vector: computed again
                     needed.update(body[i].args)
             lines = [*places, "const V x = given[u];"]
             for i in range(high):
-                if i < low and varies[i]:
+                if body[i].op == "store":
+                    lines += made[i] if i in here else []
+                elif i < low and varies[i]:
                     lines += [f"const {self._kind(i)} v{i} = w{i}[u];"] if i in needed else []
                 elif not varies[i]:
                     lines += made[i] if i in needed else []

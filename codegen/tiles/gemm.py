@@ -105,7 +105,7 @@ def _with_panels(spec: ContractionSpec, isa: Isa) -> Callable[..., Draft]:
 
 def _methods(form: Form, isa: Isa) -> list[str]:
     """The ways to compute the product, the best by the model first."""
-    swapped = rows_suit(form.spec) or _swap_suits(form, isa)
+    swapped = rows_suit(form.spec, isa) or _swap_suits(form, isa)
     found = []
     for swap in (swapped, not swapped):
         turned = transposed(form) if swap else form
@@ -120,7 +120,7 @@ def _methods(form: Form, isa: Isa) -> list[str]:
         first = "tiles"
         if ways["matrix"] and (_in_place_first(spec) or not ways["packing"]):
             first = "matrix"
-        elif (swap and rows_suit(form.spec)) or (
+        elif (swap and rows_suit(form.spec, isa)) or (
             not ways["dot"] and (form.epilogue is not None or _packing_suits(turned, isa))
         ):
             first = "packing"

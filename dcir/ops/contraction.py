@@ -13,6 +13,7 @@ from dcir.ir.network import contiguous
 from dcir.ir.program import Body, Program
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
+from dcir.isa import Isa, host_isa
 from dcir.ops.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
 from dcir.ops.lowering import FROM_NAME
 from dcir.ops.packing import packed_shape, panels, read_packed
@@ -22,6 +23,10 @@ from dcir.ops.torch_call import window_tensor
 LEAST_ROWS = 12
 # Up to so many, packing them costs less than packing the other operand: 10 % at 64 rows, 6 % at 128; at 400 it costs 10 % more.
 MOST_SHORT_ROWS = 256
+# The same for short vectors (one thread of AVX2, 3072x768, ms, swapped : not): 16 rows 1.0 : 1.4, 64 4.1 : 4.0, 128 8.0 : 7.6. A tile's
+# columns are 6 results long, of 8 lanes, and an epilogue of GELU's length is not taken through several vectors at once there: 16 rows
+# 1.2 : 1.9, 32 2.5 : 2.4, 64 5.2 : 4.2, 196 16.2 : 11.6.
+MOST_SHORT_ROWS_NARROW, MOST_SHORT_ROWS_CHAINED = 64, 32
 # The most that a product may take of scratch to pack an operand which it need not pack: 94 MB packed in every call of 256 rows took
 # 37 ms where tiles over the operand as it lies take 29.
 MOST_PACKED_BYTES = 32 << 20
@@ -122,9 +127,13 @@ def contraction_program(spec: ContractionSpec, storage: str, result: str) -> Pro
     return body.finish()
 
 
-def rows_suit(spec: ContractionSpec) -> bool:
+def rows_suit(spec: ContractionSpec, isa: Isa | None = None) -> bool:
     """Whether B's columns, contiguous along k, should be the rows of tiles: a short A is the smaller one to pack."""
-    few = LEAST_ROWS <= spec.m <= min(spec.n // 5, MOST_SHORT_ROWS)
+    most = MOST_SHORT_ROWS
+    if (isa or host_isa()).vectors != "avx512" and spec.n * spec.k * itemsize(spec.dtype) <= MOST_PACKED_BYTES:
+        chained = spec.epilogue is not None and any(s.op in ("exp", "erf") for s in spec.epilogue.body)
+        most = MOST_SHORT_ROWS_CHAINED if chained else MOST_SHORT_ROWS_NARROW
+    few = LEAST_ROWS <= spec.m <= min(spec.n // 5, most)
     return not spec.batch and spec.b[-2] == 1 and few and spec.k > 1
 
 

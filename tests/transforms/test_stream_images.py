@@ -102,10 +102,29 @@ def test_a_matrix_unit_wants_all_rows_of_weights_that_are_not_packed() -> None:
         net.threads = 2
         for p in (FuseEpilogues(), AssignLayouts(), SinkCopies()):
             p.apply(net)
-        StreamImages(near_bytes=1 << 17, far_bytes=1 << 20, matrix=matrix).apply(net)
+        StreamImages(near_bytes=1 << 17, far_bytes=1 << 20, packing=0, matrix=matrix).apply(net)
         return any(op.spec.kind == "contraction" and op.label in s.ops for op in net.ops() for s in net.streams)
 
     assert taken(24, False) and not taken(24, True)
+
+
+def test_weights_that_every_image_would_pack() -> None:
+    """Products pack weights that change: once for all images costs less."""
+
+    def patches(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        rows = F.conv2d(x, w, stride=4).flatten(2).transpose(1, 2)
+        return F.linear(F.linear(rows, a).relu(), b).relu()
+
+    def taken(packing: float) -> bool:
+        x, w = torch.randn(4, 3, 40, 40), torch.randn(256, 3, 4, 4)
+        net = imported(patches, x, w, torch.randn(256, 256), torch.randn(256, 256)).network
+        net.threads = 2
+        for p in (FuseEpilogues(), AssignLayouts(), SinkCopies()):
+            p.apply(net)
+        StreamImages(near_bytes=1 << 17, far_bytes=1 << 18, packing=packing).apply(net)
+        return any(op.spec.kind == "contraction" and op.label in s.ops for op in net.ops() for s in net.streams)
+
+    assert taken(0) and not taken(StreamImages.packing)
 
 
 def test_sums_over_images_end_a_run() -> None:

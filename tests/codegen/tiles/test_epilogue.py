@@ -96,6 +96,15 @@ def error_functions(c):
     c.store(two, strides=(430, 86, 2))
 
 
+def kept_before(c):
+    """What the backward wants is stored before a chain and between two."""
+    total = c.x + c.load((0, 0, 1))
+    c.store(total)
+    both = total * (c.body.op("erf", total) + c.const(1))
+    c.store(both > c.const(0), "bool")
+    c.store(c.body.op("exp", both) * total, strides=(430, 86, 2))
+
+
 def guarded(c):
     row, column = c.body.index(1), c.body.index(2)
     inside = column < c.body.const(17, "i64")
@@ -130,6 +139,7 @@ KINDS = (
     silu,
     exponentials,
     error_functions,
+    kept_before,
     guarded,
     gathers,
     narrowed,
@@ -231,7 +241,7 @@ def test_epilogue(kernels, case):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", [silu, exponentials, error_functions], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("kind", [silu, exponentials, error_functions, kept_before], ids=lambda k: k.__name__)
 def test_groups(isa, kind):
     """Vectors that take their steps together give what single ones give, also where a tile's rows lie along them."""
     case = Case("f32")
