@@ -33,13 +33,14 @@ from dcir.isa import Isa, slow_to_fill
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.packing import panel_width, panels
 
-ROWS_BYTES = 384 << 10  # of A in a block
+ROWS_BYTES = 384 << 10  # of A in a block; with AVX2 and 512 KB of cache, of A and a panel: 788 x 768 x 3072 3 % faster
 OTHER_ROWS_BYTES = (192 << 10, 768 << 10, 96 << 10)
 DEEPEST = 4096  # steps of k in one go; beyond them a tile of A leaves the second-level cache
 OTHER_DEPTHS = (1024, 512, 2048)
 # Steps of k in which a panel stays in the first-level cache for all tiles of a block. Without it AVX2's tiles, which use a panel up in half
 # the time, come to 170 of 208 GFLOP/s on two cores of Zen 3, with it to 190 (512 x 768 x 768 and 49 x 512 x 2048).
 SWEEPS = (256, 384, 192)
+SHORT_SWEEPS = 1024  # steps up to which a panel passes packed rows in one go: 1 to 2 % faster (768 x 3072 x 788)
 SUMMED = 256  # about so many steps are summed in one go: as exact as MKL, for 1 % of the time
 SHORT = 256  # a product of fewer steps finishes its rows in registers; for others that is not worth compiling
 # How far ahead a panel is fetched, in bytes, and how near. Weights of a large network come from memory in every call, and 128 steps
@@ -47,7 +48,7 @@ SHORT = 256  # a product of fewer steps finishes its rows in registers; for othe
 FETCHES = ((16384, 3), (4096, 3), (1024, 3), (32768, 3), (16384, 2))
 # Where caches fill slowly, the distances that do for the first-level cache while the next panel is on its way to the second (below).
 FETCHES_NEAR = ((4096, 3), (2048, 3), (16384, 3), (1024, 3))
-ROWS_AHEAD = 2048  # bytes of packed rows
+ROWS_AHEAD = 2048  # bytes of packed rows, with AVX-512; AVX2's tiles were 1 to 5 % slower with it (768 x 3072 x 788)
 FETCHES_SHORT = ((4096, 3), (1024, 3), (16384, 3))  # where 16 KB are half of the first-level cache: 160 -> 185 GFLOP/s
 FETCHES_OF_ROWS = ((4096, 3), (16384, 3), (1024, 3))  # of one or two rows: loads are all that such a tile does
 IN_PLACE, COPIED, PACKED = 0, 1, 2  # how rows of A are held for the panels of a job
@@ -129,11 +130,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     p, q = grid(spec, rows, groups, batch, threads)
     rows = Split(spec.m, min(spec.m, round_up(rows.parts, p)))
     depth = Split.at_most(spec.k, decide("depth", [DEEPEST, *(d for d in OTHER_DEPTHS if 2 * d <= spec.k)]))
-    sweep = 0
-    if depth.parts == 1:
-        sweeps = [s for s in SWEEPS if s * 3 // 2 <= spec.k and rows.parts > p]
-        sweep = decide("sweep", [0, *sweeps] if isa.vectors == "avx512" else [*sweeps[:1], 0, *sweeps[1:]])
-    inner = Split.at_most(spec.k, sweep or max(1, spec.k))
+    wide = isa.vectors == "avx512"
     unit = tile.vectors * width
     packs, copies = ak != 1, crowded and rows.size > 8 and groups.parts > FEW_PANELS
     many = rows.size > 8 and groups.size == 1 and ceil_div(groups.parts, q) >= LEAST_PANELS
@@ -141,11 +138,18 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         usual = PACKED if many and slow_to_fill() else int(copies)
         held = decide("copy", [usual, *(c for c in (IN_PLACE, COPIED, PACKED) if c != usual)])
         packs, copies = held == PACKED, held == COPIED
+    sweep = 0
+    if depth.parts == 1:
+        sweeps = [s for s in SWEEPS if s * 3 // 2 <= spec.k and rows.parts > p]
+        short = packs and spec.k <= SHORT_SWEEPS
+        sweep = decide("sweep", [0, *sweeps] if wide or short else [*sweeps[:1], 0, *sweeps[1:]])
+    inner = Split.at_most(spec.k, sweep or max(1, spec.k))
     pitch = (round_up(depth.size, 64 // element) // (64 // element) | 1) * (64 // element)
     tall = rows.size * (pitch if copies else depth.size)
+    room = ROWS_BYTES if wide else ROWS_BYTES - depth.size * spec.panel * element
     per_block = decide(
         "block",
-        [max(1, min(ceil_div(rows.parts, p), b // max(1, tall * element))) for b in (ROWS_BYTES, *OTHER_ROWS_BYTES)],
+        [max(1, min(ceil_div(rows.parts, p), b // max(1, tall * element))) for b in (room, *OTHER_ROWS_BYTES)],
     )
     blocked = depth.parts > 1
     # The next panel comes to the second-level cache while this one passes all tiles of the block, not when its first tile wants it.
@@ -162,13 +166,13 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     batch_names = [f"x{d}" for d in range(len(spec.batch))]
     end_of = ending(form, "(NP * NV)", tail, prefetched=not parted, unrolled=spec.k < SHORT)
 
-    fetches: Sequence[tuple[int, int]] = FETCHES if isa.vectors == "avx512" else FETCHES_SHORT
+    fetches: Sequence[tuple[int, int]] = FETCHES if wide else FETCHES_SHORT
     if spec.m <= 2:
         fetches = FETCHES_OF_ROWS
     elif many and slow_to_fill():
         fetches = FETCHES_NEAR
     ahead, into = decide("ahead", fetches)
-    fetch = f"\n        __builtin_prefetch(a + {ROWS_AHEAD // element}, 0, 3);" if packs else ""
+    fetch = f"\n        __builtin_prefetch(a + {ROWS_AHEAD // element}, 0, 3);" if packs and wide else ""
     advance, following, next_arguments = "", "", ""
     if spread:
         fetch += "\n        __builtin_prefetch(next, 0, 2);"

@@ -80,6 +80,9 @@ def cases():
         add(isa, "f32", (), 14, 130, 70, "row", "column", "row")
     add("avx512", "f64", (), 90, 200, 500, "column", "row", "column")
     add("avx512", "f32", (), 37, 220, 4500, "wide", "column", "column")
+    # AVX2's blocks: packed rows that a panel passes in one go, in several, and rows in place next to long panels.
+    for m, n, k, la in ((70, 330, 801, "column"), (70, 330, 2050, "column"), (61, 1100, 3073, "row")):
+        add("avx2", "f32", (), m, n, k, la, "column", "row")
     return out
 
 
