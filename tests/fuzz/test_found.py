@@ -39,6 +39,31 @@ FOUND = {
         loss="sum",
         seed=2,
     ),
+    # Right all the time: the factor does not change what the norm gives, so its gradient is a sum of terms that cancel, and
+    # eager, whose error over many seeds is as great as dcir's, was fourteen times nearer than usual.
+    "a sum of terms that cancel": Case(
+        inputs=(
+            Input(shape=(2, 2, 2), strides=(1, 2, 4), offset=5, storage=0, grad=True),
+            Input(shape=(8, 6, 7, 4), strides=(168, 28, 4, 1), offset=0, storage=1, grad=True),
+            Input(shape=(3, 5, 8), strides=(1, 3, 15), offset=0, storage=2, grad=True),
+        ),
+        layers=("Number(5, 5)", "nn.InstanceNorm2d(6, affine=True)", "Number(1)", "nn.GroupNorm(1, 4)"),
+        lines=(
+            "v3 = x2.reshape(3, 5, 2, 4).transpose(1, 2)",
+            "v4 = F.scaled_dot_product_attention(v3, v3 * 0.5, v3, is_causal=True)",
+            "v6 = self.l1(x1)",
+            "v7 = v6[0:7:3, 1:5:1, 5:6:2, :]",
+            "v8 = v4.amin((0, 1), keepdim=False)",
+            "v9 = v7 * self.l2()",
+            "v10 = self.l3(v9)",
+            "v11 = torch.linalg.vector_norm(v3 + 2, dim=(0, 3), keepdim=True)",
+            "v12 = v9[0:3:3, 0:3:1, 0:1:3, 1:2:3]",
+        ),
+        outputs=("v12", "v10", "v11"),
+        train=False,
+        loss="weighted",
+        seed=2,
+    ),
 }
 
 

@@ -43,10 +43,11 @@ def _wrong(value: str) -> Case:
     return Case((grid,), ("nn.Linear(7, 3)",), (f"v0 = {value}",), ("v0",))
 
 
-def test_the_comparison_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a per mille off, or a gradient off, is off."""
+@pytest.mark.parametrize("factor", [1.0005, 1.00001])
+def test_the_comparison_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """Half a per mille off is off, and so is a hundred-thousandth: no rounding of eager's is."""
     check(_wrong("self.l0(x0)"))
-    other = _wrong("self.l0(x0) * 1.0005").module()
+    other = _wrong(f"self.l0(x0) * {factor}").module()
     assert isinstance(other, torch.nn.Module)
     monkeypatch.setattr("tests.fuzz.check.dcir.optimize", lambda module, **_: _Replaced(module, other))
     with pytest.raises(Differs, match="out0"):
