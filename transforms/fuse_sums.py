@@ -5,7 +5,8 @@
 
 with dx' what an activation lets through of dx, and x' another operand: batch normalisation's statistics, and the sums of its gradient.
 A program of one sweep joins if its outer loop is the product's channel and its inner loops are all others, one to one, by the
-same arithmetic on memlets as epilogues. What it makes of the sums it still makes, once they are complete. Saves one read of the result.
+same arithmetic on memlets as epilogues. What it makes of the sums it still makes, once they are complete. Saves one read of the result;
+and its store, where the product has other results (dx' above) and only the sums read this one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dcir.ir.nodes import Op
 from dcir.ir.program import Program
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.epilogue import identity_epilogue
-from dcir.ops.summed import SummedSpec, over, sums_suit
+from dcir.ops.summed import ADDED, SummedSpec, over, sums_suit
 from dcir.transforms.base import Outcome, Pass
 from dcir.transforms.fuse_epilogues import place_of_both
 
@@ -53,10 +54,11 @@ class FuseSums(Pass):
                 product = _product(net, o)
                 if product is None or net.containers[o.data].nbytes < self.min_bytes:
                     continue
+                size = net.containers[o.data].nbytes
                 reason = self._try(net, product, op, o, position)
                 if reason is None:
                     outcome.changed += 1
-                    outcome.saved_bytes += net.containers[o.data].nbytes
+                    outcome.saved_bytes += size if net.writers(o.data) else 2 * size
                     break
                 outcome.refuse(reason)
         return outcome
@@ -72,12 +74,18 @@ class FuseSums(Pass):
         where = place_of_both(net, product, consumer, position)
         if where is None:
             return "another operator needs the product first"
-        ins, outs = [*net.ins(product), *others], [*net.outs(product), *net.outs(consumer)]
+        if net.readers(read.data) == [consumer] and read.data not in net.result_containers():
+            lean = replace(spec, kept=False)
+            # Tiles that only add have no form: something is stored.
+            spec = lean if any(s.op == "store" and s.attr[2:] != (ADDED,) for s in lean.epilogue().body) else spec
+        ins, outs = [*net.ins(product), *others], [*spec.stored(net.outs(product)), *net.outs(consumer)]
         fused = net.add_op(spec, ins, outs, origin=product.origin, made_by=self.name, before=where)
         position[fused] = position[where]
         for op in (product, consumer):
             net.remove_op(op)
             del position[op]
+        if not spec.kept:
+            net.remove_container(read.data)
         return None
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from dcir.ir.interpret import run_program
 from dcir.ir.program import Program, Stmt, simplify
@@ -12,6 +14,8 @@ from dcir.ir.scalars import reference as reference_of
 from dcir.ir.serialize import register
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.epilogue import identity_epilogue
+
+_R = TypeVar("_R")
 
 ADDED = "sum"
 """Third in a store's ``attr``: the value is added up, over all points that share the address, in float64."""
@@ -22,18 +26,21 @@ ADDED = "sum"
 class SummedSpec:
     """A convolution, and a program that sums over one of its results.
 
-    Inputs are the convolution's and then the program's from its second on; outputs are the convolution's and then the program's.
+    Inputs are the convolution's and then the program's from its second on; outputs are the convolution's (without a result that is not
+    kept) and then the program's.
 
     Attributes:
         product: "forward" or "backward_data".
         sums: loops (channel,) outside and (n, *spatial) inside; its input 0 is result number ``result`` of the product, as stored.
             ``sums_suit`` says what it may hold.
         result: which result.
+        kept: whether that result is an output. If only the sums read it, it is not stored, and the outputs after it move up.
     """
 
     product: ConvolutionSpec
     sums: Program
     result: int = 0
+    kept: bool = True
 
     @property
     def kind(self) -> str:
@@ -44,43 +51,72 @@ class SummedSpec:
         """Distinct bytes of each operand; the result is not read again."""
         reads, writes = self.product.footprint()
         others, made = self.sums.footprint()
-        return (*reads, *others[1:]), (*writes, *made)
+        return (*reads, *others[1:]), (*self.stored(writes), *made)
 
     def operations(self) -> int:
         """Those of both."""
         return self.product.operations() + self.sums.operations()
 
-    def _counts(self) -> tuple[int, int]:
+    def stored(self, results: Sequence[_R]) -> list[_R]:
+        """Of the convolution's results, one entry each, those that are outputs."""
+        return [r for i, r in enumerate(results) if self.kept or i != self.result]
+
+    def result_size(self) -> int:
+        """Elements from the first to the last of the result that the sums read."""
+        first = self._first()
+        (store,) = (s for s in first.body if s.op == "store" and s.attr[0] == self.result)
+        steps: tuple[int, ...] = store.attr[1]
+        return 1 + sum((d - 1) * t for d, t in zip(first.dims, steps, strict=True))
+
+    def names(self, instead: str) -> tuple[list[str], list[str], list[str], list[str]]:
+        """Operands of the convolution and of the program, inputs and outputs of each; a result that is not kept is ``instead``."""
         reads, writes = self.product.footprint()
-        return len(reads), len(writes)
+        ins = [f"a{i}" for i in range(len(reads) + len(self.sums.inputs) - 1)]
+        stored = self.stored(writes)
+        outs = [f"o{i}" for i in range(len(stored))]
+        made = [f"o{len(stored) + i}" for i in range(len(self.sums.outputs))]
+        if not self.kept:
+            outs.insert(self.result, instead)
+        return ins[: len(reads)], outs, [outs[self.result], *ins[len(reads) :]], made
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """One after the other."""
-        n, m = self._counts()
-        self.product.reference(ins[:n], outs[:m])
-        run_program(self.sums, [outs[self.result], *ins[n:]], outs[m:], reference_of)
+        place = {f"a{i}": a for i, a in enumerate(ins)} | {f"o{i}": o for i, o in enumerate(outs)}
+        if not self.kept:
+            place["result"] = np.zeros(self.result_size(), np.float32)
+        first, results, second, made = ([place[n] for n in names] for names in self.names("result"))
+        self.product.reference(first, results)
+        run_program(self.sums, second, made, reference_of)
 
     def steps(self) -> tuple[list[tuple[str, str, int]], list[tuple[Program, list[str], list[str]]]]:
-        """The same as two loop programs."""
-        n, m = self._counts()
-        others = [f"a{n + i}" for i in range(len(self.sums.inputs) - 1)]
-        made = [f"o{m + i}" for i in range(len(self.sums.outputs))]
-        first = self.product.program(), [f"a{i}" for i in range(n)], [f"o{i}" for i in range(m)]
-        return [], [first, (self.sums, [f"o{self.result}", *others], made)]
+        """The same as two loop programs, over a temporary if the result is not kept."""
+        first, results, second, made = self.names("result")
+        temporaries = [] if self.kept else [("result", "f32", self.result_size())]
+        return temporaries, [(self.product.program(), first, results), (self.sums, second, made)]
+
+    def _first(self) -> Program:
+        """The product's epilogue."""
+        spec = self.product
+        shape, strides = (spec.shapes[2], spec.y) if spec.kind == "forward" else (spec.shapes[0], spec.x)
+        return spec.epilogue or identity_epilogue(shape, spec.dtype, strides)
 
     def epilogue(self) -> Program:
         """The product's epilogue with the part of the program that runs over all points.
 
-        Its inputs and outputs are the product's, the program's, and one more output per sum, to which a store of kind ``ADDED`` adds.
+        Its inputs and outputs are the node's, and one more output per sum, to which a store of kind ``ADDED`` adds.
         """
-        spec = self.product
-        shape, strides = (spec.shapes[2], spec.y) if spec.kind == "forward" else (spec.shapes[0], spec.x)
-        first = spec.epilogue or identity_epilogue(shape, spec.dtype, strides)
+        first = self._first()
         body = list(first.body)
-        (value,) = (s.args[0] for s in body if s.op == "store" and s.attr[0] == self.result)
-        outputs = [*first.outputs, *self.sums.outputs]
+        ((at, value),) = ((i, s.args[0]) for i, s in enumerate(body) if s.op == "store" and s.attr[0] == self.result)
+        stored = self.stored(first.outputs)
+        outputs = [*stored, *self.sums.outputs]
+        if not self.kept:
+            body[at] = Stmt("const", (), "f32", (0.0,))  # nobody's: it goes below, and the others keep their numbers
+            for i, s in enumerate(body):
+                if s.op == "store" and s.attr[0] > self.result:
+                    body[i] = s._replace(attr=(s.attr[0] - 1, *s.attr[1:]))
         where: dict[int, int] = {}
-        channel = (0, 1, *(0 for _ in shape[2:]))
+        channel = (0, 1, *(0 for _ in first.outer[2:]))
         for i, (s, (stage, full)) in enumerate(zip(self.sums.body, self.sums.levels(), strict=True)):
             if s.op == "load" and s.attr[0] == 0:
                 where[i] = value
@@ -94,7 +130,7 @@ class SummedSpec:
                 attr = s.attr
                 if s.op in ("load", "store"):
                     c, n, *rest = s.attr[1]
-                    number = s.attr[0] + (len(first.inputs) - 1 if s.op == "load" else len(first.outputs))
+                    number = s.attr[0] + (len(first.inputs) - 1 if s.op == "load" else len(stored))
                     attr = (number, (n, c, *rest))
                 s = s._replace(args=tuple(where[a] for a in s.args), attr=attr)
             body.append(s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from dcir.ir.verify import verify
 from dcir.isa import ISAS
 from dcir.ops.summed import SummedSpec
 from dcir.transforms.base import Outcome
+from dcir.transforms.fuse_epilogues import FuseEpilogues
 from dcir.transforms.fuse_producers import FuseProducers
 from dcir.transforms.fuse_siblings import FuseSiblings
 from dcir.transforms.fuse_sums import FuseSums
@@ -136,6 +138,35 @@ def test_gradients(channels: tuple[int, int], kernel: int, groups: int) -> None:
     assert outcome.changed == 1 and summed(net)[0].kind == "backward_data"
     exact = fn(*(double(t) for t in inputs))
     for run in (run_interpreted, run_cpp):
+        for got, near, right in zip(run(done, inputs), fn(*inputs), exact, strict=True):
+            check_close(got, near, right)
+
+
+@pytest.mark.parametrize("channels, kernel, groups", [((24, 40), 1, 1), ((36, 36), 3, 36), ((21, 65), 1, 1)])
+@pytest.mark.parametrize("function", ["", "sigmoid"])
+def test_a_result_that_only_sums_read_is_not_stored(
+    channels: tuple[int, int], kernel: int, groups: int, function: str
+) -> None:
+    ci, co = channels
+    error, w = images(2, co, 9, 13), images(co, ci // groups, kernel, kernel).contiguous()
+
+    def fn(error: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p = kernel // 2
+        dx = torch.ops.aten.convolution_backward(
+            error, x, w, None, [1, 1], [p, p], [1, 1], False, [0, 0], groups, [True, False, False]
+        )[0]
+        passed = torch.where(x > 0, getattr(torch, function)(dx) if function else dx, 0.0)
+        return passed, passed.sum((0, 2, 3)), (passed * x).sum((0, 2, 3))
+
+    inputs = [error, w, images(2, ci, 9, 13)]
+    net, outcome, done = fused(fn, inputs, FuseProducers(), FuseEpilogues(), FuseSiblings(min_bytes=1))
+    (spec,) = summed(net)
+    assert outcome.changed == 1 and not spec.kept
+    plain = replace(spec, kept=True)
+    assert sum(spec.footprint()[1]) == sum(plain.footprint()[1]) - error.shape[0] * ci * 9 * 13 * 4
+    assert all(net.readers(n) or n in net.result_containers() for n in net.containers if net.writers(n))
+    exact = fn(*(double(t) for t in inputs))
+    for run in (run_interpreted, run_cpp, run_dace):
         for got, near, right in zip(run(done, inputs), fn(*inputs), exact, strict=True):
             check_close(got, near, right)
 

@@ -20,36 +20,44 @@ from dcir.ops.summed import SummedSpec
 @planner(SummedSpec)
 def plan_summed(spec: SummedSpec, machine: Machine) -> KernelPlan:
     """The kernel of a convolution with sums."""
-    reads, writes = spec.product.footprint()
     isa = ISAS[machine.isa]
     draft = summed_draft(spec, isa, machine.threads)
+    _, _, (_, *others), made = spec.names("")
     if draft is None:
-        others = [f"a{len(reads) + i}" for i in range(len(spec.sums.inputs) - 1)]
-        made = [f"o{len(writes) + i}" for i in range(len(spec.sums.outputs))]
-        return _then(plan(spec.product, machine), plan(spec.sums, machine), [f"o{spec.result}", *others], made)
+        first = plan(spec.product, machine)
+        at = round_up(first.scratch, 64)
+        _, results, taken, _ = spec.names(f"(float *)(scratch + {at}LL)")
+        if not spec.kept:
+            first = replace(first, phases=_renamed(first, results), scratch=at + 4 * spec.result_size())
+        return _then(first, plan(spec.sums, machine), taken, made)
     assert draft.epilogue is not None
     first = assemble(draft, isa, 2)
     step = pitch(draft.epilogue.program)
     rest, written = spec.rest(draft.steps[-1].jobs, step)
-    others = [f"a{len(reads) + i}" for i in range(len(spec.sums.inputs) - 1)]
     count = len(rest.inputs) - len(others)
     sums = [f"(const double *)(scratch + {draft.sums_at + k * step * 8}LL)" for k in range(count)]
-    return _then(first, plan(rest, machine), [*others, *sums], [f"o{len(writes) + k}" for k in written])
+    return _then(first, plan(rest, machine), [*others, *sums], [made[k] for k in written])
+
+
+def _renamed(kernel: KernelPlan, outs: list[str], ins: list[str] | None = None, at: int = 0) -> tuple[Phase, ...]:
+    """A kernel's phases over other operands: expressions in place of o0, o1, … and a0, a1, …, scratch from ``at`` on."""
+    names = {f"a{i}": v for i, v in enumerate(ins or ())} | {f"o{i}": v for i, v in enumerate(outs)}
+    phases = []
+    for p in kernel.phases:
+        used = [n for n in sorted(set(re.findall(r"\b[ao][0-9]+\b", p.code))) if n in names]
+        given = "".join(f"const auto given_{n} = {names[n]};\n" for n in used)
+        given += f"unsigned char *const given_scratch = scratch + {at}LL;\n" if at else ""
+        inside = "".join(f"const auto {n} = given_{n};\n" for n in used)
+        inside += "unsigned char *const scratch = given_scratch;\n" if at else ""
+        phases.append(Phase(p.jobs, f"{given}{{\n{inside}{p.code}\n}}"))
+    return tuple(phases)
 
 
 def _then(first: KernelPlan, second: KernelPlan, ins: list[str], outs: list[str]) -> KernelPlan:
     """Two kernels as one, the second over operands of the first: expressions in place of its a0, a1, … and o0, o1, …."""
     at = round_up(first.scratch, 64)
-    names = {f"a{i}": v for i, v in enumerate(ins)} | {f"o{i}": v for i, v in enumerate(outs)}
-    phases = []
-    for p in second.phases:
-        used = sorted(set(re.findall(r"\b[ao][0-9]+\b", p.code)))
-        given = "".join(f"const auto given_{n} = {names[n]};\n" for n in used)
-        given += f"unsigned char *const given_scratch = scratch + {at}LL;\n" if second.scratch else ""
-        inside = "".join(f"const auto {n} = given_{n};\n" for n in used)
-        inside += "unsigned char *const scratch = given_scratch;\n" if second.scratch else ""
-        phases.append(Phase(p.jobs, f"{given}{{\n{inside}{p.code}\n}}"))
+    phases = _renamed(second, outs, ins, at if second.scratch else 0)
     text = f"{first.globals}\nnamespace dcir_after {{\n{second.globals}\n}}\n" if second.globals else first.globals
     if second.globals:
-        phases = [replace(p, code=f"using namespace dcir_after;\n{p.code}") for p in phases]
+        phases = tuple(replace(p, code=f"using namespace dcir_after;\n{p.code}") for p in phases)
     return KernelPlan(f"{first.name}_sums", text, (*first.phases, *phases), at + second.scratch)
