@@ -26,13 +26,18 @@ from dcir.ops.contraction import ContractionSpec
 
 # Above this many rows, packing B costs less than the dot products' extra loads and sums.
 MOST_ROWS = 16
+# Steps of k per row below which packing does too, since a dot product ends with a sum over lanes: on Zen 3 the crossing is at 6 to 8
+# for 4 to 16 rows (2048 products of 27 x 16 x 27, with two operands to add: 12.1 -> 1.5 ms on one core).
+STEPS_PER_ROW = 8
+# Results of a row that wait for the epilogue, which takes whole vectors then: 16 x 128 x 128 20.8 -> 43.4 GFLOP/s on one core.
+WAITING = 64
 # Room for A on the stack when it has to be packed.
 PACKED_BYTES = 128 << 10
 LARGE_BYTES = 16 << 20
 PREFETCH = 512  # elements
 
 _TEXT = """
-template <int MR, int NR> $noinline void dots(const T *a, const T *b, $to) {
+template <int MR, int NR> $noinline void dots(const T *a, const T *b, T *c) {
     V acc[MR][NR];
     clear(acc);
     L k = 0;
@@ -61,9 +66,9 @@ template <int MR, int NR> $noinline void dots(const T *a, const T *b, $to) {
     }
 $write
 }
-template <int NR> $noinline void rows(const T *a, const T *b, $to) {
+template <int NR> $noinline void rows(const T *a, const T *b, T *c) {
     for (L t = 0; t < $m_tiles; t++) {
-        $m = $m_start;
+        const L m = $m_start;
         $m_calls
     }
 }
@@ -71,23 +76,27 @@ $noinline void skinny(L j, const T *a0, const T *a1, const T *, T *o0, unsigned 
     $offsets
     const T *a = a0 + pa;
 $pack
-    const L part = j % $parts;
-    for (L g = part * $groups / $parts; g < (part + 1) * $groups / $parts; g++) {
-        const L n = $n_start;
-        $n_calls
-    }
+    const L part = j % $parts, end = (part + 1) * $groups / $parts;
+$columns
 }
 """
+_COLUMNS = """    for (L g = part * $groups / $parts; g < end; g++) {
+        const L n = $n_start;
+        $n_calls
+    }"""
+_COLUMNS_WAIT = """    alignas(64) T t[$m * $waiting];
+    for (L g0 = part * $groups / $parts; g0 < end; g0 += $chunk) {
+        const L g1 = g0 + $chunk < end ? g0 + $chunk : end, from = $from, columns = $to - from;
+        for (L g = g0; g < g1; g++) {
+            const L n = $n_start;
+            $n_calls
+        }
+        for (L m = 0; m < $m; m++) finish(e, $indices, t + m * $waiting, columns);
+    }"""
 _WRITE = """#pragma GCC unroll 16
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 16
         for (int r = 0; r < NR; r++) c[i * ${cm}LL + r * ${cn}LL] = sum(acc[i][r]);"""
-_FINISH = """    T t[MR * NR];
-#pragma GCC unroll 16
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 16
-        for (int r = 0; r < NR; r++) t[i * NR + r] = sum(acc[i][r]);
-    for (int i = 0; i < MR; i++) finish(e, $indices, t + i * NR, NR);"""
 _PACK = """    alignas(64) T packed[$m * $k];
     for (L k = 0; k < $k; k++)
         for (L m = 0; m < $m; m++) packed[m * $k + k] = a[m * ${am}LL + k * ${ak}LL];
@@ -96,7 +105,7 @@ _PACK = """    alignas(64) T packed[$m * $k];
 
 def dot_suits(spec: ContractionSpec, isa: Isa) -> bool:
     """Whether the product should be computed by dot products over k."""
-    if spec.m > MOST_ROWS or spec.k < 2 * lanes(isa, spec.dtype) or spec.b[-2] != 1:
+    if spec.m > MOST_ROWS or spec.k < max(2 * lanes(isa, spec.dtype), STEPS_PER_ROW * spec.m) or spec.b[-2] != 1:
         return False
     return spec.a[-1] == 1 or spec.m * spec.k * 8 <= PACKED_BYTES
 
@@ -113,26 +122,30 @@ def dot_draft(name: str, form: Form, isa: Isa, threads: int) -> Draft:
     am = spec.k if packs else spec.a[-2]
     pack = render(_PACK, m=spec.m, k=spec.k, am=spec.a[-2], ak=spec.a[-1]) if packs else ""
     sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[:-2])}
-    to, down, along = "T *c", f"c + m * {spec.c[-2]}LL", f"o0 + pc + n * {spec.c[-1]}LL"
-    write, epilogue, names = render(_WRITE, cm=spec.c[-2], cn=spec.c[-1]), None, []
+    parameter, names, epilogue, cm, cn, to = "", [], None, spec.c[-2], spec.c[-1], f"o0 + pc + n * {spec.c[-1]}LL"
+    columns = _COLUMNS
     if form.epilogue is None:
         sums["pc"] = (0, spec.c[:-2])
     else:
-        names = [f"x{d}" for d in range(len(spec.batch))]
+        parameter, names = EPILOGUE_PARAMETER, [f"x{d}" for d in range(len(spec.batch))]
         epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-1])
-        to = "const Operands &e, " + "".join(f"L {x}, " for x in names) + "L n, L m"
-        down = ", ".join(["e", *names, "n", "m"])
-        along = ", ".join(["e", *names, "n", "0"])
-        write = render(_FINISH, indices=form.indices(names, "m + i", "n"))
+        columns, cm, cn, to = _COLUMNS_WAIT, WAITING, 1, "t + (n - from)"
     # Operands that come from memory rather than a cache are fetched well ahead.
     large = spec.n * spec.k * ELEMENT_BYTES[spec.dtype] > LARGE_BYTES
+    walk = {
+        "groups": n_split.parts, "parts": parts, "n_start": n_split.start("g"),
+        "n_calls": _calls(n_split, "g", f"rows<$>(a, a1 + pb + n * {spec.b[-1]}LL, {to});"),
+    }  # fmt: skip
+    if epilogue is not None:
+        walk |= {
+            "m": spec.m, "waiting": WAITING, "chunk": WAITING // n_split.size, "from": n_split.start("g0"),
+            "to": n_split.start("g1"), "indices": form.indices(names, "m", "from"),
+        }  # fmt: skip
     text = render(
-        _TEXT, prefetch=PREFETCH if large else 0, k=spec.k, am=f"{am}LL", bn=spec.b[-1], to=to, write=write,
-        parameter=EPILOGUE_PARAMETER if epilogue is not None else "", m_tiles=m_split.parts, m="const L m" if epilogue is None else "m",
-        m_start=m_split.start("t"), n_start=n_split.start("g"),
-        groups=n_split.parts, parts=parts, pack=pack, offsets=unravel(f"j / {parts}", spec.batch, sums, names),
-        m_calls=_calls(m_split, "t", f"dots<$, NR>(a + m * {am}LL, b, {down});"),
-        n_calls=_calls(n_split, "g", f"rows<$>(a, a1 + pb + n * {spec.b[-1]}LL, {along});"),
+        _TEXT, prefetch=PREFETCH if large else 0, k=spec.k, am=f"{am}LL", bn=spec.b[-1],
+        write=render(_WRITE, cm=cm, cn=cn), parameter=parameter, m_tiles=m_split.parts, m_start=m_split.start("t"),
+        parts=parts, pack=pack, offsets=unravel(f"j / {parts}", spec.batch, sums, names), columns=render(columns, **walk),
+        groups=n_split.parts, m_calls=_calls(m_split, "t", f"dots<$, NR>(a + m * {am}LL, b, c + m * {cm}LL);"),
     )  # fmt: skip
     return Draft(name, spec.dtype, text, (Step(batch * parts, "skinny"),), epilogue=epilogue)
 

@@ -37,6 +37,9 @@ ROWS_BYTES = 384 << 10  # of A in a block; with AVX2 and 512 KB of cache, of A a
 OTHER_ROWS_BYTES = (192 << 10, 768 << 10, 96 << 10)
 DEEPEST = 4096  # steps of k in one go; beyond them a tile of A leaves the second-level cache
 OTHER_DEPTHS = (1024, 512, 2048)
+# With AVX2, where a panel and two tiles of rows are more than a block may have (from 3,500 steps on), so that each tile would fetch every
+# panel anew. GFLOP/s of one core of Zen 3: 256 x 768 x 32000 50 -> 77, 512 x 768 x 8192 74 -> 85, 256 x 4096 x 4096 53 -> 79.
+DEEP_NEAR = 1024
 # Steps of k in which a panel stays in the first-level cache for all tiles of a block. Without it AVX2's tiles, which use a panel up in half
 # the time, come to 170 of 208 GFLOP/s on two cores of Zen 3, with it to 190 (512 x 768 x 768 and 49 x 512 x 2048).
 SWEEPS = (256, 384, 192)
@@ -129,8 +132,12 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     batch = math.prod(spec.batch)
     p, q = grid(spec, rows, groups, batch, threads)
     rows = Split(spec.m, min(spec.m, round_up(rows.parts, p)))
-    depth = Split.at_most(spec.k, decide("depth", [DEEPEST, *(d for d in OTHER_DEPTHS if 2 * d <= spec.k)]))
     wide = isa.vectors == "avx512"
+    depths = [DEEPEST, *(d for d in OTHER_DEPTHS if 2 * d <= spec.k)]
+    long = spec.k * (spec.panel + 2 * rows.size) * element > ROWS_BYTES
+    if not wide and long and ceil_div(rows.parts, p) >= LEAST_TILES:
+        depths = [DEEP_NEAR, *(d for d in depths if d != DEEP_NEAR)]
+    depth = Split.at_most(spec.k, decide("depth", depths))
     unit = tile.vectors * width
     packs, copies = ak != 1, crowded and rows.size > 8 and groups.parts > FEW_PANELS
     many = rows.size > 8 and groups.size == 1 and ceil_div(groups.parts, q) >= LEAST_PANELS

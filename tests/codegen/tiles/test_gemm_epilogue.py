@@ -14,6 +14,7 @@ from dcir.ir.interpret import run_program
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body
 from dcir.ir.scalars import reference
+from dcir.isa import ISAS
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.packing import pack_program, packed_shape, panel_width
 from tests.codegen.tiles.test_gemm import LAYOUTS, TORCH, operand
@@ -95,6 +96,9 @@ def cases():
         add("avx512", "f32", (), 70, n, 48, kind=rng.choice(kinds))
     add("avx512", "f32", (), 100, 200, 5000, kind="residual")  # sums wait in memory between two blocks of k
     add("avx512", "f32", (), 40, 90, 4200, "column", kind="none")
+    add("avx2", "f32", (), 70, 110, 3700, kind="residual")
+    for m in (2, 9, 16):  # dot products: columns that wait for the epilogue, in several rounds and jobs
+        add("avx2", "f32", (3,), m, 150, 140, "row", "column", rng.choice(LAYOUTS[:5]), "residual", False, 2)
     add("avx512", "f32", (), 100, 500, 1024, kind="bias")  # rows of A share cache sets
     add("avx2", "f32", (), 100, 500, 1024, kind="gelu")
     add("avx512", "f32", (), 50, 60, 1024, kind="residual")  # too few panels to copy them for
@@ -168,6 +172,30 @@ def test_product(kernels, case):
             assert (got != wanted).mean() < 0.01  # a sum next to zero
         else:
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=(2e-6 if case[1] == "f32" else 1e-13) * scale)
+
+
+@pytest.mark.parametrize(
+    "m, n, k, dots", [(16, 27, 27, False), (16, 64, 128, True), (4, 100, 32, True), (4, 100, 24, False)]
+)
+def test_dot_products_need_many_steps_for_every_row(m, n, k, dots):
+    """A dot product ends with a sum over lanes: of few steps, packing is faster."""
+    spec = ContractionSpec("f32", (), m, n, k, (k, 1), (1, k), (n, 1))
+    epilogue = _epilogue("bias", "f32", (), m, n, (n, 1))
+    made = plan(replace(spec, epilogue=epilogue), Machine("avx2", 2))
+    assert ("skinny" in made.globals) == dots
+
+
+@pytest.mark.parametrize(
+    "m, k, isa, parts",
+    [(120, 4096, "avx2", 4), (120, 3072, "avx2", 1), (12, 4096, "avx2", 1), (120, 4096, "avx512", 1)],
+)
+def test_long_products_on_avx2_go_in_parts(m, k, isa, parts):
+    """Where two tiles of rows have no place beside a panel, sums wait in memory between parts of k."""
+    spec = ContractionSpec("f32", (), m, 640, k, (k, 1), (0, 0), (640, 1), panel=panel_width("f32", ISAS[isa]))
+    made = plan(spec, Machine(isa, 1))
+    assert (f"kb < {parts};" in made.globals) == (parts > 1) and (
+        "partials" in made.globals and "scratch +" in made.globals
+    ) == (parts > 1)
 
 
 def test_fall_back():
