@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -196,6 +197,25 @@ def test_long_products_on_avx2_go_in_parts(m, k, isa, parts):
     assert (f"kb < {parts};" in made.globals) == (parts > 1) and (
         "partials" in made.globals and "scratch +" in made.globals
     ) == (parts > 1)
+
+
+@pytest.mark.parametrize(
+    "n, k, kind, isa, blocks",
+    [
+        (256, 64, "residual", "avx2", 1),
+        (256, 64, "bias", "avx2", 0),
+        (256, 64, "residual", "avx512", 0),
+        (1024, 256, "residual", "avx2", 0),
+    ],
+)
+def test_blocks_of_rows_leave_room_for_operands(n, k, kind, isa, blocks):
+    """On AVX2 what an epilogue reads stays in the second-level cache from one panel to the next."""
+    m = 1000
+    spec = ContractionSpec("f32", (), m, n, k, (k, 1), (0, 0), (n, 1), panel=panel_width("f32", ISAS[isa]))
+    plain = plan(spec, Machine(isa, 1)).globals
+    made = plan(replace(spec, epilogue=_epilogue(kind, "f32", (), m, n, (n, 1))), Machine(isa, 1)).globals
+    rows = re.compile(r"blocks = \(t1 - t0 \+ (\d+) - 1")
+    assert (rows.findall(plain) != rows.findall(made)) == bool(blocks) and len(rows.findall(made)) == 1
 
 
 def test_fall_back():
