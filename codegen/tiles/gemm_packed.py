@@ -316,10 +316,11 @@ def packing_draft(name: str, form: Form, isa: Isa, threads: int, product: Callab
 
 
 def _row_operands(form: Form) -> int:
-    """Operands of the epilogue, results included, that hold a number for every result of the product."""
+    """Operands of the epilogue, results included, that hold a number for every result of the product; 0 if it reads none."""
     body = () if form.epilogue is None else form.epilogue.body
     whole = (s for s in body if s.op in ("load", "store") and (s.op, s.attr[0]) != ("load", 0) and s.attr[1][-2])
-    return len({(s.op, s.attr[0]) for s in whole if s.attr[1][-1]})
+    found = {(s.op, s.attr[0]) for s in whole if s.attr[1][-1]}
+    return len(found) if any(op == "load" for op, _ in found) else 0
 
 
 def _choose_size(split: Split, index: str) -> str:
