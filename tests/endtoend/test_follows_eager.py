@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dcir
-from tests.endtoend.follows_eager import follow
+from tests.endtoend.follows_eager import _compare, follow
 
 
 class _Off(nn.Module):
@@ -42,3 +42,13 @@ def test_what_is_off_is_seen(off: str, rows: int, monkeypatch: pytest.MonkeyPatc
     done = follow(nn.Linear(5, 3 if rows == 1 else 8), {"input": torch.randn(rows, 5)}, train=True)
     assert bool(done.wrong) == (off != "nothing"), done.wrong
     assert all(not name.startswith("out") for name in done.wrong) or off == "results"
+
+
+def test_one_lucky_rounding_of_eagers_is_not_the_measure() -> None:
+    """A loss of mobilevit's, as it was found: what eager is off by depends on how it rounds; ten times as much is wrong either way."""
+    exact, off = torch.tensor([9.05e-3], dtype=torch.float64), torch.tensor([2.65e-8], dtype=torch.float64)
+    lucky, others = exact + 5e-10, [exact + error for error in (9.7e-9, -1.6e-8, 8.9e-9, 3.3e-8)]
+    near = [exact + 1e-10]
+    assert _compare("loss", exact + off, [lucky], exact, near, 0.0).wrong
+    assert not _compare("loss", exact + off, [lucky, *others], exact, near, 0.0).wrong
+    assert _compare("loss", exact + 10 * off, [lucky, *others], exact, near, 0.0).wrong
