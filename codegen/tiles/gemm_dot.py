@@ -27,9 +27,10 @@ from dcir.ops.contraction import ContractionSpec
 # Above this many rows, packing B costs less than the dot products' extra loads and sums.
 MOST_ROWS = 16
 # Steps of k per row below which packing does too, since a dot product ends with a sum over lanes: on Zen 3 the crossing is at 6 to 8
-# for 4 to 16 rows (2048 products of 27 x 16 x 27, with two operands to add: 12.1 -> 1.5 ms on one core).
+# for 4 to 16 rows (2048 products of 16 x 27 x 27 with three operands: 16.1 -> 3.0 ms on one core).
 STEPS_PER_ROW = 8
-# Results of a row that wait for the epilogue, which takes whole vectors then: 16 x 128 x 128 20.8 -> 43.4 GFLOP/s on one core.
+# Results of a row that wait for the epilogue, which takes whole vectors then: with a bias, on one core, 4 x 128 x 64 7.7 ->
+# 12.5 GFLOP/s, 4 x 512 x 256 30 -> 47; 16 x 128 x 128 the same, 24 to 32.
 WAITING = 64
 # Room for A on the stack when it has to be packed.
 PACKED_BYTES = 128 << 10

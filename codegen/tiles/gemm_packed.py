@@ -43,7 +43,7 @@ OTHER_ROWS_BYTES = (192 << 10, 768 << 10, 96 << 10)
 DEEPEST = 4096  # steps of k in one go; beyond them a tile of A leaves the second-level cache
 OTHER_DEPTHS = (1024, 512, 2048)
 # With AVX2, where a panel and two tiles of rows are more than a block may have (from 3,500 steps on), so that each tile would fetch every
-# panel anew. GFLOP/s of one core of Zen 3: 256 x 768 x 32000 50 -> 77, 512 x 768 x 8192 74 -> 85, 256 x 4096 x 4096 53 -> 79.
+# panel anew. GFLOP/s of one core of Zen 3: 256 x 768 x 32000 43 -> 77, 512 x 768 x 8192 65 -> 83, 256 x 4096 x 4096 80 -> 83.
 DEEP_NEAR = 1024
 # Steps of k in which a panel stays in the first-level cache for all tiles of a block. Without it AVX2's tiles, which use a panel up in half
 # the time, come to 170 of 208 GFLOP/s on two cores of Zen 3, with it to 190 (512 x 768 x 768 and 49 x 512 x 2048).
