@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dcir.driver.compile import Session
 from dcir.driver.optimisers import Family, family
@@ -41,9 +42,11 @@ def train_step(
     and checkpoints work as before. Gradients that ``backward()`` left in ``p.grad`` (of earlier batches: accumulation) are added, and are
     None afterwards. A step is compiled once per combination of shapes, modes and options of the optimiser that do not change its numbers.
 
+    What a batch consists of may be nested (a tuple of targets, a dict); what in it is no tensor is part of the program's key.
+
     Args:
         model: trained in the mode (``train()`` or ``eval()``) it is in when called.
-        loss_fn: from the model's result and the last tensor of the batch to a scalar.
+        loss_fn: from the model's result and the last member of the batch to a scalar.
         optimizer: torch.optim.SGD, Adam, AdamW or RMSprop over (some of) the model's parameters.
         clip_grad_norm, clip_grad_value: clip gradients as torch.nn.utils.clip_grad_norm_ and clip_grad_value_ do.
         autocast: ``torch.bfloat16`` runs forward and loss under autocast.
@@ -69,6 +72,52 @@ def train_step(
             hint="leave it out; or dcir.optimize(model, dynamic=...) with a loop of your own",
         )
     return TrainStep(model, loss_fn, optimizer, Clip(clip_grad_norm, clip_grad_value), autocast, chosen)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """A batch without its tensors.
+
+    Attributes:
+        spec: how what the batch consists of is nested.
+        plain: in order, the type and the text of everything that is no tensor, None where a tensor stands. (As a key: 1, 1.0 and
+            True are equal, so are 0.0 and -0.0, and NaN is not.)
+        values: the same, itself.
+    """
+
+    spec: pytree.TreeSpec
+    plain: tuple[tuple[type, str] | None, ...]
+    values: tuple[Any, ...] = field(compare=False)
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """The batch with other tensors."""
+        rest = iter(tensors)
+        filled = [next(rest) if p is None else v for p, v in zip(self.plain, self.values, strict=True)]
+        return pytree.tree_unflatten(filled, self.spec)
+
+
+def _frame(batch: tuple[Any, ...]) -> tuple[list[Tensor], _Frame]:
+    """The tensors of a batch in order, and what is around them.
+
+    Raises:
+        InvalidInput: see ``TrainStep.__call__``.
+    """
+    if len(batch) < 2:
+        raise InvalidInput("a training step takes the model's inputs and a target")
+    leaves, spec = pytree.tree_flatten(batch)
+    tensors = [t for t in leaves if isinstance(t, Tensor)]
+    if any(not t.is_cpu for t in tensors):
+        raise InvalidInput("a training step takes CPU tensors", hint="t.cpu()")
+    if any(t.requires_grad for t in tensors):
+        raise InvalidInput("a tensor of the batch wants gradients", hint="x.detach()")
+    values = tuple(None if isinstance(v, Tensor) else v for v in leaves)
+    for v in values:
+        if not (v is None or isinstance(v, bool | int | float | complex | str)):
+            raise InvalidInput(
+                f"a {type(v).__name__} in the batch of a training step", hint="torch.as_tensor(...), or a plain number"
+            )
+    plain = tuple(None if isinstance(t, Tensor) else (type(t), repr(t)) for t in leaves)
+    return tensors, _Frame(spec, plain, values)
 
 
 @dataclass(frozen=True)
@@ -144,41 +193,39 @@ class TrainStep:
         self._idle: dict[Any, frozenset[str]] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, *batch: Tensor) -> Tensor:
+    def __call__(self, *batch: Any) -> Tensor:
         """One step.
 
         Args:
-            batch: the model's inputs, and the target last.
+            batch: the model's inputs, and the target last; tensors, or lists, tuples and dicts of them.
 
         Returns:
             The loss (a scalar without a graph).
 
         Raises:
-            InvalidInput: something in the batch is no CPU tensor, or is part of an autograd graph.
+            InvalidInput: something in the batch is on another device, is part of an autograd graph, or is neither a tensor nor a
+                plain value (a number, a string, None).
             Unsupported: the step cannot be captured as one graph.
         """
-        if len(batch) < 2 or not all(isinstance(t, Tensor) and t.is_cpu for t in batch):
-            raise InvalidInput("a training step takes the model's inputs and a target, all CPU tensors")
-        if any(t.requires_grad for t in batch):
-            raise InvalidInput("a tensor of the batch wants gradients", hint="x.detach()")
+        tensors, frame = _frame(batch)
         with self._lock:
-            return self._step(batch)
+            return self._step(tensors, frame)
 
-    def _step(self, batch: Sequence[Tensor]) -> Tensor:
+    def _step(self, batch: Sequence[Tensor], frame: _Frame) -> Tensor:
         seen = _seen(self.model)
-        call = self._call_key(batch, seen)
+        call = frame, self._call_key(batch, seen)
         held, rows, key = self._known(call, seen)
         found = self._compiled.get(key)
         if found is None:
             accumulated = tuple(h.name for h in held if h.parameter.grad is not None)
-            found = self._compile(batch, held, rows, accumulated)
+            found = self._compile(batch, frame, held, rows, accumulated)
             # What gets no gradient makes no steps: left in, it would soon be the only one that has made none.
             unused = {h.name for h in held} - {u.name for u in found.step.updated}
             self._idle[call] = self._idle.get(call, frozenset()) | unused
             before = rows
             held, rows, key = self._known(call, seen)
             if rows != before:  # some rows were for unused parameters alone
-                found = self._compile(batch, held, rows, accumulated)
+                found = self._compile(batch, frame, held, rows, accumulated)
             self._compiled[key] = found
         step = found.step
         by_name = {h.name: h for h in held}
@@ -231,8 +278,9 @@ class TrainStep:
         return shapes, seen.modes, tensors, flags
 
     def _compile(
-        self, batch: Sequence[Tensor], held: list[_Held], rows: list[tuple[int, int]], accumulated: tuple[str, ...]
-    ) -> _Compiled:
+        self, batch: Sequence[Tensor], frame: _Frame, held: list[_Held], rows: list[tuple[int, int]],
+        accumulated: tuple[str, ...],
+    ) -> _Compiled:  # fmt: skip
         make = self._family
         first, at = {}, 0
         for row in rows:
@@ -244,15 +292,17 @@ class TrainStep:
                 tuple(make.hyper(h.group, 1)),
             ) for h in held
         ]  # fmt: skip
+
+        def loss(model: nn.Module, *tensors: Tensor) -> Tensor:
+            *inputs, target = frame.filled(tensors)
+            return self.loss_fn(model(*inputs), target)
+
         step = capture_step(
-            self.model, self._loss, batch, updates, at, clip=self._clip, autocast=self._autocast,
+            self.model, loss, batch, updates, at, clip=self._clip, autocast=self._autocast,
             accumulated=accumulated,
         )  # fmt: skip
         session = self.dcir.session
         return _Compiled(step, session.compile_graph(step.graph, "training step").call)
-
-    def _loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
-        return self.loss_fn(model(*batch[:-1]), batch[-1])
 
     def _state(self, h: _Held) -> dict[str, Tensor]:
         """The optimiser's state of a parameter, made as torch makes it."""

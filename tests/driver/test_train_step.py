@@ -212,6 +212,46 @@ def test_refusals() -> None:
         step(torch.ones(1, 2, requires_grad=True), torch.ones(1, 2))
     with pytest.raises(InvalidInput, match="a target"):
         step(torch.ones(1, 2))
+    with pytest.raises(InvalidInput, match="ndarray"):
+        step(torch.ones(1, 2), torch.ones(1, 2).numpy())
+    with pytest.raises(InvalidInput, match="CPU"):
+        step(torch.ones(1, 2), (torch.ones(1, 2, device="meta"),))
+
+
+def test_nested() -> None:
+    """Several inputs in a dict, targets in a tuple, and numbers, each value of which has its own program."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(5, 3), nn.Linear(5, 4)
+
+        def forward(self, inputs: dict[str, torch.Tensor], scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+            x = torch.tanh(inputs["a"] + inputs["b"])
+            return self.one(x) * scale, self.two(x)
+
+    def loss(found: tuple[torch.Tensor, ...], target: tuple[tuple[torch.Tensor, ...], str]) -> torch.Tensor:
+        kind = nn.functional.mse_loss if target[1] == "square" else nn.functional.l1_loss
+        return sum((kind(f, t) for f, t in zip(found, target[0], strict=True)), torch.zeros(()))
+
+    torch.manual_seed(0)
+    model = Heads()
+    twin = copy.deepcopy(model)
+    step = dcir.train_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    theirs = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for i, (scale, kind) in enumerate(
+        [(0.0, "square"), (2.0, "square"), (2.0, "square"), (2.0, "line"), (-0.0, "line")]
+    ):
+        inputs = {"a": torch.randn(6, 5), "b": torch.randn(6, 5)}
+        target = (torch.randn(6, 3), torch.randn(6, 4)), kind
+        expected = loss(twin(inputs, scale), target)
+        expected.backward()
+        theirs.step()
+        theirs.zero_grad()
+        torch.testing.assert_close(step(inputs, scale, target), expected.detach(), msg=f"step {i}")
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    assert len(step._compiled) == 4
 
 
 def test_untied():
