@@ -42,7 +42,8 @@ def train_step(
     and checkpoints work as before. Gradients that ``backward()`` left in ``p.grad`` (of earlier batches: accumulation) are added, and are
     None afterwards. A step is compiled once per combination of shapes, modes and options of the optimiser that do not change its numbers.
 
-    What a batch consists of may be nested (a tuple of targets, a dict); what in it is no tensor is part of the program's key.
+    A batch may be nested (a tuple of targets, a dict). Every value of a plain number or string in it has a program of its own, so
+    what changes from step to step belongs in a tensor.
 
     Args:
         model: trained in the mode (``train()`` or ``eval()``) it is in when called.
