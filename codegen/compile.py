@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,8 +16,9 @@ from dcir.codegen.cpp.driver import Call, Flow, Numbers, Place, driver_text
 from dcir.codegen.cpp.kernel_sdfg import HEADER, kernel_body
 from dcir.codegen.cpp.kernels.sizeless import sizeless
 from dcir.codegen.plan import KernelPlan
-from dcir.codegen.planners import Machine, plan
+from dcir.codegen.planners import Machine, makers, plan
 from dcir.codegen.tuned import Database
+from dcir.identity import foreign_identity, source_identity
 from dcir.ir.network import Network, Operand
 from dcir.ir.nodes import Op
 from dcir.ir.types import itemsize
@@ -79,17 +79,6 @@ class _Kernel:
         return any("status" in p.code for p in self.plan.phases)
 
 
-@functools.cache
-def source_identity() -> str:
-    """A digest of every source file that decides what is generated."""
-    root = Path(__file__).resolve().parent
-    h = hashlib.blake2b(digest_size=16)
-    for folder in (root, root.parent / "dcir" / "ir", root.parent / "ir"):
-        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else []:
-            h.update(path.read_bytes())
-    return h.hexdigest()
-
-
 def compile_network(
     net: Network,
     *,
@@ -140,7 +129,10 @@ def compile_network(
         if key not in kernels:
             choice = database.choice(*key[:3]) if given is None else given
             # Without a choice the name is that of every compilation before there were any.
-            digest = key_of(source_identity(), repr(spec), repr(types), repr(machine), *[repr(choice)] * bool(choice))
+            made_by = foreign_identity(makers(spec))
+            digest = key_of(
+                source_identity(), made_by, repr(spec), repr(types), repr(machine), *[repr(choice)] * bool(choice)
+            )
             kernels[key] = _Kernel(f"k{digest[:20]}", plan(spec, machine, choice), *types)
             if choice:
                 tuned[kernels[key].name] = choice

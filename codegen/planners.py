@@ -69,6 +69,12 @@ def plan(spec: Any, machine: Machine, choice: Choice | None = None) -> KernelPla
     return _PLANNERS[type(spec)](spec, machine)
 
 
+def makers(spec: Any) -> list[Any]:
+    """The classes and functions that decide a kernel's text besides those of the package: the spec's, its emitter."""
+    found = _PLANNERS.get(type(spec))
+    return [type(spec), *([found] if found is not None else [])]
+
+
 def decisions(spec: Any, machine: Machine, choice: Choice = MODELS) -> Decisions:
     """What the emitter of a spec decides under a choice, and what else it offers."""
     with deciding(choice) as made:

@@ -11,13 +11,14 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dcir.cache import Cache
 from dcir.codegen.choices import MODELS, Choice
-from dcir.codegen.compile import source_identity, team_of
+from dcir.codegen.compile import team_of
 from dcir.codegen.planners import Machine, alternatives, decisions
 from dcir.codegen.tuned import Database, Verdict
 from dcir.driver.machine import machine, refuse_if_busy, share_of_others
 from dcir.driver.profile import describe
 from dcir.driver.tune_bench import Buffers, Kernel, Trial
 from dcir.errors import CompilerFailed, MachineBusy
+from dcir.identity import source_identity
 from dcir.ir.network import Network
 from dcir.isa import host_isa
 from dcir.ops.images import one_image

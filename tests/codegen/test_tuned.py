@@ -10,12 +10,13 @@ import pytest
 
 from dcir.cache import Cache
 from dcir.codegen.choices import MODELS, Choice
-from dcir.codegen.compile import compile_network, planned_bytes, source_identity
+from dcir.codegen.compile import compile_network, planned_bytes
 from dcir.codegen.planners import Machine, alternatives, decisions, plan
 from dcir.codegen.tiles import gemm_packed
 from dcir.codegen.tuned import KIND, Database, Verdict
 from dcir.driver.machine import machine
 from dcir.driver.tune_bench import Buffers, Kernel, Trial
+from dcir.identity import source_identity
 from dcir.ir.network import Network, Operand
 from dcir.isa import host_isa
 from dcir.ops.contraction import ContractionSpec

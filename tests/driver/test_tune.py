@@ -13,12 +13,12 @@ from dcir.cache import Cache
 from dcir.cli.main import main
 from dcir.codegen import planners
 from dcir.codegen.choices import MODELS, Choice, decide
-from dcir.codegen.compile import source_identity
 from dcir.codegen.planners import Machine
 from dcir.codegen.tuned import KIND, Database
 from dcir.driver import tune
 from dcir.driver.tune import Tuner
 from dcir.errors import MachineBusy, OptionError
+from dcir.identity import source_identity
 from dcir.ir.network import Network, Operand
 from dcir.isa import host_isa
 from dcir.ops.contraction import ContractionSpec
