@@ -19,13 +19,13 @@ import stat
 import tempfile
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dcir.errors import CacheUnavailable
+from dcir.user_code import warn_user
 
 ENVIRONMENT_NAME = "DCIR_CACHE_DIR"
 _VERSION = "v1"
@@ -404,4 +404,4 @@ _warned: set[str] = set()
 def _warn_once(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warn_user(text, RuntimeWarning)

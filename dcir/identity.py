@@ -13,10 +13,8 @@ from types import CodeType
 from typing import Any
 
 from dcir.cache import key_of
+from dcir.user_code import PACKAGE, STAGES
 
-PACKAGE = Path(__file__).resolve().parent
-# Folders of their own in a checkout, linked into the package, and inside it once installed.
-_STAGES = ("frontends", "transforms", "codegen")
 # DaCe prints the frames of kernels, torch takes graphs apart, the others compute numbers that stand in the text.
 LIBRARIES = ("dace", "torch", "numpy", "sympy")
 _BYTECODE = "__pycache__"
@@ -43,7 +41,7 @@ def digest_of(package: Path, versions: dict[str, str]) -> str:
 def package_files(package: Path = PACKAGE) -> dict[str, Path]:
     """The files of a package folder by their names inside it, bytecode left out."""
     found = {}
-    for inside in (".", *_STAGES):
+    for inside in (".", *STAGES):
         folder = package / inside
         # rglob goes into no links.
         for path in folder.resolve().rglob("*") if folder.is_dir() else ():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from torch import fx
 
 from dcir.errors import OptionError, RecompileWarning
 from dcir.options import Options
+from dcir.user_code import warn_user
 
 if TYPE_CHECKING:
     from dcir.frontends.torch.by_size import Sizes
@@ -46,4 +46,4 @@ def _tell(sizes: Sizes, before: Sequence[Sizes]) -> None:
         pairs = zip(nearest, sizes, strict=True)
         changed = "; ".join(f"{name} was {old}, is {new}" for (name, old), (_, new) in pairs if old != new)
         cause = changed or "nothing in the sizes; strides, types or modes differ"
-        warnings.warn(f"compiled again: {cause}", RecompileWarning, stacklevel=2)
+        warn_user(f"compiled again: {cause}", RecompileWarning)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from dcir.ir.scalars import reference
 from dcir.ir.types import TYPES, bf16_to_f32, f32_to_bf16, to_numpy
 from dcir.ops.torch_call import TorchCall
 from dcir.transforms.base import Pass
+from dcir.user_code import warn_user
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -120,7 +120,7 @@ class PassChecker:
                     return best
             if best[1] is not None:
                 return best
-        warnings.warn(f"passes are not checked, the network does not run on random inputs: {problem}", stacklevel=4)
+        warn_user(f"passes are not checked, the network does not run on random inputs: {problem}", UserWarning)
         return best
 
     def _random(self, net: Network, name: str, how: _Amplitudes, bounds: Mapping[str, int], cap: int | None) -> Array:

@@ -7,7 +7,6 @@ import inspect
 import re
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils import _pytree as pytree
 from dcir.dynamic import DynamicDim, DynamicInputs, check_size
 from dcir.errors import InvalidInput, OptionError, RecompileWarning
 from dcir.options import Options
+from dcir.user_code import warn_user
 
 _PLACE = re.compile(r"L\['args'\]\[(\d+)\]|L\['kwargs'\]\['(\w+)'\]")
 _MARKS = (
@@ -162,7 +162,7 @@ class DynamicCalls:
             return
         shown = "; ".join(text for _, text in cause[:3]) or "nothing in the inputs; TORCH_LOGS=recompiles shows it"
         more = f" and {len(cause) - 3} more" if len(cause) > 3 else ""
-        warnings.warn(f"compiled again: {shown}{more}{self._hint(cause)}", RecompileWarning, stacklevel=_user_level())
+        warn_user(f"compiled again: {shown}{more}{self._hint(cause)}", RecompileWarning)
 
     def _hint(self, cause: Sequence[tuple[str, str]]) -> str:
         if self._options.dynamic is False and any("size of dimension" in text for _, text in cause):
@@ -240,15 +240,3 @@ def _difference(a: Any, b: Any) -> str:
         if old != new:
             return f"{name} was {old}, is {new}"
     return f"strides were {strides}, are {new_strides}"
-
-
-def _user_level() -> int:
-    """How far up the stack the user's call is, for ``warnings.warn``."""
-    frame, level = sys._getframe(2), 2
-    while frame.f_back is not None and _ours(frame.f_code.co_filename):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-def _ours(filename: str) -> bool:
-    return any(part in filename for part in ("/torch/", "/dcir/", "contextlib.py"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +31,7 @@ from dcir.frontends.torch.quick_guards import QuickGuards
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.report.profile import Profile
+from dcir.user_code import warn_user
 
 # Shapes and modes of one module that are compiled separately; Dynamo's own limit of 8 is soon reached.
 _RECOMPILE_LIMIT = 64
@@ -242,10 +242,9 @@ def _unless_hooked(call: Callable[..., Any], plain: Callable[..., Any]) -> Calla
         if not told:
             told = True
             cause = "a hook for all modules (torch.nn.modules.module.register_module_...) is there"
-            warnings.warn(
+            warn_user(
                 f"{cause}: the module runs in PyTorch, not compiled, as long as it stays",
                 NotCompiledWarning,
-                stacklevel=3,
             )
         return plain(*args, **kwargs)
 

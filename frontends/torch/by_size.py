@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch._dynamo.convert_frame import compile_lock
 
 from dcir.errors import RecompileWarning
 from dcir.frontends.torch.pieces import Pieces, Trace, Traced, find_batch, in_pieces
+from dcir.user_code import warn_user
 
 Sizes = tuple[tuple[str, int], ...]
 """(place of a symbolic size in the inputs, its value)."""
@@ -123,11 +123,10 @@ class BySize:
         if len(self.programs) >= self._limit:
             if not self._beyond:
                 self._beyond = True
-                warnings.warn(
+                warn_user(
                     f"{len(self.programs)} combinations of sizes are compiled, which is the limit; "
                     f"calls with further ones ({text(sizes)}) run in torch; shape_limit=... sets the limit",
                     RecompileWarning,
-                    stacklevel=2,
                 )
             return self.gm
         self.programs[key] = program = self._compile(args, remark)

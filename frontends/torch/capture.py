@@ -26,6 +26,7 @@ from dcir.frontends.torch.partition import Limited
 from dcir.frontends.torch.pieces import Trace, Traced
 from dcir.frontends.torch.recompute import recompute_cheap
 from dcir.frontends.torch.spare_memory import GOAL, eager_peak, spare_memory
+from dcir.user_code import is_users
 
 TOGETHER = "dcir_together"
 """Key of a graph's ``meta``: a number that a forward and its backward have in common."""
@@ -143,7 +144,8 @@ def _break_text(ended: Any) -> tuple[str, str]:
     """First line of Dynamo's reason, and the user's line."""
     lines = [line.strip() for line in str(ended.reason).strip().splitlines() if line.strip()]
     shown = next((line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")), "")
-    frame = ended.user_stack[-1] if ended.user_stack else None
+    frames = list(ended.user_stack or ())
+    frame = next((f for f in reversed(frames) if is_users(f.filename)), frames[-1] if frames else None)
     place = f"({frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})" if frame is not None else ""
     return shown or (lines[0] if lines else "graph break"), place
 

@@ -17,6 +17,7 @@ from dcir.ir.network import Network, Result
 from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Storage, is_dense
 from dcir.ops.registry import pages
 from dcir.ops.torch_call import TorchCall, pack
+from dcir.user_code import is_users
 
 FIRST_SAVED = "dcir_first_saved"
 """Key of a forward graph's ``meta``: number of its first result that only the backward graph reads."""
@@ -64,7 +65,8 @@ def describe(node: fx.Node) -> str:
         path = re.sub(r"^(self|fn\.__self__)\b", "model", path)
     trace = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    line = f"{frames[-1][0].rsplit('/', 1)[-1]}:{frames[-1][1]}" if frames else ""
+    users = [frame for frame in frames if is_users(frame[0])] or frames
+    line = f"{users[-1][0].rsplit('/', 1)[-1]}:{users[-1][1]}" if users else ""
     return " ".join(p for p in (path, f"({line})" if line else "") if p)
 
 
