@@ -5,11 +5,12 @@ WORKERS ?= auto
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help env demo test lint format clean
+.PHONY: help env demo test test-all lint format clean
 
 help:
 	@echo "make demo    ResNet-50 and BERT-base next to PyTorch, then the command line"
 	@echo "make test    run the tests (PYTEST_ARGS='-k name' for some of them)"
+	@echo "make test-all  the tests, every case of the databases that make test takes samples of"
 	@echo "make lint    style, types and layers"
 	@echo "make format  rewrite the files in the house style"
 	@echo "make env     the environment in .venv, which the others make when needed"
@@ -27,6 +28,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS),,$(BIN)/python -m tests.processors -n $(WORKERS) --dist worksteal)
+
+test-all: export DCIR_TEST_ALL = 1
+test-all: test
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from pathlib import Path
 from dcir.cache import Cache, key_of
 from dcir.codegen.bundles import bundle_text, bundles, second_name
 from dcir.errors import CompilerFailed, CompilerNotFound, OptionError
+from dcir.isa import executable, host_isa
 
 HEADERS = Path(__file__).resolve().parent / "cpp"
 DEFAULT_FLAGS = (
@@ -30,7 +31,6 @@ DEFAULT_FLAGS = (
     # networks. -ftree-vectorize brings its cost model back.
     "-O2",
     "-ftree-vectorize",
-    "-march=native",
     # On Intel's processors GCC takes half of a register: products with many error functions in their epilogues took 12 % longer.
     # On AMD's it takes a multiplication and an addition in sums it unrolls: a sum and its twin elsewhere then differ in rounding.
     *(
@@ -171,11 +171,15 @@ def find_compiler() -> str:
 def default_flags() -> tuple[str, ...]:
     """The flags of generated code, with the sanitizers that ``DCIR_SANITIZE`` names.
 
-    Their run-time libraries must be there before Python starts (`sanitizer_environment`).
+    Their run-time libraries must be there before Python starts (`sanitizer_environment`). Code for an instruction set that this
+    processor lacks, which tests compile and nobody runs here, is compiled for a processor that has it.
     """
+    isa = host_isa()
+    processor = "native" if isa.name in executable() else isa.processor
+    flags = (f"-march={processor}", *DEFAULT_FLAGS)
     sanitizers = _sanitize_flags()
     # The last level counts. Instrumented code at -O3 compiles four times as long and finds the same accesses.
-    return (*DEFAULT_FLAGS, *sanitizers, "-O1") if sanitizers else DEFAULT_FLAGS
+    return (*flags, *sanitizers, "-O1") if sanitizers else flags
 
 
 def sanitizer_environment(names: str = "address,undefined") -> dict[str, str]:

@@ -21,11 +21,13 @@ class Isa:
         name: "amx", "avx512", "avx2" or "generic".
         vector_bytes: width of a vector register.
         registers: number of vector registers.
+        processor: a processor that has it, by GCC's name.
     """
 
     name: str
     vector_bytes: int
     registers: int
+    processor: str
 
     @property
     def vectors(self) -> str:
@@ -38,7 +40,16 @@ class Isa:
         return self.name == "amx"
 
 
-ISAS = {i.name: i for i in (Isa("amx", 64, 32), Isa("avx512", 64, 32), Isa("avx2", 32, 16), Isa("generic", 16, 16))}
+ISAS = {
+    i.name: i
+    for i in (
+        Isa("amx", 64, 32, "sapphirerapids"),
+        Isa("avx512", 64, 32, "skylake-avx512"),
+        Isa("avx2", 32, 16, "haswell"),
+        Isa("generic", 16, 16, "x86-64"),
+    )
+}
+"""Instruction sets by name, the widest first; each has what those after it have."""
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
@@ -91,7 +102,30 @@ def host_isa() -> Isa:
         if asked not in ISAS:
             raise OptionError(f"DCIR_ISA={asked} is unknown", hint="one of " + ", ".join(ISAS))
         return ISAS[asked]
+    return ISAS[executable()[0]]
+
+
+@functools.cache
+def executable() -> tuple[str, ...]:
+    """Names of the instruction sets that this processor has, the widest first."""
     flags = _processor_flags()
+    widest = "generic"
     if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags:
-        return ISAS["amx" if {"amx_tile", "amx_bf16"} <= flags and _may_use_tiles() else "avx512"]
-    return ISAS["avx2"] if {"avx2", "fma"} <= flags else ISAS["generic"]
+        widest = "amx" if {"amx_tile", "amx_bf16"} <= flags and _may_use_tiles() else "avx512"
+    elif {"avx2", "fma"} <= flags:
+        widest = "avx2"
+    names = tuple(ISAS)
+    return names[names.index(widest) :]
+
+
+def require_executable() -> None:
+    """Refuse to make code that ``DCIR_ISA`` asks for and this processor would stop at.
+
+    Raises:
+        OptionError: the processor lacks the instruction set.
+    """
+    asked = host_isa().name
+    if asked not in executable():
+        raise OptionError(
+            f"this processor has no {asked}", where=f"DCIR_ISA={asked}", hint="one of " + ", ".join(executable())
+        )

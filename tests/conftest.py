@@ -1,10 +1,20 @@
-"""Tests compile into a cache of their own, never into the user's."""
+"""Tests compile into a cache of their own, never into the user's, and say at the end where they ran and what they left out."""
 
 import gc
 import os
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from dcir.isa import executable, host_isa
+
+COMPILED_ONLY = host_isa().name not in executable()
+"""Whether ``DCIR_ISA`` asks for instructions that this processor lacks: code is made and compiled, and tests end where it would run."""
+WHY_NOT_RUN = f"compiled for {host_isa().name}, which this processor cannot run"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,7 +36,48 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+if COMPILED_ONLY:
+
+    class _CompiledOnly:
+        """Stands for a loaded program."""
+
+        def __init__(self, path: Path, info: Any, constants: Sequence[Any], arenas: Any = None) -> None:
+            self.info, self.path = info, path
+
+        def __call__(self, args: Sequence[Any]) -> list[Any]:
+            pytest.skip(WHY_NOT_RUN)
+
+        def place(self, spaces: Any) -> None:
+            """A program that never runs puts nothing anywhere."""
+
+    @pytest.fixture(autouse=True)
+    def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+        """Libraries are made and not loaded, a backward's with its forward's: it would be made when it is first called."""
+        monkeypatch.setattr("dcir.driver.compile.require_executable", lambda: None)
+        monkeypatch.setattr("dcir.driver.compile._Late", lambda make: make())
+        monkeypatch.setattr("dcir.driver.assemble.Program", _CompiledOnly)
+
+
 def pytest_collection_finish() -> None:
     """What is imported and collected stays: the garbage collector need not walk over it again and again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name the processor, and every reason for which tests were left out."""
+    how = "compiled" if COMPILED_ONLY else "run"
+    terminalreporter.write_line(f"processor: {_processor()}; code {how} for {host_isa().name}")
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ()))
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"  {count:>6} left out: {reason.removeprefix('Skipped: ')}")
+
+
+def _processor() -> str:
+    """Model, cores and instruction sets."""
+    try:
+        found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    name = found[1] if found else "unknown"
+    return f"{name}, {len(os.sched_getaffinity(0))} cores, {' '.join(executable())}"

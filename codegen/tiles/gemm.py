@@ -113,7 +113,7 @@ def _methods(form: Form, isa: Isa) -> list[str]:
         held = math.prod(d for d, s in zip(spec.batch, spec.b, strict=False) if s) * spec.n * spec.k
         ways = {
             "matrix": matrix_in_place_suits(spec, isa),
-            "dot": dot_suits(spec, isa),
+            "dot": dot_suits(turned, isa),
             "tiles": form.epilogue is None,
             "packing": form.epilogue is not None or held * ELEMENT_BYTES[spec.dtype] <= MOST_PACKED_BYTES,
         }
@@ -154,8 +154,8 @@ def _swap_suits(form: Form, isa: Isa) -> bool:
     """Whether the product is better computed as its transpose."""
     spec, other = form.spec, transposed(form)
     width = lanes(isa, spec.dtype)
-    if dot_suits(spec, isa) != dot_suits(other.spec, isa):
-        return dot_suits(other.spec, isa)
+    if dot_suits(form, isa) != dot_suits(other, isa):
+        return dot_suits(other, isa)
     if spec.n * 2 <= width <= spec.m:
         return True
     if spec.m * 2 <= width <= spec.n:

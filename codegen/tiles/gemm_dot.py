@@ -22,13 +22,16 @@ from dcir.codegen.tiles.emit import (
 from dcir.codegen.tiles.epilogue import Epilogue
 from dcir.codegen.tiles.gemm_form import Form
 from dcir.isa import Isa
-from dcir.ops.contraction import ContractionSpec
+from dcir.ops.packing import wants_panels
 
 # Above this many rows, packing B costs less than the dot products' extra loads and sums.
 MOST_ROWS = 16
 # Steps of k per row below which packing does too, since a dot product ends with a sum over lanes: on Zen 3 the crossing is at 6 to 8
 # for 4 to 16 rows (2048 products of 16 x 27 x 27 with three operands: 16.1 -> 3.0 ms on one core).
 STEPS_PER_ROW = 8
+# The same where an epilogue asks for a packed B of which most would be padding. Zen 3, with a bias, ns, dot products : packing: 6 x 2 x 32
+# 161 : 256, 8 x 3 x 24 223 : 249, 16 x 1 x 32 218 : 421, 16 x 3 x 32 431 : 435, 16 x 3 x 24 419 : 380.
+STEPS_PER_ROW_FEW_COLUMNS = 2
 # Results of a row that wait for the epilogue, which takes whole vectors then: with a bias, on one core, 4 x 128 x 64 7.7 ->
 # 12.5 GFLOP/s, 4 x 512 x 256 30 -> 47; 16 x 128 x 128 the same, 24 to 32.
 WAITING = 64
@@ -104,9 +107,12 @@ _PACK = """    alignas(64) T packed[$m * $k];
     a = packed;"""
 
 
-def dot_suits(spec: ContractionSpec, isa: Isa) -> bool:
+def dot_suits(form: Form, isa: Isa) -> bool:
     """Whether the product should be computed by dot products over k."""
-    if spec.m > MOST_ROWS or spec.k < max(2 * lanes(isa, spec.dtype), STEPS_PER_ROW * spec.m) or spec.b[-2] != 1:
+    spec = form.spec
+    few = form.epilogue is not None and not wants_panels(spec.dtype, spec.n, spec.k, isa)
+    steps = (STEPS_PER_ROW_FEW_COLUMNS if few else STEPS_PER_ROW) * spec.m
+    if spec.m > MOST_ROWS or spec.k < max(2 * lanes(isa, spec.dtype), steps) or spec.b[-2] != 1:
         return False
     return spec.a[-1] == 1 or spec.m * spec.k * 8 <= PACKED_BYTES
 

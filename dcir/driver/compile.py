@@ -24,7 +24,7 @@ from dcir.frontends.torch.partition import PARTITION
 from dcir.ir.annotations import Donated
 from dcir.ir.network import Network, footprint
 from dcir.ir.types import itemsize
-from dcir.isa import host_isa
+from dcir.isa import host_isa, require_executable
 from dcir.options import Options
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
@@ -245,6 +245,7 @@ class Session:
         """Code of the rewritten network."""
         from dcir.codegen.compile import compile_network
 
+        require_executable()
         library = compile_network(
             done.network, threads=record.threads, progress=self._step("kernels"), profile=self.watch is not None
         )

@@ -30,13 +30,13 @@ def panels(columns: int, panel: int) -> int:
     return -(-columns // panel)
 
 
-def wants_panels(dtype: str, columns: int, depth: int) -> bool:
+def wants_panels(dtype: str, columns: int, depth: int, isa: Isa | None = None) -> bool:
     """Whether a constant right operand of a product should be packed.
 
     Panels were faster than nn.Linear's layout at every number of rows, from 1 (5 % in the third-level cache, 20 % in memory) to
     thousands. Only where most of a panel would be padding do dot products over the operand as it lies win.
     """
-    return dtype in ("f32", "f64") and depth > 0 and 4 * columns >= panel_width(dtype)
+    return dtype in ("f32", "f64") and depth > 0 and 4 * columns >= panel_width(dtype, isa)
 
 
 def packed_shape(groups: Sequence[int], columns: int, depth: int, panel: int) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ from tests.harness import run_cpp
 from tests.transforms.imported import imported
 from tests.transforms.random_network import random_network
 
+pytestmark = pytest.mark.processor
+
 
 def rand(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))) * scale

@@ -95,6 +95,9 @@ def cases():
         )
     for n in (7, 16, 24, 32, 40, 49, 112):
         add("avx512", "f32", (), 70, n, 48, kind=rng.choice(kinds))
+    for isa in RUNNABLE:  # hardly any columns: dot products of few steps
+        for m, n, k in ((6, 3, 32), (6, 2, 33), (4, 1, 40), (2, 6, 32)):
+            add(isa, "f32", (), m, n, k, "row", "column", rng.choice(LAYOUTS[:5]), rng.choice(kinds[1:]), packed=False)
     add("avx512", "f32", (), 100, 200, 5000, kind="residual")  # sums wait in memory between two blocks of k
     add("avx512", "f32", (), 40, 90, 4200, "column", kind="none")
     add("avx2", "f32", (), 70, 110, 3700, kind="residual")
@@ -184,6 +187,15 @@ def test_dot_products_need_many_steps_for_every_row(m, n, k, dots):
     epilogue = _epilogue("bias", "f32", (), m, n, (n, 1))
     made = plan(replace(spec, epilogue=epilogue), Machine("avx2", 2))
     assert ("skinny" in made.globals) == dots
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_hardly_any_columns_are_not_packed_in_every_call(isa):
+    """Of panels most would be padding: 5 columns of 32, which took more memory than the whole network beside it."""
+    epilogue = _epilogue("bias", "f32", (), 6, 3, (3, 1))
+    spec = ContractionSpec("f32", (), 6, 3, 32, (32, 1), (1, 32), (3, 1), epilogue=epilogue)
+    made = plan(spec, Machine(isa, 1))
+    assert "skinny" in made.globals and made.scratch == 0 and len(made.phases) == 1
 
 
 @pytest.mark.parametrize(
