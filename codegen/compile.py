@@ -87,10 +87,12 @@ def compile_network(
     progress: Callable[[int, int], None] | None = None,
     profile: bool = False,
     choices: Mapping[str, Choice] | None = None,
+    keep: Callable[[str, str], None] | None = None,
 ) -> Library:
     """Generate, compile and link a network; with ``profile``, the driver measures its steps (``cpp/driver.py``).
 
-    ``choices`` are the emitters' by operator label, instead of those that the database has.
+    ``choices`` are the emitters' by operator label, instead of those that the database has. ``keep`` hears the name and the text
+    of every piece of code, made for it if the library is found in the cache.
 
     Raises:
         CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code.
@@ -157,11 +159,15 @@ def compile_network(
     names = sorted(kernels)
     library_key = key_of(source_identity(), toolchain.identity, repr(flags), driver, "\0".join(names))
     compiled = 0
+    made = [k for k in kernels.values() if k.plan.phases]
+    if keep is not None:
+        keep("driver", driver)
+        for k in made:
+            keep(k.name, HEADER + kernel_body(k.plan, k.ins, k.outs, k.name))
 
     def build(draft: Path) -> None:
         nonlocal compiled
         net.validate()
-        made = [k for k in kernels.values() if k.plan.phases]
         compiled = len(made)
         texts = sorted(kernel_body(k.plan, k.ins, k.outs, k.name) for k in made)
         units = [Unit("", driver), *(Unit("", text, HEADER) for text in texts)]

@@ -16,6 +16,7 @@ from torch import fx
 
 from dcir.codegen.compile import Library, planned_bytes
 from dcir.driver.assemble import assemble, buffer_numbers, spaces
+from dcir.driver.debug_folder import GraphFolder, graph_folder
 from dcir.driver.limit import check, saved_bytes
 from dcir.errors import OptionError, Unsupported
 from dcir.frontends.torch.capture import REMARK, SIZES, TOGETHER, CompiledGraph
@@ -32,6 +33,7 @@ from dcir.runtime.spaces import Spaces
 
 if TYPE_CHECKING:
     from dcir.driver.tune import Tuner
+    from dcir.transforms.base import Pass
 
 # DaCe's configuration is per thread and its generator is not thread safe: one graph is compiled at a time.
 _COMPILING = threading.RLock()
@@ -122,24 +124,25 @@ class Session:
     def _compile(self, gm: fx.GraphModule, kind: str) -> CompiledGraph:
         record = GraphRecord(kind)
         clock = _Clock(record.seconds)
-        done = self._rewritten(gm, record, clock)
+        kept = self._kept(gm, kind)
+        done = self._rewritten(gm, record, clock, kept)
         record.together, record.partition = gm.meta.get(TOGETHER), gm.meta.get(PARTITION)
         record.sizes, record.remark = gm.meta.get(SIZES, ()), gm.meta.get(REMARK, "")
         if FIRST_SAVED in gm.meta:
             record.saved_bytes = saved_bytes(done, gm.meta[FIRST_SAVED])
         if kind == "backward" and self.options.target == "cpp":
             # Its code can wait for the first call, but the forward must know now where to put what it keeps.
-            program: Call = _Late(lambda: self._finished(done, record, clock)[0])
+            program: Call = _Late(lambda: self._finished(done, record, clock, kept)[0])
             place, found = None, spaces(done.network)
         else:
-            program, place = self._finished(done, record, clock)
+            program, place = self._finished(done, record, clock, kept)
             found = spaces(done.network) if self.options.target == "cpp" else None
         return CompiledGraph(
             program, tuple(_chosen_strides(done, *output) for output in done.outputs), parts(done), place, found
         )  # fmt: skip
 
     def _finished(
-        self, done: Imported, record: GraphRecord, clock: _Clock
+        self, done: Imported, record: GraphRecord, clock: _Clock, kept: GraphFolder | None
     ) -> tuple[Call, Callable[[Spaces], None] | None]:
         """The program of a rewritten graph, and what tells it where its buffers belong."""
         clock.start()
@@ -152,18 +155,31 @@ class Session:
         if self.options.target == "dace":
             from dcir.driver.through_dace import dace_program
 
-            program = dace_program(done)
+            program = dace_program(done, kept.code if kept is not None else None)
             clock.lap("code")
             record.calls = len(done.network.ops())
         else:
-            library = self._library(done, record, clock)
+            library = self._library(done, record, clock, kept)
             program = made = assemble(done, library, self.arenas)
             place = made.place
             if self.watch is not None:
                 program = self.watch(record.kind, done, library, program)
             clock.lap("load")
-        self.graphs.append(record)
+        self._record(record, kept)
         return program, place
+
+    def _kept(self, gm: fx.GraphModule, kind: str) -> GraphFolder | None:
+        """Where the steps of a graph are kept, if that is asked for."""
+        if self.options.debug_dir is None:
+            return None
+        kept = graph_folder(self.options.debug_dir, kind)
+        kept.graph(gm)
+        return kept
+
+    def _record(self, record: GraphRecord, kept: GraphFolder | None) -> None:
+        self.graphs.append(record)
+        if kept is not None:
+            kept.record(record)
 
     def _tune(self, net: Network, record: GraphRecord, clock: _Clock) -> None:
         """Measure the kernels of a graph if that was asked for."""
@@ -191,10 +207,11 @@ class Session:
         with _COMPILING, _uncollected():
             record = GraphRecord(kind, gm.meta.get(SIZES, ()), gm.meta.get(REMARK, ""))
             clock = _Clock(record.seconds)
-            done = self._rewritten(gm, record, clock)
+            kept = self._kept(gm, kind)
+            done = self._rewritten(gm, record, clock, kept)
             self._tune(done.network, record, clock)
-            library = self._library(done, record, clock)
-            self.graphs.append(record)
+            library = self._library(done, record, clock, kept)
+            self._record(record, kept)
             return done, library
 
     def rewritten(self, gm: fx.GraphModule) -> Imported:
@@ -202,7 +219,9 @@ class Session:
         with _COMPILING, _uncollected():
             return self._rewritten(gm, GraphRecord("plan"), _Clock({}))
 
-    def _rewritten(self, gm: fx.GraphModule, record: GraphRecord, clock: _Clock) -> Imported:
+    def _rewritten(
+        self, gm: fx.GraphModule, record: GraphRecord, clock: _Clock, kept: GraphFolder | None = None
+    ) -> Imported:
         """Import and passes."""
         from dcir.transforms.pipelines import pipeline
         from dcir.transforms.runner import run_passes
@@ -220,19 +239,27 @@ class Session:
             if self.options.pipeline is not None
             else pipeline(self.options.level, matrix_unit=host_isa().matrix_unit)
         )
-        hook = None
+        hooks: list[Callable[[Pass, Network], None]] = []
+        if kept is not None:
+            kept.step("import", done.network)
+            hooks.append(lambda p, net: kept.step(p.name, net))
         each = self.options.verify == "passes" or bool(os.environ.get("DCIR_VALIDATE"))
         if self.options.verify == "passes":
             from dcir.driver.check import PassChecker
 
-            hook = PassChecker(done.network, seed=0)
+            hooks.append(PassChecker(done.network, seed=0))
+
+        def after(p: Pass, net: Network) -> None:
+            for hook in hooks:
+                hook(p, net)
+
         record.bytes_before = done.network.bytes_moved()
         done.network.threads = self.options.threads or torch.get_num_threads()
         record.passes = run_passes(
             done.network,
             passes,  # type: ignore[arg-type]  # Options stands below the passes and cannot name their type
             until=self.options.until,
-            after=hook,
+            after=after if hooks else None,
             validate_each=each,
             progress=self._step("passes"),
         )
@@ -241,14 +268,15 @@ class Session:
         clock.lap("passes")
         return done
 
-    def _library(self, done: Imported, record: GraphRecord, clock: _Clock) -> Library:
+    def _library(self, done: Imported, record: GraphRecord, clock: _Clock, kept: GraphFolder | None = None) -> Library:
         """Code of the rewritten network."""
         from dcir.codegen.compile import compile_network
 
         require_executable()
         library = compile_network(
-            done.network, threads=record.threads, progress=self._step("kernels"), profile=self.watch is not None
-        )
+            done.network, threads=record.threads, progress=self._step("kernels"), profile=self.watch is not None,
+            keep=kept.code if kept is not None else None,
+        )  # fmt: skip
         clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes

@@ -16,14 +16,16 @@ from dcir.ops.lowering import FROM_NAME
 Flat = np.ndarray[Any, np.dtype[Any]]
 
 
-def dace_program(done: Imported) -> Callable[[Sequence[Any]], list[Any]]:
-    """The callable program of a network, compiled by DaCe.
+def dace_program(
+    done: Imported, keep: Callable[[str, str], None] | None = None
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """The callable program of a network, compiled by DaCe; ``keep`` hears the name and the text of what it generates.
 
     Raises:
         Unsupported: an operator has no form in maps and tasklets; calls into torch have none.
     """
     net = done.network
-    compiled = compile_network(net)
+    compiled = compile_network(net, keep)
     lock = threading.Lock()  # DaCe's programs keep their scratch memory between calls
 
     def run(args: Sequence[Any]) -> list[Any]:

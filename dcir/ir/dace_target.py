@@ -8,7 +8,8 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import dace
@@ -61,8 +62,10 @@ class DaceNetwork:
         return {n: store[n][: self._containers[n].size] for n in store}
 
 
-def compile_network(net: Network) -> DaceNetwork:
+def compile_network(net: Network, keep: Callable[[str, str], None] | None = None) -> DaceNetwork:
     """Expand and compile a copy of ``net`` in a temporary folder, which is gone when this returns.
+
+    ``keep`` hears the name and the text of every source that DaCe writes.
 
     Raises:
         Unsupported: an operator that has no form in maps and tasklets.
@@ -86,6 +89,9 @@ def compile_network(net: Network) -> DaceNetwork:
             sdfg.build_folder = f"{folder}/{name}"
             order = list(sdfg.arglist())
             sdfg.compile(output_file=f"{folder}/lib{name}.so", return_program_handle=False)
+            if keep is not None:
+                for source in sorted(Path(sdfg.build_folder).glob("src/**/*.cpp")):
+                    keep(source.stem, source.read_text())
             return DaceNetwork(net, f"{folder}/lib{name}.so", name, order)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,51 @@
+"""A network as text: its containers, its operators in order with what they read and write, its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dcir.ir.network import Container, Network, Operand
+
+
+def network_text(net: Network) -> str:
+    """The network, one line a container and two lines an operator; specs as they are written in Python.
+
+    Sizes are extents in elements, ``+`` a shift in elements, times and addresses do not occur: equal networks have equal texts.
+    """
+    lines = [
+        f"network of {len(net.ops())} operators, {net.bytes_moved()} bytes moved, {net.arena_bytes} bytes of arena"
+    ]
+    lines += ["", "containers"]
+    lines += [f"  {name:<8} {_described(net, name, c)}" for name, c in net.containers.items()]
+    lines += ["", "operators"]
+    prepared = net.prepared_ops()
+    for op in net.ops():
+        when = "once  " if op in prepared else ""
+        lines.append(
+            f"  {when}{_listed(net.outs(op))} = {op.label}({_listed(net.ins(op))})  # {op.made_by} {op.origin}".rstrip()
+        )
+        lines.append(f"      {op.spec!r}")
+    lines += ["", "results"]
+    lines += [
+        f"  {number}: {r.data}+{r.offset} {r.dtype}{list(r.shape)} strides {list(r.strides)}"
+        for number, r in enumerate(net.results)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _listed(operands: Iterable[Operand]) -> str:
+    return ", ".join(f"{o.data}+{o.offset}" if o.offset else o.data for o in operands)
+
+
+def _described(net: Network, name: str, c: Container) -> str:
+    where = ""
+    if name in net.arena:
+        where = f" at {net.arena[name]} of the arena"
+    elif name in net.prepared:
+        where = f" at {net.prepared[name]} of what is prepared"
+    elif name in net.lent:
+        where = f" at {net.lent[name][1]} of {net.lent[name][0]}"
+    elif name in net.updates:
+        where = f" in place of {net.updates[name]}"
+    known_as = f"  {net.names[name]}" if name in net.names else ""
+    return f"{c.role:<9} {c.dtype}{list(c.shape)} strides {list(c.strides)}{where}{known_as}"

@@ -1,0 +1,168 @@
+"""Every option does something: one test for each field of ``Options``, and none is without."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import dcir
+from dcir.errors import (
+    InvalidInput,
+    MemoryLimitTooLow,
+    OptionError,
+    RecompileWarning,
+    Unsupported,
+    VerificationFailed,
+)
+from dcir.ir.network import Network
+from dcir.options import Options
+from dcir.transforms.base import Outcome, Pass
+from dcir.transforms.remove_dead_code import RemoveDeadCode
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+def made(fn: Any = None, inputs: Any = None, **options: Any) -> Any:
+    """An optimised module after one call, and its graph's record."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    fast = dcir.optimize(Net() if fn is None else fn, **options)
+    with torch.no_grad():
+        fast(torch.ones(4, 6) if inputs is None else inputs)
+    return fast, fast.dcir.explain().graphs[0]
+
+
+def level(tmp_path: Any) -> None:
+    assert not made(level=0)[1].passes and made(level=4)[1].calls < made(level=0)[1].calls
+
+
+def target(tmp_path: Any) -> None:
+    assert made(target="cpp")[1].kernels and not made(target="dace")[1].kernels
+
+
+def verify(tmp_path: Any) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Wrong(Pass):
+        tier = 2
+
+        def apply(self, net: Network) -> Outcome:
+            first, *_ = [op for op in net.ops() if hasattr(op.spec, "body")]
+            body = tuple(s._replace(op="sub") if s.op == "add" else s for s in first.spec.body)
+            net.rewire(first, dataclasses.replace(first.spec, body=body), net.ins(first), net.outs(first))
+            outcome = Outcome()
+            outcome.changed = 1
+            return outcome
+
+    made(pipeline=(Wrong(),))
+    with pytest.raises(VerificationFailed):
+        made(pipeline=(Wrong(),), verify="passes")
+
+
+def strict(tmp_path: Any) -> None:
+    def inverse(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x)
+
+    assert made(inverse, torch.eye(3))[1].fallbacks
+    with pytest.raises(Unsupported):
+        made(inverse, torch.eye(3), strict=True)
+
+
+def threads(tmp_path: Any) -> None:
+    assert made(threads=1)[1].threads == 1 and made(threads=2)[1].threads == 2
+
+
+def until(tmp_path: Any) -> None:
+    assert [p.name for p in made(until="fuse-epilogues")[1].passes][-1] == "fuse-epilogues" != made()[1].passes[-1].name
+
+
+def dynamic(tmp_path: Any) -> None:
+    fast, _ = made(dynamic={"x": {0: torch.export.Dim("batch", min=1, max=8)}})
+    with torch.no_grad(), pytest.raises(InvalidInput):
+        fast(torch.ones(9, 6))
+    with torch.no_grad():
+        made()[0](torch.ones(9, 6))
+
+
+def shape_limit(tmp_path: Any) -> None:
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+    def told(limit: int) -> bool:
+        fast, _ = made(mixed, shape_limit=limit)
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("always")
+            for n in (5, 7):
+                fast(torch.ones(n, 6))
+        return any(w.category is RecompileWarning and "which is the limit" in str(w.message) for w in caught)
+
+    assert told(1) and not told(16)
+
+
+def pipeline(tmp_path: Any) -> None:
+    assert [p.name for p in made(pipeline=(RemoveDeadCode(),))[1].passes] == ["remove-dead-code"]
+
+
+def debug_dir(tmp_path: Any) -> None:
+    made()
+    assert not list(tmp_path.iterdir())
+    made(debug_dir=tmp_path)
+    assert list(tmp_path.iterdir())
+
+
+def memory_limit(tmp_path: Any) -> None:
+    made(memory_limit="1MB")
+    with pytest.raises(MemoryLimitTooLow):
+        made(memory_limit=1)
+
+
+def precision(tmp_path: Any) -> None:
+    made(precision="fp32")
+    with pytest.raises(OptionError):
+        made(precision="bf16")
+
+
+def fused_optimizers(tmp_path: Any) -> None:
+    def form(wish: bool) -> Any:
+        torch._dynamo.reset()
+        fast = dcir.optimize(Net(), fused_optimizers=wish)
+        optimizer = torch.optim.SGD(fast.parameters(), lr=0.1)
+        fast(torch.ones(4, 6)).sum().backward()
+        optimizer.step()
+        return optimizer.param_groups[0]["fused"]
+
+    assert form(True) and not form(False)
+
+
+def tune(tmp_path: Any) -> None:
+    assert "tuning" not in made()[1].seconds
+    # Of a busy machine nothing is kept, and tests share theirs.
+    with mock.patch("dcir.driver.tune.share_of_others", lambda threads, work: [work(), 0.0][1]):
+        assert made(tune="1s")[1].seconds["tuning"] > 0
+
+
+EFFECTS = {
+    f.__name__: f
+    for f in (
+        level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, debug_dir, memory_limit, precision,
+        fused_optimizers, tune,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Options)])
+def test_it_has_an_effect(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    EFFECTS[name](tmp_path)
