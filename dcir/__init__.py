@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dcir.runtime import uncounted as _uncounted
+
 if TYPE_CHECKING:
     from dcir import errors as errors
     from dcir.driver.api import load as load
@@ -32,3 +34,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'dcir' has no attribute {name!r}")
     module, attribute = _HOMES[name]
     return getattr(importlib.import_module(module), attribute)
+
+
+_uncounted.install_with_torch()

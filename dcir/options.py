@@ -20,6 +20,7 @@ LEVELS = {
 }
 TARGETS = ("cpp", "dace")
 VERIFY = ("off", "passes")
+PREPARE = ("version", "always", "frozen")
 
 # Accepted by name so that a program written for a later version gets a clear answer instead of a guess.
 NOT_YET_TARGETS = ("cuda",)
@@ -51,6 +52,9 @@ class Options:
         memory_limit: Upper bound in bytes of a call's planned scratch memory, and of what a forward keeps for its backward.
         precision: Element type of the arithmetic.
         tune: Seconds in which to measure alternatives of kernels before the first call; None measures nothing.
+        prepare: When what depends on parameters alone (packed weights, folded constants) is computed in inference: "version" (first, and
+            whenever a parameter may have changed, in whatever way), "always" (in every call), or "frozen" (first, and when
+            ``refresh`` is called: the caller promises that parameters do not change).
         fused_optimizers: Whether torch's optimisers of the module's parameters use their fused form when not told otherwise.
     """
 
@@ -68,6 +72,7 @@ class Options:
     precision: str = "fp32"
     fused_optimizers: bool = True
     tune: float | None = None
+    prepare: str = "version"
 
     def __post_init__(self) -> None:
         if not _is_int(self.level) or self.level not in LEVELS:
@@ -76,6 +81,7 @@ class Options:
             raise _not_yet("target", self.target, " or ".join(TARGETS))
         _check_choice("target", self.target, TARGETS)
         _check_choice("verify", self.verify, VERIFY)
+        _check_choice("prepare", self.prepare, PREPARE)
         for name in ("strict", "fused_optimizers"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
@@ -131,12 +137,12 @@ class Options:
         """A text that is equal for options that lead to the same code, in every process.
 
         Options that only watch (verify, debug_dir), only refuse (strict), concern no code of ours (fused_optimizers) or lead to what
-        is in the cache (tune), or decide what is compiled when (dynamic, shape_limit), are left out.
+        is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit, prepare), are left out.
 
         Raises:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
-        watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit"}
+        watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
         parts = (
             f"{field.name}={_stable(getattr(self, field.name))}"
             for field in dataclasses.fields(self)

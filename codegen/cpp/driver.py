@@ -3,6 +3,7 @@
     int dcir_run(void** table, int (*call_back)(int))
     int dcir_prepare(void** table)                    computes what depends on static inputs alone
     unsigned long long dcir_fingerprint(void** table) a digest of a few elements of every static input
+    void dcir_digest(...)                             see ``digest.py``
     int dcir_watch(...), dcir_note(...)               see ``watch.py``
     unsigned long long dcir_ticks[steps + 1]          of a profiled driver: nanoseconds of each step of the last call
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dcir.codegen.cpp.digest import DIGEST
 from dcir.codegen.cpp.watch import WATCH
 
 
@@ -113,11 +115,10 @@ def driver_text(
     lines += ["  return 0;", "}"]
     lines.append('extern "C" __attribute__((visibility("default"))) int dcir_prepare(void** t) {')
     lines += ["  int status = 0;", *_stretch(before), "  return 0;", "}"]
-    return "\n".join([*lines, *_fingerprint(static), WATCH])
+    return "\n".join([*lines, *_fingerprint(static), DIGEST, WATCH])
 
 
-# Words of a static input that its digest covers. A write that goes around the version counter (through Tensor.data) is
-# found out by them, unless it leaves them all as they were.
+# Words of a static input that are compared in every call: a last guard against writes through bare addresses, which nobody notes.
 _PROBES = 4
 
 

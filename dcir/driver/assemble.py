@@ -14,8 +14,14 @@ from dcir.runtime.spaces import Spaces
 from dcir.runtime.torch_calls import call_into_torch
 
 
-def assemble(done: Imported, library: Library, arenas: Arenas | None = None) -> Program:
-    """The callable program of a compiled network; its scratch memory is taken from ``arenas``, which others may share."""
+def assemble(done: Imported, library: Library, arenas: Arenas | None = None, *, prepare: str = "version") -> Program:
+    """The callable program of a compiled network.
+
+    Args:
+        done, library: the network and its code.
+        arenas: where its scratch memory is taken from, which others may share.
+        prepare: when what depends on parameters alone is computed (``Options.prepare``).
+    """
     net = done.network
     number = buffer_numbers(net)
     buffers = [BufferInfo(c.shape, c.strides, c.dtype) for c in (net.containers[name] for name in number)]
@@ -25,6 +31,7 @@ def assemble(done: Imported, library: Library, arenas: Arenas | None = None) -> 
         updates=tuple((library.slots[new], net.inputs.index(old)) for new, old in net.updates.items()),
         prepared_bytes=library.prepared_bytes,
         static_inputs=tuple(net.inputs.index(n) for n in library.static if n in net.static),
+        static_constants=tuple(i for i, n in enumerate(done.constants) if n in library.static),
         input_slots=tuple(library.slots.get(n, -1) if n else -1 for n in net.inputs),
         constant_slots=tuple(library.slots[n] for n in done.constants),
         buffers=tuple(buffers),
@@ -37,7 +44,7 @@ def assemble(done: Imported, library: Library, arenas: Arenas | None = None) -> 
         origins=tuple(library.origins),
         shared=_shared(net, number),
     )
-    return Program(library.path, info, list(done.constants.values()), arenas)
+    return Program(library.path, info, list(done.constants.values()), arenas, prepare=prepare)
 
 
 def buffer_numbers(net: Network) -> dict[str, int]:

@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,7 @@ class Session:
     Attributes:
         watch: wraps the program of every graph that is compiled for a call; its steps are measured then.
         arenas: scratch memory of all its programs: forward and backward use it in turn.
+        programs: those that are alive.
         tuner: measures the kernels of every graph before it is compiled; made where the options ask for it.
     """
 
@@ -110,6 +112,7 @@ class Session:
     progress: Progress | None = None
     watch: Watch | None = None
     arenas: Arenas = field(default_factory=Arenas)
+    programs: weakref.WeakSet[Program] = field(default_factory=weakref.WeakSet)
     tuner: Tuner | None = None
 
     def on_break(self, reason: str, place: str) -> None:
@@ -160,7 +163,8 @@ class Session:
             record.calls = len(done.network.ops())
         else:
             library = self._library(done, record, clock, kept)
-            program = made = assemble(done, library, self.arenas)
+            program = made = assemble(done, library, self.arenas, prepare=self.options.prepare)
+            self.programs.add(made)
             place = made.place
             if self.watch is not None:
                 program = self.watch(record.kind, done, library, program)

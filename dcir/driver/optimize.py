@@ -51,7 +51,16 @@ class Handle:
 
     def explain(self) -> Report:
         """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""
-        return Report(self.session.graphs, self.session.breaks, machine())
+        return Report(self.session.graphs, self.session.breaks, machine(), self._compared())
+
+    def refresh(self) -> None:
+        """Compute anew, in the next call, what was computed from parameters: for ``prepare="frozen"`` after they changed."""
+        for program in list(self.session.programs):
+            program.preparation.refresh()
+
+    def _compared(self) -> list[tuple[int, str]]:
+        """(bytes, reason) of the parameters that each program compares in every call."""
+        return [row for program in list(self.session.programs) for row in program.preparation.compared()]
 
     def profile(self, /, *inputs: Any, seconds: float = 2.0, loss: Any = None, **named: Any) -> Profile:
         """Where the time of a call goes, kernel by kernel.

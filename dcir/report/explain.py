@@ -19,12 +19,17 @@ class Report:
         graphs: records with the fields of ``driver.compile.GraphRecord``.
         breaks: (reason, place) of TorchDynamo's graph breaks.
         machine: for the floor under a call, if it was measured.
+        compared: (bytes, reason) of parameters that are compared with what they were in every call.
     """
 
     def __init__(
-        self, graphs: Sequence[Any], breaks: Sequence[tuple[str, str]] = (), machine: MachineModel | None = None
+        self,
+        graphs: Sequence[Any],
+        breaks: Sequence[tuple[str, str]] = (),
+        machine: MachineModel | None = None,
+        compared: Sequence[tuple[int, str]] = (),
     ) -> None:
-        self.graphs, self.breaks, self.machine = list(graphs), list(breaks), machine
+        self.graphs, self.breaks, self.machine, self.compared = list(graphs), list(breaks), machine, list(compared)
 
     @property
     def fallbacks(self) -> list[tuple[str, str]]:
@@ -56,6 +61,7 @@ class Report:
             ],
             "graph_breaks": [list(b) for b in self.breaks],
             "fallbacks": [list(f) for f in self.fallbacks],
+            "compared_in_every_call": [{"bytes": size, "reason": reason} for size, reason in self.compared],
         }
 
     def to_text(self) -> str:
@@ -68,7 +74,18 @@ class Report:
         lines += self._combinations()
         lines += self._list("graph breaks", Counter(self.breaks))
         lines += self._list("operators run through torch", Counter(self.fallbacks))
+        lines += self._comparisons()
         return "\n".join(lines)
+
+    def _comparisons(self) -> list[str]:
+        """Parameters that cost the time of reading them, since nobody tells when they change."""
+        lines = []
+        for reason in dict.fromkeys(reason for _, reason in self.compared):
+            sizes = [size for size, other in self.compared if other == reason]
+            lines.append(
+                f"{len(sizes)} parameters ({_size(sum(sizes))}) are compared in every call, their memory is {reason}"
+            )
+        return lines + ['  prepare="frozen" does without, and promises that parameters do not change'] * bool(lines)
 
     def __str__(self) -> str:
         return self.to_text()

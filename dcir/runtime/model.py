@@ -169,6 +169,7 @@ def _program(loaded: Loaded, tensors: Sequence[Tensor]) -> Program:
         prepared_bytes=m.prepared_bytes,
         input_slots=tuple(x.slot for x in m.inputs),
         constant_slots=tuple(slot for slot, _ in pairs),
+        static_constants=tuple(range(len(pairs))) if m.prepared_bytes else (),
         buffers=tuple(BufferInfo(b.shape, b.strides, b.dtype) for b in m.buffers),
         buffer_slots=tuple(b.slot for b in m.buffers),
         results=tuple(ResultInfo(o.source, o.index, o.shape, o.strides, o.offset, o.literal) for o in m.outputs),

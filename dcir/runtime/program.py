@@ -8,7 +8,6 @@ import functools
 import math
 import operator
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ import torch
 
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.lowering import FROM_NAME
-from dcir.runtime.blocks import Arenas, Block
+from dcir.runtime.blocks import Arenas
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
+from dcir.runtime.preparation import Preparation, Prepared
 from dcir.runtime.program_info import BufferInfo, ProgramInfo
 from dcir.runtime.spaces import Spaces, window
 
@@ -41,20 +41,6 @@ os.register_at_fork(after_in_child=_forked)
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """Values made from static inputs, and what those were.
-
-    The storages are held, so that no other tensor can be at their addresses while this record is compared with.
-    """
-
-    block: Block
-    storages: tuple[torch.UntypedStorage, ...]
-    addresses: list[int]
-    versions: list[int]
-    fingerprint: int
-
-
-@dataclass(frozen=True)
 class Fixed:
     """Arguments that stay as they were in a call before.
 
@@ -64,18 +50,23 @@ class Fixed:
     """
 
     places: tuple[tuple[int, int], ...]
-    prepared: _Prepared | None
+    prepared: Prepared | None
 
 
 class Program:
     """A loaded network. Calls from several threads are safe: each call in flight has its own arena and table.
 
-    What depends on parameters alone is computed at the first call and again when a parameter is another tensor, has another
-    version counter, or (written through ``Tensor.data``, which does not count) differs in a few probed elements.
+    What depends on parameters alone is computed at the first call and again when a parameter changes (``preparation.py``).
     """
 
     def __init__(
-        self, path: Path, info: ProgramInfo, constants: Sequence[torch.Tensor], arenas: Arenas | None = None
+        self,
+        path: Path,
+        info: ProgramInfo,
+        constants: Sequence[torch.Tensor],
+        arenas: Arenas | None = None,
+        *,
+        prepare: str = "version",
     ) -> None:
         self.info = info = info.with_buffers_as_results()
         self.arenas = Arenas() if arenas is None else arenas
@@ -85,6 +76,7 @@ class Program:
             self._run = self._library.dcir_run
             self._prepare = self._library.dcir_prepare
             self._fingerprint = self._library.dcir_fingerprint
+            digest = self._library.dcir_digest
         except (OSError, AttributeError) as e:
             details = [("system", str(e))]
             raise ArtefactInvalid("a compiled library cannot be loaded", where=str(path), details=details) from e
@@ -94,11 +86,16 @@ class Program:
         self._run.argtypes = [ctypes.c_void_p, _CALL_BACK]
         self._prepare.restype, self._prepare.argtypes = ctypes.c_int, [ctypes.c_void_p]
         self._fingerprint.restype, self._fingerprint.argtypes = ctypes.c_ulonglong, [ctypes.c_void_p]
+        digest.restype, digest.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p]
         self._free: list[_Frame] = []
-        self._lock = threading.Lock()
         static = set(info.static_inputs)
         self._static_slots = [info.input_slots[i] for i in info.static_inputs]
-        self._prepared: _Prepared | None = None
+        # Constants are tensors that a user may hold, too: a module's attribute, the weights of a compiled file.
+        self._static_constants = [self.constants[i] for i in info.static_constants]
+        self.preparation = Preparation(
+            info.prepared_bytes, prepare, self._fingerprint,
+            functools.partial(self._enter, digest), functools.partial(self._enter, self._prepare),
+        )  # fmt: skip
         self._tensor_inputs = [(i, s) for i, s in enumerate(info.input_slots) if s >= 0 and i not in static]
         shared = dict(info.shared)
         alloc: list[tuple[_Maker, int]] = [
@@ -132,7 +129,7 @@ class Program:
                 table[slot] = args[i].data_ptr()
             buffers = self._new_buffers(table, args)
             if self._static_slots or self.info.prepared_bytes:
-                self._make_ready([args[i] for i in self.info.static_inputs], frame)
+                self._make_ready(self._static(args), frame)
             code = self._enter(self._run, frame.address, frame.call_back)
             if code:
                 self._fail(code, frame)
@@ -146,14 +143,14 @@ class Program:
 
         That is where arguments are written to or handed on, or nobody counts the writes to them.
         """
-        info, known = self.info, self._prepared
+        info, known = self.info, self.preparation.known
         if info.updates or any(r.source != "buffer" for r in info.results):
             return None
         if known is None and (self._static_slots or info.prepared_bytes):
             return None
         held = [i for i, slot in enumerate(info.input_slots) if slot >= 0 and i not in moving]
         if known is not None:
-            static = [args[i] for i in info.static_inputs]
+            static = self._static(args)
             if set(moving) & set(info.static_inputs) or any(t.is_inference() for t in static):
                 return None
             if list(map(_ADDRESS, static)) != known.addresses or list(map(_VERSION, static)) != known.versions:
@@ -161,7 +158,7 @@ class Program:
         return Fixed(tuple((info.input_slots[i], args[i].data_ptr()) for i in held), known)
 
     def again(self, fixed: Fixed, moving: Sequence[tuple[int, torch.Tensor]]) -> list[Any] | None:
-        """Run with other tensors at some slots and the rest as it was; None if a probed word of the rest has changed.
+        """Run with other tensors at some slots and the rest as it was; None if what was prepared from the rest may not hold.
 
         The caller vouches that those are the same tensors, at the same addresses, with the same count of writes, that none of
         the results is a window of an argument, and that ``moving`` are laid out as when the program was compiled.
@@ -180,7 +177,7 @@ class Program:
                     frame.prepared, frame.addresses = prepared, prepared.addresses
                     table[1] = prepared.block.address
                 frame.fixed = fixed
-            if prepared is not None and self._fingerprint(frame.address) != prepared.fingerprint:
+            if prepared is not None and not self._holds(prepared, frame):
                 return None
             table[0] = arena.address
             for slot, t in moving:
@@ -244,41 +241,33 @@ class Program:
         """Nanoseconds of each step of the last call, and of opening teams; of a library that was built to be profiled."""
         return list((ctypes.c_ulonglong * (steps + 1)).in_dll(self._library, "dcir_ticks"))
 
-    def _make_ready(self, static: list[torch.Tensor], frame: _Frame) -> None:
-        """Give the frame the values that belong to the present contents of the static inputs, and those inputs.
+    def _holds(self, prepared: Prepared, frame: _Frame) -> bool:
+        """Whether values made before belong to the contents of tensors whose versions the caller has compared, and of constants."""
+        if self._static_constants:
+            versions = list(map(_VERSION, self._static_constants))
+            if prepared.versions is None or prepared.versions[-len(versions) :] != versions:
+                return False
+        return self.preparation.holds(prepared, frame.address)
 
-        A network has hundreds of parameters, and this is in every call: the loops are the interpreter's own, and a frame that
-        was used with the same addresses is not filled again.
+    def _static(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """The tensors that prepared values depend on."""
+        return [*(args[i] for i in self.info.static_inputs), *self._static_constants]
+
+    def _make_ready(self, static: list[torch.Tensor], frame: _Frame) -> None:
+        """Give the frame the static inputs, and the values that belong to their present contents.
+
+        A frame that was used with the same addresses is not filled again.
         """
         table = frame.table
         addresses = list(map(_ADDRESS, static))
         if addresses != frame.addresses:
-            for slot, address in zip(self._static_slots, addresses, strict=True):
+            # Constants have their places since the frame was made.
+            for slot, address in zip(self._static_slots, addresses, strict=False):
                 table[slot] = address
             frame.addresses = addresses
-        versions: list[int] | None
-        try:
-            versions = list(map(_VERSION, static))
-        except RuntimeError:  # made in inference mode: nobody counts its writes
-            versions = None
-        fingerprint = self._fingerprint(frame.address)
-        known = self._prepared
-        if (
-            known is None
-            or versions != known.versions
-            or addresses != known.addresses
-            or fingerprint != known.fingerprint
-        ):
-            with self._lock:
-                block = Block(self.info.prepared_bytes)
-                table[1] = block.address
-                self._enter(self._prepare, frame.address)
-                storages = tuple(t.untyped_storage() for t in static)
-                known = _Prepared(block, storages, addresses, versions or [], fingerprint)
-                if versions is not None:
-                    self._prepared = known
+        known = self.preparation.for_tensors(static, addresses, table, frame.address)
         # The frame holds the block while its kernels read it, whatever other calls prepare meanwhile.
-        if frame.prepared is not known:
+        if frame.prepared is not known or table[1] != known.block.address:
             frame.prepared = known
             table[1] = known.block.address
 
@@ -298,7 +287,7 @@ class _Frame:
 
     def __init__(self, program: Program) -> None:
         info = program.info
-        self.prepared: _Prepared | None = None
+        self.prepared: Prepared | None = None
         self.addresses: list[int] = []
         self.fixed: Fixed | None = None
         self.table = (ctypes.c_void_p * max(info.table_size, 1))()

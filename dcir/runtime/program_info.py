@@ -45,7 +45,7 @@ class ProgramInfo:
         table_size, arena_bytes: of the pointer table and the arena.
         updates: (slot, argument) of every result that is written in place of an argument.
         prepared_bytes: of the block of values that depend on static inputs alone; 0 if there are none.
-        static_inputs: arguments that prepared values depend on.
+        static_inputs, static_constants: arguments and constants that prepared values depend on.
         input_slots: table slot per argument (-1: not a tensor, or not used).
         constant_slots: table slot per constant.
         buffers: result containers with their slots.
@@ -68,6 +68,7 @@ class ProgramInfo:
     updates: tuple[tuple[int, int], ...] = ()
     prepared_bytes: int = 0
     static_inputs: tuple[int, ...] = ()
+    static_constants: tuple[int, ...] = ()
     shared: tuple[tuple[int, int], ...] = ()
 
     def with_buffers_as_results(self) -> ProgramInfo:

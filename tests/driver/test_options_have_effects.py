@@ -153,11 +153,25 @@ def tune(tmp_path: Any) -> None:
         assert made(tune="1s")[1].seconds["tuning"] > 0
 
 
+def prepare(tmp_path: Any) -> None:
+    def follows(how: str) -> list[bool]:
+        net = Net().eval()
+        fast, _ = made(net, prepare=how)
+        seen = []
+        with torch.no_grad():
+            for change in (lambda: net.up.weight.mul_(2), lambda: fast.dcir.refresh()):
+                change()
+                seen.append(torch.allclose(fast(torch.ones(4, 6)), net(torch.ones(4, 6)), atol=1e-5))
+        return seen
+
+    assert follows("version") == follows("always") == [True, True] and follows("frozen") == [False, True]
+
+
 EFFECTS = {
     f.__name__: f
     for f in (
         level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, debug_dir, memory_limit, precision,
-        fused_optimizers, tune,
+        fused_optimizers, tune, prepare,
     )
 }  # fmt: skip
 

@@ -271,7 +271,7 @@ def test_levels_do_not_need_more_memory_or_traffic_than_none(name, isa, monkeypa
     monkeypatch.setenv("DCIR_ISA", isa)
     moved, scratch = [], []
 
-    def planned(self, done, record, clock):
+    def planned(self, done, record, *_):
         moved.append(record.bytes_moved)
         scratch.append(planned_bytes(done.network, record.threads))
         raise Planned
