@@ -31,6 +31,7 @@ from dcir.frontends.torch.export import Exported, Leaf, State
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.serialize import encode
 from dcir.isa import host_isa
+from dcir.ops.torch_call import calls_graphs
 from dcir.runtime import artefact as layout
 from dcir.runtime import manifest as schema
 from dcir.runtime.program_info import ResultInfo
@@ -173,6 +174,12 @@ def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Te
         kernels=library.kernels,
         calls=library.calls,
     )
+    over_graphs = [spec.name for spec, _, _ in library.callbacks.values() if calls_graphs(spec)]
+    if over_graphs:
+        raise Unsupported.collect(
+            [(f"{name} in a compiled file", "") for name in over_graphs],
+            hint="dcir.optimize(model) runs it in this process",
+        )
     outputs: list[schema.Output] = []
     result = _nest(compiled.exported.result, compiled.outputs, info.results, outputs)
     return replace(manifest, outputs=tuple(outputs), result=result), weights

@@ -41,6 +41,7 @@ def assemble(done: Imported, library: Library, arenas: Arenas | None = None, *, 
             n: call_into_torch(spec, [(p.slot, p.offset) for p in ins], [(p.slot, p.offset) for p in outs])
             for n, (spec, ins, outs) in library.callbacks.items()
         },
+        kept=tuple(done.subgraphs),
         origins=tuple(library.origins),
         shared=_shared(net, number),
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from dcir.errors import OptionError, RecompileWarning
+from dcir.errors import NotCompiledWarning, OptionError, RecompileWarning
 from dcir.options import Options
 from dcir.user_code import warn_user
 
@@ -26,8 +26,9 @@ def dcir(
     _refuse(options or {})
     session = Session(Options.make(**(options or {})))
     backend = dynamo_backend(
-        session.compile_graph, limited=limited(session), shape_limit=session.options.shape_limit, on_sizes=_tell
-    )
+        session.compile_graph, _tell_break, limited(session), shape_limit=session.options.shape_limit, on_sizes=_tell,
+        strict=session.options.strict,
+    )  # fmt: skip
     return backend(gm, example_inputs)
 
 
@@ -37,6 +38,11 @@ def _refuse(options: dict[str, Any]) -> None:
             "dynamic is no option of the backend", where=f"dynamic={options['dynamic']!r}",
             hint="torch.compile(model, backend='dcir', dynamic=...), or torch._dynamo.mark_dynamic",
         )  # fmt: skip
+
+
+def _tell_break(reason: str, place: str) -> None:
+    """Warn of a graph that ends at a graph break: what follows runs in PyTorch, or as a graph of its own."""
+    warn_user(f"a part of this call is not compiled: {reason} {place}", NotCompiledWarning)
 
 
 def _tell(sizes: Sizes, before: Sequence[Sizes]) -> None:

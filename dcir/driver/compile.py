@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import threading
@@ -19,6 +20,7 @@ from dcir.codegen.compile import Library, planned_bytes
 from dcir.driver.assemble import assemble, buffer_numbers, spaces
 from dcir.driver.debug_folder import GraphFolder, graph_folder
 from dcir.driver.limit import check, saved_bytes
+from dcir.driver.uncompiled import Coverage
 from dcir.errors import OptionError, Unsupported
 from dcir.frontends.torch.capture import REMARK, SIZES, TOGETHER, CompiledGraph
 from dcir.frontends.torch.importer import FIRST_SAVED, Imported, import_graph
@@ -108,16 +110,16 @@ class Session:
 
     options: Options
     graphs: list[GraphRecord] = field(default_factory=list)
-    breaks: list[tuple[str, str]] = field(default_factory=list)
     progress: Progress | None = None
     watch: Watch | None = None
     arenas: Arenas = field(default_factory=Arenas)
     programs: weakref.WeakSet[Program] = field(default_factory=weakref.WeakSet)
     tuner: Tuner | None = None
 
-    def on_break(self, reason: str, place: str) -> None:
-        """Remember a graph break of TorchDynamo."""
-        self.breaks.append((reason, place))
+    @functools.cached_property
+    def coverage(self) -> Coverage:
+        """What of its calls ran uncompiled."""
+        return Coverage(strict=self.options.strict)
 
     def compile_graph(self, gm: fx.GraphModule, kind: str) -> CompiledGraph:
         """Compile one ATen graph (see ``frontends.torch.capture.CompileGraph``)."""

@@ -23,19 +23,23 @@ from dcir.driver.limit import limited
 from dcir.driver.machine import machine
 from dcir.driver.optimiser_choice import prefer_fused
 from dcir.driver.quick_calls import MISS, QuickCalls
+from dcir.driver.uncompiled import Uncompiled, has_recurrent_layers
 from dcir.dynamic import DynamicDim, DynamicInputs
-from dcir.errors import DcirError, InvalidInput, NotCompiledWarning
+from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.lifetime import BorrowedBackend, drop_compiled_with
 from dcir.frontends.torch.quick_guards import QuickGuards
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.report.profile import Profile
-from dcir.user_code import warn_user
 
 # Shapes and modes of one module that are compiled separately; Dynamo's own limit of 8 is soon reached.
 _RECOMPILE_LIMIT = 64
 _FRAMES = itertools.count()
+_HOOKED = Uncompiled(
+    "a hook for all modules (torch.nn.modules.module.register_module_...) is there", "",
+    "remove it, or register it on the modules that need it", whole=True,
+)  # fmt: skip
 
 
 class Handle:
@@ -51,7 +55,8 @@ class Handle:
 
     def explain(self) -> Report:
         """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""
-        return Report(self.session.graphs, self.session.breaks, machine(), self._compared())
+        coverage = self.session.coverage
+        return Report(self.session.graphs, coverage.breaks, machine(), self._compared(), coverage.found, coverage.calls)
 
     def refresh(self) -> None:
         """Compute anew, in the next call, what was computed from parameters: for ``prepare="frozen"`` after they changed."""
@@ -165,8 +170,9 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     # What is compiled reaches this; a module that it held would be held by its own compiled frame, for ever.
     here = weakref.ref(fast)
     calls = DynamicCalls(*_wishes(module, session.options), lambda: _modes(here()))
+    session.coverage.recurrent = has_recurrent_layers(module)
     call = _quick(_compiled(frame, session, calls), QuickCalls(frame, fast._call_impl))
-    fast._compiled_call_impl = _unless_hooked(call, fast._call_impl)
+    fast._compiled_call_impl = _unless_hooked(call, fast._call_impl, session)
     result: nn.Module = fast
     return result
 
@@ -240,21 +246,13 @@ def _wishes(module: nn.Module, options: Options) -> tuple[Callable[..., Any] | l
     return names, replace(options, dynamic=DynamicInputs(tuple((n, dims) for n, dims in rows if dims)))
 
 
-def _unless_hooked(call: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+def _unless_hooked(call: Callable[..., Any], plain: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """``plain`` while there are hooks for all modules, else ``call``: Dynamo neither guards on these hooks nor calls all of them."""
-    told = False
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        nonlocal told
         if not _has_any_global_hook():
             return call(*args, **kwargs)
-        if not told:
-            told = True
-            cause = "a hook for all modules (torch.nn.modules.module.register_module_...) is there"
-            warn_user(
-                f"{cause}: the module runs in PyTorch, not compiled, as long as it stays",
-                NotCompiledWarning,
-            )
+        session.coverage.tell(_HOOKED)
         return plain(*args, **kwargs)
 
     return run
@@ -267,8 +265,14 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     """
     limit = session.options.shape_limit
     compile_graph = calls.watched(session.compile_graph)
+    coverage = session.coverage
     backend = dynamo_backend(
-        compile_graph, session.on_break, limited(session), shape_limit=limit, inputs=calls.input_names
+        compile_graph,
+        None,
+        limited(session),
+        shape_limit=limit,
+        inputs=calls.input_names,
+        strict=session.options.strict,
     )
     quick = QuickGuards(backend)
     borrowed = BorrowedBackend(quick.backend)
@@ -281,11 +285,13 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
         recompile_limit=max(_RECOMPILE_LIMIT, limit),
         # Else all modules of a class would share one limit, and what lies beyond it runs in eager mode.
         isolate_recompiles=True,
+        fullgraph=session.options.strict,
     )
+    name = fn.__code__.co_name if isinstance(fn, FunctionType) else getattr(fn, "__name__", "")
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            with calls.call(args, kwargs), seldom_collected():
+            with calls.call(args, kwargs), coverage.call(name), seldom_collected():
                 return call(*args, **kwargs)
         except BackendCompilerFailed as e:
             if isinstance(e.inner_exception, DcirError):

@@ -49,13 +49,18 @@ class OperatorPage:
         return overload(self.name)
 
 
+HIGHER_ORDER = "higher_order"
+"""Namespace of the operators that call graphs."""
 PAGES: dict[str, OperatorPage] = {}
 _loaded = False
 
 
 def overload(name: str) -> Any:
-    """The torch OpOverload called ``name`` ("aten.add.Tensor"), or None if this torch has none."""
-    space, op, over = name.split(".")
+    """The torch OpOverload called ``name`` ("aten.add.Tensor"), or the operator over graphs ("higher_order.cond"), if there is one."""
+    space, op, *rest = name.split(".")
+    if not rest:
+        return getattr(torch.ops.higher_order, op, None) if space == HIGHER_ORDER else None
+    (over,) = rest
     packet = getattr(getattr(torch.ops, space), op, None)
     return getattr(packet, over, None) if packet is not None else None
 

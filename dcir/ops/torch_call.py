@@ -14,7 +14,8 @@ from torch._higher_order_ops.effects import has_effects as torch_has_effects
 from dcir.errors import FallbackFailed, InvalidGraph
 from dcir.ir.serialize import register
 from dcir.ir.types import itemsize
-from dcir.ops.registry import overload
+from dcir.ops.registry import HIGHER_ORDER, overload
+from dcir.ops.subgraphs import Subgraph, graph_of
 
 Window = tuple[tuple[int, ...], tuple[int, ...], str]
 
@@ -26,7 +27,7 @@ class TorchCall:
 
     Attributes:
         name: overload name ("aten.linalg_inv_ex.default").
-        args, kwargs: the call; ("t", i) stands for tensor i, other pairs for dtypes and the like (``pack``).
+        args, kwargs: the call; ("t", i) stands for tensor i, ("g", token) for a graph, other pairs for dtypes and the like (``pack``).
         ins, outs: (shape, strides, dtype) of each tensor operand and result.
         places: which of the operator's results ``outs`` are; None: all that are tensors. Torch leaves results undefined
             that nobody reads (a workspace for a backward pass that will not come), so those are not asked for.
@@ -112,7 +113,7 @@ def pack(value: Any, tensor: Callable[[Any], int | None]) -> Any:
     if n is not None:
         return ("t", n)
     if isinstance(value, tuple | list):
-        return ("l", tuple(pack(v, tensor) for v in value))
+        return ("u" if isinstance(value, tuple) else "l", tuple(pack(v, tensor) for v in value))
     if value is None or isinstance(value, bool | int | float | str):
         return ("v", value)
     if isinstance(value, complex):
@@ -121,6 +122,10 @@ def pack(value: Any, tensor: Callable[[Any], int | None]) -> Any:
         return ("a", str(value).removeprefix("torch."))
     if isinstance(value, torch.device):
         return ("d", str(value))
+    if isinstance(value, Subgraph):
+        return ("g", value.token)
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return ("m", tuple((key, pack(v, tensor)) for key, v in value.items()))
     raise InvalidGraph(f"an operator's argument of type {type(value).__name__} cannot be kept in the graph")
 
 
@@ -129,23 +134,34 @@ def _unpack(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
         tag, v = value
         if tag == "t":
             return tensors[v]
-        if tag == "l":
-            return [_unpack(x, tensors) for x in v]
+        if tag in ("l", "u"):
+            return (list if tag == "l" else tuple)(_unpack(x, tensors) for x in v)
         if tag == "a":
             return getattr(torch, v)
         if tag == "c":
             return complex(*v)
+        if tag == "m":
+            return {key: _unpack(x, tensors) for key, x in v}
+        if tag == "g":
+            return graph_of(v)
         return torch.device(v) if tag == "d" else v
     return tuple(_unpack(v, tensors) for v in value)
+
+
+def calls_graphs(spec: TorchCall) -> bool:
+    """Whether an operator calls graphs, which belong to this process."""
+    return spec.name.partition(".")[0] == HIGHER_ORDER
 
 
 def has_effects(spec: Any) -> bool:
     """Whether an operator does more than compute its results.
 
     Random operators move the generator's state, others print or talk to other processes: none may vanish, merge with
-    its like, or overtake another of them.
+    its like, or overtake another of them. Operators that call graphs may do what is in those.
     """
     if not isinstance(spec, TorchCall):
         return False
+    if calls_graphs(spec):
+        return True
     op = overload(spec.name)
     return op is None or torch.Tag.nondeterministic_seeded in op.tags or torch_has_effects(op)

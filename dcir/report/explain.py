@@ -20,6 +20,8 @@ class Report:
         breaks: (reason, place) of TorchDynamo's graph breaks.
         machine: for the floor under a call, if it was measured.
         compared: (bytes, reason) of parameters that are compared with what they were in every call.
+        uncompiled: what ran in PyTorch (records of ``driver.uncompiled.Uncompiled``).
+        calls: how many there were.
     """
 
     def __init__(
@@ -28,8 +30,11 @@ class Report:
         breaks: Sequence[tuple[str, str]] = (),
         machine: MachineModel | None = None,
         compared: Sequence[tuple[int, str]] = (),
+        uncompiled: Sequence[Any] = (),
+        calls: int = 0,
     ) -> None:
         self.graphs, self.breaks, self.machine, self.compared = list(graphs), list(breaks), machine, list(compared)
+        self.uncompiled, self._calls = list(uncompiled), calls
 
     @property
     def fallbacks(self) -> list[tuple[str, str]]:
@@ -61,16 +66,22 @@ class Report:
             ],
             "graph_breaks": [list(b) for b in self.breaks],
             "fallbacks": [list(f) for f in self.fallbacks],
+            "uncompiled": [asdict(u) for u in self.uncompiled],
             "compared_in_every_call": [{"bytes": size, "reason": reason} for size, reason in self.compared],
         }
 
     def to_text(self) -> str:
         """The report for people."""
-        if not self.graphs:
-            return "nothing compiled yet: call the module once, then ask again"
-        lines: list[str] = []
+        if not self.graphs and not self.uncompiled:
+            return (
+                "nothing to compile: a call computes nothing"
+                if self._calls
+                else "nothing compiled yet: call the module once, then ask again"
+            )
+        lines = [] if self.graphs else ["nothing is compiled"]
         for number, g in enumerate(self.graphs):
             lines += self._graph(number, g)
+        lines += [str(u) for u in self.uncompiled]
         lines += self._combinations()
         lines += self._list("graph breaks", Counter(self.breaks))
         lines += self._list("operators run through torch", Counter(self.fallbacks))

@@ -53,6 +53,7 @@ class ProgramInfo:
         results: what the call returns.
         callbacks: per operator number, a function over the table that calls torch.
         origins: per operator number, its place in the user's model.
+        kept: what calls into torch need to be there.
         shared: (number of a result container, argument): it takes the memory that the argument lies in, from its beginning.
     """
 
@@ -69,6 +70,7 @@ class ProgramInfo:
     prepared_bytes: int = 0
     static_inputs: tuple[int, ...] = ()
     static_constants: tuple[int, ...] = ()
+    kept: tuple[Any, ...] = ()
     shared: tuple[tuple[int, int], ...] = ()
 
     def with_buffers_as_results(self) -> ProgramInfo:

@@ -221,6 +221,8 @@ class _Data:
     def __init__(self, plain: Any) -> None:
         self._plain = plain
         self.__doc__, self.__name__, self.__objclass__ = plain.__doc__, plain.__name__, plain.__objclass__
+        # What a subclass's ``__torch_function__`` is given, which torch looks up by name: its own method, as it knows it.
+        vars(self).update({name: getattr(plain, name) for name in ("__get__", "__set__", "__delete__")})
 
     def __get__(self, tensor: Any, kind: Any = None) -> Any:
         if tensor is None:
@@ -353,3 +355,6 @@ def _collectives() -> None:
     for name in _COLLECTIVES if first and group is not None else ():
         if hasattr(group, name):
             setattr(group, name, _collective(getattr(group, name)))
+    package: Any = sys.modules["torch.distributed"]
+    if first and hasattr(package, "_broadcast_coalesced"):  # with which DDP sends buffers around, at the beginning of a forward
+        package._broadcast_coalesced = _noting(package._broadcast_coalesced)

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._dynamo.convert_frame import compile_lock
 
-from dcir.errors import RecompileWarning
+from dcir.errors import RecompileWarning, Unsupported
 from dcir.frontends.torch.pieces import Pieces, Trace, Traced, find_batch, in_pieces
 from dcir.user_code import warn_user
 
@@ -44,12 +44,13 @@ class BySize:
         limit: how many combinations are compiled. A call with a further one runs the graph in torch: a program whose sizes never
             come back then costs what it costs without dcir, instead of a compilation for each call.
         on_sizes: hears of every combination before it is compiled.
+        strict: whether such a call is an error.
         inputs: names of positional arguments, where the traced frame has ``*args`` in their place.
     """
 
     def __init__(
         self, gm: fx.GraphModule, examples: Sequence[Any], specialise: Specialise, trace: Callable[[fx.GraphModule], Trace], limit: int,
-        on_sizes: OnSizes | None = None, inputs: Sequence[str] = (),
+        on_sizes: OnSizes | None = None, inputs: Sequence[str] = (), *, strict: bool = False,
     ) -> None:  # fmt: skip
         self.gm, self._specialise, self._limit, self._on_sizes = gm, specialise, limit, on_sizes
         self._trace = trace
@@ -59,7 +60,7 @@ class BySize:
         self._numbers = _number_places(gm)
         self.programs: dict[Any, Callable[..., Any]] = {}
         self.made: list[Sizes] = []
-        self._beyond = False
+        self._beyond, self._strict = False, strict
 
     def __call__(self, *args: Any) -> Any:
         key = self._key(args)
@@ -120,6 +121,11 @@ class BySize:
                 return found
             remark = f"each batch is compiled for itself: {found}"
         sizes = self.sizes(args)
+        if len(self.programs) >= self._limit and self._strict:
+            raise Unsupported(
+                f"{len(self.programs)} combinations of sizes are compiled, which is the limit",
+                details=[("sizes", text(sizes))], hint="shape_limit=... sets it; strict=False runs further ones in torch",
+            )  # fmt: skip
         if len(self.programs) >= self._limit:
             if not self._beyond:
                 self._beyond = True

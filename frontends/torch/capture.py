@@ -25,6 +25,7 @@ from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
 from dcir.frontends.torch.partition import Limited
 from dcir.frontends.torch.pieces import Trace, Traced
 from dcir.frontends.torch.recompute import recompute_cheap
+from dcir.frontends.torch.recurrent import keep_long_layers
 from dcir.frontends.torch.spare_memory import GOAL, eager_peak, spare_memory
 from dcir.user_code import is_users
 
@@ -74,9 +75,15 @@ class Taped:
 
 class _Tape(threading.local):
     rows: list[Taped] | None = None
+    run = 0
 
 
 _TAPE = _Tape()
+
+
+def programs_run() -> int:
+    """How many compiled graphs ran in this thread so far."""
+    return _TAPE.run
 
 
 @contextlib.contextmanager
@@ -103,18 +110,21 @@ def dynamo_backend(
     shape_limit: int = 16,
     on_sizes: OnSizes | None = None,
     inputs: Sequence[str] = (),
+    strict: bool = False,
 ) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """A backend for ``torch.compile``: AOTAutograd functionalises and differentiates, ``compile_graph`` does the rest.
 
     ``on_break`` hears of every graph that ends at a graph break. ``limited`` cuts joint graphs under a limit of memory.
     A graph with symbolic sizes is specialised to at most ``shape_limit`` combinations of them; ``on_sizes`` hears of each, and
-    ``inputs`` are names of the positional arguments to show.
+    ``inputs`` are names of the positional arguments to show. Calls with further combinations run in torch, or with ``strict`` are
+    refused.
     """
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         ended = getattr(gm, "compile_subgraph_reason", None)
         if on_break is not None and ended is not None and ended.graph_break:
-            on_break(*_break_text(ended))
+            on_break(*break_text(ended))
+        keep_long_layers(gm)
         if any(_is_symbolic(x) for x in example_inputs):
 
             def specialised(
@@ -125,7 +135,7 @@ def dynamo_backend(
             def traced(graph: fx.GraphModule) -> Trace:
                 return _traced(graph, compile_graph)
 
-            return _taped(BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs))
+            return _taped(BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict))
         return _ahead_of_time(gm, example_inputs, compile_graph, limited)
 
     return backend
@@ -140,8 +150,8 @@ def _taped(program: BySize) -> Callable[..., Any]:
     return call
 
 
-def _break_text(ended: Any) -> tuple[str, str]:
-    """First line of Dynamo's reason, and the user's line."""
+def break_text(ended: Any) -> tuple[str, str]:
+    """First line of Dynamo's reason for a graph break, and the user's line."""
     lines = [line.strip() for line in str(ended.reason).strip().splitlines() if line.strip()]
     shown = next((line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")), "")
     frames = list(ended.user_stack or ())
@@ -184,6 +194,7 @@ def _ahead_of_time(
                     place(compiled.spaces)
 
             def boxed(args: list[Any]) -> list[Any]:
+                _TAPE.run += 1
                 results = program(args)
                 if _TAPE.rows is not None:
                     _TAPE.rows.append(Taped(program, tuple(args), tuple(results)))

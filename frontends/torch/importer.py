@@ -15,7 +15,8 @@ from dcir.errors import Unsupported
 from dcir.ir.annotations import Donated
 from dcir.ir.network import Network, Result
 from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Storage, is_dense
-from dcir.ops.registry import pages
+from dcir.ops.registry import HIGHER_ORDER, pages
+from dcir.ops.subgraphs import Subgraph
 from dcir.ops.torch_call import TorchCall, pack
 from dcir.user_code import is_users
 
@@ -38,12 +39,14 @@ class Imported:
         constants: tensors of the constant containers.
         outputs: per result of the graph, an index into ``network.results`` or a literal (None, a number).
         fallbacks: (operator, place in the user's model) of every call into torch.
+        subgraphs: graphs that operators call; they live as long as this, or whoever takes them over.
     """
 
     network: Network
     constants: dict[str, torch.Tensor]
     outputs: list[tuple[str, Any]] = field(default_factory=list)
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
+    subgraphs: list[Subgraph] = field(default_factory=list)
 
 
 def import_graph(gm: fx.GraphModule, *, name: str = "network") -> Imported:
@@ -134,12 +137,15 @@ class _Importer:
         self.net.names[name] = str(node.target)
         return Ref(name, meta.shape, meta.strides, 0, meta.dtype)
 
-    def _constant(self, node: fx.Node) -> Ref:
+    def _constant(self, node: fx.Node) -> Ref | Subgraph:
         value: Any = self.gm
         for part in str(node.target).split("."):
             value = getattr(value, part)
+        if isinstance(value, fx.GraphModule):
+            self.done.subgraphs.append(Subgraph(value))
+            return self.done.subgraphs[-1]
         if not isinstance(value, torch.Tensor):
-            raise Unsupported.collect([("a graph inside the graph (control flow)", describe(node))])
+            raise Unsupported.collect([(f"a {type(value).__name__} inside the graph", describe(node))])
         with unset_fake_temporarily():  # a real tensor, whatever mode the graph is traced in
             value = value.detach()
         meta = meta_of(value)
@@ -195,6 +201,8 @@ class _Importer:
             val = tuple(node.meta["val"])[1:]
             results = self._through_torch(node, op, val, rest, kwargs)
             return (token, *(results if val else (None,)))
+        if isinstance(node.target, torch._ops.HigherOrderOperator) and "val" in node.meta:
+            return self._through_torch(node, f"{HIGHER_ORDER}.{node.target.name()}", node.meta["val"], args, kwargs)
         if "val" in node.meta and not isinstance(node.meta["val"], torch.Tensor | tuple | list):
             return node.meta["val"]
         raise Unsupported.collect([(f"{node.target} (not an ATen operator)", describe(node))])

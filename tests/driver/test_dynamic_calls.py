@@ -29,9 +29,9 @@ def traces(monkeypatch):
     for name in ("_ahead_of_time", "BySize"):
         real = getattr(capture, name)
 
-        def counting(*args, real=real, name=name):
+        def counting(*args, real=real, name=name, **options):
             made.append(name)
-            return real(*args)
+            return real(*args, **options)
 
         monkeypatch.setattr(capture, name, counting)
     return made

@@ -1,0 +1,137 @@
+"""Recurrent layers compile whole: short ones unrolled, long and packed ones as one operator through torch, with eager's numbers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dcir
+from dcir.errors import NotCompiledWarning
+from dcir.frontends.torch import recurrent
+
+CASES: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
+    "lstm": (nn.LSTM, {}),
+    "lstm two ways": (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+    "lstm projected": (nn.LSTM, {"proj_size": 3}),
+    "lstm dropout": (nn.LSTM, {"num_layers": 2, "dropout": 0.4}),
+    "gru": (nn.GRU, {"num_layers": 2}),
+    "gru without biases": (nn.GRU, {"bias": False, "bidirectional": True}),
+    "tanh": (nn.RNN, {}),
+    "relu": (nn.RNN, {"nonlinearity": "relu", "batch_first": True}),
+}
+
+
+class Model(nn.Module):
+    """What is before and behind the layer is compiled, too."""
+
+    def __init__(self, kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+        super().__init__()
+        self.before = nn.Linear(5, 6)
+        self.layer = kind(6, 7, **options)
+        width = (options.get("proj_size") or 7) * (2 if options.get("bidirectional") else 1)
+        self.behind = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, states = self.layer(torch.tanh(self.before(x)))
+        return self.behind(y).sum() + sum(
+            s.square().sum() for s in (states if isinstance(states, tuple) else (states,))
+        )
+
+
+def compare(name: str, steps: int, *, train: bool) -> Any:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Model(*CASES[name]).train(train)
+    fast = dcir.optimize(model)
+    batch_first = CASES[name][1].get("batch_first", False)
+    x = torch.randn(*((3, steps) if batch_first else (steps, 3)), 5)
+    losses, gradients = [], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotCompiledWarning)
+        for m in (model, fast):
+            torch.manual_seed(3)  # dropout draws the same in both
+            m.zero_grad()
+            loss = m(x)
+            if train:
+                loss.backward()
+            losses.append(loss.detach())
+            gradients.append([p.grad.clone() for p in m.parameters()] if train else [])
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
+    assert not fast.dcir.explain().uncompiled
+    return fast
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", CASES)
+def test_long_layers_are_one_operator(name: str, train: bool) -> None:
+    graphs = compare(name, 70, train=train).dcir.explain().graphs
+    names = [op for g in graphs for op, _ in g.fallbacks]
+    assert names == ["dcir.recurrent.default", "dcir.recurrent_backward.default"][: 1 + train]
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", [n for n in CASES if "dropout" not in n])
+def test_short_layers_are_unrolled(name: str, train: bool) -> None:
+    graphs = compare(name, 4, train=train).dcir.explain().graphs
+    assert not [op for g in graphs for op, _ in g.fallbacks if "recurrent" in op]
+
+
+def test_packed_sequences() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layer = nn.LSTM(5, 7)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(6, 3, 5), torch.tensor([6, 4, 1]))
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, data: Tensor, sizes: Tensor) -> Tensor:
+            y, (h, c) = self.layer(nn.utils.rnn.PackedSequence(data, sizes))
+            return y.data.sum() + h.sum() * c.sum()
+
+    model = Packed()
+    fast = dcir.optimize(model)
+    results = []
+    for m in (model, fast):
+        m.zero_grad()
+        loss = m(packed.data, packed.batch_sizes)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad.clone() for p in m.parameters())])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_of_part_of_the_results() -> None:
+    torch._dynamo.reset()
+    layer = nn.LSTM(5, 7)
+    fast = dcir.optimize(layer)
+    x = torch.randn(80, 2, 5, requires_grad=True)
+    (want,) = torch.autograd.grad(layer(x)[1][1].sum(), x)
+    (got,) = torch.autograd.grad(fast(x)[1][1].sum(), x)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_length_that_changes_is_traced_once() -> None:
+    torch._dynamo.reset()
+    model = nn.GRU(5, 7).eval()
+    fast = dcir.optimize(model)
+    with torch.no_grad():
+        for steps in (80, 90, 7, 100):
+            x = torch.randn(steps, 2, 5)
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
+    assert all(op == "dcir.recurrent.default" for g in fast.dcir.explain().graphs[1:] for op, _ in g.fallbacks)
+
+
+def test_where_the_limit_is() -> None:
+    torch._dynamo.reset()
+    for steps, long in ((recurrent.MOST_CELLS // 4, False), (recurrent.MOST_CELLS // 4 + 1, True)):
+        fast = dcir.optimize(nn.LSTM(2, 2, num_layers=2, bidirectional=True).eval())
+        with torch.no_grad():
+            fast(torch.randn(steps, 1, 2))
+        assert bool(fast.dcir.explain().fallbacks) == long
