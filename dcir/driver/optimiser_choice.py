@@ -3,7 +3,8 @@
 torch updates CPU parameters one operator and one tensor at a time unless it is asked not to: on BERT-base AdamW takes a quarter of a
 step, nine times as long as torch's own fused kernel for the same formula. On other devices torch chooses by itself when the
 user states no wish; the same is done here for optimisers that hold parameters of a module given to ``dcir.optimize``. Whoever
-passes ``fused`` or ``foreach`` is obeyed, and ``dcir.optimize(..., fused_optimizers=False)`` leaves all as it is.
+passes ``fused`` or ``foreach`` is obeyed, and ``dcir.optimize(..., fused_optimizers=False)`` leaves all as it is. So does a group with
+a tensor of a subclass (a part of a sharded parameter, a quantised one): which operators such a class knows is its own affair.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 """Optimisers whose fused form torch has on CPUs; subclasses may do something else with their groups."""
+
+_CLASSES = (nn.Parameter, torch.Tensor)
 
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -40,8 +43,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         if type(optimizer) in FUSED:
             _choose(optimizer)
     for group in _chosen.get(optimizer, ()):
-        # torch's fused kernels take no sparse gradients; the others do.
-        group["fused"] = None if any(_sparse(p) for p in group["params"]) else True
+        group["fused"] = True if all(map(_fusable, group["params"])) else None
 
 
 def _choose(optimizer: torch.optim.Optimizer) -> None:
@@ -52,9 +54,15 @@ def _choose(optimizer: torch.optim.Optimizer) -> None:
             continue
         stated = any(group.get(name) is not None for name in ("fused", "foreach"))
         other = group.get("differentiable") or group.get("capturable") or isinstance(group.get("lr"), torch.Tensor)
-        if not stated and not other and all(p.is_cpu and p.is_floating_point() for p in group["params"]):
+        if not stated and not other and all(map(_ordinary, group["params"])):
             chosen.append(group)
 
 
-def _sparse(p: torch.Tensor) -> bool:
-    return p.grad is not None and p.grad.layout is not torch.strided
+def _ordinary(p: torch.Tensor) -> bool:
+    return type(p) in _CLASSES and p.is_cpu and p.is_floating_point()
+
+
+def _fusable(p: torch.Tensor) -> bool:
+    """Whether this step can be fused for a parameter: torch's fused kernels take no sparse gradients, the others do."""
+    g = p.grad
+    return type(p) in _CLASSES and (g is None or (type(g) in _CLASSES and g.layout is torch.strided))

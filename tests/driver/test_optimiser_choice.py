@@ -74,6 +74,39 @@ def test_others_are_left_alone():
     assert optimizer.param_groups[0]["fused"] is None
 
 
+class Halves(torch.Tensor):
+    """Two tensors that stand for their sum. They know no update, fused or not."""
+
+    @staticmethod
+    def __new__(cls, a, b):
+        return torch.Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype)
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return cls(args[0].a, args[0].b)
+        raise NotImplementedError(f"no {func} here")
+
+
+def test_tensors_of_other_classes_are_left_to_their_own():
+    """In a group with others, from the beginning or later."""
+    halves = nn.Parameter(Halves(torch.ones(3), torch.ones(3)))
+    assert type(halves) is Halves
+    fast = dcir.optimize(network())
+    optimizer = torch.optim.SGD([*fast.parameters(), halves], lr=0.5)
+    trained(fast, optimizer, 1)
+    assert optimizer.param_groups[0]["fused"] is None
+    optimizer = MAKE["adamw"](fast.parameters())
+    trained(fast, optimizer, 1)
+    assert optimizer.param_groups[0]["fused"] is True
+    optimizer.param_groups[0]["params"].append(halves)
+    trained(fast, optimizer, 1)
+    assert optimizer.param_groups[0]["fused"] is None
+
+
 def test_optimizer_that_is_older_than_the_module():
     model = network()
     optimizer = MAKE["adam"](model.parameters())
