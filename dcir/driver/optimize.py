@@ -17,6 +17,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn.modules.module import _has_any_global_hook
 
 from dcir.driver.compile import Session
+from dcir.driver.distributed import inside, put_inside
 from dcir.driver.dynamic_calls import DynamicCalls
 from dcir.driver.garbage import seldom_collected
 from dcir.driver.limit import limited
@@ -111,6 +112,9 @@ def _plain(module: Any) -> nn.Module:
     for name in ("dcir", "_compiled_call_impl"):
         state.pop(name, None)
     twin.__dict__.update(state)
+    inner: Any = inside(twin)
+    if isinstance(inner, _Optimized):
+        put_inside(twin, _plain(inner))
     return twin
 
 
@@ -164,6 +168,10 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     fast.__dict__.pop("_compiled_call_impl", None)
     fast.__class__ = type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
     fast.__dict__["dcir"] = Handle(session, functools.partial(_plain, fast))
+    inner = inside(module)
+    if inner is not None:
+        put_inside(fast, _optimized_module(inner, session))
+        return cast(nn.Module, fast)
     if session.options.fused_optimizers:
         prefer_fused(fast)
     frame = _frame_of_its_own(fast._call_impl)

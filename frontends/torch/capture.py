@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
@@ -35,6 +36,10 @@ SIZES = "dcir_sizes"
 """Key of a graph's ``meta``: pairs of (place, size) of the symbolic sizes that it was specialised to."""
 REMARK = "dcir_remark"
 """Key of a graph's ``meta``: how it comes to be compiled for those sizes."""
+BUCKET_CUT = (
+    "a bucket of DistributedDataParallel is full (torch._dynamo.config.optimize_ddp=False leaves the graph whole)", ""
+)  # fmt: skip
+"""What is said of the end of a graph that no code of the user's asks for: gradients of the next one are sent meanwhile."""
 _NUMBERS = itertools.count()
 # Made once: each patch leaves a variable in the thread's context for ever.
 _AS_WRITTEN = torch._functorch.config.patch(cse=False)
@@ -152,6 +157,8 @@ def _taped(program: BySize) -> Callable[..., Any]:
 
 def break_text(ended: Any) -> tuple[str, str]:
     """First line of Dynamo's reason for a graph break, and the user's line."""
+    if str(ended.reason).startswith("DDPOptimizer"):
+        return BUCKET_CUT
     lines = [line.strip() for line in str(ended.reason).strip().splitlines() if line.strip()]
     shown = next((line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")), "")
     frames = list(ended.user_stack or ())
@@ -206,6 +213,9 @@ def _ahead_of_time(
 
         return run
 
+    # Where DistributedDataParallel has Dynamo cut a graph in parts, each part is called once with fake tensors, for the sake of the
+    # next one. Whether it knows how to answer that call, as AOTAutograd's results do, is read from this count.
+    counters["aot_autograd"]["total"] += 1
     # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
     context = contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(None))
     with context, gradients_of_overlapping_outputs(), _BOTH_AT_ONCE:
