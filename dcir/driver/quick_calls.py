@@ -50,7 +50,7 @@ class _Learnt:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results, or MISS."""
         # Modes of dispatch, functorch and tracing show in the thread's dispatch keys; the others are guards.
-        if _included() != self.modes[0] or _excluded() != self.modes[1]:
+        if self.stale or _included() != self.modes[0] or _excluded() != self.modes[1]:
             return MISS
         if self.state.manager.cache_entry is None:
             self.stale = True

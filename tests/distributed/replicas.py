@@ -168,6 +168,26 @@ def uneven(rank: int) -> None:
     same(*models)
 
 
+def broadcast_buffer(rank: int) -> None:
+    """One element of one buffer, changed in one process, arrives in calls by the short way too, though nobody counts that write."""
+    models = [m.eval() for m in both(layers, "optimize inside", bucket_cap_mb=25)]
+    x = next(batches(0, 6))
+    for element in (3, 77):
+        with torch.no_grad():
+            for _ in range(6):
+                outs = [m(x) for m in models]
+                torch.testing.assert_close(outs[1], outs[0], rtol=1e-4, atol=1e-5)
+        for model in models:
+            loss(model, x).backward()  # buffers are sent again after a call that is differentiated
+            if rank == 0:
+                model.module.norm.running_mean[element] -= 1000
+        with torch.no_grad():
+            for _ in range(6):
+                now = [m(x) for m in models]
+                torch.testing.assert_close(now[1], now[0], rtol=1e-4, atol=1e-3)
+        assert (now[0] - outs[0]).abs().max() > 0.1
+
+
 def twins(rank: int) -> None:
     """An optimised DDP is one: of the same class, with the same parameters; it is copied and optimised again."""
     plain = DistributedDataParallel(of_torch_alone(), bucket_cap_mb=BUCKET)

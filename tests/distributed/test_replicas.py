@@ -50,6 +50,10 @@ def test_uneven_inputs(pair: Pair) -> None:
     pair.run(replicas.uneven)
 
 
+def test_a_broadcast_of_buffers_is_seen(pair: Pair) -> None:
+    pair.run(replicas.broadcast_buffer)
+
+
 def test_what_an_optimised_one_is(pair: Pair) -> None:
     pair.run(replicas.twins)
 
