@@ -1,10 +1,11 @@
-"""Modules that torch.distributed wraps: what ``DistributedDataParallel`` has inside."""
+"""Modules that torch.distributed wraps: what ``DistributedDataParallel`` has inside, and the state that ``fully_shard`` keeps."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import nn
+from torch.distributed._composable_state import _get_module_state, _insert_module_state
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -17,3 +18,15 @@ def put_inside(twin: nn.Module, inner: nn.Module) -> None:
     """Have ``twin``, which shares everything with a ``DistributedDataParallel``, call ``inner``; the other goes on calling its own."""
     children: dict[str, Any] = twin.__dict__["_modules"]
     twin.__dict__["_modules"] = {**children, "module": inner}
+
+
+def share_state(twin: nn.Module, module: nn.Module) -> None:
+    """Let ``twin`` be a handle of what ``fully_shard`` keeps of a module: torch finds it by the module itself."""
+    state = _get_module_state(module)
+    if state is not None:
+        _insert_module_state(twin, state)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether parameters of a module are gathered from several processes for each of its calls."""
+    return any(getattr(m, "_is_fsdp_managed_module", False) for m in module.modules())

@@ -17,7 +17,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn.modules.module import _has_any_global_hook
 
 from dcir.driver.compile import Session
-from dcir.driver.distributed import inside, put_inside
+from dcir.driver.distributed import inside, put_inside, share_state
 from dcir.driver.dynamic_calls import DynamicCalls
 from dcir.driver.garbage import seldom_collected
 from dcir.driver.limit import limited
@@ -106,16 +106,28 @@ def _restore(module: nn.Module, options: Options) -> nn.Module:
 
 def _plain(module: Any) -> nn.Module:
     """The user's module again, sharing everything."""
-    plain: Any = type(module).__mro__[2]
+    plain = _plain_class(type(module))
     twin: nn.Module = plain.__new__(plain)
+    twin.__class__ = plain  # that of fully_shard makes an object of another one
     state = dict(module.__dict__)
     for name in ("dcir", "_compiled_call_impl"):
         state.pop(name, None)
     twin.__dict__.update(state)
+    share_state(twin, module)
     inner: Any = inside(twin)
     if isinstance(inner, _Optimized):
         put_inside(twin, _plain(inner))
     return twin
+
+
+def _plain_class(cls: Any) -> Any:
+    """The class that was optimised; ``fully_shard`` may have made one of the optimised class and its own."""
+    at = cls.__mro__.index(_Optimized)
+    if at == 1:
+        return cls.__mro__[2]
+    ours, user = cls.__mro__[at - 1 : at + 2 : 2]
+    bases = tuple(user if base is ours else base for base in cls.__bases__)
+    return type(cls.__name__, bases, {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
 def optimize(model: Any, /, *, level: int | str = 4, **options: Any) -> Any:
@@ -168,6 +180,7 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     fast.__dict__.pop("_compiled_call_impl", None)
     fast.__class__ = type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
     fast.__dict__["dcir"] = Handle(session, functools.partial(_plain, fast))
+    share_state(fast, module)
     inner = inside(module)
     if inner is not None:
         put_inside(fast, _optimized_module(inner, session))

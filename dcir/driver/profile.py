@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from dcir.codegen.compile import Library
 from dcir.driver.compile import Session
+from dcir.driver.distributed import is_sharded
 from dcir.driver.machine import machine
 from dcir.errors import InvalidInput, OptionError
 from dcir.frontends.torch.importer import Imported
@@ -137,12 +138,17 @@ def profile(
 
     Raises:
         OptionError: a target whose code is not ours to measure.
-        InvalidInput: nothing was compiled in the call.
+        InvalidInput: nothing was compiled in the call, or the model's parameters are sharded.
     """
     from dcir.driver.optimize import compiled_with
 
     if options.target != "cpp":
         raise OptionError("only target 'cpp' can be profiled", where=f"target={options.target!r}")
+    if isinstance(model, nn.Module) and is_sharded(model):
+        raise InvalidInput(
+            "a model under fully_shard cannot be profiled", where=type(model).__name__,
+            hint="dcir.optimize(model).dcir.profile(...) before fully_shard",
+        )  # fmt: skip
     if isinstance(model, nn.Module) and model.training:
         model = copy.deepcopy(model)
     recorder = Recorder()

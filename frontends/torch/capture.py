@@ -181,6 +181,7 @@ def _ahead_of_time(
     parts: Parts = {}
     place: Callable[[Any], None] | None = None
     donation = Donation()
+    settled = not any(map(_is_sharded, gm.graph.nodes))
 
     def compiler(kind: str) -> Any:
         def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -188,6 +189,8 @@ def _ahead_of_time(
             graph.meta[TOGETHER] = number
             graph.meta[SIZES], graph.meta[REMARK] = sizes, remark
             _annotate(graph, kind, examples, parts)
+            if not settled:
+                graph.meta.pop(STATIC, None)
             compiled = compile_graph(graph, kind)
             program = compiled.call
             if kind == "forward":
@@ -316,6 +319,12 @@ def _first_saved() -> int:
     metadata = context.fw_metadata
     saved = metadata.tensors_saved_for_backwards_slice.start
     return int(len(metadata.tokens) + saved - metadata.num_symints_saved_for_bw)
+
+
+def _is_sharded(node: fx.Node) -> bool:
+    """Whether a node is a parameter that ``fully_shard`` gathers for every call: nobody counts those writes."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    return source is not None and source.guard_source.is_fsdp_module()
 
 
 def _report_strides(strides: Sequence[tuple[int, ...] | None]) -> None:

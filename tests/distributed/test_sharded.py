@@ -1,0 +1,42 @@
+"""``fully_shard`` over two processes: numbers as without dcir, whichever is done first, and what of it runs compiled."""
+
+import pytest
+
+from tests.distributed import sharded
+from tests.distributed.pair import Pair
+
+_ONE = {"forward": 1, "backward": 1, "inference": 1}
+_EACH = {"forward": 3, "backward": 3, "inference": 3}
+# A block's first call takes an input without gradients, the others one with; they are one function. The rest is PyTorch's.
+_SHARED = {"forward": 2, "backward": 2, "inference": 1}
+
+
+@pytest.mark.parametrize(
+    ("order", "layers", "graphs"),
+    [
+        ("optimize, then shard", False, _ONE),
+        ("shard, then optimize", False, _ONE),
+        ("optimize layers, then shard", False, _EACH),
+        ("optimize, then shard", True, _SHARED),
+        ("shard, then optimize", True, _SHARED),
+        ("optimize layers, then shard", True, _EACH),
+    ],
+)
+def test_training(pair: Pair, order: str, layers: bool, graphs: dict[str, int]) -> None:
+    assert pair.run(sharded.trained, order, layers) == [graphs, graphs]
+
+
+@pytest.mark.parametrize("order", ["optimize, then shard", "optimize layers, then shard"])
+@pytest.mark.parametrize("layers", [False, True])
+def test_nothing_made_of_old_weights_is_kept(pair: Pair, order: str, layers: bool) -> None:
+    for graphs in pair.run(sharded.changed_weights, order, layers):
+        assert graphs["inference"]
+
+
+def test_gathered_in_bfloat16(pair: Pair) -> None:
+    for graphs in pair.run(sharded.in_bfloat16):
+        assert graphs == {"forward": 1, "backward": 1}
+
+
+def test_the_optimised_module_is_a_handle_too(pair: Pair) -> None:
+    pair.run(sharded.handle)
