@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch._higher_order_ops.effects import has_effects as torch_has_effects
+from torch.utils import _pytree as pytree
 
 from dcir.errors import FallbackFailed, InvalidGraph
 from dcir.ir.serialize import register
 from dcir.ir.types import itemsize
 from dcir.ops.registry import HIGHER_ORDER, overload
 from dcir.ops.subgraphs import Subgraph, graph_of
+
+_COLLECTIVES = "_c10d_functional."
+"""Operators that give a tensor before it is written, which is safe to read only when somebody has waited for it."""
 
 Window = tuple[tuple[int, ...], tuple[int, ...], str]
 
@@ -75,6 +79,8 @@ class TorchCall:
             raise
         except Exception as e:
             raise FallbackFailed(f"{self.name} failed in torch: {e}") from e
+        if self.name.startswith(_COLLECTIVES):
+            result = pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor, result)
         for t, o in zip(self._chosen(result), outs, strict=True):
             if t.shape != o.shape:
                 raise FallbackFailed(f"{self.name} returned shape {tuple(t.shape)} instead of {tuple(o.shape)}")
@@ -161,7 +167,7 @@ def has_effects(spec: Any) -> bool:
     """
     if not isinstance(spec, TorchCall):
         return False
-    if calls_graphs(spec):
+    if calls_graphs(spec) or spec.name.startswith((_COLLECTIVES, "_dtensor.")):
         return True
     op = overload(spec.name)
     return op is None or torch.Tag.nondeterministic_seeded in op.tags or torch_has_effects(op)

@@ -78,9 +78,9 @@ class Pair:
     def end(self) -> None:
         """Stop the processes."""
         for process, pipe in zip(self._processes, self._pipes, strict=True):
-            pipe.close()
             process.kill()
             process.join()
+            pipe.close()
         self._processes, self._pipes = [], []
 
 
