@@ -79,6 +79,8 @@ def _inputs_at_home(net: Network) -> dict[str, tuple[int, int]]:
 def _result(net: Network, number: dict[str, int], kind: str, value: Any) -> ResultInfo:
     if kind == "literal":
         return ResultInfo("literal", literal=value)
+    if kind == "argument":
+        return ResultInfo("input", value)
     r = net.results[value]
     c = net.containers[r.data]
     whole = r.offset == 0 and r.shape == c.shape and r.strides == c.strides

@@ -27,7 +27,7 @@ def dcir(
     session = Session(Options.make(**(options or {})))
     backend = dynamo_backend(
         session.compile_graph, _tell_break, limited(session), shape_limit=session.options.shape_limit, on_sizes=_tell,
-        strict=session.options.strict,
+        on_plain=session.coverage.leave, strict=session.options.strict,
     )  # fmt: skip
     return backend(gm, example_inputs)
 

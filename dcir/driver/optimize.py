@@ -27,6 +27,7 @@ from dcir.driver.quick_calls import MISS, QuickCalls
 from dcir.driver.uncompiled import Uncompiled, has_recurrent_layers
 from dcir.dynamic import DynamicDim, DynamicInputs
 from dcir.errors import DcirError, InvalidInput
+from dcir.frontends.torch.admission import named_refusals
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.lifetime import BorrowedBackend, drop_compiled_with
 from dcir.frontends.torch.quick_guards import QuickGuards
@@ -192,7 +193,8 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     here = weakref.ref(fast)
     calls = DynamicCalls(*_wishes(module, session.options), lambda: _modes(here()))
     session.coverage.recurrent = has_recurrent_layers(module)
-    call = _quick(_compiled(frame, session, calls), QuickCalls(frame, fast._call_impl))
+    long_way = named_refusals(_compiled(frame, session, calls), here, calls.input_names)
+    call = _quick(long_way, QuickCalls(frame, fast._call_impl))
     fast._compiled_call_impl = _unless_hooked(call, fast._call_impl, session)
     result: nn.Module = fast
     return result
@@ -200,7 +202,8 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
 
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
     own = _with_code_of_its_own(fn) if isinstance(fn, FunctionType) else fn
-    fast: Any = functools.wraps(fn)(_compiled(own, session, DynamicCalls(fn, session.options, lambda: None)))
+    calls = DynamicCalls(fn, session.options, lambda: None)
+    fast: Any = functools.wraps(fn)(named_refusals(_compiled(own, session, calls), lambda: None, calls.input_names))
     fast.dcir = Handle(session, lambda: fn)
     result: Callable[..., Any] = fast
     return result
@@ -292,6 +295,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
         None,
         limited(session),
         shape_limit=limit,
+        on_plain=coverage.leave,
         inputs=calls.input_names,
         strict=session.options.strict,
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._dynamo import eval_frame
+from torch.autograd import forward_ad
 
 from dcir.frontends.torch.capture import Taped, taping
 from dcir.frontends.torch.guarded_state import GuardedState, guarded_state
@@ -87,7 +88,7 @@ class QuickCalls:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results of a call that is like one before, or MISS."""
-        if eval_frame._stance.stance != "default":
+        if eval_frame._stance.stance != "default" or forward_ad._current_level >= 0:
             return MISS
         for known in self._learnt:
             result = known.call(args, kwargs)

@@ -12,6 +12,7 @@ import torch
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.dace_target import compile_network
 from dcir.ops.lowering import FROM_NAME
+from dcir.ops.reach import check_call
 
 Flat = np.ndarray[Any, np.dtype[Any]]
 
@@ -29,6 +30,7 @@ def dace_program(
     lock = threading.Lock()  # DaCe's programs keep their scratch memory between calls
 
     def run(args: Sequence[Any]) -> list[Any]:
+        check_call(args)
         given = {name: arg for name, arg in zip(net.inputs, args, strict=True) if name} | done.constants
         with lock:
             store = compiled([_flat(given[name]) for name in compiled.arguments])
@@ -36,6 +38,9 @@ def dace_program(
         for kind, value in done.outputs:
             if kind == "literal":
                 out.append(value)
+                continue
+            if kind == "argument":
+                out.append(args[value])
                 continue
             r = net.results[value]
             if net.containers[r.data].role == "input":

@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dcir.driver.compile import Session
+from dcir.driver.distributed import inside, is_sharded
 from dcir.driver.optimisers import Family, family
 from dcir.driver.optimize import Handle
-from dcir.errors import InvalidInput, OptionError
+from dcir.errors import InvalidInput, OptionError, Unsupported
+from dcir.frontends.torch.admission import of_call, of_module, refuse_unless_plain
+from dcir.frontends.torch.arguments import written_out
 from dcir.frontends.torch.importer import UPDATES
 from dcir.frontends.torch.training import CapturedStep, Clip, Update, capture_step
+from dcir.ops.reach import out_of_reach
 from dcir.options import Options
 
 
@@ -54,7 +58,8 @@ def train_step(
         level, options: as for ``dcir.optimize``.
 
     Raises:
-        Unsupported: another optimiser, or one of its options has no compiled form.
+        Unsupported: another optimiser, or one of its options has no compiled form; or the model is under DistributedDataParallel or
+            ``fully_shard``, or has parameters on another device or of a class of their own.
         OptionError, InvalidInput: an argument cannot be.
     """
     if not isinstance(model, nn.Module):
@@ -107,8 +112,9 @@ def _frame(batch: tuple[Any, ...]) -> tuple[list[Tensor], _Frame]:
         raise InvalidInput("a training step takes the model's inputs and a target")
     leaves, spec = pytree.tree_flatten(batch)
     tensors = [t for t in leaves if isinstance(t, Tensor)]
-    if any(not t.is_cpu for t in tensors):
-        raise InvalidInput("a training step takes CPU tensors", hint="t.cpu()")
+    if any(map(out_of_reach, tensors)):
+        refuse_unless_plain(of_call((), {"batch": batch}, ()))
+    tensors = [written_out(t) for t in tensors]
     if any(t.requires_grad for t in tensors):
         raise InvalidInput("a tensor of the batch wants gradients", hint="x.detach()")
     values = tuple(None if isinstance(v, Tensor) else v for v in leaves)
@@ -119,6 +125,23 @@ def _frame(batch: tuple[Any, ...]) -> tuple[list[Tensor], _Frame]:
             )
     plain = tuple(None if isinstance(t, Tensor) else (type(t), repr(t)) for t in leaves)
     return tensors, _Frame(spec, plain, values)
+
+
+def _refuse_model(model: nn.Module) -> None:
+    """Refuse what other processes have a part in, and parameters that no program can be given.
+
+    Raises:
+        Unsupported: there is any.
+    """
+    spread = next((type(m).__name__ for m in model.modules() if inside(m) is not None), None)
+    if spread is None and is_sharded(model):
+        spread = "fully_shard"
+    if spread is not None:
+        raise Unsupported(
+            f"a training step is compiled for one process, the model is under {spread}",
+            where=type(model).__name__, hint="dcir.optimize(model), with the loss and the optimiser's step around it",
+        )  # fmt: skip
+    refuse_unless_plain(of_module(model))
 
 
 @dataclass(frozen=True)
@@ -185,6 +208,7 @@ class TrainStep:
         self, model: nn.Module, loss_fn: Callable[..., Tensor], optimizer: torch.optim.Optimizer, clip: Clip,
         autocast: torch.dtype | None, options: Options,
     ) -> None:  # fmt: skip
+        _refuse_model(model)
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.dcir = Handle(Session(options))
         self.grad_norm: Tensor | None = None
@@ -216,6 +240,11 @@ class TrainStep:
         seen = _seen(self.model)
         call = frame, self._call_key(batch, seen)
         held, rows, key = self._known(call, seen)
+        for h in held:
+            if h.parameter.grad is not None and (what := out_of_reach(h.parameter.grad)) is not None:
+                raise Unsupported(
+                    f"the gradient of {h.name} so far is {what}", where=h.name, hint="zero_grad() before the step"
+                )
         found = self._compiled.get(key)
         if found is None:
             accumulated = tuple(h.name for h in held if h.parameter.grad is not None)
@@ -282,6 +311,7 @@ class TrainStep:
         self, batch: Sequence[Tensor], frame: _Frame, held: list[_Held], rows: list[tuple[int, int]],
         accumulated: tuple[str, ...],
     ) -> _Compiled:  # fmt: skip
+        _refuse_model(self.model)  # it may have changed
         make = self._family
         first, at = {}, 0
         for row in rows:

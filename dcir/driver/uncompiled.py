@@ -74,7 +74,7 @@ class Coverage:
         self.calls = 0
         self.found: list[Uncompiled] = []
         self.breaks: list[tuple[str, str]] = []
-        self._computes_nothing = False
+        self._computes_nothing = self._left = False
 
     @contextlib.contextmanager
     def call(self, name: str) -> Iterator[None]:
@@ -126,6 +126,17 @@ class Coverage:
             self.found.append(uncompiled)
             warn_user(str(uncompiled), NotCompiledWarning)
 
+    def leave(self, reason: str) -> None:
+        """Say that a graph is left to PyTorch, for what it is given.
+
+        Raises:
+            Unsupported: that is an error.
+        """
+        self._left = True
+        self.tell(
+            Uncompiled(f"{reason}, which compiled code cannot read", "", "a plain tensor on the CPU", whole=False)
+        )
+
     def _look(self, breaks: Sequence[Any], own: Sequence[str], transform: str, *, nothing: bool) -> None:
         self._computes_nothing |= any(_NOTHING in reason for reason in own)
         found = [_of_text(*break_text(b), whole=nothing, full=str(b.reason)) for b in breaks]
@@ -133,7 +144,8 @@ class Coverage:
             found = [self._outside(transform)]
         elif nothing and not found:
             found = [_of_skip(reason) for reason in own if _NOTHING not in reason]
-            if not found and not own and not self._computes_nothing and not any(u.whole for u in self.found):
+            known = self._computes_nothing or self._left or any(u.whole for u in self.found)
+            if not found and not own and not known:
                 found = [Uncompiled("Dynamo did not trace it", "", "torch.compiler.set_stance('default')", whole=True)]
         told = set()
         for uncompiled in found:

@@ -12,9 +12,10 @@ import torch
 from torch._higher_order_ops.effects import has_effects as torch_has_effects
 from torch.utils import _pytree as pytree
 
-from dcir.errors import FallbackFailed, InvalidGraph
+from dcir.errors import FallbackFailed
 from dcir.ir.serialize import register
 from dcir.ir.types import itemsize
+from dcir.ops.reach import elsewhere, otherwise_stored
 from dcir.ops.registry import HIGHER_ORDER, overload
 from dcir.ops.subgraphs import Subgraph, graph_of
 
@@ -84,6 +85,8 @@ class TorchCall:
         for t, o in zip(self._chosen(result), outs, strict=True):
             if t.shape != o.shape:
                 raise FallbackFailed(f"{self.name} returned shape {tuple(t.shape)} instead of {tuple(o.shape)}")
+            if (what := elsewhere(t) or otherwise_stored(t)) is not None:
+                raise FallbackFailed(f"{self.name} returned a tensor {what}")
             o.copy_(t)
 
     def _chosen(self, result: Any) -> list[torch.Tensor]:
@@ -113,7 +116,7 @@ def pack(value: Any, tensor: Callable[[Any], int | None]) -> Any:
     """An argument as plain data; ``tensor`` numbers the tensors among the values (None: not a tensor).
 
     Raises:
-        InvalidGraph: a value that has no plain form.
+        TypeError: a value that has no plain form.
     """
     n = tensor(value)
     if n is not None:
@@ -132,7 +135,7 @@ def pack(value: Any, tensor: Callable[[Any], int | None]) -> Any:
         return ("g", value.token)
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return ("m", tuple((key, pack(v, tensor)) for key, v in value.items()))
-    raise InvalidGraph(f"an operator's argument of type {type(value).__name__} cannot be kept in the graph")
+    raise TypeError(f"an argument of type {type(value).__name__}")
 
 
 def _unpack(value: Any, tensors: Sequence[torch.Tensor]) -> Any:

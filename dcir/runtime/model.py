@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 
 from dcir.errors import ArtefactInvalid, InvalidInput
 from dcir.ops.lowering import FROM_NAME
+from dcir.ops.reach import out_of_reach
 from dcir.runtime.manifest import Constant, Input, Manifest, torch_call
 from dcir.runtime.program import Program
 from dcir.runtime.program_info import BufferInfo, ProgramInfo, ResultInfo
@@ -72,10 +73,14 @@ class CompiledModel(nn.Module):
             if (
                 type(x) is not Tensor
                 or x.dtype is not dtype
+                or x.layout is not strided
+                or x.is_nested
                 or x.shape != shape
                 or x.stride() != strides
                 or x.requires_grad
                 or not x.is_cpu
+                or x.is_neg()
+                or x.is_conj()
             ):
                 return super().__call__(*inputs)
         rebuild = state["_shape_of_result"]
@@ -222,12 +227,26 @@ def _by_name(specs: Sequence[Input], inputs: tuple[Tensor, ...], named: Mapping[
     return (*inputs, *(named[name] for name in rest))
 
 
+def check_readable(spec: Input, x: Tensor) -> None:
+    """Look at what a tensor is before anything is asked of it.
+
+    Raises:
+        InvalidInput: it is none that a library can be given.
+    """
+    what = out_of_reach(x)
+    if what is not None:
+        raise InvalidInput(
+            f"input {spec.name} is {what}", where=spec.name, hint="a plain tensor on the CPU: x.cpu(), x.to_dense()"
+        )
+
+
 def _fit(spec: Input, x: Any) -> Tensor:
     """``x`` as the library reads it."""
     if isinstance(x, np.ndarray):
         raise InvalidInput(f"input {spec.name} is a NumPy array", hint="torch.from_numpy(array)")
     if not isinstance(x, Tensor):
         raise InvalidInput(f"input {spec.name} must be a tensor, it is a {type(x).__name__}")
+    check_readable(spec, x)
     dtype = FROM_NAME[spec.dtype]
     if x.dtype is not dtype:
         hint = f"x.to({dtype})" if x.is_floating_point() == dtype.is_floating_point else None
@@ -237,8 +256,6 @@ def _fit(spec: Input, x: Any) -> Tensor:
             f"input {spec.name} must have shape {list(spec.shape)}, it has {list(x.shape)}",
             hint="a .dcir file is for the shapes it was compiled for; --shape and --bound say which (dynamic= in dcir.save)",
         )
-    if not x.is_cpu:
-        raise InvalidInput(f"input {spec.name} is on {x.device}", hint="x.cpu()")
     if x.requires_grad and torch.is_grad_enabled():
         raise InvalidInput(
             f"input {spec.name} wants gradients, a compiled file has none",

@@ -18,6 +18,7 @@ import torch
 
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.lowering import FROM_NAME
+from dcir.ops.reach import check_call
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
 from dcir.runtime.preparation import Preparation, Prepared
@@ -111,9 +112,11 @@ class Program:
             args: the graph's arguments, laid out as when it was compiled.
 
         Raises:
+            InvalidInput: the call is traced, or wants forward derivatives.
             IndexOutOfRange: an index tensor leads outside a tensor.
             FallbackFailed: an operator run through torch failed.
         """
+        check_call(args)
         try:
             frame = self._free.pop()
         except IndexError:

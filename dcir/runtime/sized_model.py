@@ -13,7 +13,7 @@ from dcir.dynamic import check_size
 from dcir.errors import InvalidInput
 from dcir.pieces import cover
 from dcir.runtime.manifest import Manifest
-from dcir.runtime.model import CompiledModel, Loaded, in_order, like, rebuilder
+from dcir.runtime.model import CompiledModel, Loaded, check_readable, in_order, like, rebuilder
 from dcir.runtime.sized_manifest import Dimension, SizedManifest
 
 
@@ -91,6 +91,9 @@ class SizedModel(CompiledModel):
     def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The size of each dimension in a call."""
         specs, found = self.dcir.inputs, []
+        for spec, x in zip(specs, inputs, strict=True):
+            if isinstance(x, Tensor):
+                check_readable(spec, x)
         shapes = [tuple(x.shape) if isinstance(x, Tensor) else None for x in inputs]
         for i, (spec, shape) in enumerate(zip(specs, shapes, strict=True)):
             if shape is not None and not self._is_like(i, shape):

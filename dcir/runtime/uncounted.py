@@ -355,6 +355,3 @@ def _collectives() -> None:
     for name in _COLLECTIVES if first and group is not None else ():
         if hasattr(group, name):
             setattr(group, name, _collective(getattr(group, name)))
-    package: Any = sys.modules["torch.distributed"]
-    if first and hasattr(package, "_broadcast_coalesced"):  # with which DDP sends buffers around, at the beginning of a forward
-        package._broadcast_coalesced = _noting(package._broadcast_coalesced)

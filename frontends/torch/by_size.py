@@ -17,6 +17,7 @@ from torch import fx
 from torch._dynamo.convert_frame import compile_lock
 
 from dcir.errors import RecompileWarning, Unsupported
+from dcir.frontends.torch.admission import argument_name
 from dcir.frontends.torch.pieces import Pieces, Trace, Traced, find_batch, in_pieces
 from dcir.user_code import warn_user
 
@@ -29,7 +30,6 @@ Specialise = Callable[[fx.GraphModule, Sequence[Any], Sizes, str], Callable[...,
 
 # Dynamo's note that a trace is being made, where this torch has it.
 _told = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)
-_ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]|L\['kwargs'\]\['(\w+)'\]|L\['(\w+)'\]")
 _SIZE = re.compile(r"\.size\(\)\[(\d+)\]")
 
 
@@ -224,13 +224,7 @@ def _name(node: fx.Node, inputs: Sequence[str]) -> str:
     source = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", None)
     if not isinstance(source, str):
         return str(node.name)
-
-    def shown(m: re.Match[str]) -> str:
-        if m[1] is None:
-            return m[2] or m[3]
-        return inputs[int(m[1])] if int(m[1]) < len(inputs) else f"args[{m[1]}]"
-
-    return _ARGUMENT.sub(shown, source)
+    return argument_name(source, inputs)
 
 
 def _at(value: Any, dim: int | None) -> int:

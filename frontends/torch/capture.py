@@ -16,7 +16,10 @@ from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dcir.frontends.torch.admission import check_graph
+from dcir.frontends.torch.arguments import lazy_places, without_classes, write_out
 from dcir.frontends.torch.by_size import BySize, OnSizes, Sizes
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.donation import Donation, Spaces
@@ -105,6 +108,8 @@ def taping() -> Iterator[list[Taped]]:
 CompileGraph = Callable[[fx.GraphModule, str], CompiledGraph]
 # (reason, place in the user's program) of a graph break
 OnBreak = Callable[[str, str], None]
+OnPlain = Callable[[str], None]
+"""Called with what a graph is given that only PyTorch can compute with."""
 
 
 def dynamo_backend(
@@ -114,12 +119,14 @@ def dynamo_backend(
     *,
     shape_limit: int = 16,
     on_sizes: OnSizes | None = None,
+    on_plain: OnPlain | None = None,
     inputs: Sequence[str] = (),
     strict: bool = False,
 ) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """A backend for ``torch.compile``: AOTAutograd functionalises and differentiates, ``compile_graph`` does the rest.
 
     ``on_break`` hears of every graph that ends at a graph break. ``limited`` cuts joint graphs under a limit of memory.
+    ``on_plain`` hears why a graph is left to PyTorch, and may refuse that.
     A graph with symbolic sizes is specialised to at most ``shape_limit`` combinations of them; ``on_sizes`` hears of each, and
     ``inputs`` are names of the positional arguments to show. Calls with further combinations run in torch, or with ``strict`` are
     refused.
@@ -129,19 +136,29 @@ def dynamo_backend(
         ended = getattr(gm, "compile_subgraph_reason", None)
         if on_break is not None and ended is not None and ended.graph_break:
             on_break(*break_text(ended))
+        reason = check_graph(gm, inputs)
+        if reason is not None:
+            if on_plain is not None:
+                on_plain(reason)
+            return gm
         keep_long_layers(gm)
+        return without_classes(compiled(gm, example_inputs), gm)
+
+    def compiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        # Dynamo forgets what its inputs are once this returns.
+        settled = not any(map(_is_written_uncounted, gm.graph.find_nodes(op="placeholder")))
         if any(_is_symbolic(x) for x in example_inputs):
 
             def specialised(
                 graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str
             ) -> Callable[..., Any]:
-                return _ahead_of_time(graph, args, compile_graph, limited, sizes, remark)
+                return _ahead_of_time(graph, args, compile_graph, limited, settled, sizes, remark)
 
             def traced(graph: fx.GraphModule) -> Trace:
-                return _traced(graph, compile_graph)
+                return _traced(graph, compile_graph, settled)
 
             return _taped(BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict))
-        return _ahead_of_time(gm, example_inputs, compile_graph, limited)
+        return _ahead_of_time(gm, example_inputs, compile_graph, limited, settled)
 
     return backend
 
@@ -175,13 +192,12 @@ def _is_symbolic(x: Any) -> bool:
 
 def _ahead_of_time(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None,
-    sizes: Sizes = (), remark: str = "",
+    settled: bool, sizes: Sizes = (), remark: str = "",
 ) -> Callable[..., Any]:  # fmt: skip
     number = next(_NUMBERS)
     parts: Parts = {}
     place: Callable[[Any], None] | None = None
     donation = Donation()
-    settled = not any(map(_is_sharded, gm.graph.nodes))
 
     def compiler(kind: str) -> Any:
         def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -203,8 +219,11 @@ def _ahead_of_time(
                 if place is not None:
                     place(compiled.spaces)
 
+            lazy = lazy_places(graph)
+
             def boxed(args: list[Any]) -> list[Any]:
                 _TAPE.run += 1
+                write_out(args, lazy)
                 results = program(args)
                 if _TAPE.rows is not None:
                     _TAPE.rows.append(Taped(program, tuple(args), tuple(results)))
@@ -246,7 +265,7 @@ class _Late:
         return self.program(args)
 
 
-def _traced(gm: fx.GraphModule, compile_graph: CompileGraph) -> Trace:
+def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> Trace:
     def trace(args: Sequence[Any]) -> list[Traced]:
         late: list[_Late] = []
 
@@ -254,7 +273,7 @@ def _traced(gm: fx.GraphModule, compile_graph: CompileGraph) -> Trace:
             late.append(_Late(graph, kind))
             return CompiledGraph(late[-1])
 
-        whole = _ahead_of_time(gm, args, keep, None)
+        whole = _ahead_of_time(gm, args, keep, None, settled)
 
         def compiled(sizes: Sizes, remark: str) -> Callable[..., Any]:
             (only,) = late
@@ -321,10 +340,17 @@ def _first_saved() -> int:
     return int(len(metadata.tokens) + saved - metadata.num_symints_saved_for_bw)
 
 
-def _is_sharded(node: fx.Node) -> bool:
-    """Whether a node is a parameter that ``fully_shard`` gathers for every call: nobody counts those writes."""
-    source = getattr(node.meta.get("grapharg"), "source", None)
-    return source is not None and source.guard_source.is_fsdp_module()
+def _is_written_uncounted(node: fx.Node) -> bool:
+    """Whether nobody counts the writes to an input of Dynamo's graph.
+
+    That is so of parameters that ``fully_shard`` gathers for every call, and of the parts of tensors that AOTAutograd takes apart: a
+    write to one is counted in the whole.
+    """
+    argument = node.meta.get("grapharg")
+    source = getattr(argument, "source", None)
+    if source is not None and source.guard_source.is_fsdp_module():
+        return True
+    return is_traceable_wrapper_subclass(getattr(argument, "example", None))
 
 
 def _report_strides(strides: Sequence[tuple[int, ...] | None]) -> None:

@@ -17,6 +17,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
 from dcir.errors import DcirError, Unsupported
+from dcir.frontends.torch.admission import Named, of_call, of_module, refuse_unless_plain
 from dcir.frontends.torch.decompose import decompositions
 
 
@@ -64,10 +65,13 @@ def export_inference(
         args, kwargs: an example call; only shapes, strides and types of its tensors matter, other values are fixed.
 
     Raises:
-        Unsupported: the forward pass writes to buffers or arguments, or torch.export cannot follow it.
+        InvalidInput, Unsupported: a tensor is none that a program can be given; the forward pass writes to buffers or arguments; or
+            torch.export cannot follow it.
     """
+    refuse_unless_plain(of_call(args, kwargs or {}, ()))
     program = module if isinstance(module, ExportedProgram) else _exported(module, args, kwargs or {})
     state, inputs = _split(program)
+    refuse_unless_plain(Named(s.name, own=True, tensor=s.tensor) for s in state)
     example = [*(s.tensor for s in state), *(v for v in _leaves(args, kwargs) if isinstance(v, torch.Tensor))]
     flat = _Flat(program.graph_module, _slots(args, kwargs))
     with torch.no_grad():
@@ -101,6 +105,7 @@ def export_for_batches(
 def _exported(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Any = None
 ) -> ExportedProgram:
+    refuse_unless_plain(of_module(module))
     try:
         with torch.no_grad(), _quiet():
             return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=shapes, strict=False)

@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils import _pytree as pytree
 
 from dcir.errors import Unsupported
 from dcir.ir.annotations import Donated
 from dcir.ir.network import Network, Result
 from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Storage, is_dense
+from dcir.ops.reach import QUANTISED, elsewhere, of_unknown_type, otherwise_stored
 from dcir.ops.registry import HIGHER_ORDER, pages
 from dcir.ops.subgraphs import Subgraph
 from dcir.ops.torch_call import TorchCall, pack
@@ -30,6 +33,9 @@ DONATED = "dcir_donated"
 """Key of a backward graph's ``meta``: the placeholders that nobody reads once the call has begun, with their ``Donated``."""
 
 
+_NUMBERS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 @dataclass
 class Imported:
     """A network and what is needed to call it.
@@ -37,7 +43,8 @@ class Imported:
     Attributes:
         network: the SDFG with its side tables.
         constants: tensors of the constant containers.
-        outputs: per result of the graph, an index into ``network.results`` or a literal (None, a number).
+        outputs: per result of the graph, an index into ``network.results``, a literal (None, a number), or the index of an argument that
+            is no tensor and is handed on (a mesh of devices).
         fallbacks: (operator, place in the user's model) of every call into torch.
         subgraphs: graphs that operators call; they live as long as this, or whoever takes them over.
     """
@@ -73,13 +80,27 @@ def describe(node: fx.Node) -> str:
     return " ".join(p for p in (path, f"({line})" if line else "") if p)
 
 
-def meta_of(value: Any) -> Meta | None:
-    """Shape, strides and type of a fake tensor (None for anything else)."""
+def meta_of(value: Any, node: fx.Node | None = None) -> Meta | None:
+    """Shape, strides and type of a fake tensor (None for anything else).
+
+    Raises:
+        Unsupported: it is no tensor that compiled code can read; ``node`` is the place to name.
+    """
     if not isinstance(value, torch.Tensor):
         return None
-    if value.dtype not in TORCH_TYPES:
-        raise Unsupported.collect([(f"tensors of type {value.dtype}", "")])
+    what = elsewhere(value) or otherwise_stored(value) or of_unknown_type(value)
+    if what is not None:
+        raise Unsupported(
+            f"a tensor {what} cannot be in a compiled graph", where=_place(node), hint="compiled code reads strided tensors on the CPU"
+        )  # fmt: skip
     return Meta(tuple(int(d) for d in value.shape), tuple(int(s) for s in value.stride()), TORCH_TYPES[value.dtype])
+
+
+def _place(node: fx.Node | None) -> str | None:
+    if node is None:
+        return None
+    what = f"input {node.target}" if node.op == "placeholder" else str(node.target)
+    return " ".join(filter(None, (what, describe(node))))
 
 
 def _read(node: fx.Node) -> set[int] | None:
@@ -89,6 +110,13 @@ def _read(node: fx.Node) -> set[int] | None:
     # The results of an operator with effects stand behind its token.
     first = 1 if node.target is torch.ops.higher_order.with_effects else 0
     return {int(u.args[1]) - first for u in node.users}  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """An argument that is neither a tensor nor a number: nothing is known of it but that it is given."""
+
+    index: int
 
 
 class _Importer:
@@ -120,14 +148,15 @@ class _Importer:
         return self.done
 
     def _placeholder(self, node: fx.Node) -> Any:
-        meta = meta_of(node.meta.get("val"))
+        meta = meta_of(node.meta.get("val"), node)
         token = any(u.target is torch.ops.higher_order.with_effects and u.args[0] is node for u in node.users)
         if token:  # AOTAutograd passes None for it
             self.net.inputs.append("")
             return None
         if meta is None:  # a number among the inputs: the graph is specialised to it
             self.net.inputs.append("")
-            return node.meta.get("val")
+            value = node.meta.get("val")
+            return value if value is None or isinstance(value, _NUMBERS) else Opaque(len(self.net.inputs) - 1)
         name = self.net.add_container(meta.shape, meta.dtype, "input", meta.strides)
         if len(self.net.inputs) - 1 in self.gm.meta.get(STATIC, ()):
             self.net.static.add(name)
@@ -137,18 +166,20 @@ class _Importer:
         self.net.names[name] = str(node.target)
         return Ref(name, meta.shape, meta.strides, 0, meta.dtype)
 
-    def _constant(self, node: fx.Node) -> Ref | Subgraph:
+    def _constant(self, node: fx.Node) -> Any:
         value: Any = self.gm
         for part in str(node.target).split("."):
             value = getattr(value, part)
         if isinstance(value, fx.GraphModule):
             self.done.subgraphs.append(Subgraph(value))
             return self.done.subgraphs[-1]
+        if isinstance(value, FakeScriptObject):
+            return value.real_obj
         if not isinstance(value, torch.Tensor):
             raise Unsupported.collect([(f"a {type(value).__name__} inside the graph", describe(node))])
         with unset_fake_temporarily():  # a real tensor, whatever mode the graph is traced in
             value = value.detach()
-        meta = meta_of(value)
+        meta = meta_of(value, node)
         assert meta is not None
         name = self.net.add_container(meta.shape, meta.dtype, "constant", meta.strides)
         self.net.names[name] = str(node.target)
@@ -161,6 +192,10 @@ class _Importer:
             self.root[node] = self.root[source]  # type: ignore[index]
             return self.env[source][index]  # type: ignore[index]
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self.env[n])
+        if QUANTISED.intersection(v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.dtype)):
+            raise Unsupported(
+                f"{node.target} makes a quantised tensor", where=describe(node) or None, hint="numbers and their scales"
+            )
         if not isinstance(node.target, torch._ops.OpOverload):
             return self._python_call(node, args, kwargs)
         val = node.meta.get("val")
@@ -169,7 +204,7 @@ class _Importer:
             return None
         if not isinstance(val, torch.Tensor | tuple | list):
             return val  # sym_size and the like: a number known since the graph was made
-        self.ctx.outs = [meta_of(v) for v in (val if isinstance(val, tuple | list) else (val,))]
+        self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]
         self.ctx.origin = describe(node)
         if any(r.alias_info is not None for r in node.target._schema.returns) and node.args:
             first = node.args[0]
@@ -208,7 +243,7 @@ class _Importer:
         raise Unsupported.collect([(f"{node.target} (not an ATen operator)", describe(node))])
 
     def _through_torch(self, node: fx.Node, op: Any, val: Any, args: Any, kwargs: Any) -> Any:
-        self.ctx.outs = [meta_of(v) for v in (val if isinstance(val, tuple | list) else (val,))]
+        self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]
         self.ctx.origin = describe(node)
         refs: list[Ref] = []
 
@@ -218,8 +253,11 @@ class _Importer:
             refs.append(value)
             return len(refs) - 1
 
-        packed = tuple(pack(a, number) for a in args)
-        named = tuple((k, pack(v, number)) for k, v in kwargs.items())
+        try:
+            packed = tuple(pack(a, number) for a in args)
+            named = tuple((k, pack(v, number)) for k, v in kwargs.items())
+        except TypeError as e:
+            raise Unsupported(f"{op} takes {e}, which has no place in a graph", where=self.ctx.origin or None) from e
         read = _read(node) if isinstance(val, tuple | list) else None
         results = [
             None if m is None or (read is not None and i not in read) else self.ctx.new(m.shape, m.dtype, m.strides)
@@ -244,7 +282,9 @@ class _Importer:
                 self._update(self.env[out], self.net.inputs[updates[number]])
                 continue
             if not isinstance(out, fx.Node) or not isinstance(self.env[out], Ref):
-                self.done.outputs.append(("literal", self.env[out] if isinstance(out, fx.Node) else out))
+                value = self.env[out] if isinstance(out, fx.Node) else out
+                given = isinstance(value, Opaque)
+                self.done.outputs.append(("argument", value.index) if given else ("literal", value))
                 continue
             ref = self._presentable(out, self.env[out], free=number >= saved)
             self.net.promote(ref.data)

@@ -44,7 +44,9 @@ class Batch:
         like = list(args)
         for i in self.tensors:
             t = args[i]
-            like[i] = torch.empty_strided((images, *t.shape[1:]), t.stride(), dtype=t.dtype)
+            made = torch.empty_strided((images, *t.shape[1:]), t.stride(), dtype=t.dtype)
+            made = made.conj() if t.is_conj() else made
+            like[i] = torch._neg_view(made) if t.is_neg() else made
         for i in self.numbers:
             like[i] = images
         return like

@@ -132,7 +132,7 @@ def test_arguments(linear):
         (([1.0],), "must be a tensor, it is a list"),
         ((x.double(),), "must have type torch.float32"),
         ((torch.randn(2, 8),), r"must have shape \[1, 8\], it has \[2, 8\]"),
-        ((x.to("meta"),), "is on meta"),
+        ((x.to("meta"),), "is on device meta"),
         ((x.clone().requires_grad_(),), "wants gradients"),
     ):
         with pytest.raises(InvalidInput, match=message):

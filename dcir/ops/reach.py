@@ -1,0 +1,75 @@
+"""Which tensors compiled code can read: numbers in strides in this machine's memory. Of all others it is said what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+
+from dcir.errors import InvalidInput
+from dcir.ops.lowering import TORCH_TYPES
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
+
+def elsewhere(t: torch.Tensor) -> str | None:
+    """What there is to say of a tensor on a device whose memory a CPU cannot read; None for any other one."""
+    return None if t.device.type == "cpu" else f"on device {t.device}"
+
+
+def otherwise_stored(t: torch.Tensor) -> str | None:
+    """What there is to say of a tensor that is on the CPU but no numbers in strides; None for any other one."""
+    if t.is_nested:
+        return f"nested ({t.layout})"
+    if t.is_quantized or t.dtype in QUANTISED:
+        return f"quantised ({t.dtype})"
+    return None if t.layout is torch.strided else f"stored as {t.layout}"
+
+
+def of_unknown_type(t: torch.Tensor) -> str | None:
+    """What there is to say of a tensor whose elements have no code."""
+    return None if t.dtype in TORCH_TYPES else f"of type {t.dtype}"
+
+
+def without_values(t: torch.Tensor) -> str | None:
+    """What there is to say of a tensor that a tracer made; None for one with values."""
+    return "a fake tensor, which has no values" if isinstance(t, FakeTensor) else None
+
+
+def of_a_class(t: torch.Tensor) -> str | None:
+    """What there is to say of a tensor whose class computes with it in its own way."""
+    own: Any = type(t).__torch_dispatch__
+    return None if own is torch.Tensor.__torch_dispatch__ else f"a {type(t).__name__}"
+
+
+def out_of_reach(t: torch.Tensor) -> str | None:
+    """What there is to say of a tensor that no program can be given as it is; None for plain ones."""
+    return without_values(t) or of_a_class(t) or elsewhere(t) or otherwise_stored(t)
+
+
+def check_call(args: Sequence[Any]) -> None:
+    """Guard a call of compiled code.
+
+    Raises:
+        InvalidInput: it is called while tensors without values are made of everything, or with forward derivatives.
+    """
+    if torch._C._get_dispatch_mode(_FAKE) is not None:
+        raise InvalidInput(
+            "compiled code cannot run under FakeTensorMode, where tensors have no values",
+            where="FakeTensorMode",
+            hint="trace the model itself, not what dcir.optimize or torch.compile made of it",
+        )
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, args)):
+        raise InvalidInput(
+            "compiled code has no forward-mode derivatives",
+            where="torch.autograd.forward_ad",
+            hint="torch.func.jvp, for which PyTorch computes with the model; or backward()",
+        )
+
+
+def _has_tangent(t: Any) -> bool:
+    return isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None
