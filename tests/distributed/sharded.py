@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 import dcir
 from dcir.errors import InvalidInput
+from tests.distributed import replicas
 
 ORDERS = ("optimize, then shard", "shard, then optimize", "optimize layers, then shard")
 SIDE = 64
@@ -161,3 +162,16 @@ def handle(rank: int) -> None:
         assert graphs(again)["forward"]
         with pytest.raises(InvalidInput, match="fully_shard cannot be profiled"):
             model.dcir.profile(batch(rank, 0))
+
+
+def of_torch_alone(rank: int) -> Counter[str]:
+    """Modules of PyTorch's own classes."""
+    models = replicas.of_torch_alone(), replicas.of_torch_alone()
+    for model in models:
+        fully_shard(model)
+    eager, fast = models[0], dcir.optimize(models[1])
+    x = torch.ones(2, replicas.SIDE)
+    for model in (eager, fast):
+        model(x).sum().backward()
+    same(eager, fast)
+    return graphs(fast)

@@ -40,3 +40,8 @@ def test_gathered_in_bfloat16(pair: Pair) -> None:
 
 def test_the_optimised_module_is_a_handle_too(pair: Pair) -> None:
     pair.run(sharded.handle)
+
+
+def test_modules_of_torch_run_in_torch(pair: Pair) -> None:
+    """Dynamo begins no trace in their frames, and ends one at the hooks of a sharded module."""
+    assert pair.run(sharded.of_torch_alone) == [{}, {}]

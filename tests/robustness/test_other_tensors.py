@@ -171,7 +171,7 @@ def _left_to_torch(call: Callable[..., Any], x: Any) -> Any:
     with pytest.warns(NotCompiledWarning, match="which compiled code cannot read"):
         y = fast(x)
     assert not fast.dcir.session.graphs
-    assert any("which compiled code cannot read" in line for line in fast.dcir.explain().uncompiled)
+    assert any("which compiled code cannot read" in u.reason for u in fast.dcir.explain().uncompiled)
     with pytest.raises(Unsupported, match="which compiled code cannot read"):
         dcir.optimize(call, strict=True)(x)
     return y
