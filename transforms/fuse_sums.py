@@ -5,7 +5,7 @@
 
 with dx' what an activation lets through of dx, and x' another operand: batch normalisation's statistics, and the sums of its gradient.
 A program of one sweep joins if its outer loop is the product's channel and its inner loops are all others, one to one, by the
-same arithmetic on memlets as epilogues. What it makes of the sums it still makes, once they are complete. Saves one read of the result;
+same arithmetic on strides as epilogues. What it makes of the sums it still makes, once they are complete. Saves one read of the result;
 and its store, where the product has other results (dx' above) and only the sums read this one.
 """
 

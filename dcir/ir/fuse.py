@@ -1,6 +1,6 @@
 """Two loop programs as one: where a consumer's loads lie in its producer's store, and the merged statement list.
 
-Legality is arithmetic on memlets. A store walks its container like the digits of a mixed-radix number, one digit per
+Legality is arithmetic on strides. A store walks its container like the digits of a mixed-radix number, one digit per
 loop; a load of the same container is legal to replace by the stored value if every address it makes decomposes into
 those digits without a carry. So permuted, sliced, broadcast and reshaped reads all come out as one case: for every loop
 of the producer, an affine function of the consumer's loops.

@@ -1,4 +1,4 @@
-"""Torch functions as networks, for the tests of passes: traced to ATen, imported, run by the interpreter."""
+"""Torch functions as networks, for the tests of passes: traced to ATen, imported, run by the interpreter and as generated code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.verify import verify
 from dcir.transforms.base import Outcome, Pass
-from tests.harness import check_close, run_interpreted
+from tests.harness import check_close, run_cpp, run_interpreted
 
 
 def imported(fn: Callable[..., Any], *inputs: torch.Tensor) -> Imported:
@@ -26,7 +26,7 @@ def imported(fn: Callable[..., Any], *inputs: torch.Tensor) -> Imported:
 
 
 def same_numbers(fn: Callable[..., Any], *inputs: torch.Tensor, passes: tuple[Pass, ...]) -> list[Outcome]:
-    """Apply passes to the network of ``fn``; its results before, after and in eager torch agree."""
+    """Apply passes to the network of ``fn``; its results before, after, as generated code and in eager torch agree."""
     done = imported(fn, *inputs)
     before = run_interpreted(done, inputs)
     outcomes = []
@@ -38,6 +38,9 @@ def same_numbers(fn: Callable[..., Any], *inputs: torch.Tensor, passes: tuple[Pa
     want = tuple(want) if isinstance(want, tuple | list) else (want,)
     for g, b, w in zip(run_interpreted(done, inputs), before, want, strict=True):
         check_close(g, b, b, what="after against before")
+        assert g.shape == w.shape and g.dtype == w.dtype
+        torch.testing.assert_close(g, w, equal_nan=True, rtol=1e-4, atol=1e-5)
+    for g, w in zip(run_cpp(done, inputs), want, strict=True):
         assert g.shape == w.shape and g.dtype == w.dtype
         torch.testing.assert_close(g, w, equal_nan=True, rtol=1e-4, atol=1e-5)
     return outcomes

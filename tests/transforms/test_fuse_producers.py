@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 from dcir.ir.verify import verify
 from dcir.transforms.fuse_producers import FuseProducers
 from tests.transforms.build import binary, network, reduce, unary
+from tests.transforms.imported import same_numbers
 from tests.transforms.random_network import results
 
 
@@ -117,3 +122,20 @@ def test_refused_slice_of_a_reduction() -> None:
     outcome = FuseProducers().apply(net)
     verify(net)
     assert outcome.refused == {"the consumer does not run over the reduction's rows": 1}
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.exp(x).neg().tanh(),
+        lambda x: torch.softmax(x.sin(), -1),
+        lambda x: torch.tanh(x.neg().permute(2, 0, 1).reshape(8, 15)),
+        lambda x: (lambda y: (y, y[:, 1:3] * 2, y.sum((0, 2))))(torch.exp(x)),
+        lambda x: torch.nn.functional.layer_norm(torch.nn.functional.gelu(x), (5,)),
+    ],
+    ids=["chain", "softmax", "permuted", "read whole, in part and summed", "norm"],
+)
+def test_generated_code(fn: Callable[..., Any]) -> None:
+    x = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(1))
+    (outcome,) = same_numbers(fn, x, passes=(FuseProducers(),))
+    assert outcome.changed

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 from dcir.ir.verify import verify
 from dcir.transforms.fuse_siblings import FuseSiblings
 from tests.transforms.build import binary, network, reduce, unary
+from tests.transforms.imported import same_numbers
 from tests.transforms.random_network import results
 
 
@@ -53,3 +58,18 @@ def test_refused_other_loops() -> None:
     net = network([(32, 10)], lambda c, x: [reduce(c, "sum", x, 0), reduce(c, "sum", x, 1)])
     outcome = FuseSiblings().apply(net)
     assert not outcome.changed and outcome.refused == {"their loops differ": 1}
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (torch.tanh(x), torch.exp(x), x * 3),
+        lambda x: (x.sum(1), x.t().amax(0)),
+        lambda x: (x.sum(1), (x * x).sum(1), x.amin(1)),
+    ],
+    ids=["pointwise", "reductions in another order", "reductions of rows"],
+)
+def test_generated_code(fn: Callable[..., Any]) -> None:
+    x = torch.randn(640, 10, generator=torch.Generator().manual_seed(1))
+    (outcome,) = same_numbers(fn, x, passes=(FuseSiblings(),))
+    assert outcome.changed

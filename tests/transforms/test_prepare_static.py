@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor, nn
+
+import dcir
 from dcir.ir.network import Network, Operand, Result
 from dcir.ir.program import Body
 from dcir.transforms.plan_arena import PlanArena
@@ -94,3 +98,28 @@ def test_survives_a_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
     again = Network.load(tmp_path / "n.zip")
     assert (again.static, again.prepared, again.prepared_bytes) == (net.static, net.prepared, net.prepared_bytes)
     assert len(again.prepared_ops()) == 1
+
+
+class _Made(nn.Module):
+    """Its weight is made of parameters in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(8, 5)), nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (torch.exp(self.a) * self.b.cos()).t() + torch.softmax(self.a, 0).sum(1)
+
+
+def test_generated_code() -> None:
+    """With the pass alone; its numbers are eager's before and after a parameter has changed."""
+    torch.manual_seed(0)
+    model, x = _Made(), torch.randn(3, 5)
+    fast = dcir.optimize(model, pipeline=(PrepareStatic(),))
+    with torch.no_grad():
+        for value in (0.5, -1.0):
+            torch.testing.assert_close(fast(x), model(x))
+            model.a[3, 2] = value
+        torch.testing.assert_close(fast(x), model(x))
+    (graph,) = fast.dcir.session.graphs
+    assert graph.prepared_bytes >= 8 * 5 * 4
