@@ -42,6 +42,10 @@ def _refuse(options: dict[str, Any]) -> None:
 
 def _tell_break(reason: str, place: str) -> None:
     """Warn of a graph that ends at a graph break: what follows runs in PyTorch, or as a graph of its own."""
+    from dcir.frontends.torch.capture import BUCKET_CUT
+
+    if (reason, place) == BUCKET_CUT:  # the graph goes on in the next one
+        return
     warn_user(f"a part of this call is not compiled: {reason} {place}", NotCompiledWarning)
 
 

@@ -201,7 +201,11 @@ def twins(rank: int) -> None:
         loss(other, x).backward()
         assert other.dcir.session.graphs and other.dcir.session is other.module.dcir.session
     assert graphs(fast) == {"forward": 2, "backward": 2}
-    assert {(u.reason, u.place) for u in fast.dcir.explain().uncompiled} == {BUCKET_CUT}
+    report = fast.dcir.explain()
+    assert not report.uncompiled and set(report.breaks) == {BUCKET_CUT}
+    strict = dcir.optimize(plain, strict=True)
+    loss(strict, x).backward()
+    assert graphs(strict) == {"forward": 2, "backward": 2}
     assert "backward" in str(fast.dcir.profile(x, loss=torch.sum, seconds=0.01))
 
 
