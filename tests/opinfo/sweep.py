@@ -10,23 +10,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import selectors
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
+from tests import isolated
 from tests.opinfo.check import ERROR, NATIVE, OUTSIDE, PASS, REFUSED, SKIPPED, TORCH, WRONG, Outcome, check
 from tests.opinfo.entries import entries
 
 CRASH = "crash"
 _BAD = (WRONG, CRASH, ERROR)
-_MARK = "outcome "
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,59 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def sweep(names: Sequence[str], level: int, seconds: float) -> Iterator[Outcome]:
     """The outcomes in order."""
-    left = list(names)
-    while left:
-        with tempfile.TemporaryFile() as said:
-            why = ""
-            for told in _tried(left, level, seconds, said):
-                if isinstance(told, str):
-                    why = told
-                else:
-                    yield told
-                    del left[0]
-            if left:
-                said.seek(0)
-                last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
-                yield Outcome(left.pop(0), CRASH, detail=f"{why} {last[:300]}".strip())
-
-
-def _tried(names: Sequence[str], level: int, seconds: float, said: IO[bytes]) -> Iterator[Outcome | str]:
-    """What one child finds out, and at last how it ended."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.opinfo.sweep", "--child", "--level", str(level), "--"]
-    child = subprocess.Popen([*command, *names], stdout=subprocess.PIPE, stderr=said)
-    try:
-        for line in _lines(child, seconds):
-            yield Outcome(**json.loads(line))
-        late = child.poll() is None
-    finally:
-        child.kill()
-        code = child.wait()
-        if child.stdout:
-            child.stdout.close()
-    ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    yield f"no answer in {seconds:g} s" if late else ended
-
-
-def _lines(child: subprocess.Popen[bytes], seconds: float) -> Iterator[str]:
-    """Lines of outcomes until the child ends, or says nothing for so long."""
-    assert child.stdout is not None
-    waiting, pending, end = selectors.DefaultSelector(), b"", time.monotonic() + seconds
-    waiting.register(child.stdout, selectors.EVENT_READ)
-    while waiting.select(max(0.0, end - time.monotonic())):
-        read = os.read(child.stdout.fileno(), 1 << 16)
-        if not read:
-            child.wait()
-            return
-        *whole, pending = (pending + read).split(b"\n")
-        for line in whole:
-            if line.startswith(_MARK.encode()):
-                end = time.monotonic() + seconds
-                yield line.decode().removeprefix(_MARK)
+    for name, told in isolated.outcomes(command, names, seconds):
+        yield Outcome(name, CRASH, detail=told) if isinstance(told, str) else Outcome(**told)
 
 
 def _child(names: Sequence[str], level: int) -> int:
     for name in names:
-        print(f"\n{_MARK}{json.dumps(check(name, level=level).to_json())}", flush=True)
+        isolated.report(check(name, level=level).to_json())
     return 0
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tomllib
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -38,11 +39,14 @@ class Eager(Backend):
 
 
 class Compiled(Eager):
-    """Through dcir's compiler."""
+    """Through dcir's compiler; the runner lets go of what it prepares, so the last one is kept here."""
+
+    prepared: ClassVar[Prepared | None] = None
 
     @classmethod
     def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> Prepared:
-        return Backend.prepare(model, device, **kwargs)
+        Compiled.prepared = Backend.prepare(model, device, **kwargs)
+        return Compiled.prepared
 
 
 class Suite(Runner):  # type: ignore[misc]
@@ -95,6 +99,7 @@ def problem(name: str, run: Callable[[], None]) -> str | None:
     return None if wanted is None else f"{name}: runs, but is on the list of refusals"
 
 
+@cache
 def node_cases() -> dict[str, Any]:
     """The node cases with their models and data."""
     with warnings.catch_warnings():
