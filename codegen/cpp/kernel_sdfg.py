@@ -35,6 +35,7 @@ def kernel_sdfg(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str]) -> An
     types = {
         "f32": dace.float32, "f64": dace.float64, "bf16": dace.uint16, "f16": dace.float16, "i64": dace.int64,
         "i32": dace.int32, "i16": dace.int16, "i8": dace.int8, "u8": dace.uint8, "bool": dace.bool_,
+        "u16": dace.uint16, "u32": dace.uint32, "u64": dace.uint64,
     }  # fmt: skip
     params = argument_names(len(ins), len(outs))
     operands = {f"a{i}": (params[i], types[t]) for i, t in enumerate(ins)}

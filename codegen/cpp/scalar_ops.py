@@ -32,6 +32,9 @@ CPP_TYPE: dict[str, str] = {
     "bool": "bool",
     "bf16": "unsigned short",
     "f16": "_Float16",
+    "u16": "unsigned short",
+    "u32": "unsigned int",
+    "u64": "unsigned long long",
 }
 FLOATS = ("f32", "f64")
 INTEGERS = ("i64", "i32", "i16", "i8", "u8")

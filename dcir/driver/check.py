@@ -133,6 +133,8 @@ class PassChecker:
         if kind in ("int", "uint"):
             high = bounds.get(name, _DEFAULT_BOUND) if cap is None else cap
             return rng.integers(0, max(1, min(high, 127)), c.size).astype(to_numpy(c.dtype))
+        if kind == "bits":  # below 64 none of the 8-bit floats is infinite or no number
+            return rng.integers(0, 64, c.size).astype(to_numpy(c.dtype))
         low, high_f = how.vectors if len(c.shape) < 2 else how.tensors
         values = rng.uniform(low, high_f, c.size)
         if len(c.shape) > 1:

@@ -24,7 +24,7 @@ from dcir.ir.scalars import reference
 from dcir.ir.types import TYPES, bf16_to_f32, to_numpy
 from dcir.isa import host_isa
 from dcir.ops.images import one_image
-from dcir.ops.lowering import FROM_NAME, TORCH_TYPES
+from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
 from dcir.transforms.base import Pass
 from dcir.transforms.runner import run_passes
 
@@ -182,7 +182,7 @@ def _perturbed(t: Tensor, seed: int) -> Tensor:
 
 def _numpy(t: Any) -> Array:
     t = t.detach().resolve_conj().resolve_neg()
-    array: Array = (t.float() if t.dtype is torch.bfloat16 else t).numpy()
+    array: Array = (t.float() if t.dtype is torch.bfloat16 else _plain(t)).numpy()
     return array
 
 
@@ -191,14 +191,19 @@ def _flat(t: Tensor) -> Array:
     t = t.detach().resolve_conj().resolve_neg()
     extent = 0 if not t.numel() else 1 + sum((d - 1) * s for d, s in zip(t.shape, t.stride(), strict=True))
     flat = torch.as_strided(t, (extent,), (1,))
-    array: Array = flat.view(torch.int16).numpy().view(np.uint16) if t.dtype is torch.bfloat16 else flat.numpy()
+    array: Array = _plain(flat).numpy()
     return array.copy()
+
+
+def _plain(t: Tensor) -> Tensor:
+    """The bits of a type that NumPy lacks, as dcir's own buffers hold them."""
+    bits = t.dtype is torch.bfloat16 or (t.dtype.is_floating_point and t.dtype.itemsize == 1)
+    return t.view(torch.uint16 if t.dtype.itemsize == 2 else torch.uint8) if bits else t
 
 
 def _tensor(buffer: Array, r: Result) -> Tensor:
     t = torch.from_numpy(np.ascontiguousarray(buffer))
-    t = t.view(torch.bfloat16) if r.dtype == "bf16" else t
-    return torch.as_strided(t, r.shape, r.strides, r.offset)
+    return torch.as_strided(t.view(FROM_NAME[r.dtype]), r.shape, r.strides, r.offset)
 
 
 def _store(
@@ -300,8 +305,7 @@ def _kernel_differs(
 def _whole(buffer: Array, net: Network, name: str) -> Tensor:
     c = net.containers[name]
     t = torch.from_numpy(buffer.copy())
-    t = t.view(FROM_NAME[c.dtype]) if c.dtype == "bf16" else t
-    return torch.as_strided(t, c.shape, c.strides)
+    return torch.as_strided(t.view(FROM_NAME[c.dtype]), c.shape, c.strides)
 
 
 def _other_bits(net: Network, name: str, buffer: Array) -> Array:
@@ -309,7 +313,7 @@ def _other_bits(net: Network, name: str, buffer: Array) -> Array:
     if TYPES[dtype].kind != "float":
         return buffer
     t = torch.from_numpy(buffer.copy())
-    return _flat(_perturbed(t.view(FROM_NAME[dtype]) if dtype == "bf16" else t, len(name)))
+    return _flat(_perturbed(t.view(FROM_NAME[dtype]), len(name)))
 
 
 def _referenced(

@@ -16,8 +16,9 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dcir.errors import Unsupported
-from dcir.ops.lowering import FROM_NAME, TORCH_TYPES
+from dcir.ir.types import words
 from dcir.ops.registry import overload
+from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
 
 Values = dict[str, Tensor]
 ITEM = "getitem"
@@ -203,6 +204,8 @@ def described(name: str, value: Tensor, *, constant: bool = False) -> Source:
     if dtype is None:
         raise Unsupported.collect([(f"tensors of type {value.dtype}", "")])
     plain = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    if words(dtype) != "all" and not value.is_complex():
+        plain = plain.to(torch.float64)  # torch neither compares nor orders these
     plain = plain[plain.isfinite()] if plain.is_floating_point() else plain
     low, high = (float(plain.min()), float(plain.max())) if plain.numel() else (0.0, 0.0)
     if value.is_floating_point() or value.is_complex():
@@ -239,7 +242,8 @@ def _drawn(s: Source, seed: int, number: int) -> Tensor:
         unit = torch.rand((2, extent), generator=generator, dtype=torch.float64) * (s.high - s.low) + s.low
         flat.copy_(torch.complex(unit[0], unit[1]) if kind.is_complex else unit[0])
     else:
-        flat.copy_(torch.randint(int(s.low), int(s.high) + 1, (extent,), generator=generator))
+        most = min(int(s.high), 2**63 - 2)  # torch draws signed numbers
+        flat.copy_(torch.randint(min(int(s.low), most), most + 1, (extent,), generator=generator))
     return place
 
 

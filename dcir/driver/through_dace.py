@@ -11,8 +11,8 @@ import torch
 
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.dace_target import compile_network
-from dcir.ops.lowering import FROM_NAME
 from dcir.ops.reach import check_call
+from dcir.ops.torch_types import FROM_NAME
 
 Flat = np.ndarray[Any, np.dtype[Any]]
 

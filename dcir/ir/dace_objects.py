@@ -28,8 +28,12 @@ DACE_TYPES = {
     "i8": dace.int8,
     "u8": dace.uint8,
     "bool": dace.bool_,
+    "u16": dace.uint16,
+    "u32": dace.uint32,
+    "u64": dace.uint64,
     "c64": dace.complex64,
     "c128": dace.complex128,
+    **dict.fromkeys(("f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz", "f8e8m0fnu"), dace.uint8),
 }
 
 

@@ -23,6 +23,7 @@ from dcir.ir.program import Program, Stmt
 _STORAGE = {
     "f32": dace.float32, "f64": dace.float64, "bf16": dace.uint16, "f16": dace.uint16, "i64": dace.int64,
     "i32": dace.int32, "i16": dace.int16, "i8": dace.int8, "u8": dace.uint8, "bool": dace.bool_,
+    "u16": dace.uint16, "u32": dace.uint32, "u64": dace.uint64,
 }  # fmt: skip
 _COMBINE = {
     "sum": "lambda x, y: x + y", "prod": "lambda x, y: x * y", "any": "lambda x, y: max(x, y)",

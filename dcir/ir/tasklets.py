@@ -12,7 +12,7 @@ from typing import Any
 
 DACE_NAMES = {
     "f32": "float32", "f64": "float64", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8",
-    "bool": "bool_",
+    "bool": "bool_", "u16": "uint16", "u32": "uint32", "u64": "uint64",
 }  # fmt: skip
 
 _INFIX = {

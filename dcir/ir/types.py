@@ -14,9 +14,10 @@ class ElementType:
     Attributes:
         name: dcir's short name.
         itemsize: bytes of one stored element.
-        kind: "float", "int", "uint", "bool" or "complex".
+        kind: "float", "int", "uint", "bool", "complex", or "bits" of a number that only torch can read.
         compute: name of the type that arithmetic on it is done in (half types are storage only).
-        numpy: NumPy name of the stored element ("uint16" carries the bits of bf16, which NumPy lacks).
+        numpy: NumPy name of the stored element (an unsigned integer carries the bits of a type that NumPy lacks).
+        words: how much of it generated code understands: "all"; "casts", loads, stores and conversions; or "none".
     """
 
     name: str
@@ -24,6 +25,7 @@ class ElementType:
     kind: str
     compute: str
     numpy: str
+    words: str = "all"
 
 
 _ALL = (
@@ -37,8 +39,16 @@ _ALL = (
     ElementType("i8", 1, "int", "i8", "int8"),
     ElementType("u8", 1, "uint", "u8", "uint8"),
     ElementType("bool", 1, "bool", "bool", "bool"),
-    ElementType("c64", 8, "complex", "c64", "complex64"),
-    ElementType("c128", 16, "complex", "c128", "complex128"),
+    ElementType("u16", 2, "uint", "u16", "uint16", "casts"),
+    ElementType("u32", 4, "uint", "u32", "uint32", "casts"),
+    ElementType("u64", 8, "uint", "u64", "uint64", "casts"),
+    ElementType("c64", 8, "complex", "c64", "complex64", "none"),
+    ElementType("c128", 16, "complex", "c128", "complex128", "none"),
+    ElementType("f8e4m3fn", 1, "bits", "f8e4m3fn", "uint8", "none"),
+    ElementType("f8e4m3fnuz", 1, "bits", "f8e4m3fnuz", "uint8", "none"),
+    ElementType("f8e5m2", 1, "bits", "f8e5m2", "uint8", "none"),
+    ElementType("f8e5m2fnuz", 1, "bits", "f8e5m2fnuz", "uint8", "none"),
+    ElementType("f8e8m0fnu", 1, "bits", "f8e8m0fnu", "uint8", "none"),
 )
 TYPES: dict[str, ElementType] = {t.name: t for t in _ALL}
 
@@ -58,8 +68,13 @@ def is_float(name: str) -> bool:
     return TYPES[name].kind == "float"
 
 
+def words(name: str) -> str:
+    """How much of ``name`` generated code understands: "all", "casts" or "none" (see ``ElementType``)."""
+    return TYPES[name].words
+
+
 def to_numpy(name: str) -> np.dtype[np.generic]:
-    """NumPy type of the stored element (bf16 is carried as its bits in uint16)."""
+    """NumPy type of the stored element (bf16 and 8-bit floats are carried as their bits)."""
     return np.dtype(TYPES[name].numpy)
 
 

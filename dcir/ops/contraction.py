@@ -15,9 +15,9 @@ from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
 from dcir.isa import Isa, host_isa
 from dcir.ops.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
-from dcir.ops.lowering import FROM_NAME
 from dcir.ops.packing import packed_shape, panels, read_packed
 from dcir.ops.torch_call import window_tensor
+from dcir.ops.torch_types import FROM_NAME
 
 # From so many rows on dot products lose against tiles.
 LEAST_ROWS = 12

@@ -11,28 +11,14 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from dcir.ir.network import Network, Operand, contiguous
-from dcir.ir.program import Body, Expr
-from dcir.ir.types import compute_type
+from dcir.ir.program import Body, Expr, Program
+from dcir.ir.types import TYPES, compute_type, words
+from dcir.ops.torch_call import TorchCall
+from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
 
 DEFAULT = ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
 INT_TO_FLOAT = ELEMENTWISE_TYPE_PROMOTION_KIND.INT_TO_FLOAT
 BOOL = ELEMENTWISE_TYPE_PROMOTION_KIND.ALWAYS_BOOL
-
-TORCH_TYPES: dict[torch.dtype, str] = {
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "bool",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
-}
-FROM_NAME: dict[str, torch.dtype] = {v: k for k, v in TORCH_TYPES.items()}
 
 
 class NotNative(Exception):
@@ -193,9 +179,15 @@ class Lowering:
         return self.new(meta.shape, meta.dtype) if rows else self.result()
 
     def emit(self, spec: Any, ins: Sequence[Operand | Ref], outs: Sequence[Operand | Ref]) -> None:
-        """Add a node computing ``spec``."""
+        """Add a node computing ``spec``.
+
+        Raises:
+            NotNative: generated code knows no such words on the operands' element types.
+        """
         a = [i.operand if isinstance(i, Ref) else i for i in ins]
         o = [i.operand if isinstance(i, Ref) else i for i in outs]
+        if not isinstance(spec, TorchCall):
+            _check_types(spec, [self.net.containers[x.data].dtype for x in (*a, *o)])
         self.net.add_op(spec, a, o, origin=self.origin)
 
     def kernel(self, outer: Sequence[int], inner: Sequence[int] = ()) -> Kernel:
@@ -248,9 +240,20 @@ class Lowering:
 
     def copy(self, src: Ref, dst: Ref) -> Ref:
         """Copy (and convert) ``src``, broadcast, into ``dst``."""
+        if words(src.dtype) == "none" and src.dtype == dst.dtype:
+            return self._copy_in_torch(src, dst)
         k = self.kernel(dst.shape)
         k.store(dst, k.load(src))
         k.done()
+        return dst
+
+    def _copy_in_torch(self, src: Ref, dst: Ref) -> Ref:
+        if any(s < 0 for s in src.strides):
+            raise NotNative("torch's tensors do not run backwards")
+        if dst.numel:
+            source, target = (dst.shape, src.expand_to(dst.shape), src.dtype), (dst.shape, dst.strides, dst.dtype)
+            spec = TorchCall("aten.clone.default", (("t", 0),), (), (source,), (target,), (0,))
+            self.emit(spec, [src], [dst])
         return dst
 
     def contiguous(self, ref: Ref) -> Ref:
@@ -273,6 +276,27 @@ class Lowering:
             ref = self.contiguous(ref)
             strides = contiguous(shape)
         return replace(ref, shape=tuple(int(d) for d in shape), strides=strides)
+
+
+def _check_types(spec: Any, types: Sequence[str]) -> None:
+    """Refuse what generated code cannot do on element types that it only moves and converts, or not even that.
+
+    Raises:
+        NotNative: with the type in its text.
+    """
+    strange = next((t for t in types if words(t) != "all"), None)
+    if strange is None:
+        return
+    if not isinstance(spec, Program) or any(words(t) == "none" for t in types):
+        raise NotNative(f"computing on {strange}")
+    for s in spec.body:
+        if words(s.dtype) == "all":
+            continue
+        # Which integer a float becomes that does not fit, only torch knows.
+        whole = s.op == "cast" and TYPES[spec.body[s.args[0]].dtype].kind != "float"
+        moved = (s.op == "load" and not s.args) or (s.op == "store" and len(s.args) == 1)
+        if not whole and not moved:
+            raise NotNative(f"{s.op} on {s.dtype}")
 
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -11,7 +11,8 @@ from torch._prims_common import elementwise_dtypes
 
 from dcir.ir.program import Expr, Stmt
 from dcir.ir.types import compute_type
-from dcir.ops.lowering import DEFAULT, FROM_NAME, TORCH_TYPES, Lowering, NotNative, Ref
+from dcir.ops.lowering import DEFAULT, Lowering, NotNative, Ref
+from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
 
 Fn = Callable[..., Expr]
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from dcir.errors import InvalidInput
-from dcir.ops.lowering import TORCH_TYPES
+from dcir.ops.torch_types import TORCH_TYPES
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})

@@ -18,6 +18,7 @@ from dcir.ir.types import itemsize
 from dcir.ops.reach import elsewhere, otherwise_stored
 from dcir.ops.registry import HIGHER_ORDER, overload
 from dcir.ops.subgraphs import Subgraph, graph_of
+from dcir.ops.torch_types import FROM_NAME
 
 _COLLECTIVES = "_c10d_functional."
 """Operators that give a tensor before it is written, which is safe to read only when somebody has waited for it."""
@@ -107,9 +108,7 @@ def window_tensor(buffer: Any, window: Window) -> torch.Tensor:
     """A NumPy buffer seen as a torch tensor of the window's shape, strides and type."""
     shape, strides, dtype = window
     t = torch.from_numpy(np.asarray(buffer))
-    if dtype == "bf16":
-        t = t.view(torch.bfloat16)
-    return torch.as_strided(t, shape, strides)
+    return torch.as_strided(t.view(FROM_NAME[dtype]), shape, strides)
 
 
 def pack(value: Any, tensor: Callable[[Any], int | None]) -> Any:

@@ -9,10 +9,11 @@ import torch
 
 from dcir.ir.program import Expr
 from dcir.ir.types import is_float
-from dcir.ops.lowering import BOOL, FROM_NAME, INT_TO_FLOAT, Lowering, NotNative, Ref
+from dcir.ops.lowering import BOOL, INT_TO_FLOAT, Lowering, NotNative, Ref
 from dcir.ops.pointwise import Fn, call, clamp, numeric, scalar, where
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand, specials, unary
+from dcir.ops.torch_types import FROM_NAME
 
 
 def _ints(make: Callable[[], Iterable[Sample]]) -> Callable[[], Iterable[Sample]]:

@@ -21,7 +21,7 @@ import torch
 
 from dcir.cache import Cache
 from dcir.errors import ArtefactInvalid
-from dcir.ops.lowering import FROM_NAME
+from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime import manifest as schema
 from dcir.runtime import sized_manifest as sizes
 from dcir.runtime.manifest import Constant, FileEntry, Manifest

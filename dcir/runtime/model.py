@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn, strided
 
 from dcir.errors import ArtefactInvalid, InvalidInput
-from dcir.ops.lowering import FROM_NAME
 from dcir.ops.reach import out_of_reach
+from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime.manifest import Constant, Input, Manifest, torch_call
 from dcir.runtime.program import Program
 from dcir.runtime.program_info import BufferInfo, ProgramInfo, ResultInfo

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
-from dcir.ops.lowering import FROM_NAME
 from dcir.ops.reach import check_call
+from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
 from dcir.runtime.preparation import Preparation, Prepared

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcir.ops.lowering import FROM_NAME
+from dcir.ops.torch_types import FROM_NAME
 
 
 def call_into_torch(

@@ -16,11 +16,12 @@ from torch.utils import _pytree as pytree
 from dcir.errors import Unsupported
 from dcir.ir.annotations import Donated
 from dcir.ir.network import Network, Result
-from dcir.ops.lowering import TORCH_TYPES, Lowering, Meta, NotNative, Ref, Storage, is_dense
+from dcir.ops.lowering import Lowering, Meta, NotNative, Ref, Storage, is_dense
 from dcir.ops.reach import QUANTISED, elsewhere, of_unknown_type, otherwise_stored
 from dcir.ops.registry import HIGHER_ORDER, pages
 from dcir.ops.subgraphs import Subgraph
 from dcir.ops.torch_call import TorchCall, pack
+from dcir.ops.torch_types import TORCH_TYPES
 from dcir.user_code import is_users
 
 FIRST_SAVED = "dcir_first_saved"
@@ -145,6 +146,8 @@ class _Importer:
             for ref in value if isinstance(value, tuple) else (value,):
                 if isinstance(ref, Ref):
                     self.owner.setdefault(ref.data, node)
+        calls = [op for op in self.net.ops() if isinstance(op.spec, TorchCall)]
+        self.done.fallbacks = [(op.spec.name, op.origin) for op in calls]
         return self.done
 
     def _placeholder(self, node: fx.Node) -> Any:
@@ -270,7 +273,6 @@ class _Importer:
             tuple(i for i, r in enumerate(results) if r is not None),
         )  # fmt: skip
         self.ctx.emit(spec, refs, made)
-        self.done.fallbacks.append((str(op), self.ctx.origin))
         return tuple(results) if isinstance(val, tuple | list) else results[0]
 
     def _output(self, node: fx.Node) -> None:

@@ -54,7 +54,7 @@ def test_plain_tensors():
         (otherwise_stored, X.to_sparse(), "stored as torch.sparse_coo"),
         (otherwise_stored, X.to_mkldnn(), "stored as torch._mkldnn"),
         (otherwise_stored, torch.nested.nested_tensor([X, X]), "nested (torch.strided)"),
-        (of_unknown_type, X.to(torch.float8_e5m2), "of type torch.float8_e5m2"),
+        (of_unknown_type, X.to(torch.complex32), "of type torch.complex32"),
         (without_values, on_a_gpu(), "a fake tensor, which has no values"),
         (of_a_class, Claims(), "a Claims"),
     ],
