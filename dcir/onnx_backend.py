@@ -51,9 +51,6 @@ class Prepared(BackendRep):
             raise InvalidInput("run takes no options", where=", ".join(kwargs), hint="give them to prepare")
         given = [_from(value) for value in self._ordered(inputs)]
         with torch.no_grad():
-            if hasattr(self.module, "dcir"):
-                # As numbers, what steers shapes is static to the tracer, which then reads no data.
-                given = list(self.module.as_numbers(*given))
             results = self.module(*given)
         specs = self.module.output_specs
         results = (results,) if len(specs) == 1 else results

@@ -247,11 +247,17 @@ class Builder:
             self.unsupported.append((f"operator {show(spelled)[1:-1]} (opset {version})", label))
             return outputs
         values, captured = self._attributes(attributes, schema, scope, context, len(inputs), label)
+        for name in entry.numbers:
+            if isinstance(given := values.get(name), Tensor):
+                values[name] = to_host(given)
         narrow = {i: frame.narrow[slot] for i, slot in enumerate(inputs) if slot in frame.narrow}
         node = Node(proto.op_type, schema.since_version, values, len(outputs), len(outputs), label, narrow)
         host = find_host(domain, proto.op_type) if not captured else None
         operands = (*inputs, *captured)
-        step = Step(node, entry.function, host, operands, tuple(outputs), entry.host, entry.scalars, entry.raw)
+        step = Step(
+            node, entry.function, host, operands, tuple(outputs), entry.host, entry.scalars, entry.raw,
+            reads=entry.reads,
+        )  # fmt: skip
         if not captured and self._fold(step, entry, frame, outputs):
             return self._typed(node, frame, outputs)
         frame.steps.append(step)
@@ -304,11 +310,6 @@ class Builder:
                 values[name] = read_attribute(attribute, self.folder, label)
                 if attribute.type == AttributeProto.TENSOR and attribute.t.data_type in NARROW_TYPES:
                     values["value_type"] = attribute.t.data_type
-        if isinstance(fill := values.get("value"), Tensor) and schema.name == "ConstantOfShape":
-            if fill.numel() != 1:
-                raise InvalidModel("the fill value must have one element", where=label)
-            # As a number, so that tracers do not see a tensor being read.
-            values["value"] = to_host(fill)
         return values, captured
 
     def _subgraph(self, graph: GraphProto, scope: Scope, context: Context) -> tuple[Program, list[int]]:

@@ -12,7 +12,19 @@ from dcir.errors import InvalidModel
 from dcir.frontends.onnx.ops_reduce import axes_of
 from dcir.frontends.onnx.ops_shape import new_shape, shape_range
 from dcir.frontends.onnx.registry import Node, host_op
-from dcir.frontends.onnx.values import TEXT, Host, axis_of, host_scalar, host_vector, ints, scalar, torch_dtype
+from dcir.frontends.onnx.tensors import NARROW_TYPES
+from dcir.frontends.onnx.values import (
+    TEXT,
+    Host,
+    axis_of,
+    cast_host,
+    host_scalar,
+    host_vector,
+    ints,
+    rounded,
+    scalar,
+    torch_dtype,
+)
 
 MAX_HOST = 1024
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -66,6 +78,19 @@ def _elementwise(function: Callable[..., Any], dtype: torch.dtype | None = None)
     return call
 
 
+def _rounding(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Numbers of the element type, as the operator on tensors has them after each step."""
+    elementwise = _elementwise(function)
+
+    def call(node: Node, *operands: Host) -> Any:
+        result = elementwise(node, *operands)
+        if result is NotImplemented or result.dtype is TEXT or not result.dtype.is_floating_point:
+            return result
+        return result._replace(values=tuple(rounded(v, result.dtype) for v in result.values))
+
+    return call
+
+
 def _divide(a: Any, b: Any) -> Any:
     if isinstance(a, float) or isinstance(b, float):
         if b == 0:
@@ -73,8 +98,10 @@ def _divide(a: Any, b: Any) -> Any:
         return a / b
     if b == 0:
         raise InvalidModel("a shape computation divides by zero")
-    # ONNX truncates towards zero, Python rounds down.
-    return a // b if (a >= 0) == (b > 0) else -((-a) // b)
+    # ONNX truncates towards zero, Python rounds down. Each sign is asked for alone: symbolic answers cannot be compared.
+    if b < 0:
+        a, b = -a, -b
+    return a // b if a >= 0 else -((-a) // b)
 
 
 def _modulo(node: Node, a: Host, b: Host) -> Any:
@@ -90,20 +117,22 @@ def _power(node: Node, a: Host, b: Host) -> Any:
     # Powers of file-given numbers can be astronomically long; only small exponents stay here.
     if any(not isinstance(v, (int, float)) or not 0 <= v <= 8 for v in b.values):
         return NotImplemented
+    if a.dtype not in _INTEGERS:
+        return NotImplemented
     return _elementwise(lambda x, y: x**y, a.dtype)(node, a, b)
 
 
-host_op("Add")(_elementwise(lambda a, b: a + b))
-host_op("Sub")(_elementwise(lambda a, b: a - b))
-host_op("Mul")(_elementwise(lambda a, b: a * b))
-host_op("Div")(_elementwise(_divide))
+host_op("Add")(_rounding(lambda a, b: a + b))
+host_op("Sub")(_rounding(lambda a, b: a - b))
+host_op("Mul")(_rounding(lambda a, b: a * b))
+host_op("Div")(_rounding(_divide))
 host_op("Mod")(_modulo)
 host_op("Pow")(_power)
 host_op("Max")(_elementwise(lambda *v: max(v)))
 host_op("Min")(_elementwise(lambda *v: min(v)))
 host_op("Neg")(_elementwise(lambda a: -a))
 host_op("Abs")(_elementwise(lambda a: abs(a)))
-host_op("Sqrt")(_elementwise(lambda a: math.sqrt(a)))
+host_op("Sqrt")(_rounding(lambda a: math.sqrt(a)))
 host_op("Floor")(_elementwise(lambda a: float(math.floor(a)) if isinstance(a, float) else a))
 host_op("Ceil")(_elementwise(lambda a: float(math.ceil(a)) if isinstance(a, float) else a))
 host_op("StringConcat")(_elementwise(lambda a, b: a + b))
@@ -135,14 +164,15 @@ def size(node: Node, x: Host) -> Host:
 
 @host_op("Cast")
 def cast(node: Node, x: Host) -> Any:
-    dtype = torch_dtype(node["to"])
-    if dtype in (torch.int64, torch.int32):
-        return Host(tuple(v if type(v) is int else int(v) for v in x.values), x.shape, dtype)
-    if dtype in (torch.float32, torch.float64):
-        return Host(tuple(float(v) for v in x.values), x.shape, dtype)
-    if dtype == torch.bool:
-        return Host(tuple(v != 0 for v in x.values), x.shape, dtype)
-    return NotImplemented
+    return cast_host(x, torch_dtype(node["to"])) if node["to"] not in NARROW_TYPES else NotImplemented
+
+
+@host_op("CastLike")
+def cast_like(node: Node, x: Host, target: Host) -> Any:
+    return cast_host(x, target.dtype) if 1 not in node.narrow else NotImplemented
+
+
+host_op("Relu")(_elementwise(lambda a: max(a, 0)))
 
 
 @host_op("Reshape")
@@ -151,7 +181,7 @@ def reshape(node: Node, x: Host, target: Host | None = None) -> Any:
         return NotImplemented
     wanted = new_shape(node, x.shape, ints(target))
     if wanted.count(-1) == 1:
-        rest = math.prod(d for d in wanted if d != -1)
+        rest = math.prod([d for d in wanted if d != -1])
         wanted[wanted.index(-1)] = len(x.values) // rest if rest else 0
     if math.prod(wanted) != len(x.values):
         raise InvalidModel(f"shape {list(x.shape)} cannot become {wanted}")

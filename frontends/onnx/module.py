@@ -14,17 +14,22 @@ import numpy as np
 import torch
 from onnx import ModelProto, TensorProto, ValueInfoProto
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from dcir.errors import DcirError, InvalidInput, InvalidModel, Unsupported
 from dcir.frontends.onnx import table as _table
 from dcir.frontends.onnx.build import Builder
 from dcir.frontends.onnx.model_file import read_model
-from dcir.frontends.onnx.program import Program, numbers_wanted
+from dcir.frontends.onnx.numbers import Uses, uses_of
+from dcir.frontends.onnx.parts import parts_of
+from dcir.frontends.onnx.program import Program
 from dcir.frontends.onnx.tensors import MAX_RANK, from_numpy, show, to_numpy
 from dcir.frontends.onnx.values import HOST_LIMIT, TEXT, Host, to_host, to_tensor, torch_dtype
 
 Dim = int | str | None
 MAX_NUMBERS = 1024
+FEW_NUMBERS = 16
+"""Not more integers may be a shape or the like of which tensors are computed, too."""
 
 assert _table  # imported for its effect: it fills the operator table
 
@@ -66,6 +71,13 @@ class OnnxModule(nn.Module):
         self.dim_names: dict[str, str] = {}
         self._state: tuple[str, ...] = ()
         self._hosts: tuple[Host | None, ...] = ()
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """As `forward`, with numbers in place of small tensors that are read as numbers."""
+        if not torch.compiler.is_compiling() and any(spec.host for spec in self.input_specs):
+            inputs = self.as_numbers(*_merge(self.input_specs, inputs, named)) if named else self.as_numbers(*inputs)
+            named = {}
+        return super().__call__(*inputs, **named)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Outputs of the graph: one value, or a tuple of them.
@@ -119,8 +131,10 @@ class OnnxModule(nn.Module):
 
     def as_numbers(self, *inputs: Any) -> tuple[Any, ...]:
         """The inputs with small tensors at `host` inputs replaced by numbers, so that tracing needs no data."""
+        if len(inputs) != len(self.input_specs):
+            return inputs  # a call says what is wrong
         pairs = zip(self.input_specs, inputs, strict=True)
-        return tuple(v.tolist() if spec.host and _is_small(v) else v for spec, v in pairs)
+        return tuple(_as_numbers(v) if spec.host and _fits(spec, v) else v for spec, v in pairs)
 
 
 def _device_of(arguments: tuple[Any, ...], state: list[Any]) -> torch.device | None:
@@ -150,8 +164,16 @@ def _words(spec: ValueSpec, value: Any) -> Host:
     return words
 
 
-def _is_small(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim <= 1 and value.numel() <= MAX_NUMBERS
+def _fits(spec: ValueSpec, value: Any) -> bool:
+    """Whether it is a small tensor, of the type and rank that the file says: numbers have none that could be checked."""
+    if not isinstance(value, Tensor) or value.ndim > 1 or value.numel() > MAX_NUMBERS or value.dtype != spec.dtype:
+        return False
+    return not (value.requires_grad or value.is_meta or isinstance(value, FakeTensor))
+
+
+def _as_numbers(value: Tensor) -> Any:
+    wide = value.to(torch.float32) if value.dtype.is_floating_point and value.dtype.itemsize == 1 else value
+    return wide.tolist()
 
 
 def _numbers(spec: ValueSpec, value: Any) -> Host:
@@ -221,12 +243,22 @@ def _load(model: ModelProto, folder: Path | None, shapes: Mapping[str, Sequence[
     stored = {p.name for p in model.graph.initializer} | {p.values.name for p in model.graph.sparse_initializer}
     inputs = [_spec(v, names, "in") for v in model.graph.input if v.name not in stored]
     outputs = [_spec(v, _Names(names.symbols), "out") for v in model.graph.output]
-    wanted = numbers_wanted(program)
-    inputs = [replace(s, host=slot in wanted) for s, slot in zip(inputs, program.inputs, strict=True)]
+    uses = uses_of(program)
+    inputs = [replace(s, host=_is_number(s, slot, uses)) for s, slot in zip(inputs, program.inputs, strict=True)]
     module = OnnxModule(program, _with_shapes(inputs, shapes, names), outputs)
     module.dim_names = {symbol: name for name, symbol in names.symbols.items()}
     _attach_state(module, builder)
     return module
+
+
+def _is_number(spec: ValueSpec, slot: int, uses: Uses) -> bool:
+    """Whether an input is there to steer operators. Data may do so, too, but is another in every call."""
+    if slot not in uses.numbers or slot in uses.tensors or spec.kind != "tensor" or spec.dtype is None:
+        return False
+    if slot not in uses.data or spec.shape == ():
+        return True
+    short = spec.shape is not None and len(spec.shape) == 1 and spec.shape[0] in range(FEW_NUMBERS + 1)
+    return short and not spec.dtype.is_floating_point
 
 
 def _attach_state(module: OnnxModule, builder: Builder) -> None:
@@ -243,7 +275,7 @@ def _attach_state(module: OnnxModule, builder: Builder) -> None:
         if slot not in used and kind != "parameter":
             continue
         host = None
-        small = (tensor.numel() <= HOST_LIMIT and not tensor.is_floating_point()) or tensor.ndim == 0
+        small = (tensor.numel() <= HOST_LIMIT and not tensor.is_floating_point()) or tensor.numel() == 1
         if kind == "constant" and not tensor.is_complex() and (small or slot in builder.host_slots):
             host = to_host(tensor)
         name = ""
@@ -258,8 +290,10 @@ def _attach_state(module: OnnxModule, builder: Builder) -> None:
         state.append(name)
         hosts.append(host)
     module._state, module._hosts = tuple(state), tuple(hosts)
-    program = module.program
-    module.program = Program(program.slots, program.inputs, tuple(slots), program.steps, program.outputs)
+    program = replace(module.program, captures=tuple(slots))
+    known = {slot for slot, host in zip(slots, hosts, strict=True) if host is not None}
+    known |= {slot for slot, spec in zip(program.inputs, module.input_specs, strict=True) if spec.host}
+    module.program = replace(program, parts=parts_of(program, known))
 
 
 def _clean(name: str) -> str:

@@ -1,7 +1,7 @@
 """Control flow: If, Loop, Scan.
 
-A condition or trip count that is known as a host value unrolls while tracing; one that lives in a tensor is read in
-eager mode, and an `If` on a tensor becomes `torch.cond` while tracing.
+A condition or trip count that is known as a host value unrolls while tracing; one that lives in a tensor is read, which
+ends what is traced, and an `If` on a tensor becomes `torch.cond` in an exported program.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from dcir.errors import InvalidModel
 from dcir.frontends.onnx.program import Body
 from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.tracing import untraced
 from dcir.frontends.onnx.values import Host, axis_of, scalar, to_tensor
 
 MAX_TRIPS = 1 << 31
@@ -23,10 +24,20 @@ MAX_TRIPS = 1 << 31
 def if_(node: Node, condition: Any, *captured: Any) -> Any:
     operands = (condition, *captured)
     then, other = node["then_branch"], node["else_branch"]
-    if isinstance(condition, Tensor) and torch.compiler.is_compiling():
+    if isinstance(condition, Tensor) and torch.compiler.is_exporting():
         return _traced_if(condition, then, other, operands)
-    taken: Body = then if bool(scalar(condition)) else other
+    taken: Body = then if bool(_asked(condition)) else other
     return tuple(taken((), operands))
+
+
+def _asked(value: Any) -> Any:
+    """The one number of an operand; where it is data, no tracer sees it being read."""
+    return _read(value) if isinstance(value, Tensor) and not torch.compiler.is_exporting() else scalar(value)
+
+
+@untraced
+def _read(value: Tensor) -> Any:
+    return scalar(value)
 
 
 def _traced_if(condition: Tensor, then: Body, other: Body, operands: tuple[Any, ...]) -> Any:
@@ -51,8 +62,8 @@ def loop(node: Node, trips: Any, condition: Any, *rest: Any) -> Any:
     body: Body = node["body"]
     operands = (trips, condition, *rest)
     carried = list(operands[2 : body.start])
-    limit = MAX_TRIPS if trips is None else scalar(trips)
-    running = True if condition is None else bool(scalar(condition))
+    limit = MAX_TRIPS if trips is None else _asked(trips)
+    running = True if condition is None else bool(_asked(condition))
     scans: list[list[Any]] = [[] for _ in range(len(body.program.outputs) - 1 - len(carried))]
     trip = 0
     while trip < limit and running:
@@ -61,7 +72,7 @@ def loop(node: Node, trips: Any, condition: Any, *rest: Any) -> Any:
         carried = results[: len(carried)]
         for scan, value in zip(scans, results[len(carried) :], strict=True):
             scan.append(to_tensor(value))
-        running = proceed is None or bool(scalar(proceed))
+        running = proceed is None or bool(_asked(proceed))
         trip += 1
     return (*carried, *(_stacked(scan) for scan in scans))
 

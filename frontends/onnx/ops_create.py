@@ -12,7 +12,17 @@ from dcir.errors import InvalidModel
 from dcir.frontends.onnx.ops_math import Operand
 from dcir.frontends.onnx.quantize import cast_to
 from dcir.frontends.onnx.registry import Node, onnx_op
-from dcir.frontends.onnx.values import ONNX_TYPES, TEXT, Host, check_size, ints, scalar, torch_dtype
+from dcir.frontends.onnx.values import (
+    ONNX_TYPES,
+    TEXT,
+    Host,
+    cast_host,
+    check_size,
+    ints,
+    scalar,
+    to_tensor,
+    torch_dtype,
+)
 
 
 @onnx_op("Constant")
@@ -31,7 +41,7 @@ def constant(node: Node) -> Any:
     return torch.tensor(value, dtype=dtype)
 
 
-@onnx_op("ConstantOfShape", since=9, host=(0,))
+@onnx_op("ConstantOfShape", since=9, host=(0,), numbers=("value",))
 def constant_of_shape(node: Node, target: Operand) -> Tensor:
     dims = ints(target)
     check_size(dims)
@@ -51,10 +61,14 @@ def cast(node: Node, x: Tensor) -> Tensor:
     return cast_to(x, to, bool(node.get("saturate", 1)), node.get("round_mode", "up"))
 
 
-@onnx_op("CastLike", since=15)
-def cast_like(node: Node, x: Tensor, target: Tensor) -> Tensor:
+@onnx_op("CastLike", since=15, scalars=True)
+def cast_like(node: Node, x: Operand, target: Operand) -> Any:
+    if isinstance(x, Host):
+        result = cast_host(x, target.dtype) if 1 not in node.narrow else NotImplemented
+        if result is not NotImplemented:
+            return result
     code = node.narrow.get(1, ONNX_TYPES[target.dtype])
-    return cast_to(x, code, bool(node.get("saturate", 1)), node.get("round_mode", "up"))
+    return cast_to(to_tensor(x), code, bool(node.get("saturate", 1)), node.get("round_mode", "up"))
 
 
 @onnx_op("Range", since=11, host=(0, 1, 2))

@@ -71,7 +71,7 @@ def one_hot(node: Node, index: Tensor, depth: Operand, values: Tensor) -> Tensor
     return torch.where(places == classes, values[1], values[0])
 
 
-@onnx_op("Compress", since=9)
+@onnx_op("Compress", since=9, reads=True)
 def compress(node: Node, x: Tensor, condition: Tensor) -> Tensor:
     axis = node.get("axis")
     if axis is None:

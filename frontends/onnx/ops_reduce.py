@@ -130,7 +130,7 @@ def _top_k(node: Node, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values.narrow(axis, 0, k).to(x.dtype), indices.narrow(axis, 0, k)
 
 
-@onnx_op("Unique", since=11)
+@onnx_op("Unique", since=11, reads=True)
 def unique(node: Node, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     axis = node.get("axis")
     flat = x.reshape(-1) if axis is None else x
@@ -146,6 +146,6 @@ def unique(node: Node, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return values, first, inverse, counts
 
 
-@onnx_op("NonZero", since=9)
+@onnx_op("NonZero", since=9, reads=True)
 def non_zero(node: Node, x: Tensor) -> Tensor:
     return torch.nonzero(x.reshape(1) if x.ndim == 0 else x).t()[: x.ndim]

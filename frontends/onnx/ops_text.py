@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dcir.errors import InvalidInput, InvalidModel
 from dcir.frontends.onnx.registry import Node, onnx_op
-from dcir.frontends.onnx.values import TEXT, Host, to_tensor
+from dcir.frontends.onnx.values import TEXT, Host, scalar, to_tensor
 
 _MAX_GRAMS = 1 << 24
 
@@ -35,7 +35,7 @@ def string_split(node: Node, x: Any) -> tuple[Host, Host]:
     text = words_of(node, x)
     delimiter, limit = node.get("delimiter") or None, node.get("maxsplit")
     rows = [word.split(delimiter, -1 if limit is None else limit) for word in text.values]
-    width = max((len(row) for row in rows), default=0)
+    width = max([0, *[len(row) for row in rows]])
     padded = tuple(part for row in rows for part in [*row, *[""] * (width - len(row))])
     return Host(padded, (*text.shape, width), TEXT), Host(tuple(len(row) for row in rows), text.shape, torch.int64)
 
@@ -60,11 +60,9 @@ def string_normalizer(node: Node, x: Any) -> Host:
 
 def table_of(node: Node, role: str) -> Host | None:
     """Keys or values of a LabelEncoder, in whichever attribute they are given."""
-    tensor = node.get(f"{role}_tensor")
-    if isinstance(tensor, Host):
-        return tensor
+    tensor: Host | None = node.get(f"{role}_tensor")
     if tensor is not None:
-        return Host(tuple(tensor.reshape(-1).tolist()), (tensor.numel(),), tensor.dtype)
+        return Host(tensor.values, (len(tensor.values),), tensor.dtype)
     for kind, dtype in (("strings", TEXT), ("int64s", torch.int64), ("floats", torch.float32)):
         given = node.get(f"{role}_{kind}")
         if given is not None:
@@ -75,10 +73,8 @@ def table_of(node: Node, role: str) -> Host | None:
 def default_of(node: Node, dtype: Any) -> Any:
     """What a LabelEncoder answers for what it does not know."""
     tensor = node.get("default_tensor")
-    if isinstance(tensor, Host):
-        return tensor.values[0]
     if tensor is not None:
-        return tensor.reshape(-1).tolist()[0]
+        return scalar(tensor)
     if dtype is TEXT:
         return node.get("default_string", "_Unused")
     return node.get("default_float", -0.0) if dtype.is_floating_point else node.get("default_int64", -1)
@@ -88,7 +84,9 @@ def _same(key: Any) -> Any:
     return "nan" if isinstance(key, float) and math.isnan(key) else key
 
 
-@onnx_op("LabelEncoder", since=2, domain="ai.onnx.ml", raw=True)
+@onnx_op(
+    "LabelEncoder", since=2, domain="ai.onnx.ml", raw=True, numbers=("keys_tensor", "values_tensor", "default_tensor")
+)
 def label_encoder(node: Node, x: Any) -> Any:
     keys, values = table_of(node, "keys"), table_of(node, "values")
     if keys is None or values is None or len(keys.values) != len(values.values):

@@ -20,8 +20,8 @@ def _checked(node: Node) -> tuple[list[int], list[int]]:
     """For every node, then every leaf (which leads to itself), where it leads when true and when false."""
     count, leaves = len(node["nodes_featureids"]), node["leaf_weights"].numel()
     lists = [node[f"nodes_{n}"] for n in ("truenodeids", "falsenodeids", "trueleafs", "falseleafs")]
-    tensors = (node["nodes_modes"], node["nodes_splits"])
-    if any(len(v) != count for v in lists) or any(t.numel() != count for t in tensors):
+    counts = (len(node["nodes_modes"].values), node["nodes_splits"].numel())
+    if any(len(v) != count for v in lists) or any(n != count for n in counts):
         raise InvalidModel("the lists that describe the nodes differ in length", where=node.label)
     if len(node["leaf_targetids"]) != leaves or not all(0 <= t < node["n_targets"] for t in node["leaf_targetids"]):
         raise InvalidModel("the leaves' targets do not fit", where=node.label)
@@ -50,7 +50,7 @@ def _depth(node: Node, yes: list[int], no: list[int], count: int) -> int:
 def _members(node: Node, modes: list[int]) -> list[list[float]]:
     """The set of each node that asks for membership, of one length by repetition of NaN, which nothing equals."""
     given = node.get("membership_values")
-    values = given.reshape(-1).tolist() if given is not None else []
+    values = given.values if given is not None else ()
     sets: list[list[float]] = [[]]
     for value in values:
         if math.isnan(value):
@@ -64,12 +64,12 @@ def _members(node: Node, modes: list[int]) -> list[list[float]]:
     return [[*s, *[math.nan] * (width - len(s))] for s in (next(rows) if m == _MEMBER else [] for m in modes)]
 
 
-@onnx_op("TreeEnsemble", since=5, domain="ai.onnx.ml")
+@onnx_op("TreeEnsemble", since=5, domain="ai.onnx.ml", numbers=("nodes_modes", "membership_values"))
 def tree_ensemble(node: Node, x: Tensor) -> Tensor:
     yes, no = _checked(node)
     count, leaves = len(node["nodes_featureids"]), node["leaf_weights"].numel()
     depth = _depth(node, yes, no, count)
-    modes = [int(m) for m in node["nodes_modes"].reshape(-1).tolist()]
+    modes = [int(m) for m in node["nodes_modes"].values]
     if not all(0 <= m <= _MEMBER for m in modes):
         raise InvalidModel("a node compares in a way that there is not", where=node.label)
 

@@ -114,7 +114,7 @@ def _bilinear(image: Tensor, y: Tensor, x: Tensor, height: int, width: int, mode
     return torch.where(iny[:, None] & inx, total, 0.0)
 
 
-@onnx_op("MaxRoiPool")
+@onnx_op("MaxRoiPool", reads=True)
 def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
     rows, columns = node["pooled_shape"]
     pooled = []
@@ -139,7 +139,7 @@ def _span(i: int, extent: int, bins: int, start: int, size: int) -> tuple[int, i
     return min(max(first + start, 0), size), min(max(last + start, 0), size)
 
 
-@onnx_op("NonMaxSuppression", since=10, host=(2, 3, 4))
+@onnx_op("NonMaxSuppression", since=10, host=(2, 3, 4), reads=True)
 def non_max_suppression(
     node: Node,
     boxes: Tensor,

@@ -5,7 +5,9 @@ Nothing here refers to the file any more, so tracers see plain Python: a list of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from dcir.errors import DcirError, InvalidInput, Unsupported
 from dcir.frontends.onnx.registry import Function, Node
+from dcir.frontends.onnx.tracing import not_entered, untraced
 from dcir.frontends.onnx.values import TEXT, Host, to_tensor
 
 
@@ -30,17 +33,48 @@ class Step:
     raw: bool = False
     """Control flow and sequences take their operands as they are."""
     free: tuple[int, ...] = ()
+    reads: bool = False
+    """The shape of its result is in its operands' data."""
+
+    @property
+    def bodies(self) -> dict[str, Body]:
+        """The subgraphs that it runs, by attribute."""
+        return {name: body for name, body in self.node.attributes.items() if isinstance(body, Body)}
+
+    def __call__(self, values: list[Any]) -> None:
+        if torch.compiler.is_compiling():
+            run_step(self, values)
+        else:
+            _run_explained(self, values, run_step)
+        for slot in self.free:
+            values[slot] = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps that a tracer follows at once, or one that reads data, which it does not follow."""
+
+    steps: tuple[Step, ...]
+    reads: bool
+
+    def __call__(self, values: list[Any]) -> None:
+        for step in self.steps:
+            step(values)
 
 
 @dataclass(frozen=True)
 class Program:
-    """Steps over `slots` values; `captures` are filled from the surrounding program, in order."""
+    """Steps over `slots` values; `captures` are filled from the surrounding program, in order.
+
+    `parts` are the same steps, apart where data must be read; none if they need not be taken apart.
+    """
 
     slots: int
     inputs: tuple[int, ...]
     captures: tuple[int, ...]
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
+    parts: tuple[Part, ...] = ()
 
     def run(self, arguments: tuple[Any, ...], captured: tuple[Any, ...]) -> list[Any]:
         values: list[Any] = [None] * self.slots
@@ -48,14 +82,41 @@ class Program:
             values[slot] = value
         for slot, value in zip(self.inputs, arguments, strict=True):
             values[slot] = value
-        for step in self.steps:
-            if torch.compiler.is_compiling():
-                run_step(step, values)
-            else:
-                _run_explained(step, values)
-            for slot in step.free:
-                values[slot] = None
+        if self.parts and not torch.compiler.is_exporting():
+            _run_apart(self.parts, values)
+        else:
+            for step in self.steps:
+                step(values)
         return [values[slot] for slot in self.outputs]
+
+
+@not_entered
+def _run_apart(parts: tuple[Part, ...], values: list[Any]) -> None:
+    for part in parts:
+        if not part.reads:
+            part(values)
+        elif part.steps[0].bodies:
+            _run_explained(part.steps[0], values, _run_control)
+        else:
+            _untraced(part, values)
+
+
+@untraced
+def _untraced(part: Part, values: list[Any]) -> None:
+    part(values)
+
+
+@not_entered
+def _run_control(step: Step, values: list[Any]) -> None:
+    operands = [values[slot] if slot >= 0 else None for slot in step.inputs]
+    _keep(step, values, _not_entered(step.call)(step.node, *operands))
+    for slot in step.free:
+        values[slot] = None
+
+
+@cache
+def _not_entered(function: Function) -> Function:
+    return not_entered(function)
 
 
 @dataclass(frozen=True)
@@ -73,9 +134,10 @@ class Body:
         return self.program.run(arguments, operands[self.start : self.stop])
 
 
-def _run_explained(step: Step, values: list[Any]) -> None:
+@not_entered
+def _run_explained(step: Step, values: list[Any], run: Callable[[Step, list[Any]], None]) -> None:
     try:
-        run_step(step, values)
+        run(step, values)
     except DcirError as error:
         if error.where is None:
             error.where = step.node.label
@@ -108,6 +170,10 @@ def run_step(step: Step, values: list[Any]) -> None:
         if not step.raw:
             operands = _prepare(step, operands)
         result = step.call(step.node, *operands)
+    _keep(step, values, result)
+
+
+def _keep(step: Step, values: list[Any], result: Any) -> None:
     if isinstance(result, (Tensor, Host, list)) or result is None:
         results: tuple[Any, ...] = (result,)
     else:
@@ -138,16 +204,3 @@ def _prepare(step: Step, operands: list[Any]) -> list[Any]:
         keep = keep and not (isinstance(value, Host) and value.dtype is TEXT)
         prepared.append(to_tensor(value, device) if isinstance(value, Host) and not keep else value)
     return prepared
-
-
-def numbers_wanted(program: Program) -> set[int]:
-    """Slots whose numbers steer operators (shapes, axes, counts …), traced back through arithmetic on them."""
-    wanted: set[int] = set()
-    for step in reversed(program.steps):
-        steers = step.host_call is not None and any(slot in wanted for slot in step.outputs)
-        # Only the shape of these operands matters, not what is in them.
-        steers = steers and step.node.op not in ("Shape", "Size")
-        for position, slot in enumerate(step.inputs):
-            if slot >= 0 and (steers or position in step.host):
-                wanted.add(slot)
-    return wanted

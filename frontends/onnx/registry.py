@@ -54,6 +54,10 @@ class Entry:
     random: bool = False
     raw: bool = False
     """Operands arrive as they are: host values, tensors or sequences."""
+    numbers: tuple[str, ...] = ()
+    """Tensor attributes that arrive as `Host`: what is read of them at load, no tracer sees being read."""
+    reads: bool = False
+    """The shape of the result is in the operands' data, so no tracer can follow."""
 
 
 @dataclass
@@ -74,13 +78,15 @@ def onnx_op(
     state: tuple[int, ...] = (),
     random: bool = False,
     raw: bool = False,
+    numbers: tuple[str, ...] = (),
+    reads: bool = False,
 ) -> Callable[[F], F]:
     """Enter a function under one or more operator names, from opset version `since` on."""
 
     def enter(function: F) -> F:
         for name in names:
             rows = _TABLE.rows.setdefault((domain, name), [])
-            rows.append(Entry(function, since, host, scalars, state, random, raw))
+            rows.append(Entry(function, since, host, scalars, state, random, raw, numbers, reads))
             rows.sort(key=lambda row: -row.since)
         return function
 

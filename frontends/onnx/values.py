@@ -87,6 +87,37 @@ def torch_dtype(code: int, where: str | None = None) -> torch.dtype:
     raise InvalidModel(f"element type {code} is not one of ONNX's", where=where)
 
 
+_DIGITS = {torch.float32: (24, -149, 128), torch.float16: (11, -24, 16), torch.bfloat16: (8, -133, 128)}
+"""Binary digits of a number, exponents of the smallest one and of the first that is too large."""
+
+
+def rounded(value: Scalar, dtype: torch.dtype) -> Scalar:
+    """A Python number as the element type has it; one that is symbolic stays as it is."""
+    if type(value) is not float or dtype not in _DIGITS or value == 0 or not math.isfinite(value):
+        return value
+    digits, least, most = _DIGITS[dtype]
+    unit = 2.0 ** max(math.frexp(value)[1] - digits, least)
+    near = round(value / unit) * unit
+    return near if abs(near) < 2.0**most else math.copysign(math.inf, value)
+
+
+def cast_host(value: Host, dtype: Any) -> Any:
+    """The numbers in another element type, or `NotImplemented` where only tensors have it."""
+    if value.dtype is TEXT or dtype is TEXT:
+        return NotImplemented
+    plain = [v for v in value.values if isinstance(v, (bool, int, float))]
+    if dtype in (torch.int64, torch.int32):
+        bound = 2 ** (dtype.itemsize * 8 - 1)
+        if not all(-bound <= v < bound for v in plain):  # neither infinities nor NaN
+            return NotImplemented
+        return Host(tuple(v if type(v) is int else int(v) for v in value.values), value.shape, dtype)
+    if dtype in (torch.float64, *_DIGITS):
+        return Host(tuple(rounded(float(v), dtype) for v in value.values), value.shape, dtype)
+    if dtype == torch.bool:
+        return Host(tuple(v != 0 for v in value.values), value.shape, dtype)
+    return NotImplemented
+
+
 def host_vector(values: Sequence[Scalar]) -> Host:
     """A rank-1 int64 host value."""
     return Host(tuple(values), (len(values),), torch.int64)

@@ -145,9 +145,11 @@ def test_a_condition_in_a_tensor(module_of: Make) -> None:
     for condition, want in ((True, [0.0, 2.0]), (False, [1.0, -2.0])):
         assert module(torch.tensor(condition), x).tolist() == want
         assert module(condition, x).tolist() == want
-    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    compiled = torch.compile(module, backend="eager")
+    exported = torch.export.export(module, (torch.tensor(True), x)).module()
     for condition, want in ((True, [0.0, 2.0]), (False, [1.0, -2.0])):
         assert compiled(torch.tensor(condition), x).tolist() == want
+        assert exported(torch.tensor(condition), x).tolist() == want
 
 
 def test_a_loop_with_a_known_count_unrolls(module_of: Make) -> None:
