@@ -11,7 +11,7 @@ stage. Saves one write and one read of t (or only the read, where t has other re
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, same_way
@@ -45,6 +45,35 @@ class _Pair:
     kept: bool  # other operators, or the caller, need the container too
 
 
+@dataclass
+class _Asked:
+    """What is known of who reads a container that ``producer`` writes.
+
+    Attributes:
+        against: a reader that had better be given the value than compute it, if one was found.
+        left: readers that were not asked yet.
+    """
+
+    producer: Op
+    against: Op | None
+    left: list[Op]
+
+
+@dataclass
+class _Progress:
+    """What one run of the pass keeps.
+
+    Attributes:
+        position: of the operators that there still are, in execution order.
+        results: containers that the caller needs.
+        asked: by container. Operators do not change, they are replaced: nobody has to be asked twice.
+    """
+
+    position: dict[Op, float]
+    results: set[str]
+    asked: dict[str, _Asked] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class FuseProducers(Pass):
     """Vertical fusion of loop programs.
@@ -72,20 +101,18 @@ class FuseProducers(Pass):
     def apply(self, net: Network) -> Outcome:
         """Fuse until nothing more fits, consumers in execution order."""
         outcome = Outcome()
-        position = {op: float(i) for i, op in enumerate(net.ops())}
+        progress = _Progress({op: float(i) for i, op in enumerate(net.ops())}, net.result_containers())
         static = net.preparable()
         for op in net.ops():
-            current: Op | None = op if op in position else None
+            current: Op | None = op if op in progress.position else None
             while current is not None and isinstance(current.spec, Program):
-                new = self._grow(net, current, position, static, outcome)
+                new = self._grow(net, current, progress, static, outcome)
                 if new is not None and current in static:
                     static.add(new)
                 current = new
         return outcome
 
-    def _grow(
-        self, net: Network, consumer: Op, position: dict[Op, float], static: set[Op], outcome: Outcome
-    ) -> Op | None:
+    def _grow(self, net: Network, consumer: Op, progress: _Progress, static: set[Op], outcome: Outcome) -> Op | None:
         """Fuse one producer into ``consumer``; the fused operator, or None if none fits."""
         for data in dict.fromkeys(o.data for o in net.ins(consumer)):
             writers = net.writers(data)
@@ -99,7 +126,7 @@ class FuseProducers(Pass):
             if writers[0] in static and consumer not in static and _worth_preparing(writers[0].spec, consumer.spec):
                 outcome.refuse("the value is computed once, before the calls")
                 continue
-            new = self._try(net, writers[0], consumer, data, position)
+            new = self._try(net, writers[0], consumer, data, progress)
             if isinstance(new, str):
                 outcome.refuse(new)
                 continue
@@ -107,7 +134,7 @@ class FuseProducers(Pass):
             return new
         return None
 
-    def _try(self, net: Network, producer: Op, consumer: Op, data: str, position: dict[Op, float]) -> Op | str:
+    def _try(self, net: Network, producer: Op, consumer: Op, data: str, progress: _Progress) -> Op | str:
         p, c = drop_unit_loops(producer.spec), drop_unit_loops(consumer.spec)
         if len(p.body) + len(c.body) > self.max_statements:
             return "the fused kernel would be too long"
@@ -117,8 +144,7 @@ class FuseProducers(Pass):
         stores = [i for i, s in enumerate(p.body) if s.op == "store" and outs[s.attr[0]].data == data]
         if len(stores) != 1:
             return "the producer writes it in several parts"
-        others = [r for r in net.readers(data) if r is not consumer]
-        kept = bool(others) or data in net.result_containers()
+        kept = data in progress.results or any(r is not consumer for r in net.readers(data))
         pair = _Pair(net, producer, consumer, data, p, c, stores[0], kept)
         ins = net.ins(consumer)
         loads = [
@@ -138,16 +164,16 @@ class FuseProducers(Pass):
                 return "the consumer reads two results of the producer in different ways"
             numbers.update(more)
         pure = not p.inner and not any(s.op == "reduce" for s in p.body)
-        at = self._place(pair, position)
-        if pure and kept and self._everywhere(pair):
+        if pure and kept and self._everywhere(pair, progress):
             fused = self._inline(pair, m, numbers, keep=False)
-            return self._replace(pair, fused, consumer, position, drop_producer=False)
+            return self._replace(pair, fused, consumer, progress, drop_producer=False)
+        at = self._place(pair, progress.position)
         if pure and (at is None or not _may_keep(pair, m)):
             # The container stays for its other readers; this one computes the value again if that is cheap.
             if not self._cheap(pair, m):
                 return "other operators need the value first, and computing it twice costs more"
             fused = self._inline(pair, m, numbers, keep=False)
-            return self._replace(pair, fused, consumer, position, drop_producer=not kept and len(p.outputs) == 1)
+            return self._replace(pair, fused, consumer, progress, drop_producer=not kept and len(p.outputs) == 1)
         if at is None:
             return "another operator needs the value first"
         if pure:
@@ -161,7 +187,7 @@ class FuseProducers(Pass):
             if isinstance(later, str):
                 return later
             fused = later
-        return self._replace(pair, fused, at, position, drop_producer=True)
+        return self._replace(pair, fused, at, progress, drop_producer=True)
 
     def _starved(self, p: Program) -> bool:
         """Whether a reduction has too few rows to keep the threads busy with anything else."""
@@ -177,24 +203,25 @@ class FuseProducers(Pass):
         sources = [w for o in net.ins(c) for w in net.writers(o.data) if w is not p]
         return p if all(position[w] < position[p] for w in sources) else None
 
-    def _everywhere(self, pair: _Pair) -> bool:
+    def _everywhere(self, pair: _Pair, progress: _Progress) -> bool:
         """Whether every reader had better compute the value itself: it reads most of what the value is made of in any case."""
         net, p = pair.net, pair.p
-        if len(p.outputs) != 1 or pair.data in net.result_containers() or len(p.body) > self.max_repeated:
+        if len(p.outputs) != 1 or pair.data in progress.results or len(p.body) > self.max_repeated:
             return False
-        reads, writes = p.footprint()
         if any(s.op in COSTLY for s in p.body) or any(s.op in ("gather", "index") for s in p.body):
             return False
+        asked = progress.asked.get(pair.data)
+        if asked is None or asked.producer is not pair.producer:
+            asked = progress.asked[pair.data] = _Asked(pair.producer, None, net.readers(pair.data))
+        if asked.against in progress.position:
+            return False
+        asked.against = None
+        reads, writes = p.footprint()
         large = {o.data: n for o, n in zip(net.ins(pair.producer), reads, strict=True) if 8 * n > writes[0]}
-        for reader in net.readers(pair.data):
-            c = reader.spec
-            if not isinstance(c, Program) or any(s.op == "reduce" and s.attr[0].startswith("arg") for s in c.body):
-                return False
-            known = {o.data for o in net.ins(reader)}
-            if (
-                sum(n for data, n in large.items() if data not in known) > writes[0]
-                or drop_unit_loops(c).points() > p.points()
-            ):
+        while asked.left:
+            reader = asked.left.pop()
+            if reader in progress.position and not _computes(net, reader, p, large, writes[0]):
+                asked.against = reader
                 return False
         return True
 
@@ -248,17 +275,30 @@ class FuseProducers(Pass):
             keep=lambda s: pair.kept or outs[s.attr[0]].data != pair.data,
         )  # fmt: skip
 
-    def _replace(self, pair: _Pair, fused: Fused, at: Op, position: dict[Op, float], *, drop_producer: bool) -> Op:
-        net = pair.net
+    def _replace(self, pair: _Pair, fused: Fused, at: Op, progress: _Progress, *, drop_producer: bool) -> Op:
+        net, position = pair.net, progress.position
         origin = pair.consumer.origin or pair.producer.origin
         new = net.add_op(fused.program, fused.ins, fused.outs, origin=origin, made_by=self.name, before=at)
         position[new] = position[at]
         for op in (pair.consumer, pair.producer) if drop_producer else (pair.consumer,):
             net.remove_op(op)
             del position[op]
+        for data in {o.data for o in fused.ins} & progress.asked.keys():
+            progress.asked[data].left.append(new)
         if not net.readers(pair.data) and not net.writers(pair.data) and not pair.kept:
             net.remove_container(pair.data)
         return new
+
+
+def _computes(net: Network, reader: Op, p: Program, large: dict[str, int], written: int) -> bool:
+    """Whether a reader of a value had better compute it by ``p`` than be given it: ``large`` is what ``p`` reads most, by container."""
+    c = reader.spec
+    if not isinstance(c, Program) or any(s.op == "reduce" and s.attr[0].startswith("arg") for s in c.body):
+        return False
+    known = {o.data for o in net.ins(reader)}
+    if sum(n for data, n in large.items() if data not in known) > written:
+        return False
+    return drop_unit_loops(c).points() <= p.points()
 
 
 def _worth_preparing(p: Program, consumer: Program) -> bool:

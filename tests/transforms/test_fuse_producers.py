@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dcir.ir.verify import verify
+from dcir.transforms import fuse_producers
 from dcir.transforms.fuse_producers import FuseProducers
 from tests.transforms.build import binary, network, reduce, unary
 from tests.transforms.imported import same_numbers
@@ -139,3 +140,35 @@ def test_generated_code(fn: Callable[..., Any]) -> None:
     x = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(1))
     (outcome,) = same_numbers(fn, x, passes=(FuseProducers(),))
     assert outcome.changed
+
+
+def test_readers_of_one_value_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as many readers are twice the work, whether they compute the value themselves or one of them is against it."""
+    looked: list[int] = []
+    plain = fuse_producers._computes
+
+    def counting(*given: Any) -> bool:
+        looked.append(1)
+        return plain(*given)
+
+    monkeypatch.setattr(fuse_producers, "_computes", counting)
+
+    def asked(count: int, *, against: bool) -> int:
+        def make(c, x):  # type: ignore[no-untyped-def]
+            y = binary(c, "mul", x, x)
+            made = [unary(c, "neg", replace(y, shape=(3, 4, 6), strides=(0, 6, 1)))] if against else []
+            return made + [unary(c, "sin", y) for _ in range(count)]
+
+        net = network([(4, 6)], make)
+        before = results(net)
+        looked.clear()
+        FuseProducers().apply(net)
+        verify(net)
+        for have, want in zip(results(net), before, strict=True):
+            np.testing.assert_allclose(have, want, rtol=1e-6)
+        return len(looked)
+
+    for against in (False, True):
+        few, many = asked(20, against=against), asked(40, against=against)
+        assert few <= 30
+        assert many <= 2 * few
