@@ -32,6 +32,8 @@ _HINTS_OF_NO_USE = (
     "This graph break is fundamental",
     "It may be possible to write Dynamo tracing rules",
 )
+_DISABLED_FOR = re.compile(r"wrapped with `torch\.compiler\.disable` \(reason: (?!None\))(.*)\)")
+"""Who disables with a reason knows best what it is for."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _STRICT = "strict=False runs it in PyTorch"
 
@@ -191,6 +193,9 @@ def _of_text(reason: str, place: str, *, whole: bool, full: str = "") -> Uncompi
     if not full:
         explanations = [line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")]
         reason = explanations[0] if explanations else lines[0]
+    disabled = _DISABLED_FOR.search(reason)
+    if disabled is not None:
+        return Uncompiled(disabled[1], place, "", whole)
     hints = [line.partition(":")[2].strip() for line in lines if line.startswith("Hint:")]
     cures = [hint for hint in hints if not hint.startswith(_HINTS_OF_NO_USE)]
     return Uncompiled(_ADDRESS.sub("", reason), place, cures[0].rstrip(".") if cures else "", whole)

@@ -171,3 +171,12 @@ def test_hooks_for_all_modules_are_an_error_under_strict() -> None:
             dcir.optimize(layers(), strict=True)(torch.randn(3, 4))
     finally:
         handle.remove()
+
+
+def test_a_reason_given_for_disabling_is_what_is_told() -> None:
+    apart = torch.compiler.disable(lambda x: x + 1, reason="it is measured (apart)")
+    with pytest.warns(NotCompiledWarning) as caught:
+        dcir.optimize(lambda x: apart(x * 2) * 3)(torch.ones(2))
+    (text,) = [str(w.message) for w in caught]
+    assert text.startswith("a part of this call is not compiled: it is measured (apart) (test_uncompiled.py:")
+    assert "try" not in text
