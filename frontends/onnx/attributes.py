@@ -47,9 +47,10 @@ def check_node(
     for name, declared in schema.attributes.items():
         if declared.required and name not in attributes:
             raise InvalidModel(f"attribute {show(name)} is missing", where=label)
-    single = onnx.defs.OpSchema.FormalParameterOption.Single
-    for position, formal in enumerate(schema.inputs[:given]):
-        if formal.option == single and not node.input[position]:
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    for position, name in enumerate(node.input):
+        formal = schema.inputs[min(position, len(schema.inputs) - 1)]
+        if formal.option != optional and not name:
             raise InvalidModel(f"operand {position} ({formal.name}) is missing", where=label)
     return schema
 

@@ -16,12 +16,15 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 from torch import Tensor
 
 from dcir.errors import DcirError, InvalidModel, Unsupported
+from dcir.frontends.onnx.allowed import check_attributes
 from dcir.frontends.onnx.attributes import check_node, read_attribute
+from dcir.frontends.onnx.element_types import check_body, check_types, name_of, type_of
 from dcir.frontends.onnx.fold import Folder
+from dcir.frontends.onnx.forms import RULES
 from dcir.frontends.onnx.frames import Frame, Scope
 from dcir.frontends.onnx.model_file import MAX_NESTING, MAX_NODES, domain_of, functions_of, opsets_of
 from dcir.frontends.onnx.ops_create import constant
-from dcir.frontends.onnx.program import Body, Program, Step
+from dcir.frontends.onnx.program import Body, Program, Step, locate
 from dcir.frontends.onnx.registry import Entry, Node, find, find_host
 from dcir.frontends.onnx.tensors import NARROW_TYPES, read_sparse, read_value, show
 from dcir.frontends.onnx.values import Host, to_host
@@ -66,6 +69,7 @@ class Builder:
         uses = self._uses(graph, opsets)
         initials = self._initials(graph)
         narrow = {p.name: p.data_type for p in graph.initializer if p.data_type in NARROW_TYPES}
+        kinds = {p.name: name_of(p.data_type) for p in graph.initializer}
         for value in graph.input:
             if not value.name or value.name in scope.names:
                 raise InvalidModel(f"graph input {show(value.name)} has no name or appears twice")
@@ -75,9 +79,11 @@ class Builder:
             self.frame.inputs.append(slot)
             if value.type.tensor_type.elem_type in NARROW_TYPES:
                 self.frame.narrow[slot] = value.type.tensor_type.elem_type
+            self._declare(self.frame, slot, type_of(value.type))
         for name, tensor in initials.items():
             if isinstance(tensor, Host):
                 scope.names[name] = self._words(name, tensor, self.frame)
+                self._declare(self.frame, scope.names[name], kinds.get(name))
                 continue
             kind = _kind(tensor, uses.get(name, set()))
             if kind == "constant":
@@ -87,10 +93,11 @@ class Builder:
             self.initials[slot] = Initial(name, tensor, kind)
             if name in narrow:
                 self.frame.narrow[slot] = narrow[name]
+            self._declare(self.frame, slot, kinds.get(name))
             scope.names[name] = slot
         self._nodes(graph.node, scope, Context(opsets))
         if self.unsupported:
-            raise Unsupported.collect(self.unsupported)
+            raise Unsupported.collect(self.unsupported, hint="other operators or element types that mean the same")
         outputs = [self._output(value.name, scope) for value in graph.output]
         if not outputs:
             raise InvalidModel("the graph has no outputs")
@@ -162,8 +169,7 @@ class Builder:
             else:
                 outputs = self._operator(node, domain, inputs, scope, context, label)
         except DcirError as error:
-            if error.where is None:
-                error.where = label
+            locate(error, label)
             raise
         for name, slot in zip(node.output, outputs, strict=True):
             if not name:
@@ -247,6 +253,12 @@ class Builder:
             self.unsupported.append((f"operator {show(spelled)[1:-1]} (opset {version})", label))
             return outputs
         values, captured = self._attributes(attributes, schema, scope, context, len(inputs), label)
+        check_attributes(proto.op_type, values, len(inputs), label)
+        types = [frame.types.get(slot) for slot in inputs]
+        kinds = check_types(schema, types, values, label)
+        for attribute in attributes.values():
+            if attribute.type == AttributeProto.GRAPH:
+                check_body(schema, attribute.g, types, label)
         for name in entry.numbers:
             if isinstance(given := values.get(name), Tensor):
                 values[name] = to_host(given)
@@ -256,12 +268,17 @@ class Builder:
         operands = (*inputs, *captured)
         step = Step(
             node, entry.function, host, operands, tuple(outputs), entry.host, entry.scalars, entry.raw,
-            reads=entry.reads,
+            reads=entry.reads, formed=proto.op_type in RULES, kept=entry.kept,
         )  # fmt: skip
-        if not captured and self._fold(step, entry, frame, outputs):
-            return self._typed(node, frame, outputs)
-        frame.steps.append(step)
+        if captured or not self._fold(step, entry, frame, outputs):
+            frame.steps.append(step)
+        for slot, kind in zip(outputs, kinds, strict=False):
+            self._declare(frame, slot, kind)
         return self._typed(node, frame, outputs)
+
+    def _declare(self, frame: Frame, slot: int, kind: str | None) -> None:
+        if kind is not None and slot >= 0:
+            frame.types[slot] = kind
 
     def _typed(self, node: Node, frame: Frame, outputs: list[int]) -> list[int]:
         """Note which results are of a type that torch holds in a wider one."""
@@ -320,6 +337,7 @@ class Builder:
                 raise InvalidModel(f"subgraph input {show(value.name)} has no name or appears twice")
             inner.names[value.name] = slot = frame.slot()
             frame.inputs.append(slot)
+            self._declare(frame, slot, type_of(value.type))
         for name, tensor in self._initials(graph).items():
             if name not in inner.names:
                 if isinstance(tensor, Host):

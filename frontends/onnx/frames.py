@@ -23,6 +23,8 @@ class Frame:
     captured: dict[int, int] = field(default_factory=dict)
     narrow: dict[int, int] = field(default_factory=dict)
     """ONNX types of values that torch holds in a wider type."""
+    types: dict[int, str] = field(default_factory=dict)
+    """Types of values as the schemas name them, where they are known."""
 
     def slot(self) -> int:
         self.count += 1
@@ -37,6 +39,8 @@ class Frame:
             self.captures.append((outer_slot, inner))
             if outer_slot in self.outer.narrow:
                 self.narrow[inner] = self.outer.narrow[outer_slot]
+            if outer_slot in self.outer.types:
+                self.types[inner] = self.outer.types[outer_slot]
             if outer_slot in self.outer.constants:
                 self.constants[inner] = self.outer.constants[outer_slot]
         return self.captured[outer_slot]

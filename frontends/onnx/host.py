@@ -10,12 +10,13 @@ import torch
 
 from dcir.errors import InvalidModel
 from dcir.frontends.onnx.ops_reduce import axes_of
-from dcir.frontends.onnx.ops_shape import new_shape, shape_range
+from dcir.frontends.onnx.ops_shape import check_slice, flat_axis, new_shape, permutation, shape_range
 from dcir.frontends.onnx.registry import Node, host_op
 from dcir.frontends.onnx.tensors import NARROW_TYPES
 from dcir.frontends.onnx.values import (
     TEXT,
     Host,
+    axes_of_list,
     axis_of,
     cast_host,
     host_scalar,
@@ -180,24 +181,31 @@ def reshape(node: Node, x: Host, target: Host | None = None) -> Any:
     if target is None:
         return NotImplemented
     wanted = new_shape(node, x.shape, ints(target))
+    if any(isinstance(d, int) and d < -1 for d in wanted) or wanted.count(-1) > 1:
+        raise InvalidModel(f"operand or attribute 'shape' is {wanted}", hint="sizes from 0, one of them -1 at most")
     if wanted.count(-1) == 1:
         rest = math.prod([d for d in wanted if d != -1])
         wanted[wanted.index(-1)] = len(x.values) // rest if rest else 0
     if math.prod(wanted) != len(x.values):
-        raise InvalidModel(f"shape {list(x.shape)} cannot become {wanted}")
+        hint = f"sizes whose product is {len(x.values)}"
+        raise InvalidModel(f"shape {list(x.shape)} cannot become {wanted} (operand or attribute 'shape')", hint=hint)
     return Host(x.values, tuple(wanted), x.dtype, None)
 
 
 @host_op("Flatten")
 def flatten(node: Node, x: Host) -> Any:
-    axis = node["axis"] + (len(x.shape) if node["axis"] < 0 else 0)
+    axis = flat_axis(node, len(x.shape))
     return Host(x.values, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])), x.dtype)
 
 
 @host_op("Squeeze")
 def squeeze(node: Node, x: Host, axes: Host | None = None) -> Host:
     dims = node.get("axes") if axes is None else ints(axes)
-    gone = {i for i, d in enumerate(x.shape) if d == 1} if dims is None else {axis_of(a, len(x.shape)) for a in dims}
+    gone = {i for i, d in enumerate(x.shape) if d == 1} if dims is None else set(axes_of_list(dims, len(x.shape)))
+    if any(x.shape[d] != 1 for d in gone):
+        raise InvalidModel(
+            f"axes {sorted(gone)} of shape {list(x.shape)} cannot be squeezed", hint="attribute or operand 'axes'"
+        )
     return Host(x.values, tuple(d for i, d in enumerate(x.shape) if i not in gone), x.dtype)
 
 
@@ -205,14 +213,14 @@ def squeeze(node: Node, x: Host, axes: Host | None = None) -> Host:
 def unsqueeze(node: Node, x: Host, axes: Host | None = None) -> Host:
     dims = list(node["axes"]) if axes is None else ints(axes)
     new = list(x.shape)
-    for axis in sorted(axis_of(a, len(x.shape) + len(dims)) for a in dims):
+    for axis in sorted(axes_of_list(dims, len(x.shape) + len(dims))):
         new.insert(axis, 1)
     return Host(x.values, tuple(new), x.dtype)
 
 
 @host_op("Transpose")
 def transpose(node: Node, x: Host) -> Host:
-    perm = node.get("perm") or tuple(range(len(x.shape)))[::-1]
+    perm = permutation(node, len(x.shape))
     new = tuple(x.shape[p] for p in perm)
     source = [tuple(index[perm.index(i)] for i in range(len(perm))) for index in _indices(new)]
     return Host(tuple(_at(x, index) for index in source), new, x.dtype)
@@ -220,7 +228,11 @@ def transpose(node: Node, x: Host) -> Host:
 
 @host_op("Concat")
 def concat(node: Node, *operands: Host) -> Any:
-    if any(len(v.shape) != 1 for v in operands) or sum(len(v.values) for v in operands) > MAX_HOST:
+    if (
+        any(len(v.shape) != 1 for v in operands)
+        or node.get("axis", 1) not in (0, -1)
+        or sum(len(v.values) for v in operands) > MAX_HOST
+    ):
         return NotImplemented
     return host_vector([x for v in operands for x in v.values])._replace(dtype=operands[0].dtype)
 
@@ -249,11 +261,12 @@ def slice_(node: Node, x: Host, *operands: Host | None) -> Any:
         return NotImplemented
     given = [ints(v) if v is not None else None for v in operands] + [None] * 4
     starts, ends = (given[0], given[1]) if operands else (list(node["starts"]), list(node["ends"]))
-    axes = (given[2] if operands else node.get("axes")) or list(range(len(starts or ())))
-    steps = given[3] or [1] * len(axes)
+    axes = given[2] if operands else node.get("axes")
+    axes = list(range(len(starts or ()))) if axes is None else axes
+    steps = [1] * len(axes) if given[3] is None else given[3]
+    check_slice(starts or (), ends or (), axes, steps)
     chosen = [list(range(d)) for d in x.shape]
-    for start, end, axis, step in zip(starts or (), ends or (), axes, steps, strict=True):
-        dim = axis_of(axis, len(x.shape))
+    for start, end, dim, step in zip(starts or (), ends or (), axes_of_list(axes, len(x.shape)), steps, strict=True):
         chosen[dim] = chosen[dim][slice(start, end if step > 0 or end >= -x.shape[dim] else None, step)]
     new = tuple(len(c) for c in chosen)
     picks = [tuple(c[i] for c, i in zip(chosen, at, strict=True)) for at in _indices(new)]
@@ -269,6 +282,9 @@ def split(node: Node, x: Host, lengths: Host | None = None) -> Any:
         count = node.get("num_outputs", node.outputs)
         part = -(-len(x.values) // count)
         sizes = [part] * (count - 1) + [len(x.values) - part * (count - 1)]
+    if sum(sizes) != len(x.values) or any(n < 0 for n in sizes) or len(sizes) < node.outputs:
+        message = f"lengths {list(sizes)} (attribute or operand 'split') do not divide {len(x.values)} numbers"
+        raise InvalidModel(message, hint=f"{node.outputs} numbers from 0 whose sum is {len(x.values)}")
     parts, at = [], 0
     for length in sizes:
         parts.append(host_vector(x.values[at : at + length])._replace(dtype=x.dtype))

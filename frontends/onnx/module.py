@@ -24,6 +24,7 @@ from dcir.frontends.onnx.numbers import Uses, uses_of
 from dcir.frontends.onnx.parts import parts_of
 from dcir.frontends.onnx.program import Program
 from dcir.frontends.onnx.tensors import MAX_RANK, from_numpy, show, to_numpy
+from dcir.frontends.onnx.tracing import Unlogged
 from dcir.frontends.onnx.values import HOST_LIMIT, TEXT, Host, to_host, to_tensor, torch_dtype
 
 Dim = int | str | None
@@ -71,13 +72,37 @@ class OnnxModule(nn.Module):
         self.dim_names: dict[str, str] = {}
         self._state: tuple[str, ...] = ()
         self._hosts: tuple[Host | None, ...] = ()
+        self._takes_numbers = any(spec.host for spec in inputs)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """As `forward`, with numbers in place of small tensors that are read as numbers."""
-        if not torch.compiler.is_compiling() and any(spec.host for spec in self.input_specs):
+        if torch.compiler.is_dynamo_compiling():
+            return super().__call__(*inputs, **named)
+        if torch.compiler.is_exporting():
+            with Unlogged():
+                return super().__call__(*inputs, **named)
+        if self._takes_numbers:
             inputs = self.as_numbers(*_merge(self.input_specs, inputs, named)) if named else self.as_numbers(*inputs)
             named = {}
-        return super().__call__(*inputs, **named)
+        try:
+            with Unlogged():
+                return super().__call__(*inputs, **named)
+        except Exception as error:
+            if not isinstance(error, DcirError) or error.where is None:
+                self.explain_failure(inputs, named, error)
+            raise
+
+    def explain_failure(self, inputs: Sequence[Any], named: Mapping[str, Any], error: Exception) -> None:
+        """Run a call that failed operator by operator, for an error that names the node.
+
+        Raises:
+            DcirError: the call fails in eager mode, too.
+        """
+        try:
+            with torch.no_grad():
+                self.forward(*inputs, **named)
+        except DcirError as found:
+            raise found from (None if type(found) is type(error) else error)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Outputs of the graph: one value, or a tuple of them.
@@ -155,9 +180,7 @@ def _result(value: Any) -> Any:
 
 def _words(spec: ValueSpec, value: Any) -> Host:
     """Strings from an array of objects, a list, or one word."""
-    words = value
-    if not isinstance(value, Host):
-        words = from_numpy(np.asarray(value, object))
+    words = value if isinstance(value, Host) else from_numpy(np.asarray(value, object))
     if not isinstance(words, Host) or words.dtype is not TEXT:
         raise InvalidInput(f"input {spec.name} must hold strings, it is a {type(value).__name__}")
     _check_shape(spec, words.shape)

@@ -64,7 +64,7 @@ def attention(
     if past_key is not None and past_value is not None:
         k, v = torch.cat((past_key, k), 2), torch.cat((past_value, v), 2)
     present = (k, v)
-    scale = node.get("scale") or 1 / math.sqrt(q.shape[3])
+    scale = 1 / math.sqrt(q.shape[3]) if node.get("scale") is None else node["scale"]
     softcap, wants_scores = node.get("softcap", 0.0), node.used > 3
     if mask is not None and mask.shape[-1] < k.shape[2]:
         fill = False if mask.dtype == torch.bool else -math.inf
@@ -128,7 +128,7 @@ def flex_attention(node: Node, q: Tensor, k: Tensor, v: Tensor, *captured: Any) 
     repeat = q.shape[1] // k.shape[1]
     if repeat > 1:
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-    scale = node.get("scale") or 1 / math.sqrt(q.shape[3])
+    scale = 1 / math.sqrt(q.shape[3]) if node.get("scale") is None else node["scale"]
     precision = node.get("softmax_precision")
     wide = torch_dtype(precision) if precision else torch.promote_types(q.dtype, torch.float32)
     scores = torch.matmul(q.to(wide), k.to(wide).transpose(2, 3)) * scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dcir.errors import Unsupported
+from dcir.errors import InvalidModel, Unsupported
 from dcir.frontends.onnx.registry import Node, onnx_op
 from dcir.frontends.onnx.values import DTYPES, WIDE_UNSIGNED
 
@@ -68,4 +68,9 @@ def bit_cast(node: Node, x: Tensor) -> Tensor:
     dtype = DTYPES[node["to"]]
     if x.dtype == torch.bool or dtype == torch.bool:
         return x.view(torch.uint8).view(dtype)
+    if x.dtype.itemsize != dtype.itemsize:
+        message = (
+            f"attribute 'to' is {node['to']}, of {dtype.itemsize} bytes; the operand's elements have {x.dtype.itemsize}"
+        )
+        raise InvalidModel(message, hint="types of equal size")
     return x.view(dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcir.errors import InvalidModel
+from dcir.errors import InvalidModel, TypeMismatch, Unsupported
 from dcir.frontends.onnx.program import Body
 from dcir.frontends.onnx.registry import Node, onnx_op
 from dcir.frontends.onnx.tracing import untraced
@@ -89,9 +89,9 @@ def scan_8(node: Node, lengths: Any, *rest: Any) -> Any:
     operands = (lengths, *rest)
     count = node["num_scan_inputs"]
     given = [to_tensor(v) for v in operands[1 : body.start]]
-    directions = list(node.get("directions") or [0] * count)
+    directions = _of_scan(node, "directions", count)
     if lengths is not None:
-        raise InvalidModel("a scan of opset 8 with sequence lengths is not supported")
+        raise Unsupported("a scan of opset 8 with sequence lengths is not supported", hint="opset 9 or later")
     per_batch = []
     for b in range(given[0].shape[0]):
         states, inputs = [v[b] for v in given[:-count]], [v[b] for v in given[-count:]]
@@ -104,11 +104,25 @@ def scan(node: Node, *operands: Any) -> Any:
     body: Body = node["body"]
     count = node["num_scan_inputs"]
     given = [to_tensor(v) for v in operands[: body.start]]
+    if count > len(given):
+        raise InvalidModel(f"attribute 'num_scan_inputs' is {count}, {len(given)} operands are given", hint="no more")
     states, inputs = given[: len(given) - count], given[len(given) - count :]
-    directions = list(node.get("scan_input_directions") or [0] * count)
-    axes = list(node.get("scan_input_axes") or [0] * count)
-    out_axes, out_directions = node.get("scan_output_axes") or (), node.get("scan_output_directions") or ()
-    return _scan(body, operands, states, inputs, directions, axes, list(out_axes), list(out_directions))
+    made = len(body.program.outputs) - len(states)
+    directions, axes = _of_scan(node, "scan_input_directions", count), _of_scan(node, "scan_input_axes", count)
+    out_axes = _of_scan(node, "scan_output_axes", made)
+    return _scan(
+        body, operands, states, inputs, directions, axes, out_axes, _of_scan(node, "scan_output_directions", made)
+    )
+
+
+def _of_scan(node: Node, name: str, count: int) -> list[int]:
+    """An attribute with a number for each input or output that is scanned; by default zeros."""
+    given = node.get(name)
+    values = [0] * count if given is None else list(given)
+    flags = "directions" in name and any(v not in (0, 1) for v in values)
+    if len(values) != count or flags:
+        raise InvalidModel(f"attribute {name!r} is {values}", hint=f"{count} numbers{' of 0 or 1' * flags}, or none")
+    return values
 
 
 def _scan(
@@ -123,6 +137,11 @@ def _scan(
 ) -> tuple[Any, ...]:
     dims = [axis_of(a, x.ndim) for a, x in zip(axes, inputs, strict=True)]
     steps = inputs[0].shape[dims[0]]
+    if any(x.shape[d] != steps for x, d in zip(inputs, dims, strict=True)):
+        shapes = ", ".join(str(list(x.shape)) for x in inputs)
+        raise TypeMismatch(
+            f"scanned inputs of shapes {shapes} differ in length along {dims}", hint="equally many slices of each"
+        )
     outputs: list[list[Any]] = [[] for _ in range(len(body.program.outputs) - len(states))]
     for t in range(steps):
         slices = [

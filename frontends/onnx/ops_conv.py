@@ -24,9 +24,10 @@ def pick(table: dict[int, Any], rank: int) -> Any:
 def spatial(node: Node, name: str, rank: int) -> list[int]:
     """A per-axis attribute such as strides, with its default of ones."""
     given = node.get(name)
-    values = list(given) if given else [1] * rank
-    if len(values) != rank or any(v < 1 for v in values):
-        raise InvalidModel(f"{name} {values} do not fit {rank} spatial dimensions")
+    values = [1] * rank if given is None else list(given)
+    if len(values) != rank:
+        message = f"attribute {name!r} is {values}, there are {rank} spatial dimensions"
+        raise InvalidModel(message, hint=f"{rank} numbers, or none")
     return values
 
 
@@ -36,6 +37,7 @@ def paddings(
     """Padding before and after each spatial axis, from `auto_pad` or `pads`."""
     rank = len(sizes)
     auto = node.get("auto_pad", "NOTSET")
+    given = explicit_pads(node, rank)
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         before, after = [], []
         for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
@@ -44,11 +46,18 @@ def paddings(
             before.append(small if auto == "SAME_UPPER" else total - small)
             after.append(total - before[-1])
         return before, after
-    pads = list(node.get("pads") or [0] * (2 * rank))
     if auto == "VALID":
-        pads = [0] * (2 * rank)
+        return [0] * rank, [0] * rank
+    return given
+
+
+def explicit_pads(node: Node, rank: int) -> tuple[list[int], list[int]]:
+    """The attribute `pads`, before and after each spatial axis; by default zeros."""
+    given = node.get("pads")
+    pads = [0] * (2 * rank) if given is None else list(given)
     if len(pads) != 2 * rank:
-        raise InvalidModel(f"{len(pads)} paddings are given for {rank} spatial dimensions")
+        message = f"attribute 'pads' is {pads}, there are {rank} spatial dimensions"
+        raise InvalidModel(message, hint=f"{2 * rank} numbers, or none")
     return pads[:rank], pads[rank:]
 
 
@@ -74,9 +83,16 @@ def conv_transpose(node: Node, x: Tensor, w: Tensor, b: Tensor | None = None) ->
     rank = x.ndim - 2
     function = pick(_TRANSPOSED, rank)
     kernel, strides, dilations = list(w.shape[2:]), spatial(node, "strides", rank), spatial(node, "dilations", rank)
-    extra = list(node.get("output_padding") or [0] * rank)
+    extra = [0] * rank if node.get("output_padding") is None else list(node["output_padding"])
+    if len(extra) != rank or any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=False)):
+        message = f"attribute 'output_padding' is {extra}, strides are {strides}, dilations {dilations}"
+        raise InvalidModel(message, hint=f"{rank} numbers, each less than its stride or dilation")
     full = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(x.shape[2:], strides, kernel, dilations, strict=True)]
     auto, wanted = node.get("auto_pad", "NOTSET"), node.get("output_shape")
+    explicit_pads(node, rank)
+    if wanted is not None and len(wanted) not in (rank, rank + 2):
+        message = f"attribute 'output_shape' is {list(wanted)}, there are {rank} spatial dimensions"
+        raise InvalidModel(message, hint=f"{rank} numbers")
     if wanted or auto in ("SAME_UPPER", "SAME_LOWER"):
         if not wanted:
             wanted = [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
@@ -86,8 +102,7 @@ def conv_transpose(node: Node, x: Tensor, w: Tensor, b: Tensor | None = None) ->
         after = [t - p for t, p in zip(total, before, strict=True)]
     else:
         before, after = paddings(node, list(x.shape[2:]), kernel, strides, dilations)
-    fits = all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True))
-    if before == after and all(p >= 0 for p in before) and fits:
+    if before == after and all(p >= 0 for p in before):
         result: Tensor = function(x, w, b, strides, before, extra, node["group"], dilations)
         return result
     # Compute the whole product, then cut off (or add) what the paddings say.

@@ -24,6 +24,9 @@ from dcir.frontends.onnx.values import (
     torch_dtype,
 )
 
+MAX_BINS, MAX_WEIGHTS = 1 << 14, 1 << 26
+"""Of a matrix of mel weights: it is written down number by number."""
+
 
 @onnx_op("Constant")
 def constant(node: Node) -> Any:
@@ -75,7 +78,7 @@ def cast_like(node: Node, x: Operand, target: Operand) -> Any:
 def range_(node: Node, start: Operand, limit: Operand, delta: Operand) -> Any:
     a, b, c = scalar(start), scalar(limit), scalar(delta)
     if isinstance(c, (int, float)) and c == 0:
-        raise InvalidModel("a range has step 0")
+        raise InvalidModel("operand 'delta' is 0", hint="a step forwards or backwards")
     dtype = start.dtype
     if all(isinstance(v, (int, float)) for v in (a, b, c)):
         count = max(math.ceil((b - a) / c), 0)
@@ -88,7 +91,7 @@ def range_(node: Node, start: Operand, limit: Operand, delta: Operand) -> Any:
 
 @onnx_op("EyeLike", since=9)
 def eye_like(node: Node, x: Tensor) -> Any:
-    dtype = torch_dtype(node["dtype"]) if node.get("dtype") else x.dtype
+    dtype = x.dtype if node.get("dtype") is None else torch_dtype(node["dtype"])
     rows, columns, k = x.shape[0], x.shape[1], node["k"]
     i = torch.arange(rows, device=x.device).unsqueeze(1)
     return (torch.arange(columns, device=x.device) - i == k).to(dtype)
@@ -126,7 +129,9 @@ def blackman(node: Node, size: Operand) -> Tensor:
 def mel_weight_matrix(node: Node, bins: Operand, length: Operand, rate: Operand, low: Operand, high: Operand) -> Tensor:
     count, size, rate_ = scalar(bins), scalar(length), scalar(rate)
     rows = size // 2 + 1
-    check_size([rows, count])
+    if count < 1 or size < 1 or rate_ < 1 or count > MAX_BINS or rows * count > MAX_WEIGHTS:
+        message = f"operands 'num_mel_bins', 'dft_length' and 'sample_rate' are {count}, {size} and {rate_}"
+        raise InvalidModel(message, hint=f"numbers from 1, no more than {MAX_BINS} bins and {MAX_WEIGHTS} weights")
     low_mel, high_mel = (2595 * math.log10(1 + scalar(f) / 700) for f in (low, high))
     step = (high_mel - low_mel) / (count + 2)
     hertz = [700 * (10 ** ((i * step + low_mel) / 2595) - 1) for i in range(count + 2)]

@@ -20,10 +20,19 @@ def wrapped(index: Tensor, length: int) -> Tensor:
     return torch.where(index < 0, index + length, index)
 
 
-@onnx_op("Gather", scalars=True)
+def _in_range(index: Host, length: Any) -> None:
+    """Raise `InvalidModel` for a place that is not there, as far as both are plain numbers."""
+    if isinstance(length, int) and any(isinstance(i, int) and not -length <= i < length for i in index.values):
+        message = f"operand 'indices' is {list(index.values)[:16]}, the axis has {length} elements"
+        raise InvalidModel(message, hint=f"from {-length} to {length - 1}")
+
+
+@onnx_op("Gather", scalars=True, kept=(1,))
 def gather(node: Node, data: Operand, index: Operand) -> Tensor:
     x = to_tensor(data)
     axis = axis_of(node["axis"], x.ndim)
+    if isinstance(index, Host):
+        _in_range(index, x.shape[axis])
     if isinstance(index, Host) and len(index.shape) == 0 and type(index.values[0]) is int:
         return torch.select(x, axis, index.values[0])
     if isinstance(index, Host):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dcir.frontends.onnx.ops_math import Operand, pair, widened
+from dcir.frontends.onnx.ops_math import Operand, pair
 from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.unsigned import ordered, widened
 from dcir.frontends.onnx.values import operand, to_tensor
 
 
@@ -18,28 +19,28 @@ def equal(node: Node, a: Operand, b: Operand) -> Tensor:
 
 
 @onnx_op("Greater", scalars=True)
-@widened
+@ordered
 def greater(node: Node, a: Operand, b: Operand) -> Tensor:
     x, y = pair(node, a, b)
     return torch.gt(x, y) if isinstance(x, Tensor) else torch.lt(y, x)
 
 
 @onnx_op("Less", scalars=True)
-@widened
+@ordered
 def less(node: Node, a: Operand, b: Operand) -> Tensor:
     x, y = pair(node, a, b)
     return torch.lt(x, y) if isinstance(x, Tensor) else torch.gt(y, x)
 
 
 @onnx_op("GreaterOrEqual", since=12, scalars=True)
-@widened
+@ordered
 def greater_or_equal(node: Node, a: Operand, b: Operand) -> Tensor:
     x, y = pair(node, a, b)
     return torch.ge(x, y) if isinstance(x, Tensor) else torch.le(y, x)
 
 
 @onnx_op("LessOrEqual", since=12, scalars=True)
-@widened
+@ordered
 def less_or_equal(node: Node, a: Operand, b: Operand) -> Tensor:
     x, y = pair(node, a, b)
     return torch.le(x, y) if isinstance(x, Tensor) else torch.ge(y, x)

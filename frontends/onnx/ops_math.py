@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.unsigned import divide_wide, ordered, wide_type, widened
 from dcir.frontends.onnx.values import WIDE_UNSIGNED, Host, axis_of, operand, scalar, to_tensor
 
 Operand = Tensor | Host
-
-
-def widened(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute on uint16, uint32 and uint64 as int64: wraps alike for +, -, *, and is exact below 2**63 otherwise."""
-
-    @wraps(function)
-    def call(node: Node, *operands: Any) -> Any:
-        narrow = None
-        for value in operands:
-            if isinstance(value, Tensor) and value.dtype in WIDE_UNSIGNED:
-                narrow = value.dtype
-        if narrow is None:
-            return function(node, *operands)
-        wide = [v.to(torch.int64) if isinstance(v, Tensor) and v.dtype in WIDE_UNSIGNED else v for v in operands]
-        result = function(node, *wide)
-        return result.to(narrow) if isinstance(result, Tensor) and result.dtype == torch.int64 else result
-
-    return call
 
 
 def pair(node: Node, a: Operand, b: Operand) -> tuple[Any, Any]:
@@ -71,8 +53,20 @@ def mul(node: Node, a: Operand, b: Operand) -> Any:
 
 
 @onnx_op("Div", scalars=True)
-@widened
 def div(node: Node, a: Operand, b: Operand) -> Any:
+    if wide_type((a, b)) == torch.uint64:
+        return divide_wide(*_both(node, a, b))[0]
+    return _div(node, a, b)
+
+
+def _both(node: Node, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
+    """Two operands as tensors, lined up."""
+    x, y = pair(node, to_tensor(a), to_tensor(b))
+    return x, y
+
+
+@widened
+def _div(node: Node, a: Operand, b: Operand) -> Any:
     x, y = pair(node, a, b)
     typed = x if isinstance(x, Tensor) else y
     if typed.is_floating_point() or typed.is_complex():
@@ -92,8 +86,14 @@ def _integer(x: Any, y: Any, typed: Tensor, divide: Any, minus_one: Any) -> Any:
 
 
 @onnx_op("Mod", since=10, scalars=True)
-@widened
 def mod(node: Node, a: Operand, b: Operand) -> Any:
+    if wide_type((a, b)) == torch.uint64:
+        return divide_wide(*_both(node, a, b))[1]
+    return _mod(node, a, b)
+
+
+@widened
+def _mod(node: Node, a: Operand, b: Operand) -> Any:
     x, y = pair(node, a, b)
     typed = x if isinstance(x, Tensor) else y
     fmod = node["fmod"] == 1
@@ -153,13 +153,13 @@ def mean(node: Node, *operands: Operand) -> Tensor:
 
 
 @onnx_op("Max", scalars=True)
-@widened
+@ordered
 def maximum(node: Node, *operands: Operand) -> Tensor:
     return _fold(lambda x, y: torch.maximum(x, like(y, x)), node, operands)
 
 
 @onnx_op("Min", scalars=True)
-@widened
+@ordered
 def minimum(node: Node, *operands: Operand) -> Tensor:
     return _fold(lambda x, y: torch.minimum(x, like(y, x)), node, operands)
 
@@ -176,7 +176,16 @@ def _rounded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     return lambda x: function(x) if x.is_floating_point() else x
 
 
-_unary("Abs", torch.abs)
+@onnx_op("Abs")
+def absolute(node: Node, x: Tensor) -> Tensor:
+    return torch.abs(x) if x.dtype.is_signed else x
+
+
+@onnx_op("Sign", since=9)
+def sign(node: Node, x: Tensor) -> Tensor:
+    return torch.sign(x) if x.dtype.is_signed else (x != 0).to(x.dtype)
+
+
 _unary("Neg", torch.neg)
 _unary("Ceil", _rounded(torch.ceil))
 _unary("Floor", _rounded(torch.floor))
@@ -185,7 +194,6 @@ _unary("Sqrt", torch.sqrt)
 _unary("Reciprocal", torch.reciprocal)
 _unary("Exp", torch.exp)
 _unary("Log", torch.log)
-_unary("Sign", torch.sign)
 _unary("Erf", torch.erf)
 _unary("Sin", torch.sin)
 _unary("Cos", torch.cos)
@@ -207,7 +215,7 @@ def clip_attributes(node: Node, x: Tensor) -> Tensor:
 
 
 @onnx_op("Clip", since=11, scalars=True)
-@widened
+@ordered
 def clip(node: Node, x: Operand, low: Operand | None = None, high: Operand | None = None) -> Tensor:
     value = to_tensor(x)
     if low is None and high is None:

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dcir.errors import InvalidModel
 from dcir.frontends.onnx.ops_math import Operand
 from dcir.frontends.onnx.registry import Node, onnx_op
-from dcir.frontends.onnx.values import axis_of, scalar, torch_dtype
+from dcir.frontends.onnx.values import axes_of_list, axis_of, scalar, torch_dtype
 
 
 @onnx_op("BatchNormalization", state=(3, 4))
@@ -95,13 +96,15 @@ def lrn(node: Node, x: Tensor) -> Tensor:
 @onnx_op("LpNormalization")
 def lp_normalization(node: Node, x: Tensor) -> Tensor:
     axis = axis_of(node["axis"], x.ndim)
+    if node["p"] not in (1, 2):
+        raise InvalidModel(f"attribute 'p' is {node['p']}", hint="1 or 2")
     norm = torch.linalg.vector_norm(x, node["p"], axis, keepdim=True)
     return torch.where(norm == 0, 0, x / torch.where(norm == 0, 1, norm))
 
 
 @onnx_op("MeanVarianceNormalization", since=9)
 def mean_variance_normalization(node: Node, x: Tensor) -> Tensor:
-    axes = tuple(axis_of(a, x.ndim) for a in node.get("axes", (0, 2, 3)))
+    axes = tuple(axes_of_list(node.get("axes", (0, 2, 3)), x.ndim))
     centred = x - torch.mean(x, axes, keepdim=True)
     deviation = torch.sqrt(torch.mean(centred * centred, axes, keepdim=True))
     return centred / (deviation + 1e-9)
@@ -116,6 +119,8 @@ def dropout_attribute(node: Node, x: Tensor) -> Any:
 @onnx_op("Dropout", since=12, host=(1, 2), random=True)
 def dropout(node: Node, x: Tensor, ratio: Operand | None = None, training: Operand | None = None) -> Any:
     rate = 0.5 if ratio is None else scalar(ratio)
+    if isinstance(rate, float) and not 0 <= rate < 1:
+        raise InvalidModel(f"operand 'ratio' is {rate}", hint="a number from 0, less than 1")
     return _dropout(node, x, rate, training is not None and bool(scalar(training)))
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcir.errors import InvalidModel
-from dcir.frontends.onnx.ops_conv import flat_pads, paddings, pick, spatial
+from dcir.frontends.onnx.ops_conv import explicit_pads, flat_pads, paddings, pick, spatial
 from dcir.frontends.onnx.ops_math import Operand
 from dcir.frontends.onnx.registry import Node, onnx_op
 from dcir.frontends.onnx.values import check_size, ints
@@ -24,8 +24,9 @@ class _Window:
     def __init__(self, node: Node, x: Tensor) -> None:
         self.rank = x.ndim - 2
         self.kernel = list(node["kernel_shape"])
-        if len(self.kernel) != self.rank or any(k < 1 for k in self.kernel):
-            raise InvalidModel(f"kernel {self.kernel} does not fit {self.rank} spatial dimensions")
+        if len(self.kernel) != self.rank:
+            message = f"attribute 'kernel_shape' is {self.kernel}, there are {self.rank} spatial dimensions"
+            raise InvalidModel(message, hint=f"{self.rank} numbers")
         self.strides = spatial(node, "strides", self.rank)
         self.dilations = spatial(node, "dilations", self.rank)
         sizes = list(x.shape[2:])
@@ -35,6 +36,9 @@ class _Window:
         self.sizes = []
         for i, size in enumerate(sizes):
             span = size + self.before[i] + self.after[i] - self.dilations[i] * (self.kernel[i] - 1) - 1
+            if span < 0:
+                message = f"attribute 'kernel_shape' is {self.kernel}, larger than the padded input"
+                raise InvalidModel(message, hint=f"smaller kernels or dilations for shape {list(x.shape)}")
             count = span // self.strides[i] + 1
             if self.ceil:
                 count = -(-span // self.strides[i]) + 1
@@ -151,7 +155,10 @@ def global_lp_pool(node: Node, x: Tensor) -> Tensor:
 def max_unpool(node: Node, x: Tensor, indices: Tensor, target: Operand | None = None) -> Tensor:
     rank = x.ndim - 2
     kernel, strides = list(node["kernel_shape"]), spatial(node, "strides", rank)
-    pads = list(node.get("pads") or [0] * (2 * rank))
+    if len(kernel) != rank:
+        message = f"attribute 'kernel_shape' is {kernel}, there are {rank} spatial dimensions"
+        raise InvalidModel(message, hint=f"{rank} numbers")
+    pads = [p for part in explicit_pads(node, rank) for p in part]
     natural = [(x.shape[2 + i] - 1) * strides[i] - pads[i] - pads[i + rank] + kernel[i] for i in range(rank)]
     small = [*x.shape[:2], *natural]
     check_size(small)
@@ -159,5 +166,7 @@ def max_unpool(node: Node, x: Tensor, indices: Tensor, target: Operand | None = 
     if target is None:
         return flat
     wanted = ints(target)
+    if len(wanted) != x.ndim:
+        raise InvalidModel(f"operand 'output_shape' is {wanted}, the rank is {x.ndim}", hint=f"{x.ndim} numbers")
     check_size(wanted)
     return F.pad(flat, [p for d in reversed(range(x.ndim)) for p in (0, wanted[d] - small[d])])

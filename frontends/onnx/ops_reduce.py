@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dcir.frontends.onnx.ops_math import Operand, widened
+from dcir.frontends.onnx.ops_math import Operand
 from dcir.frontends.onnx.registry import Node, onnx_op
-from dcir.frontends.onnx.values import axis_of, ints, scalar
+from dcir.frontends.onnx.unsigned import from_ordered, ordered, to_ordered, widened
+from dcir.frontends.onnx.values import WIDE_UNSIGNED, axes_of_list, axis_of, check_count, ints, scalar
 
 Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
@@ -19,7 +20,7 @@ def axes_of(node: Node, rank: int, axes: Operand | None) -> tuple[int, ...]:
     given = ints(axes) if axes is not None else list(node.get("axes") or ())
     if not given:
         return () if node.get("noop_with_empty_axes", 0) else tuple(range(rank))
-    return tuple(axis_of(a, rank) for a in given)
+    return tuple(axes_of_list(given, rank))
 
 
 def _enter(name: str, function: Reduction, since: int) -> None:
@@ -29,8 +30,9 @@ def _enter(name: str, function: Reduction, since: int) -> None:
         dims = axes_of(node, x.ndim, axes)
         return function(x, dims, bool(node["keepdims"]))
 
-    onnx_op(name)(widened(call))
-    onnx_op(name, since=since, host=(1,))(widened(call))
+    entered = (ordered if name in ("ReduceMax", "ReduceMin") else widened)(call)
+    onnx_op(name)(entered)
+    onnx_op(name, since=since, host=(1,))(entered)
 
 
 def _sum(x: Tensor, dims: tuple[int, ...], keep: bool) -> Tensor:
@@ -104,6 +106,7 @@ _enter("ReduceLogSumExp", _log_sum_exp, 18)
 @onnx_op("ArgMax", "ArgMin")
 def arg_extreme(node: Node, x: Tensor) -> Tensor:
     axis = axis_of(node["axis"], x.ndim)
+    x = to_ordered(x) if x.dtype in WIDE_UNSIGNED else x
     function = torch.argmax if node.op == "ArgMax" else torch.argmin
     if node.get("select_last_index"):
         found = function(torch.flip(x, (axis,)), axis, bool(node["keepdims"]))
@@ -123,11 +126,13 @@ def top_k(node: Node, x: Tensor, k: Operand) -> tuple[Tensor, Tensor]:
 
 def _top_k(node: Node, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     axis = axis_of(node["axis"], x.ndim)
+    check_count("k", k, x.shape[axis])
     largest = bool(node.get("largest", 1))
     # ONNX breaks ties by the lower index, which only a stable sort promises.
-    wide = x.to(torch.int64) if x.dtype in (torch.uint16, torch.uint32, torch.uint64) else x
+    wide = to_ordered(x) if x.dtype in WIDE_UNSIGNED else x
     values, indices = torch.sort(wide, dim=axis, descending=largest, stable=True)
-    return values.narrow(axis, 0, k).to(x.dtype), indices.narrow(axis, 0, k)
+    kept = values.narrow(axis, 0, k)
+    return from_ordered(kept, x.dtype) if x.dtype in WIDE_UNSIGNED else kept, indices.narrow(axis, 0, k)
 
 
 @onnx_op("Unique", since=11, reads=True)

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcir.errors import InvalidModel
+from dcir.errors import InvalidModel, TypeMismatch
 from dcir.frontends.onnx.ops_math import Operand
 from dcir.frontends.onnx.registry import Node, onnx_op
-from dcir.frontends.onnx.values import axis_of, check_size, floats, ints
+from dcir.frontends.onnx.values import axes_of_list, check_size, floats, ints
 
 
 @onnx_op("Upsample")
@@ -48,15 +48,23 @@ def resize(
     node: Node, x: Tensor, roi: Operand | None = None, scales: Operand | None = None, sizes: Operand | None = None
 ) -> Tensor:
     axes = node.get("axes")
-    dims = list(range(x.ndim)) if axes is None else [axis_of(a, x.ndim) for a in axes]
+    dims = list(range(x.ndim)) if axes is None else axes_of_list(axes, x.ndim)
     box = floats(roi) or None
     factors = floats(scales)
     wanted = ints(sizes) if sizes is not None else []
     if bool(factors) == bool(wanted):
-        raise InvalidModel("a resize needs either scales or sizes")
+        raise InvalidModel(
+            "a resize needs either scales or sizes", hint="one of the two operands, with a number for each axis"
+        )
     if not wanted:
         return _resize(x, dims, factors, None, node.attributes, box)
+    if len(wanted) != len(dims):
+        raise InvalidModel(f"operand 'sizes' is {wanted}, there are {len(dims)} axes", hint="a size for each axis")
+    if any(x.shape[d] == 0 for d in dims):
+        raise TypeMismatch(f"a tensor of shape {list(x.shape)} cannot be resized", hint="no dimension of 0")
     factors = [w / x.shape[d] for w, d in zip(wanted, dims, strict=True)]
+    if box is not None and len(box) != 2 * len(dims):
+        raise InvalidModel(f"operand 'roi' has {len(box)} numbers for {len(dims)} axes", hint="two for each axis")
     policy = node.get("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
         scale = min(factors) if policy == "not_larger" else max(factors)
@@ -69,10 +77,12 @@ def _resize(
     x: Tensor, dims: list[int], scales: list[float], sizes: list[int] | None, options: dict[str, Any], roi: Any
 ) -> Tensor:
     if len(scales) != len(dims):
-        raise InvalidModel(f"{len(scales)} scales are given for {len(dims)} axes")
+        raise InvalidModel(
+            f"operand or attribute 'scales' is {scales}, there are {len(dims)} axes", hint="one for each axis"
+        )
     if sizes is None:
         if any(s <= 0 for s in scales):
-            raise InvalidModel(f"scales {scales} are not all positive")
+            raise InvalidModel(f"operand or attribute 'scales' is {scales}", hint="positive numbers")
         sizes = [int(x.shape[d] * s) if s != 1 else x.shape[d] for d, s in zip(dims, scales, strict=True)]
     full = list(x.shape)
     for d, size in zip(dims, sizes, strict=True):

@@ -36,7 +36,7 @@ def _activation(name: str, alpha: float, beta: float) -> Activation:
         "Elu": lambda x: torch.nn.functional.elu(x, alpha),
     }
     if name not in table:
-        raise InvalidModel(f"activation {name!r} does not exist")
+        raise InvalidModel(f"attribute 'activations' names {name[:40]!r}", hint=f"one of {', '.join(table)}")
     return table[name]
 
 
@@ -44,7 +44,8 @@ def _activations(node: Node, directions: int, defaults: tuple[str, ...]) -> list
     # The schema's own default for RNN names two activations, also when there is one direction.
     names = list(node.get("activations") or defaults * directions)[: directions * len(defaults)]
     if len(names) != directions * len(defaults):
-        raise InvalidModel(f"{len(names)} activations are given, {directions * len(defaults)} are needed")
+        message = f"attribute 'activations' names {len(names)}, {directions * len(defaults)} are needed"
+        raise InvalidModel(message, hint=f"{len(defaults)} for each direction, or none")
     alphas, betas = list(node.get("activation_alpha") or ()), list(node.get("activation_beta") or ())
     built = []
     for name in names:
@@ -66,14 +67,14 @@ class _Plan:
         self.layout = node.get("layout", 0)
         self.x = x.transpose(0, 1) if self.layout else x
         self.directions = w.shape[0]
-        self.hidden = node.get("hidden_size") or 0
-        if node["direction"] not in ("forward", "reverse", "bidirectional"):
-            raise InvalidModel(f"direction {node['direction']!r} does not exist")
         if (node["direction"] == "bidirectional") != (self.directions == 2):
-            raise InvalidModel(f"weights for {self.directions} directions do not fit {node['direction']!r}")
+            message = f"attribute 'direction' is {node['direction']!r}, the weights are for {self.directions}"
+            raise InvalidModel(message, hint="two directions in the weights of a bidirectional network, else one")
         self.backward = [node["direction"] == "reverse"] if self.directions == 1 else [False, True]
         self.lengths = lengths
         clip = node.get("clip")
+        if clip is not None and not clip >= 0:
+            raise InvalidModel(f"attribute 'clip' is {clip}", hint="a positive number")
         self.clip: Activation = (lambda t: t.clamp(-clip, clip)) if clip else (lambda t: t)
 
     def state(self, given: Tensor | None, hidden: int) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcir.errors import InvalidModel
+from dcir.errors import InvalidModel, TypeMismatch
 from dcir.frontends.onnx.ops_math import Operand
 from dcir.frontends.onnx.registry import Node, onnx_op
-from dcir.frontends.onnx.values import Host, axis_of, check_size, host_scalar, host_vector, ints, scalar
+from dcir.frontends.onnx.values import Host, axes_of_list, axis_of, check_size, host_scalar, host_vector, ints, scalar
 
 
 @onnx_op("Identity")
@@ -44,9 +44,13 @@ def new_shape(node: Node, old: tuple[int, ...], wanted: list[int]) -> list[int]:
     for i, d in enumerate(wanted):
         if isinstance(d, int) and d == 0 and not node.get("allowzero", 0):
             if i >= len(old):
-                raise InvalidModel(f"reshape copies dimension {i} of a tensor of rank {len(old)}")
+                message = (
+                    f"operand or attribute 'shape' is {wanted}: 0 copies dimension {i} of a tensor of rank {len(old)}"
+                )
+                raise InvalidModel(message, hint="allowzero = 1 for a dimension of 0")
             d = old[i]
         result.append(d)
+    check_size([d for d in result if type(d) is int and d != -1])  # a symbolic one would be bound by it
     return result
 
 
@@ -62,18 +66,35 @@ def reshape(node: Node, x: Tensor, target: Operand) -> Tensor:
 
 @onnx_op("Flatten")
 def flatten(node: Node, x: Tensor) -> Tensor:
-    axis = node["axis"]
-    if not -x.ndim <= axis <= x.ndim:
-        raise InvalidModel(f"axis {axis} is out of range for rank {x.ndim}")
-    axis = axis + x.ndim if axis < 0 else axis
+    axis = flat_axis(node, x.ndim)
     if axis == 1 and x.ndim > 1 and x.numel() != 0:
         return torch.flatten(x, 1)
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
+def flat_axis(node: Node, rank: int) -> int:
+    """Flatten's axis, which may lie behind the last dimension."""
+    axis: int = node["axis"]
+    if not -rank <= axis <= rank:
+        raise InvalidModel(f"attribute 'axis' is {axis}, the rank is {rank}", hint=f"from {-rank} to {rank}")
+    return axis + rank if axis < 0 else axis
+
+
 @onnx_op("Transpose")
 def transpose(node: Node, x: Tensor) -> Tensor:
-    return x.permute(node.get("perm") or tuple(range(x.ndim))[::-1])
+    return x.permute(permutation(node, x.ndim))
+
+
+def permutation(node: Node, rank: int) -> tuple[int, ...]:
+    """Where each dimension comes from; by default they are reversed."""
+    perm = node.get("perm")
+    if perm is None:
+        return tuple(range(rank))[::-1]
+    if sorted(perm) != list(range(rank)):
+        raise InvalidModel(
+            f"attribute 'perm' is {list(perm)}, the rank is {rank}", hint=f"0 to {rank - 1}, in any order"
+        )
+    return tuple(perm)
 
 
 @onnx_op("Squeeze")
@@ -89,10 +110,10 @@ def squeeze(node: Node, x: Tensor, axes: Operand | None = None) -> Tensor:
 def _squeeze(x: Tensor, axes: Any) -> Tensor:
     if axes is None:
         return torch.squeeze(x)
-    dims = [axis_of(a, x.ndim) for a in axes]
+    dims = axes_of_list(axes, x.ndim)
     for d in dims:
         if x.shape[d] != 1:
-            raise InvalidModel(f"axis {d} of shape {list(x.shape)} cannot be squeezed")
+            raise InvalidModel(f"axis {d} (attribute or operand 'axes') of shape {list(x.shape)} cannot be squeezed")
     return torch.squeeze(x, tuple(dims)) if dims else x
 
 
@@ -107,7 +128,7 @@ def unsqueeze(node: Node, x: Tensor, axes: Operand) -> Tensor:
 
 
 def _unsqueeze(x: Tensor, axes: Any) -> Tensor:
-    for axis in sorted(axis_of(a, x.ndim + len(axes)) for a in axes):
+    for axis in sorted(axes_of_list(axes, x.ndim + len(axes))):
         x = torch.unsqueeze(x, axis)
     return x
 
@@ -132,6 +153,8 @@ def tile_attributes(node: Node, x: Tensor, tiles: Operand, axis: Operand) -> Ten
 @onnx_op("Tile", since=6, host=(1,))
 def tile(node: Node, x: Tensor, repeats: Operand) -> Tensor:
     counts = ints(repeats)
+    if len(counts) != x.ndim:
+        raise TypeMismatch(f"operand 'repeats' is {counts}, the rank is {x.ndim}", hint="a number for each dimension")
     check_size([d * c for d, c in zip(x.shape, counts, strict=True)])
     return x.repeat(counts)
 
@@ -154,13 +177,18 @@ def split(node: Node, x: Tensor, lengths: Operand | None = None) -> tuple[Tensor
 
 def _split(node: Node, x: Tensor, lengths: Any) -> tuple[Tensor, ...]:
     axis = axis_of(node.get("axis", 0), x.ndim)
+    if lengths is None and node.version >= 18 and node.get("num_outputs") is None:
+        raise InvalidModel("neither operand 'split' nor attribute 'num_outputs' is given", hint="one of them")
     if lengths is None:
         count = node.get("num_outputs", node.outputs)
         if count < 1:
-            raise InvalidModel(f"cannot split into {count} parts")
+            raise InvalidModel(f"cannot split into {count} parts", hint="attribute 'num_outputs' from 1")
         part = -(-x.shape[axis] // count)
         lengths = [part] * (count - 1)
         lengths.append(x.shape[axis] - part * (count - 1))
+    if sum(lengths) != x.shape[axis] or any(n < 0 for n in lengths) or len(lengths) < node.outputs:
+        message = f"lengths {list(lengths)} (attribute or operand 'split') do not divide axis {axis} of {list(x.shape)}"
+        raise InvalidModel(message, hint=f"{node.outputs} numbers from 0 whose sum is {x.shape[axis]}")
     return torch.split(x, list(lengths), axis)
 
 
@@ -173,21 +201,30 @@ def slice_attributes(node: Node, x: Tensor) -> Tensor:
 def slice_(
     node: Node, x: Tensor, starts: Operand, ends: Operand, axes: Operand | None = None, steps: Operand | None = None
 ) -> Tensor:
-    return _slice(x, ints(starts), ints(ends), ints(axes) if axes is not None else None, ints(steps) or None)
+    return _slice(
+        x, ints(starts), ints(ends), ints(axes) if axes is not None else None, None if steps is None else ints(steps)
+    )
 
 
 def _slice(x: Tensor, starts: list[int], ends: list[int], axes: Any, steps: list[int] | None) -> Tensor:
     axes = list(range(len(starts))) if axes is None else axes
-    steps = steps or [1] * len(starts)
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        dim = axis_of(axis, x.ndim)
+    steps = [1] * len(starts) if steps is None else steps
+    check_slice(starts, ends, axes, steps)
+    for start, end, dim, step in zip(starts, ends, axes_of_list(axes, x.ndim), steps, strict=True):
         x = _slice_one(x, dim, start, end, step)
     return x
 
 
+def check_slice(starts: Any, ends: Any, axes: Any, steps: Any) -> None:
+    """Raise `InvalidModel` where the lists of a slice do not go together."""
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        message = f"starts, ends, axes and steps have {len(starts)}, {len(ends)}, {len(axes)} and {len(steps)} numbers"
+        raise InvalidModel(message, hint="equally many of each")
+    if any(isinstance(step, int) and step == 0 for step in steps):
+        raise InvalidModel(f"a step of a slice is 0: {list(steps)}", hint="a step forwards or backwards")
+
+
 def _slice_one(x: Tensor, dim: int, start: int, end: int, step: int) -> Any:
-    if step == 0:
-        raise InvalidModel("a slice has step 0")
     if step > 0:
         if start == 0 and end >= 2**31 - 1 and step == 1:
             return x
@@ -206,7 +243,7 @@ def _slice_one(x: Tensor, dim: int, start: int, end: int, step: int) -> Any:
 
 @onnx_op("Pad")
 def pad_attributes(node: Node, x: Tensor) -> Tensor:
-    pads = node.get("pads") or node["paddings"]
+    pads = node["paddings"] if node.get("pads") is None else node["pads"]
     return pad_by(x, list(pads), node["mode"], node["value"])
 
 
@@ -214,8 +251,12 @@ def pad_attributes(node: Node, x: Tensor) -> Tensor:
 def pad(node: Node, x: Tensor, pads: Operand, value: Operand | None = None, axes: Operand | None = None) -> Tensor:
     amounts = ints(pads)
     if axes is not None:
-        dims = [axis_of(a, x.ndim) for a in ints(axes)]
+        dims = axes_of_list(ints(axes), x.ndim)
         full = [0] * (2 * x.ndim)
+        if len(amounts) != 2 * len(dims):
+            raise InvalidModel(
+                f"operand 'pads' has {len(amounts)} numbers for {len(dims)} axes", hint="two for each axis"
+            )
         for i, dim in enumerate(dims):
             full[dim], full[dim + x.ndim] = amounts[i], amounts[i + len(dims)]
         amounts = full
@@ -226,8 +267,12 @@ def pad(node: Node, x: Tensor, pads: Operand, value: Operand | None = None, axes
 def pad_by(x: Tensor, pads: list[int], mode: str, value: Any) -> Tensor:
     """Pad by ONNX's list (all begins, then all ends); negative amounts crop."""
     if len(pads) != 2 * x.ndim:
-        raise InvalidModel(f"{len(pads)} paddings are given for rank {x.ndim}")
+        message = f"attribute or operand 'pads' is {pads}, the rank is {x.ndim}"
+        raise InvalidModel(message, hint=f"{2 * x.ndim} numbers: before each dimension, then after each")
     sizes = [x.shape[i] + pads[i] + pads[i + x.ndim] for i in range(x.ndim)]
+    if any(size < 0 for size in sizes):
+        message = f"attribute or operand 'pads' is {pads}, which cuts off more than shape {list(x.shape)} has"
+        raise InvalidModel(message, hint="less negative numbers")
     check_size(sizes)
     if mode == "constant":
         flat: list[int] = []
@@ -283,7 +328,9 @@ def center_crop_pad(node: Node, x: Tensor, target: Operand) -> Tensor:
     wanted = ints(target)
     check_size(wanted)
     axes = node.get("axes")
-    dims = list(range(x.ndim)) if axes is None else [axis_of(a, x.ndim) for a in axes]
+    dims = list(range(x.ndim)) if axes is None else axes_of_list(axes, x.ndim)
+    if len(wanted) != len(dims):
+        raise InvalidModel(f"{len(wanted)} sizes are given for {len(dims)} axes", hint="a size for each axis")
     pads = [0] * (2 * x.ndim)
     for dim, size_ in zip(dims, wanted, strict=True):
         extra = size_ - x.shape[dim]

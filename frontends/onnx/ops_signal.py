@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcir.errors import InvalidModel
+from dcir.errors import InvalidModel, TypeMismatch
 from dcir.frontends.onnx.ops_math import Operand
 from dcir.frontends.onnx.registry import Node, onnx_op
 from dcir.frontends.onnx.values import axis_of, check_size, scalar
@@ -26,7 +26,15 @@ def dft(node: Node, x: Tensor, length: Operand | None = None, axis: Operand | No
 def _dft(node: Node, x: Tensor, length: Operand | None, axis: int) -> Any:
     dim = axis_of(axis, x.ndim)
     if dim == x.ndim - 1:
-        raise InvalidModel("a Fourier transform cannot run over the real/imaginary axis")
+        raise InvalidModel(f"attribute or operand 'axis' is {axis}: the real/imaginary one", hint="another axis")
+    if x.shape[-1] not in (1, 2):
+        raise TypeMismatch(
+            f"the last dimension of {list(x.shape)} must be 1 or 2", hint="real, or real and imaginary part"
+        )
+    if node["onesided"] and (x.shape[-1] == 2) != bool(node["inverse"]):
+        kind = "complex" if x.shape[-1] == 2 else "real"
+        message = f"attributes 'onesided' and 'inverse' are 1 and {node['inverse']}, the signal is {kind}"
+        raise InvalidModel(message, hint="onesided = 0")
     count: Any = None if length is None else int(scalar(length))
     if count is not None:
         check_size([*x.shape, count])
@@ -53,7 +61,15 @@ def stft(node: Node, x: Tensor, step: Operand, window: Tensor | None = None, len
     signal = x.squeeze(-1) if x.ndim == 3 and x.shape[-1] == 1 else x
     if signal.ndim == 3:
         signal = torch.view_as_complex(signal.contiguous())
-    frames = signal.unfold(1, size, int(scalar(step)))
+    hop = int(scalar(step))
+    if hop < 1 or not 1 <= size <= signal.shape[1]:
+        message = f"frames of {size} every {hop} elements do not fit a signal of {signal.shape[1]}"
+        raise InvalidModel(
+            message, hint="operands 'frame_step' and 'frame_length' from 1, no frame longer than the signal"
+        )
+    if window is not None and window.shape[0] != size:
+        raise TypeMismatch(f"a window of {window.shape[0]} elements is given for frames of {size}", hint="as many")
+    frames = signal.unfold(1, size, hop)
     if window is not None:
         frames = frames * window
     if node["onesided"] and not frames.is_complex():

@@ -58,15 +58,21 @@ def string_normalizer(node: Node, x: Any) -> Host:
     return Host(tuple(kept), (*text.shape[:-1], len(kept)), TEXT)
 
 
+_TABLES = ("tensor", "strings", "int64s", "floats")
+
+
 def table_of(node: Node, role: str) -> Host | None:
     """Keys or values of a LabelEncoder, in whichever attribute they are given."""
+    given = [n for n in _TABLES if node.get(f"{role}_{n}") is not None]
+    if len(given) > 1:
+        raise InvalidModel(f"attributes '{role}_{given[0]}' and '{role}_{given[1]}' are both given", hint="one of them")
     tensor: Host | None = node.get(f"{role}_tensor")
     if tensor is not None:
         return Host(tensor.values, (len(tensor.values),), tensor.dtype)
     for kind, dtype in (("strings", TEXT), ("int64s", torch.int64), ("floats", torch.float32)):
-        given = node.get(f"{role}_{kind}")
-        if given is not None:
-            return Host(given, (len(given),), dtype)
+        values = node.get(f"{role}_{kind}")
+        if values is not None:
+            return Host(values, (len(values),), dtype)
     return None
 
 
@@ -90,8 +96,11 @@ def _same(key: Any) -> Any:
 def label_encoder(node: Node, x: Any) -> Any:
     keys, values = table_of(node, "keys"), table_of(node, "values")
     if keys is None or values is None or len(keys.values) != len(values.values):
-        raise InvalidModel("keys and values must be given, as many of each", where=node.label)
+        hint = "attributes 'keys_...' and 'values_...' of one length"
+        raise InvalidModel("keys and values must be given, as many of each", where=node.label, hint=hint)
     other = default_of(node, values.dtype)
+    if isinstance(other, str) != (values.dtype is TEXT):
+        raise InvalidModel("the default is a string where the values are numbers, or the other way", where=node.label)
     if keys.dtype is TEXT or values.dtype is TEXT or isinstance(x, Host):
         given = x if isinstance(x, Host) else Host(tuple(x.reshape(-1).tolist()), tuple(x.shape), x.dtype)
         if (given.dtype is TEXT) != (keys.dtype is TEXT):
@@ -124,7 +133,8 @@ def tf_idf(node: Node, x: Any) -> Tensor:
     tokens = to_tensor(x).to(torch.int64)
     width = max(indexes, default=-1) + 1
     if min(indexes, default=0) < 0 or width > _MAX_GRAMS or node["mode"] not in ("TF", "IDF", "TFIDF"):
-        raise InvalidModel("the n-grams' places or the mode are not possible", where=node.label)
+        hint = f"'ngram_indexes' from 0 below {_MAX_GRAMS}, 'mode' TF, IDF or TFIDF"
+        raise InvalidModel("the n-grams' places or the mode are not possible", where=node.label, hint=hint)
     flat = tokens if tokens.ndim == 2 else tokens.reshape(1, -1)
     counts = torch.zeros(flat.shape[0], width, dtype=torch.float32, device=flat.device)
     place = 0

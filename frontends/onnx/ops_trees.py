@@ -21,7 +21,9 @@ def _checked(node: Node) -> tuple[list[int], list[int]]:
     count, leaves = len(node["nodes_featureids"]), node["leaf_weights"].numel()
     lists = [node[f"nodes_{n}"] for n in ("truenodeids", "falsenodeids", "trueleafs", "falseleafs")]
     counts = (len(node["nodes_modes"].values), node["nodes_splits"].numel())
-    if any(len(v) != count for v in lists) or any(n != count for n in counts):
+    extra = node.get("nodes_missing_value_tracks_true")
+    lists += [] if extra is None else [extra]
+    if any(len(v) != count for v in lists) or any(n != count for n in counts) or not node["tree_roots"]:
         raise InvalidModel("the lists that describe the nodes differ in length", where=node.label)
     if len(node["leaf_targetids"]) != leaves or not all(0 <= t < node["n_targets"] for t in node["leaf_targetids"]):
         raise InvalidModel("the leaves' targets do not fit", where=node.label)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcir.errors import InvalidModel, Unsupported
-from dcir.frontends.onnx.ops_conv import spatial
+from dcir.errors import InvalidModel, TypeMismatch, Unsupported
+from dcir.frontends.onnx.ops_conv import explicit_pads, spatial
 from dcir.frontends.onnx.ops_math import Operand
 from dcir.frontends.onnx.registry import Node, onnx_op
 from dcir.frontends.onnx.values import check_size, ints, scalar
@@ -37,7 +37,15 @@ def col2im(node: Node, x: Tensor, image: Operand, block: Operand) -> Tensor:
     rank = len(size)
     check_size([x.shape[0], *size])
     strides, dilations = spatial(node, "strides", rank), spatial(node, "dilations", rank)
-    pads = list(node.get("pads") or [0] * (2 * rank))
+    if len(kernel) != rank:
+        raise InvalidModel(
+            f"operand 'block_shape' is {kernel}, the image has {rank} dimensions", hint=f"{rank} numbers"
+        )
+    if x.shape[1] % max(math.prod(kernel), 1):
+        raise TypeMismatch(
+            f"{x.shape[1]} rows of columns are no blocks of {kernel}", hint="a multiple of the block's size"
+        )
+    pads = [p for part in explicit_pads(node, rank) for p in part]
     if rank == 2 and pads[:2] == pads[2:]:
         return F.fold(x, tuple(size), tuple(kernel), tuple(dilations), tuple(pads[:2]), tuple(strides))
     # Add every column element at its flat place in the padded image.

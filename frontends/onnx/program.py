@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from dcir.errors import DcirError, InvalidInput, Unsupported
+from dcir.frontends.onnx.forms import check_form
 from dcir.frontends.onnx.registry import Function, Node
+from dcir.frontends.onnx.tensors import show
 from dcir.frontends.onnx.tracing import not_entered, untraced
 from dcir.frontends.onnx.values import TEXT, Host, to_tensor
 
@@ -35,6 +37,9 @@ class Step:
     free: tuple[int, ...] = ()
     reads: bool = False
     """The shape of its result is in its operands' data."""
+    formed: bool = False
+    """Its operands' shapes are looked at before it runs."""
+    kept: tuple[int, ...] = ()
 
     @property
     def bodies(self) -> dict[str, Body]:
@@ -139,25 +144,51 @@ def _run_explained(step: Step, values: list[Any], run: Callable[[Step, list[Any]
     try:
         run(step, values)
     except DcirError as error:
-        if error.where is None:
-            error.where = step.node.label
+        locate(error, step.node.label)
         raise
-    except (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError) as error:
+    except Exception as error:
         # Tracers raise and catch their own errors; nothing may come between.
         if type(error).__module__ != "builtins" or torch._C._len_torch_dispatch_stack() > 0:
             raise
         # torch's own words are right about what is wrong, but they do not say where in the file.
-        shapes = [(f"operand {i}", _describe(values[s])) for i, s in enumerate(step.inputs) if s >= 0]
-        first = str(error).strip().split("\n")[0]
+        first = str(error).strip().split("\n")[0] or type(error).__name__
+        rows, hint = _evidence(step, values), "the operator's attributes and operands must fit each other"
         if isinstance(error, NotImplementedError):
-            raise Unsupported(f"torch cannot do this: {first}", where=step.node.label, details=shapes) from error
-        raise InvalidInput(f"the operator fails: {first}", where=step.node.label, details=shapes) from error
+            hint = "another element type: a Cast in front"
+            raise Unsupported(
+                f"torch cannot do this: {first}", where=step.node.label, details=rows, hint=hint
+            ) from error
+        raise InvalidInput(f"the operator fails: {first}", where=step.node.label, details=rows, hint=hint) from error
+
+
+def locate(error: DcirError, label: str) -> None:
+    """Give an error of a node what it lacks of its three parts."""
+    if error.where is None:
+        error.where = label
+    if error.hint is None and isinstance(error, Unsupported):
+        error.hint = "other operators or element types that mean the same"
+    if error.hint is None:
+        error.hint = (
+            "the operator's page in ONNX's documentation says what it takes: correct the file, or export it again"
+        )
+
+
+def _evidence(step: Step, values: list[Any]) -> list[tuple[str, str]]:
+    """The operands and attributes of a step that fails."""
+    rows = [(f"operand {i}", _describe(values[s])) for i, s in enumerate(step.inputs) if s >= 0]
+    for name, value in step.node.attributes.items():
+        if isinstance(value, (str, int, float, tuple)):
+            rows.append((name, show(value) if isinstance(value, str) else str(value)[:80]))
+    return rows
 
 
 def _describe(value: Any) -> str:
-    if isinstance(value, (Tensor, Host)):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return type(value).__name__
+    if not isinstance(value, (Tensor, Host)):
+        return type(value).__name__
+    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, Host) and value.dtype is not TEXT:
+        text += f" {str(list(value.values))[:60]}"
+    return text
 
 
 def run_step(step: Step, values: list[Any]) -> None:
@@ -169,6 +200,8 @@ def run_step(step: Step, values: list[Any]) -> None:
     if result is NotImplemented:
         if not step.raw:
             operands = _prepare(step, operands)
+        if step.formed:
+            check_form(step.node, operands)
         result = step.call(step.node, *operands)
     _keep(step, values, result)
 
@@ -200,7 +233,11 @@ def _prepare(step: Step, operands: list[Any]) -> list[Any]:
     scalars = step.scalars and device is not None
     prepared: list[Any] = []
     for position, value in enumerate(operands):
-        keep = position in step.host or (scalars and isinstance(value, Host) and len(value.values) == 1)
+        keep = (
+            position in step.host
+            or position in step.kept
+            or (scalars and isinstance(value, Host) and len(value.values) == 1)
+        )
         keep = keep and not (isinstance(value, Host) and value.dtype is TEXT)
         prepared.append(to_tensor(value, device) if isinstance(value, Host) and not keep else value)
     return prepared

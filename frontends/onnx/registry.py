@@ -58,6 +58,8 @@ class Entry:
     """Tensor attributes that arrive as `Host`: what is read of them at load, no tracer sees being read."""
     reads: bool = False
     """The shape of the result is in the operands' data, so no tracer can follow."""
+    kept: tuple[int, ...] = ()
+    """Positions at which host values arrive as they are, where they are at hand."""
 
 
 @dataclass
@@ -80,13 +82,14 @@ def onnx_op(
     raw: bool = False,
     numbers: tuple[str, ...] = (),
     reads: bool = False,
+    kept: tuple[int, ...] = (),
 ) -> Callable[[F], F]:
     """Enter a function under one or more operator names, from opset version `since` on."""
 
     def enter(function: F) -> F:
         for name in names:
             rows = _TABLE.rows.setdefault((domain, name), [])
-            rows.append(Entry(function, since, host, scalars, state, random, raw, numbers, reads))
+            rows.append(Entry(function, since, host, scalars, state, random, raw, numbers, reads, kept))
             rows.sort(key=lambda row: -row.since)
         return function
 

@@ -15,7 +15,7 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
-from dcir.errors import InvalidModel, Unsupported
+from dcir.errors import InvalidModel, TypeMismatch, Unsupported
 
 HOST_LIMIT = 64
 """Integer constants of at most this many elements are host values; larger ones stay tensors."""
@@ -130,8 +130,8 @@ def host_scalar(value: Scalar, dtype: torch.dtype = torch.int64) -> Host:
 def to_host(value: Tensor) -> Host:
     """Read a tensor's numbers; while tracing this is a data-dependent read."""
     flat = value.reshape(-1)
-    if flat.dtype in WIDE_UNSIGNED or flat.dtype in FLOAT8:
-        flat = flat.to(torch.int64 if flat.dtype in WIDE_UNSIGNED else torch.float32)
+    if flat.dtype in FLOAT8:
+        flat = flat.to(torch.float32)
     if flat.dtype == torch.int64 and torch.compiler.is_compiling():
         return Host(tuple(flat[i].item() for i in range(flat.shape[0])), tuple(value.shape), value.dtype)
     return Host(tuple(flat.tolist()), tuple(value.shape), value.dtype)
@@ -161,20 +161,25 @@ def ints(value: Tensor | Host | Sequence[int] | None) -> list[int]:
     """The integers of a shape-like operand (an attribute, a host value, or at worst a tensor)."""
     if value is None:
         return []
-    if isinstance(value, Tensor):
-        value = to_host(value)
-    if isinstance(value, Host):
+    if isinstance(value, (Tensor, Host)):
+        value = _listed(value)
         return [v if not isinstance(v, float) else int(v) for v in value.values]
     return list(value)
+
+
+def _listed(value: Tensor | Host) -> Host:
+    """An operand that is a list of numbers."""
+    if len(value.shape) > 1:
+        shape = list(value.shape)
+        raise TypeMismatch(f"an operand that must be a list of numbers has shape {shape}", hint="a tensor of rank 1")
+    return to_host(value) if isinstance(value, Tensor) else value
 
 
 def floats(value: Tensor | Host | Sequence[float] | None) -> list[float]:
     """The numbers of an operand such as Resize's scales."""
     if value is None:
         return []
-    if isinstance(value, Tensor):
-        value = to_host(value)
-    return list(value.values) if isinstance(value, Host) else list(value)
+    return list(_listed(value).values) if isinstance(value, (Tensor, Host)) else list(value)
 
 
 def scalar(value: Tensor | Host | float) -> Any:
@@ -183,8 +188,8 @@ def scalar(value: Tensor | Host | float) -> Any:
         value = to_host(value)
     if not isinstance(value, Host):
         return value
-    if len(value.values) != 1:
-        raise InvalidModel(f"an operand that must be a scalar has shape {list(value.shape)}")
+    if len(value.values) != 1 or len(value.shape) > 1:
+        raise TypeMismatch(f"an operand that must be one number has shape {list(value.shape)}", hint="a scalar")
     return value.values[0]
 
 
@@ -197,9 +202,27 @@ def operand(value: Tensor | Host, rank: int) -> Any:
 
 def axis_of(axis: int, rank: int) -> int:
     """Normalise a possibly negative axis; raises `InvalidModel` when it is out of range."""
-    if not -max(rank, 1) <= axis < max(rank, 1):
-        raise InvalidModel(f"axis {axis} is out of range for rank {rank}")
+    if not -rank <= axis < rank:
+        raise InvalidModel(
+            f"attribute or operand 'axis' is {axis}, the rank is {rank}", hint=f"from {-rank} to {rank - 1}"
+        )
     return axis + rank if axis < 0 else axis
+
+
+def axes_of_list(axes: Sequence[int], rank: int) -> list[int]:
+    """Normalise axes; raises `InvalidModel` where one is out of range or named twice."""
+    found = [axis_of(axis, rank) for axis in axes]
+    if len(set(found)) != len(found):
+        raise InvalidModel(
+            f"attribute or operand 'axes' is {list(axes)}, which names an axis twice", hint="each axis once"
+        )
+    return found
+
+
+def check_count(name: str, count: Any, most: Any) -> None:
+    """Raise `InvalidModel` for a count below 0 or beyond what there is."""
+    if isinstance(count, int) and isinstance(most, int) and not 0 <= count <= most:
+        raise InvalidModel(f"attribute or operand {name!r} is {count}, there are {most}", hint=f"0 to {most}")
 
 
 def check_size(shape: Sequence[int]) -> None:
@@ -207,5 +230,7 @@ def check_size(shape: Sequence[int]) -> None:
     for d in shape:
         if d < 0:
             raise InvalidModel(f"negative dimension in shape {list(shape)}")
+        if isinstance(d, int) and d > SIZE_LIMIT:
+            raise InvalidModel(f"shape {list(shape)} has a dimension of more than {SIZE_LIMIT}")
     if math.prod(shape) > SIZE_LIMIT:
         raise InvalidModel(f"shape {list(shape)} has more than {SIZE_LIMIT} elements")

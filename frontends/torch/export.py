@@ -109,9 +109,12 @@ def _exported(
     try:
         with torch.no_grad(), _quiet():
             return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=shapes, strict=False)
-    except DcirError:
-        raise
     except Exception as e:
+        explain = getattr(module, "explain_failure", None)
+        if explain is not None and not (isinstance(e, DcirError) and e.where):
+            explain(args, kwargs, e)
+        if isinstance(e, DcirError):
+            raise
         raise Unsupported(
             f"the forward pass cannot be captured as one graph: {str(e).strip().splitlines()[0][:300]}",
             where=type(module).__name__,

@@ -247,7 +247,7 @@ def test_quantised_tensors(tmp_path: Path) -> None:
 
 
 def test_types_without_a_name() -> None:
-    with pytest.raises(InvalidInput, match="input x is of type torch.complex32"):
+    with pytest.raises(InvalidInput, match=r"input x is of type torch\.complex32"):
         dcir.optimize(lambda x: x.to(torch.complex64) + 1)(X.to(torch.complex32))
 
 
