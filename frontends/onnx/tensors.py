@@ -21,7 +21,7 @@ from onnx import SparseTensorProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from dcir.errors import DcirError, InvalidInput, InvalidModel, Unsupported
-from dcir.frontends.onnx.values import DTYPES, TEXT, Host, torch_dtype
+from dcir.frontends.onnx.values import DTYPES, ONNX_TYPES, TEXT, Host, torch_dtype
 
 MAX_ELEMENTS = 1 << 40
 MAX_RANK = 64
@@ -117,15 +117,16 @@ def _checked_dims(raw: object, where: str) -> list[int]:
 
 
 def _decode(raw: bytes, code: int, dtype: torch.dtype, dims: list[int]) -> torch.Tensor:
+    """The tensor, in memory of torch's own: who else may write NumPy's nobody knows, so that it would be compared in every call."""
     count = math.prod(dims)
     if count == 0:
         return torch.empty(dims, dtype=dtype)
     if code in _BITS:
         return _unpack(np.frombuffer(raw, np.uint8), code, count).reshape(dims)
-    flat = np.frombuffer(raw, _NUMPY[code]).copy()
+    flat = np.frombuffer(raw, _NUMPY[code])
     if code == _T.BOOL:
-        return torch.from_numpy(flat != 0).reshape(dims)
-    tensor = torch.from_numpy(flat)
+        return torch.tensor(flat != 0).reshape(dims)
+    tensor = torch.tensor(flat)
     return (tensor.view(dtype) if code in _VIEWED else tensor).reshape(dims)
 
 
@@ -135,11 +136,11 @@ def _unpack(packed: npt.NDArray[np.uint8], code: int, count: int) -> torch.Tenso
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     flat = ((packed[:, None] >> shifts) & mask).reshape(-1)[:count]
     if code == _T.FLOAT4E2M1:
-        return torch.from_numpy(_FP4[flat])
+        return torch.tensor(_FP4[flat])
     if code in (_T.INT4, _T.INT2):
         half = 1 << (bits - 1)
-        return torch.from_numpy(((flat.astype(np.int16) ^ half) - half).astype(np.int8))
-    return torch.from_numpy(flat.astype(np.uint8))
+        return torch.tensor(((flat.astype(np.int16) ^ half) - half).astype(np.int8))
+    return torch.tensor(flat.astype(np.uint8))
 
 
 def _from_fields(
@@ -263,6 +264,7 @@ def to_numpy(value: torch.Tensor | Host, code: int) -> npt.NDArray[Any]:
     if isinstance(value, Host):
         return np.array(value.values, object).reshape(value.shape)
     value = value.detach().cpu()
+    code = code or ONNX_TYPES[value.dtype]  # a file need not say it
     narrow: dict[int, npt.DTypeLike] = {
         _T.INT4: ml_dtypes.int4, _T.UINT4: ml_dtypes.uint4, _T.INT2: ml_dtypes.int2, _T.UINT2: ml_dtypes.uint2,
         _T.FLOAT4E2M1: ml_dtypes.float4_e2m1fn,

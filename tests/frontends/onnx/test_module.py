@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import onnx
 import pytest
 import torch
 
+import dcir
 from dcir.errors import InvalidInput, InvalidModel, Unsupported
 from dcir.frontends.onnx import OnnxModule, load, operators
+from dcir.frontends.onnx.tensors import read_tensor
 
 Make = Callable[..., OnnxModule]
 LINEAR = "g (float[N, 3] x) => (float[N, 2] y) { y = Gemm <transB = 1> (x, w, b) }"
@@ -166,3 +169,34 @@ def test_everything_is_made_on_the_device_of_the_input(module_of: Make) -> None:
     ).to("meta")
     y, s = module(torch.empty(2, 3, device="meta"))
     assert (y.device.type, s.device.type, y.shape) == ("meta", "meta", (2, 3))
+
+
+@pytest.mark.parametrize("way", ["raw_data", "float_data", "external"])
+def test_weights_lie_in_memory_of_torchs_own(way: str, tmp_path: Path) -> None:
+    """Memory of NumPy's may be written unseen: weights in it would be compared in every call."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]> g (float[4, 128] x) => (float[4, 256] y) {
+        y = Gemm <transB = 1> (x, w, b)
+    }""")
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (256, 128)), ("b", (256,))):
+        values = rng.standard_normal(shape, np.float32)
+        proto = onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT, shape, values.ravel().tolist())
+        model.graph.initializer.append(proto if way == "float_data" else onnx.numpy_helper.from_array(values, name))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=way == "external", size_threshold=0)
+    module = load(path)
+    fast, x = dcir.optimize(module), torch.rand(4, 128)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), module(x), rtol=1e-4, atol=1e-4)
+    assert "compared in every call" not in str(fast.dcir.explain())
+    assert all(t.untyped_storage().resizable() for t in module.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    "code", ["FLOAT16", "BFLOAT16", "BOOL", "UINT4", "INT4", "FLOAT4E2M1", "UINT32", "FLOAT8E5M2", "COMPLEX64"]
+)
+def test_tensors_of_all_kinds_lie_in_memory_of_torchs_own(code: str) -> None:
+    proto = onnx.helper.make_tensor("t", getattr(onnx.TensorProto, code), [3], [1, 0, 1])
+    t = read_tensor(proto, None)
+    assert t.untyped_storage().resizable()
+    assert t.to(torch.complex64).tolist() == [1, 0, 1]
