@@ -90,7 +90,7 @@ def _reads_inside(step: Step, body: Body, numbers: set[int]) -> bool:
 
 def _told(step: Step, numbers: set[int]) -> set[int]:
     """Slots of a step's results that are numbers if its operands are."""
-    if step.node.op in ("Shape", "Size"):
+    if step.node.op in ("Shape", "Size", "SequenceLength"):
         return set(step.outputs)
     if step.node.op == "CastLike":
         return set(step.outputs) if step.inputs[0] in numbers else set()

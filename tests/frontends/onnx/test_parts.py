@@ -102,6 +102,23 @@ def test_numbers_pass_through_control_flow(module_of: Make) -> None:
     assert result.shape == (3, 4)
 
 
+def test_how_long_a_sequence_is_need_not_be_read(module_of: Make) -> None:
+    module = module_of("""g (float[3] x) => (float[m] y) {
+        all = SequenceConstruct(x, x)
+        count = SequenceLength(all)
+        go = Constant <value = bool {1}> ()
+        y = Loop (count, go, x) <
+            body = b (int64 i, bool on, float[3] v) => (bool go_on, float[3] next) {
+                go_on = Identity(on)
+                one = SequenceAt(all, i)
+                next = Add(v, one)
+            }
+        >
+    }""")
+    assert not module.program.parts
+    assert _operators(module, torch.rand(3)) != []
+
+
 def test_a_number_that_a_loop_turns_into_data_is_read(module_of: Make) -> None:
     """What a round makes of a tensor is no number, even where the loop began with one."""
     module = module_of("""g (float[3] x) => (float[m] y) {
