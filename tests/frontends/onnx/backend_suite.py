@@ -24,6 +24,7 @@ EXPECTED = tomllib.loads((Path(__file__).parent / "backend_cases.toml").read_tex
 REFUSED: dict[str, str] = {case: row["error"] for row in EXPECTED["refused"] for case in row["cases"]}
 RANDOM: list[str] = [case for cases in EXPECTED["random"].values() for case in cases]
 ROUNDING: list[str] = [case for cases in EXPECTED["rounding"].values() for case in cases]
+DATA: list[str] = [case for cases in EXPECTED["data"].values() for case in cases]
 
 
 class Eager(Backend):

@@ -68,7 +68,7 @@ def _child(names: Sequence[str]) -> int:
 def summary(outcomes: Sequence[Outcome]) -> str:
     """Counts, refusals by reason, and the names of what is not well."""
     kinds, ways = Counter(o.kind for o in outcomes), Counter(o.how for o in outcomes if o.kind == RIGHT)
-    share = 100 * sum(o.kind == RIGHT and o.well for o in outcomes) / max(len(outcomes), 1)
+    share = 100 * sum(o.compiled for o in outcomes) / max(len(outcomes), 1)
     lines = [
         f"{len(outcomes)} cases, {share:.1f} % right and compiled: "
         + ", ".join(f"{kinds[kind]} {kind}" for kind in (RIGHT, WRONG, REFUSED_KIND, ERROR, CRASH)),
