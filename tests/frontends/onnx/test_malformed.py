@@ -39,6 +39,9 @@ RANDOM = {
 ENDLESS = {"Loop: without operand 0"}
 """A loop with neither count nor condition runs for ever: that is what it says."""
 
+AGAINST_THE_TEXT = ("ConvTranspose: output_shape = ",)
+"""ONNX's evaluator takes paddings for 0 there; the text has them computed of the shape."""
+
 
 @pytest.fixture(autouse=True)
 def _clean_dynamo() -> Iterator[None]:
@@ -60,7 +63,7 @@ def _complaint(mutant: Mutant, **options: Any) -> str | None:
         return None if given or "array of objects" in error.message else f"{mutant}: not all of three parts: {error}"
     except Exception as error:
         return f"{mutant}: {type(error).__name__}: {error}"
-    if mutant.name in RANDOM:
+    if mutant.name in RANDOM or str(mutant).startswith(AGAINST_THE_TEXT):
         return None
     wanted = _reference(mutant)
     if wanted is None or all(_close(w, r) for w, r in zip(wanted, results, strict=True)):
