@@ -31,6 +31,7 @@ from dcir.frontends.torch.pieces import Trace, Traced
 from dcir.frontends.torch.recompute import recompute_cheap
 from dcir.frontends.torch.recurrent import keep_long_layers
 from dcir.frontends.torch.spare_memory import GOAL, eager_peak, spare_memory
+from dcir.frontends.torch.unrolled import unrolled_as_eager
 from dcir.user_code import is_users
 
 TOGETHER = "dcir_together"
@@ -240,7 +241,7 @@ def _ahead_of_time(
     counters["aot_autograd"]["total"] += 1
     # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
     context = contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(None))
-    with context, gradients_of_overlapping_outputs(), _BOTH_AT_ONCE:
+    with context, gradients_of_overlapping_outputs(), unrolled_as_eager(), _BOTH_AT_ONCE:
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(inputs),

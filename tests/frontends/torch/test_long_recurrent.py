@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -75,10 +76,53 @@ def test_long_layers_are_one_operator(name: str, train: bool) -> None:
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", [n for n in CASES if "dropout" not in n])
+@pytest.mark.parametrize("name", CASES)
 def test_short_layers_are_unrolled(name: str, train: bool) -> None:
     graphs = compare(name, 4, train=train).dcir.explain().graphs
     assert not [op for g in graphs for op, _ in g.fallbacks if "recurrent" in op]
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("steps", [3, 70])
+@pytest.mark.parametrize("name", ["lstm", "lstm two ways", "lstm dropout"])
+def test_the_input_needs_no_gradient(name: str, steps: int, train: bool) -> None:
+    """The layer is the first of a network: only its weights have gradients. Once oneDNN's backward lacked its workspace."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    kind, options = CASES[name]
+    layer = kind(8, 2, **options).train(train)
+    fast = dcir.optimize(layer)
+    data = torch.randn(17 * steps * 8).as_strided(
+        (17, steps, 8), (1, 17, 17 * steps)
+    )  # elements of the batch lie apart
+    x = data if options.get("batch_first") else data.transpose(0, 1)
+    seen = []
+    for m in (layer, fast):
+        torch.manual_seed(3)
+        m.zero_grad()
+        y = m(x)[0]
+        (y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum().backward()
+        seen.append([y.detach(), *(p.grad.clone() for p in m.parameters())])
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_step_of_training_with_dropout_between_layers() -> None:
+    torch.manual_seed(0)
+    layer = nn.GRU(5, 7, 3, dropout=0.5)
+    other = copy.deepcopy(layer)
+    x, y = torch.randn(4, 3, 5), torch.randn(4, 3, 7)
+    step = dcir.train_step(
+        layer, lambda result, y: (result[0] - y).square().mean(), torch.optim.SGD(layer.parameters(), lr=0.1)
+    )
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    torch.manual_seed(3)
+    got = step(x, y)
+    torch.manual_seed(3)
+    want = (other(x)[0] - y).square().mean()
+    want.backward()
+    optimizer.step()
+    torch.testing.assert_close(got, want.detach())
+    torch.testing.assert_close(list(layer.parameters()), list(other.parameters()))
 
 
 def test_packed_sequences() -> None:
