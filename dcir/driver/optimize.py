@@ -20,6 +20,7 @@ from dcir.driver.compile import Session
 from dcir.driver.distributed import inside, put_inside, share_state
 from dcir.driver.dynamic_calls import DynamicCalls
 from dcir.driver.garbage import seldom_collected
+from dcir.driver.lazy_modules import initialised_first
 from dcir.driver.limit import limited
 from dcir.driver.machine import machine
 from dcir.driver.optimiser_choice import prefer_fused
@@ -179,7 +180,7 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     fast: Any = cls.__new__(cls)
     fast.__dict__.update(module.__dict__)
     fast.__dict__.pop("_compiled_call_impl", None)
-    fast.__class__ = type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    fast.__class__ = _optimized_class(cls)
     fast.__dict__["dcir"] = Handle(session, functools.partial(_plain, fast))
     share_state(fast, module)
     inner = inside(module)
@@ -195,9 +196,14 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     session.coverage.recurrent = has_recurrent_layers(module)
     long_way = named_refusals(_compiled(frame, session, calls), here, calls.input_names)
     call = _quick(long_way, QuickCalls(frame, fast._call_impl))
-    fast._compiled_call_impl = _unless_hooked(call, fast._call_impl, session)
+    call = _unless_hooked(call, fast._call_impl, session)
+    fast._compiled_call_impl = initialised_first(call, fast, module, _optimized_class)
     result: nn.Module = fast
     return result
+
+
+def _optimized_class(cls: Any) -> Any:
+    return type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:

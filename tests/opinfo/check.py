@@ -8,25 +8,45 @@ result that passes only so says it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dcir
 from dcir.driver.compare import _widen, compare
-from dcir.errors import DcirError
+from dcir.errors import DcirError, NotCompiledWarning
+from dcir.frontends.torch.capture import programs_run
 from tests.fuzz.check import _Disturbed
-from tests.opinfo.entries import Call, calls
+from tests.opinfo.entries import calls
+from tests.opinfo.modules import PREFIX, module_calls
 
 _DISTURBED = 4.0
 
-PASS, WRONG, REFUSED, ERROR, SKIPPED = "pass", "wrong", "refused", "error", "skipped"
-NATIVE, TORCH, OUTSIDE = "native", "through torch", "outside"
+PASS, WRONG, REFUSED, ERROR, SKIPPED, SILENT = "pass", "wrong", "refused", "error", "skipped", "silent"
+NATIVE, TORCH, OUTSIDE, NOTHING = "native", "through torch", "outside", "nothing to compile"
+
+
+class Sample(Protocol):
+    """One call that is compared (see ``entries.Call``)."""
+
+    @property
+    def comparable(self) -> Callable[[Any], Any]:
+        """Makes of the result what is unique in it."""
+
+    def function(self, change: Callable[[Any], Any] = ...) -> Callable[..., Any]:
+        """What is called, made anew, with its state changed."""
+
+    def result(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+        """The call of it."""
+
+    def tensors(self, change: Callable[[Any], Any] = ...) -> list[Tensor]:
+        """New tensors for it."""
 
 
 @dataclass
@@ -34,8 +54,10 @@ class Outcome:
     """What became of an entry.
 
     Attributes:
-        kind: pass, wrong, refused (dcir says why), error (any other exception), skipped (eager refuses every sample).
-        how: native, through torch (some operator of the forward or backward), or outside: Dynamo hands dcir no graph of it.
+        kind: pass, wrong, refused (dcir says why), error (any other exception), skipped (eager refuses every sample), or silent:
+            something is computed, no compiled graph ran, and nothing says so.
+        how: native, through torch (some operator of the forward or backward), outside (all or a part of it is not compiled, and
+            ``explain().uncompiled`` says so), or nothing to compile: eager itself computes nothing.
         gradients: how many were compared.
         detail: of what is wrong, refused or outside.
         through: the operators that ran through torch.
@@ -77,10 +99,30 @@ def _narrow(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype is torch.float64 else value
 
 
+class _Computing(TorchDispatchMode):
+    """Notes whether any operator computes: makes a tensor that is no view of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.any = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.any |= not (func.is_view or func._schema.name in _MOVING)
+        return func(*args, **(kwargs or {}))
+
+
+_MOVING = ("aten::detach", "aten::_unsafe_view", "aten::_reshape_alias")
+
+
 def check(name: str, **options: Any) -> Outcome:
     """Try the first sample of an entry that eager accepts."""
+    return check_calls(name, module_calls(name) if name.startswith(PREFIX) else calls(name), **options)
+
+
+def check_calls(name: str, samples: Iterable[Sample], **options: Any) -> Outcome:
+    """Try the first sample that eager accepts."""
     reason = "no sample"
-    for call in calls(name):
+    for call in samples:
         try:
             want = _run(call.function(), call, call.tensors())
         except Exception as e:  # eager refuses the sample, in whatever way the operator does that: try another one
@@ -90,11 +132,14 @@ def check(name: str, **options: Any) -> Outcome:
     return Outcome(name, SKIPPED, detail=reason)
 
 
-def _check(name: str, call: Call, want: dict[str, Any], options: dict[str, Any]) -> Outcome:
+def _check(name: str, call: Sample, want: dict[str, Any], options: dict[str, Any]) -> Outcome:
     torch._dynamo.reset()
     fast = dcir.optimize(call.function(), **options)
+    before = programs_run()
     try:
-        got = _run(fast, call, call.tensors())
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", NotCompiledWarning)
+            got = _run(fast, call, call.tensors())
     except DcirError as e:
         return Outcome(name, REFUSED, detail=_text(e))
     except Exception as e:  # anything that is no refusal of ours is an outcome too, one that fails the sweep
@@ -102,25 +147,38 @@ def _check(name: str, call: Call, want: dict[str, Any], options: dict[str, Any])
     report = fast.dcir.explain()
     through = sorted({operator for operator, _ in report.fallbacks})
     out = Outcome(name, PASS, TORCH if through else NATIVE, sum(n.startswith("grad") for n in want), through=through)
-    if report.breaks or not report.graphs:
-        out.how, out.detail = OUTSIDE, "; ".join(sorted({why for why, _ in report.breaks})) or "no graph"
+    compiled = programs_run() > before and any(g.operators for g in report.graphs)
+    if report.uncompiled and any(issubclass(w.category, NotCompiledWarning) for w in told):
+        out.how, out.detail = OUTSIDE, "; ".join(sorted({u.reason for u in report.uncompiled}))
+    elif not compiled and _computes(call):
+        out.kind, out.detail = SILENT, "no compiled graph ran, and nothing says so"
+    elif not compiled:
+        out.how = NOTHING
     if name.partition("-")[0].split("_like")[0].removeprefix("new_").startswith("empty"):  # nobody knows what it holds
         got, want = ({n: (t.shape, t.dtype) for n, t in seen.items()} for seen in (got, want))
         exact, disturbed = want, []
     else:
         exact, disturbed = _exact(call, want)
     wrong = _compare(out, got, want, exact, disturbed)
-    if wrong:
+    if wrong and out.kind == PASS:
         out.kind, out.detail = WRONG, "; ".join(wrong[:4])
     return out
 
 
-def _run(function: Callable[..., Any], call: Call, tensors: list[Tensor]) -> dict[str, Any]:
-    """Everything a caller sees: results, arguments afterwards, gradients."""
+def _computes(call: Sample) -> bool:
+    """Whether eager computes anything in the forward."""
+    function, tensors = call.function(), call.tensors()
+    with torch.no_grad(), _Computing() as computing:
+        call.result(function, tensors)
+    return computing.any
+
+
+def _run(function: Callable[..., Any], call: Sample, tensors: list[Tensor]) -> dict[str, Any]:
+    """Everything a caller sees: results, arguments and buffers afterwards, gradients."""
     torch.manual_seed(1)
     # A leaf that requires a gradient may not be written to; its alias may.
     given = [t.view_as(t) if t.requires_grad else t for t in tensors]
-    result = function(*given)
+    result = call.result(function, given)
     seen = _named("out", pytree.tree_leaves(result)) | _named("argument", given)
     generator = torch.Generator().manual_seed(3)
     loss: Any = 0
@@ -132,6 +190,9 @@ def _run(function: Callable[..., Any], call: Call, tensors: list[Tensor]) -> dic
     if isinstance(loss, Tensor):
         loss.backward()
         seen |= {f"gradient{i}": t.grad for i, t in enumerate(tensors) if t.grad is not None}
+    if isinstance(function, nn.Module):
+        seen |= {f"gradient of {n}": p.grad for n, p in function.named_parameters() if p.grad is not None}
+        seen |= {f"buffer {n}": b.detach().clone() for n, b in function.named_buffers()}
     return seen
 
 
@@ -140,18 +201,18 @@ def _named(prefix: str, leaves: Sequence[Any]) -> dict[str, Any]:
     return {f"{prefix}{i}": v.detach().clone() if isinstance(v, Tensor) else v for i, v in enumerate(dense)}
 
 
-def _exact(call: Call, want: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _exact(call: Sample, want: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """In float64, and in float64 with disturbed operands. What has no float64 kernel is compared with eager's values."""
     disturbed: list[dict[str, Any]] = []
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with _Double():
-            exact = _run(call.function(), call, call.tensors(_widen))
+            exact = _run(call.function(_widen), call, call.tensors(_widen))
             for seed in range(2):
                 # Disturbed operands may leave an operator's domain; the floor is then what the other run shows, or nothing.
                 with contextlib.suppress(Exception), _Disturbed(seed):
-                    disturbed.append(_run(call.function(), call, call.tensors(_widen)))
+                    disturbed.append(_run(call.function(_widen), call, call.tensors(_widen)))
     except (
         Exception
     ):  # what a missing kernel raises differs from operator to operator, as do refusals of the widened types

@@ -1,4 +1,7 @@
-"""The operators of PyTorch's own test database with float32 samples, by name, and the sample each is tried with."""
+"""The operators of PyTorch's own test databases with float32 samples, by name, and the sample each is tried with.
+
+Higher-order operators (``hop_db``) are named ``higher_order:...``; modules, ``module:...``, are in ``modules.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import copy
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +38,8 @@ class Call:
     shape: Any
     comparable: Callable[[Any], Any]
 
-    def function(self) -> Callable[..., Any]:
-        """The call as a function of its tensors alone."""
+    def function(self, change: Callable[[Tensor], Tensor] = lambda t: t) -> Callable[..., Any]:
+        """The call as a function of its tensors alone; it has no state to change."""
         leaves, shape, op = self.leaves, self.shape, self.op
 
         def call(*tensors: Tensor) -> Any:
@@ -46,6 +49,10 @@ class Call:
             return op(*args, **kwargs)
 
         return call
+
+    def result(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+        """What the function gives for tensors in place of the sample's."""
+        return function(*tensors)
 
     def tensors(self, change: Callable[[Tensor], Tensor] = lambda t: t) -> list[Tensor]:
         """New leaves for one run, in the memory layout of the sample."""
@@ -70,9 +77,17 @@ def entries() -> dict[str, Any]:
     return found
 
 
+@functools.cache
+def higher_order() -> dict[str, Any]:
+    """Every higher-order operator, also those whose entry names no type for the CPU: eager says whether it has any."""
+    from torch.testing._internal.hop_db import hop_db
+
+    return {f"higher_order:{info.name}-{info.variant_test_name}": info for info in hop_db}
+
+
 def calls(name: str) -> Iterator[Call]:
     """The samples of an entry, those with most elements first: the first ones are often scalars."""
-    info = entries()[name]
+    info = (higher_order() if name.startswith("higher_order:") else entries())[name]
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)

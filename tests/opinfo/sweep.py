@@ -1,4 +1,6 @@
-"""Every entry of PyTorch's operator database, in processes of their own: ``python -m tests.opinfo.sweep --shard 0/4``.
+"""Every entry of a test database of PyTorch's, in processes of their own: ``python -m tests.opinfo.sweep --shard 0/4``.
+
+``--database`` says which: operators, higher-order operators or modules (every input of each, training and evaluating).
 
 A child tries one entry after another and prints a line for each; when it dies or takes too long, that is the entry's outcome
 and another child goes on. ``--json`` keeps the outcomes, ``--merge`` joins those of several shards, ``--table`` writes them
@@ -17,17 +19,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests import isolated
-from tests.opinfo.check import ERROR, NATIVE, OUTSIDE, PASS, REFUSED, SKIPPED, TORCH, WRONG, Outcome, check
-from tests.opinfo.entries import entries
+from tests.opinfo.check import ERROR, NATIVE, OUTSIDE, PASS, REFUSED, SILENT, SKIPPED, TORCH, WRONG, Outcome, check
+from tests.opinfo.entries import entries, higher_order
+from tests.opinfo.modules import modules
 
 CRASH = "crash"
-_BAD = (WRONG, CRASH, ERROR)
+_BAD = (WRONG, CRASH, ERROR, SILENT)
+DATABASES = {"operators": entries, "higher_order": higher_order, "modules": modules}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the shard, or join shards."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="entries; all if none is given")
+    parser.add_argument("--database", choices=DATABASES, default="operators")
     parser.add_argument("--shard", default="0/1", help="number/count: every count-th entry")
     parser.add_argument("--level", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=300, help="for one entry")
@@ -44,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("DCIR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"dcir-opinfo-{os.getuid()}"))
         number, count = (int(part) for part in given.shard.split("/"))
         outcomes = []
-        for outcome in sweep((given.names or list(entries()))[number::count], given.level, given.seconds):
+        for outcome in sweep(
+            (given.names or list(DATABASES[given.database]()))[number::count], given.level, given.seconds
+        ):
             outcomes.append(outcome)
             print(f"{outcome.name}: {outcome.kind} {outcome.how} {outcome.detail}".rstrip(), flush=True)
             if given.json:
