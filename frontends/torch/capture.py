@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcir.frontends.torch.admission import check_graph
 from dcir.frontends.torch.arguments import lazy_places, without_classes, write_out
+from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.by_size import BySize, OnSizes, Sizes
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.donation import Donation, Spaces
@@ -31,7 +32,6 @@ from dcir.frontends.torch.pieces import Trace, Traced
 from dcir.frontends.torch.recompute import recompute_cheap
 from dcir.frontends.torch.recurrent import keep_long_layers
 from dcir.frontends.torch.spare_memory import GOAL, eager_peak, spare_memory
-from dcir.frontends.torch.unrolled import unrolled_as_eager
 from dcir.user_code import is_users
 
 TOGETHER = "dcir_together"
@@ -241,7 +241,7 @@ def _ahead_of_time(
     counters["aot_autograd"]["total"] += 1
     # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
     context = contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(None))
-    with context, gradients_of_overlapping_outputs(), unrolled_as_eager(), _BOTH_AT_ONCE:
+    with context, gradients_of_overlapping_outputs(), decomposed_as_eager(), _BOTH_AT_ONCE:
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(inputs),

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._decomp.decompositions import one_layer_lstm
 
+from dcir.frontends.torch.as_eager import DECOMPOSED
 from dcir.ops.registry import pages
 
 # Decomposing these yields more bytes and nodes than torch's kernel moves; they stay one call into torch.
@@ -50,7 +51,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         if name in units or packet in KEEP:
             continue
         table[op] = fn
-    return table | {torch.ops.aten.mkldnn_rnn_layer.default: _lstm_layer}
+    return table | DECOMPOSED | {torch.ops.aten.mkldnn_rnn_layer.default: _lstm_layer}
 
 
 def _lstm_layer(

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from dcir.errors import DcirError, Unsupported
 from dcir.frontends.torch.admission import Named, of_call, of_module, refuse_unless_plain
+from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.decompose import decompositions
-from dcir.frontends.torch.unrolled import unrolled_as_eager
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def export_inference(
     refuse_unless_plain(Named(s.name, own=True, tensor=s.tensor) for s in state)
     example = [*(s.tensor for s in state), *(v for v in _leaves(args, kwargs) if isinstance(v, torch.Tensor))]
     flat = _Flat(program.graph_module, _slots(args, kwargs))
-    with torch.no_grad(), unrolled_as_eager():
+    with torch.no_grad(), decomposed_as_eager():
         graph, signature = aot_export_module(flat, tuple(example), trace_joint=False, decompositions=decompositions())
     assert isinstance(graph, fx.GraphModule)
     _drop_tokens(graph, len(signature.input_tokens))

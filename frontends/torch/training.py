@@ -27,9 +27,9 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dcir.errors import DcirError, Unsupported
+from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.importer import UPDATES
-from dcir.frontends.torch.unrolled import unrolled_as_eager
 
 # (parameter, gradient, state by name, hyperparameters by name) -> (new parameter, new state by name)
 Rule = Callable[[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
@@ -167,7 +167,7 @@ def _joint(wrapped: nn.Module, batch: Sequence[Tensor]) -> _Joint:
 
     (``aot_export_module`` takes units apart that have a decomposition beside a kernel: SiLU's gradient, for one.)
     """
-    with unrolled_as_eager(), contextlib.ExitStack() as stack:
+    with decomposed_as_eager(), contextlib.ExitStack() as stack:
         made = aot_export_joint_with_descriptors(stack, wrapped, tuple(batch), decompositions=decompositions())
     graph = made.graph_module
     results = next(iter(graph.graph.find_nodes(op="output")))

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dcir
 from dcir.driver.compare import FACTOR
+from dcir.frontends.torch.capture import programs_run
 from tests.fuzz.case import Case
 
 _UNITS = 4.0
@@ -30,7 +31,7 @@ _COMPARISONS = {getattr(torch.ops.aten, name) for name in ("eq", "ne", "lt", "le
 
 
 class NotACase(Exception):
-    """Eager PyTorch itself refuses the case, or its results are not finite."""
+    """Eager PyTorch itself refuses the case, computes nothing in it, or its results are not finite."""
 
 
 class Differs(AssertionError):
@@ -50,9 +51,11 @@ def check(case: Case, **options: Any) -> None:
 
     Raises:
         NotACase: there is nothing to compare with.
-        Differs: results, gradients, written arguments, buffers or aliases are not those of eager.
+        Differs: results, gradients, written arguments, buffers or aliases are not those of eager, or no compiled code made them.
     """
     module = case.module()
+    if not _computes(case, copy.deepcopy(module)):
+        raise NotACase("nothing to compile")
     want = _reference(case, copy.deepcopy(module), case.arguments())
     wide = copy.deepcopy(module).double()
     exact = _reference(case, copy.deepcopy(wide), case.arguments(torch.float64))
@@ -68,7 +71,10 @@ def check(case: Case, **options: Any) -> None:
     for call in range(2):  # once more with the state as it was, in memory that has been used
         fast.load_state_dict(module.state_dict())
         fast.zero_grad()
+        before = programs_run()
         got = _run(case, fast, case.arguments())
+        if programs_run() == before or not any(g.operators for g in fast.dcir.explain().graphs):
+            raise Differs(f"call {call}: no compiled graph with operators ran")
         if got.same != want.same:
             raise Differs(f"call {call}: other aliases: {got.same}, eager {want.same}")
         for name in set(got.tensors) - set(want.tensors):
@@ -85,6 +91,31 @@ def check(case: Case, **options: Any) -> None:
             except Differs:
                 own = [want.tensors[name], *(r.tensors[name] for r in roundings.seen())]
                 _compare(label, g, own, exact.tensors[name], others, unit)
+
+
+class Computing(TorchDispatchMode):
+    """Notes whether any operator computes: makes a tensor that is no view of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.any = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.any |= not (func.is_view or func._schema.name in _MOVING)
+        return func(*args, **(kwargs or {}))
+
+
+_MOVING = ("aten::detach", "aten::_unsafe_view", "aten::_reshape_alias")
+
+
+def _computes(case: Case, module: nn.Module) -> bool:
+    arguments = case.arguments()
+    with torch.no_grad(), Computing() as computing:
+        try:
+            module(*arguments)
+        except (RuntimeError, ValueError, IndexError) as e:
+            raise NotACase(str(e)) from e
+    return computing.any
 
 
 class _Roundings:

@@ -16,6 +16,8 @@ from tests.fuzz.case import Case, Input
 from tests.fuzz.check import NotACase, check
 from tests.fuzz.generate import random_case, shrunk
 
+NO_CASE = "refused by eager or nothing to compile"
+
 
 def main() -> int:
     """Run the cases; the exit code says whether any failed."""
@@ -34,7 +36,7 @@ def main() -> int:
         print(case.source())
         check(case, level=given_arguments.level)
         return 0
-    count = {"right": 0, "refused by eager": 0, "wrong": 0}
+    count = {"right": 0, NO_CASE: 0, "wrong": 0}
     end = time.monotonic() + given_arguments.seconds
     for seed in range(given_arguments.seed, given_arguments.seed + given_arguments.cases):
         if time.monotonic() > end:
@@ -62,11 +64,11 @@ def _same_kind(case: Case, kind: str, level: int) -> bool:
 
 
 def outcome(case: Case, level: int = 4) -> tuple[str, str]:
-    """ "right", "refused by eager" or "wrong", and what is wrong."""
+    """ "right", "wrong" or ``NO_CASE``, and what is wrong."""
     try:
         check(case, level=level)
     except NotACase:
-        return "refused by eager", ""
+        return NO_CASE, ""
     except Exception as e:
         if isinstance(e, AssertionError):
             return "wrong", f"{type(e).__name__}: {e}"

@@ -8,8 +8,9 @@ import time
 import pytest
 import torch
 
+import dcir
 from tests.fuzz.case import Case, Input
-from tests.fuzz.check import Differs, check
+from tests.fuzz.check import Differs, NotACase, check
 from tests.fuzz.generate import random_case, shrunk
 from tests.fuzz.run import outcome
 
@@ -18,16 +19,19 @@ _LEAST, _MOST = 10, 400
 
 
 def test_random_networks() -> None:
-    """The same cases in the same order every time; a failure is shrunk to a small program."""
+    """The same cases in the same order every time; a failure is shrunk to a small program. What compiles nothing is no case."""
     end = time.monotonic() + _SECONDS
+    compiled = 0
     for seed in range(_MOST):
-        if seed >= _LEAST and time.monotonic() > end:
+        if compiled >= _LEAST and time.monotonic() > end:
             break
         case, choices = random_case(seed)
         found, why = outcome(case)
         if found == "wrong":
             small = shrunk(choices, lambda c: outcome(c)[0] == "wrong")
             pytest.fail(f"case {seed}: {why}\n{small}\n{small.source()}")
+        compiled += found == "right"
+    assert compiled >= _LEAST
 
 
 def test_shrinking_finds_the_one_step_that_matters() -> None:
@@ -48,21 +52,32 @@ def test_the_comparison_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch, fa
     """Half a per mille off is off, and so is a hundred-thousandth: no rounding of eager's is."""
     check(_wrong("self.l0(x0)"))
     other = _wrong(f"self.l0(x0) * {factor}").module()
-    assert isinstance(other, torch.nn.Module)
-    monkeypatch.setattr("tests.fuzz.check.dcir.optimize", lambda module, **_: _Replaced(module, other))
+    optimize = dcir.optimize
+
+    def wrong(module: torch.nn.Module, **_: object) -> torch.nn.Module:
+        other.l0 = module.l0
+        return optimize(other)
+
+    monkeypatch.setattr("tests.fuzz.check.dcir.optimize", wrong)
     with pytest.raises(Differs, match="out0"):
         check(_wrong("self.l0(x0)"))
 
 
-class _Replaced(torch.nn.Module):
-    """State of one module, results of another."""
+def test_what_computes_nothing_is_no_case() -> None:
+    """There is nothing compiled that could be wrong."""
+    with pytest.raises(NotACase, match="nothing to compile"):
+        check(_wrong("x0.transpose(0, 1)"))
 
-    def __init__(self, module: torch.nn.Module, other: torch.nn.Module) -> None:
-        super().__init__()
-        self.l0 = module.l0
-        other.l0 = module.l0
-        self._other = [other]
 
-    def forward(self, x: torch.Tensor) -> object:
-        """What the other gives."""
-        return self._other[0](x)
+def test_a_case_of_which_nothing_is_compiled_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager's own numbers are no success."""
+
+    def uncompiled(module: torch.nn.Module, **_: object) -> torch.nn.Module:
+        fast = optimize(module)
+        fast._compiled_call_impl = None
+        return fast
+
+    optimize = dcir.optimize
+    monkeypatch.setattr("tests.fuzz.check.dcir.optimize", uncompiled)
+    with pytest.raises(Differs, match="no compiled graph"):
+        check(_wrong("self.l0(x0)"))

@@ -22,7 +22,7 @@ import dcir
 from dcir.driver.compare import _widen, compare
 from dcir.errors import DcirError, NotCompiledWarning
 from dcir.frontends.torch.capture import programs_run
-from tests.fuzz.check import _Disturbed
+from tests.fuzz.check import Computing, _Disturbed
 from tests.opinfo.entries import calls
 from tests.opinfo.modules import PREFIX, module_calls
 
@@ -99,21 +99,6 @@ def _narrow(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype is torch.float64 else value
 
 
-class _Computing(TorchDispatchMode):
-    """Notes whether any operator computes: makes a tensor that is no view of another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.any = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.any |= not (func.is_view or func._schema.name in _MOVING)
-        return func(*args, **(kwargs or {}))
-
-
-_MOVING = ("aten::detach", "aten::_unsafe_view", "aten::_reshape_alias")
-
-
 def check(name: str, **options: Any) -> Outcome:
     """Try the first sample of an entry that eager accepts."""
     return check_calls(name, module_calls(name) if name.startswith(PREFIX) else calls(name), **options)
@@ -168,7 +153,7 @@ def _check(name: str, call: Sample, want: dict[str, Any], options: dict[str, Any
 def _computes(call: Sample) -> bool:
     """Whether eager computes anything in the forward."""
     function, tensors = call.function(), call.tensors()
-    with torch.no_grad(), _Computing() as computing:
+    with torch.no_grad(), Computing() as computing:
         call.result(function, tensors)
     return computing.any
 
