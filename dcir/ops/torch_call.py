@@ -33,7 +33,8 @@ class TorchCall:
 
     Attributes:
         name: overload name ("aten.linalg_inv_ex.default").
-        args, kwargs: the call; ("t", i) stands for tensor i, ("g", token) for a graph, other pairs for dtypes and the like (``pack``).
+        args, kwargs: the call; ("t", i) stands for tensor i, ("g", token) for a graph, ("o", name) for an operator, other
+            pairs for dtypes and the like (``pack``).
         ins, outs: (shape, strides, dtype) of each tensor operand and result.
         places: which of the operator's results ``outs`` are; None: all that are tensors. Torch leaves results undefined
             that nobody reads (a workspace for a backward pass that will not come), so those are not asked for.
@@ -130,6 +131,8 @@ def pack(value: Any, tensor: Callable[[Any], int | None]) -> Any:
         return ("a", str(value).removeprefix("torch."))
     if isinstance(value, torch.device):
         return ("d", str(value))
+    if isinstance(value, torch._ops.OpOverload):
+        return ("o", str(value))
     if isinstance(value, Subgraph):
         return ("g", value.token)
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
@@ -152,6 +155,8 @@ def _unpack(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
             return {key: _unpack(x, tensors) for key, x in v}
         if tag == "g":
             return graph_of(v)
+        if tag == "o":
+            return overload(v)
         return torch.device(v) if tag == "d" else v
     return tuple(_unpack(v, tensors) for v in value)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -79,6 +80,17 @@ def check_graph(gm: fx.GraphModule, inputs: Sequence[str]) -> str | None:
         what = next(filter(None, map(of_unknown_type, _parts(t.tensor))), None)
         if what is not None:
             raise t.error(what, _KNOWN_TYPE)
+    return None
+
+
+def of_unknown_size(gm: fx.GraphModule) -> str | None:
+    """Which higher-order operator has a result whose size only data tell (``while_loop_stack_output``); None if none has."""
+    for node in gm.graph.nodes:
+        if not isinstance(node.target, torch._ops.HigherOrderOperator):
+            continue
+        for value in pytree.tree_leaves(node.meta.get("example_value")):
+            if isinstance(value, torch.Tensor) and free_unbacked_symbols(value):
+                return f"a result of {node.target} is of a size that depends on data"
     return None
 
 

@@ -18,7 +18,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from dcir.frontends.torch.admission import check_graph
+from dcir.frontends.torch.admission import check_graph, of_unknown_size
 from dcir.frontends.torch.arguments import lazy_places, without_classes, write_out
 from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.by_size import BySize, OnSizes, Sizes
@@ -32,6 +32,7 @@ from dcir.frontends.torch.pieces import Trace, Traced
 from dcir.frontends.torch.recompute import recompute_cheap
 from dcir.frontends.torch.recurrent import keep_long_layers
 from dcir.frontends.torch.spare_memory import GOAL, eager_peak, spare_memory
+from dcir.frontends.torch.wrappers import inline_marked
 from dcir.user_code import is_users
 
 TOGETHER = "dcir_together"
@@ -137,11 +138,12 @@ def dynamo_backend(
         ended = getattr(gm, "compile_subgraph_reason", None)
         if on_break is not None and ended is not None and ended.graph_break:
             on_break(*break_text(ended))
-        reason = check_graph(gm, inputs)
+        reason = check_graph(gm, inputs) or of_unknown_size(gm)
         if reason is not None:
             if on_plain is not None:
                 on_plain(reason)
             return gm
+        inline_marked(gm)
         keep_long_layers(gm)
         return without_classes(compiled(gm, example_inputs), gm)
 

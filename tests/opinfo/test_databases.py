@@ -18,7 +18,12 @@ from tests.opinfo.entries import higher_order
 from tests.opinfo.modules import ModuleCall, modules
 from tests.rotation import chosen
 
-ONCE_WRONG = ("module:nn.LazyConv1d 0 train", "module:nn.LSTM 0 train")
+ONCE_WRONG = ("module:nn.LazyConv1d 0 train", "module:nn.LSTM 0 train", "module:nn.MultiLabelMarginLoss 6 train")
+ONCE_REFUSED = (
+    "higher_order:invoke_quant-simple",
+    "higher_order:auto_functionalize-simple",
+    "higher_order:while_loop_stack_output-simple",
+)
 
 
 @pytest.mark.parametrize("name", list(dict.fromkeys([*ONCE_WRONG, *chosen(modules(), 6)])))
@@ -29,11 +34,12 @@ def test_module(name: str) -> None:
     assert outcome.how == NATIVE or name not in ONCE_WRONG, outcome
 
 
-@pytest.mark.parametrize("name", chosen(higher_order(), 3))
+@pytest.mark.parametrize("name", list(dict.fromkeys([*ONCE_REFUSED, *chosen(higher_order(), 3)])))
 def test_higher_order(name: str) -> None:
     """It follows eager, or eager itself or dcir refuses it."""
     outcome = check(name)
     assert outcome.kind in (PASS, SKIPPED, REFUSED), outcome
+    assert outcome.kind == PASS or name not in ONCE_REFUSED, outcome
 
 
 def _linear(make: Callable[[], nn.Module]) -> ModuleCall:
@@ -54,12 +60,14 @@ def test_a_module_that_computes_nothing() -> None:
 def test_silence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Right numbers of which none was computed by compiled code."""
 
-    def optimize(module: nn.Module, **options: Any) -> nn.Module:
-        fast = dcir.optimize(module, **options)
+    optimize = dcir.optimize
+
+    def uncompiled(module: nn.Module, **options: Any) -> nn.Module:
+        fast = optimize(module, **options)
         fast._compiled_call_impl = None
         return fast
 
-    monkeypatch.setattr("tests.opinfo.check.dcir.optimize", optimize)
+    monkeypatch.setattr("tests.opinfo.check.dcir.optimize", uncompiled)
     assert check_calls("linear", [_linear(_made)]).kind == SILENT
 
 
