@@ -8,15 +8,15 @@ their border, as are rows whose pixels share cache sets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
 from dcir.codegen.tiles import conv_last_text as text_of
+from dcir.codegen.tiles.conv_last_tile import Kind, dispatch, in_chains, reach, tile_text
 from dcir.codegen.tiles.conv_matrix import matrix_last_draft, matrix_last_suits
-from dcir.codegen.tiles.conv_problem import Problem, ceil
+from dcir.codegen.tiles.conv_problem import Problem
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, Draft, Split, Step, ceil_div, lanes, render, round_up
-from dcir.codegen.tiles.epilogue import GROUPED, Epilogue
+from dcir.codegen.tiles.epilogue import Epilogue
 from dcir.isa import Isa
 from dcir.ops.epilogue import identity_epilogue
 from dcir.ops.packing import panel_width, panels
@@ -26,7 +26,6 @@ WEIGHT_BYTES = 512 << 10  # of the weights of a block of vectors: they stay in t
 IMAGE_BYTES = 400 << 10  # of the image that several blocks of weights pass over
 PARTIAL_BYTES = 192 << 10
 STACK_BYTES = 256 << 10
-SHORT = 256  # a tile of fewer steps finishes its rows in registers; for others that is not worth compiling
 # AVX2, in cycles of Zen 3: a tile of all registers (7 pixels by 2 vectors) against one of 6, and a vector of weights that comes from the
 # second-level cache; 8 images of 64 channels at 56 x 56 79 -> 90 GFLOP/s a core, 128 at 28 x 28 82 -> 91, at 7 x 7 tiles of 7 stay.
 AGAIN, STREAMED, NEAREST = 1.16, 2.75, 24 << 10
@@ -35,27 +34,6 @@ NEAR, FARTHER = 1024, (4096, 16384)  # bytes fetched ahead in a panel
 MOST_LAYOUTS = 6
 L3_BYTES = 16  # a cycle
 WAITING = 128  # pixels of a row that are stored together where results lie in planes
-
-Reach = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A tile's code: so many pixels, and the pixels from low to high that have a tap, for every column of the kernel."""
-
-    pixels: int
-    reach: Reach
-
-    def sweeps(self) -> Iterator[tuple[int, int, int, int]]:
-        """(first tap, taps, low, high) of neighbouring taps with the same pixels."""
-        first = 0
-        for k in range(1, len(self.reach) + 1):
-            if k < len(self.reach) and self.reach[k] == self.reach[first]:
-                continue
-            low, high = self.reach[first]
-            if low < high:
-                yield first, k - first, low, high
-            first = k
 
 
 @dataclass(frozen=True)
@@ -122,13 +100,14 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         image = "a0"
     kinds = _kinds(p, lay.wide)
     tiles = "".join(
-        _tile_text(f"tile{i}", p, kind, lay, epilogue, width) for i, kind in enumerate(dict.fromkeys(kinds))
+        tile_text(f"tile{i}", p, kind, epilogue, width, vectors=lay.vectors, blocks=lay.blocks, blocked=lay.inputs.parts > 1)
+        for i, kind in enumerate(dict.fromkeys(kinds))
     )  # fmt: skip
     per_panel, step = p.panel // width, p.taps * p.ci * p.panel
     near = decide("ahead", [NEAR, *FARTHER])
     sweep = render(
         text_of.SWEEP, panel=p.panel, per_panel=per_panel, panel_step=step, near=near // element,
-        pixel=p.stride[2] * p.xs[5], **_images_ahead(p),
+        pixel=p.stride[2] * p.xs[5], rest=render(text_of.REST) if in_chains(p) else "", **_images_ahead(p),
     )  # fmt: skip
     planes, waiting = _planes_text(lay, epilogue, width)
     jobs = lay.parts * lay.shares
@@ -157,11 +136,12 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         tile_start=lay.columns.start("cb"), tile_next=f"({lay.columns.start('cb + 1')})", row_start=lay.rows.start("rb"),
         row_next=f"({lay.rows.start('rb + 1')})", sh=p.stride[1], bh=p.base[1], dh=p.dil[1], kh=p.ker[1], ih=p.inp[1],
         xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], bw=p.base[2], partial=tile_size if partial else 0, column=lay.wide.start("t"),
-        pixel=p.stride[2] * p.xs[5], tiles=_dispatch(kinds), near=near // element,
+        pixel=p.stride[2] * p.xs[5], tiles=dispatch(kinds), near=near // element,
         **waiting,
     )  # fmt: skip
+    rest = render(text_of.REST_PLACE, size=tile_size * lay.vectors) if in_chains(p) else ""
     run = render(
-        text_of.RUN, own=own, parts=lay.parts, blocks=p.groups * lay.blocks, regions=regions, shares=lay.shares, image=image,
+        text_of.RUN, own=own, rest=rest, parts=lay.parts, blocks=p.groups * lay.blocks, regions=regions, shares=lay.shares, image=image,
         weights=weights, partials=partials, together=lay.together, panel=p.panel, per_group=lay.blocks, vectors=lay.vectors,
         group=panels(p.co, p.panel) * step, per_panel=per_panel, panel_step=step, co=p.co, in_blocks=lay.inputs.parts,
         in_start=f"({lay.inputs.start('i')}) * {lay.unit}",
@@ -195,67 +175,14 @@ def _images_ahead(p: Problem) -> dict[str, str]:
     return {"start": f"L turn = TC * {pixel}LL;", "next": step}
 
 
-# ---------------------------------------------------------------------- tiles
-def _reach(p: Problem, first: int, pixels: int) -> Reach:
-    """Per column of the kernel the pixels, from ``first`` on, whose tap lies in the image."""
-    found = []
-    for kw in range(p.ker[2]):
-        at, s = p.base[2] + kw * p.dil[2], p.stride[2]
-        low, high = max(0, ceil(-at, s) - first), min(pixels, ceil(p.inp[2] - at, s) - first)
-        found.append((low, high) if low < high else (0, 0))
-    return tuple(found)
-
-
 def _kinds(p: Problem, wide: Split) -> list[Kind]:
     """The code of every tile of a row."""
     found, first = [], 0
     for t in range(wide.parts):
         pixels = wide.size if t < wide.larger else wide.size - 1
-        found.append(Kind(pixels, _reach(p, first, pixels)))
+        found.append(Kind(pixels, reach(p, first, pixels)))
         first += pixels
     return found
-
-
-def _dispatch(kinds: list[Kind]) -> str:
-    """C++ that calls the code of tile number t."""
-    names = {kind: f"tile{i}" for i, kind in enumerate(dict.fromkeys(kinds))}
-    parts, start = [], 0
-    for t in range(1, len(kinds) + 1):
-        if t < len(kinds) and kinds[t] == kinds[start]:
-            continue
-        call = f"{names[kinds[start]]}<NV>(q, xt, w, partial, c);"
-        parts.append(f"if (t < {t}) {call}" if t < len(kinds) else call)
-        start = t
-    return " else ".join(parts)
-
-
-def _tile_text(name: str, p: Problem, kind: Kind, lay: Layout, epilogue: Epilogue, width: int) -> str:
-    blocked = lay.inputs.parts > 1
-    merged = not blocked and p.xs[5] * p.dil[2] == p.ci
-    values = {"kws": p.dil[2] * p.xs[5], "tap": p.ci * p.panel, "ci": p.ci}
-    sweeps = [
-        render(text_of.SWEEP_MERGED if merged or (n == 1 and not blocked) else text_of.SWEEP_TAPS, first=first, end=first + n,
-               taps=n, lo=lo, hi=hi, **values)
-        for first, n, lo, hi in kind.sweeps()
-    ]  # fmt: skip
-    if epilogue.vector == 5:
-        stop = text_of.STOP_PLANES
-    elif epilogue.grouped:
-        stop = text_of.STOP_GROUPS.replace("$grouped", str(GROUPED))
-    else:
-        unrolled = p.ci * p.taps < SHORT and epilogue.in_registers and not epilogue.sums
-        stop = text_of.STOP_UNROLLED if unrolled else text_of.STOP_ROWS
-    if epilogue.sums and epilogue.vector == 2:
-        stop += text_of.STOP_SUMS
-    # How many channels a group's last block has is known when the code is made, where its tile is not another's.
-    total = ceil_div(p.co, width)
-    last = total % lay.vectors or (lay.vectors if lay.blocks == 1 else 0)
-    valid = f"(NV == {last} ? {p.co - (total - last) * width} : q.valid)"
-    return render(
-        text_of.TILE, name=name, pixels=kind.pixels, panel=p.panel,
-        kds=p.dil[0] * p.xs[3], khs=p.dil[1] * p.xs[4], kh=p.ker[1], tap_row=p.ker[2] * p.ci * p.panel,
-        sweeps="\n".join(sweeps), stop=(text_of.SUSPEND if blocked else "") + stop.replace("$valid", valid),
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- layout

@@ -2,7 +2,7 @@
 
 SWEEP = """
 // What a tile needs besides its place in a row.
-struct Place { Operands e; T *rows; L from, n, g, o, d, h, kd0, kd1, kh0, kh1, i0, i1, valid, next, ahead; bool first, last; };
+struct Place { Operands e; T *rows, *total; L from, n, g, o, d, h, kd0, kd1, kh0, kh1, i0, i1, valid, next, ahead; bool first, last; };
 $inline constexpr L place_of(L v) { return v / $per_panel * ${panel_step}LL + v % $per_panel * VL; }
 // acc[i] += x of pixel i times w, over count inputs; only pixels LO to HI have this tap.
 template <int LO, int HI, int NV, int TC> $inline void sweep(V (&acc)[TC][NV], const T *x, const T *w, L count, L ahead) {
@@ -24,19 +24,48 @@ template <int LO, int HI, int NV, int TC> $inline void sweep(V (&acc)[TC][NV], c
         }
     }
 }
+$rest"""
+# A long sum is made of chains of products, each summed by itself and then added: short chains of additions round less.
+REST = """
+template <int NV, int TC> $inline void rest(V (&acc)[TC][NV], T *total, bool first) {
+#pragma GCC unroll 32
+    for (int i = 0; i < TC; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) {
+            T *to = total + (i * NV + v) * VL;
+            store(to, first ? acc[i][v] : load(to) + acc[i][v]);
+        }
+    clear(acc);
+}
+"""
+# Not an array of the tile's: GCC would give parts of it registers, and the sums would lose theirs (a fifth slower).
+REST_PLACE = "alignas(64) T total[$size]; q.total = total;"
+REST_BEGIN = """    T *total = q.total;
+    bool rested = false;
+    L row = 0;
+"""
+REST_SWEEP = "            rest(acc, total, !rested), rested = true;"
+REST_ROW = """            if (row && row % $every == 0) rest(acc, total, !rested), rested = true;
+            row++;
+"""
+REST_END = """    if (rested)
+#pragma GCC unroll 32
+        for (int i = 0; i < TC; i++)
+#pragma GCC unroll 8
+            for (int v = 0; v < NV; v++) acc[i][v] += load(total + (i * NV + v) * VL);
 """
 TILE = """
 template <int NV> $noinline void $name(const Place &q, const T *x, const T *w, T *partial, L c) {
     constexpr int TC = $pixels;
     V acc[TC][NV];
     clear(acc);
-    const L i0 = q.i0, count = q.i1 - i0, kh0 = q.kh0, kh1 = q.kh1, kd1 = q.kd1, ahead = q.ahead;
+$begin    const L i0 = q.i0, count = q.i1 - i0, kh0 = q.kh0, kh1 = q.kh1, kd1 = q.kd1, ahead = q.ahead;
     x += i0;
     w += i0 * $panel;
     for (L kd = q.kd0; kd < kd1; kd++)
         for (L kh = kh0; kh < kh1; kh++) {
             const T *xr = x + kd * ${kds}LL + kh * ${khs}LL, *wr = w + (kd * $kh + kh) * ${tap_row}LL;
-$sweeps
+$row$sweeps
         }
 $stop
 }
@@ -44,6 +73,10 @@ $stop
 SWEEP_MERGED = (
     "            sweep<$lo, $hi>(acc, xr + $first * ${kws}LL, wr + $first * ${tap}LL, $taps * ${ci}LL, ahead);"
 )
+SWEEP_CHAINS = """            for (L k = 0; k < $length; k += $chain) {
+                if (k) rest(acc, total, !rested), rested = true;
+                sweep<$lo, $hi>(acc, xr + $first * ${kws}LL + k, wr + $first * ${tap}LL + k * $panel, $count, ahead);
+            }"""
 SWEEP_TAPS = """            for (L kw = $first; kw < $end; kw++)
                 sweep<$lo, $hi>(acc, xr + kw * ${kws}LL, wr + kw * ${tap}LL, count, ahead);"""
 
@@ -159,6 +192,7 @@ $noinline void run(L j, const T *a0, const T *a1, const T *, T *, unsigned char 
     const L k0 = share * $regions / $shares, k1 = (share + 1) * $regions / $shares;
     Place q;
     q.e = $own;
+    $rest
     const T *a = $image, *packed = $weights;
     $partials
     for (L s = k0; s < k1; s += $together) {

@@ -3,20 +3,20 @@
 TILE = """
 template <int TC> struct Pixels { static constexpr L at(int i) { return i / TC * ${rs}LL + i % TC * ${ps}LL; } };
 template <int NV, int TR, int TC> $noinline void tile(const T *x, const T *w, T *d, L i) {
+    // A block of inputs is summed by itself and then added: short chains of additions round less.
     V acc[TR * TC][NV];
-    if (i == 0) clear(acc);
-    else
-#pragma GCC unroll 32
-        for (int p = 0; p < TR * TC; p++)
-#pragma GCC unroll 8
-            for (int v = 0; v < NV; v++) acc[p][v] = load(d + ((p / TC * $tw + p % TC) * NV + v) * VL);
+    clear(acc);
     const L c0 = $in_start, c1 = $in_next;
     x += c0 * $cs;
 $reduce
+    const bool first = i == 0;
 #pragma GCC unroll 32
     for (int p = 0; p < TR * TC; p++)
 #pragma GCC unroll 8
-        for (int v = 0; v < NV; v++) store(d + ((p / TC * $tw + p % TC) * NV + v) * VL, acc[p][v]);
+        for (int v = 0; v < NV; v++) {
+            T *to = d + ((p / TC * $tw + p % TC) * NV + v) * VL;
+            store(to, first ? acc[p][v] : load(to) + acc[p][v]);
+        }
 }
 template <int NV, int TR> $inline void strip(const T *x, const T *w, T *d, L r, L c, L t, L i) {
     x += r * ${rs}LL + c * ${ps}LL;

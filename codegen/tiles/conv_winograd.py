@@ -26,6 +26,9 @@ BLOCK_BYTES = (
 LARGE = 8 << 20  # bytes of weights that leave the caches between two blocks: then twice the pixels pass over them
 NEAR = 2048  # bytes fetched ahead in weights that one product reads once; else it asks for the next point's
 SOON = 128  # bytes fetched ahead in a tile's channels
+# Channels summed by themselves: most of what this form rounds is in these sums, which are larger than what is left of them. Of 128 to 512
+# channels the error is 0.75 to 0.4 times that of one sum, for 2 % of the time; chains of 32 would halve it at 64 channels, for 5 %.
+CHAIN = 64
 
 
 def winograd_draft(name: str, p: Problem, tile: Sequence[int], isa: Isa, threads: int) -> Draft:
@@ -52,11 +55,14 @@ def winograd_draft(name: str, p: Problem, tile: Sequence[int], isa: Isa, threads
     (a_rows, _, b_rows), (a_columns, _, b_columns) = map(winograd.matrices, tile)
     high, wide = (t + winograd.TAPS - 1 for t in tile)
     step = p.ci * p.panel
+    chain = min(CHAIN, p.ci)
+    count = str(chain) if p.ci % chain == 0 else f"({p.ci} - k < {chain} ? {p.ci} - k : {chain})"
     text = render(
         text_of.KERNEL, own="own(operands, j)" if epilogue.sums else "operands", sums_calls=text_of.SUMS if epilogue.sums else "",
         points=points, high=high, wide=wide, tile_high=tile[0], tile_wide=tile[1], rows=rows.size, nv=nv,
         pitch=pitch, size=size, ci=p.ci, panel=p.panel, zeros=p.ci, per=max(1, nv // rows.parts),
-        ahead=step if rows.parts > 1 else NEAR // element, line=64 // element, soon=SOON // element,
+        ahead=step if rows.parts > 1 else NEAR // element, line=64 // element, soon=SOON // element, chain=chain,
+        count=count,
         image_transform=transform_text("d", (high, wide), (b_rows, b_columns), wide),
         result_transform=transform_text("m", (high, wide), (a_rows, a_columns), wide),
         tiles=tiles, shares=shares, parts=parts, groups=p.groups, vectors=p.panel // width // nv,

@@ -20,11 +20,9 @@ $noinline void transform_image(const T *x, L top, L left, T *d0) {
         for (int k = 0; k < $points; k++) store(d0 + k * ${size}LL * $pitch + i, d[k]);
     }
 }
-// Products of rows of tiles with a part of a panel, at one point; asks for PER vectors a row of what comes next, and for pixels.
-template <int PER> $noinline void multiply(const T *a, const T *w, T *sums, const T *next) {
-    V acc[$rows][$nv];
-    clear(acc);
-    for (L line = 0; line < $ci; line += $line) {
+// acc[i] += row i of tiles times a part of a panel, over count channels; asks for PER vectors a row of what comes next, and for pixels.
+template <int PER> $inline void chain(V (&acc)[$rows][$nv], const T *a, const T *w, const T *next, L count) {
+    for (L line = 0; line < count; line += $line) {
 #pragma GCC unroll 32
         for (int i = 0; i < $rows; i++) __builtin_prefetch(a + i * ${pitch}LL + line + $soon);
         for (L k = line; k < line + $line; k++, w += $panel, next += $panel) {
@@ -41,10 +39,23 @@ template <int PER> $noinline void multiply(const T *a, const T *w, T *sums, cons
             }
         }
     }
+}
+// Products of rows of tiles with a part of a panel, at one point. Chains of channels are summed by themselves and then added.
+template <int PER> $noinline void multiply(const T *a, const T *w, T *sums, const T *next) {
+    for (L k = 0; k < $ci; k += $chain, a += $chain, w += $chain * $panel, next += $chain * $panel) {
+        V acc[$rows][$nv];
+        clear(acc);
+        chain<PER>(acc, a, w, next, $count);
+        if (k)
 #pragma GCC unroll 32
-    for (int i = 0; i < $rows; i++)
+            for (int i = 0; i < $rows; i++)
 #pragma GCC unroll 8
-        for (int v = 0; v < $nv; v++) store(sums + (i * $nv + v) * VL, acc[i][v]);
+                for (int v = 0; v < $nv; v++) acc[i][v] += load(sums + (i * $nv + v) * VL);
+#pragma GCC unroll 32
+        for (int i = 0; i < $rows; i++)
+#pragma GCC unroll 8
+            for (int v = 0; v < $nv; v++) store(sums + (i * $nv + v) * VL, acc[i][v]);
+    }
 }
 $noinline void transform_result(const Operands &operands, L n, L g, L o, L y, L x, const T *s) {
     const Operands e = operands;

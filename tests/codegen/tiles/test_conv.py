@@ -91,7 +91,7 @@ CASES = cases()
 
 def make(case):
     name, kind, dtype, _, lx, lw, ly, _ = case
-    n, groups, cin, cout, size, kernel, stride, padding, dilation = SHAPES[name]
+    n, groups, cin, cout, size, kernel, stride, padding, dilation = SHAPES.get(name, name)
     dims, t = len(size), TORCH[dtype]
     stride, padding, dilation = (spread(v, dims) for v in (stride, padding, dilation))
     out = tuple(

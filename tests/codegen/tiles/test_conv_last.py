@@ -10,7 +10,8 @@ import torch
 
 from dcir.codegen.tiles import conv_last
 from dcir.codegen.tiles.conv import plan_convolution
-from dcir.codegen.tiles.conv_last import Kind, last_suits
+from dcir.codegen.tiles.conv_last import last_suits
+from dcir.codegen.tiles.conv_last_tile import Kind, reach
 from dcir.codegen.tiles.conv_problem import forward_problem
 from dcir.ir.interpret import run_program
 from dcir.ir.network import contiguous
@@ -166,8 +167,8 @@ def test_deep_sums_are_blocked():
 def test_edges_leave_out_what_is_outside():
     """A whole row of seven pixels: the outer taps cover six of them; a tile inside covers all with one sweep."""
     problem = forward_problem(spec_of("seven", "f32", "last", "last", "none"))
-    assert list(Kind(7, conv_last._reach(problem, 0, 7)).sweeps()) == [(0, 1, 1, 7), (1, 1, 0, 7), (2, 1, 0, 6)]
-    assert list(Kind(3, conv_last._reach(problem, 2, 3)).sweeps()) == [(0, 3, 0, 3)]
+    assert list(Kind(7, reach(problem, 0, 7)).sweeps()) == [(0, 1, 1, 7), (1, 1, 0, 7), (2, 1, 0, 6)]
+    assert list(Kind(3, reach(problem, 2, 3)).sweeps()) == [(0, 3, 0, 3)]
 
 
 def test_nothing_is_copied_in_place():

@@ -40,7 +40,7 @@ def last(shape, gap=0):
 
 
 def spec_of(name, dtype, tile, epilogue, bias=False, gap=0):
-    n, cin, cout, size, low, high = SHAPES[name]
+    n, cin, cout, size, low, high = SHAPES.get(name, name)
     out = tuple(i + a + b - 2 for i, a, b in zip(size, low, high, strict=True))
     shape = (n, cout, *out)
     y = contiguous(shape) if gap == 5 else last(shape, gap)
