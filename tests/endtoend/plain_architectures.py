@@ -11,7 +11,20 @@ from torch.nn import functional as F
 
 
 class LanguageModel(nn.Module):
-    """Embedding, two layers of LSTM over the steps, and scores over the vocabulary."""
+    """Embedding, two layers of LSTM, and scores over the vocabulary."""
+
+    def __init__(self, tokens: int = 50, size: int = 24) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(tokens, size)
+        self.layers = nn.LSTM(size, size, 2, batch_first=True)
+        self.head = nn.Linear(size, tokens)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.embed(tokens))[0])
+
+
+class CellsLanguageModel(nn.Module):
+    """The same with cells, called for every step."""
 
     def __init__(self, tokens: int = 50, size: int = 24) -> None:
         super().__init__()
@@ -101,6 +114,7 @@ class ShiftedWindows(nn.Module):
 
 PLAIN: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "lstm-language-model": lambda: (LanguageModel(), {"tokens": torch.randint(0, 50, (3, 5))}),
+    "lstm-cells": lambda: (CellsLanguageModel(), {"tokens": torch.randint(0, 50, (3, 5))}),
     "unet": lambda: (UNet(), {"x": torch.randn(2, 3, 20, 12)}),
     "selective-scan": lambda: (SelectiveScan(), {"x": torch.randn(2, 6, 16)}),
     "shifted-windows": lambda: (ShiftedWindows(), {"x": torch.randn(2, 8, 12, 16)}),
