@@ -20,7 +20,7 @@ env: $(READY)
 
 $(READY): setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,architectures,lint]'
 	@touch $@
 
 demo: $(READY)

@@ -65,9 +65,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Name the processor, and every reason for which tests were left out."""
+    """Name the processor, the architectures that had their turn, and every reason for which tests were left out."""
     how = "compiled" if COMPILED_ONLY else "run"
     terminalreporter.write_line(f"processor: {_processor()}; code {how} for {host_isa().name}")
+    reports = [r for outcome in ("passed", "failed") for r in terminalreporter.stats.get(outcome, ())]
+    run = {str(value) for report in reports for name, value in report.user_properties if name == "architecture"}
+    if run:
+        terminalreporter.write_line(f"  {len(run):>6} architectures: {', '.join(sorted(run))}")
     reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ()))
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"  {count:>6} left out: {reason.removeprefix('Skipped: ')}")

@@ -1,4 +1,4 @@
-"""Networks of transformers and timm in small configurations with random weights, by name."""
+"""Networks of transformers, timm, torchvision and segmentation-models in small configurations with random weights, by name."""
 
 from __future__ import annotations
 
@@ -177,4 +177,44 @@ TIMM: dict[str, Callable[[], Case]] = {
                            block_args={"scale": 4}, **_STAGES),
 }  # fmt: skip
 
-ARCHITECTURES = {f"transformers-{n}": b for n, b in HUGGING_FACE.items()} | {f"timm-{n}": b for n, b in TIMM.items()}
+
+def _segmentation(name: str, encoder: str, **settings: Any) -> Callable[[], Case]:
+    """A decoder of segmentation-models over an encoder."""
+
+    def build() -> Case:
+        import segmentation_models_pytorch as models
+
+        return getattr(models, name)(encoder, encoder_weights=None, **settings), {"x": _images(64)}
+
+    return build
+
+
+def _torchvision(name: str, size: int = 64, **settings: Any) -> Callable[[], Case]:
+    """A class of torchvision."""
+
+    def build() -> Case:
+        import torchvision
+
+        return getattr(torchvision.models, name)(num_classes=10, **settings), {"x": _images(size)}
+
+    return build
+
+
+SEGMENTATION: dict[str, Callable[[], Case]] = {
+    "fpn": _segmentation("FPN", "mobilenet_v2", decoder_pyramid_channels=32, decoder_segmentation_channels=32),
+    "unet": _segmentation("Unet", "resnet18", decoder_channels=(32, 16, 16, 8, 8)),
+}
+
+TORCHVISION: dict[str, Callable[[], Case]] = {
+    "densenet": _torchvision("DenseNet", growth_rate=8, block_config=(2, 3, 3), num_init_features=16),
+    "googlenet": _torchvision("GoogLeNet", init_weights=False),
+}
+
+# By the package that must be installed.
+ARCHITECTURES: dict[str, Callable[[], Case]] = {
+    f"{package}-{name}": build
+    for package, cases in (
+        ("transformers", HUGGING_FACE), ("timm", TIMM), ("segmentation_models_pytorch", SEGMENTATION), ("torchvision", TORCHVISION),
+    )
+    for name, build in cases.items()
+}  # fmt: skip
