@@ -16,8 +16,8 @@ def _tokens(vocabulary: int = 101, length: int = 11) -> torch.Tensor:
     return torch.randint(3, vocabulary - 1, (2, length))
 
 
-def _images(size: int = 32) -> torch.Tensor:
-    return torch.randn(2, 3, size, size)
+def _images(size: int = 32, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, 3, size, size)
 
 
 _SIZES: dict[str, int] = {
@@ -184,7 +184,7 @@ def _segmentation(name: str, encoder: str, **settings: Any) -> Callable[[], Case
     def build() -> Case:
         import segmentation_models_pytorch as models
 
-        return getattr(models, name)(encoder, encoder_weights=None, **settings), {"x": _images(64)}
+        return getattr(models, name)(encoder, encoder_weights=None, **settings), {"x": _images(64, batch=4)}
 
     return build
 
@@ -209,6 +209,12 @@ TORCHVISION: dict[str, Callable[[], Case]] = {
     "densenet": _torchvision("DenseNet", growth_rate=8, block_config=(2, 3, 3), num_init_features=16),
     "googlenet": _torchvision("GoogLeNet", init_weights=False),
 }
+
+# Wide networks of ReLUs and max pools have dozens of operands nearer to a kink than float32 knows them. Of GoogLeNet at 64 x 64 two values
+# in a pool were 2.7e-5 apart where eager is off by 2.9e-5: dcir chose the other, none of 13 runs of eager's did, and a row of a gradient
+# was off by seven times eager's error, by just eager's from float64 that chooses the same. Those of their kind that are trained are
+# narrow (plain_images.py).
+INFERENCE_ONLY = {"segmentation_models_pytorch-fpn", "torchvision-googlenet"}
 
 # By the package that must be installed.
 ARCHITECTURES: dict[str, Callable[[], Case]] = {

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.endtoend.architectures import ARCHITECTURES
+from tests.endtoend.architectures import ARCHITECTURES, INFERENCE_ONLY
 from tests.endtoend.follows_eager import follow
 from tests.endtoend.plain_architectures import PLAIN
 from tests.endtoend.plain_images import PLAIN_IMAGES
@@ -46,8 +46,10 @@ def test_plain(name: str, train: bool) -> None:
     assert done.operators and not done.fallbacks and not done.breaks
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", list(ARCHITECTURES))
+_CASES = [(name, train) for name in ARCHITECTURES for train in (False, True) if not (train and name in INFERENCE_ONLY)]
+
+
+@pytest.mark.parametrize(("name", "train"), _CASES, ids=[f"{n}-{'training' if t else 'inference'}" for n, t in _CASES])
 def test_installed(name: str, train: bool, record_property: Callable[[str, object], None]) -> None:
     if name not in turn(ARCHITECTURES, _AT_ONCE):
         pytest.skip("architectures that have their turn with another commit; DCIR_TEST_ALL=1 runs all")
