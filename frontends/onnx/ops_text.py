@@ -154,14 +154,23 @@ def _grams(node: Node, pool: list[int]) -> list[list[list[int]]]:
     """The pool's n-grams by length, from 1."""
     starts = [*node["ngram_counts"], len(pool)]
     if not all(0 <= a <= b for a, b in pairwise(starts)):
-        raise InvalidModel("the n-grams' counts do not ascend", where=node.label)
+        raise InvalidModel(
+            f"'ngram_counts' is {node['ngram_counts']}, which does not ascend within a pool of {len(pool)}",
+            where=node.label, hint="where the n-grams of each length begin in the pool, from 0",
+        )  # fmt: skip
     by_size = []
     for size, (start, stop) in enumerate(pairwise(starts), start=1):
         if (stop - start) % size:
-            raise InvalidModel(f"the pool of {size}-grams is cut off", where=node.label)
+            raise InvalidModel(
+                f"the pool of {size}-grams is cut off", where=node.label, hint=f"a multiple of {size} items for it"
+            )
         by_size.append([pool[i : i + size] for i in range(start, stop, size)])
     if sum(map(len, by_size)) != len(node["ngram_indexes"]):
-        raise InvalidModel("there must be one place per n-gram", where=node.label)
+        raise InvalidModel(
+            "there must be one place per n-gram",
+            where=node.label,
+            hint="as many 'ngram_indexes' as the pool has n-grams",
+        )
     return by_size
 
 

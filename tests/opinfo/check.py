@@ -151,11 +151,12 @@ def _check(name: str, call: Sample, want: dict[str, Any], options: dict[str, Any
 
 
 def _computes(call: Sample) -> bool:
-    """Whether eager computes anything in the forward."""
+    """Whether eager computes anything in the forward; a result without elements takes none."""
     function, tensors = call.function(), call.tensors()
     with torch.no_grad(), Computing() as computing:
-        call.result(function, tensors)
-    return computing.any
+        result = call.result(function, tensors)
+    sizes = [t.numel() for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+    return computing.any and (not sizes or any(sizes))
 
 
 def _run(function: Callable[..., Any], call: Sample, tensors: list[Tensor]) -> dict[str, Any]:

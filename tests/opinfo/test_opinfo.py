@@ -40,12 +40,12 @@ def test_wrong_is_seen(forward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def optimize(fn: Callable[..., torch.Tensor], **options: Any) -> Any:
         def call(*tensors: torch.Tensor) -> torch.Tensor:
+            fast(torch.rand(3))  # what runs nothing compiled is silent, not wrong
             out = fn(*tensors)
             off = out * 1.0001
             return off if forward else off + (out - off).detach()
 
         call.dcir = fast.dcir  # type: ignore[attr-defined]
-        fast(*[t.detach() for t in torch.rand(1, 3)])
         return call
 
     fast = dcir.optimize(torch.sigmoid)
