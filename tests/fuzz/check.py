@@ -109,13 +109,19 @@ _MOVING = ("aten::detach", "aten::_unsafe_view", "aten::_reshape_alias")
 
 
 def _computes(case: Case, module: nn.Module) -> bool:
+    """Whether anything that is computed reaches the caller: in a result with memory of its own, or written to what is there."""
     arguments = case.arguments()
+    there = [t for t in (*arguments, *module.parameters(), *module.buffers()) if isinstance(t, Tensor)]
+    versions, memory = [t._version for t in there], {t.untyped_storage().data_ptr() for t in there}
     with torch.no_grad(), Computing() as computing:
         try:
-            module(*arguments)
+            results = module(*arguments)
         except (RuntimeError, ValueError, IndexError) as e:
             raise NotACase(str(e)) from e
-    return computing.any
+    own = [
+        t for t in pytree.tree_leaves(results) if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in memory
+    ]
+    return computing.any and (bool(own) or versions != [t._version for t in there])
 
 
 class _Roundings:

@@ -63,10 +63,11 @@ def test_the_comparison_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch, fa
         check(_wrong("self.l0(x0)"))
 
 
-def test_what_computes_nothing_is_no_case() -> None:
+@pytest.mark.parametrize("line", ["x0.transpose(0, 1)", "(torch.sin(x0), x0[:])[1]"], ids=["views", "dead code"])
+def test_what_computes_nothing_is_no_case(line: str) -> None:
     """There is nothing compiled that could be wrong."""
     with pytest.raises(NotACase, match="nothing to compile"):
-        check(_wrong("x0.transpose(0, 1)"))
+        check(_wrong(line))
 
 
 def test_a_case_of_which_nothing_is_compiled_fails(monkeypatch: pytest.MonkeyPatch) -> None:
