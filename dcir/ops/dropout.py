@@ -37,6 +37,6 @@ def native_dropout(ctx: Lowering, x: Ref, p: float, train: bool | None) -> tuple
         spec = TorchCall(
             "aten.bernoulli.p", (("t", 0), ("v", 1.0 - p)), (), (window,), ((mask.shape, mask.strides, "bool"),)
         )
-        ctx.emit(spec, [like], [mask])
+        ctx.draw(spec, [like], [mask])
     scale = 1.0 / (1.0 - p) if p < 1.0 else 0.0
     return ctx.pointwise(lambda v, m: v * m * scale, x, mask), mask

@@ -11,6 +11,7 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.nodes import Op
 from dcir.ir.program import Body, Expr, Program
 from dcir.ir.types import TYPES, compute_type, words
 from dcir.ops.torch_call import TorchCall
@@ -139,10 +140,12 @@ class Lowering:
         outs: what the operator must produce, one Meta per tensor result (None for absent ones).
         origin: place in the user's model, for reports.
         storage: of a view operator's first argument, where known.
+        drawn: calls into torch that are no lack of generated code: chance is eager's only where torch draws it.
     """
 
     def __init__(self, net: Network) -> None:
         self.net = net
+        self.drawn: set[Op] = set()
         self.storage: Storage | None = None
         self.outs: list[Meta | None] = []
         self.origin = ""
@@ -178,7 +181,7 @@ class Lowering:
         rows = any(isinstance(a, Ref) and a.shape == meta.shape and is_contiguous(a.shape, a.strides) for a in args)
         return self.new(meta.shape, meta.dtype) if rows else self.result()
 
-    def emit(self, spec: Any, ins: Sequence[Operand | Ref], outs: Sequence[Operand | Ref]) -> None:
+    def emit(self, spec: Any, ins: Sequence[Operand | Ref], outs: Sequence[Operand | Ref]) -> Op:
         """Add a node computing ``spec``.
 
         Raises:
@@ -188,7 +191,11 @@ class Lowering:
         o = [i.operand if isinstance(i, Ref) else i for i in outs]
         if not isinstance(spec, TorchCall):
             _check_types(spec, [self.net.containers[x.data].dtype for x in (*a, *o)])
-        self.net.add_op(spec, a, o, origin=self.origin)
+        return self.net.add_op(spec, a, o, origin=self.origin)
+
+    def draw(self, spec: TorchCall, ins: Sequence[Operand | Ref], outs: Sequence[Operand | Ref]) -> None:
+        """Add a call of torch's random numbers to a page's own operators."""
+        self.drawn.add(self.emit(spec, ins, outs))
 
     def kernel(self, outer: Sequence[int], inner: Sequence[int] = ()) -> Kernel:
         """A builder for one program node over these loops."""

@@ -23,9 +23,6 @@ from dcir.ops.torch_types import FROM_NAME
 _COLLECTIVES = "_c10d_functional."
 """Operators that give a tensor before it is written, which is safe to read only when somebody has waited for it."""
 
-DRAWN = frozenset({"aten.bernoulli.p"})
-"""Calls that pages make for the generator's numbers alone (``dropout.py``)."""
-
 Window = tuple[tuple[int, ...], tuple[int, ...], str]
 
 

@@ -20,7 +20,7 @@ from dcir.ops.lowering import Lowering, Meta, NotNative, Ref, Storage, is_dense
 from dcir.ops.reach import QUANTISED, elsewhere, of_unknown_type, otherwise_stored
 from dcir.ops.registry import HIGHER_ORDER, pages
 from dcir.ops.subgraphs import Subgraph
-from dcir.ops.torch_call import DRAWN, TorchCall, pack
+from dcir.ops.torch_call import TorchCall, pack
 from dcir.ops.torch_types import TORCH_TYPES
 from dcir.user_code import is_users
 
@@ -146,8 +146,7 @@ class _Importer:
             for ref in value if isinstance(value, tuple) else (value,):
                 if isinstance(ref, Ref):
                     self.owner.setdefault(ref.data, node)
-        # Chance is eager's only where torch draws it: that is no lack of generated code.
-        calls = [op for op in self.net.ops() if isinstance(op.spec, TorchCall) and op.spec.name not in DRAWN]
+        calls = [op for op in self.net.ops() if isinstance(op.spec, TorchCall) and op not in self.ctx.drawn]
         self.done.fallbacks = [(op.spec.name, op.origin) for op in calls]
         return self.done
 

@@ -1,7 +1,7 @@
 """A training step and an inference of real architectures, with random weights, follow eager PyTorch.
 
 Those of transformers, timm, torchvision and segmentation-models run where the extra is installed:
-``pip install -e '.[test,architectures]'``. Every commit takes some of them (``rotation.py``), DCIR_TEST_ALL=1 takes all.
+``pip install -e '.[test,architectures]'``. Every commit takes some of them (``tests/rotation.py``), DCIR_TEST_ALL=1 takes all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.endtoend.architectures import ARCHITECTURES, INFERENCE_ONLY
 from tests.endtoend.follows_eager import follow
 from tests.endtoend.plain_architectures import PLAIN
 from tests.endtoend.plain_images import PLAIN_IMAGES
-from tests.endtoend.rotation import turn
+from tests.rotation import chosen
 
 _AT_ONCE = 12
 _ALWAYS = PLAIN | PLAIN_IMAGES
@@ -51,7 +51,7 @@ _CASES = [(name, train) for name in ARCHITECTURES for train in (False, True) if 
 
 @pytest.mark.parametrize(("name", "train"), _CASES, ids=[f"{n}-{'training' if t else 'inference'}" for n, t in _CASES])
 def test_installed(name: str, train: bool, record_property: Callable[[str, object], None]) -> None:
-    if name not in turn(ARCHITECTURES, _AT_ONCE):
+    if name not in chosen(sorted(ARCHITECTURES), _AT_ONCE):
         pytest.skip("architectures that have their turn with another commit; DCIR_TEST_ALL=1 runs all")
     _import_or_skip(name.partition("-")[0])
     record_property("architecture", name)

@@ -29,3 +29,9 @@ def test_mask_in_another_order_stays_with_torch() -> None:
     """A transposed argument has its mask drawn in the order of its memory, which one call into torch reproduces."""
     gm, _ = graph_of(torch.ops.aten.native_dropout.default, (torch.ones(3, 4).t(), 0.5, True), {})
     assert [name for name, _ in import_graph(gm).fallbacks] == ["aten.native_dropout.default"]
+
+
+def test_chance_of_the_users_is_listed() -> None:
+    """The page's own draw is no lack of code; a call that the user makes of the same operator is."""
+    gm, _ = graph_of(torch.ops.aten.bernoulli.p, (torch.rand(3, 4), 0.3), {})
+    assert [name for name, _ in import_graph(gm).fallbacks] == ["aten.bernoulli.p"]
