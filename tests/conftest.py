@@ -41,7 +41,7 @@ if COMPILED_ONLY:
     class _CompiledOnly:
         """Stands for a loaded program."""
 
-        def __init__(self, path: Path, info: Any, constants: Sequence[Any], arenas: Any = None) -> None:
+        def __init__(self, path: Path, info: Any, *_: Any, **__: Any) -> None:
             self.info, self.path = info, path
 
         def __call__(self, args: Sequence[Any]) -> list[Any]:

@@ -38,12 +38,12 @@ $halvings
     return v[0];
 }
 $transposition
-// Before a loop over the steps of a register tile.
-#define STEPS $steps
+// Before a loop over the steps of a register tile. Macros know no namespace: kernels of a bundle have constants of their own named STEPS.
+#define DCIR_STEPS $steps
 // acc[i][v] += a[R::at(i)] * b[v] over count steps: the register tile that everything here is built on.
 template <int MR, int NV, class R>
 $inline void multiply_add(V (&acc)[MR][NV], const T *a, L ak, const T *b, L bk, L count) {
-    STEPS for (L k = 0; k < count; k++, a += ak, b += bk) {
+    DCIR_STEPS for (L k = 0; k < count; k++, a += ak, b += bk) {
         V bv[NV];
 #pragma GCC unroll 32
         for (int v = 0; v < NV; v++) bv[v] = load(b + v * VL);

@@ -5,7 +5,7 @@ template <int MR, int NP, int NV>
 $noinline void tile(const T *a, const T *b, $to, L valid$partial_parameters$next_parameters) {
 $prefetch    V acc[MR][NP * NV];
 $start
-    STEPS for (L k = 0; k < $depth; k++, a += $ak, b += $panel$advance) {
+    DCIR_STEPS for (L k = 0; k < $depth; k++, a += $ak, b += $panel$advance) {
         V bv[NP * NV];$fetch
 #pragma GCC unroll 32
         for (int v = 0; v < NP * NV; v++) {

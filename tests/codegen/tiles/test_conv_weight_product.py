@@ -60,10 +60,13 @@ def test_what_is_not_finite_reaches_only_what_it_should(kernels, name, value, op
 
 @pytest.fixture(scope="module")
 def panel_kernels():
+    isa = isa_of("avx2")
+    if isa.vectors == "avx512":  # only where nothing else is compiled for
+        pytest.skip("weight gradients from packed panels are for vectors narrower than AVX-512's")
     plans = {}
     for name, threads, layout in CASES:
         with mock.patch.object(conv_weight_product, "PACKED_CHANNELS", 2):
-            plan = plan_convolution(spec_of((name, threads, layout)), isa_of("avx2"), threads)
+            plan = plan_convolution(spec_of((name, threads, layout)), isa, threads)
         assert "panel_of_b" in plan.globals
         plans[name, threads, layout] = plan
     return dict(zip(plans, compile_plans([(plan, "f32", 2) for plan in plans.values()], ["-O1"]), strict=True))
