@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +19,21 @@ if TYPE_CHECKING:
 def dcir(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The Dynamo backend; ``options`` are those of ``dcir.optimize``."""
+    """The Dynamo backend; ``options`` are those of ``dcir.optimize``. ``dcir.sessions()`` lists what it compiled."""
     from dcir.driver.compile import Session
+    from dcir.driver.graph_handle import GraphHandle
     from dcir.driver.limit import limited
     from dcir.frontends.torch.capture import dynamo_backend
 
     _refuse(options or {})
-    session = Session(Options.make(**(options or {})))
+    session = Session(Options.make(**(options or {})), next_step="dcir.sessions()[-1].explain()")
     backend = dynamo_backend(
-        session.compile_graph, _tell_break, limited(session), shape_limit=session.options.shape_limit, on_sizes=_tell,
-        on_plain=session.coverage.leave, strict=session.options.strict,
+        session.compile_graph, _tell_break, limited(session), shape_limit=session.options.shape_limit,
+        on_sizes=functools.partial(_tell, set()), on_plain=session.coverage.leave, strict=session.options.strict,
     )  # fmt: skip
-    return backend(gm, example_inputs)
+    compiled = backend(gm, example_inputs)
+    compiled.dcir = GraphHandle(session, gm, example_inputs)  # type: ignore[attr-defined]  # lives as long as what it tells of
+    return compiled
 
 
 def _refuse(options: dict[str, Any]) -> None:
@@ -49,11 +53,20 @@ def _tell_break(reason: str, place: str) -> None:
     warn_user(f"a part of this call is not compiled: {reason} {place}", NotCompiledWarning)
 
 
-def _tell(sizes: Sizes, before: Sequence[Sizes]) -> None:
-    """Warn of sizes that are compiled after others (``torch.compile`` is told by its own option what is dynamic)."""
+def _tell(told: set[tuple[str, ...]], sizes: Sizes, before: Sequence[Sizes]) -> None:
+    """Warn of sizes that are compiled after others (``torch.compile`` is told by its own option what is dynamic).
+
+    Args:
+        told: of which names that was said before.
+        sizes, before: pairs of name and size, now and in earlier compilations.
+    """
     if before:
         nearest = min(before, key=lambda b: sum(x != y for x, y in zip(b, sizes, strict=True)))
-        pairs = zip(nearest, sizes, strict=True)
-        changed = "; ".join(f"{name} was {old}, is {new}" for (name, old), (_, new) in pairs if old != new)
-        cause = changed or "nothing in the sizes; strides, types or modes differ"
+        changed = [(name, old, new) for (name, old), (_, new) in zip(nearest, sizes, strict=True) if old != new]
+        names = tuple(name for name, _, _ in changed)
+        if names in told:
+            return
+        told.add(names)
+        cause = "; ".join(f"{name} was {old}, is {new}" for name, old, new in changed)
+        cause = cause or "nothing in the sizes; strides, types or modes differ"
         warn_user(f"compiled again: {cause}", RecompileWarning)

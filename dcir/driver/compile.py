@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import logging
 import os
 import threading
 import time
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 # DaCe's configuration is per thread and its generator is not thread safe: one graph is compiled at a time.
 _COMPILING = threading.RLock()
+# By the package's name: TORCH_LOGS="+dcir" is heard, too.
+_LOG = logging.getLogger("dcir")
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a step, how much of it is done, and how much there is."""
@@ -96,6 +99,15 @@ class GraphRecord:
     tuned: list[tuple[str, str, int]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def state(self) -> str:
+        """Whether anything had to be generated."""
+        return f"{self.generated} generated now" if self.generated else "from the cache"
+
+    def __str__(self) -> str:
+        done = f"{self.operators} operators -> {self.calls} calls of {self.kernels} kernels ({self.state})"
+        return f"compiled a graph for {self.kind} in {sum(self.seconds.values()):.2f} s: {done}"
+
 
 @dataclass
 class Session:
@@ -106,6 +118,7 @@ class Session:
         arenas: scratch memory of all its programs: forward and backward use it in turn.
         programs: those that are alive.
         tuner: measures the kernels of every graph before it is compiled; made where the options ask for it.
+        next_step: what to type to read more, for the log.
     """
 
     options: Options
@@ -115,6 +128,7 @@ class Session:
     arenas: Arenas = field(default_factory=Arenas)
     programs: weakref.WeakSet[Program] = field(default_factory=weakref.WeakSet)
     tuner: Tuner | None = None
+    next_step: str = "model.dcir.explain()"
 
     @functools.cached_property
     def coverage(self) -> Coverage:
@@ -184,6 +198,8 @@ class Session:
 
     def _record(self, record: GraphRecord, kept: GraphFolder | None) -> None:
         self.graphs.append(record)
+        # The first is news, the others are detail.
+        _LOG.log(logging.INFO if len(self.graphs) == 1 else logging.DEBUG, "%s; next: %s", record, self.next_step)
         if kept is not None:
             kept.record(record)
 

@@ -8,10 +8,11 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from dcir.dynamic import DynamicDim, DynamicInputs, check_size
 from dcir.errors import InvalidInput, OptionError, RecompileWarning
@@ -23,7 +24,10 @@ _MARKS = (
     "_dynamo_dynamic_indices", "_dynamo_dynamic_range", "_dynamo_hint_overrides", "_specialize_on",
     "_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking",
 )  # fmt: skip
+_NUMBER = re.compile(r"(?<=\[)\d+(?=\])|\b(?:was|is|had|has|were|are)\b.*")
+"""What of a cause differs from call to call: the place in a list, and the values."""
 _MOST = 64
+_MOST_ROWS = 1024
 _Rows = dict[str, Any]
 
 
@@ -49,6 +53,7 @@ class DynamicCalls:
         if isinstance(options.dynamic, DynamicInputs):
             self._rows = [(key, self._label(key), dims) for key, dims in options.dynamic.rows]
         self._before: list[_Rows] = []
+        self._told: set[frozenset[str]] = set()
         self._here = threading.local()
 
     @property
@@ -160,6 +165,10 @@ class DynamicCalls:
         cause = min((_differences(then, now) for then in reversed(before)), key=len)
         if any(place.startswith("mode ") for place, _ in cause):  # asked for: other modes are other programs
             return
+        kind = frozenset(_NUMBER.sub("", f"{place} {text}") for place, text in cause)
+        if kind in self._told:
+            return
+        self._told.add(kind)
         shown = "; ".join(text for _, text in cause[:3]) or "nothing in the inputs; TORCH_LOGS=recompiles shows it"
         more = f" and {len(cause) - 3} more" if len(cause) > 3 else ""
         warn_user(f"compiled again: {shown}{more}{self._hint(cause)}", RecompileWarning)
@@ -175,18 +184,42 @@ class DynamicCalls:
             "mode inference": torch.is_inference_mode_enabled(),
             "mode module": self._modes(),
         }
-        named = {self._name_at(i): v for i, v in enumerate(args)} | dict(kwargs)
-        for path, value in pytree.tree_flatten_with_path(named)[0]:
-            first: Any = path[0]
-            name = f"{first.key}{pytree.keystr(path[1:])}"
-            if isinstance(value, torch.Tensor):
-                rows[name] = (
-                    "tensor", tuple(value.shape), tuple(value.stride()), value.dtype, value.requires_grad, value.device,
-                )  # fmt: skip
-            else:
-                plain = value is None or isinstance(value, bool | int | float | str)
-                rows[name] = ("value", repr(value)[:80] if plain else type(value).__name__)
+        for i, value in enumerate(args):
+            _describe_value(self._name_at(i), value, rows)
+        for name, value in kwargs.items():
+            _describe_value(name, value, rows)
         return rows
+
+
+def _describe_value(name: str, value: Any, rows: _Rows) -> None:
+    """Add what compiled code may depend on in an argument: of tensors their form, of containers and objects what they hold.
+
+    An object is looked into by its attributes, as Dynamo does; a cache of keys and values is one.
+    """
+    pending, seen = [(name, value)], set[int]()
+    while pending and len(rows) < _MOST_ROWS:
+        name, value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            rows[name] = (
+                "tensor", tuple(value.shape), tuple(value.stride()), value.dtype, value.requires_grad, value.device,
+            )  # fmt: skip
+            continue
+        if value is None or isinstance(value, bool | int | float | str):
+            rows[name] = ("value", repr(value)[:80])
+            continue
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        rows[name] = ("value", type(value).__name__)
+        if isinstance(value, list | tuple):
+            held = [(f"{name}[{i}]", v) for i, v in enumerate(value)]
+        elif isinstance(value, Mapping):
+            held = [(f"{name}[{k!r}]", v) for k, v in value.items()]
+        else:
+            # A class, function or module is the program's, not data.
+            code = isinstance(value, type | ModuleType | nn.Module) or callable(value)
+            held = [] if code else [(f"{name}.{k}", v) for k, v in getattr(value, "__dict__", {}).items()]
+        pending += reversed(held)
 
 
 def _mark(value: torch.Tensor, dim: int, known: DynamicDim) -> None:

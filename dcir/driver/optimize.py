@@ -20,9 +20,9 @@ from dcir.driver.compile import Session
 from dcir.driver.distributed import inside, put_inside, share_state
 from dcir.driver.dynamic_calls import DynamicCalls
 from dcir.driver.garbage import seldom_collected
+from dcir.driver.handle import Handle
 from dcir.driver.lazy_modules import initialised_first
 from dcir.driver.limit import limited
-from dcir.driver.machine import machine
 from dcir.driver.optimiser_choice import prefer_fused
 from dcir.driver.quick_calls import MISS, QuickCalls
 from dcir.driver.uncompiled import Uncompiled, has_recurrent_layers
@@ -33,8 +33,6 @@ from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.lifetime import BorrowedBackend, drop_compiled_with
 from dcir.frontends.torch.quick_guards import QuickGuards
 from dcir.options import Options
-from dcir.report.explain import Report
-from dcir.report.profile import Profile
 
 # Shapes and modes of one module that are compiled separately; Dynamo's own limit of 8 is soon reached.
 _RECOMPILE_LIMIT = 64
@@ -43,51 +41,6 @@ _HOOKED = Uncompiled(
     "a hook for all modules (torch.nn.modules.module.register_module_...) is there", "",
     "remove it, or register it on the modules that need it", whole=True,
 )  # fmt: skip
-
-
-class Handle:
-    """What ``optimized.dcir`` offers: the options, the records of every compiled graph, and their explanation."""
-
-    def __init__(self, session: Session, plain: Callable[[], Any] | None = None) -> None:
-        self.session, self._plain = session, plain
-
-    @property
-    def options(self) -> Options:
-        """The options the module was optimised with."""
-        return self.session.options
-
-    def explain(self) -> Report:
-        """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""
-        coverage = self.session.coverage
-        return Report(self.session.graphs, coverage.breaks, machine(), self._compared(), coverage.found, coverage.calls)
-
-    def refresh(self) -> None:
-        """Compute anew, in the next call, what was computed from parameters: for ``prepare="frozen"`` after they changed."""
-        for program in list(self.session.programs):
-            program.preparation.refresh()
-
-    def _compared(self) -> list[tuple[int, str]]:
-        """(bytes, reason) of the parameters that each program compares in every call."""
-        return [row for program in list(self.session.programs) for row in program.preparation.compared()]
-
-    def profile(self, /, *inputs: Any, seconds: float = 2.0, loss: Any = None, **named: Any) -> Profile:
-        """Where the time of a call goes, kernel by kernel.
-
-        Args:
-            inputs, named: the call.
-            seconds: how long to measure.
-            loss: a function from what the call returns to a scalar; if given, the backward pass is measured too.
-
-        A twin of the model with a clock in its driver is compiled for it; the model itself stays as it is.
-        """
-        from dcir.driver.profile import profile
-
-        if self._plain is None:
-            raise InvalidInput(
-                "a training step cannot be called without changing the model",
-                hint="dcir.optimize(model).dcir.profile(inputs, loss=...) measures forward and backward",
-            )
-        return profile(self._plain(), self.options, inputs, named, seconds=seconds, loss=loss)
 
 
 class _Optimized:
@@ -181,7 +134,7 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     fast.__dict__.update(module.__dict__)
     fast.__dict__.pop("_compiled_call_impl", None)
     fast.__class__ = _optimized_class(cls)
-    fast.__dict__["dcir"] = Handle(session, functools.partial(_plain, fast))
+    fast.__dict__["dcir"] = Handle(session, type(module).__name__, functools.partial(_plain, fast))
     share_state(fast, module)
     inner = inside(module)
     if inner is not None:
@@ -210,7 +163,7 @@ def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..
     own = _with_code_of_its_own(fn) if isinstance(fn, FunctionType) else fn
     calls = DynamicCalls(fn, session.options, lambda: None)
     fast: Any = functools.wraps(fn)(named_refusals(_compiled(own, session, calls), lambda: None, calls.input_names))
-    fast.dcir = Handle(session, lambda: fn)
+    fast.dcir = Handle(session, getattr(fn, "__name__", type(fn).__name__), lambda: fn)
     result: Callable[..., Any] = fast
     return result
 

@@ -125,6 +125,7 @@ def profile(
     *,
     seconds: float = 2.0,
     loss: Callable[[Any], torch.Tensor] | None = None,
+    compiled: Callable[[Any, Session], Callable[..., Any]] | None = None,
 ) -> Profile:
     """Measure the kernels of a model's calls.
 
@@ -135,6 +136,7 @@ def profile(
         seconds: how long to measure.
         loss: makes a scalar of what the call returns; then the backward pass is part of every measured call. Gradients of the
             user's tensors are left alone.
+        compiled: what compiles the model with a session; ``dcir.optimize`` if not given.
 
     Raises:
         OptionError: a target whose code is not ours to measure.
@@ -154,7 +156,7 @@ def profile(
     recorder = Recorder()
     # Options that watch every pass would only slow the second compilation.
     session = Session(replace(options, verify="off"), watch=recorder)
-    fast = compiled_with(model, session)
+    fast = (compiled or compiled_with)(model, session)
     leaves = [v for v in pytree.tree_leaves((inputs, dict(named or {}))) if isinstance(v, torch.Tensor)]
     wanted = [v for v in leaves if v.requires_grad]
     if isinstance(model, nn.Module):

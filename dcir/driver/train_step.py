@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from dcir.driver.compile import Session
 from dcir.driver.distributed import inside, is_sharded
+from dcir.driver.handle import Handle
 from dcir.driver.optimisers import Family, family
-from dcir.driver.optimize import Handle
 from dcir.errors import InvalidInput, OptionError, Unsupported
 from dcir.frontends.torch.admission import of_call, of_module, refuse_unless_plain
 from dcir.frontends.torch.arguments import written_out
@@ -210,7 +210,7 @@ class TrainStep:
     ) -> None:  # fmt: skip
         _refuse_model(model)
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
-        self.dcir = Handle(Session(options))
+        self.dcir = Handle(Session(options), type(model).__name__)
         self.grad_norm: Tensor | None = None
         self._clip, self._autocast = clip, autocast
         self._family: Family = family(optimizer)

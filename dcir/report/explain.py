@@ -102,10 +102,9 @@ class Report:
         return self.to_text()
 
     def _graph(self, number: int, g: Any) -> list[str]:
-        state = f"{g.generated} generated now" if g.generated else "from the cache"
         time = ", ".join(f"{k} {v:.2f} s" for k, v in g.seconds.items())
         lines = [
-            f"graph {number} ({g.kind}{_sizes(g.sizes)}): {g.operators} operators -> {g.calls} calls of {g.kernels} kernels ({state})",
+            f"graph {number} ({g.kind}{_sizes(g.sizes)}): {g.operators} operators -> {g.calls} calls of {g.kernels} kernels ({g.state})",
             f"  traffic {_size(g.bytes_before)} -> {_size(g.bytes_moved)}, scratch {_size(g.arena_bytes)}, "
             f"prepared {_size(g.prepared_bytes)}; {time}",
         ]
@@ -122,15 +121,7 @@ class Report:
             lines.append(f"  {len(g.tuned)} kernels run a measured choice:")
             lines += [f"    {calls:>4} x {what}: {choice}" for what, choice, calls in g.tuned]
         if g.passes:
-            width = max(len(p.name) for p in g.passes)
-            lines.append(f"  tier  {'pass':<{width}}  {'rewrites':>8}  {'bytes saved':>11}  {'scratch':>9}  {'ms':>6}")
-            for p in g.passes:
-                saved = _size(p.bytes_before - p.bytes_after)
-                lines.append(
-                    f"  {p.tier:>4}  {p.name:<{width}}  {p.changed:>8}  {saved:>11}  {_size(p.peak_after):>9}  {p.seconds * 1e3:>6.1f}"
-                )
-                for reason, n in sorted(p.refused.items(), key=lambda kv: -kv[1])[:4]:
-                    lines.append(f"        {'':<{width}}  {n:>8}  not done: {reason}")
+            lines += _passes(g.passes)
         return lines
 
     def _combinations(self) -> list[str]:
@@ -146,6 +137,26 @@ class Report:
         if not items:
             return [f"no {title}"]
         return [f"{title}:"] + [f"  {n:>4} x {what}  {where}" for (what, where), n in items.most_common()]
+
+
+def _passes(passes: Sequence[Any]) -> list[str]:
+    """A row for every pass that changed something; the names of the others."""
+    lines, idle = [], [p for p in passes if not p.changed]
+    width = max(len(p.name) for p in passes)
+    if len(idle) < len(passes):
+        lines.append(f"  tier  {'pass':<{width}}  {'rewrites':>8}  {'bytes saved':>11}  {'scratch':>9}  {'ms':>6}")
+    for p in passes:
+        if not p.changed:
+            continue
+        saved = _size(p.bytes_before - p.bytes_after)
+        lines.append(
+            f"  {p.tier:>4}  {p.name:<{width}}  {p.changed:>8}  {saved:>11}  {_size(p.peak_after):>9}  {p.seconds * 1e3:>6.1f}"
+        )
+        for reason, n in sorted(p.refused.items(), key=lambda kv: -kv[1])[:4]:
+            lines.append(f"        {'':<{width}}  {n:>8}  not done: {reason}")
+    # What such a pass would have done and may not is what a reader looks for.
+    names = (f"{p.name} ({sum(p.refused.values())} not done)" if p.refused else p.name for p in idle)
+    return lines + [f"  changed nothing: {', '.join(names)}"] * bool(idle)
 
 
 def _sizes(sizes: Sequence[tuple[str, int]]) -> str:

@@ -170,6 +170,16 @@ def named_refusals(
     return run
 
 
+def is_of_module(node: fx.Node) -> bool:
+    """Whether an input of a graph of Dynamo is a parameter or buffer."""
+    name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", None)
+    return isinstance(name, str) and _is_own(name)
+
+
+def _is_own(source: str) -> bool:
+    return "._parameters[" in source or "._buffers[" in source
+
+
 def _given(gm: fx.GraphModule, inputs: Sequence[str]) -> Iterator[Named]:
     """What Dynamo passes to a graph, as the user has it."""
     for node in gm.graph.find_nodes(op="placeholder"):
@@ -180,7 +190,7 @@ def _given(gm: fx.GraphModule, inputs: Sequence[str]) -> Iterator[Named]:
             continue
         source = getattr(getattr(argument, "source", None), "name", None)
         name = source if isinstance(source, str) else str(node.name)
-        own = "._parameters[" in name or "._buffers[" in name
+        own = _is_own(name)
         if own:
             name = _MEMBER.sub(r".\1", _MODULE.sub("", name)).lstrip(".")
         yield Named(argument_name(name, inputs), own=own, tensor=value)

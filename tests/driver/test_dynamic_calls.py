@@ -166,6 +166,39 @@ def test_warnings_name_the_cause():
         assert all(w.filename == __file__ for w in caught if w.category is RecompileWarning)
 
 
+class Cache:
+    """Keys and values as transformers holds them: an object with a list of objects."""
+
+    def __init__(self, length):
+        self.layers = [Layer(length), Layer(length)]
+
+
+class Layer:
+    def __init__(self, length):
+        self.keys = torch.randn(length, 6)
+
+
+class Reads(nn.Module):
+    def forward(self, x, cache=None, scales=()):
+        for layer in cache.layers:
+            x = x @ layer.keys.t() @ layer.keys
+        return x * sum(scales)
+
+
+def test_warnings_look_into_objects_and_say_a_cause_once():
+    fast = dcir.optimize(module := Reads().eval(), dynamic=False)
+    x = torch.randn(3, 6)
+    told = []
+    for length, scales in ((4, [1.0]), (5, [1.0]), (6, [1.0]), (6, [1.0, torch.ones(())]), (7, [1.0])):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            agree(module, fast, x, Cache(length), scales)
+        told.append(causes(caught))
+    assert [len(t) for t in told] == [0, 1, 0, 1, 0]
+    assert "cache.layers[0].keys: size of dimension 0 was 4, is 5; cache.layers[1].keys: " in told[1][0]
+    assert "scales[1]: is new" in told[3][0]
+
+
 def test_modes_and_the_first_call_are_no_cause():
     fast = dcir.optimize(module := Two())
     with warnings.catch_warnings():

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dcir
 from dcir.codegen.compile import planned_bytes
-from dcir.driver import optimize as optimizing
+from dcir.driver import handle
 from dcir.driver.compile import Session
 from dcir.driver.optimize import compiled_with
 from dcir.ir.interpret import run_program
@@ -286,7 +286,7 @@ def test_levels_do_not_need_more_memory_or_traffic_than_none(name, isa, monkeypa
 
 
 def test_the_floor_is_told_where_the_machine_was_measured(monkeypatch):
-    monkeypatch.setattr(optimizing, "machine", lambda: MODEL)
+    monkeypatch.setattr(handle, "machine", lambda: MODEL)
     fast = dcir.optimize(mlp(), threads=1)
     x = torch.randn(6, 24)
     with torch.no_grad():

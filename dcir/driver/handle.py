@@ -1,0 +1,84 @@
+"""What one optimised module, function or graph answers about itself, and the list of all that are alive: ``dcir.sessions()``."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from dcir.driver.compile import Session
+from dcir.driver.machine import machine
+from dcir.errors import InvalidInput
+from dcir.options import Options
+from dcir.report.explain import Report
+from dcir.report.profile import Profile
+
+_NUMBERS = itertools.count()
+_ALIVE: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+
+
+def sessions() -> list[Handle]:
+    """The handles of all that is optimised in this process and still alive, oldest first.
+
+    Those of ``dcir.optimize`` and ``dcir.train_step`` are what ``.dcir`` of their results is. ``torch.compile(backend="dcir")`` leaves one
+    for every graph that Dynamo hands over.
+    """
+    return [handle for _, handle in sorted(_ALIVE.items(), key=lambda item: item[0])]
+
+
+class Handle:
+    """What ``optimized.dcir`` offers: the options, the records of every compiled graph, and their explanation.
+
+    Attributes:
+        session: options and records.
+        name: of what is compiled.
+
+    Args:
+        plain: gives what was optimised as it was before, to be profiled.
+    """
+
+    def __init__(self, session: Session, name: str, plain: Callable[[], Any] | None = None) -> None:
+        self.session, self.name, self._plain = session, name, plain
+        _ALIVE[next(_NUMBERS)] = self
+
+    def __repr__(self) -> str:
+        return f"<dcir of {self.name}: {len(self.session.graphs)} graphs>"
+
+    @property
+    def options(self) -> Options:
+        """The options the module was optimised with."""
+        return self.session.options
+
+    def explain(self) -> Report:
+        """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""
+        coverage = self.session.coverage
+        return Report(self.session.graphs, coverage.breaks, machine(), self._compared(), coverage.found, coverage.calls)
+
+    def refresh(self) -> None:
+        """Compute anew, in the next call, what was computed from parameters: for ``prepare="frozen"`` after they changed."""
+        for program in list(self.session.programs):
+            program.preparation.refresh()
+
+    def _compared(self) -> list[tuple[int, str]]:
+        """(bytes, reason) of the parameters that each program compares in every call."""
+        return [row for program in list(self.session.programs) for row in program.preparation.compared()]
+
+    def profile(self, /, *inputs: Any, seconds: float = 2.0, loss: Any = None, **named: Any) -> Profile:
+        """Where the time of a call goes, kernel by kernel.
+
+        Args:
+            inputs, named: the call.
+            seconds: how long to measure.
+            loss: a function from what the call returns to a scalar; if given, the backward pass is measured too.
+
+        A twin of the model with a clock in its driver is compiled for it; the model itself stays as it is.
+        """
+        from dcir.driver.profile import profile
+
+        if self._plain is None:
+            raise InvalidInput(
+                "a training step cannot be called without changing the model",
+                hint="dcir.optimize(model).dcir.profile(inputs, loss=...) measures forward and backward",
+            )
+        return profile(self._plain(), self.options, inputs, named, seconds=seconds, loss=loss)
