@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import dcir
 from dcir.driver.compare import FACTOR
@@ -157,7 +157,8 @@ class _Disturbed(TorchDispatchMode):
     def _near(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        noise = torch.empty(value.shape, dtype=torch.float64).uniform_(-1, 1, generator=self._generator)
+        with _disable_current_modes():  # one outside this that computes in another type would draw into a copy
+            noise = torch.empty(value.shape, dtype=torch.float64).uniform_(-1, 1, generator=self._generator)
         if value.dtype == torch.float64:
             return value * (1 + _ROUNDING * noise)
         return (value.double() * (1 + torch.finfo(value.dtype).eps * noise)).to(value.dtype)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.fuzz.case import _unsettle
 
@@ -41,13 +42,14 @@ class ModuleCall:
 
     def function(self, change: Callable[[Any], Any] | None = None) -> nn.Module:
         """A new module; with ``change`` in float64."""
-        module = self.make()
-        if change is None:
-            return module
-        if _is_lazy(module):  # its parameters are those that the first call makes in float32
-            torch.manual_seed(1)
-            self.result(module, self.tensors())
-        return module.double()
+        with _undisturbed():
+            module = self.make()
+            if change is None:
+                return module
+            if _is_lazy(module):  # its parameters are those that the first call makes in float32
+                torch.manual_seed(1)
+                self.result(module, self.tensors())
+            return module.double()
 
     def result(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
         """Of the call; of the second one, where the first has to make parameters."""
@@ -61,11 +63,24 @@ class ModuleCall:
 
     def tensors(self, change: Callable[[Tensor], Tensor] = lambda t: t) -> list[Tensor]:
         """New tensors for one run."""
-        return [
-            change(copy.deepcopy(t.detach())).requires_grad_(t.requires_grad)
-            for t in self.leaves
-            if isinstance(t, Tensor)
-        ]
+        with _undisturbed():
+            return [
+                change(copy.deepcopy(t.detach())).requires_grad_(t.requires_grad)
+                for t in self.leaves
+                if isinstance(t, Tensor)
+            ]
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Outside the modes of the caller's, through which nothing is copied or drawn as it is."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _is_lazy(module: nn.Module) -> bool:

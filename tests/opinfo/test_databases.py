@@ -13,7 +13,7 @@ import dcir
 
 pytest.importorskip("expecttest", reason="PyTorch's test databases import expecttest: pip install -e '.[test]'")
 
-from tests.opinfo.check import NATIVE, NOTHING, PASS, REFUSED, SILENT, SKIPPED, WRONG, check, check_calls
+from tests.opinfo.check import NATIVE, NOTHING, PASS, REFUSED, SILENT, SKIPPED, WRONG, _exact, _run, check, check_calls
 from tests.opinfo.entries import higher_order
 from tests.opinfo.modules import ModuleCall, modules
 from tests.rotation import chosen
@@ -82,3 +82,12 @@ def test_a_wrong_gradient_of_a_parameter_is_seen(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tests.opinfo.check.dcir.optimize", spoilt)
     outcome = check_calls("linear", [_linear(_made)])
     assert outcome.kind == WRONG and "gradient of bias" in outcome.detail
+
+
+def test_disturbed_runs_differ_by_roundings_of_float32() -> None:
+    """Of operands, not of what a mode around them leaves of random numbers."""
+    call = _linear(_made)
+    exact, disturbed = _exact(call, _run(call.function(), call, call.tensors()))
+    assert len(disturbed) == 2
+    for run in disturbed:
+        assert 0 < (run["out0"] - exact["out0"]).abs().max() < 1e-6 * exact["out0"].abs().max()
