@@ -23,6 +23,9 @@ from dcir.transforms.base import Outcome, Pass
 from dcir.transforms.fuse_epilogues import VALUE, place_of_both
 from dcir.transforms.fuse_producers import COSTLY
 
+_MOST_REPEATED = 12
+"""Statements of a value that is computed once more."""
+
 
 @dataclass(frozen=True)
 class FuseSegments(Pass):
@@ -31,13 +34,11 @@ class FuseSegments(Pass):
     Attributes:
         max_operands: most operands of values and finish.
         max_statements: most statements of each.
-        max_repeated: most statements of values that are computed once more.
     """
 
     tier: ClassVar[int] = 2
     max_operands: int = 12
     max_statements: int = 60
-    max_repeated: int = 12
 
     def apply(self, net: Network) -> Outcome:
         """Visit the folds in order of execution."""
@@ -85,7 +86,7 @@ class FuseSegments(Pass):
         kept = (
             data in net.result_containers() or net.readers(data) != [op] or data in {o.data for o in _others(spec, ins)}
         )
-        if kept and (len(p.body) > self.max_repeated or any(s.op in COSTLY for s in p.body)):
+        if kept and not cheap(p):
             return "other operators need the value too, and computing it twice costs more"
         if any(s.op == "gather" and s.attr[4] == "checked" for s in p.body) and not _sees_all(net, op):
             return "indices of points that are passed over have to be checked"
@@ -174,6 +175,11 @@ class FuseSegments(Pass):
         if data not in kept:
             net.remove_container(data)
         return fused
+
+
+def cheap(p: Program) -> bool:
+    """Whether a value may be computed once more, where others need it too."""
+    return len(p.body) <= _MOST_REPEATED and not any(s.op in COSTLY for s in p.body)
 
 
 def _first_value(spec: SegmentSpec) -> int:

@@ -1,11 +1,12 @@
-"""Scatters that fold rows become a list of the points of every place, made once for all scatters there, and a sum of each list.
+"""Scatters of computed rows become a list of the points of every place, made once for all scatters there, and a sum of each list.
 
-    out[i[e], c] += x[e, c]   -->   starts, order = group(i);  out[g, c] = base[g, c] + sum of x[e, c], e in order[starts[g] :]
+    m = f(x); out[i[e], c] += m[e, c]   -->   starts, order = group(i);  out[g, c] = sum of m[e, c], e in order[starts[g] :]
 
-As a scatter, rows are shared out by columns or by ranges of places, each thread reading all indices; two points may meet,
-so there is an order to keep. With the points of a place listed, in their order, places are independent: each is summed in
-one go by one thread and written once, to the same bits. The list costs two sweeps over the indices. Saves reading and
-writing a row of the result for every point but the first of a place.
+With the points of a place listed, in their order, places are independent: each is summed in one go by one thread and
+written once, to the same bits, and what is summed may be computed there (``fuse_segments.py``): messages along edges are
+never written. The list costs two sweeps over the indices. Rows that lie in memory are read faster in their own order than
+in that of the places, so they stay a scatter, which shares out columns or ranges of places. Saves a write and a read of a row
+per point.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import ClassVar
 
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.nodes import Op
-from dcir.ir.program import Body
+from dcir.ir.program import Body, Program
 from dcir.ir.types import compute_type
 from dcir.ops.epilogue import identity_epilogue
 from dcir.ops.scatter import ScatterSpec, unambiguous
 from dcir.ops.segments import GroupSpec, SegmentSpec
 from dcir.transforms.base import Outcome, Pass
+from dcir.transforms.fuse_segments import cheap
 
 _MOST = 2**31 - 1
 Key = tuple[GroupSpec, tuple[Operand, ...]]
@@ -30,7 +32,7 @@ Key = tuple[GroupSpec, tuple[Operand, ...]]
 
 @dataclass
 class _Parts:
-    """A scatter taken apart: the group of every point, and per loop of a group's columns extent and strides."""
+    """A scatter taken apart: the list, the indices that it is made of, and the fold."""
 
     group: GroupSpec
     indices: tuple[Operand, ...]
@@ -43,17 +45,19 @@ class GroupScatters(Pass):
 
     Attributes:
         min_points: least number of points, columns included, that pay for a list; below it one thread does it in a moment.
-        min_columns: least elements of a row that do; smaller scatters use a list that is there.
+        min_columns: least elements of a row that do; shorter rows use a list that is there.
         max_columns: most elements of a row; longer ones are shared out by columns.
+        stored: whether to take scatters apart whose rows lie in memory, too.
     """
 
-    tier: ClassVar[int] = 1
+    tier: ClassVar[int] = 2
     min_points: int = 16384
     min_columns: int = 8
     max_columns: int = 4096
+    stored: bool = False
 
     def apply(self, net: Network) -> Outcome:
-        """Visit the scatters, those with long rows first."""
+        """Visit the scatters, those with long rows that are computed first."""
         outcome = Outcome()
         lists: dict[Key, tuple[Operand, Operand]] = {}
         small: list[tuple[Op, _Parts, str]] = []
@@ -67,11 +71,13 @@ class GroupScatters(Pass):
                 small.append((op, parts, "there are few points"))
             elif parts.spec.columns < self.min_columns:
                 small.append((op, parts, "rows are too short to pay for a list of their points"))
+            elif not self.stored and not _computed(net, op):
+                small.append((op, parts, "rows that lie in memory are read faster in their own order"))
             else:
                 self._replace(net, op, parts, lists)
                 outcome.changed += 1
         for op, parts, reason in small:
-            if (parts.group, parts.indices) in lists:
+            if (parts.group, parts.indices) in lists and parts.spec.columns < self.min_columns:
                 self._replace(net, op, parts, lists)
                 outcome.changed += 1
             else:
@@ -132,6 +138,21 @@ class GroupScatters(Pass):
         ins = net.ins(op)
         values = ins[: 1 if parts.spec.base is None else 2]
         net.rewire(op, parts.spec, [*lists[key], *values], net.outs(op), made_by=self.name)
+
+
+def _computed(net: Network, op: Op) -> bool:
+    """Whether the source may be computed where it is summed: by a pointwise program; if others need it too, by one that reads little."""
+    data = net.ins(op)[0 if op.spec.base is None else 1].data
+    writers = net.writers(data)
+    if len(writers) != 1 or not isinstance(writers[0].spec, Program):
+        return False
+    p = writers[0].spec
+    if p.inner or len(p.outputs) != 1 or any(s.op == "reduce" for s in p.body):
+        return False
+    if net.readers(data) == [op] and data not in net.result_containers():
+        return True
+    reads, writes = p.footprint()
+    return cheap(p) and 2 * sum(reads) <= sum(writes)
 
 
 def _earliest(net: Network, op: Op, indices: Sequence[Operand], at: dict[Op, int]) -> Op:

@@ -51,13 +51,14 @@ def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
 
 TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
-    1: (GroupScatters(), SplitReduction()),
+    1: (SplitReduction(),),
     2: (
         FuseEpilogues(),
         FuseAttention(),
         FoldStatic(),
         FuseProducers(),
         FuseEpilogues(),
+        GroupScatters(),
         FuseSegments(),
         FuseSiblings(),
     ),

@@ -65,7 +65,7 @@ def test_large(case: str) -> None:
     """As near to float64 as eager, and every bit the same for one thread, for three, and again."""
     fn, args = LARGE[case]
     done = imported(fn, *args)
-    assert GroupScatters().apply(done.network).changed
+    assert GroupScatters(stored=True).apply(done.network).changed
     FuseSegments().apply(done.network)
     runs = [assemble(done, compile_network(done.network, threads=n)) for n in (1, 3)]
     first, *others = [run(list(args))[0] for run in (*runs, runs[-1])]
@@ -77,7 +77,7 @@ def test_large(case: str) -> None:
 
 def specs(case: str) -> list[Any]:
     done = imported(LARGE[case][0], *LARGE[case][1])
-    GroupScatters().apply(done.network)
+    GroupScatters(stored=True).apply(done.network)
     return [op.spec for op in done.network.ops() if isinstance(op.spec, GroupSpec | SegmentSpec)]
 
 

@@ -15,7 +15,7 @@ from dcir.transforms.group_scatters import GroupScatters
 from dcir.transforms.remove_dead_code import RemoveDeadCode
 from tests.transforms.imported import imported, same_numbers
 
-GROUP = GroupScatters(min_points=1, min_columns=1)
+GROUP = GroupScatters(min_points=1, min_columns=1, stored=True)
 
 
 def rand(*shape: int) -> torch.Tensor:
