@@ -11,8 +11,10 @@ from dcir.transforms.fold_static import FoldStatic
 from dcir.transforms.fuse_attention import FuseAttention
 from dcir.transforms.fuse_epilogues import FuseEpilogues
 from dcir.transforms.fuse_producers import FuseProducers
+from dcir.transforms.fuse_segments import FuseSegments
 from dcir.transforms.fuse_siblings import FuseSiblings
 from dcir.transforms.fuse_sums import FuseSums
+from dcir.transforms.group_scatters import GroupScatters
 from dcir.transforms.join_rows import JoinRows
 from dcir.transforms.join_sums import JoinSums
 from dcir.transforms.lend_inputs import LendInputs
@@ -50,7 +52,16 @@ def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
 TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
-    2: (FuseEpilogues(), FuseAttention(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
+    2: (
+        FuseEpilogues(),
+        FuseAttention(),
+        FoldStatic(),
+        FuseProducers(),
+        FuseEpilogues(),
+        GroupScatters(),
+        FuseSegments(),
+        FuseSiblings(),
+    ),
     3: (
         AssignLayouts(),
         ReadPieces(),

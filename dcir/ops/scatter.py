@@ -161,6 +161,18 @@ class ScatterSpec:
         return body.finish()
 
 
+def unambiguous(spec: ScatterSpec) -> bool:
+    """Whether an address tells the values of all loops and indices that move it."""
+    terms = [(abs(s), n) for s, n in zip(spec.to, spec.dims, strict=True) if s and n > 1]
+    terms += [(abs(s), n) for s, n in zip(spec.index_steps, spec.extents, strict=True) if n > 1]
+    reach = 0
+    for step, count in sorted(terms):
+        if step <= reach:
+            return False
+        reach += step * (count - 1)
+    return True
+
+
 def _widen(values: Any, dtype: str) -> Any:
     if dtype == "bf16":
         return bf16_to_f32(values)

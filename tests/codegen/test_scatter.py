@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from dcir.codegen.cpp.kernels.scatter import plan_scatter, unambiguous
+from dcir.codegen.cpp.kernels.scatter import plan_scatter
 from dcir.codegen.planners import Machine
 from dcir.errors import IndexOutOfRange
 from dcir.frontends.torch.importer import import_graph
 from dcir.ir.serialize import decode, encode
 from dcir.ops.samples import rand
-from dcir.ops.scatter import ScatterSpec
+from dcir.ops.scatter import ScatterSpec, unambiguous
 from tests.harness import check_close, double, graph_of, run_cpp, run_interpreted
 
 ATEN = torch.ops.aten

@@ -52,8 +52,26 @@ def _check(numbers: Sequence[int]) -> int:
     return len(numbers)
 
 
+class Graph(nn.Module):
+    """Means of messages along edges, most of which end at one node: lists of points and folds, shared out by columns too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.edges = torch.randint(0, 300, (2, 1500))
+        self.edges[1, :1000] = 17
+        self.own, self.near = nn.Linear(40, 40), nn.Linear(40, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        source, target = self.edges
+        count = torch.zeros(len(x)).index_add(0, target, torch.ones(len(target)))
+        total = torch.zeros_like(x).index_add(0, target, x[source].tanh())
+        out: torch.Tensor = self.own(x) + self.near(total / count.clamp(min=1)[:, None])
+        return out
+
+
 def networks() -> int:
-    """A small CNN and a small transformer, forward and backward, in training and in evaluation."""
+    """A small CNN, a small transformer and a small graph network, forward and backward, in training and in evaluation."""
     torch.manual_seed(0)
     cnn = nn.Sequential(
         nn.Conv2d(3, 18, 3, padding=1), nn.BatchNorm2d(18), nn.ReLU(), nn.Conv2d(18, 18, 3, stride=2, groups=18), nn.GELU(),
@@ -61,7 +79,7 @@ def networks() -> int:
     )  # fmt: skip
     cnn(torch.randn(2, 3, 13, 13))
     block = nn.TransformerEncoderLayer(24, 3, 37, dropout=0.0, activation="gelu", batch_first=True)
-    for net, x in ((cnn, torch.randn(2, 3, 13, 13)), (block, torch.randn(2, 19, 24))):
+    for net, x in ((cnn, torch.randn(2, 3, 13, 13)), (block, torch.randn(2, 19, 24)), (Graph(), torch.randn(300, 40))):
         fast = dcir.optimize(net)
         for grad in (True, False):
             fast.train(grad), net.train(grad)
@@ -70,7 +88,7 @@ def networks() -> int:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
             if grad:
                 got.square().sum().backward()
-    return 2
+    return 3
 
 
 def broken() -> int:

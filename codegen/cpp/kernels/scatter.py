@@ -20,7 +20,7 @@ from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.planners import Machine, planner
 from dcir.ir.program import Body, Program
 from dcir.ir.types import compute_type
-from dcir.ops.scatter import ScatterSpec
+from dcir.ops.scatter import ScatterSpec, unambiguous
 
 # Below this many points a second thread costs more than it brings.
 SERIAL_POINTS = 8192
@@ -44,18 +44,6 @@ def _start(spec: ScatterSpec) -> Program:
         value = body.load(body.input(spec.dtype), spec.base)
     body.store(body.output(spec.dtype), spec.out, value)
     return body.finish()
-
-
-def unambiguous(spec: ScatterSpec) -> bool:
-    """Whether an address tells the values of all loops and indices that move it."""
-    terms = [(abs(s), n) for s, n in zip(spec.to, spec.dims, strict=True) if s and n > 1]
-    terms += [(abs(s), n) for s, n in zip(spec.index_steps, spec.extents, strict=True) if n > 1]
-    reach = 0
-    for step, count in sorted(terms):
-        if step <= reach:
-            return False
-        reach += step * (count - 1)
-    return True
 
 
 class _Writes:
