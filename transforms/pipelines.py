@@ -31,6 +31,7 @@ from dcir.transforms.split_reduction import SplitReduction
 from dcir.transforms.stream_images import StreamImages
 from dcir.transforms.unfold_images import UnfoldImages
 from dcir.transforms.use_winograd import UseWinograd
+from dcir.transforms.widen_products import WidenProducts
 
 
 def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
@@ -50,7 +51,15 @@ def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
 TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
-    2: (FuseEpilogues(), FuseAttention(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
+    2: (
+        WidenProducts(),
+        FuseEpilogues(),
+        FuseAttention(),
+        FoldStatic(),
+        FuseProducers(),
+        FuseEpilogues(),
+        FuseSiblings(),
+    ),
     3: (
         AssignLayouts(),
         ReadPieces(),
