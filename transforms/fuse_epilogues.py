@@ -83,7 +83,7 @@ class FuseEpilogues(Pass):
         self, net: Network, product: Op, consumer: Op, data: str, position: dict[Op, float], outcome: Outcome
     ) -> str | None:
         """Move ``consumer`` into the epilogue of ``product``, which wrote ``data``; the reason why not."""
-        if _packs_much(net, product):
+        if packs_much(net, product):
             return "with an epilogue the product would have to pack a large operand in every call"
         spec, old = epilogue_of(net, product)
         c, ins = drop_unit_loops(consumer.spec), net.ins(consumer)
@@ -220,7 +220,7 @@ def place_of_both(net: Network, product: Op, consumer: Op, position: dict[Op, fl
     return product if all(position[w] < position[product] for w in sources) else None
 
 
-def _packs_much(net: Network, product: Op) -> bool:
+def packs_much(net: Network, product: Op) -> bool:
     """Whether an epilogue would cost more than it saves: without one, tiles read both operands where they lie."""
     spec = product.spec
     if not isinstance(spec, ContractionSpec) or spec.epilogue is not None or spec.panel:

@@ -6,7 +6,8 @@
     y = conv(x, w)    -->   w' = panels of output channels; depthwise: taps, then channels
 
 A panel holds a few vectors of columns for every step of the reduction (``dcir.ops.packing``), so a register tile reads its weights as
-one stream. Else every call would gather them again.
+one stream. Else every call would gather them again. Weights of a product that were widened from a half type are packed as they were:
+they take half the bytes, and the tile widens them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.epilogue import reorder_epilogue
 from dcir.ops.packing import pack_program, packed_shape, panel_width, panels, wants_panels
 from dcir.transforms.base import Outcome, Pass
+from dcir.transforms.widen_products import HALVES
 
 _Packed = dict[tuple[Operand, Program], Operand]
 
@@ -44,6 +46,7 @@ class PackWeights(Pass):
         ready = net.preparable()
         static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
         packed: _Packed = {}
+        wide = {o.data for op in ready for o in net.outs(op) if net.readers(o.data)}
         for op in net.ops():
             spec = op.spec
             if op in ready or not isinstance(spec, ContractionSpec | ConvolutionSpec) or spec.panel:
@@ -56,6 +59,12 @@ class PackWeights(Pass):
                 outcome.changed += 1
             elif reason:
                 outcome.refuse(reason)
+        for op in ready:
+            outs = {o.data for o in net.outs(op)}
+            if outs <= wide and not any(net.readers(name) for name in outs):
+                net.remove_op(op)
+                for name in outs:
+                    net.remove_container(name)
         return outcome
 
     def _contraction(
@@ -70,16 +79,18 @@ class PackWeights(Pass):
         if not wants_panels(spec.dtype, spec.n, spec.k):
             return "too few columns for a panel"
         own = [d for d in range(rank) if spec.b[d]]
-        panel = panel_width(spec.dtype)
+        source, strides, stored = _as_stored(net, spec, ins[1])
+        panel = panel_width(spec.dtype, stored=stored)
         groups = tuple(spec.batch[d] for d in own)
         program = pack_program(
-            spec.dtype, groups, spec.n, (spec.k,), panel, tuple(spec.b[d] for d in own), spec.b[-1], (spec.b[-2],)
-        )
+            stored or spec.dtype, groups, spec.n, (spec.k,), panel,
+            tuple(strides[d] for d in own), strides[-1], (strides[-2],),
+        )  # fmt: skip
         shape = packed_shape(groups, spec.n, spec.k, panel)
-        weights = self._pack(net, op, program, ins[1], packed)
+        weights = self._pack(net, op, program, source, packed)
         steps = dict(zip(own, contiguous(shape), strict=False))
         b = (*(steps.get(d, 0) for d in range(rank)), 0, 0)
-        made = replace(spec, b=b, panel=panel)
+        made = replace(spec, b=b, panel=panel, stored=stored)
         net.rewire(op, made, [ins[0], weights, *ins[2:]], net.outs(op), made_by=self.name)
         return None
 
@@ -118,6 +129,22 @@ class PackWeights(Pass):
             packed[key] = Operand(net.add_container(program.outer, program.outputs[0]))
             net.add_op(program, [source], [packed[key]], origin=op.origin, made_by=self.name, before=op)
         return packed[key]
+
+
+def _as_stored(net: Network, spec: ContractionSpec, b: Operand) -> tuple[Operand, tuple[int, ...], str]:
+    """What B was widened from, its strides there, and its half type; B itself and "" if it is nothing that was widened."""
+    shape, writers = spec.shapes[1], net.writers(b.data)
+    if spec.dtype == "f32" and len(writers) == 1 and isinstance(writers[0].spec, Program):
+        p, (target,) = writers[0].spec, net.outs(writers[0])[:1]
+        plain = [s.op for s in p.body if s.op != "narrow"] == ["load", "store"] and not p.body[0].args and not p.inner
+        if plain and p.inputs[0] in HALVES and p.outputs == ("f32",) and target == b:
+            read, written = p.body[0].attr[1], p.body[-1].attr[1]
+            places = {(w, n): r for n, r, w in zip(p.outer, read, written, strict=True) if n != 1}
+            walked = [(s, n) if n != 1 and s else None for n, s in zip(shape, spec.b, strict=True)]
+            if all(d is None or d in places for d in walked):
+                (source,) = net.ins(writers[0])
+                return source, tuple(0 if d is None else places[d] for d in walked), p.inputs[0]
+    return b, spec.b, ""
 
 
 def _transposed(spec: ContractionSpec) -> ContractionSpec:

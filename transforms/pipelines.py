@@ -33,6 +33,7 @@ from dcir.transforms.split_reduction import SplitReduction
 from dcir.transforms.stream_images import StreamImages
 from dcir.transforms.unfold_images import UnfoldImages
 from dcir.transforms.use_winograd import UseWinograd
+from dcir.transforms.widen_products import WidenProducts
 
 
 def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
@@ -53,6 +54,7 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (SplitReduction(),),
     2: (
+        WidenProducts(),
         FuseEpilogues(),
         FuseAttention(),
         FoldStatic(),

@@ -90,11 +90,12 @@ D_INLINE bf16_t d_f32_to_bf16(float x) {
     return (bf16_t)(x != x ? 0x7fc0u : r);
 }
 
-// IEEE half on its bits, as GCC 12 does not vectorise conversions of _Float16. One multiplication moves the exponent
-// and normalises; on the way back adding 0.5 rounds what becomes denormal.
+// IEEE half on its bits, as GCC 12 does not vectorise conversions of _Float16. The exponent moves by addition; a half without
+// one gets one, and what that adds is taken off, which works where denormal numbers are zeros, too. On the way back adding 0.5
+// rounds what becomes denormal.
 D_INLINE float d_f16_to_f32(_Float16 h) {
     unsigned b = __builtin_bit_cast(unsigned short, h), m = (b & 0x7fffu) << 13;
-    unsigned r = d_bits(d_from_bits(m) * 0x1p112f);
+    unsigned r = m < 0x00800000u ? d_bits(d_from_bits(m + 0x38800000u) - 0x1p-14f) : m + 0x38000000u;
     r = m >= 0x0f800000u ? m | 0x7f800000u : r;
     return d_from_bits(r | (b & 0x8000u) << 16);
 }

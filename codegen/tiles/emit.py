@@ -291,9 +291,13 @@ class Operand:
         return math.prod(n for n, s in zip(self.shape, self.strides, strict=True) if s != 0 or n == 1)
 
 
-def assemble(draft: Draft, isa: Isa, n_inputs: int) -> KernelPlan:
-    """The plan of an f32 or f64 draft over ``n_inputs`` operands of its own (its epilogue's follow them)."""
-    phases = draft.calls([f"a{i}" for i in range(n_inputs)], "o0")
+def assemble(draft: Draft, isa: Isa, n_inputs: int, *, casts: bool = False) -> KernelPlan:
+    """The plan of an f32 or f64 draft over ``n_inputs`` operands of its own (its epilogue's follow them).
+
+    ``casts``: some are of other types in memory; the text knows which.
+    """
+    cast = f"(const {STORED[draft.dtype]} *)" if casts else ""
+    phases = draft.calls([f"{cast}a{i}" for i in range(n_inputs)], "o0")
     size = draft.scratch
     if draft.sums and draft.epilogue is not None:
         size = draft.sums_at + draft.steps[-1].jobs * draft.epilogue.sums * 8

@@ -59,7 +59,7 @@ def gemm_suits(spec: ContractionSpec) -> bool:
 def plan_gemm(spec: ContractionSpec, isa: Isa, threads: int) -> KernelPlan:
     """The kernel of C[b,m,n] = sum_k A[b,m,k] B[b,k,n]; inputs a0 = A, a1 = B and the epilogue's, outputs C or the epilogue's."""
     if spec.dtype not in HALF:
-        return assemble(gemm_draft(spec, isa, threads), isa, 2)
+        return assemble(gemm_draft(spec, isa, threads), isa, 2, casts=bool(spec.stored))
     a = Operand((*spec.batch, spec.m, spec.k), spec.a)
     b = Operand((*spec.batch, spec.k, spec.n), spec.b)
     c = Operand((*spec.batch, spec.m, spec.n), spec.c)
@@ -99,7 +99,7 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
 
 def _with_panels(spec: ContractionSpec, isa: Isa) -> Callable[..., Draft]:
     """How a product is computed once B is in panels."""
-    suits = matrix_suits(spec, isa)
+    suits = not spec.stored and matrix_suits(spec, isa)
     return matrix_draft if suits and decide("unit", ["matrix", "vector"]) == "matrix" else packed_draft
 
 

@@ -27,6 +27,7 @@ from dcir.codegen.tiles.emit import (
 from dcir.codegen.tiles.gemm_ending import ending
 from dcir.codegen.tiles.gemm_form import Form
 from dcir.codegen.tiles.gemm_tiles import choose
+from dcir.codegen.tiles.halves import widening
 from dcir.codegen.tiles.pack_text import pack_rows, pack_vectors
 from dcir.ir.network import contiguous
 from dcir.isa import Isa, slow_to_fill
@@ -80,7 +81,10 @@ class Tiling:
     narrow: bool  # the last panel holds columns for one vector only, and is computed as such
 
 
-def tiling(m: int, n: int, panel: int, width: int, registers: int, threads: int, *, crowded: bool = False) -> Tiling:
+def tiling(
+    m: int, n: int, panel: int, width: int, registers: int, threads: int,
+    *, crowded: bool = False, widened: bool = False,
+) -> Tiling:  # fmt: skip
     """The tile that keeps the multipliers busy: tall by one panel, or for few rows several panels at once.
 
     Rows that are ``crowded`` into a set of the first-level cache are fewer than its ways, if they are too soon used up to be copied.
@@ -103,7 +107,9 @@ def tiling(m: int, n: int, panel: int, width: int, registers: int, threads: int,
     elif per_panel == 1 and rows.parts == 1:
         together = max(1, min(count // threads, 8 // vectors, (registers - 8) // (vectors * rows.size)))
     chosen = (rows.size, vectors, together)
-    taken = decide("tile", [chosen, *_other_tiles(m, n, panel, width, registers)])
+    others = _other_tiles(m, n, panel, width, registers)
+    # The vectors of a panel that is widened come together.
+    taken = decide("tile", [chosen, *(t for t in others if not widened or t[1] == vectors)])
     if taken != chosen:
         vectors, together = taken[1:]
         rows, units, per_panel = Split.at_most(m, taken[0]), ceil_div(n, vectors * width), panel // (width * vectors)
@@ -129,17 +135,19 @@ def _other_tiles(m: int, n: int, panel: int, width: int, registers: int) -> list
 def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str = "a1 + pb", scratch: int = 0) -> Draft:
     """The product of A and a packed B; ``source`` is where the panels lie, ``scratch`` how much is taken."""
     spec = form.spec
-    width, element = lanes(isa, spec.dtype), ELEMENT_BYTES[spec.dtype]
+    width, element, kept = lanes(isa, spec.dtype), ELEMENT_BYTES[spec.dtype], ELEMENT_BYTES[spec.b_dtype]
+    stored, widened = ("Stored", True) if spec.stored else ("T", False)
+    source = source.replace("a1", "(const Stored *)a1") if widened else source
     am, ak = spec.a[-2], 1 if spec.k == 1 else spec.a[-1]
     crowded = ak == 1 and am * element % 4096 == 0 and am != 0
-    tile = tiling(spec.m, spec.n, spec.panel, width, isa.registers, threads, crowded=crowded)
+    tile = tiling(spec.m, spec.n, spec.panel, width, isa.registers, threads, crowded=crowded, widened=widened)
     rows, groups = tile.rows, tile.groups
     batch = math.prod(spec.batch)
     p, q = grid(spec, rows, groups, batch, threads)
     rows = Split(spec.m, min(spec.m, round_up(rows.parts, p)))
     wide = isa.vectors == "avx512"
     depths = [DEEPEST, *(d for d in OTHER_DEPTHS if 2 * d <= spec.k)]
-    long = spec.k * (spec.panel + 2 * rows.size) * element > ROWS_BYTES
+    long = spec.k * (spec.panel * kept + 2 * rows.size * element) > ROWS_BYTES
     if not wide and long and ceil_div(rows.parts, p) >= LEAST_TILES:
         depths = [DEEP_NEAR, *(d for d in depths if d != DEEP_NEAR)]
     depth = Split.at_most(spec.k, decide("depth", depths))
@@ -158,8 +166,8 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     inner = Split.at_most(spec.k, sweep or max(1, spec.k))
     pitch = (round_up(depth.size, 64 // element) // (64 // element) | 1) * (64 // element)
     tall = rows.size * (pitch if copies else depth.size)
-    room = ROWS_BYTES if wide else ROWS_BYTES - depth.size * spec.panel * element
-    if not wide and spec.n * spec.k * element <= NEAR_PANELS_BYTES:
+    room = ROWS_BYTES if wide else ROWS_BYTES - depth.size * spec.panel * kept
+    if not wide and spec.n * spec.k * kept <= NEAR_PANELS_BYTES:
         room = min(room, NEAR_OPERANDS_BYTES // max(1, _row_operands(form) * spec.n * element) * depth.size * element)
     per_block = decide(
         "block",
@@ -169,7 +177,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     # The next panel comes to the second-level cache while this one passes all tiles of the block, not when its first tile wants it.
     spread = (
         many and tile.per_panel == 1 and not blocked and per_block >= LEAST_TILES
-        and spec.n * spec.k * element >= LEAST_BYTES * q
+        and spec.n * spec.k * kept >= LEAST_BYTES * q
     )  # fmt: skip
     if spread:
         spread = bool(decide("spread", [1, 0] if slow_to_fill() else [0, 1]))
@@ -191,7 +199,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     if spread:
         fetch += "\n        __builtin_prefetch(next, 0, 2);"
         advance = ", next += pace"
-        line = tile.vectors * width * element
+        line = tile.vectors * width * kept
         following = f"""
             const L pace = ({line} + s1 - s0 - 1) / (s1 - s0), after = g + 1 < g1 ? g + 1 : g0;
             const char *next = (const char *)(b + {groups.start("after")} * {spec.k * spec.panel}LL + k0 * {spec.panel});"""
@@ -200,13 +208,18 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     parts = ceil_div(steps, SUMMED) if steps > SUMMED * 3 // 2 else 1
     end = f"depth * (part + 1) / {parts}" if parted else f"(part + 1) * {spec.k}LL / {parts}"
     start, add = (render(text_of.SUM_PARTS, parts=parts, end=end), text_of.ADD_PARTS) if parts > 1 else ("", "")
-    text = pack_rows("rows_of_a", am, ak) if packs else ""
+    text = widening(spec.stored, isa) if widened else ""
+    text += pack_rows("rows_of_a", am, ak) if packs else ""
+    read = render(
+        text_of.READ_WIDENED if widened else text_of.READ, stride=f"{spec.k * spec.panel}LL", bytes=element,
+        ahead=ahead // kept, into=into,
+    )  # fmt: skip
     text += render(
-        text_of.TILE, to=end_of.to, partial_parameters=", L depth, bool first, bool last, T *partial" if parted else "",
+        text_of.TILE, held=stored, read=read, to=end_of.to,
+        partial_parameters=", L depth, bool first, bool last, T *partial" if parted else "",
         prefetch=end_of.prefetch, start=start + "    clear(acc);", depth="end - begin" if parts > 1 else "depth" if parted else spec.k,
         ak="MR" if packs else "1", ai="1" if packs else f"{pitch if copies else am}LL", panel=spec.panel,
-        stride=f"{spec.k * spec.panel}LL",
-        bytes=element, ahead=ahead // element, into=into, fetch=fetch, advance=advance,
+        fetch=fetch, advance=advance,
         next_parameters=", const char *next, L pace" if spread else "",
         stop=add + (text_of.PARTIAL_STOP if parted else "") + end_of.stop,
     )  # fmt: skip
@@ -268,7 +281,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     if not body:
         offsets = unravel(f"j / {p * q}", spec.batch, sums | {"pc": (0, spec.c[:-2])}) + "\n    T *c = o0 + pc;"
     text += render(
-        text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",
+        text_of.PRODUCT, held=stored, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",
         own="const Operands e = own(given, j);" if end_of.sums else "", offsets=offsets, source=source, p=p, q=q,
         m_tiles=rows.parts, n_groups=groups.parts, per_block=per_block, buffer=buffer, k_loop=start, fill=fill,
         group_start=groups.start("g"), unit=unit, group_offset=offset, m_start=rows.start("t"), row_source=row_source,

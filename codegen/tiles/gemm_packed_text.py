@@ -2,17 +2,12 @@
 
 TILE = """
 template <int MR, int NP, int NV>
-$noinline void tile(const T *a, const T *b, $to, L valid$partial_parameters$next_parameters) {
+$noinline void tile(const T *a, const $held *b, $to, L valid$partial_parameters$next_parameters) {
 $prefetch    V acc[MR][NP * NV];
 $start
     DCIR_STEPS for (L k = 0; k < $depth; k++, a += $ak, b += $panel$advance) {
         V bv[NP * NV];$fetch
-#pragma GCC unroll 32
-        for (int v = 0; v < NP * NV; v++) {
-            const T *at = b + v / NV * $stride + v % NV * VL;
-            bv[v] = load(at);
-            if (v * VL * $bytes % 64 == 0) __builtin_prefetch(at + $ahead, 0, $into);
-        }
+$read
 #pragma GCC unroll 32
         for (int i = 0; i < MR; i++) {
             const T s = a[i * $ai];
@@ -23,6 +18,17 @@ $start
 $stop
 }
 """
+READ = """#pragma GCC unroll 32
+        for (int v = 0; v < NP * NV; v++) {
+            const T *at = b + v / NV * $stride + v % NV * VL;
+            bv[v] = load(at);
+            if (v * VL * $bytes % 64 == 0) __builtin_prefetch(at + $ahead, 0, $into);
+        }"""
+READ_WIDENED = """#pragma GCC unroll 32
+        for (int u = 0; u < NP; u++) {
+            widen<NV>(bv + u * NV, b + u * $stride);
+            __builtin_prefetch(b + u * $stride + $ahead, 0, $into);
+        }"""
 # Long sums in parts: the error grows with the part, not with the whole length.
 SUM_PARTS = """    V total[MR][NP * NV];
     clear(total);
@@ -57,7 +63,8 @@ PRODUCT = """
 $noinline void product(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *scratch$parameter) {
     $own
     $offsets
-    const T *a = a0 + pa, *b = $source;
+    const T *a = a0 + pa;
+    const $held *b = $source;
     const L mp = j / $q % $p, np = j % $q;
     const L t0 = mp * $m_tiles / $p, t1 = (mp + 1) * $m_tiles / $p;
     const L g0 = np * $n_groups / $q, g1 = (np + 1) * $n_groups / $q;
@@ -70,7 +77,7 @@ $fill
         for (L g = g0; g < g1; g++) {
             const L u = $group_start, n = u * $unit;
             $sweep
-            const T *pb = b + $group_offset;$next
+            const $held *pb = b + $group_offset;$next
             for (L t = s0; t < s1; t++) {
                 const L m = $m_start;
                 const T *ta = $row_source;

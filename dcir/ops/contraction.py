@@ -15,7 +15,7 @@ from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
 from dcir.isa import Isa, host_isa
 from dcir.ops.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
-from dcir.ops.packing import packed_shape, panels, read_packed
+from dcir.ops.packing import packed_shape, panels, read_packed, takes_turns
 from dcir.ops.torch_call import window_tensor
 from dcir.ops.torch_types import FROM_NAME
 
@@ -45,6 +45,7 @@ class ContractionSpec:
         c: strides of C over (*batch, m, n).
         panel: if not 0, B is packed (``packing.py``) in panels of so many columns: per batch element, element (k, n) lies at
             (n // panel * K + k) * panel + n % panel.
+        stored: of a packed B the half type that it is kept in and widened from; columns of a panel may lie in another order then.
         epilogue: what is done to C's elements before they are stored (``epilogue.py``); it owns the stores, and ``c`` equals the
             strides of the first of them.
     """
@@ -59,8 +60,14 @@ class ContractionSpec:
     c: tuple[int, ...]
     panel: int = 0
     epilogue: Program | None = None
+    stored: str = ""
 
     kind = "contraction"
+
+    @property
+    def b_dtype(self) -> str:
+        """Element type of B in memory."""
+        return self.stored or self.dtype
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -76,7 +83,7 @@ class ContractionSpec:
         )
         if self.panel:
             groups = math.prod(d for d, s in zip(self.batch, self.b, strict=False) if s != 0)
-            b = size * groups * panels(self.n, self.panel) * self.k * self.panel
+            b = itemsize(self.b_dtype) * groups * panels(self.n, self.panel) * self.k * self.panel
         if self.epilogue is None:
             return (a, b), (c,)
         reads, writes = epilogue_footprint(self.epilogue)
@@ -94,7 +101,10 @@ class ContractionSpec:
         if self.panel:
             rank, packed = len(self.batch), packed_shape(self.batch, self.n, self.k, self.panel)
             strides = (*self.b[:rank], *contiguous(packed[rank:]))
-            b = window_tensor(ins[1], (packed, strides, self.dtype)).movedim(-2, -3).flatten(-2)[..., : self.n]
+            b = window_tensor(ins[1], (packed, strides, self.b_dtype))
+            if takes_turns(self.b_dtype):
+                b = b.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+            b = b.movedim(-2, -3).flatten(-2)[..., : self.n]
         else:
             b = window_tensor(ins[1], (shapes[1], self.b, self.dtype))
         product = torch.matmul(a.double(), b.double())
@@ -113,7 +123,7 @@ def contraction_program(spec: ContractionSpec, storage: str, result: str) -> Pro
     """``spec`` as a loop program over other element types (products and sums in the result's compute type)."""
     n_batch = len(spec.batch)
     body = Body((*spec.batch, spec.m, spec.n), (spec.k,))
-    a, b, c = body.input(storage), body.input(storage), body.output(result)
+    a, b, c = body.input(storage), body.input(spec.stored or storage), body.output(result)
     (*a_batch, a_m, a_k), (*b_batch, b_k, b_n) = spec.a, spec.b
     x = body.load(a, (*a_batch, a_m, 0, a_k))
     if spec.panel:

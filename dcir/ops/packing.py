@@ -2,6 +2,10 @@
 
 A panel holds two vectors of neighbouring columns, or a cache line where vectors are shorter, for every step of the reduction, one step
 after the other, so that a register tile reads it as one stream. Columns past the end are zeros.
+
+A panel of a half type is two vectors of f32 wide, which is what it is widened to. In one of bf16 the columns of both vectors take turns: a
+vector of 32-bit lanes holds the first one's in its lower halves and the second one's in its upper halves, so that a shift and a mask
+widen them. f16 lies in order, as the instruction that widens it wants.
 """
 
 from __future__ import annotations
@@ -16,13 +20,14 @@ from dcir.isa import Isa, host_isa
 LINE_BYTES = 64
 
 
-def panel_width(dtype: str, isa: Isa | None = None) -> int:
-    """Columns of a panel, for ``isa`` or else for the processor at hand.
+def panel_width(dtype: str, isa: Isa | None = None, stored: str = "") -> int:
+    """Columns of a panel, for ``isa`` or else for the processor at hand; ``stored``: the half type that it is kept in.
 
     A tile of AVX2 that reads half of each step of a wider panel leaves half of the first-level cache's sets empty: convolutions were 5 to
     25 % slower, products 4 to 9 % (Zen 3).
     """
-    return max(LINE_BYTES, 2 * (isa or host_isa()).vector_bytes) // itemsize(dtype)
+    vectors = 2 * (isa or host_isa()).vector_bytes
+    return (vectors if stored else max(LINE_BYTES, vectors)) // itemsize(dtype)
 
 
 def panels(columns: int, panel: int) -> int:
@@ -51,23 +56,32 @@ def pack_program(
     """The copy of a strided operand into panels.
 
     Args:
-        dtype: element type.
+        dtype: element type, a half type too.
         groups, columns, depth: extents of what is independent, of the panels' dimension, and of the reduction (row-major).
         panel: columns of a panel.
         group_strides, column_stride, depth_strides: the operand's strides in elements.
     """
-    shape = (*groups, panels(columns, panel), *depth, panel)
+    turns = takes_turns(dtype)
+    inner, steps = ((panel // 2, 2), (1, panel // 2)) if turns else ((panel,), (1,))
+    shape = (*groups, panels(columns, panel), *depth, *inner)
     body = Body(shape)
     source, target = body.input(dtype), body.output(dtype)
-    strides = (*group_strides, column_stride * panel, *depth_strides, column_stride)
+    strides = (*group_strides, column_stride * panel, *depth_strides, *(column_stride * s for s in steps))
     if columns % panel == 0:
         value = body.load(source, strides)
     else:
-        inside = body.index(len(groups)) * panel + body.index(len(shape) - 1) < columns
+        column, first = body.index(len(groups)) * panel, len(shape) - len(inner)
+        for d, step in enumerate(steps):
+            column = column + (body.index(first + d) * step if step != 1 else body.index(first + d))
         plain = body.load(source, strides)
-        value = body.load(source, strides, inside, body.const(0, plain.dtype))
+        value = body.load(source, strides, column < columns, body.const(0, plain.dtype))
     body.store(target, contiguous(shape), value)
     return body.finish()
+
+
+def takes_turns(dtype: str) -> bool:
+    """Whether the columns of a panel's two vectors take turns."""
+    return dtype == "bf16"
 
 
 def read_packed(
@@ -76,5 +90,8 @@ def read_packed(
     """A packed element in a loop program: ``strides`` walk groups and the reduction, ``column`` is computed."""
     width = body.const(panel, "i64")
     number, lane = body.op("idiv_floor", column, width), body.op("mod", column, width)
+    if takes_turns(body.inputs[operand]):
+        half = body.const(panel // 2, "i64")
+        lane = body.op("mod", lane, half) * 2 + body.op("idiv_floor", lane, half)
     extents, steps = (panels(columns, panel), panel), (depth * panel, 1)
     return body.gather(operand, strides, [number, lane], extents, steps, "trusted")
