@@ -15,6 +15,7 @@ from dcir.transforms.fuse_siblings import FuseSiblings
 from dcir.transforms.fuse_sums import FuseSums
 from dcir.transforms.join_rows import JoinRows
 from dcir.transforms.join_sums import JoinSums
+from dcir.transforms.keep_in_place import KeepInPlace
 from dcir.transforms.lend_inputs import LendInputs
 from dcir.transforms.lend_results import LendResults
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
@@ -31,6 +32,7 @@ from dcir.transforms.split_reduction import SplitReduction
 from dcir.transforms.stream_images import StreamImages
 from dcir.transforms.unfold_images import UnfoldImages
 from dcir.transforms.use_winograd import UseWinograd
+from dcir.transforms.write_in_place import WriteInPlace
 
 
 def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
@@ -49,7 +51,7 @@ def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
 
 TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
-    1: (SplitReduction(),),
+    1: (WriteInPlace(), SplitReduction()),
     2: (FuseEpilogues(), FuseAttention(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
     3: (
         AssignLayouts(),
@@ -65,5 +67,5 @@ TIERS: dict[int, tuple[Pass, ...]] = {
         SplitReduction(leave_convolved=False),
         PrepareStatic(),
     ),
-    4: (JoinRows(), OrderExecution(), StreamImages(), LendInputs(), LendResults(), PlanArena()),
+    4: (JoinRows(), OrderExecution(), StreamImages(), LendInputs(), LendResults(), KeepInPlace(), PlanArena()),
 }

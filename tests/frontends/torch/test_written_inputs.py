@@ -195,3 +195,7 @@ def test_running_statistics():
     module = Normed(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).train()
     fast = follow(module, [lambda _: (torch.randn(2, 3, 6, 6),)] * 3)
     assert len(programs(fast)[0].updates) == 3
+
+
+def test_stock_dace_writes_inputs_too():
+    follow(Two(swap), [lambda _: (torch.randn(4, 5), torch.randn(4, 5))], target="dace")
