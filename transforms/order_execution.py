@@ -115,7 +115,7 @@ class _Schedule:
         self.overwrites: dict[int, list[int]] = {}
         for name, source in net.updates.items():
             for w in self.writers[name]:
-                for r in set(self.readers[source]) - {w}:
+                for r in set(self.readers[source]).difference(self.writers[name]):
                     self.overwrites.setdefault(r, []).append(w)
                     self.waits[w] += 1
 

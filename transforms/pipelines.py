@@ -17,6 +17,7 @@ from dcir.transforms.fuse_sums import FuseSums
 from dcir.transforms.group_scatters import GroupScatters
 from dcir.transforms.join_rows import JoinRows
 from dcir.transforms.join_sums import JoinSums
+from dcir.transforms.keep_in_place import KeepInPlace
 from dcir.transforms.lend_inputs import LendInputs
 from dcir.transforms.lend_results import LendResults
 from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
@@ -34,6 +35,7 @@ from dcir.transforms.stream_images import StreamImages
 from dcir.transforms.unfold_images import UnfoldImages
 from dcir.transforms.use_winograd import UseWinograd
 from dcir.transforms.widen_products import WidenProducts
+from dcir.transforms.write_in_place import WriteInPlace
 
 
 def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
@@ -52,7 +54,7 @@ def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
 
 TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
-    1: (SplitReduction(),),
+    1: (WriteInPlace(), SplitReduction()),
     2: (
         WidenProducts(),
         FuseEpilogues(),
@@ -78,5 +80,5 @@ TIERS: dict[int, tuple[Pass, ...]] = {
         SplitReduction(leave_convolved=False),
         PrepareStatic(),
     ),
-    4: (JoinRows(), OrderExecution(), StreamImages(), LendInputs(), LendResults(), PlanArena()),
+    4: (JoinRows(), OrderExecution(), StreamImages(), LendInputs(), LendResults(), KeepInPlace(), PlanArena()),
 }

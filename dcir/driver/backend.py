@@ -8,25 +8,49 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from dcir.errors import NotCompiledWarning, OptionError, RecompileWarning
+from dcir.errors import MachineBusy, NotCompiledWarning, OptionError, RecompileWarning
 from dcir.options import Options
 from dcir.user_code import warn_user
 
 if TYPE_CHECKING:
+    from dcir.driver.compile import Session
     from dcir.frontends.torch.by_size import Sizes
+    from dcir.ir.network import Network
+
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {},  # a call is one call of C with planned memory in every mode
+    "max-autotune": {"tune": True},
+    "max-autotune-no-cudagraphs": {"tune": True},
+}
+"""The modes of ``torch.compile``, and which options each stands for; there are no graphs of CUDA to do without."""
 
 
 def dcir(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The Dynamo backend; ``options`` are those of ``dcir.optimize``. ``dcir.sessions()`` lists what it compiled."""
+    """The Dynamo backend; ``dcir.sessions()`` lists what it compiled.
+
+    Args:
+        gm, example_inputs: Dynamo's graph and its inputs.
+        options: those of ``dcir.optimize``; what they say goes before what the mode says.
+        mode: one of ``MODES``; None is "default".
+
+    Raises:
+        OptionError: there is no such mode or option.
+    """
     from dcir.driver.compile import Session
     from dcir.driver.graph_handle import GraphHandle
     from dcir.driver.limit import limited
     from dcir.frontends.torch.capture import dynamo_backend
 
     _refuse(options or {})
-    session = Session(Options.make(**(options or {})), next_step="dcir.sessions()[-1].explain()")
+    session = Session(Options.make(**(_of_mode(mode) | (options or {}))), next_step="dcir.sessions()[-1].explain()")
+    if mode is not None and session.options.tune is not None and "tune" not in (options or {}):
+        session.tuner = _tuner_of_mode(session)
     backend = dynamo_backend(
         session.compile_graph, _tell_break, limited(session), shape_limit=session.options.shape_limit,
         on_sizes=functools.partial(_tell, set()), on_plain=session.coverage.leave, strict=session.options.strict,
@@ -34,6 +58,27 @@ def dcir(
     compiled = backend(gm, example_inputs)
     compiled.dcir = GraphHandle(session, gm, example_inputs)  # type: ignore[attr-defined]  # lives as long as what it tells of
     return compiled
+
+
+def _of_mode(mode: str | None) -> dict[str, Any]:
+    if mode is not None and mode not in MODES:
+        raise OptionError(f"there is no mode {mode!r}", where=f"mode={mode!r}", hint="one of " + ", ".join(MODES))
+    return MODES[mode or "default"]
+
+
+def _tuner_of_mode(session: Session) -> Any:
+    """Measures as ``tune`` does; but a mode is no order to measure, so a busy machine is a warning and no error."""
+    from dcir.driver.tune import Tuner
+
+    class Tunes(Tuner):
+        def tune(self, net: Network, threads: int, share: float = 1.0) -> None:
+            try:
+                super().tune(net, threads, share)
+            except MachineBusy as busy:
+                warn_user(f"kernels are not tuned: {busy.message}", UserWarning)
+
+    assert session.options.tune is not None
+    return Tunes(session.options.tune, progress=session.progress)
 
 
 def _refuse(options: dict[str, Any]) -> None:

@@ -34,6 +34,10 @@ def dace_program(
         given = {name: arg for name, arg in zip(net.inputs, args, strict=True) if name} | done.constants
         with lock:
             store = compiled([_flat(given[name]) for name in compiled.arguments])
+        for new, old in net.updates.items():
+            c = net.containers[new]
+            elements = torch.from_numpy(store[new]).view(FROM_NAME[c.dtype])
+            given[old].detach().copy_(torch.as_strided(elements, c.shape, c.strides))
         out: list[Any] = []
         for kind, value in done.outputs:
             if kind == "literal":

@@ -34,6 +34,7 @@ class DaceNetwork:
     def __init__(self, net: Network, path: str, name: str, order: Sequence[str]) -> None:
         self.arguments = [n for n in (*net.inputs, *net.constants) if n]
         self._containers = {n: c for n, c in net.containers.items() if c.role != "transient"}
+        self._updates = dict(net.updates)
         self._order = list(order)
         self._library = ctypes.CDLL(path)
         self._run = getattr(self._library, f"__program_{name}")
@@ -51,11 +52,13 @@ class DaceNetwork:
             buffers: for every container of ``arguments`` its elements from the first to the last, 1-D, as stored.
 
         Returns:
-            The elements of every input, constant and result container, 1-D, by name.
+            The elements of every input, constant and result container, 1-D, by name. Updates are not in place: the inputs stay.
         """
         store = {n: np.ascontiguousarray(b) for n, b in zip(self.arguments, buffers, strict=True)}
         for name, c in self._containers.items():
-            if name not in store:
+            if name in self._updates:
+                store[name] = store[self._updates[name]].copy()
+            elif name not in store:
                 store[name] = np.zeros(max(c.size, 1), to_numpy(c.dtype))
         pointers = [ctypes.c_void_p(store[n].ctypes.data) for n in self._order]
         self._run(ctypes.c_void_p(self._state), *pointers)

@@ -45,8 +45,9 @@ def interpret(
 
     def elements(name: str) -> Array:
         if name not in store:
-            c = net.containers[name]
-            store[name] = buffers[name] if name in buffers else np.zeros(c.size, to_numpy(c.dtype))
+            c, old = net.containers[name], buffers.get(net.updates.get(name, ""))
+            new = np.zeros(c.size, to_numpy(c.dtype)) if old is None else old.copy()
+            store[name] = buffers.get(name, new)
         return store[name]
 
     operands = [(op, net.ins(op), net.outs(op)) for op in net.ops()]

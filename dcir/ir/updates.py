@@ -4,7 +4,8 @@
 
 In the graph y is a container of its own, so every pass sees single assignment; ``Network.updates`` says that y and p share
 memory. What that asks for is an order: all readers of p come before the writers of y, but for a writer that reads p element
-by element at the place it writes. ``settle`` restores the order after a pass; where there is none, y is made elsewhere and copied last.
+by element at the place it writes (which other writers, of other parts of y, do not touch). ``settle`` restores the order after a
+pass; where there is none, y is made elsewhere and copied last. Before its first write y holds what p does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dcir.ir.network import Network, Operand
 from dcir.ir.nodes import Op
@@ -41,9 +43,7 @@ def violations(net: Network) -> Iterable[tuple[Op, str]]:
     for data, source in net.updates.items():
         writers = net.writers(data)
         for r in net.readers(source):
-            if any(position[w] < position[r] for w in writers) or (
-                r in writers and not _in_place(net, r, data, source)
-            ):
+            if not _in_place(net, r, data, source) if r in writers else any(position[w] < position[r] for w in writers):
                 yield r, source
 
 
@@ -65,8 +65,9 @@ def _sorted(net: Network) -> tuple[list[Op], set[Op]]:
             for r in readers:
                 before(w, r)
     for data, source in net.updates.items():
-        for w in net.writers(data):
-            for r in net.readers(source):
+        writers = net.writers(data)
+        for r in net.readers(source):
+            for w in writers if r not in writers else ():
                 before(r, w)
     effects = [op for op in ops if getattr(op.spec, "kind", "") == "torch"]
     for first, then in itertools.pairwise(effects):
@@ -87,6 +88,8 @@ def _sorted(net: Network) -> tuple[list[Op], set[Op]]:
 def _in_place(net: Network, op: Op, data: str, source: str) -> bool:
     """Whether an operator that reads ``source`` and writes ``data`` needs each element only where it writes it."""
     spec, first = op.spec, 0
+    if getattr(spec, "kind", "") == "scatter":
+        return keeps_most(net, op, data, source)
     if not isinstance(spec, Program):
         epilogue = getattr(spec, "epilogue", None)
         ins = net.ins(op)
@@ -110,18 +113,46 @@ def _in_place(net: Network, op: Op, data: str, source: str) -> bool:
     return len(ways) == 1
 
 
+def keeps_most(net: Network, op: Op, data: str, source: str, distance: int = 0) -> bool:
+    """Whether an operator writes some elements of ``source`` and leaves the others as they are, if ``data`` lies where that lies.
+
+    Args:
+        net, op: the operator.
+        data: what it writes.
+        source: what it is made of.
+        distance: from where ``source`` begins to where ``data`` does, in elements.
+    """
+    spec, ins, outs = op.spec, net.ins(op), net.outs(op)
+    read = [o for o in ins if o.data == source]
+    if len(read) != 1 or len(outs) != 1 or outs[0].data != data or read[0].offset != outs[0].offset + distance:
+        return False
+    if getattr(spec, "kind", "") == "scatter":
+        return spec.base is not None and ins[0] is read[0] and _same(spec.shape, spec.base, spec.out)
+    if not isinstance(spec, Program) or [s.op for s in spec.body] != ["load", "store"] or spec.body[0].args:
+        return False
+    return len(spec.body[1].args) == 1 and _same(spec.dims, spec.body[0].attr[1], spec.body[1].attr[1])
+
+
+def _same(shape: Iterable[int], a: Iterable[int], b: Iterable[int]) -> bool:
+    return all(x == y for n, x, y in zip(shape, a, b, strict=True) if n > 1)
+
+
 def _is_last_copy(net: Network, data: str) -> bool:
     writers = net.writers(data)
     return len(writers) == 1 and writers[0].made_by == "settle"
 
 
 def _copy_last(net: Network, data: str) -> None:
-    """Let the writers of an update write a transient, which is copied when all is done."""
+    """Let the writers of an update write a transient, which others read and which is copied when all is done."""
     c = net.containers[data]
     made = net.add_container(c.shape, c.dtype, "transient", c.strides)
     for op in net.writers(data):
         outs = [Operand(made, o.offset) if o.data == data else o for o in net.outs(op)]
-        net.rewire(op, op.spec, net.ins(op), outs)
+        spec = replace(op.spec, kept=False) if op.spec.kind == "scatter" else op.spec
+        net.rewire(op, spec, net.ins(op), outs)
+    for op in net.readers(data):
+        ins = [Operand(made, o.offset) if o.data == data else o for o in net.ins(op)]
+        net.rewire(op, op.spec, ins, net.outs(op))
     body = Body(c.shape)
     body.store(body.output(c.dtype), c.strides, body.load(body.input(c.dtype), c.strides))
     net.add_op(body.finish(), [Operand(made)], [Operand(data)], made_by="settle")

@@ -43,6 +43,7 @@ class ScatterSpec:
         index_steps: per index, the result's stride for it.
         wrap: whether negative indices count from the end.
         skip: a value of the first index whose points are passed over.
+        kept: base and result share their memory, so what no point hits is there already.
     """
 
     op: str
@@ -60,6 +61,7 @@ class ScatterSpec:
     index_steps: tuple[int, ...]
     wrap: bool
     skip: int | None = None
+    kept: bool = False
 
     kind = "scatter"
 
@@ -70,8 +72,11 @@ class ScatterSpec:
             return math.prod(d for d, s in zip(self.dims, strides, strict=True) if s) * itemsize(dtype)
 
         size = math.prod(self.shape) * itemsize(self.dtype)
+        if self.kept:  # no more than there are points to hit
+            size = min(size, math.prod(self.dims) * itemsize(self.dtype))
         indices = (seen(st, t) for st, t in zip(self.indices, self.index_types, strict=True))
-        return (*([size] if self.base is not None else []), seen(self.source, self.dtype), *indices), (size,)
+        old = 0 if self.kept and self.op == "set" else size
+        return (*([old] if self.base is not None else []), seen(self.source, self.dtype), *indices), (size,)
 
     def operations(self) -> int:
         """One operation per point, none where values are only written."""

@@ -25,7 +25,7 @@ from dcir.frontends.torch.by_size import BySize, OnSizes, Sizes
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.donation import Donation, Spaces
 from dcir.frontends.torch.expose_norms import expose_norms
-from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC, import_graph
+from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC, UPDATES, import_graph
 from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
 from dcir.frontends.torch.partition import Limited
 from dcir.frontends.torch.pieces import Trace, Traced
@@ -33,6 +33,7 @@ from dcir.frontends.torch.recompute import recompute_cheap
 from dcir.frontends.torch.recurrent import keep_long_layers
 from dcir.frontends.torch.spare_memory import GOAL, eager_peak, spare_memory
 from dcir.frontends.torch.wrappers import inline_marked
+from dcir.frontends.torch.written_inputs import WrittenElsewhere, forget_marks, updates_at_the_end
 from dcir.user_code import is_users
 
 TOGETHER = "dcir_together"
@@ -149,6 +150,7 @@ def dynamo_backend(
 
     def compiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # Dynamo forgets what its inputs are once this returns.
+        forget_marks(gm)
         settled = not any(map(_is_written_uncounted, gm.graph.find_nodes(op="placeholder")))
         if any(_is_symbolic(x) for x in example_inputs):
 
@@ -197,6 +199,29 @@ def _ahead_of_time(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None,
     settled: bool, sizes: Sizes = (), remark: str = "",
 ) -> Callable[..., Any]:  # fmt: skip
+    wants_gradients = torch.is_grad_enabled() and any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in (*inputs, *gm.parameters())
+    )
+    traced = functools.partial(_traced_ahead, gm, inputs, compile_graph, limited, settled, sizes, remark)
+    if settled and not wants_gradients:
+        with contextlib.suppress(WrittenElsewhere):
+            return traced(in_place=True)
+    return traced(in_place=False)
+
+
+def _traced_ahead(
+    gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None,
+    settled: bool, sizes: Sizes, remark: str, *, in_place: bool,
+) -> Callable[..., Any]:  # fmt: skip
+    """AOTAutograd over Dynamo's graph.
+
+    Args:
+        in_place: whether the graph itself writes the inputs that change, which is tried in inference; else AOTAutograd does so
+            when the graph is done.
+
+    Raises:
+        WrittenElsewhere: the graph cannot write them.
+    """
     number = next(_NUMBERS)
     parts: Parts = {}
     place: Callable[[Any], None] | None = None
@@ -205,6 +230,7 @@ def _ahead_of_time(
     def compiler(kind: str) -> Any:
         def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             nonlocal parts, place
+            written = updates_at_the_end(graph, kind) if in_place else ()
             graph.meta[TOGETHER] = number
             graph.meta[SIZES], graph.meta[REMARK] = sizes, remark
             _annotate(graph, kind, examples, parts)
@@ -224,10 +250,14 @@ def _ahead_of_time(
 
             lazy = lazy_places(graph)
 
+            shown = -len(written) or None
+
             def boxed(args: list[Any]) -> list[Any]:
                 _TAPE.run += 1
                 write_out(args, lazy)
-                results = program(args)
+                results = program(args)[:shown]
+                if written:
+                    torch.autograd.graph.increment_version([args[i] for i in written])
                 if _TAPE.rows is not None:
                     _TAPE.rows.append(Taped(program, tuple(args), tuple(results)))
                 args.clear()  # saved activations end here, not when the caller's frame does
@@ -251,7 +281,8 @@ def _ahead_of_time(
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
             decompositions=decompositions(),
-            partition_fn=functools.partial(_cut, limited),
+            partition_fn=functools.partial(_cut, limited, in_place=in_place),
+            keep_inference_input_mutations=in_place,
         )
     return compiled
 
@@ -276,7 +307,7 @@ def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> T
             late.append(_Late(graph, kind))
             return CompiledGraph(late[-1])
 
-        whole = _ahead_of_time(gm, args, keep, None, settled)
+        whole = _traced_ahead(gm, args, keep, None, settled, (), "", in_place=False)
 
         def compiled(sizes: Sizes, remark: str) -> Callable[..., Any]:
             (only,) = late
@@ -289,8 +320,10 @@ def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> T
     return trace
 
 
-def _cut(limited: Limited | None, joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+def _cut(limited: Limited | None, joint: fx.GraphModule, *args: Any, in_place: bool, **kwargs: Any) -> Any:
     """Forward and backward of a joint graph."""
+    if in_place:
+        raise WrittenElsewhere
     if limited is None:
         return _partition(joint, *args, **kwargs)
     return limited(_partition, (expose_norms,), joint, *args, **kwargs)
@@ -316,7 +349,8 @@ def _annotate(graph: fx.GraphModule, kind: str, examples: Sequence[Any], parts: 
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if kind == "inference" and metadata is not None:
-        graph.meta[STATIC] = frozenset(metadata.static_input_indices)
+        written = {*metadata.mutated_inp_runtime_indices, *graph.meta.get(UPDATES, {}).values()}
+        graph.meta[STATIC] = frozenset(metadata.static_input_indices) - written
     if kind == "forward" and context is not None and metadata is not None and context.output_strides is not None:
         graph.meta[FIRST_SAVED] = len(metadata.tokens) + metadata.tensors_saved_for_backwards_slice.start
     if kind == "backward" and metadata is not None:

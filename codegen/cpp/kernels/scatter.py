@@ -31,6 +31,8 @@ BLOCK = 64
 @planner(ScatterSpec)
 def plan_scatter(spec: ScatterSpec, machine: Machine) -> KernelPlan:
     """The kernel of a scatter."""
+    if spec.kept:
+        return KernelPlan(f"scatter_{spec.op}", "", (_Writes(spec, machine).phase(),))
     start = plan_program(_start(spec), machine)
     return KernelPlan(f"scatter_{spec.op}", start.globals, (*start.phases, _Writes(spec, machine).phase()))
 
