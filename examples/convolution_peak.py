@@ -1,9 +1,9 @@
 """Measures how near convolutions come to the processor's peak: python examples/convolution_peak.py [--threads N] [--only NAME …] [--cold].
 
-Layers of ResNet-50, MobileNetV2, EfficientNet and YOLOv4 run through dcir's own emitter in channels-last, weights packed, with an
-epilogue of bias and relu. Operations are counted as if the padding were multiplied, as every library's benchmark does; so a kernel that
-leaves it out can be above the peak on small images, and the second share counts only what exists. ``--cold`` takes other weights in
-every call, more of them than caches hold, as a network's layers do.
+Layers of ResNet-50, MobileNetV2, EfficientNet, YOLOv4, ResNeXt-50 and RegNetY run through dcir's own emitter in channels-last, weights
+packed, with an epilogue of bias and relu. Operations are counted as if the padding were multiplied, as every library's benchmark does;
+so a kernel that leaves it out can be above the peak on small images, and the second share counts only what exists. ``--cold`` takes
+other weights in every call, more of them than caches hold, as a network's layers do.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ LAYERS = {
     "3x3 512-1024@13": (1, 512, 1024, 13, 3, 1, 1), "dw3 32@112": (1, 32, 32, 112, 3, 1, 32),
     "dw3 144@56": (1, 144, 144, 56, 3, 1, 144), "dw3 384@14": (1, 384, 384, 14, 3, 1, 384),
     "dw3 960@7": (1, 960, 960, 7, 3, 1, 960), "dw5 672@14": (1, 672, 672, 14, 5, 1, 672),
+    "32x4 128@56": (4, 128, 128, 56, 3, 1, 32), "32x8s2 256@56": (4, 256, 256, 56, 3, 2, 32),
+    "32x8 256@28": (4, 256, 256, 28, 3, 1, 32), "32x16 512@14": (4, 512, 512, 14, 3, 1, 32),
+    "32x32 1024@7": (4, 1024, 1024, 7, 3, 1, 32), "4x16s2 64@112": (4, 64, 64, 112, 3, 2, 4),
+    "8x16 128@28": (4, 128, 128, 28, 3, 1, 8), "10x24 240@28": (4, 240, 240, 28, 3, 1, 10),
 }  # fmt: skip
 COLD_BYTES = 160 << 20
 
@@ -57,7 +61,7 @@ def spec_of(layer: tuple[int, ...]) -> ConvolutionSpec:
     body = Body(shape)
     value = body.load(body.input("f32"), contiguous(shape)) + body.load(body.input("f32"), (0, 1, 0, 0))
     body.store(body.output("f32"), last(cout, out), body.op("max", value, body.const(0, "f32")))
-    depthwise = groups > 1
+    depthwise = groups == cin
     x = contiguous((n, cin, size, size)) if cin == 3 else last(cin, size)
     w = (1, 1, k * cout, cout) if depthwise else contiguous((cout, cin, k, k))
     return ConvolutionSpec(

@@ -3,7 +3,7 @@
     y = x @ w         -->   w' = panels of neighbouring columns of w      once per weight
                             y = x @ w'
     y = w @ x         -->   y' = x' @ panels of w'                        where y lies along its columns
-    y = conv(x, w)    -->   w' = panels of output channels; depthwise: taps, then channels
+    y = conv(x, w)    -->   w' = panels of output channels, of all groups where those are small; depthwise: taps, then channels
 
 A panel holds a few vectors of columns for every step of the reduction (``dcir.ops.packing``), so a register tile reads its weights as
 one stream. Else every call would gather them again. Weights of a product that were widened from a half type are packed as they were:
@@ -111,13 +111,14 @@ class PackWeights(Pass):
             made, program = replace(spec, w=last), body.finish()
         else:
             panel = panel_width(spec.dtype)
-            if spec.groups > 1 and spec.cout < self.least_filled * panel * panels(spec.cout, panel):
-                return "the channels of a group would leave most of a panel empty"
-            program = pack_program(
-                spec.dtype, (spec.groups,), spec.cout, (*kernel, spec.cin), panel,
-                (spec.w[0] * spec.cout,), spec.w[0], (*spec.w[2:], spec.w[1]),
-            )  # fmt: skip
             made = replace(spec, panel=panel)
+            if (
+                spec.groups > 1
+                and not made.spanned
+                and spec.cout < self.least_filled * panel * panels(spec.cout, panel)
+            ):
+                return "the channels of a group would leave most of a panel empty"
+            program = made.packing()
         weights = self._pack(net, op, program, ins[1], packed)
         net.rewire(op, made, [ins[0], weights, *ins[2:]], net.outs(op), made_by=self.name)
         return None

@@ -1,7 +1,7 @@
 """Convolutions: from a spec to problems, the choice of method for each, and one plan for all.
 
-Methods: a product of matrices (1x1 kernels), depthwise planes, direct tiles (everything else), weight gradient tiles, and
-zeros where no tap falls.
+Methods: a product of matrices (1x1 kernels), depthwise planes, tiles of several groups, direct tiles (everything else), weight gradient
+tiles, and zeros where no tap falls.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dcir.codegen.tiles.conv_depthwise_data import depthwise_data_draft, depthwi
 from dcir.codegen.tiles.conv_depthwise_last import channels_suit
 from dcir.codegen.tiles.conv_depthwise_weight import channels_weight_draft
 from dcir.codegen.tiles.conv_direct import direct_draft
+from dcir.codegen.tiles.conv_grouped import grouped_draft, grouped_suits
 from dcir.codegen.tiles.conv_last import last_draft, last_suits
 from dcir.codegen.tiles.conv_problem import Problem, data_problems, families, flat, forward_problem, is_pointwise
 from dcir.codegen.tiles.conv_weight import weight_draft
@@ -82,6 +83,8 @@ def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPla
         spec = _bias_first(spec)
     elif last and _stores_from_tiles(spec):
         spec = replace(spec, epilogue=identity_epilogue(spec.shapes[2], spec.dtype, spec.y))
+    elif last and _gradient_of_groups(spec):
+        spec = replace(spec, epilogue=identity_epilogue(spec.shapes[0], spec.dtype, spec.x))
     inputs = {"forward": 3 if spec.bias else 2}.get(spec.kind, 2)
     if spec.dtype not in HALF:
         return assemble(_draft(spec, isa, threads), isa, inputs)
@@ -120,6 +123,12 @@ def _stores_from_tiles(spec: ConvolutionSpec) -> bool:
     if spec.kind != "forward" or spec.epilogue is not None or spec.bias or spec.cin == 1 or spec.cout == 1:
         return False
     return convolution_suits(replace(spec, panel=1)) and not is_pointwise(forward_problem(spec))
+
+
+def _gradient_of_groups(spec: ConvolutionSpec) -> bool:
+    """Whether a data gradient is a grouped convolution itself, and so stores through an epilogue, too."""
+    grouped = spec.groups > 1 and spec.cin > 1 and spec.cout > 1
+    return grouped and spec.kind == "backward_data" and all(s == 1 for s in spec.stride) and spec.epilogue is None
 
 
 def _bias_first(spec: ConvolutionSpec) -> ConvolutionSpec:
@@ -176,6 +185,8 @@ def _problem(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         return _constant(name, p)
     if p.family:
         return direct_draft(name, p, isa, threads)
+    if grouped_suits(p, isa):
+        return grouped_draft(name, p, isa, threads)
     if is_pointwise(p) and p.xs[2] == p.ys[2] == 1 and not (p.bias or p.y0 or p.w0):
         if isa.vectors != "avx512" and _short_rows(p):
             return last_draft(name, p, isa, threads)

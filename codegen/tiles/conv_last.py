@@ -91,7 +91,7 @@ def last_draft(name: str, p: Problem, isa: Isa, threads: int) -> Draft:
         return replace(draft, text="".join(texts) + draft.text, steps=(*steps, *draft.steps))
     lay = _layout(p, isa, threads)
     if _copied(p, lay, element):
-        text, moved = _border(p, width, element, scratch, bordered=_bordered(p, lay))
+        text, moved = border(p, width, element, scratch, bordered=_bordered(p, lay))
         texts.append(text)
         steps.append(Step(p.n * moved.inp[0] * moved.inp[1], "border"))
         image, scratch = f"(const T *)(scratch + {scratch}LL)", scratch + p.n * moved.xs[0] * element
@@ -265,7 +265,7 @@ def _copied(p: Problem, lay: Layout, element: int) -> bool:
     return step % 4096 == 0 and step != 0 and lay.wide.size > 8 and p.groups * lay.blocks * p.taps > 4
 
 
-def _border(p: Problem, width: int, element: int, at: int, *, bordered: bool) -> tuple[str, Problem]:
+def border(p: Problem, width: int, element: int, at: int, *, bordered: bool) -> tuple[str, Problem]:
     """The copy, and the problem over it."""
     low, high = (0, 0, 0), (0, 0, 0)
     if bordered:

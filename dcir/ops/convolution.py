@@ -16,7 +16,7 @@ from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
 from dcir.ops import winograd
 from dcir.ops.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
-from dcir.ops.packing import packed_shape, panels, read_packed
+from dcir.ops.packing import pack_program, packed_shape, panels, read_packed, spans_groups
 from dcir.ops.torch_call import window_tensor
 from dcir.ops.torch_types import FROM_NAME
 
@@ -61,7 +61,8 @@ class ConvolutionSpec:
         y: strides of y over (n, channel, *spatial).
         bias: forward only: whether a third input holds one value per output channel (contiguous).
         panel: forward only: if not 0, w is packed (``packing.py``) in panels of so many output channels of a group: element
-            (g, o, i, tap) lies at (((g * P + o // panel) * taps + tap) * cin + i) * panel + o % panel, with P panels per group.
+            (g, o, i, tap) lies at (((g * P + o // panel) * taps + tap) * cin + i) * panel + o % panel, with P panels per group; where
+            those would be padded much (``packing.spans_groups``), the channels of all groups are those of one, o + g * cout.
         winograd: not for backward_data, 3 x 3 taps without stride or dilation: if not empty, the arithmetic is that of the transforms of
             tiles of so many results (``winograd.py``); forward, w is the packed form transformed, [group][panel][point][channel][column].
         epilogue: forward only: what is done to y's elements before they are stored (``epilogue.py``), over (n, channel, *spatial);
@@ -98,12 +99,26 @@ class ConvolutionSpec:
         )
 
     @property
+    def spanned(self) -> bool:
+        """Whether panels run on from one group to the next."""
+        return spans_groups(self.groups, self.cout, self.kernel[-1], self.panel)
+
+    def packing(self) -> Program:
+        """The copy of weights that lie at ``w`` into panels, not transformed."""
+        groups, columns = (1, self.groups * self.cout) if self.spanned else (self.groups, self.cout)
+        return pack_program(
+            self.dtype, (groups,), columns, (*self.kernel, self.cin), self.panel, (self.w[0] * columns,), self.w[0],
+            (*self.w[2:], self.w[1]),
+        )  # fmt: skip
+
+    @property
     def packed_weights(self) -> tuple[int, ...]:
         """Shape of packed weights: (group, panel number, *kernel and cin as one, column in the panel); with points for Winograd."""
         if self.winograd:
             rows, columns = (t + winograd.TAPS - 1 for t in self.winograd)
             return (self.groups, panels(self.cout, self.panel), rows, columns, self.cin, self.panel)
-        return packed_shape((self.groups,), self.cout, math.prod(self.kernel) * self.cin, self.panel)
+        groups, columns = (1, self.groups * self.cout) if self.spanned else (self.groups, self.cout)
+        return packed_shape((groups,), columns, math.prod(self.kernel) * self.cin, self.panel)
 
     def _met(self) -> list[tuple[int, int]]:
         """Per dimension: pairs of an output position and a tap inside x, and the positions of x that some pair meets."""
@@ -195,8 +210,8 @@ class ConvolutionSpec:
         w = window_tensor(buffer, (packed, contiguous(packed), self.dtype)).double()
         if self.winograd:
             return w.movedim(1, 3).movedim(-1, 4).flatten(3, 4)[:, :, :, : self.cout]
-        w = w.reshape(self.groups, packed[1], *self.kernel, self.cin, self.panel).movedim(-1, 2).flatten(1, 2)
-        return w[:, : self.cout].movedim(-1, 2).reshape(self.shapes[1])
+        w = w.reshape(packed[0], packed[1], *self.kernel, self.cin, self.panel).movedim(-1, 2).flatten(1, 2)
+        return w[:, : self.groups * self.cout // packed[0]].movedim(-1, 2).reshape(self.shapes[1])
 
     def program(self) -> Program:
         """The same as a loop program that gathers: every result sums over all taps, with zero outside."""
@@ -288,8 +303,10 @@ class Loops:
             return self.body.load(operand, self.w_strides())
         depth = math.prod(spec.kernel) * spec.cin
         taps = [panel * spec.cin * s for s in contiguous(spec.kernel)]
-        strides = self.strides(g=spec.packed_weights[1] * depth * panel, i=panel, k=taps)
-        return read_packed(self.body, operand, strides, self.index("o", 0), spec.cout, depth, panel)
+        column, columns, group = self.index("o", 0), spec.cout, spec.packed_weights[1] * depth * panel
+        if spec.spanned:
+            column, columns, group = self.index("g", 0) * spec.cout + column, spec.groups * spec.cout, 0
+        return read_packed(self.body, operand, self.strides(g=group, i=panel, k=taps), column, columns, depth, panel)
 
     def w_strides(self) -> list[int]:
         w = self.spec.w

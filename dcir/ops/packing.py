@@ -18,6 +18,7 @@ from dcir.ir.types import itemsize
 from dcir.isa import Isa, host_isa
 
 LINE_BYTES = 64
+MOST_TAPS = 7  # of a row of a kernel whose code names each
 
 
 def panel_width(dtype: str, isa: Isa | None = None, stored: str = "") -> int:
@@ -33,6 +34,19 @@ def panel_width(dtype: str, isa: Isa | None = None, stored: str = "") -> int:
 def panels(columns: int, panel: int) -> int:
     """Panels that hold ``columns``."""
     return -(-columns // panel)
+
+
+def spans_groups(groups: int, columns: int, taps: int, panel: int) -> bool:
+    """Whether the weights of a grouped convolution lie in panels of neighbouring output channels of all groups.
+
+    So they do where panels of their own would leave groups a tenth or more of padding.
+
+    Args:
+        groups, columns: groups, and output channels of each.
+        taps: of a row of the kernel.
+        panel: columns of a panel.
+    """
+    return groups > 1 and columns > 1 and taps <= MOST_TAPS and 10 * columns < 9 * panel * panels(columns, panel)
 
 
 def wants_panels(dtype: str, columns: int, depth: int, isa: Isa | None = None) -> bool:

@@ -89,8 +89,6 @@ def test_convolution(groups: int, kernel: tuple[int, ...]) -> None:
     out = tuple((s + 2 - k) // 2 + 1 for s, k in zip(size, kernel, strict=True))
     x, w = _random(n * groups * cin * math.prod(size), dtype), _random(groups * cout * cin * math.prod(kernel), dtype)
     weights = contiguous((groups * cout, cin, *kernel))
-    pack = pack_program(dtype, (groups,), cout, (*kernel, cin), panel, (weights[0] * cout,), weights[0],
-                        (*weights[2:], weights[1]))  # fmt: skip
 
     def last(channels: int, extents: tuple[int, ...]) -> tuple[int, ...]:
         inner = contiguous((*extents, channels))
@@ -104,6 +102,7 @@ def test_convolution(groups: int, kernel: tuple[int, ...]) -> None:
         "forward", dtype, n, groups, cin, cout, size, kernel, out, two, one, one,
         last(groups * cin, size), weights, y, False, panel, _relu_of_sum(shape, dtype, y, 1),
     )  # fmt: skip
+    pack = spec.packing()
     bias, residual = _random(groups * cout, dtype), _random(math.prod(shape), dtype)
     image = torch.as_strided(torch.from_numpy(x), (n, groups * cin, *size), spec.x).double()
     product = torch.ops.aten.convolution(

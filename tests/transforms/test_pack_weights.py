@@ -79,6 +79,7 @@ CONVOLUTIONS: dict[str, tuple[Fn, list[tuple[int, ...]]]] = {
     "one dimension": (lambda x, w: F.conv1d(x, w, stride=2, padding=1), [(2, 3, 17), (8, 3, 3)]),
     "three dimensions": (lambda x, w: F.conv3d(x, w), [(2, 3, 4, 5, 3), (33, 3, 2, 2, 3)]),
     "groups": (lambda x, w: F.conv2d(x, w, groups=2), [(2, 6, 7, 6), (70, 3, 3, 2)]),
+    "small groups": (lambda x, w, b: F.relu(F.conv2d(x, w, b, groups=3)), [(2, 6, 7, 6), (9, 2, 3, 3), (9,)]),
     "channels-last weights": (
         lambda x, w: F.conv2d(x, w.to(memory_format=torch.channels_last)), [(2, 3, 7, 6), (35, 3, 3, 2)]
     ),
@@ -143,8 +144,8 @@ REFUSED: dict[str, tuple[Fn, list[tuple[int, ...]], str]] = {
     "on the left": (
         lambda x, w: w @ x, [(7, 33), (33, 7)], "the weights are on the left, and the result does not lie along their rows"
     ),
-    "small groups": (
-        lambda x, w: F.conv2d(x, w, groups=2), [(2, 6, 7, 6), (8, 3, 3, 2)],
+    "one channel a group": (
+        lambda x, w: F.conv2d(x, w, groups=2), [(2, 6, 7, 6), (2, 3, 3, 2)],
         "the channels of a group would leave most of a panel empty",
     ),
     "transposed": (

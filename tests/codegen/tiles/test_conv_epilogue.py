@@ -13,7 +13,7 @@ from dcir.ir.network import contiguous
 from dcir.ir.program import Body
 from dcir.ir.scalars import reference
 from dcir.ops.convolution import ConvolutionSpec
-from dcir.ops.packing import pack_program, panel_width
+from dcir.ops.packing import panel_width
 from tests.codegen.tiles.test_conv import SHAPES, spread
 from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
@@ -101,7 +101,7 @@ def problem(name, dtype, x_layout, y_layout, gap, packed, kind, bias):
 
     weights = values(size(shapes[1], w))
     if panel:
-        pack = pack_program(dtype, (groups,), cout, (*kernel, cin), panel, (w[0] * cout,), w[0], (*w[2:], w[1]))
+        pack = spec.packing()
         target = np.zeros(int(np.prod(pack.outer)), kind_of)
         run_program(pack, [weights], [target], reference)
         weights = target

@@ -19,7 +19,7 @@ from dcir.ir.program import Body
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.convolution import ConvolutionSpec
-from dcir.ops.packing import pack_program, panel_width
+from dcir.ops.packing import panel_width
 from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
 # n, groups, cin, cout, in_size, kernel, stride, low padding, high padding, dilation
@@ -103,10 +103,9 @@ def operands(spec):
         return made
 
     x, w = window(spec.shapes[0], spec.x), window(spec.shapes[1], spec.w)
-    kernel, first, packed = spec.w[2:], spec.w[0], w
+    packed = w
     if spec.panel:
-        pack = pack_program(spec.dtype, (spec.groups,), spec.cout, (*spec.kernel, spec.cin), spec.panel,
-                            (first * spec.cout,), first, (*kernel, spec.w[1]))  # fmt: skip
+        pack = spec.packing()
         packed = np.zeros(math.prod(pack.outer), kind)
         run_program(pack, [w], [packed], reference)
     given = [x, packed]
