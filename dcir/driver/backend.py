@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from dcir.driver.team import fit_team
 from dcir.errors import NotCompiledWarning, OptionError, RecompileWarning
 from dcir.options import Options
 from dcir.user_code import warn_user
 
 if TYPE_CHECKING:
     from dcir.frontends.torch.by_size import Sizes
+
+# This is read when torch.compile looks the backend up, before it traces.
+fit_team()
 
 
 def dcir(
