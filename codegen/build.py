@@ -21,6 +21,7 @@ from pathlib import Path
 
 from dcir.cache import Cache, key_of
 from dcir.codegen.bundles import bundle_text, bundles, second_name
+from dcir.cores import usable_threads
 from dcir.errors import CompilerFailed, CompilerNotFound, OptionError
 from dcir.isa import executable, host_isa
 
@@ -368,7 +369,7 @@ def _escaped(path: Path) -> str:
 
 
 def _workers(jobs: int | None) -> int:
-    return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return jobs or usable_threads()
 
 
 def _in_parallel(work: Callable[[tuple[str, ...]], None], items: Sequence[tuple[str, ...]], jobs: int | None) -> None:

@@ -20,20 +20,29 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dcir.cache_room import (
+    SEAL,
+    SIZE_NAME,
+    TOUCH_AFTER_SECONDS,
+    bound_from,
+    lock,
+    make_room,
+    published,
+    remove,
+    seal_of,
+    sweep,
+)
 from dcir.errors import CacheUnavailable
 from dcir.user_code import warn_user
 
 ENVIRONMENT_NAME = "DCIR_CACHE_DIR"
 _VERSION = "v1"
-_SEAL = ".seal"
 _LOCKS_AT_ONCE = 256  # each held lock is an open file, and 1024 of those is a common limit
 _MIN_FREE_BYTES = 32 << 20
-_TOUCH_AFTER_SECONDS = 3600.0
-_STALE_AFTER_SECONDS = 3600.0
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOLCK})
 _KIND = re.compile(r"[a-z]+")
 _KEY = re.compile(r"[A-Za-z0-9_-]{4,128}")
@@ -80,30 +89,33 @@ class CacheInfo:
 class Cache:
     """Files built once per key, shared by all processes of one user."""
 
-    def __init__(self, base: Path, *, temporary: bool = False) -> None:
-        """A cache under `base`.
+    def __init__(self, base: Path, *, temporary: bool = False, bound: int | None = None) -> None:
+        """A cache under `base` of at most `bound` bytes.
 
         Raises:
             CacheUnavailable: The folder cannot be made private to this user.
         """
         self.folder = _private_folder(base)
-        self.temporary = temporary
+        self.temporary, self.bound = temporary, bound
 
     @staticmethod
     def default() -> Cache:
-        """The user's cache, or a private temporary one (with one warning) where that is not possible."""
-        return _default(os.environ.get(ENVIRONMENT_NAME, ""))
+        """The user's cache, or a private temporary one (with one warning) where that is not possible.
+
+        Raises:
+            OptionError: ``DCIR_CACHE_SIZE`` is no size.
+        """
+        return _default(os.environ.get(ENVIRONMENT_NAME, ""), os.environ.get(SIZE_NAME, ""))
 
     def path_of(self, kind: str, key: str, suffix: str) -> Path | None:
         """The intact file of a key, or None."""
         path = self._place(kind, key, suffix)
-        if not _intact(path):
-            return None
-        seal = _seal_of(path)
+        seal = seal_of(path)
+        # Marked first: who makes room then sees that it is wanted.
         with contextlib.suppress(OSError):
-            if time.time() - seal.stat().st_mtime > _TOUCH_AFTER_SECONDS:
+            if time.time() - seal.stat().st_mtime > TOUCH_AFTER_SECONDS:
                 os.utime(seal)
-        return path
+        return path if _intact(path) else None
 
     def get_or_build(self, kind: str, key: str, suffix: str, build: Callable[[Path], None]) -> Path:
         """The file of a key; `build` writes it to the path it is given unless another process has or does.
@@ -152,8 +164,8 @@ class Cache:
     def ls(self, kind: str | None = None) -> list[Entry]:
         """All sealed files, the least recently used first."""
         entries = []
-        for seal in self.folder.glob(f"{kind or '*'}/*/*{_SEAL}"):
-            path = seal.with_name(seal.name.removesuffix(_SEAL))
+        for seal in self.folder.glob(f"{kind or '*'}/*/*{SEAL}"):
+            path = seal.with_name(seal.name.removesuffix(SEAL))
             if path.name.startswith("."):
                 continue  # the seal of a draft
             with contextlib.suppress(OSError):
@@ -186,21 +198,14 @@ class Cache:
         Returns:
             What was removed.
         """
-        entries = self.ls()
-        names = Counter(entry.identity for entry in entries)
-        total = sum({entry.identity: entry.size for entry in entries}.values())
         now = time.time()
-        removed = []
-        for entry in entries:
+
+        def wanted(entry: Entry, total: int) -> bool:
             too_old = older_than is not None and now - entry.used > older_than
-            too_much = max_bytes is not None and total > max_bytes
-            if too_old or too_much:
-                _seal_of(entry.path).unlink(missing_ok=True)
-                entry.path.unlink(missing_ok=True)
-                names[entry.identity] -= 1
-                total -= 0 if names[entry.identity] else entry.size
-                removed.append(entry)
-        self._sweep(now)
+            return too_old or (max_bytes is not None and total > max_bytes)
+
+        removed = remove(self.folder, self.ls(), wanted)
+        sweep(self.folder, now)
         return removed
 
     def clear(self) -> list[Entry]:
@@ -222,7 +227,7 @@ class Cache:
             # Keys come sorted: two processes with overlapping sets can then not wait for each other.
             for key, place in places.items():
                 place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                locks.enter_context(_lock(self.folder, kind, key + suffix))
+                locks.enter_context(lock(self.folder, kind, key + suffix))
             missing = {key: place for key, place in places.items() if not _intact(place)}
             if missing:
                 drafts = {key: _draft_of(place) for key, place in missing.items()}
@@ -233,26 +238,15 @@ class Cache:
                 finally:
                     for draft in drafts.values():
                         draft.unlink(missing_ok=True)
+        if missing and self.bound is not None and not self.temporary:
+            with contextlib.suppress(OSError):  # what was built is there
+                if published(self.folder, [place.stat().st_size for place in missing.values()], self.bound):
+                    make_room(self.folder, self.ls, self.bound)
         return places
 
     def _spare(self, reason: str) -> Cache:
         _warn_once(f"dcir cannot write to its cache {self.folder} ({reason}); this process keeps its code elsewhere")
         return _temporary()
-
-    def _sweep(self, now: float) -> None:
-        """Remove drafts of killed processes and lock files that nobody holds."""
-        import filelock
-
-        for path in [*self.folder.glob("*/*/.draft-*"), *self.folder.glob("locks/*")]:
-            with contextlib.suppress(OSError, filelock.Timeout):
-                if now - path.stat().st_mtime < _STALE_AFTER_SECONDS:
-                    continue
-                if path.parent.name != "locks":
-                    path.unlink()
-                    continue
-                # Whoever opened the file before it goes sees that it has no name any more, and starts over.
-                with filelock.FileLock(path, blocking=False):
-                    path.unlink()
 
 
 def _draft_of(place: Path) -> Path:
@@ -271,18 +265,14 @@ def _publish(draft: Path, place: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    seal = draft.with_name(draft.name + _SEAL)
+    seal = draft.with_name(draft.name + SEAL)
     try:
         seal.write_text(_seal_text(draft))
         os.replace(draft, place)
         # A kill between the two moves leaves a file with a seal that is missing or does not match: built again.
-        os.replace(seal, _seal_of(place))
+        os.replace(seal, seal_of(place))
     finally:
         seal.unlink(missing_ok=True)
-
-
-def _seal_of(path: Path) -> Path:
-    return path.with_name(path.name + _SEAL)
 
 
 def _seal_text(path: Path) -> str:
@@ -297,23 +287,10 @@ def _intact(path: Path) -> bool:
         state = path.lstat()
         if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o022:
             return False
-        expected = _seal_of(path).read_text()
+        expected = seal_of(path).read_text()
         return expected.split(" ")[0] == str(state.st_size) and expected == _seal_text(path)
     except (OSError, UnicodeDecodeError):
         return False
-
-
-@contextlib.contextmanager
-def _lock(folder: Path, kind: str, name: str) -> Iterator[None]:
-    import filelock  # costs 15 ms, and a warm start needs no lock
-
-    locks = folder / "locks"
-    locks.mkdir(mode=0o700, exist_ok=True)
-    try:
-        with filelock.FileLock(locks / f"{kind}-{name}", mode=0o600, poll_interval=0.01):
-            yield
-    except NotImplementedError as error:
-        raise OSError(errno.ENOLCK, "the file system has no locks") from error
 
 
 def _is_full(folder: Path) -> bool:
@@ -368,13 +345,14 @@ def _check_base(base: Path) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _default(setting: str) -> Cache:
+def _default(setting: str, size: str) -> Cache:
+    bound = bound_from(size)
     try:
         if setting:
-            return Cache(Path(setting))
+            return Cache(Path(setting), bound=bound)
         import platformdirs
 
-        return Cache(Path(platformdirs.user_cache_dir("dcir", appauthor=False)))
+        return Cache(Path(platformdirs.user_cache_dir("dcir", appauthor=False)), bound=bound)
     except CacheUnavailable as error:
         _warn_once(f"{error}\ndcir keeps compiled code in a temporary folder for this process only")
         return _temporary()

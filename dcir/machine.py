@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dcir.cache import Cache, key_of
+from dcir.cores import usable_threads
 
 _FORMAT = "1"
 _CPU = Path("/sys/devices/system/cpu")
@@ -146,11 +147,6 @@ class MachineModel:
         for c in self.caches:
             rows.append(f"L{c.level}: {c.bytes >> 10} KB, {c.ways} ways, lines of {c.line}, shared by {c.shared_by}")
         return "\n".join(rows)
-
-
-def usable_threads() -> int:
-    """Hardware threads this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

@@ -18,8 +18,8 @@ import click
 from dcir.cache import Cache
 from dcir.cli import common
 from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.cores import usable_threads
 from dcir.errors import DcirError
-from dcir.machine import usable_threads
 
 _OPENMP_TEST = """\
 #include <omp.h>

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from dcir.driver.team import fit_team
 from dcir.errors import MachineBusy, NotCompiledWarning, OptionError, RecompileWarning
 from dcir.options import Options
 from dcir.user_code import warn_user
@@ -24,6 +25,9 @@ MODES: dict[str, dict[str, Any]] = {
     "max-autotune-no-cudagraphs": {"tune": True},
 }
 """The modes of ``torch.compile``, and which options each stands for; there are no graphs of CUDA to do without."""
+
+# This is read when torch.compile looks the backend up, before it traces.
+fit_team()
 
 
 def dcir(

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch._guards import TracingContext
 
 from dcir.codegen.compile import Library, planned_bytes
 from dcir.driver.assemble import assemble, buffer_numbers, spaces
 from dcir.driver.debug_folder import GraphFolder, graph_folder
 from dcir.driver.limit import check, saved_bytes
+from dcir.driver.team import fit_team
 from dcir.driver.uncompiled import Coverage
 from dcir.errors import OptionError, Unsupported
 from dcir.frontends.torch.capture import REMARK, SIZES, TOGETHER, CompiledGraph
@@ -129,6 +131,10 @@ class Session:
     programs: weakref.WeakSet[Program] = field(default_factory=weakref.WeakSet)
     tuner: Tuner | None = None
     next_step: str = "model.dcir.explain()"
+
+    def __post_init__(self) -> None:
+        if TracingContext.try_get() is None:  # Dynamo guards on the number of threads
+            fit_team()
 
     @functools.cached_property
     def coverage(self) -> Coverage:

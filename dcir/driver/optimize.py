@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.compiler import is_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
 from dcir.driver.compile import Session
@@ -148,8 +149,7 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     calls = DynamicCalls(*_wishes(module, session.options), lambda: _modes(here()))
     session.coverage.recurrent = has_recurrent_layers(module)
     long_way = named_refusals(_compiled(frame, session, calls), here, calls.input_names)
-    call = _quick(long_way, QuickCalls(frame, fast._call_impl))
-    call = _unless_hooked(call, fast._call_impl, session)
+    call = _quick(long_way, QuickCalls(frame, fast._call_impl), fast._call_impl, session)
     fast._compiled_call_impl = initialised_first(call, fast, module, _optimized_class)
     result: nn.Module = fast
     return result
@@ -192,14 +192,21 @@ def _with_code_of_its_own(fn: FunctionType) -> FunctionType:
     return twin
 
 
-def _quick(call: Callable[..., Any], quick: QuickCalls) -> Callable[..., Any]:
-    """``call`` by the short way where there is one; a Dynamo that traces through this sees ``call`` alone."""
+def _quick(
+    call: Callable[..., Any], quick: QuickCalls, plain: Callable[..., Any], session: Session
+) -> Callable[..., Any]:
+    """``call`` by the short way where there is one; a Dynamo that traces through this sees ``call`` alone.
+
+    ``plain`` while there are hooks for all modules, on which Dynamo has no guards and not all of which it calls. They end the short way.
+    """
+    traced = _unless_hooked(call, plain, session)
+    long_way = _unless_hooked(functools.partial(quick.long_way, call), plain, session)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return call(*args, **kwargs)
+        if is_compiling():
+            return traced(*args, **kwargs)
         result = quick.call(args, kwargs)
-        return result if result is not MISS else quick.long_way(call, args, kwargs)
+        return result if result is not MISS else long_way(*args, **kwargs)
 
     return run
 
@@ -230,7 +237,7 @@ def _wishes(module: nn.Module, options: Options) -> tuple[Callable[..., Any] | l
 
 
 def _unless_hooked(call: Callable[..., Any], plain: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """``plain`` while there are hooks for all modules, else ``call``: Dynamo neither guards on these hooks nor calls all of them."""
+    """``plain`` while there are hooks for all modules, else ``call``."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not _has_any_global_hook():

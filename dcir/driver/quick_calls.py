@@ -2,8 +2,8 @@
 
 A call through Dynamo checks the module's tree, gathers hundreds of parameters, and passes AOTAutograd's wrappers; with its data
 out of the cache that takes a fifth of a small network's time. After a few such calls what they depended on is noted
-(``frontends/torch/guarded_state.py``, ``runtime/watch.py``). A later call compares it natively and runs the program;
-whatever differs sends it through Dynamo again.
+(``frontends/torch/guarded_state.py``, ``runtime/watch.py``). A later call compares it and runs the program in one native call
+(``runtime/entry.py``); whatever differs sends it through Dynamo again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch._dynamo import eval_frame
 from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 
 from dcir.frontends.torch.capture import Taped, taping
 from dcir.frontends.torch.guarded_state import GuardedState, guarded_state
+from dcir.runtime.entry import OTHER_MODES, available
 from dcir.runtime.program import Fixed, Program
-from dcir.runtime.watch import Watch, available
+from dcir.runtime.watch import Watch
 
 MISS = object()
 """What a quick call gives when the call has to go the long way."""
@@ -29,8 +31,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 2, 1 << 12
 _SETTLED = 64
 _MOST = 8
 
-_included = torch._C._dispatch_tls_local_include_set
-_excluded = torch._C._dispatch_tls_local_exclude_set
+_HOOKS = vars(torch.nn.modules.module)
 
 
 @dataclass
@@ -39,32 +40,24 @@ class _Learnt:
 
     fn: Any
     state: GuardedState
-    watch: Watch
-    modes: tuple[Any, Any]
     program: Program
     fixed: Fixed
-    moving: tuple[tuple[int, int | str], ...]
+    moving: tuple[int | str, ...]
     form: Any
     stale: bool = False
     used: int = 0
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results, or MISS."""
-        # Modes of dispatch, functorch and tracing show in the thread's dispatch keys; the others are guards.
-        if self.stale or _included() != self.modes[0] or _excluded() != self.modes[1]:
-            return MISS
-        if self.state.manager.cache_entry is None:
+        if self.stale or self.state.manager.cache_entry is None:
             self.stale = True
             return MISS
         if not self.state.rest.check({"args": args, "kwargs": kwargs, "fn": self.fn}):
             return MISS
-        if self.watch.changed():
-            self.stale = True
-            return MISS
-        moving = [(slot, args[i] if isinstance(i, int) else kwargs[i]) for slot, i in self.moving]
-        results = self.program.again(self.fixed, moving)
-        if results is None:
-            self.stale = True
+        # Modes of dispatch, functorch and tracing show in the thread's dispatch keys; the others are guards.
+        results = self.program.again(self.fixed, [args[i] if isinstance(i, int) else kwargs[i] for i in self.moving])
+        if isinstance(results, int):
+            self.stale = results != OTHER_MODES
             return MISS
         self.used += 1
         form = self.form
@@ -96,7 +89,7 @@ class QuickCalls:
                 return result
         return MISS
 
-    def long_way(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def long_way(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A call through Dynamo, which is learnt from now and then."""
         self._long += 1
         if (
@@ -134,18 +127,23 @@ class QuickCalls:
         state = guarded_state(self._code, scope)
         if state is None:
             return None
-        watch = Watch(program.library, state.dictionaries, state.tensors)
+        watch = Watch(program.library, (*state.dictionaries, *_hooks()), state.tensors)
         # From here on a change shows as one; what was read before is read again.
         again = guarded_state(self._code, scope) if watch.valid else None
         if again is None or again.manager is not state.manager or not _same(again, state):
             return None
         moving = _moving(inputs, args, kwargs, state.tensors)
-        fixed = program.fixed(inputs, tuple(moving)) if moving is not None else None
-        if moving is None or fixed is None or watch.changed():
+        fixed = program.fixed(inputs, tuple(moving), watch) if moving is not None else None
+        if moving is None or fixed is None or _has_any_global_hook() or watch.changed():
             return None
-        slots = program.info.input_slots
-        places = tuple((slots[i], where) for i, where in moving.items() if slots[i] >= 0)
-        return _Learnt(self._fn, state, watch, (_included(), _excluded()), program, fixed, places, form)
+        read = tuple(where for i, where in moving.items() if program.info.input_slots[i] >= 0)
+        return _Learnt(self._fn, state, program, fixed, read, form)
+
+
+def _hooks() -> list[dict[Any, Any]]:
+    """The dictionaries that hold the hooks for all modules, and the one that names them: Dynamo has no guards on those."""
+    named = (_HOOKS.get(name) for name in _has_any_global_hook.__code__.co_names)
+    return [_HOOKS, *(hooks for hooks in named if isinstance(hooks, dict))]
 
 
 def _same(a: GuardedState, b: GuardedState) -> bool:

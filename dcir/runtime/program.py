@@ -15,18 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defined]  # not in its stub
 
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.reach import check_call
 from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
+from dcir.runtime.entry import CHANGED, OTHER_MODES, entry
 from dcir.runtime.preparation import Preparation, Prepared
 from dcir.runtime.program_info import BufferInfo, ProgramInfo
 from dcir.runtime.spaces import Spaces, window
+from dcir.runtime.watch import Watch
 
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = operator.attrgetter("_version")
+# Half the time of torch.empty_strided, which asks the dispatcher where memory is to be; that it is this machine's is known here.
+_EMPTY: Callable[..., torch.Tensor] = _empty_strided_cpu
 _CALL_BACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 
 _in_child = False
@@ -48,10 +53,14 @@ class Fixed:
     Attributes:
         places: (slot, address) of each.
         prepared: what was made from them, if anything is.
+        enter: looks for changes and runs, see ``entry.py``.
+        made: for each result container, what gives a new one.
     """
 
     places: tuple[tuple[int, int], ...]
     prepared: Prepared | None
+    enter: Callable[..., int]
+    made: tuple[Callable[[], torch.Tensor], ...]
 
 
 class Program:
@@ -103,6 +112,10 @@ class Program:
             (_beginning(b, shared[i]) if i in shared else _fresh(b), s)
             for i, (b, s) in enumerate(zip(info.buffers, info.buffer_slots, strict=True))
         ]
+        # Whether a call returns something else than its buffers, in their order.
+        self._windows = [(r.source, r.index, r.shape) for r in info.results] != [
+            ("buffer", i, None) for i in range(len(info.buffers))
+        ]
         self._placed: tuple[Spaces | None, list[tuple[_Maker, int]]] = None, alloc
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
@@ -141,13 +154,23 @@ class Program:
             self._free.append(frame)
         return self._results(buffers, args)
 
-    def fixed(self, args: Sequence[Any], moving: Sequence[int]) -> Fixed | None:
+    def fixed(self, args: Sequence[Any], moving: Sequence[int], watched: Watch) -> Fixed | None:
         """The arguments of the last call but those at ``moving``, for ``again``; None where it cannot be used.
 
-        That is where arguments are written to or handed on, or nobody counts the writes to them.
+        That is where arguments are written to or handed on, results lie in memory of others, or nobody counts writes.
+
+        Args:
+            args: of the last call.
+            moving: numbers of the arguments that later calls bring.
+            watched: what must stay as it is for the others to be the same.
         """
         info, known = self.info, self.preparation.known
-        if info.updates or any(r.source != "buffer" for r in info.results):
+        if (
+            info.updates
+            or info.shared
+            or self._placed[0] is not None
+            or any(r.source != "buffer" for r in info.results)
+        ):
             return None
         if known is None and (self._static_slots or info.prepared_bytes):
             return None
@@ -158,13 +181,26 @@ class Program:
                 return None
             if list(map(_ADDRESS, static)) != known.addresses or list(map(_VERSION, static)) != known.versions:
                 return None
-        return Fixed(tuple((info.input_slots[i], args[i].data_ptr()) for i in held), known)
+        slots = (0, *(info.input_slots[i] for i in moving if info.input_slots[i] >= 0), *info.buffer_slots)
+        compared = known.fingerprint if known is not None and self.preparation.policy != "frozen" else None
+        return Fixed(
+            tuple((info.input_slots[i], args[i].data_ptr()) for i in held),
+            known,
+            entry(self._library, watched, slots, compared),
+            tuple(map(_new_buffer, info.buffers)),
+        )
 
-    def again(self, fixed: Fixed, moving: Sequence[tuple[int, torch.Tensor]]) -> list[Any] | None:
-        """Run with other tensors at some slots and the rest as it was; None if what was prepared from the rest may not hold.
+    def again(self, fixed: Fixed, moving: Sequence[torch.Tensor]) -> list[Any] | int:
+        """Run with other tensors for some arguments and the rest as it was.
 
-        The caller vouches that those are the same tensors, at the same addresses, with the same count of writes, that none of
-        the results is a window of an argument, and that ``moving`` are laid out as when the program was compiled.
+        The caller vouches that ``moving`` are laid out as when the program was compiled.
+
+        Args:
+            fixed: the rest.
+            moving: the tensors that the program reads, in the order of ``fixed``'s ``moving``.
+
+        Returns:
+            The results; ``OTHER_MODES`` or ``CHANGED`` of ``entry.py`` where nothing was run.
         """
         try:
             frame = self._free.pop()
@@ -172,27 +208,30 @@ class Program:
             frame = _Frame(self)
         arena = self.arenas.take(self.info.arena_bytes)
         try:
-            table, prepared = frame.table, fixed.prepared
+            prepared = fixed.prepared
             if frame.fixed is not fixed:
                 for slot, address in fixed.places:
-                    table[slot] = address
+                    frame.table[slot] = address
                 if prepared is not None:
                     frame.prepared, frame.addresses = prepared, prepared.addresses
-                    table[1] = prepared.block.address
+                    frame.table[1] = prepared.block.address
                 frame.fixed = fixed
-            if prepared is not None and not self._holds(prepared, frame):
-                return None
-            table[0] = arena.address
-            for slot, t in moving:
-                table[slot] = t.data_ptr()
-            buffers = self._new_buffers(table, ())
-            code = self._enter(self._run, frame.address, frame.call_back)
+            if prepared is not None and not self._unwritten(prepared):
+                return CHANGED
+            buffers = [new() for new in fixed.made]
+            places = [t.data_ptr() for t in moving], [t.data_ptr() for t in buffers]
+            if _in_child:
+                code = self._enter(fixed.enter, frame.address, frame.calls, arena.address, *places[0], *places[1])
+            else:
+                code = fixed.enter(frame.address, frame.calls, arena.address, *places[0], *places[1])
             if code:
+                if code in (OTHER_MODES, CHANGED):
+                    return code
                 self._fail(code, frame)
         finally:
             self.arenas.give(arena)
             self._free.append(frame)
-        return self._results(buffers, ())
+        return self._results(buffers, ()) if self._windows else buffers
 
     def place(self, spaces: Spaces) -> None:
         """Take buffers from the blocks of a backward from the next call on."""
@@ -244,13 +283,14 @@ class Program:
         """Nanoseconds of each step of the last call, and of opening teams; of a library that was built to be profiled."""
         return list((ctypes.c_ulonglong * (steps + 1)).in_dll(self._library, "dcir_ticks"))
 
-    def _holds(self, prepared: Prepared, frame: _Frame) -> bool:
-        """Whether values made before belong to the contents of tensors whose versions the caller has compared, and of constants."""
+    def _unwritten(self, prepared: Prepared) -> bool:
+        """Whether values made before belong to the contents of tensors whose versions and fingerprint the caller compares, and of
+        constants, as far as is noted."""
         if self._static_constants:
             versions = list(map(_VERSION, self._static_constants))
             if prepared.versions is None or prepared.versions[-len(versions) :] != versions:
                 return False
-        return self.preparation.holds(prepared, frame.address)
+        return self.preparation.unwritten(prepared)
 
     def _static(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The tensors that prepared values depend on."""
@@ -309,6 +349,7 @@ class _Frame:
             return 0
 
         self.call_back = _CALL_BACK(call)
+        self.calls = ctypes.cast(self.call_back, ctypes.c_void_p).value or 0
 
 
 # From the arguments of a call and the blocks it has taken to a buffer.
@@ -335,4 +376,4 @@ def _new_buffer(info: BufferInfo) -> Callable[[], torch.Tensor]:
     dtype = FROM_NAME[info.dtype]
     if math.prod(info.shape) * dtype.itemsize >= POOLED_BYTES:
         return BufferPool(info.shape, info.strides, dtype).take
-    return functools.partial(torch.empty_strided, info.shape, info.strides, dtype=dtype)
+    return functools.partial(_EMPTY, info.shape, info.strides, dtype)

@@ -109,21 +109,19 @@ class Watch:
             # Only asked for ahead of time, never read.
             tensor_row.near = (t._cdata, t.untyped_storage()._cdata)
         functions = _functions()
-        self._arguments = (
-            ctypes.c_void_p(ctypes.addressof(self._dictionary_rows)),
-            ctypes.c_longlong(len(dictionaries)),
-            ctypes.c_void_p(ctypes.addressof(self._rows)),
-            ctypes.c_longlong(len(tensors)),
-            ctypes.c_void_p(ctypes.addressof(functions)),
-        )
-        self.valid = note(*self._arguments) == 0 and all(
+        self.row = (
+            ctypes.addressof(self._dictionary_rows), len(dictionaries), ctypes.addressof(self._rows), len(tensors),
+            ctypes.addressof(functions),
+        )  # fmt: skip
+        """What the native functions are told of it."""
+        self.valid = note(*self.row) == 0 and all(
             row.version == dict_version(d) for row, d in zip(self._dictionary_rows, dictionaries, strict=False)
         )
         """Whether everything could be noted; ``changed`` must not be asked otherwise."""
 
     def changed(self) -> int:
         """``SAME``, ``OTHER_CONTENTS`` or ``OTHER_STRUCTURE``."""
-        result: int = self._changed(*self._arguments)
+        result: int = self._changed(*self.row)
         return result
 
     def noted(self) -> list[tuple[int, int]]:

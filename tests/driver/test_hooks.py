@@ -45,20 +45,23 @@ def test_pre_hook_after_calls():
     agree(fast, module, x)
 
 
-def test_hook_for_all_modules():
-    """Runs in PyTorch with a warning, once, and compiled again when the hook is gone."""
+@pytest.mark.parametrize("calls", [1, 30])
+def test_hook_for_all_modules(calls):
+    """Runs in PyTorch with a warning, once, and compiled again when the hook is gone; after calls by the short way, too."""
     module, x = net().eval(), torch.randn(2, 3, 8, 8)
     fast = dcir.optimize(module)
-    agree(fast, module, x)
-    seen = []
-    hook = register_module_forward_hook(
-        lambda m, i, out: seen.append(type(m)) or (out * 2 if isinstance(m, nn.ReLU) else None)
-    )
-    try:
-        with pytest.warns(NotCompiledWarning, match="hook for all modules"):
+    with torch.set_grad_enabled(calls == 1):
+        for _ in range(calls):
             agree(fast, module, x)
-        assert seen.count(nn.ReLU) == 2
-    finally:
-        hook.remove()
-    agree(fast, module, x)
+        seen = []
+        hook = register_module_forward_hook(
+            lambda m, i, out: seen.append(type(m)) or (out * 2 if isinstance(m, nn.ReLU) else None)
+        )
+        try:
+            with pytest.warns(NotCompiledWarning, match="hook for all modules"):
+                agree(fast, module, x)
+            assert seen.count(nn.ReLU) == 2
+        finally:
+            hook.remove()
+        agree(fast, module, x)
     assert seen.count(nn.ReLU) == 2
