@@ -98,6 +98,8 @@ class GroupScatters(Pass):
         if width > self.max_columns:
             return "rows are long enough to be shared out by columns"
         groups = math.prod(s.extents)
+        if not groups:
+            return "there are no places"
         if max(groups, count) >= _MOST:
             return "there are more points than a list has numbers"
         order = _places(s, columns)

@@ -14,6 +14,9 @@ from dcir.codegen.cpp.kernels.group import plan_group
 from dcir.codegen.cpp.kernels.segments import plan_segments
 from dcir.codegen.planners import Machine
 from dcir.driver.assemble import assemble
+from dcir.errors import IndexOutOfRange
+from dcir.frontends.torch.importer import Imported
+from dcir.ir.network import Network, Operand, Result
 from dcir.ir.serialize import decode, encode
 from dcir.ops.segments import GroupSpec, SegmentSpec
 from dcir.transforms.fuse_segments import FuseSegments
@@ -92,6 +95,22 @@ def test_work() -> None:
     group, rows, _ = specs("mean")
     assert group.footprint() == ((20000 * 8,), (5001 * 4, 20000 * 4)) and group.operations() == 45000
     assert rows.footprint() == ((5001 * 4, 20000 * 4, 20000 * 40 * 4), (5000 * 40 * 4,)) and rows.operations() == 800000
+
+
+def test_a_list_from_elsewhere_leads_nowhere() -> None:
+    """A fold alone, as parts of graphs are tried: numbers that list no points are an error, not a read behind an operand."""
+    net = Network()
+    spec = specs("whole numbers")[1]
+    shapes = (((701,), "i32"), ((9000,), "i32"), ((9000, 9), "i64"))
+    ins = [Operand(net.add_container(shape, dtype, "input")) for shape, dtype in shapes]
+    out = net.add_container((700, 9), "i64")
+    net.add_op(spec, ins, [Operand(out)])
+    net.promote(out)
+    net.results.append(Result(out, (700, 9), (9, 1), 0, "i64"))
+    run = assemble(Imported(net, {}, [("result", 0)]), compile_network(net, threads=2))
+    starts, order = torch.arange(701, dtype=torch.int32) * 30, torch.full((9000,), 9000, dtype=torch.int32)
+    with pytest.raises(IndexOutOfRange):
+        run([starts, order, torch.ones(9000, 9, dtype=torch.int64)])
 
 
 def test_what_is_shared_out() -> None:

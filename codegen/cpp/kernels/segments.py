@@ -30,6 +30,7 @@ AHEAD, LINES = 8, 8
 LEAST_COLUMNS = 16
 
 _FUNCTIONS = """
+static inline long long d_within(long long at, long long points) { return at < 0 ? 0 : at < points ? at : points; }
 // The first group before which there are ``work`` points and groups.
 static inline long long d_group_after(const int* starts, long long groups, long long work) {
   long long lo = 0, hi = groups;
@@ -79,7 +80,10 @@ def _text(spec: SegmentSpec, jobs: int, share: int, *, shared: bool = False) -> 
         end = f"d_group_after(a0, {spec.groups}, work * (j + 1) / {jobs})"
         lines += [f"const long long end = {end};"]
         lines += [f"for (long long g = d_group_after(a0, {spec.groups}, work * j / {jobs}); g < end; g++) {{"]
-    lines.append(f"const long long from = a0[g], to = a0[g + 1], last = a0[{'g + 1' if shared else 'end'}];")
+    # A list from elsewhere than a counting sort (a part of a graph that is tried by itself) must not lead outside.
+    end = "g + 1" if shared else "end"
+    lines.append(f"const long long from = d_within(a0[g], {spec.points}), to = d_within(a0[g + 1], {spec.points});")
+    lines.append(f"const long long last = d_within(a0[{end}], {spec.points});")
     if share:
         lines.append(f"if ((to - from) * {share} {'<=' if shared else '>'} work) continue;")
     lines.append(f"alignas(64) {CPP_TYPE[compute]} row[{spec.columns}];")
@@ -162,6 +166,7 @@ class _Value(_Row):
         self.open("for (long long e = from; e < to; e++)")
         self._ask_ahead()
         self.line("const long long point = a1[e];")
+        self.line(f"if ((unsigned long long)point >= {self.spec.points}ULL) {{ bad = 1; continue; }}")
         self.digits("point")
         opened = self.over_columns()
         for i in self.needs(self.stores, self.before):
@@ -183,7 +188,7 @@ class _Value(_Row):
             other = _Row(self.spec, self.p)
             other.fixed, other.depth = self.fixed, self.depth
             other.open(f"if (e + {ahead} < last)")
-            other.line(f"const long long ahead = a1[e + {ahead}];")
+            other.line(f"const long long ahead = d_within(a1[e + {ahead}], {self.spec.points - 1});")
             other.digits("ahead")
             if wanted is rows:
                 for i in other.needs(rows, set()):
