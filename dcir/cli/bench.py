@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from dcir.cli import common
+from dcir.cli.progress import progress_bar
 
 
 def _read_percentiles(ctx: click.Context, param: click.Parameter, value: str) -> list[float]:
@@ -25,6 +26,7 @@ def _read_percentiles(ctx: click.Context, param: click.Parameter, value: str) ->
 @click.option("--seconds", type=click.FloatRange(min=0.01), default=5.0, show_default=True, help="Time for each.")
 @click.option("--threads", type=click.IntRange(min=1), help="Size of the thread team. [as many as torch uses]")
 @click.option("--percentiles", metavar="LIST", default="", callback=_read_percentiles, help="More of them, as 90,99.")
+@common.options(common.plain)
 def command(
     model: str,
     level: int,
@@ -34,6 +36,7 @@ def command(
     seconds: float,
     threads: int | None,
     percentiles: list[float],
+    plain: bool,
 ) -> None:
     """Measure MODEL: least and median time, percentiles, speed-up, error.
 
@@ -42,7 +45,8 @@ def command(
     from dcir.driver import api
 
     rivals = [name.strip() for name in against.split(",") if name.strip()]
-    result = api.bench_file(
-        model, rivals, seconds, threads, level=level, shapes=shapes, batch=batch, percentiles=percentiles
-    )
+    with progress_bar(plain=plain, still=True) as progress:
+        result = api.bench_file(
+            model, rivals, seconds, threads, level=level, shapes=shapes, batch=batch, percentiles=percentiles, progress=progress
+        )  # fmt: skip
     common.emit(result.to_text().rstrip(), result.to_json())

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dcir.cli import common
+from dcir.cli.progress import progress_bar
 
 
 @click.command("check", cls=common.Verb)
@@ -19,6 +20,7 @@ from dcir.cli import common
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default="repro.py", show_default=True,
     help="With --bisect, the reproducer.",
 )  # fmt: skip
+@common.options(common.plain)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -30,6 +32,7 @@ def command(
     seed: int,
     bisect: bool,
     output: Path,
+    plain: bool,
 ) -> None:
     """Compare the results of MODEL on random inputs with PyTorch's; exit code 1 if they differ.
 
@@ -43,7 +46,10 @@ def command(
     if bisect:
         _bisect(ctx, model, output, level, seed, shapes)
         return
-    result = api.check_file(model, level=level, verify=verify, seed=seed, shapes=shapes, bounds=bounds)
+    with progress_bar(plain=plain) as progress:
+        result = api.check_file(
+            model, level=level, verify=verify, seed=seed, shapes=shapes, bounds=bounds, progress=progress
+        )
     verdict = "agrees" if result.ok else "DIFFERS"
     text = f"{model} {verdict}: error {result.error:.3g}, tolerance {result.tolerance:.3g}"
     data = {

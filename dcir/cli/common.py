@@ -162,6 +162,7 @@ bounds = click.option(
     "--bound", "bounds", metavar="NAME=LEAST..MOST", callback=_read_bounds, multiple=True,
     help="Let a named size change from call to call.",
 )  # fmt: skip
+plain = click.option("--plain", is_flag=True, help="No progress bar.")
 
 
 def options(*decorators: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:

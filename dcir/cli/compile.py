@@ -15,8 +15,7 @@ from dcir.cli.progress import progress_bar
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file to write. [MODEL.dcir]")
 @common.options(common.target, common.shapes, common.bounds)
 @click.option("--until", metavar="PASS", help="Stop after this pass.")
-@common.options(common.strict, common.verify)
-@click.option("--plain", is_flag=True, help="No progress bar.")
+@common.options(common.strict, common.verify, common.plain)
 def command(
     model: Path,
     level: int,

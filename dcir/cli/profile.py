@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from dcir.cli import common
+from dcir.cli.progress import progress_bar
 
 
 @click.command("profile", cls=common.Verb)
@@ -12,6 +13,7 @@ from dcir.cli import common
 @click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="How long to measure.")
 @click.option("--threads", type=click.IntRange(min=1), help="Size of the thread team. [as many as torch uses]")
 @click.option("--rows", type=click.IntRange(min=1), default=30, show_default=True, help="Kernels to show.")
+@common.options(common.plain)
 def command(
     model: str,
     level: int,
@@ -20,6 +22,7 @@ def command(
     seconds: float,
     threads: int | None,
     rows: int,
+    plain: bool,
 ) -> None:
     """Measure every kernel inside the calls of MODEL: time, rates, distance to the floor, place in the model.
 
@@ -28,5 +31,8 @@ def command(
     """
     from dcir.driver import api
 
-    result = api.profile_file(model, level=level, shapes=shapes, batch=batch, seconds=seconds, threads=threads)
+    with progress_bar(plain=plain, still=True) as progress:
+        result = api.profile_file(
+            model, level=level, shapes=shapes, batch=batch, seconds=seconds, threads=threads, progress=progress
+        )
     common.emit(result.to_text(rows).rstrip(), result.to_json())

@@ -14,8 +14,13 @@ Progress = Callable[[str, int, int], None]
 
 
 @contextlib.contextmanager
-def progress_bar(*, plain: bool) -> Iterator[Progress | None]:
-    """A bar per step on standard error; None where nobody would see it, or where it was not wanted."""
+def progress_bar(*, plain: bool, still: bool = False) -> Iterator[Progress | None]:
+    """A bar per step on standard error; None where nobody would see it, or where it was not wanted.
+
+    Args:
+        plain: it is not wanted.
+        still: it is drawn when a step is told of and not in between, where a thread that draws would be measured as well.
+    """
     if plain or wants_json() or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield None
         return
@@ -24,13 +29,13 @@ def progress_bar(*, plain: bool) -> Iterator[Progress | None]:
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Bars(*columns, console=Console(stderr=True), transient=True, auto_refresh=not still) as bars:
         tasks = {}
 
         def show(step: str, done: int, total: int) -> None:
             if step not in tasks:
                 # Markup in a name from a model would be read as a command to rich.
                 tasks[step] = bars.add_task(step.replace("[", "("), total=total)
-            bars.update(tasks[step], completed=done, total=total)
+            bars.update(tasks[step], completed=done, total=total, refresh=still)
 
         yield show

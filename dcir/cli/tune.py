@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from dcir.cli import common
+from dcir.cli.progress import progress_bar
 
 
 def _read_budget(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -27,6 +28,7 @@ def _read_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
 @click.option("--train", is_flag=True, help="Tune the backward pass, too.")
 @click.option("--force", is_flag=True, help="Accept what is measured while other processes work.")
 @click.option("--remeasure", is_flag=True, help="Measure again what the database has a verdict on.")
+@common.options(common.plain)
 def command(
     model: str,
     level: int,
@@ -37,6 +39,7 @@ def command(
     train: bool,
     force: bool,
     remeasure: bool,
+    plain: bool,
 ) -> None:
     """Measure other tiles, blocks and divisions of work for the kernels of MODEL, and keep what is faster.
 
@@ -45,7 +48,9 @@ def command(
     """
     from dcir.driver import api
 
-    result = api.tune_file(
-        model, budget=budget, level=level, shapes=shapes, batch=batch, threads=threads, train=train, force=force, again=remeasure
-    )  # fmt: skip
+    with progress_bar(plain=plain, still=True) as progress:
+        result = api.tune_file(
+            model, budget=budget, level=level, shapes=shapes, batch=batch, threads=threads, train=train, force=force, again=remeasure,
+            progress=progress,
+        )  # fmt: skip
     common.emit(result.to_text(), result.to_json())

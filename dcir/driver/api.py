@@ -238,7 +238,7 @@ def tune_file(
 
     opened = open_model(model, shapes, batch)
     tuner = Tuner(budget, force=force, again=again, progress=progress)
-    session = Session(Options.make(level=level, threads=threads), tuner=tuner)
+    session = Session(Options.make(level=level, threads=threads), tuner=tuner, progress=progress)
     fast = compiled_with(opened.module, session)
     with torch.set_grad_enabled(train):
         out = fast(*opened.inputs)
@@ -260,6 +260,7 @@ def profile_file(
     batch: int | None = None,
     seconds: float = 2.0,
     threads: int | None = None,
+    progress: Progress | None = None,
 ) -> Profile:
     """Measure every kernel inside the calls of a model; see ``driver.profile`` and ``driver.models.open_model``.
 
@@ -277,7 +278,7 @@ def profile_file(
         opened_model = open_model(model, shapes, batch)
         options = Options.make(level=level, threads=threads or before)
         with torch.no_grad():
-            return profile(opened_model.module, options, opened_model.inputs, seconds=seconds)
+            return profile(opened_model.module, options, opened_model.inputs, seconds=seconds, progress=progress)
     finally:
         torch.set_num_threads(before)
 

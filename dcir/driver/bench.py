@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from dcir.codegen.build import cpu_identity
 from dcir.driver import ahead
 from dcir.driver.compare import in_double
-from dcir.driver.compile import Session
+from dcir.driver.compile import Progress, Session
 from dcir.driver.models import Model, open_model
 from dcir.driver.optimize import compiled_with
 from dcir.driver.rivals import RIVALS, Run, check_names, rivals
@@ -104,6 +104,7 @@ def measure(
     seconds: float,
     reference: Sequence[Any] | None = None,
     percentiles: Sequence[float] = (),
+    progress: Progress | None = None,
 ) -> list[Row]:
     """Rows of several ways to compute the same, which take turns so that a busy machine slows all of them alike.
 
@@ -114,15 +115,19 @@ def measure(
         seconds: time for each.
         reference: the exact results.
         percentiles: to tell besides median and 95.
+        progress: told of the seconds that have passed, between two turns.
     """
     results = {name: run() for name, run in runs.items()}
     for run in runs.values():
         for _ in range(_WARM_UP):
             run()
     times: dict[str, list[float]] = {name: [] for name in runs}
-    stop = time.perf_counter() + seconds * len(runs)
+    start_of_all, whole = time.perf_counter(), seconds * len(runs)
+    stop = start_of_all + whole
     while time.perf_counter() < stop or len(times["dcir"]) < _LEAST:
         for name, run in runs.items():
+            if progress is not None:
+                progress("measuring", round(min(time.perf_counter() - start_of_all, whole)), round(whole))
             run()
             turn = time.perf_counter() + min(_TURN_SECONDS, seconds / _LEAST)
             while True:
@@ -167,6 +172,7 @@ def bench_file(
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     batch: int | None = None,
     percentiles: Sequence[float] = (),
+    progress: Progress | None = None,
 ) -> Measurement:
     """Measure inference of a model, on random inputs or those that a Python function gives.
 
@@ -178,6 +184,7 @@ def bench_file(
         level: of dcir's optimisation.
         shapes, batch: sizes of the inputs.
         percentiles: to tell besides median and 95.
+        progress: told of the steps of dcir's compilation, and of measuring.
 
     Raises:
         OptionError: an unknown rival, or sizes for a model that takes none.
@@ -193,14 +200,14 @@ def bench_file(
                 if shapes or batch:
                     raise InvalidInput("the sizes of a .dcir file are fixed", where=str(source))
                 runs = _of_artefact(source, rival_names, done)
-                done.rows = measure(runs, seconds, percentiles=percentiles)
+                done.rows = measure(runs, seconds, percentiles=percentiles, progress=progress)
                 return done
             model = open_model(source, shapes, batch)
-            runs = {"dcir": _ours(model, Options.make(threads=done.threads, level=level))}
+            runs = {"dcir": _ours(model, Options.make(threads=done.threads, level=level), progress)}
             others, notes = rivals(model, rival_names, done.threads, Path(folder))
             done.notes += notes
             done.reference, exact = _reference(model)
-            done.rows = measure(runs | others, seconds, exact, percentiles)
+            done.rows = measure(runs | others, seconds, exact, percentiles, progress)
         return done
     finally:
         torch.set_num_threads(before)
@@ -215,10 +222,10 @@ def _of_artefact(path: str | os.PathLike[str], names: Sequence[str], done: Measu
     return {"dcir": lambda: pytree.tree_leaves(model(*inputs))}
 
 
-def _ours(model: Model, options: Options) -> Run:
+def _ours(model: Model, options: Options, progress: Progress | None) -> Run:
     from dcir.driver.check_file import opened
 
-    session, inputs = Session(options), model.inputs
+    session, inputs = Session(options, progress=progress), model.inputs
     if isinstance(model.module, OnnxModule):
         with opened(ahead.compile_onnx(model.module, session), Report(session.graphs)) as compiled:
             return lambda: pytree.tree_leaves(compiled(*inputs))

@@ -18,7 +18,7 @@ from dcir.driver.ahead import compile_onnx, example_inputs, is_artefact
 from dcir.driver.ahead_sizes import Bounds, Sized, compile_file_for_sizes
 from dcir.driver.artefact import Compiled, write_artefact
 from dcir.driver.compare import Comparison, compare, in_double
-from dcir.driver.compile import Session
+from dcir.driver.compile import Progress, Session
 from dcir.driver.sized_artefact import write_sized_artefact
 from dcir.errors import InvalidInput
 from dcir.frontends import onnx as onnx_front_end
@@ -42,6 +42,7 @@ def check_file(
     seed: int = 0,
     shapes: Shapes | None = None,
     bounds: Bounds | None = None,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Compare the compiled ONNX file with PyTorch on seeded random inputs.
 
@@ -52,13 +53,14 @@ def check_file(
         shapes: sizes of inputs.
         bounds: of named sizes that may differ from call to call. One file is compiled for all of them, and its results are compared
             at the least, the greatest and two sizes between them.
+        progress: told of the steps of the compilation.
 
     Raises:
         InvalidInput: a .dcir file, which holds nothing to compare with.
     """
     if is_artefact(model):
         raise InvalidInput("a .dcir file holds no PyTorch model to compare with", hint="dcir check MODEL.onnx")
-    session = Session(Options.make(level=level, verify=verify))
+    session = Session(Options.make(level=level, verify=verify), progress=progress)
     module = onnx_front_end.load(model, shapes=shapes).eval()
     if bounds:
         sized = compile_file_for_sizes(module, session, bounds)

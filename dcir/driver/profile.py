@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.codegen.compile import Library
-from dcir.driver.compile import Session
+from dcir.driver.compile import Progress, Session
 from dcir.driver.distributed import is_sharded
 from dcir.driver.machine import machine
 from dcir.errors import InvalidInput, OptionError
@@ -126,6 +126,7 @@ def profile(
     seconds: float = 2.0,
     loss: Callable[[Any], torch.Tensor] | None = None,
     compiled: Callable[[Any, Session], Callable[..., Any]] | None = None,
+    progress: Progress | None = None,
 ) -> Profile:
     """Measure the kernels of a model's calls.
 
@@ -137,6 +138,7 @@ def profile(
         loss: makes a scalar of what the call returns; then the backward pass is part of every measured call. Gradients of the
             user's tensors are left alone.
         compiled: what compiles the model with a session; ``dcir.optimize`` if not given.
+        progress: told of the steps of the compilation; nothing is told while calls are measured.
 
     Raises:
         OptionError: a target whose code is not ours to measure.
@@ -155,7 +157,7 @@ def profile(
         model = copy.deepcopy(model)
     recorder = Recorder()
     # Options that watch every pass would only slow the second compilation.
-    session = Session(replace(options, verify="off"), watch=recorder)
+    session = Session(replace(options, verify="off"), watch=recorder, progress=progress)
     fast = (compiled or compiled_with)(model, session)
     leaves = [v for v in pytree.tree_leaves((inputs, dict(named or {}))) if isinstance(v, torch.Tensor)]
     wanted = [v for v in leaves if v.requires_grad]

@@ -17,6 +17,8 @@ Run = Callable[[], Sequence[Any]]
 """One call; gives the flat results."""
 
 PACKAGES = {"ort": "onnxruntime", "ov": "openvino"}
+WRITER = "onnxscript"
+"""With what PyTorch writes an ONNX file; the extra ``bench`` of dcir brings it."""
 RIVALS = ("eager", "inductor", *PACKAGES)
 
 
@@ -50,7 +52,8 @@ def rivals(model: Model, names: Sequence[str], threads: int, folder: Path) -> tu
             runs[name] = run
         except ImportError as e:
             missing = PACKAGES.get(name, "") if e.name in (None, PACKAGES.get(name)) else e.name
-            notes.append(f"{name} is not measured: {missing} is not installed; pip install {missing}")
+            role = ", which PyTorch writes the model with," if missing == WRITER else ""
+            notes.append(f"{name} is not measured: {missing}{role} is not installed; pip install {missing}")
         except Exception as e:  # whatever a rival cannot do is its affair and no reason not to measure the others
             notes.append(
                 f"{name} is not measured: {type(e).__name__}: {(str(e).strip().splitlines() or [''])[0][:200]}"

@@ -1,5 +1,6 @@
 """The verbs read what people type, call the driver, and turn errors into text and exit codes."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -197,7 +198,7 @@ def test_explain(api, model):
 def test_bench(api, model):
     words = ["--against", "eager, ort", "--seconds", "0.5", "--threads", "2", "--percentiles", "90,99.9", "-O2"]
     assert call("bench", model, *words).exit_code == 0
-    settings = {"level": 2, "shapes": {}, "batch": None, "percentiles": [90.0, 99.9]}
+    settings = {"level": 2, "shapes": {}, "batch": None, "percentiles": [90.0, 99.9], "progress": None}
     assert api.calls == [("bench_file", (model, ["eager", "ort"], 0.5, 2), settings)]
     assert call("bench", model, "--percentiles", "101").exit_code == 2
 
@@ -205,7 +206,7 @@ def test_bench(api, model):
 def test_profile(api, model):
     api.answer("profile_file", Table())
     assert call("profile", "net.py:make", "--rows", "7", "--batch", "4", "--seconds", "1").output == "7 rows\n"
-    settings = {"level": 4, "shapes": {}, "batch": 4, "seconds": 1.0, "threads": None}
+    settings = {"level": 4, "shapes": {}, "batch": 4, "seconds": 1.0, "threads": None, "progress": None}
     assert api.calls == [("profile_file", ("net.py:make",), settings)]
 
 
@@ -213,13 +214,32 @@ def test_check_says_one_for_a_wrong_result(api, model):
     done = call("check", model, "--seed", "7")
     assert done.exit_code == 0
     assert "agrees: error 1e-07, tolerance 1e-05" in done.output
-    assert api.calls[0][2] == {"level": 4, "verify": "off", "seed": 7, "shapes": {}, "bounds": {}}
+    settings = {"level": 4, "verify": "off", "seed": 7, "shapes": {}, "bounds": {}, "progress": None}
+    assert api.calls[0][2] == settings
     api.answer("check_file", Result(ok=False, error=0.5, details={"output": "y"}))
     done = call("check", model)
     assert done.exit_code == 1
     assert "DIFFERS" in done.output
     assert "output  y" in done.output
     assert json.loads(call("check", model, "--json").output)["ok"] is False
+
+
+@pytest.mark.parametrize(("verb", "still"), [("bench", True), ("check", False), ("profile", True), ("tune", True)])
+def test_verbs_that_take_long_show_it(verb, still, api, model, monkeypatch):
+    wanted = []
+
+    @contextlib.contextmanager
+    def bar(*, plain, still=False):
+        wanted.append((plain, still))
+        yield "a bar"
+
+    monkeypatch.setattr(f"dcir.cli.{verb}.progress_bar", bar)
+    api.answer("profile_file", Table())
+    api.answer("tune_file", Report())
+    for words in ((), ("--plain",)):
+        assert call(verb, model, *words).exit_code == 0
+    assert [settings["progress"] for _, _, settings in api.calls] == ["a bar"] * 2
+    assert wanted == [(False, still), (True, still)]
 
 
 def test_check_takes_sizes_and_bounds(api, model):

@@ -1,6 +1,7 @@
 """The progress bar is there on a terminal and nowhere else."""
 
 import io
+import threading
 
 import click
 import pytest
@@ -27,6 +28,17 @@ def test_a_terminal_sees_the_steps(context, monkeypatch):
         progress("tier 2 [bold]fusion", 1, 2)
         progress("tier 2 [bold]fusion", 2, 2)
     assert "tier 2 (bold]fusion" in screen.getvalue()
+
+
+def test_a_still_bar_has_no_thread(context, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", screen)
+    before = threading.active_count()
+    with progress_bar(plain=False, still=True) as progress:
+        progress("kernels", 1, 2)
+        assert threading.active_count() == before
+        assert "kernels" in screen.getvalue()
 
 
 def test_nobody_else_does(context, monkeypatch):

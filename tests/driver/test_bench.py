@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dcir.cli.main import main
 from dcir.driver import bench, rivals
-from dcir.driver.models import as_onnx, open_model
+from dcir.driver.models import Model, as_onnx, open_model
 from dcir.errors import InvalidInput, OptionError
 
 SOURCE = """
@@ -96,13 +96,29 @@ def test_an_absent_rival_is_a_note(source, tmp_path, monkeypatch):
     assert [n.split()[-1] for n in notes] == ["onnxruntime", "openvino"]
 
 
+def test_what_writes_a_model_for_rivals_is_named(tmp_path, monkeypatch):
+    def absent(model, threads, folder):
+        raise ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript")
+
+    monkeypatch.setitem(rivals._START, "ort", absent)
+    _, notes = rivals.rivals(Model("m", lambda x: x + 1, (torch.ones(2),)), ["ort"], 1, tmp_path)
+    assert notes == [
+        "ort is not measured: onnxscript, which PyTorch writes the model with, is not installed; pip install onnxscript"
+    ]
+
+
+def test_measuring_is_told_between_turns():
+    told = []
+    bench.measure({"dcir": lambda: [torch.ones(1)]}, 0.6, progress=lambda *step: told.append(step))
+    assert told[0] == ("measuring", 0, 1)
+    assert {step[::2] for step in told} == {("measuring", 1)}
+
+
 def test_a_rival_that_cannot_is_a_note(tmp_path, monkeypatch):
     def cannot(model, threads, folder):
         raise ValueError("no such operator\nand a long story")
 
     monkeypatch.setitem(rivals._START, "ort", cannot)
-    from dcir.driver.models import Model
-
     model = Model("m", lambda x: x + 1, (torch.ones(2),))
     runs, notes = rivals.rivals(model, ["ort"], 1, tmp_path)
     assert not runs and notes == ["ort is not measured: ValueError: no such operator"]
