@@ -24,7 +24,7 @@ from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.epilogue import reorder_epilogue
 from dcir.ops.packing import pack_program, packed_shape, panel_width, panels, wants_panels
 from dcir.transforms.base import Outcome, Pass
-from dcir.transforms.widen_products import HALVES
+from dcir.transforms.widen_products import HALVES, strides_at_source
 
 _Packed = dict[tuple[Operand, Program], Operand]
 
@@ -139,12 +139,10 @@ def _as_stored(net: Network, spec: ContractionSpec, b: Operand) -> tuple[Operand
         p, (target,) = writers[0].spec, net.outs(writers[0])[:1]
         plain = [s.op for s in p.body if s.op != "narrow"] == ["load", "store"] and not p.body[0].args and not p.inner
         if plain and p.inputs[0] in HALVES and p.outputs == ("f32",) and target == b:
-            read, written = p.body[0].attr[1], p.body[-1].attr[1]
-            places = {(w, n): r for n, r, w in zip(p.outer, read, written, strict=True) if n != 1}
-            walked = [(s, n) if n != 1 and s else None for n, s in zip(shape, spec.b, strict=True)]
-            if all(d is None or d in places for d in walked):
+            strides = strides_at_source(shape, spec.b, p.outer, p.body[0].attr[1], p.body[-1].attr[1])
+            if strides is not None:
                 (source,) = net.ins(writers[0])
-                return source, tuple(0 if d is None else places[d] for d in walked), p.inputs[0]
+                return source, strides, p.inputs[0]
     return b, spec.b, ""
 
 

@@ -27,6 +27,7 @@ from dcir.transforms.plan_arena import PlanArena
 from dcir.transforms.prepare_static import PrepareStatic
 from dcir.transforms.read_pieces import ReadPieces
 from dcir.transforms.remove_dead_code import RemoveDeadCode
+from dcir.transforms.round_as_packed import RoundAsPacked
 from dcir.transforms.scale_weights import ScaleWeights
 from dcir.transforms.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.sink_copies import SinkCopies
@@ -74,6 +75,7 @@ TIERS: dict[int, tuple[Pass, ...]] = {
         UseWinograd(),
         UnfoldImages(),
         PackWeights(),
+        RoundAsPacked(),
         ScaleWeights(),
         FuseSums(),
         FuseProducers(convolved=True),

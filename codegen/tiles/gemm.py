@@ -82,7 +82,7 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
         return _with_panels(form.spec, isa)(name, form, isa, threads)
     if spec.k == 0 and form.epilogue is None:
         return _zeros(name, form.spec)
-    method = decide("method", _methods(form, isa))
+    method = decide("method", ["packing"] if spec.rounds else _methods(form, isa))
     swapped = method.endswith(_SWAPPED)
     form = transposed(form) if swapped else form
     match method.removesuffix(_SWAPPED):

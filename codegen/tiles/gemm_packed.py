@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
+from dcir.codegen.cpp.scalar_ops import cast_expr
 from dcir.codegen.tiles import gemm_packed_text as text_of
 from dcir.codegen.tiles.emit import (
     ELEMENT_BYTES,
@@ -64,6 +65,7 @@ IN_PLACE, COPIED, PACKED = 0, 1, 2  # how rows of A are held for the panels of a
 FEW_PANELS = 3
 MOST_GRIDS = 4
 TOGETHER_PANELS, TOGETHER_STEPS = 4, 16  # packed side by side, so that memory is read in longer pieces
+ROUNDED_STEPS = 64  # packed and then rounded: they are still in the first-level cache
 LEAST_PANELS = 8  # per job, for which packing rows pays
 LEAST_TILES = 3  # per block, over which the next panel is spread
 LEAST_BYTES = 1 << 20  # of panels per job, for which they come from beyond the second-level cache
@@ -309,14 +311,19 @@ def packing_draft(name: str, form: Form, isa: Isa, threads: int, product: Callab
     count, size = panels(spec.n, panel), spec.k * panel
     together = TOGETHER_PANELS if bn == 1 else 1
     jobs = ceil_div(count, together)
+    step = TOGETHER_STEPS if together > 1 else max(1, spec.k)
+    if spec.rounds:
+        step = min(step, ROUNDED_STEPS)
+        value = cast_expr(cast_expr("d[i]", "f32", spec.rounds), spec.rounds, "f32")
+    rounding = render(text_of.ROUNDED, panel=panel, value=value) if spec.rounds else ""
     text = pack_vectors("panel_of_b", bn, bk) + render(
         text_of.PACK, parameter=EPILOGUE_PARAMETER.replace(" &e", " &") if form.epilogue is not None else "",
         offsets=unravel("group", groups, {"pb": (0, spec.b[: len(groups)])}), panels=count, panel=panel, jobs=jobs,
-        together=together, step=TOGETHER_STEPS if together > 1 else max(1, spec.k),
+        together=together, step=step, rounded=rounding,
         vectors=panel // width, size=f"{size}LL", bk=bk, bn=bn, k=spec.k, n=spec.n,
     )  # fmt: skip
     strides = tuple(0 if d == 1 else s * count * size for d, s in zip(groups, contiguous(groups), strict=True))
-    packed = replace(form, spec=replace(spec, b=(*strides, 0, 0), panel=panel))
+    packed = replace(form, spec=replace(spec, b=(*strides, 0, 0), panel=panel, rounds=""))
     draft = product(
         name,
         packed,

@@ -107,6 +107,10 @@ PACK_ROWS = """        for (L k = 0; k < depth; k += $step)
                 T *d = buffer + (t - s0) * $pitch;
                 $pack_calls
             }"""
+# Numbers of a panel that keep the digits of a half type; few enough to stay in the nearest cache until then.
+ROUNDED = """
+#pragma omp simd
+            for (L i = 0; i < steps * $panel; i++) d[i] = $value;"""
 # Some panels of B, put together in scratch.
 PACK = """
 $noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch$parameter) {
@@ -115,8 +119,9 @@ $noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *
     for (L k = 0; k < $k; k += $step)
         for (L panel = first; panel < end; panel++) {
             const L n = panel * $panel;
-            panel_of_b<$vectors>((T *)scratch + (group * $panels + panel) * $size + k * $panel, a1 + pb + k * ${bk}LL + n * ${bn}LL,
-                $k - k < $step ? $k - k : $step, $n - n < $panel ? $n - n : $panel);
+            const L steps = $k - k < $step ? $k - k : $step;
+            T *d = (T *)scratch + (group * $panels + panel) * $size + k * $panel;
+            panel_of_b<$vectors>(d, a1 + pb + k * ${bk}LL + n * ${bn}LL, steps, $n - n < $panel ? $n - n : $panel);$rounded
         }
 }
 """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dcir.ir.network import contiguous
-from dcir.ir.program import Body, Program
+from dcir.ir.program import Body, Expr, Program, Stmt
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
 from dcir.isa import Isa, host_isa
@@ -45,6 +45,7 @@ class ContractionSpec:
         c: strides of C over (*batch, m, n).
         panel: if not 0, B is packed (``packing.py``) in panels of so many columns: per batch element, element (k, n) lies at
             (n // panel * K + k) * panel + n % panel.
+        rounds: of a B that is not packed the half type that its elements are rounded to before they are multiplied.
         stored: of a packed B the half type that it is kept in and widened from; columns of a panel may lie in another order then.
         epilogue: what is done to C's elements before they are stored (``epilogue.py``); it owns the stores, and ``c`` equals the
             strides of the first of them.
@@ -61,6 +62,7 @@ class ContractionSpec:
     panel: int = 0
     epilogue: Program | None = None
     stored: str = ""
+    rounds: str = ""
 
     kind = "contraction"
 
@@ -107,6 +109,7 @@ class ContractionSpec:
             b = b.movedim(-2, -3).flatten(-2)[..., : self.n]
         else:
             b = window_tensor(ins[1], (shapes[1], self.b, self.dtype))
+            b = b.to(FROM_NAME[self.rounds]) if self.rounds else b
         product = torch.matmul(a.double(), b.double())
         if self.epilogue is None:
             window_tensor(outs[0], (shapes[2], self.c, self.dtype)).copy_(product)
@@ -131,6 +134,7 @@ def contraction_program(spec: ContractionSpec, storage: str, result: str) -> Pro
         y = read_packed(body, b, steps, body.index(n_batch + 1), spec.n, spec.k, spec.panel)
     else:
         y = body.load(b, (*b_batch, 0, b_n, b_k))
+        y = Expr(body, body.add(Stmt("narrow", (y.n,), y.dtype, (spec.rounds,))), y.dtype) if spec.rounds else y
     compute = compute_type(result)
     total = body.reduce("sum", body.convert(x, compute) * body.convert(y, compute))
     body.store(c, (*spec.c[:n_batch], *spec.c[n_batch:], 0), total)
