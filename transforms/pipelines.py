@@ -26,6 +26,7 @@ from dcir.transforms.prepare_static import PrepareStatic
 from dcir.transforms.read_pieces import ReadPieces
 from dcir.transforms.remove_dead_code import RemoveDeadCode
 from dcir.transforms.scale_weights import ScaleWeights
+from dcir.transforms.share_keys import ShareKeys
 from dcir.transforms.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.sink_copies import SinkCopies
 from dcir.transforms.split_reduction import SplitReduction
@@ -52,7 +53,7 @@ def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
 TIERS: dict[int, tuple[Pass, ...]] = {
     0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
     1: (WriteInPlace(), SplitReduction()),
-    2: (FuseEpilogues(), FuseAttention(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
+    2: (FuseEpilogues(), FuseAttention(), ShareKeys(), FoldStatic(), FuseProducers(), FuseEpilogues(), FuseSiblings()),
     3: (
         AssignLayouts(),
         ReadPieces(),
