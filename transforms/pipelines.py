@@ -29,6 +29,7 @@ from dcir.transforms.read_pieces import ReadPieces
 from dcir.transforms.remove_dead_code import RemoveDeadCode
 from dcir.transforms.round_as_packed import RoundAsPacked
 from dcir.transforms.scale_weights import ScaleWeights
+from dcir.transforms.share_keys import ShareKeys
 from dcir.transforms.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.sink_copies import SinkCopies
 from dcir.transforms.split_reduction import SplitReduction
@@ -60,6 +61,7 @@ TIERS: dict[int, tuple[Pass, ...]] = {
         WidenProducts(),
         FuseEpilogues(),
         FuseAttention(),
+        ShareKeys(),
         FoldStatic(),
         FuseProducers(),
         FuseEpilogues(),

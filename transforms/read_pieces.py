@@ -121,7 +121,7 @@ class ReadPieces(Pass):
             if rest is None:
                 return "the first piece has no rows in order"
             name, rest_strides = rest
-            shape = (spec.batch, spec.heads, spec.n - first, spec.d)
+            shape = (spec.batch, spec.key_heads, spec.n - first, spec.d)
             away = _window(spec.dtype, shape, strides, rest_strides)
             begin = Operand(joined, ins[i].offset + first * strides[2])
             aside = copy_between(away, begin, Operand(name, 0))
@@ -142,7 +142,7 @@ class ReadPieces(Pass):
         self, net: Network, spec: AttentionSpec, first: int, kept: tuple[int, ...], made: list[str]
     ) -> tuple[str, tuple[int, ...]] | None:
         """A container for the second piece, with its dimensions in the order of the first, and its strides."""
-        shape = (spec.batch, spec.heads, spec.n - first, spec.d)
+        shape = (spec.batch, spec.key_heads, spec.n - first, spec.d)
         walked = [d for d in range(4) if kept[d] and (d == 2 or shape[d] > 1)]
         order = sorted(walked, key=lambda d: -kept[d])
         if 2 not in order or (spec.d > 1 and (order[-1] != 3 or kept[3] != 1)):
@@ -162,7 +162,9 @@ class ReadPieces(Pass):
 
 def _positions(spec: AttentionSpec, strides: Sequence[int], copy: Copy) -> int | None:
     """How many positions a copy brings, if all heads."""
-    one = math.prod(e for e, s in zip((spec.batch, spec.heads, spec.d), (*strides[:2], strides[3]), strict=True) if s)
+    one = math.prod(
+        e for e, s in zip((spec.batch, spec.key_heads, spec.d), (*strides[:2], strides[3]), strict=True) if s
+    )
     first, over = divmod(math.prod(copy.dims), one)
     return first if not over and 0 < first < spec.n else None
 

@@ -317,7 +317,7 @@ def windows(spec: Any) -> tuple[list[Window | None], list[Window | None]] | None
             return [x, weight, *bias], [y]
         return ([y, w], [x]) if spec.kind == "backward_data" else ([x, y], [w])
     if isinstance(spec, AttentionSpec):
-        rows, keys = (spec.batch, spec.heads, spec.m, spec.d), (spec.batch, spec.heads, spec.n, spec.d)
+        rows, keys = (spec.batch, spec.heads, spec.m, spec.d), (spec.batch, spec.key_heads, spec.n, spec.d)
         q = Window(rows, spec.q, "q")
         fields: list[tuple[str, int | None]] = [("k", None), ("v", None), ("more", 0), ("more", 1)]
         kv = [Window(s, st, *f) for (s, st), f in zip(spec.pieces(), fields, strict=False)]

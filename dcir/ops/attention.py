@@ -42,6 +42,7 @@ class AttentionSpec:
         first: keys and values before this position lie in k and v, the others in k2 and v2 (a cache and what is new); 0: all lie
             in k and v. Forward only.
         more: strides of k2 and v2, () if there are none.
+        group: how many neighbouring heads of q share one of k and v, whose strides (and their gradients') count key heads.
     """
 
     dtype: str
@@ -63,6 +64,7 @@ class AttentionSpec:
     strict: bool = False
     first: int = 0
     more: tuple[tuple[int, ...], ...] = ()
+    group: int = 1
 
     @property
     def kind(self) -> str:
@@ -73,6 +75,11 @@ class AttentionSpec:
     def compute(self) -> str:
         """The type everything is computed in."""
         return compute_type(self.dtype)
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of k and v."""
+        return self.heads // self.group
 
     def pairs(self) -> int:
         """Pairs of a query and a key that see each other, in one head."""
@@ -93,7 +100,7 @@ class AttentionSpec:
 
     def pieces(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Shape and strides of k, v[, k2, v2]."""
-        b, h, n, d = self.batch, self.heads, self.n, self.d
+        b, h, n, d = self.batch, self.key_heads, self.n, self.d
         if not self.more:
             return [((b, h, n, d), st) for st in (self.k, self.v)]
         kept, new = (b, h, self.first, d), (b, h, n - self.first, d)
@@ -105,7 +112,7 @@ class AttentionSpec:
         def size(shape: Sequence[int], strides: Sequence[int], dtype: str) -> int:
             return itemsize(dtype) * math.prod(e for e, s in zip(shape, strides, strict=True) if s)
 
-        rows, keys = (self.batch, self.heads, self.m, self.d), (self.batch, self.heads, self.n, self.d)
+        rows, keys = (self.batch, self.heads, self.m, self.d), (self.batch, self.key_heads, self.n, self.d)
         q, kv = size(rows, self.q, self.dtype), [size(shape, st, self.dtype) for shape, st in self.pieces()]
         o, lse = size(rows, self.o, self.dtype), size(rows[:3], self.lse, self.compute)
         mask = [size((*rows[:3], self.n), self.mask, self.mask_dtype)] if self.mask else []
@@ -116,7 +123,7 @@ class AttentionSpec:
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over 1-D NumPy buffers: in float64, rounded once."""
-        rows, keys = (self.batch, self.heads, self.m, self.d), (self.batch, self.heads, self.n, self.d)
+        rows, keys = (self.batch, self.heads, self.m, self.d), (self.batch, self.key_heads, self.n, self.d)
 
         def window(buffer: Any, shape: Sequence[int], strides: tuple[int, ...]) -> torch.Tensor:
             return window_tensor(buffer, (tuple(shape), strides, self.dtype))
@@ -124,7 +131,7 @@ class AttentionSpec:
         first = 1 if self.grads else 0
         q = window(ins[first], rows, self.q).double()
         kv = [window(ins[first + 1 + i], shape, st).double() for i, (shape, st) in enumerate(self.pieces())]
-        k, v = (torch.cat(kv[i::2], 2) for i in (0, 1))
+        k, v = (torch.cat(kv[i::2], 2).repeat_interleave(self.group, 1) for i in (0, 1))
         scores = q @ k.transpose(-1, -2) * self.scale
         if self.mask:
             mask = window_tensor(ins[-1], ((*rows[:3], self.n), self.mask, self.mask_dtype))
@@ -142,11 +149,14 @@ class AttentionSpec:
         p = torch.exp(scores - window_tensor(ins[5], (rows[:3], self.lse, self.compute)).double()[..., None])
         ds = p * (do @ v.transpose(-1, -2) - (do * o).sum(-1, keepdim=True)) * self.scale
         window(outs[0], rows, self.grads[1]).copy_(ds @ k)
-        window(outs[1], keys, self.grads[2]).copy_(ds.transpose(-1, -2) @ q)
-        window(outs[2], keys, self.grads[3]).copy_(p.transpose(-1, -2) @ do)
+        for i, of_heads in ((1, ds.transpose(-1, -2) @ q), (2, p.transpose(-1, -2) @ do)):
+            shared = of_heads.unflatten(1, (self.key_heads, self.group)).sum(2)
+            window(outs[i], keys, self.grads[1 + i]).copy_(shared)
 
     def steps(self) -> Steps:
         """The same as loop programs over temporaries, the score matrix among them: the plain form for stock DaCe."""
+        if self.group > 1:
+            return _shared_steps(self)
         if self.grads:
             return _backward_steps(self)
         return _joined_steps(self) if self.more else _forward_steps(self)
@@ -223,6 +233,37 @@ def _joined_steps(spec: AttentionSpec) -> Steps:
     joined = [(p, [names.get(r, r) for r in reads], writes) for p, reads, writes in steps]
     size = math.prod(whole)
     return [*temporaries, ("k", spec.dtype, size), ("v", spec.dtype, size)], [*copies, *joined]
+
+
+def _shared_steps(spec: AttentionSpec) -> Steps:
+    """The keys and values of every head copied apart, then the steps over those; gradients are added up in the end."""
+    b, h, g, d = spec.batch, spec.key_heads, spec.group, spec.d
+    first, names, temporaries, before, after = (1 if spec.grads else 0), {}, [], [], []
+    alone, own = replace(spec, group=1), []
+    for i, (shape, strides) in enumerate(spec.pieces()):
+        dense = contiguous((b, h, g, *shape[2:]))
+        body = Body((b, h, g, *shape[2:]))
+        body.store(body.output(spec.dtype), dense, body.load(body.input(spec.dtype), (*strides[:2], 0, *strides[2:])))
+        operand = f"a{first + 1 + i}"
+        names[operand] = f"own{i}"
+        temporaries.append((names[operand], spec.dtype, b * h * g * math.prod(shape[2:])))
+        before.append((body.finish(), [operand], [names[operand]]))
+        own.append((dense[0], *dense[2:]))
+    alone = replace(alone, k=own[0], v=own[1], more=tuple(own[2:]))
+    if spec.grads:
+        each = (b, h, g, spec.n, d)
+        dense = contiguous(each)
+        alone = replace(alone, grads=(*spec.grads[:2], (dense[0], *dense[2:]), (dense[0], *dense[2:])))
+        for operand, strides in (("o1", spec.grads[2]), ("o2", spec.grads[3])):
+            body = Body((b, h, spec.n, d), (g,))
+            x = body.load(body.input(spec.dtype), (*dense[:2], *dense[3:], dense[2]))
+            body.store(body.output(spec.dtype), (*strides, 0), body.reduce("sum", body.convert(x, spec.compute)))
+            names[operand] = f"own_{operand}"
+            temporaries.append((names[operand], spec.dtype, math.prod(each)))
+            after.append((body.finish(), [names[operand]], [operand]))
+    more, steps = alone.steps()
+    inside = [(p, [names.get(x, x) for x in reads], [names.get(x, x) for x in writes]) for p, reads, writes in steps]
+    return [*temporaries, *more], [*before, *inside, *after]
 
 
 def _product(

@@ -20,7 +20,9 @@ def _spec(
 ) -> AttentionSpec:  # fmt: skip
     if dropout:
         raise NotNative("attention with dropout")
-    if len(q.shape) != 4 or k.shape != v.shape or k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
+    if len(q.shape) != 4 or k.shape != v.shape or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        raise NotNative("attention over heads of different shapes")
+    if q.numel and k.numel and q.shape[1] % k.shape[1]:
         raise NotNative("attention over heads of different shapes")
     if not (q.numel and k.numel):
         raise NotNative("attention over nothing")
@@ -31,7 +33,7 @@ def _spec(
         q.dtype, batch, heads, m, n, d, 1 / math.sqrt(d) if scale is None else float(scale), bool(causal),
         q.expand_to(q.shape), k.expand_to(k.shape), v.expand_to(v.shape), o.expand_to(o.shape),
         lse.expand_to(lse.shape), steps, "f32" if mask is None else mask.dtype,
-        tuple(r.expand_to(r.shape) for r in grads),
+        tuple(r.expand_to(r.shape) for r in grads), group=heads // k.shape[1],
     )  # fmt: skip
 
 
@@ -57,6 +59,9 @@ def _cases() -> Iterable[Any]:
     yield rand(1, 2, 131, 40), rand(1, 2, 203, 40, seed=1), rand(1, 2, 203, 40, seed=2), False, {}, "longer"
     y = rand(1, 1, 150, 64), rand(1, 1, 150, 64, seed=1), rand(1, 1, 150, 64, seed=2)
     yield *y, True, {}, "longer, causal"
+    shared = rand(2, 6, 10, 8)
+    yield shared, k, v, True, {}, "shared keys"
+    yield shared[:, :, :2], k, v, False, {"attn_mask": holes[:, :, :2]}, "shared keys, few queries, mask"
     yield q[:, :, :4], k, v, False, {"attn_mask": holes[:, :, :4]}, "few queries, mask"
     yield *(t[:, :, :3].bfloat16() for t in (q, k, v)), True, {}, "few queries, causal, bf16"
     yield *(t.double() for t in (q, k, v)), True, {}, "double"

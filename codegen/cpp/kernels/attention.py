@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.kernels.attention_backward import place_function, plan_backward, scratch_at
-from dcir.codegen.cpp.kernels.attention_text import COMMON, FEW, FORWARD
+from dcir.codegen.cpp.kernels.attention_few_text import FEW
+from dcir.codegen.cpp.kernels.attention_text import COMMON, FORWARD
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.planners import Machine, planner
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, Split, ceil_div, core, lanes, render, round_up
@@ -89,7 +90,10 @@ def _common(b: _Blocks) -> str:
     none = (0, 0, 0, 0)
     k2, v2 = spec.more or (none, none)
     places = {"q": spec.q, "k": spec.k, "v": spec.v, "k2": k2, "v2": v2, "o": spec.o}
-    lines = [place_function(name, st, "b", "h", "i", "e") for name, st in places.items()]
+    lines = [
+        place_function(name, st, "b", "h", "i", "e", group=spec.group if name[0] in "kv" else 1)
+        for name, st in places.items()
+    ]
     lines.append(place_function("lse", spec.lse, "b", "h", "i"))
     lines.append(place_function("mask", spec.mask or none, "b", "h", "i", "c"))
     lines += [_rows(b, "K", spec.k, *spec.more[:1]), _rows(b, "V", spec.v, *spec.more[1:])]

@@ -1,6 +1,6 @@
 """C++ for the gradients of attention, without the score matrix.
 
-Queries, keys and values are packed once; a job owns a run of key blocks of one head, computes the probabilities again
+Queries, keys and values are packed once; a job owns a run of key blocks of one head of keys, computes the probabilities again
 from the log-sum-exp, sums dk and dv in its own memory and its part of dq in scratch; a last phase adds the parts in
 order. How the work is cut depends on the shape alone, so results do not depend on threads or timing.
 """
@@ -66,19 +66,24 @@ class _Blocks:
         return self.spec.batch * self.spec.heads
 
     @property
+    def key_heads(self) -> int:
+        """Heads of keys of all batches."""
+        return self.spec.batch * self.spec.key_heads
+
+    @property
     def parts(self) -> int:
-        """Runs of key blocks per head in the backward pass."""
-        return min(self.key_blocks, max(1, BACKWARD_JOBS // self.all_heads))
+        """Runs of key blocks per head of keys in the backward pass."""
+        return min(self.key_blocks, max(1, BACKWARD_JOBS // self.key_heads))
 
     @property
     def kt(self) -> int:
         """Elements of all packed transposed keys (or values)."""
-        return self.all_heads * self.key_blocks * self.spec.d * self.nb
+        return self.key_heads * self.key_blocks * self.spec.d * self.nb
 
     @property
     def rows(self) -> int:
         """Elements of all packed rows of keys (or values)."""
-        return self.all_heads * self.key_blocks * self.nb * self.dp
+        return self.key_heads * self.key_blocks * self.nb * self.dp
 
     @property
     def queries(self) -> int:
@@ -86,9 +91,10 @@ class _Blocks:
         return self.all_heads * self.query_blocks * self.qb * self.dp
 
 
-def place_function(name: str, strides: tuple[int, ...], *loops: str) -> str:
-    """A C function from loop positions to an element's place."""
-    terms = [f"{v} * {s}LL" for v, s in zip(loops, strides, strict=True) if s] or ["0"]
+def place_function(name: str, strides: tuple[int, ...], *loops: str, group: int = 1) -> str:
+    """A C function from loop positions to an element's place; ``group`` values of h mean the same."""
+    values = [f"{v} / {group}" if v == "h" and group > 1 else v for v in loops]
+    terms = [f"{v} * {s}LL" for v, s in zip(values, strides, strict=True) if s] or ["0"]
     parameters = ", ".join(f"L {v}" for v in loops)
     return f"static inline L at_{name}({parameters}) {{ return {' + '.join(terms)}; }}"
 
@@ -103,7 +109,7 @@ def _common(b: _Blocks) -> str:
     lines.append(place_function("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
     return core(b.isa, spec.compute, COMMON) + render(
         COMMON, S=STORED[spec.dtype], mr=mr, nv=nv, qb=b.qb, nb=b.nb, d=spec.d, dp=b.dp,
-        m=spec.m, n=spec.n, heads=spec.heads, qblocks=b.query_blocks, kblocks=b.key_blocks, scale=repr(float(spec.scale)),
+        m=spec.m, n=spec.n, heads=spec.heads, group=spec.group, qblocks=b.query_blocks, kblocks=b.key_blocks, scale=repr(float(spec.scale)),
         causal=int(spec.causal), masked=int(bool(spec.mask)), places="\n".join(lines),
     )  # fmt: skip
 
@@ -126,13 +132,13 @@ def plan_backward(spec: AttentionSpec, isa: Isa) -> KernelPlan:
     mask = "a6" if b.spec.mask else "nullptr"
     p = place
     phases = (
-        Phase(b.all_heads * b.key_blocks, f"dcir_attention::pack_keys(j, a2, a3, {p['kt']}, {p['vt']}, {p['kp']});"),
+        Phase(b.key_heads * b.key_blocks, f"dcir_attention::pack_keys(j, a2, a3, {p['kt']}, {p['vt']}, {p['kp']});"),
         Phase(
             b.all_heads * b.query_blocks,
             f"dcir_attention::pack_queries(j, a1, a0, a4, {p['qs']}, {p['gs']}, {p['delta']});",
         ),
         Phase(
-            b.all_heads * b.parts,
+            b.key_heads * b.parts,
             f"dcir_attention::gradients(j, {mask}, a5, {p['kt']}, {p['vt']}, {p['kp']}, {p['qs']}, {p['gs']}, "
             f"{p['delta']}, {p['part']}, o1, o2);",
         ),

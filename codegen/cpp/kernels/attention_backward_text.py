@@ -3,7 +3,7 @@
 COMMON = """
 typedef $S S;
 constexpr int MR = $mr, NV = $nv, QB = $qb, NB = $nb, DP = $dp;
-constexpr L D = $d, Q = $m, N = $n, HEADS = $heads, QBLOCKS = $qblocks, KBLOCKS = $kblocks;
+constexpr L D = $d, Q = $m, N = $n, HEADS = $heads, GROUP = $group, QBLOCKS = $qblocks, KBLOCKS = $kblocks;
 constexpr bool CAUSAL = $causal, MASKED = $masked;
 constexpr T SCALE = (T)$scale;
 $inline T get(float x) { return (T)x; }
@@ -74,7 +74,7 @@ template <class P> $inline void copy_rows(T *d, const S *s, P place, L rows, L p
 BACKWARD = """
 constexpr L PARTS = $parts;
 $noinline void pack_keys(L j, const S *k, const S *v, T *kt, T *vt, T *kp) {
-    const L first = j % KBLOCKS * NB, bh = j / KBLOCKS, b = bh / HEADS, h = bh % HEADS;
+    const L first = j % KBLOCKS * NB, bh = j / KBLOCKS, b = bh / (HEADS / GROUP), h = bh % (HEADS / GROUP);
     const L cols = N - first < NB ? N - first : NB;
     T *rows = kp + j * NB * DP;
     copy_rows(rows, v, [=](L c, L e) { return at_v(b, h, first + c, e); }, cols, NB, T(1));
@@ -110,15 +110,18 @@ template <class M> $noinline void gradients(
     constexpr int KR = (NB + MR - 1) / MR * MR;
     alignas(64) T p[QB * NB + KR], ds[QB * NB + KR], sum_k[KR * DP], sum_v[KR * DP];
     for (int i = 0; i < KR; i++) p[QB * NB + i] = ds[QB * NB + i] = 0;
-    const L bh = j / PARTS, b = bh / HEADS, h = bh % HEADS, mine = j % PARTS;
-    T *dq = part + (mine * (L)($heads_total) + bh) * QBLOCKS * QB * DP;
-    for (L i = 0; i < QBLOCKS * QB * DP; i++) dq[i] = 0;
+    const L kh = j / PARTS, b = kh / (HEADS / GROUP), shared = kh % (HEADS / GROUP), mine = j % PARTS;
+    T *all_dq = part + (mine * (L)($heads_total) + kh * GROUP) * QBLOCKS * QB * DP;
+    for (L i = 0; i < GROUP * QBLOCKS * QB * DP; i++) all_dq[i] = 0;
     for (L kb = mine * KBLOCKS / PARTS; kb < (mine + 1) * KBLOCKS / PARTS; kb++) {
-        const L start = kb * NB, cols = N - start < NB ? N - start : NB, block = bh * KBLOCKS + kb;
+        const L start = kb * NB, cols = N - start < NB ? N - start : NB, block = kh * KBLOCKS + kb;
         for (int i = 0; i < KR * DP; i++) sum_k[i] = sum_v[i] = 0;
-        for (L qb = CAUSAL ? start / QB : 0; qb < QBLOCKS; qb++) {
+        // The heads that share these keys one after the other.
+        for (L t = 0; t < GROUP * QBLOCKS; t++) {
+            const L g = t / QBLOCKS, qb = t % QBLOCKS, h = shared * GROUP + g, bh = kh * GROUP + g;
+            T *dq = all_dq + g * QBLOCKS * QB * DP;
             const L first = qb * QB, rows = Q - first < QB ? Q - first : QB, at = (bh * QBLOCKS + qb) * QB;
-            if (rows <= 0) break;
+            if (rows <= 0 || (CAUSAL && qb < start / QB)) continue;
             // Keys behind the last query are seen by none of the block.
             const L seen = CAUSAL && first + rows - start < cols ? first + rows - start : cols;
             if (seen <= 0) continue;
@@ -142,11 +145,11 @@ template <class M> $noinline void gradients(
             product<DP, NB, true>(dq + first * DP, ds, 1, kp + block * NB * DP, rows, seen);
         }
         for (L c = 0; c < cols; c++) {
-            fetch_later<true>(dk, [=](L r, L e) { return at_dk(b, h, start + r, e); }, c);
-            fetch_later<true>(dv, [=](L r, L e) { return at_dv(b, h, start + r, e); }, c);
+            fetch_later<true>(dk, [=](L r, L e) { return at_dk(b, shared, start + r, e); }, c);
+            fetch_later<true>(dv, [=](L r, L e) { return at_dv(b, shared, start + r, e); }, c);
             for (L e = 0; e < D; e++) {
-                put(dk + at_dk(b, h, start + c, e), sum_k[c * DP + e]);
-                put(dv + at_dv(b, h, start + c, e), sum_v[c * DP + e]);
+                put(dk + at_dk(b, shared, start + c, e), sum_k[c * DP + e]);
+                put(dv + at_dv(b, shared, start + c, e), sum_v[c * DP + e]);
             }
         }
     }
