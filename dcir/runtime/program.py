@@ -10,7 +10,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,14 @@ class Fixed:
         prepared: what was made from them, if anything is.
         enter: looks for changes and runs, see ``entry.py``.
         made: for each result container, what gives a new one.
+        token: what it is known by to those who must not hold it.
     """
 
     places: tuple[tuple[int, int], ...]
     prepared: Prepared | None
     enter: Callable[..., int]
     made: tuple[Callable[[], torch.Tensor], ...]
+    token: object = field(default_factory=object)
 
 
 class Program:
@@ -209,13 +211,13 @@ class Program:
         arena = self.arenas.take(self.info.arena_bytes)
         try:
             prepared = fixed.prepared
-            if frame.fixed is not fixed:
+            if frame.fixed is not fixed.token:
                 for slot, address in fixed.places:
                     frame.table[slot] = address
                 if prepared is not None:
                     frame.prepared, frame.addresses = prepared, prepared.addresses
                     frame.table[1] = prepared.block.address
-                frame.fixed = fixed
+                frame.fixed = fixed.token
             if prepared is not None and not self._unwritten(prepared):
                 return CHANGED
             buffers = [new() for new in fixed.made]
@@ -332,7 +334,8 @@ class _Frame:
         info = program.info
         self.prepared: Prepared | None = None
         self.addresses: list[int] = []
-        self.fixed: Fixed | None = None
+        # Which ``Fixed`` the table is filled for: itself it reaches the module, which nothing that its code is held by may hold.
+        self.fixed: object = None
         self.table = (ctypes.c_void_p * max(info.table_size, 1))()
         for slot, t in zip(info.constant_slots, program.constants, strict=True):
             self.table[slot] = t.data_ptr()
