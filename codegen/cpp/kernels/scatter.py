@@ -103,7 +103,7 @@ class _Writes:
         for _ in range(self.open_braces):
             self.depth -= 1
             self.line("}")
-        self.line("if (bad) *status = 1;")
+        self.line("if (bad) d_report(status);")
         return Phase(self.jobs * self.tiles * self.owners, "\n".join(self.lines))
 
     def line(self, text: str) -> None:
