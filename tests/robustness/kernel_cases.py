@@ -117,6 +117,20 @@ def look_ups(gradient: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     return ATEN.embedding_dense_backward.default(gradient, i, 301, 5, False)
 
 
+def bags(weight: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor) -> Any:
+    """Sums and means of looked-up rows, bag by bag, with their gradients."""
+    out, *parts = ATEN._embedding_bag.default(weight, index, offsets, False, 0, False, scale)
+    mean, *more = ATEN._embedding_bag.default(weight, index, offsets, False, 1, False, None, False, 5)
+    rows = len(weight)
+    return (
+        out,
+        mean,
+        ATEN._embedding_bag_backward.default(out, index, offsets, *parts, rows, False, 0, False, scale),
+        ATEN._embedding_bag_backward.default(mean, index, offsets, *more, rows, False, 1, False, None, 5),
+        ATEN._embedding_bag_per_sample_weights_backward.default(out, weight, index, offsets, parts[0], 0),
+    )
+
+
 def star(n: int, below: int) -> torch.Tensor:
     """Nearly all points at two places."""
     index = places(n, below=below)
@@ -138,6 +152,9 @@ INDEXED = {
     "one place": Case(add, (rand(1, 5), places(4001, below=1), rand(4001, 5)), (1,), passes=LISTED),
     "no points": Case(add, (rand(301, 5), places(0, below=301), rand(0, 5)), (301,), passes=LISTED),
     "look-ups": Case(look_ups, (rand(17, 61, 19), places(17, 61, below=301)), (301,), passes=LISTED),
+    "bags": Case(
+        bags, (rand(301, 33), places(1501, below=301), torch.tensor([0, 0, 7, 7, 701, 1501, 1501]), rand(1501)), (301, 1502),
+        passes=pipeline(2)),
     "messages": Case(
         messages, (rand(301, 33), places(1501, below=301), places(1501, below=301, seed=4)), (301, 301), wrap=True, passes=LISTED),
     "messages to two": Case(
