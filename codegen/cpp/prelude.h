@@ -29,6 +29,9 @@ D_INLINE unsigned long long d_bits(double x) { return __builtin_bit_cast(unsigne
 D_INLINE float d_from_bits(unsigned x) { return __builtin_bit_cast(float, x); }
 D_INLINE double d_from_bits(unsigned long long x) { return __builtin_bit_cast(double, x); }
 
+// What a kernel says of an index that lies outside. Several jobs may at once.
+D_INLINE void d_report(int *status) { __atomic_store_n(status, 1, __ATOMIC_RELAXED); }
+
 #define D_INF __builtin_inff()
 #define D_NAN __builtin_nanf("")
 

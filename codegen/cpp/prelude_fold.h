@@ -12,6 +12,12 @@ struct d_max_of { template <class V> D_INLINE V join(V x, V y) { return (x > y) 
 
 template <class T, int N> struct d_vector { typedef T type __attribute__((vector_size(N * sizeof(T)), aligned(sizeof(T)))); };
 
+// Of two numbers, as a vector's: a scalar choice would be a branch that nobody can predict.
+template <class O, class T> D_INLINE T d_choose(T x, T y) {
+    const typename d_vector<T, 16 / sizeof(T)>::type first = {x}, second = {y};
+    return O::join(first, second)[0];
+}
+
 // The last two steps stay in a vector of four: a scalar choice would be a branch that nobody can predict.
 template <class O, class V> D_INLINE auto d_fold_vector(V v) {
     const auto half = O::join(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from dcir.codegen.compile import compile_network
 from dcir.codegen.cpp.kernels.scatter import plan_scatter
 from dcir.codegen.planners import Machine
+from dcir.driver.assemble import assemble
 from dcir.errors import IndexOutOfRange
 from dcir.frontends.torch.importer import import_graph
 from dcir.ir.serialize import decode, encode
@@ -42,16 +44,26 @@ LARGE = [
                  (rand(33, 50, 17), 1, places(90, below=50), rand(33, 90, 17, seed=1)), id="middle"),
     pytest.param(ATEN.scatter_reduce.two,
                  (rand(40, 50), 0, places(500, 50, below=40), rand(500, 50, seed=1), "amax"), id="maximum"),
+    pytest.param(ATEN.scatter_reduce.two,
+                 (rand(301, 7), 0, places(5003, 7, below=301), rand(5003, 7, seed=1), "amin"), id="few columns"),
+    pytest.param(ATEN.index_put.default,
+                 (rand(301, 3), [places(9001, below=602) - 301], rand(9001, 3, seed=1), True), id="from the end"),
+    pytest.param(ATEN.index_add.default,
+                 (rand(301), 0, places(20011, 2, below=301).int()[:, 1], rand(20011, seed=1)), id="every other index"),
+    pytest.param(ATEN.put.default,
+                 (rand(30, 11), places(20011, below=330), rand(20011, seed=1), False), id="the last one stays"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "args"), LARGE)
 def test_large(op: Any, args: tuple[Any, ...]) -> None:
-    """Same numbers as eager, and the same on every run."""
+    """Same numbers as eager, and every bit the same for one thread, for several, and again."""
     gm, tensors = graph_of(op, args, {})
-    first, second = (run_cpp(import_graph(gm), tensors)[0] for _ in range(2))
+    done = import_graph(gm)
+    runs = [assemble(done, compile_network(done.network, threads=n)) for n in (1, 2, 3)]
+    first, *others = [run(list(tensors))[0] for run in (*runs, runs[-1])]
     check_close(first, op(*args), op(*double(args)), factor=8.0)
-    assert torch.equal(first, second)
+    assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("run", [run_cpp, run_interpreted])

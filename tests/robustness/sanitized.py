@@ -1,13 +1,18 @@
-"""What runs under sanitizers: ``python -m tests.robustness.sanitized operators [START STEP] | networks | broken``.
+"""What runs under sanitizers: ``python -m tests.robustness.sanitized operators [START STEP] | networks | kernels | broken | raced``.
 
-To be started with `dcir.codegen.build.sanitizer_environment`. ``operators 0 1`` runs every sample of every page, which takes half an hour.
+To be started with `dcir.codegen.build.sanitizer_environment`, or by `tests.robustness.team`. ``operators 0 1`` runs every sample of every
+page, which takes half an hour.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import nn
@@ -15,8 +20,15 @@ from torch import nn
 import dcir
 from dcir.cache import Cache
 from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
-from dcir.frontends.torch.importer import import_graph
+from dcir.codegen.compile import compile_network
+from dcir.codegen.planners import Machine, plan
+from dcir.driver.assemble import assemble
+from dcir.frontends.torch.importer import Imported, import_graph
+from dcir.ir.network import Network, Operand, Result
+from dcir.isa import host_isa
+from dcir.ops.segments import GroupSpec
 from tests.harness import all_samples, check_results, expected, graph_of_calls, run_cpp
+from tests.robustness.kernel_cases import CASES, THREADS
 
 _GROUP = 24
 # Families whose kernels compute addresses of their own; of the others, a few samples stand for all.
@@ -91,6 +103,34 @@ def networks() -> int:
     return 3
 
 
+def kernels() -> int:
+    """Kernels that take addresses from data or divide sums among jobs, on as many threads as there are shares."""
+    torch.set_num_threads(THREADS)
+    for name, case in CASES.items():
+        print(name, file=sys.stderr, flush=True)
+        case.check(name)
+    return len(CASES)
+
+
+def raced() -> int:
+    """A list of points whose blocks count in one place; the sanitizer says so when the process ends."""
+    torch.set_num_threads(THREADS)
+    spec = GroupSpec((1 << 14,), ((1,),), ("i64",), (301,), False)
+    good = plan(spec, Machine(host_isa().name, THREADS))
+    counting = good.phases[0]
+    phases = (replace(counting, code=counting.code.replace("j * 301", "0 * 301")), *good.phases[1:])
+    net = Network()
+    index = Operand(net.add_container((1 << 14,), "i64", "input"))
+    outs = [Operand(net.add_container((n,), "i32")) for n in (302, 1 << 14)]
+    net.add_op(spec, [index], outs)
+    net.promote(outs[0].data)
+    net.results.append(Result(outs[0].data, (302,), (1,), 0, "i32"))
+    with mock.patch("dcir.codegen.compile.plan", lambda *_: replace(good, phases=phases)):
+        library = compile_network(net, threads=THREADS, cache=Cache(Path(tempfile.mkdtemp())))
+    assemble(Imported(net, {}, [("result", 0)]), library)([torch.arange(1 << 14) % 301])
+    return 1
+
+
 def broken() -> int:
     """A kernel that reads behind its operand; the sanitizer ends the process."""
     text = 'extern "C" __attribute__((visibility("default"))) float f(float* x, int n) { return x[n]; }'
@@ -113,5 +153,6 @@ def _alone(t: torch.Tensor) -> torch.Tensor:
 
 if __name__ == "__main__":
     what, *numbers = sys.argv[1:]
-    function = {"operators": operators, "families": families, "networks": networks, "broken": broken}[what]
+    functions = (operators, families, networks, kernels, raced, broken)
+    function = next(f for f in functions if f.__name__ == what)
     print("done", function(*map(int, numbers)))  # type: ignore[operator]

@@ -36,7 +36,7 @@ def plan_group(spec: GroupSpec, machine: Machine) -> KernelPlan:
         counters, block, "int bad = 0;",
         f"for (long long g = 0; g < {groups}; g++) count[g] = 0;",
         *_visit(spec, "count[g]++;", "bad |= !g{n};"),
-        "if (bad) *status = 1;",
+        "if (bad) d_report(status);",
     ]  # fmt: skip
     add = [
         "const unsigned* count = (const unsigned*)scratch;", span, "unsigned sum = 0;",

@@ -75,7 +75,7 @@ class _Emitter(Reductions):
         else:
             self._pointwise(space)
         if self.checked:
-            self.line("if (bad) *status = 1;")
+            self.line("if (bad) d_report(status);")
         names = "_".join(dict.fromkeys(s.op for s in p.body if s.op not in ("load", "store", "const", "cast", "index")))
         return KernelPlan((names or "copy")[:40], self._globals(), (Phase(jobs, "\n".join(self.lines)),))
 

@@ -168,6 +168,10 @@ class Reductions(Statements):
             if width:
                 self.line(f"{self._reduced_type(r)} part{r}[{width}];")
                 self.line(f"for (int l = 0; l < {width}; l++) part{r}[l] = {self._start(r)};")
+        if looks := self.checked and len(inner) == 1 and not self.buffered:
+            # In braces: another sweep over the row looks again.
+            self.open("")
+            self.take_out(roots, inner[0])
         sums = [] if width or len(inner) < 2 or math.prod(p.inner) <= SUM_BLOCK else self._float_sums(reduces)
         for d in inner[:-2] if sums else inner[:-1]:
             self.loop(d, p.dims[d])
@@ -191,6 +195,9 @@ class Reductions(Statements):
             self.line(" ".join(f"v{r} += part{r};" for r in sums))
         for _ in inner[:-1]:
             self.close()
+        if looks:
+            self.close()
+            self.before, self.tested, self.tests = set(), set(), self.checked
         for r in reduces if width else []:
             self._fold(r, width)
 

@@ -90,7 +90,7 @@ def _text(spec: SegmentSpec, jobs: int, share: int, *, shared: bool = False) -> 
     finish.start()
     value.fold()
     finish.end()
-    lines += [*finish.before_fold, *value.lines, *finish.lines, "}", "if (bad) *status = 1;"]
+    lines += [*finish.before_fold, *value.lines, *finish.lines, "}", "if (bad) d_report(status);"]
     return "\n".join(lines)
 
 

@@ -10,15 +10,17 @@ from unittest import mock
 
 import pytest
 
-from dcir.codegen.build import HEADERS, find_compiler
+from dcir.codegen.build import HEADERS, default_flags, find_compiler
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
 from dcir.isa import ISAS, Isa, host_isa
 from dcir.ops import matrix_unit
 from tests.conftest import COMPILED_ONLY, WHY_NOT_RUN
 
 PROCESSOR = host_isa().processor if COMPILED_ONLY else "native"
-FLAGS = ["-O3", f"-march={PROCESSOR}", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w"]
-
+FLAGS = [
+    "-O3", f"-march={PROCESSOR}", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w",
+    *(flag for flag in default_flags() if "sanitize" in flag),
+]  # fmt: skip
 
 SOME = 16
 """Of so many kernels for another processor one is compiled: instructions whose operands must be constants show there alone."""
