@@ -6,6 +6,7 @@
     void dcir_digest(...)                             see ``digest.py``
     int dcir_watch(...), dcir_note(...)               see ``watch.py``
     PyObject* dcir_enter(...)                         see ``entry.py``
+    PyObject* dcir_direct(...)                        see ``direct.py``
     unsigned long long dcir_ticks[steps + 1]          of a profiled driver: nanoseconds of each step of the last call
 
 ``table[0]`` is the arena, ``table[1]`` the block of prepared values; inputs, constants and results follow. The
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.digest import DIGEST
+from dcir.codegen.cpp.direct import DIRECT
 from dcir.codegen.cpp.entry import ENTRY
 from dcir.codegen.cpp.watch import WATCH
 
@@ -117,7 +119,7 @@ def driver_text(
     lines += ["  return 0;", "}"]
     lines.append('extern "C" __attribute__((visibility("default"))) int dcir_prepare(void** t) {')
     lines += ["  int status = 0;", *_stretch(before), "  return 0;", "}"]
-    return "\n".join([*lines, *_fingerprint(static), DIGEST, WATCH, ENTRY])
+    return "\n".join([*lines, *_fingerprint(static), DIGEST, WATCH, ENTRY, DIRECT])
 
 
 # Words of a static input that are compared in every call: a last guard against writes through bare addresses, which nobody notes.

@@ -15,17 +15,21 @@ namespace {{
 struct Interpreter {{
   void* (*address)(void*); void* (*number)(long); void* (*release)(); void (*take)(void*);
   const unsigned long long* (*symbol)(void*, const char*); void* library; const char* keys;
+  void* (*member)(void*, long long); const void* (*item)(void*, void*); void (*hold)(void*); void (*let_go)(void*);
 }};
 struct Entry {{
   const Dictionary* dictionaries; long long n; const Tensor* tensors; long long m; const Functions* functions;
   unsigned long long keys[2]; long long count; const int* slots; long long compares; unsigned long long fingerprint;
 }};
 const Interpreter* python;
-int entered(const Entry& e, void** table, void* call_back, void* const* pointers) {{
+bool other_keys(const Entry& e) {{
   // Each thread has dispatch keys of its own.
   static __thread const unsigned long long* keys;
   if (!keys) keys = python->symbol(python->library, python->keys);
-  if (!keys || keys[0] != e.keys[0] || keys[1] != e.keys[1]) return {OTHER_MODES};
+  return !keys || keys[0] != e.keys[0] || keys[1] != e.keys[1];
+}}
+int entered(const Entry& e, void** table, void* call_back, void* const* pointers) {{
+  if (other_keys(e)) return {OTHER_MODES};
   if (dcir_watch(e.dictionaries, e.n, e.tensors, e.m, e.functions)) return {CHANGED};
   for (long long i = 0; i < e.count; i++) table[e.slots[i]] = python->address(pointers[i]);
   if (e.compares && dcir_fingerprint(table) != e.fingerprint) return {CHANGED};

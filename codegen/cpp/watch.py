@@ -30,24 +30,34 @@ struct Functions {{
   int (*sizes)(void*, long long**); int (*strides)(void*, long long**); long long (*version)(const void*);
 }};
 unsigned long long version_of(const Dictionary& d) {{ return *(const unsigned long long*)(d.object + 24); }}
-}}
-extern "C" __attribute__((visibility("default")))
-int dcir_watch(const Dictionary* dictionaries, long long n, const Tensor* tensors, long long m, const Functions* f) {{
+bool other_versions(const Dictionary* dictionaries, long long n) {{
   unsigned long long other = 0;
   for (long long i = 0; i < n; i++) other |= version_of(dictionaries[i]) ^ dictionaries[i].version;
-  if (other) return 2;
-  // Each tensor is a chain of objects that the last call's kernels have pushed out of the near caches: all are asked for first.
+  return other;
+}}
+// Each tensor is a chain of objects that the last call's kernels have pushed out of the near caches: all are asked for first.
+void ask_for(const Tensor* tensors, long long m) {{
   for (long long i = 0; i < m; i++)
     for (const char* near : tensors[i].near)
       for (int line = 0; line < 3; line++) __builtin_prefetch(near + 64 * line);
+}}
+bool other_layout(const Tensor& t, void* handle, const Functions* f) {{
+  int kind; long long rank, *sizes, *strides;
+  if (f->kind(handle, &kind) || kind != t.kind || f->rank(handle, &rank) || rank != t.rank) return true;
+  if (f->sizes(handle, &sizes) || f->strides(handle, &strides)) return true;
+  for (long long k = 0; k < rank; k++) if (sizes[k] != t.sizes[k] || strides[k] != t.strides[k]) return true;
+  return false;
+}}
+}}
+extern "C" __attribute__((visibility("default")))
+int dcir_watch(const Dictionary* dictionaries, long long n, const Tensor* tensors, long long m, const Functions* f) {{
+  if (other_versions(dictionaries, n)) return 2;
+  ask_for(tensors, m);
   int result = 0;
   for (long long i = 0; i < m; i++) {{
-    const Tensor& t = tensors[i];
-    void* data; int kind; long long rank, *sizes, *strides;
-    if (f->kind(t.handle, &kind) || kind != t.kind || f->rank(t.handle, &rank) || rank != t.rank) return 2;
-    if (f->sizes(t.handle, &sizes) || f->strides(t.handle, &strides) || f->data(t.handle, &data)) return 2;
-    for (long long k = 0; k < rank; k++) if (sizes[k] != t.sizes[k] || strides[k] != t.strides[k]) return 2;
-    if (data != t.data || f->version(t.handle) != t.version) result = 1;
+    void* data;
+    if (other_layout(tensors[i], tensors[i].handle, f) || f->data(tensors[i].handle, &data)) return 2;
+    if (data != tensors[i].data || f->version(tensors[i].handle) != tensors[i].version) result = 1;
   }}
   return result;
 }}

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
 from dcir.driver.compile import Session
@@ -203,10 +203,12 @@ def _quick(
     long_way = _unless_hooked(functools.partial(quick.long_way, call), plain, session)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_dynamo_compiling():
             return traced(*args, **kwargs)
         result = quick.call(args, kwargs)
-        return result if result is not MISS else long_way(*args, **kwargs)
+        if result is not MISS:
+            return result
+        return (traced if is_compiling() else long_way)(*args, **kwargs)
 
     return run
 

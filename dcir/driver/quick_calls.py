@@ -17,15 +17,19 @@ from typing import Any
 import torch
 from torch._dynamo import eval_frame
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
 from dcir.frontends.torch.capture import Taped, taping
+from dcir.frontends.torch.direct_guards import direct_guards
 from dcir.frontends.torch.guarded_state import GuardedState, guarded_state
+from dcir.runtime import direct
+from dcir.runtime.direct import Conditions, Direct
 from dcir.runtime.entry import OTHER_MODES, available
 from dcir.runtime.program import Fixed, Program
 from dcir.runtime.watch import Watch
 
-MISS = object()
+MISS = direct.MISS
 """What a quick call gives when the call has to go the long way."""
 _FIRST_WAIT, _LONGEST_WAIT = 2, 1 << 12
 _SETTLED = 64
@@ -39,13 +43,58 @@ class _Learnt:
     """One kind of call: what it depended on, and what it ran."""
 
     fn: Any
+    names: dict[str, Any]
     state: GuardedState
     program: Program
     fixed: Fixed
+    inputs: dict[int, int | str]
     moving: tuple[int | str, ...]
     form: Any
     stale: bool = False
     used: int = 0
+    direct: Direct | None = None
+    wait: int = _FIRST_WAIT
+    next_wait: int = _FIRST_WAIT
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was worth being learnt."""
+        return self.used + (0 if self.direct is None else self.direct.used) >= _SETTLED
+
+    def renew(self, args: tuple[Any, ...]) -> None:
+        """Have a direct call for calls like the present one, if there can be one."""
+        made = self.direct
+        if made is not None and not made.broken:  # other tensors, or another thread's call under way
+            self.wait = self.next_wait
+            return
+        # What breaks all the time is made ever more rarely.
+        settled = made is not None and made.used >= _SETTLED
+        self.next_wait = _FIRST_WAIT if settled else min(self.next_wait * 4, _LONGEST_WAIT)
+        self.wait = self.next_wait
+        self.used += 0 if made is None else made.used
+        self.direct = self._made(args)
+
+    def _made(self, args: tuple[Any, ...]) -> Direct | None:
+        scope = {"args": args, "kwargs": {}, "fn": self.fn}
+        conditions = self._conditions(scope)
+        numbers = {where: number for number, where in self.inputs.items()}
+        if conditions is None or type(self.form) is not int or len(numbers) != len(self.inputs):
+            return None
+        made = self.program.direct(self.fixed, conditions, [(t, numbers.get(i, -1)) for i, t in enumerate(args)])
+        # From here on a change shows as one; what was read before is read again.
+        again = self._conditions(scope)
+        if again is None or not conditions.same(again) or _elsewhere() or self.state.manager.cache_entry is None:
+            return None
+        return made if self.state.rest.check(scope) else None
+
+    def _conditions(self, scope: dict[str, Any]) -> Conditions | None:
+        guards = direct_guards(self.state, scope, self.names)
+        if guards is None:
+            return None
+        # What is asked of these before a call: whether the frame's code was dropped, the stance, levels of forward derivatives, whether
+        # an export is under way; and the default device, on which Dynamo has a guard.
+        own = (self.state.manager, eval_frame, eval_frame._stance, forward_ad, torch.compiler, torch.utils._device)
+        return Conditions((*guards.dictionaries, *(o.__dict__ for o in own)), tuple(guards.items), tuple(guards.fields))
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results, or MISS."""
@@ -60,6 +109,7 @@ class _Learnt:
             self.stale = results != OTHER_MODES
             return MISS
         self.used += 1
+        self.wait -= 1
         form = self.form
         return results[form] if type(form) is int else _filled(form, results)
 
@@ -73,19 +123,27 @@ class QuickCalls:
     """
 
     def __init__(self, frame: FunctionType, fn: Callable[..., Any]) -> None:
-        self._code, self._fn = frame.__code__, fn
+        self._code, self._names, self._fn = frame.__code__, frame.__globals__, fn
         self._learnt: list[_Learnt] = []
+        self._direct: tuple[Callable[..., Any], ...] = ()
         self._lock = threading.Lock()
         self._long = 0
         self._wait = _FIRST_WAIT if available() else 0
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results of a call that is like one before, or MISS."""
-        if eval_frame._stance.stance != "default" or forward_ad._current_level >= 0:
+        if not kwargs:
+            for direct_call in self._direct:
+                result = direct_call(*args)
+                if result is not MISS:
+                    return result
+        if _elsewhere():
             return MISS
         for known in self._learnt:
             result = known.call(args, kwargs)
             if result is not MISS:
+                if known.wait <= 0 and not kwargs:
+                    self._renew(known, args)
                 return result
         return MISS
 
@@ -109,10 +167,23 @@ class QuickCalls:
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tape: Sequence[Taped]) -> None:
         # What changes all the time is learnt ever more rarely; what was worth it starts afresh.
         gone = [known for known in self._learnt if known.stale]
-        self._wait = _FIRST_WAIT if any(k.used >= _SETTLED for k in gone) else min(self._wait * 2, _LONGEST_WAIT)
+        self._wait = _FIRST_WAIT if any(k.settled for k in gone) else min(self._wait * 2, _LONGEST_WAIT)
         kept = [known for known in self._learnt if not known.stale]
         new = self._from(args, kwargs, result, tape)
         self._learnt = [*([new] if new is not None else []), *kept][:_MOST]
+        self._gather()
+
+    def _renew(self, known: _Learnt, args: tuple[Any, ...]) -> None:
+        # What a garbage collection calls must not wait for the call that it is in.
+        if self._lock.acquire(blocking=False):
+            try:
+                known.renew(args)
+                self._gather()
+            finally:
+                self._lock.release()
+
+    def _gather(self) -> None:
+        self._direct = tuple(k.direct.call for k in self._learnt if k.direct is not None and not k.stale)
 
     def _from(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tape: Sequence[Taped]
@@ -136,8 +207,13 @@ class QuickCalls:
         fixed = program.fixed(inputs, tuple(moving), watch) if moving is not None else None
         if moving is None or fixed is None or _has_any_global_hook() or watch.changed():
             return None
-        read = tuple(where for i, where in moving.items() if program.info.input_slots[i] >= 0)
-        return _Learnt(self._fn, state, program, fixed, read, form)
+        moving = {i: where for i, where in moving.items() if program.info.input_slots[i] >= 0}
+        return _Learnt(self._fn, self._names, state, program, fixed, moving, tuple(moving.values()), form)
+
+
+def _elsewhere() -> bool:
+    """Whether calls go another way now, or mean something else."""
+    return is_compiling() or eval_frame._stance.stance != "default" or forward_ad._current_level >= 0
 
 
 def _hooks() -> list[dict[Any, Any]]:

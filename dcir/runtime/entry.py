@@ -29,10 +29,13 @@ class _Interpreter(ctypes.Structure):
     _fields_ = (
         ("address", ctypes.c_void_p), ("number", ctypes.c_void_p), ("release", ctypes.c_void_p), ("take", ctypes.c_void_p),
         ("symbol", ctypes.c_void_p), ("library", ctypes.c_void_p), ("keys", ctypes.c_char_p),
+        ("member", ctypes.c_void_p), ("item", ctypes.c_void_p), ("hold", ctypes.c_void_p), ("let_go", ctypes.c_void_p),
     )  # fmt: skip
 
 
-class _Entry(ctypes.Structure):
+class EntryRow(ctypes.Structure):
+    """What a native entry compares."""
+
     _fields_ = (
         ("dictionaries", ctypes.c_void_p), ("n", ctypes.c_longlong), ("tensors", ctypes.c_void_p), ("m", ctypes.c_longlong),
         ("functions", ctypes.c_void_p), ("keys", ctypes.c_uint64 * 2), ("count", ctypes.c_longlong), ("slots", ctypes.c_void_p),
@@ -52,9 +55,9 @@ def available() -> bool:
     if not watch.available() or _interpreter() is None:
         return False
     # What lies there is torch's own sets but for bits that are always turned.
-    outside, shown_outside = _keys(), _shown()
+    outside, shown_outside = keys(), _shown()
     with torch.inference_mode():
-        inside, shown_inside = _keys(), _shown()
+        inside, shown_inside = keys(), _shown()
     turned = [a ^ b for a, b in zip(outside, inside, strict=True)]
     return any(turned) and turned == [a ^ b for a, b in zip(shown_outside, shown_inside, strict=True)]
 
@@ -64,8 +67,8 @@ def _shown() -> tuple[int, int]:
     return included.raw_repr(), excluded.raw_repr()
 
 
-def _keys() -> tuple[int, int]:
-    """The two words of this thread's dispatch keys."""
+def keys() -> tuple[int, int]:
+    """The two words of this thread's dispatch keys, where they are ``available``."""
     found = _interpreter()
     symbol = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(found.symbol)
     at = symbol(found.library, _KEYS)
@@ -80,11 +83,12 @@ def _interpreter() -> Any:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         functions = (
             api.PyLong_AsVoidPtr, api.PyLong_FromLong, api.PyEval_SaveThread, api.PyEval_RestoreThread, ctypes.CDLL(None).dlsym,
+            api.PyTuple_GetItem, api.PyDict_GetItem, api.Py_IncRef, api.Py_DecRef,
         )  # fmt: skip
     except (OSError, AttributeError):
         return None
     addresses = [ctypes.cast(f, ctypes.c_void_p).value for f in functions]
-    return _Interpreter(*addresses, library._handle, _KEYS)
+    return _Interpreter(*addresses[:5], library._handle, _KEYS, *addresses[5:])
 
 
 def entry(library: ctypes.CDLL, watched: Watch, slots: Sequence[int], fingerprint: int | None) -> Callable[..., int]:
@@ -100,15 +104,21 @@ def entry(library: ctypes.CDLL, watched: Watch, slots: Sequence[int], fingerprin
         A function of the addresses of a table, of a call back, and one for each slot. It returns the program's status,
         ``OTHER_MODES`` or ``CHANGED``. The library must stay loaded as long as it is called.
     """
-    library.dcir_interpreter(ctypes.byref(_interpreter()))
     rows = (ctypes.c_int * max(len(slots), 1))(*slots)
-    row = _Entry(
-        *watched.row, _keys(), len(slots), ctypes.addressof(rows), fingerprint is not None, fingerprint or 0
+    row = EntryRow(
+        *watched.row, keys(), len(slots), ctypes.addressof(rows), fingerprint is not None, fingerprint or 0
     )  # fmt: skip
-    method = _Method(b"enter", ctypes.cast(library.dcir_enter, ctypes.c_void_p).value, _FASTCALL, None)
+    address = ctypes.cast(library.dcir_enter, ctypes.c_void_p).value or 0
+    return functools.partial(bound(library, b"enter", address, (row, rows, watched)), ctypes.addressof(row))
+
+
+def bound(library: ctypes.CDLL, name: bytes, address: int, to: tuple[Any, ...]) -> Callable[..., Any]:
+    """A function of a library as one of the interpreter's own, which is given a tuple that begins with ``to``, and keeps it."""
+    library.dcir_interpreter(ctypes.byref(_interpreter()))
+    method = _Method(name, address, _FASTCALL, None)
     new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
         ctypes.cast(ctypes.pythonapi.PyCFunction_NewEx, ctypes.c_void_p).value or 0
     )
     # The interpreter frees what a function is bound to after it has looked at the method for the last time.
-    function = new(ctypes.addressof(method), (method, row, rows, watched), None)
-    return functools.partial(function, ctypes.addressof(row))
+    function: Callable[..., Any] = new(ctypes.addressof(method), (*to, method), None)
+    return function

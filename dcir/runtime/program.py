@@ -10,7 +10,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defi
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.reach import check_call
 from dcir.ops.torch_types import FROM_NAME
-from dcir.runtime.blocks import Arenas
+from dcir.runtime import uncounted
+from dcir.runtime.blocks import Arenas, Block
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
+from dcir.runtime.direct import Conditions, Direct, direct
 from dcir.runtime.entry import CHANGED, OTHER_MODES, entry
 from dcir.runtime.preparation import Preparation, Prepared
 from dcir.runtime.program_info import BufferInfo, ProgramInfo
@@ -33,6 +35,9 @@ _VERSION = operator.attrgetter("_version")
 # Half the time of torch.empty_strided, which asks the dispatcher where memory is to be; that it is this machine's is known here.
 _EMPTY: Callable[..., torch.Tensor] = _empty_strided_cpu
 _CALL_BACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+
+# Arenas are shared by all programs but for those of this size, of which a direct call has one of its own.
+_IDLE_BYTES = 1 << 22
 
 _in_child = False
 
@@ -53,6 +58,8 @@ class Fixed:
     Attributes:
         places: (slot, address) of each.
         prepared: what was made from them, if anything is.
+        watched: what must be as it was for them to be the same.
+        compared: fingerprint of what ``prepared`` was made from; None if it is not compared.
         enter: looks for changes and runs, see ``entry.py``.
         made: for each result container, what gives a new one.
         token: what it is known by to those who must not hold it.
@@ -60,6 +67,8 @@ class Fixed:
 
     places: tuple[tuple[int, int], ...]
     prepared: Prepared | None
+    watched: Watch
+    compared: int | None
     enter: Callable[..., int]
     made: tuple[Callable[[], torch.Tensor], ...]
     token: object = field(default_factory=object)
@@ -188,6 +197,8 @@ class Program:
         return Fixed(
             tuple((info.input_slots[i], args[i].data_ptr()) for i in held),
             known,
+            watched,
+            compared,
             entry(self._library, watched, slots, compared),
             tuple(map(_new_buffer, info.buffers)),
         )
@@ -212,12 +223,7 @@ class Program:
         try:
             prepared = fixed.prepared
             if frame.fixed is not fixed.token:
-                for slot, address in fixed.places:
-                    frame.table[slot] = address
-                if prepared is not None:
-                    frame.prepared, frame.addresses = prepared, prepared.addresses
-                    frame.table[1] = prepared.block.address
-                frame.fixed = fixed.token
+                frame.fill(fixed)
             if prepared is not None and not self._unwritten(prepared):
                 return CHANGED
             buffers = [new() for new in fixed.made]
@@ -234,6 +240,34 @@ class Program:
             self.arenas.give(arena)
             self._free.append(frame)
         return self._results(buffers, ()) if self._windows else buffers
+
+    def direct(self, fixed: Fixed, conditions: Conditions, inputs: Sequence[tuple[torch.Tensor, int]]) -> Direct | None:
+        """``again`` as one native function (``direct.py``), for calls like the present one; None where it cannot be.
+
+        That is where results are several, large or windows, torch is called, or the scratch memory is too large to lie idle.
+
+        Args:
+            fixed: the arguments that stay.
+            conditions: what the call depends on besides those, its own arguments and modes.
+            inputs: tensors of the call, and the number of the argument that each is, -1 for one that the program does not have.
+        """
+        info, prepared = self.info, fixed.prepared
+        if _in_child or self._windows or len(info.buffers) != 1 or info.callbacks or info.arena_bytes > _IDLE_BYTES:
+            return None
+        if self._static_constants or (prepared is not None and prepared.compared) or _pooled(info.buffers[0]):
+            return None
+        frame, arena, buffer = _Frame(self), Block(info.arena_bytes), info.buffers[0]
+        frame.fill(fixed)
+        frame.table[0] = arena.address
+        # A forked process, memory that was given away and a call for new values show in these.
+        own = (globals(), vars(uncounted), vars(self.preparation))
+        made = direct(
+            self._library, fixed.watched, replace(conditions, dictionaries=(*conditions.dictionaries, *own)),
+            [(t, info.input_slots[i] if i >= 0 else -1) for t, i in inputs],
+            (buffer.shape, buffer.strides, FROM_NAME[buffer.dtype]), info.buffer_slots[0], frame.address, fixed.compared,
+            (self, frame, arena),
+        )  # fmt: skip
+        return None if _in_child or (prepared is not None and not self._unwritten(prepared)) else made
 
     def place(self, spaces: Spaces) -> None:
         """Take buffers from the blocks of a backward from the next call on."""
@@ -354,6 +388,15 @@ class _Frame:
         self.call_back = _CALL_BACK(call)
         self.calls = ctypes.cast(self.call_back, ctypes.c_void_p).value or 0
 
+    def fill(self, fixed: Fixed) -> None:
+        """Give the table what stays as it was."""
+        for slot, address in fixed.places:
+            self.table[slot] = address
+        if fixed.prepared is not None:
+            self.prepared, self.addresses = fixed.prepared, fixed.prepared.addresses
+            self.table[1] = fixed.prepared.block.address
+        self.fixed = fixed.token
+
 
 # From the arguments of a call and the blocks it has taken to a buffer.
 _Maker = Callable[[Sequence[Any], Sequence[torch.Tensor]], torch.Tensor]
@@ -377,6 +420,10 @@ def _beginning(info: BufferInfo, argument: int) -> _Maker:
 def _new_buffer(info: BufferInfo) -> Callable[[], torch.Tensor]:
     """A function that gives a result buffer nobody else holds."""
     dtype = FROM_NAME[info.dtype]
-    if math.prod(info.shape) * dtype.itemsize >= POOLED_BYTES:
+    if _pooled(info):
         return BufferPool(info.shape, info.strides, dtype).take
     return functools.partial(_EMPTY, info.shape, info.strides, dtype)
+
+
+def _pooled(info: BufferInfo) -> bool:
+    return math.prod(info.shape) * FROM_NAME[info.dtype].itemsize >= POOLED_BYTES

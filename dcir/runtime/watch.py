@@ -34,7 +34,9 @@ class _Dictionary(ctypes.Structure):
     _fields_ = (("object", ctypes.c_void_p), ("version", ctypes.c_uint64))
 
 
-class _Tensor(ctypes.Structure):
+class TensorRow(ctypes.Structure):
+    """What is noted of a tensor."""
+
     _fields_ = (
         ("handle", ctypes.c_void_p),
         ("near", ctypes.c_void_p * 2),
@@ -100,17 +102,17 @@ class Watch:
         self._dictionary_rows = (_Dictionary * max(len(dictionaries), 1))()
         for row, d in zip(self._dictionary_rows, dictionaries, strict=False):
             row.object = id(d)
-        self._rows = (_Tensor * max(len(tensors), 1))()
+        self.tensor_rows = (TensorRow * max(len(tensors), 1))()
         self._handles = unsafe_alloc_void_ptrs_from_tensors(self.tensors)
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
         pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        for tensor_row, handle, t in zip(self._rows, self._handles, self.tensors, strict=False):
+        for tensor_row, handle, t in zip(self.tensor_rows, self._handles, self.tensors, strict=False):
             tensor_row.handle = pointer(handle, None)
             # Only asked for ahead of time, never read.
             tensor_row.near = (t._cdata, t.untyped_storage()._cdata)
         functions = _functions()
         self.row = (
-            ctypes.addressof(self._dictionary_rows), len(dictionaries), ctypes.addressof(self._rows), len(tensors),
+            ctypes.addressof(self._dictionary_rows), len(dictionaries), ctypes.addressof(self.tensor_rows), len(tensors),
             ctypes.addressof(functions),
         )  # fmt: skip
         """What the native functions are told of it."""
@@ -126,7 +128,7 @@ class Watch:
 
     def noted(self) -> list[tuple[int, int]]:
         """(address, count of writes) of every tensor."""
-        return [(row.data or 0, row.version) for row, _ in zip(self._rows, self.tensors, strict=False)]
+        return [(row.data or 0, row.version) for row, _ in zip(self.tensor_rows, self.tensors, strict=False)]
 
     def __del__(self) -> None:
         if self._handles:

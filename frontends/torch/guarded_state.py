@@ -22,7 +22,7 @@ import torch
 _FRAME_FUNCTION = "fn"
 _SUBTREE = f"L['{_FRAME_FUNCTION}'].__self__"
 _CLASSES = ("type(", "dict(type(")
-_LAST = re.compile(r"(.*)(?:\.([A-Za-z_]\w*)|\[('(?:[^'\\]|\\.)*'|\d+)\])", re.DOTALL)
+LAST = re.compile(r"(.*)(?:\.([A-Za-z_]\w*)|\[('(?:[^'\\]|\\.)*'|\d+)\])", re.DOTALL)
 # A frame whose code does only this calls its graph and hands results on; anything else has effects that must be replayed.
 # fmt: off
 _HANDS_ON = frozenset((
@@ -169,7 +169,7 @@ class _Contents:
         """The value at a source, or None where the source is something else than attributes and items."""
         if source in self._known:
             return self._known[source]
-        match = _LAST.fullmatch(source)
+        match = LAST.fullmatch(source)
         if match is None:
             return None
         before, attribute, item = match.groups()
