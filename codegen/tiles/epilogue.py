@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
+from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, element, literal
 from dcir.codegen.tiles import epilogue_text as text_of
 from dcir.codegen.tiles.emit import HALF, INLINE, lanes, render
 from dcir.codegen.tiles.epilogue_halves import ROUNDING, half_vectors
@@ -424,9 +424,8 @@ class Epilogue:
                 before.append(
                     f"alignas(64) {kind} c{i}[VL]; const {kind} *t{i} = fetch(e.a{s.attr[0]} + {at}, {step}, left, c{i});"
                 )
-                inside.append(
-                    f"const {CPP_TYPE[s.dtype]} v{i} = {cast_expr(f't{i}[c]', p.inputs[s.attr[0]], s.dtype)};"
-                )
+                value = cast_expr(element(f"t{i}", "c", p.inputs[s.attr[0]]), p.inputs[s.attr[0]], s.dtype)
+                inside.append(f"const {CPP_TYPE[s.dtype]} v{i} = {value};")
             elif s.op == "store":
                 kind, value = CPP_TYPE[s.dtype], cast_expr(self._name(s.args[0]), compute_type(s.dtype), s.dtype)
                 whole = f"{step} == 1 && left == VL"
@@ -449,12 +448,12 @@ class Epilogue:
         varying = self.vector_varies()[i]
         guard = "c < left" if varying else "true"
         if s.op == "load":
-            element = cast_expr(f"e.a{s.attr[0]}[{self._address(s, lane)}]", p.inputs[s.attr[0]], s.dtype)
-            text = element
+            kind = p.inputs[s.attr[0]]
+            text = cast_expr(element(f"e.a{s.attr[0]}", self._address(s, lane), kind), kind, s.dtype)
             if s.args:
-                text = f"({guard}) & {self._name(s.args[0])} ? {element} : {self._name(s.args[1])}"
+                text = f"({guard}) & {self._name(s.args[0])} ? {text} : {self._name(s.args[1])}"
             elif varying and lane:
-                text = f"{guard} ? {element} : {literal(0, s.dtype)}"
+                text = f"{guard} ? {text} : {literal(0, s.dtype)}"
         elif s.op == "gather":
             operand, _, extents, steps, _ = s.attr
             indices, rest = s.args[: len(extents)], s.args[len(extents) :]
