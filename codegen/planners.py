@@ -18,7 +18,7 @@ class Machine:
     """What emitters may know of the machine.
 
     Attributes:
-        isa: "amx", "avx512", "avx2" or "generic".
+        isa: name of the instruction set (``isa.py``).
         threads: threads the kernel will run on; a hint for splitting work, never for results.
     """
 

@@ -18,7 +18,7 @@ class Isa:
     """One instruction set.
 
     Attributes:
-        name: "amx", "avx512", "avx2" or "generic".
+        name: "amx", "avx512bf16", "avx512", "avx2" or "generic".
         vector_bytes: width of a vector register.
         registers: number of vector registers.
         processor: a processor that has it, by GCC's name.
@@ -32,18 +32,24 @@ class Isa:
     @property
     def vectors(self) -> str:
         """The set without the matrix unit: "avx512", "avx2" or "generic"."""
-        return "avx512" if self.matrix_unit else self.name
+        return self.name if self.name in ("avx2", "generic") else "avx512"
 
     @property
     def matrix_unit(self) -> bool:
         """Whether there are tile registers and products of bfloat16 matrices (``gemm_matrix.py``)."""
         return self.name == "amx"
 
+    @property
+    def dots(self) -> bool:
+        """Whether vectors multiply pairs of bfloat16 and add them to f32, and nothing does it faster (``half_dots.py``)."""
+        return self.name == "avx512bf16"
+
 
 ISAS = {
     i.name: i
     for i in (
         Isa("amx", 64, 32, "sapphirerapids"),
+        Isa("avx512bf16", 64, 32, "cooperlake"),
         Isa("avx512", 64, 32, "skylake-avx512"),
         Isa("avx2", 32, 16, "haswell"),
         Isa("generic", 16, 16, "x86-64"),
@@ -111,7 +117,9 @@ def executable() -> tuple[str, ...]:
     flags = _processor_flags()
     widest = "generic"
     if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags:
-        widest = "amx" if {"amx_tile", "amx_bf16"} <= flags and _may_use_tiles() else "avx512"
+        widest = "avx512bf16" if "avx512_bf16" in flags else "avx512"
+        if {"amx_tile", "amx_bf16"} <= flags and _may_use_tiles():
+            widest = "amx"
     elif {"avx2", "fma"} <= flags:
         widest = "avx2"
     names = tuple(ISAS)

@@ -55,7 +55,7 @@ class MachineModel:
 
     Attributes:
         processor: its name.
-        isa: "amx", "avx512", "avx2" or "generic".
+        isa: name of the instruction set (``isa.py``).
         threads: hardware threads this process may use; the team of every ``Rate.all``.
         caches: data caches, the nearest first.
         flops_f32, flops_f64: peak operations per second; a fused multiply-add is two.

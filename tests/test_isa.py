@@ -12,6 +12,7 @@ FLAGS = {
     "generic": {"sse2"},
     "avx2": {"avx2", "fma"},
     "avx512": {"avx2", "fma", "avx512f", "avx512vl", "avx512bw", "avx512dq"},
+    "avx512bf16": {"avx2", "fma", "avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512_bf16"},
     "amx": {"avx2", "fma", "avx512f", "avx512vl", "avx512bw", "avx512dq", "amx_tile", "amx_bf16"},
 }
 

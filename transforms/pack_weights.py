@@ -7,7 +7,7 @@
 
 A panel holds a few vectors of columns for every step of the reduction (``dcir.ops.packing``), so a register tile reads its weights as
 one stream. Else every call would gather them again. Weights of a product that were widened from a half type are packed as they were:
-they take half the bytes, and the tile widens them.
+they take half the bytes, and the tile widens them, or multiplies them as they are (``use_dots.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dcir.ir.program import Body, Program
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.convolution import ConvolutionSpec
 from dcir.ops.epilogue import reorder_epilogue
-from dcir.ops.packing import pack_program, packed_shape, panel_width, panels, wants_panels
+from dcir.ops.packing import pack_program, packed_shape, pair_program, panel_width, panels, wants_panels
 from dcir.transforms.base import Outcome, Pass
 from dcir.transforms.widen_products import HALVES, strides_at_source
 
@@ -81,16 +81,19 @@ class PackWeights(Pass):
         own = [d for d in range(rank) if spec.b[d]]
         source, strides, stored = _as_stored(net, spec, ins[1])
         panel = panel_width(spec.dtype, stored=stored)
-        groups = tuple(spec.batch[d] for d in own)
-        program = pack_program(
-            stored or spec.dtype, groups, spec.n, (spec.k,), panel,
-            tuple(strides[d] for d in own), strides[-1], (strides[-2],),
-        )  # fmt: skip
-        shape = packed_shape(groups, spec.n, spec.k, panel)
+        groups, group_strides = tuple(spec.batch[d] for d in own), tuple(strides[d] for d in own)
+        dots = spec.dots and stored == "bf16"
+        if dots:
+            program = pair_program(stored, groups, spec.n, spec.k, panel, group_strides, strides[-1], strides[-2])
+        else:
+            program = pack_program(
+                stored or spec.dtype, groups, spec.n, (spec.k,), panel, group_strides, strides[-1], (strides[-2],)
+            )
+        shape = packed_shape(groups, spec.n, spec.k, panel, pairs=dots)
         weights = self._pack(net, op, program, source, packed)
         steps = dict(zip(own, contiguous(shape), strict=False))
         b = (*(steps.get(d, 0) for d in range(rank)), 0, 0)
-        made = replace(spec, b=b, panel=panel, stored=stored)
+        made = replace(spec, b=b, panel=panel, stored=stored, dots=dots)
         net.rewire(op, made, [ins[0], weights, *ins[2:]], net.outs(op), made_by=self.name)
         return None
 

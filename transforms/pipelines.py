@@ -35,21 +35,27 @@ from dcir.transforms.sink_copies import SinkCopies
 from dcir.transforms.split_reduction import SplitReduction
 from dcir.transforms.stream_images import StreamImages
 from dcir.transforms.unfold_images import UnfoldImages
+from dcir.transforms.use_dots import UseDots
 from dcir.transforms.use_winograd import UseWinograd
 from dcir.transforms.widen_products import WidenProducts
 from dcir.transforms.write_in_place import WriteInPlace
 
 
-def pipeline(level: int, *, matrix_unit: bool = False) -> tuple[Pass, ...]:
+def pipeline(level: int, *, matrix_unit: bool = False, dots: bool = False) -> tuple[Pass, ...]:
     """The passes of ``-O<level>``: all tiers up to it; level 0 rewrites nothing.
 
     Args:
         level: 0 to 4.
         matrix_unit: whether the processor has one, which some passes' costs depend on.
+        dots: whether it multiplies bf16 in pairs.
     """
     passes = (p for tier in range(level + 1) for p in TIERS[tier]) if level > 0 else ()
     return tuple(
-        replace(p, matrix=matrix_unit) if isinstance(p, UseWinograd | ScaleWeights | StreamImages) else p
+        replace(p, matrix=matrix_unit)
+        if isinstance(p, UseWinograd | ScaleWeights | StreamImages)
+        else replace(p, dots=dots)
+        if isinstance(p, UseDots)
+        else p
         for p in passes
     )
 
@@ -76,6 +82,7 @@ TIERS: dict[int, tuple[Pass, ...]] = {
         JoinSums(),
         UseWinograd(),
         UnfoldImages(),
+        UseDots(),
         PackWeights(),
         RoundAsPacked(),
         ScaleWeights(),

@@ -64,7 +64,7 @@ class RoundAsPacked(Pass):
         if load.op != "load" or load.args or p.inputs[load.attr[0]] != "f32":
             return "what is rounded is computed first"
         rows = spec.m * math.prod(n for n, s in zip(spec.batch, spec.b, strict=False) if not s)
-        if spec.epilogue is None or rows < self.least_rows or rows_suit(spec):
+        if not spec.dots and (spec.epilogue is None or rows < self.least_rows or rows_suit(spec)):
             return "the product may read its operand where it lies"
         if net.readers(b.data) != [op] or b.data in net.result_containers():
             return "others read the rounded operand too"

@@ -77,7 +77,7 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
         return Draft(name, spec.dtype, "", ())
     if bias is not None:
         return tiles_draft(name, spec, isa, threads, bias)
-    form = normal_form(spec)
+    form = normal_form(spec if isa.dots or spec.panel else replace(spec, dots=False))
     if spec.panel:
         return _with_panels(form.spec, isa)(name, form, isa, threads)
     if spec.k == 0 and form.epilogue is None:
@@ -105,6 +105,9 @@ def _with_panels(spec: ContractionSpec, isa: Isa) -> Callable[..., Draft]:
 
 def _methods(form: Form, isa: Isa) -> list[str]:
     """The ways to compute the product, the best by the model first."""
+    if form.spec.dots:
+        turns = ["packing", "packing" + _SWAPPED]
+        return turns[::-1] if rows_suit(form.spec, isa) else turns
     swapped = rows_suit(form.spec, isa) or _swap_suits(form, isa)
     found = []
     for swap in (swapped, not swapped):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.scalar_ops import cast_expr
 from dcir.codegen.tiles import gemm_packed_text as text_of
+from dcir.codegen.tiles import half_dots
 from dcir.codegen.tiles.emit import (
     ELEMENT_BYTES,
     EPILOGUE_PARAMETER,
@@ -33,7 +34,7 @@ from dcir.codegen.tiles.pack_text import pack_rows, pack_vectors
 from dcir.ir.network import contiguous
 from dcir.isa import Isa, slow_to_fill
 from dcir.ops.contraction import ContractionSpec
-from dcir.ops.packing import panel_width, panels
+from dcir.ops.packing import pairs_of, panel_width, panels
 
 ROWS_BYTES = 384 << 10  # of A in a block; with AVX2 and 512 KB of cache, of A and a panel: 788 x 768 x 3072 3 % faster
 # With AVX2, an epilogue's operands are used up a panel's width at a time, so their rows should wait for the next panel in the second-level
@@ -136,12 +137,16 @@ def _other_tiles(m: int, n: int, panel: int, width: int, registers: int) -> list
 
 def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str = "a1 + pb", scratch: int = 0) -> Draft:
     """The product of A and a packed B; ``source`` is where the panels lie, ``scratch`` how much is taken."""
-    spec = form.spec
+    spec, dots = form.spec, form.spec.dots
+    if dots:  # a pair of steps is as large as one of f32
+        assert isa.dots, "panels of pairs are for the processor that multiplies them"
+        spec = replace(spec, k=pairs_of(spec.k), b=tuple(s // 2 for s in spec.b), stored="")
+        source = source.replace("a1", "(const T *)a1")
     width, element, kept = lanes(isa, spec.dtype), ELEMENT_BYTES[spec.dtype], ELEMENT_BYTES[spec.b_dtype]
     stored, widened = ("Stored", True) if spec.stored else ("T", False)
     source = source.replace("a1", "(const Stored *)a1") if widened else source
-    am, ak = spec.a[-2], 1 if spec.k == 1 else spec.a[-1]
-    crowded = ak == 1 and am * element % 4096 == 0 and am != 0
+    am, ak = spec.a[-2], 1 if form.spec.k == 1 else spec.a[-1]
+    crowded = not dots and ak == 1 and am * element % 4096 == 0 and am != 0
     tile = tiling(spec.m, spec.n, spec.panel, width, isa.registers, threads, crowded=crowded, widened=widened)
     rows, groups = tile.rows, tile.groups
     batch = math.prod(spec.batch)
@@ -156,7 +161,9 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     unit = tile.vectors * width
     packs, copies = ak != 1, crowded and rows.size > 8 and groups.parts > FEW_PANELS
     many = rows.size > 8 and groups.size == 1 and ceil_div(groups.parts, q) >= LEAST_PANELS
-    if ak == 1:
+    if dots:  # rows become pairs as they are copied
+        packs, copies = ak != 1, ak == 1
+    elif ak == 1:
         usual = PACKED if many and slow_to_fill() else int(copies)
         held = decide("copy", [usual, *(c for c in (IN_PLACE, COPIED, PACKED) if c != usual)])
         packs, copies = held == PACKED, held == COPIED
@@ -211,6 +218,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     end = f"depth * (part + 1) / {parts}" if parted else f"(part + 1) * {spec.k}LL / {parts}"
     start, add = (render(text_of.SUM_PARTS, parts=parts, end=end), text_of.ADD_PARTS) if parts > 1 else ("", "")
     text = widening(spec.stored, isa) if widened else ""
+    text += half_dots.functions() if dots and not scratch else ""
     text += pack_rows("rows_of_a", am, ak) if packs else ""
     read = render(
         text_of.READ_WIDENED if widened else text_of.READ, stride=f"{spec.k * spec.panel}LL", bytes=element,
@@ -224,6 +232,7 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
         fetch=fetch, advance=advance,
         next_parameters=", const char *next, L pace" if spread else "",
         stop=add + (text_of.PARTIAL_STOP if parted else "") + end_of.stop,
+        multiply="acc[i][v] = dot(acc[i][v], s, bv[v])" if dots else "acc[i][v] += s * bv[v]",
     )  # fmt: skip
     partial = rows.size * groups.size * unit
     job_groups = ceil_div(groups.parts, q)
@@ -246,17 +255,20 @@ def packed_draft(name: str, form: Form, isa: Isa, threads: int, *, source: str =
     buffer, fill, row_source = "", "", f"a + m * {am}LL + k0"
     if copies:
         fill = render(
-            text_of.COPY_ROWS, first_row=rows.start("m0"), end_row=rows.start("m1"), am=am, pitch=pitch
+            half_dots.COPY_ROWS if dots else text_of.COPY_ROWS,
+            first_row=rows.start("m0"), end_row=rows.start("m1"), am=am, pitch=pitch, k=form.spec.k,
         )  # fmt: skip
         row_source = f"buffer + (m - {rows.start('s0')}) * {pitch}" + " + k0" * (inner.parts > 1)
         buffer = f"    alignas(64) T buffer[{per_block * rows.size * pitch}];"
     elif packs:
         pitch = rows.size * round_up(depth.size, width) + width
+        few = TOGETHER_STEPS if am == 1 else ROUNDED_STEPS if dots else max(1, depth.size)
         fill = render(
-            text_of.PACK_ROWS, m_start=rows.start("t"), am=am, ak=ak, pitch=pitch,
-            step=TOGETHER_STEPS if am == 1 else max(1, depth.size),
-            pack_calls=choose(rows, "t", "rows_of_a<$>(d + k * $, s, count);"),
+            half_dots.PACK_ROWS if dots else text_of.PACK_ROWS,
+            m_start=rows.start("t"), am=am, ak=ak, pitch=pitch, step=few, k=form.spec.k,
+            pack_calls=choose(rows, "t", f"{'pairs' if dots else 'rows'}_of_a<$>(d + k * $, s, {'left' if dots else 'count'});"),
         )  # fmt: skip
+        text += render(half_dots.ROWS, step=few) if dots else ""
         row_source = f"buffer + (t - s0) * {pitch}"
         if inner.parts > 1:
             row_source += f" + k0 * {_choose_size(rows, 't')}"
@@ -308,21 +320,27 @@ def packing_draft(name: str, form: Form, isa: Isa, threads: int, product: Callab
     panel = panel_width(spec.dtype, isa)
     bk, bn = 1 if spec.k == 1 else spec.b[-2], 1 if spec.n == 1 else spec.b[-1]
     groups = tuple(1 if s == 0 else d for d, s in zip(spec.batch, spec.b, strict=False))
-    count, size = panels(spec.n, panel), spec.k * panel
+    # Pairs of bf16 are counted as what is as large: numbers of f32.
+    count, size = panels(spec.n, panel), (pairs_of(spec.k) if spec.dots else spec.k) * panel
     together = TOGETHER_PANELS if bn == 1 else 1
     jobs = ceil_div(count, together)
     step = TOGETHER_STEPS if together > 1 else max(1, spec.k)
+    if spec.rounds or spec.dots:
+        step = min(step, ROUNDED_STEPS) if not spec.dots or together > 1 else ROUNDED_STEPS
+    rounding = ""
     if spec.rounds:
-        step = min(step, ROUNDED_STEPS)
         value = cast_expr(cast_expr("d[i]", "f32", spec.rounds), spec.rounds, "f32")
-    rounding = render(text_of.ROUNDED, panel=panel, value=value) if spec.rounds else ""
-    text = pack_vectors("panel_of_b", bn, bk) + render(
-        text_of.PACK, parameter=EPILOGUE_PARAMETER.replace(" &e", " &") if form.epilogue is not None else "",
+        rounding = render(text_of.ROUNDED, panel=panel, value=value)
+    text = (half_dots.functions() if spec.dots else "") + pack_vectors("panel_of_b", bn, bk)
+    text += render(
+        half_dots.PACK if spec.dots else text_of.PACK,
+        parameter=EPILOGUE_PARAMETER.replace(" &e", " &") if form.epilogue is not None else "",
         offsets=unravel("group", groups, {"pb": (0, spec.b[: len(groups)])}), panels=count, panel=panel, jobs=jobs,
         together=together, step=step, rounded=rounding,
         vectors=panel // width, size=f"{size}LL", bk=bk, bn=bn, k=spec.k, n=spec.n,
     )  # fmt: skip
-    strides = tuple(0 if d == 1 else s * count * size for d, s in zip(groups, contiguous(groups), strict=True))
+    unit = 2 if spec.dots else 1
+    strides = tuple(0 if d == 1 else unit * s * count * size for d, s in zip(groups, contiguous(groups), strict=True))
     packed = replace(form, spec=replace(spec, b=(*strides, 0, 0), panel=panel, rounds=""))
     draft = product(
         name,

@@ -12,7 +12,7 @@ $read
         for (int i = 0; i < MR; i++) {
             const T s = a[i * $ai];
 #pragma GCC unroll 32
-            for (int v = 0; v < NP * NV; v++) acc[i][v] += s * bv[v];
+            for (int v = 0; v < NP * NV; v++) $multiply;
         }
     }
 $stop

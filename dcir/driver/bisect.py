@@ -81,7 +81,7 @@ class _Search:
         chosen: Any = (
             options.pipeline
             if options.pipeline is not None
-            else pipeline(options.level, matrix_unit=host_isa().matrix_unit)
+            else pipeline(options.level, matrix_unit=host_isa().matrix_unit, dots=host_isa().dots)
         )
         self.passes: tuple[Pass, ...] = tuple(chosen)
         if options.until is not None:

@@ -265,7 +265,7 @@ class Session:
         passes = (
             self.options.pipeline
             if self.options.pipeline is not None
-            else pipeline(self.options.level, matrix_unit=host_isa().matrix_unit)
+            else pipeline(self.options.level, matrix_unit=host_isa().matrix_unit, dots=host_isa().dots)
         )
         hooks: list[Callable[[Pass, Network], None]] = []
         if kept is not None:

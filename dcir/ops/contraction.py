@@ -15,7 +15,7 @@ from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
 from dcir.isa import Isa, host_isa
 from dcir.ops.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
-from dcir.ops.packing import packed_shape, panels, read_packed, takes_turns
+from dcir.ops.packing import packed_shape, read_packed, read_pairs, takes_turns
 from dcir.ops.torch_call import window_tensor
 from dcir.ops.torch_types import FROM_NAME
 
@@ -46,6 +46,8 @@ class ContractionSpec:
         panel: if not 0, B is packed (``packing.py``) in panels of so many columns: per batch element, element (k, n) lies at
             (n // panel * K + k) * panel + n % panel.
         rounds: of a B that is not packed the half type that its elements are rounded to before they are multiplied.
+        dots: both operands hold nothing but numbers of bf16 (or B is rounded to them), and the processor multiplies them in pairs; a packed
+            B holds pairs of steps then.
         stored: of a packed B the half type that it is kept in and widened from; columns of a panel may lie in another order then.
         epilogue: what is done to C's elements before they are stored (``epilogue.py``); it owns the stores, and ``c`` equals the
             strides of the first of them.
@@ -63,6 +65,7 @@ class ContractionSpec:
     epilogue: Program | None = None
     stored: str = ""
     rounds: str = ""
+    dots: bool = False
 
     kind = "contraction"
 
@@ -85,7 +88,7 @@ class ContractionSpec:
         )
         if self.panel:
             groups = math.prod(d for d, s in zip(self.batch, self.b, strict=False) if s != 0)
-            b = itemsize(self.b_dtype) * groups * panels(self.n, self.panel) * self.k * self.panel
+            b = itemsize(self.b_dtype) * math.prod(packed_shape((groups,), self.n, self.k, self.panel, pairs=self.dots))
         if self.epilogue is None:
             return (a, b), (c,)
         reads, writes = epilogue_footprint(self.epilogue)
@@ -101,10 +104,12 @@ class ContractionSpec:
         shapes = self.shapes
         a = window_tensor(ins[0], (shapes[0], self.a, self.dtype))
         if self.panel:
-            rank, packed = len(self.batch), packed_shape(self.batch, self.n, self.k, self.panel)
+            rank, packed = len(self.batch), packed_shape(self.batch, self.n, self.k, self.panel, pairs=self.dots)
             strides = (*self.b[:rank], *contiguous(packed[rank:]))
             b = window_tensor(ins[1], (packed, strides, self.b_dtype))
-            if takes_turns(self.b_dtype):
+            if self.dots:
+                b = b.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-3, -2)[..., : self.k, :]
+            elif takes_turns(self.b_dtype):
                 b = b.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
             b = b.movedim(-2, -3).flatten(-2)[..., : self.n]
         else:
@@ -130,8 +135,11 @@ def contraction_program(spec: ContractionSpec, storage: str, result: str) -> Pro
     (*a_batch, a_m, a_k), (*b_batch, b_k, b_n) = spec.a, spec.b
     x = body.load(a, (*a_batch, a_m, 0, a_k))
     if spec.panel:
-        steps = (*b_batch, 0, 0, spec.panel)
-        y = read_packed(body, b, steps, body.index(n_batch + 1), spec.n, spec.k, spec.panel)
+        column, step = body.index(n_batch + 1), body.index(n_batch + 2)
+        if spec.dots:
+            y = read_pairs(body, b, (*b_batch, 0, 0, 0), (column, step), spec.n, spec.k, spec.panel)
+        else:
+            y = read_packed(body, b, (*b_batch, 0, 0, spec.panel), column, spec.n, spec.k, spec.panel)
     else:
         y = body.load(b, (*b_batch, 0, b_n, b_k))
         y = Expr(body, body.add(Stmt("narrow", (y.n,), y.dtype, (spec.rounds,))), y.dtype) if spec.rounds else y

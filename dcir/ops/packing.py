@@ -5,11 +5,14 @@ after the other, so that a register tile reads it as one stream. Columns past th
 
 A panel of a half type is two vectors of f32 wide, which is what it is widened to. In one of bf16 the columns of both vectors take turns: a
 vector of 32-bit lanes holds the first one's in its lower halves and the second one's in its upper halves, so that a shift and a mask
-widen them. f16 lies in order, as the instruction that widens it wants.
+widen them. f16 lies in order, as the instruction that widens it wants. Where the processor multiplies bf16 in pairs, a panel of it holds
+two steps of the reduction side by side for every column, in a lane of 32 bits; a last step without a neighbour has zeros for one.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 
 from dcir.ir.network import contiguous
@@ -58,9 +61,17 @@ def wants_panels(dtype: str, columns: int, depth: int, isa: Isa | None = None) -
     return dtype in ("f32", "f64") and depth > 0 and 4 * columns >= panel_width(dtype, isa)
 
 
-def packed_shape(groups: Sequence[int], columns: int, depth: int, panel: int) -> tuple[int, ...]:
-    """Shape of a packed operand: (*groups, panel number, step of the reduction, column in the panel)."""
-    return (*groups, panels(columns, panel), depth, panel)
+def packed_shape(
+    groups: Sequence[int], columns: int, depth: int, panel: int, *, pairs: bool = False
+) -> tuple[int, ...]:
+    """Shape of a packed operand: (*groups, panel number, step of the reduction, column in the panel); ``pairs`` of steps side by side."""
+    steps, width = (pairs_of(depth), 2 * panel) if pairs else (depth, panel)
+    return (*groups, panels(columns, panel), steps, width)
+
+
+def pairs_of(depth: int) -> int:
+    """Pairs of steps that hold ``depth``."""
+    return -(-depth // 2)
 
 
 def pack_program(
@@ -93,6 +104,30 @@ def pack_program(
     return body.finish()
 
 
+def pair_program(
+    dtype: str, groups: Sequence[int], columns: int, depth: int, panel: int,
+    group_strides: Sequence[int], column_stride: int, depth_stride: int,
+) -> Program:  # fmt: skip
+    """The copy of a strided operand into panels of pairs; arguments as of ``pack_program``."""
+    rank, shape = len(groups), (*groups, panels(columns, panel), pairs_of(depth), panel, 2)
+    body = Body(shape)
+    source, target = body.input(dtype), body.output(dtype)
+    strides = (*group_strides, column_stride * panel, 2 * depth_stride, column_stride, depth_stride)
+    inside = []
+    if columns % panel:
+        inside.append(body.index(rank) * panel + body.index(rank + 2) < columns)
+    if depth % 2:
+        inside.append(body.index(rank + 1) * 2 + body.index(rank + 3) < depth)
+    if inside:
+        kept = functools.reduce(operator.and_, inside)
+        plain = body.load(source, strides)
+        value = body.load(source, strides, kept, body.const(0, plain.dtype))
+    else:
+        value = body.load(source, strides)
+    body.store(target, contiguous(shape), value)
+    return body.finish()
+
+
 def takes_turns(dtype: str) -> bool:
     """Whether the columns of a panel's two vectors take turns."""
     return dtype == "bf16"
@@ -109,3 +144,16 @@ def read_packed(
         lane = body.op("mod", lane, half) * 2 + body.op("idiv_floor", lane, half)
     extents, steps = (panels(columns, panel), panel), (depth * panel, 1)
     return body.gather(operand, strides, [number, lane], extents, steps, "trusted")
+
+
+def read_pairs(
+    body: Body, operand: int, strides: Sequence[int], at: tuple[Expr, Expr], columns: int, depth: int, panel: int
+) -> Expr:
+    """An element of panels of pairs in a loop program: ``strides`` walk groups; ``at``: the column and the step."""
+    column, step = at
+    width, two = body.const(panel, "i64"), body.const(2, "i64")
+    number, pair = body.op("idiv_floor", column, width), body.op("idiv_floor", step, two)
+    lane = body.op("mod", column, width) * 2 + body.op("mod", step, two)
+    pairs = pairs_of(depth)
+    extents, steps = (panels(columns, panel), pairs, 2 * panel), (pairs * 2 * panel, 2 * panel, 1)
+    return body.gather(operand, strides, [number, pair, lane], extents, steps, "trusted")
