@@ -101,15 +101,16 @@ def test_unchanged():
     )
 
 
+@pytest.mark.parametrize("low", [-math.inf, torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min])
 @pytest.mark.parametrize("queries", [1, 60])
 @pytest.mark.parametrize("every", [False, True], ids=["one mask", "masks of queries"])
-def test_what_a_mask_hides_is_not_read(queries, every):
+def test_what_a_mask_hides_is_not_read(queries, every, low):
     """A static cache holds whatever it holds behind what was written; all numbers are those of the keys that are seen."""
     n, used = 420, 130
     q, k, v = rand(1, 2, queries, 16), rand(1, 2, n, 16, seed=1), rand(1, 2, n, 16, seed=2)
     mask = torch.zeros(queries if every else 1, n)
-    mask[:, used:] = -math.inf
-    mask[0, 7] = -math.inf
+    mask[:, used:] = low
+    mask[0, 7] = low
     mask = mask.expand(queries, n) if not every else mask
 
     def fn(q, k, v, mask):
@@ -120,6 +121,32 @@ def test_what_a_mask_hides_is_not_read(queries, every):
     got, logs = run_cpp(imported(fn, q, k, v, mask), [q, k, v, mask])
     torch.testing.assert_close(got.double(), o, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(logs.double(), lse.double(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("queries", [1, 3, 60])
+@pytest.mark.parametrize("least", [torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min, -1e30])
+def test_rows_that_see_nothing_but_the_least_number(least, queries, causal):
+    """The mean of all values, as in PyTorch, for these rows alone; padding may be before what is seen, and behind it."""
+    n = 400
+    q, k, v = rand(1, 2, queries, 16), rand(1, 2, n, 16, seed=1), rand(1, 2, n, 16, seed=2)
+    mask = torch.full((queries, n), least)
+    mask[1:, 170:200] = 0
+    mask[2:, 390:] = -math.inf
+    mask[3:, :3] = 0
+
+    def fn(q, k, v, mask):
+        return FORWARD(q, k, v, attn_mask=mask, is_causal=causal)
+
+    scores = q.double() @ k.double().transpose(-1, -2) / 4
+    if causal:
+        scores = scores.masked_fill(torch.ones(queries, n).tril().logical_not(), -math.inf)
+    # As rows of f32 are: what is added to the least number is lost.
+    want = torch.softmax((scores.float() + mask).double(), -1) @ v.double()
+    got, _ = run_cpp(imported(fn, q, k, v, mask), [q, k, v, mask])
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
+    if not causal:
+        torch.testing.assert_close(got[:, :, 0], v.mean(2), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("queries", [1, 60])
