@@ -9,8 +9,10 @@ import torch
 
 from dcir.ops.attention import AttentionSpec
 from dcir.transforms.read_pieces import ReadPieces
+from dcir.transforms.relayout import windows
 from dcir.transforms.remove_dead_code import RemoveDeadCode
 from dcir.transforms.share_keys import ShareKeys
+from dcir.transforms.sink_copies import SinkCopies
 from tests.harness import run_cpp
 from tests.transforms.imported import imported, same_numbers
 
@@ -68,6 +70,30 @@ def test_gradients_are_sums_over_the_group():
     assert ShareKeys().apply(done.network).changed == 2
     assert [op.spec.kind for op in done.network.ops()] == ["attention", "attention_backward"]
     same_numbers(gradients, *given, passes=(ShareKeys(),))
+
+
+def laid_out_anew(do, q, k, v):
+    """Keys come and their gradients go with the heads inside: other strides of the same windows."""
+    inside = [x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v)]
+    keys, values = (repeat(x.transpose(1, 2).contiguous(), 3) for x in inside)
+    o, lse = FORWARD(q, keys, values)
+    dq, dk, dv = BACKWARD(do, q, keys, values, o, lse, 0.0, False)
+    shared = [g.view(2, 2, 3, 9, 16).sum(2) for g in (dk, dv)]
+    return dq, *(g.transpose(1, 2).clone(memory_format=torch.contiguous_format) for g in shared)
+
+
+def test_windows_of_shared_keys_are_moved():
+    """Copies of keys, and of their gradients, become strides of the attention: the windows have the heads that keys have."""
+    given = (rand(2, 6, 5, 16, seed=4), *inputs())
+    done = imported(laid_out_anew, *given)
+    assert ShareKeys().apply(done.network).changed == 2
+    SinkCopies().apply(done.network)
+    assert [op.spec.kind for op in done.network.ops()] == ["attention", "attention_backward"]
+    for op in done.network.ops():
+        reads, writes = windows(op.spec)
+        for window in [*reads, *writes]:
+            assert window.shape[1] == (2 if window.field in ("k", "v") or window.place in (2, 3) else 6)
+    same_numbers(laid_out_anew, *given, passes=(ShareKeys(), SinkCopies()))
 
 
 def of_every_head(do, q, k, v):
