@@ -90,6 +90,9 @@ D_INLINE bf16_t d_f32_to_bf16(float x) {
     return (bf16_t)(x != x ? 0x7fc0u : r);
 }
 
+// Elements of _Float16 in memory, by their bits: of loads of the type itself GCC 12 makes vectors of 8 bytes at best.
+typedef unsigned short d_f16_bits __attribute__((may_alias));
+
 // IEEE half on its bits, as GCC 12 does not vectorise conversions of _Float16. The exponent moves by addition; a half without
 // one gets one, and what that adds is taken off, which works where denormal numbers are zeros, too. On the way back adding 0.5
 // rounds what becomes denormal.

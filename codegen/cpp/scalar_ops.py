@@ -39,7 +39,7 @@ CPP_TYPE: dict[str, str] = {
 FLOATS = ("f32", "f64")
 INTEGERS = ("i64", "i32", "i16", "i8", "u8")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
-_HALVES = ("bf16", "f16")
+HALVES = ("bf16", "f16")
 _FLOAT_LITERAL = re.compile(r"\(*-?0x[0-9a-f.]+p[+-][0-9]+f?\)*")
 
 
@@ -184,15 +184,22 @@ def cast_expr(value: str, src: str, dst: str) -> str:
             raise Unsupported(f"element type {name} in generated code is not supported")
     if src == dst:
         return value
-    if src in _HALVES:
+    if src in HALVES:
         return cast_expr(f"d_{src}_to_f32({value})", "f32", dst)
-    if dst in _HALVES:
+    if dst in HALVES:
         return f"d_f32_to_{dst}({cast_expr(value, src, 'f32')})"
     if src in FLOATS and dst not in FLOATS:
         return f"d_{src}_to_{dst}({value})"
     if dst == "bool":
         return f"(({value}) != 0)"
     return f"(({CPP_TYPE[dst]})({value}))"
+
+
+def element(pointer: str, at: str, dtype: str) -> str:
+    """The C++ expression of an element in memory, in a form that loops over it are vectorised with."""
+    if dtype == "f16":
+        return f"__builtin_bit_cast(_Float16, ((const d_f16_bits *){pointer})[{at}])"
+    return f"{pointer}[{at}]"
 
 
 def literal(value: bool | int | float, dtype: str) -> str:

@@ -26,13 +26,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
+from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, element, literal
 from dcir.codegen.tiles import epilogue_text as text_of
-from dcir.codegen.tiles.emit import INLINE, lanes, render
+from dcir.codegen.tiles.emit import HALF, INLINE, lanes, render
+from dcir.codegen.tiles.epilogue_halves import ROUNDING, half_vectors
 from dcir.codegen.tiles.epilogue_sums import only_sums, pitch, sums_of, sums_text, without_sums
 from dcir.ir.program import Program, Stmt
 from dcir.ir.types import compute_type
 from dcir.isa import Isa
+from dcir.ops.summed import ADDED
 
 LONGEST_INLINE = 14
 """Vector statements of an epilogue that is worth repeating for every row of a tile."""
@@ -103,7 +105,7 @@ class Epilogue:
         """Whether every statement that varies has a form for vectors, or is a sum's."""
         body = self.program.body
         return all(
-            self._simple(i) or s.op == "store" or (s.dtype == "f64" and s.op in ("cast", "mul"))
+            self._simple(i) or s.attr[2:] == (ADDED,) or (s.dtype == "f64" and s.op in ("cast", "mul"))
             for i, (s, varies) in enumerate(zip(body, self.vector_varies(), strict=True))
             if varies
         )
@@ -115,7 +117,8 @@ class Epilogue:
             return replace(self, program=without_sums(self.program)).in_registers
         varies = self.vector_varies()
         simple = all(self._simple(i) for i, v in enumerate(varies) if v)
-        return simple and sum(varies) + CHAIN * len(self._chains) <= LONGEST_INLINE
+        steps = sum(varies) + CHAIN * len(self._chains) + ROUNDING * len(self._roundings)
+        return simple and steps <= LONGEST_INLINE
 
     @functools.cached_property
     def grouped(self) -> bool:
@@ -128,6 +131,16 @@ class Epilogue:
     def _chains(self) -> list[int]:
         varies = self.vector_varies()
         return [i for i, s in enumerate(self.program.body) if s.op in CHAINS and varies[i]]
+
+    @functools.cached_property
+    def _roundings(self) -> set[tuple[int, str]]:
+        """Vectors that are rounded, and the half types they are rounded to."""
+        varies = self.vector_varies()
+        return {
+            (s.args[0], s.attr[0] if s.op == "narrow" else s.dtype)
+            for i, s in enumerate(self.program.body)
+            if varies[i] and ((s.op == "narrow" and s.attr) or (s.op == "store" and s.dtype in HALF))
+        }
 
     @property
     def _outputs(self) -> tuple[str, ...]:
@@ -233,11 +246,14 @@ class Epilogue:
         """Whether a statement that varies has a form for vectors."""
         s, body = self.program.body[i], self.program.body
         types = (self.dtype, "bool")
+        stored = (*types, *HALF) if self.dtype == "f32" else types
         given = [body[a].dtype for a in s.args]
         if s.op == "load":
-            return not s.args and self.program.inputs[s.attr[0]] in types
+            return not s.args and s.dtype in types and self.program.inputs[s.attr[0]] in stored
         if s.op == "store":
-            return s.dtype in types
+            return s.dtype in stored
+        if s.op == "narrow":
+            return s.dtype == self.dtype == "f32" and s.attr[:1] in (("bf16",), ("f16",))
         if s.op == "cast":
             return given == ["bool"] and s.dtype == self.dtype
         if any(t not in types for t in (s.dtype, *given)):
@@ -266,6 +282,9 @@ class Epilogue:
                 at = f"e.o{s.attr[0]} + {self._address(s)}"
                 if s.dtype == "bool":
                     found.append([f"put_bool<WHOLE>({at}, {step}, {args[0]}, n);"])
+                elif s.dtype in HALF:
+                    value = args[0] if s.dtype == "f16" else f"round_{s.dtype}({args[0]})"
+                    found.append([f"put_halves<WHOLE>({at}, {step}LL, bits_of_{s.dtype}({value}), n);"])
                 elif step == 1:
                     found.append([f"put<WHOLE>({at}, {args[0]}, n);"])
                 else:
@@ -296,7 +315,13 @@ class Epilogue:
             text += render(text_of.ERRORS)
         for op in sorted(chains):
             text += f"{INLINE} V {op}_of(V x) {{ V v[1] = {{x}}; {CHAINS[op]}(v); return v[0]; }}\n"
-        return text
+        return text + half_vectors(self._halves(), isa)
+
+    def _halves(self) -> set[str]:
+        """Half types of vectors."""
+        p, varies = self.program, self.vector_varies()
+        loads = {p.inputs[s.attr[0]] for s, v in zip(p.body, varies, strict=True) if v and s.op == "load"}
+        return {t for t in loads if t in HALF} | {t for _, t in self._roundings}
 
     def _group(self) -> str:
         """``finish_group``: the statements up to each chain for every vector, then that chain for all of them; stores last."""
@@ -341,11 +366,16 @@ class Epilogue:
             if s.attr[0] == 0:
                 return "x"
             step, at = s.attr[1][self.vector], f"e.a{s.attr[0]} + {self._address(s)}"
-            if p.inputs[s.attr[0]] == "bool":
+            kind = p.inputs[s.attr[0]]
+            if kind == "bool":
                 return f"get_bool<WHOLE>({at}, {step}, n)"
+            if kind in HALF:
+                return f"widen_{kind}(get_halves<WHOLE>({at}, {step}LL, n))"
             return f"get<WHOLE>({at}, n)" if step == 1 else f"get_apart<WHOLE>({at}, {step}LL, n)"
         if s.op == "cast":
             return f"{args[0]} ? splat(1) : splat(0)"
+        if s.op == "narrow":
+            return f"round_{s.attr[0]}({args[0]})"
         if s.op == "where":
             return f"{args[0]} ? {args[1]} : {args[2]}"
         if s.op in _LOGICAL:
@@ -394,9 +424,8 @@ class Epilogue:
                 before.append(
                     f"alignas(64) {kind} c{i}[VL]; const {kind} *t{i} = fetch(e.a{s.attr[0]} + {at}, {step}, left, c{i});"
                 )
-                inside.append(
-                    f"const {CPP_TYPE[s.dtype]} v{i} = {cast_expr(f't{i}[c]', p.inputs[s.attr[0]], s.dtype)};"
-                )
+                value = cast_expr(element(f"t{i}", "c", p.inputs[s.attr[0]]), p.inputs[s.attr[0]], s.dtype)
+                inside.append(f"const {CPP_TYPE[s.dtype]} v{i} = {value};")
             elif s.op == "store":
                 kind, value = CPP_TYPE[s.dtype], cast_expr(self._name(s.args[0]), compute_type(s.dtype), s.dtype)
                 whole = f"{step} == 1 && left == VL"
@@ -419,12 +448,12 @@ class Epilogue:
         varying = self.vector_varies()[i]
         guard = "c < left" if varying else "true"
         if s.op == "load":
-            element = cast_expr(f"e.a{s.attr[0]}[{self._address(s, lane)}]", p.inputs[s.attr[0]], s.dtype)
-            text = element
+            kind = p.inputs[s.attr[0]]
+            text = cast_expr(element(f"e.a{s.attr[0]}", self._address(s, lane), kind), kind, s.dtype)
             if s.args:
-                text = f"({guard}) & {self._name(s.args[0])} ? {element} : {self._name(s.args[1])}"
+                text = f"({guard}) & {self._name(s.args[0])} ? {text} : {self._name(s.args[1])}"
             elif varying and lane:
-                text = f"{guard} ? {element} : {literal(0, s.dtype)}"
+                text = f"{guard} ? {text} : {literal(0, s.dtype)}"
         elif s.op == "gather":
             operand, _, extents, steps, _ = s.attr
             indices, rest = s.args[: len(extents)], s.args[len(extents) :]

@@ -1,4 +1,4 @@
-"""Equivalent forms of a loop program: unit loops dropped, loops in memory order, neighbouring loops collapsed."""
+"""Equivalent forms of a loop program: unit loops and idle roundings dropped, loops in memory order, neighbouring loops collapsed."""
 
 from __future__ import annotations
 
@@ -44,6 +44,23 @@ def drop_unit_loops(p: Program) -> Program:
         body.append(s._replace(args=args, attr=attr))
         where[i] = len(body) - 1
     return replace(p, outer=tuple(p.dims[d] for d in keep if d < n_outer), inner=inner, body=tuple(body))
+
+
+def drop_roundings(p: Program) -> Program:
+    """Values that are loaded from a half type not rounded to it again.
+
+    Fusion wants the rounding: it is what remains of the half type if the load gives way to the value that was stored.
+    """
+    where: dict[int, int] = {}
+    body = []
+    for i, s in enumerate(p.body):
+        args = tuple(where.get(a, a) for a in s.args)
+        if s.op == "narrow" and s.attr:
+            source = p.body[args[0]]
+            if source.op == "load" and not source.args and p.inputs[source.attr[0]] == s.attr[0]:
+                where[i] = args[0]
+        body.append(s._replace(args=args))
+    return simplify(replace(p, body=tuple(body))) if where else p
 
 
 def order_loops(p: Program) -> Program:

@@ -4,6 +4,9 @@ Works on the joint graph, before it is cut in two: a value's short chain of poin
 backward, so that the value itself need not cross the border. It pays where the copy fuses with its readers and the sources
 are read there in any case: the input of an activation behind a batch normalisation (sources: the normalisation's own input
 and two numbers per channel). What the forward writes anyway, for a contraction say, is read from there.
+
+Keys that were repeated for several heads are repeated again in front of attention's gradient: attention reads them before they are
+repeated (``transforms/share_keys.py``), in the forward too where the repeated ones need not be stored.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ COSTLY = {
     aten.softplus, aten.elu, aten.celu, aten.log1p, aten.expm1, aten.atan2, aten.atan, aten.asin, aten.acos, aten.div,
     aten.sqrt, aten.rsqrt,
 }  # fmt: skip
+SHARING = {aten._scaled_dot_product_flash_attention_for_cpu_backward}
+"""What reads repeated operands where they are once."""
+COPYING = {aten.clone, aten._unsafe_view}
+"""What ``reshape`` is where it cannot be a view."""
 LONGEST = 16
 """Most operators in a copied chain."""
 
@@ -59,7 +66,8 @@ def recompute_cheap(joint: fx.GraphModule, forward_outputs: int) -> int:
     """
     joint.graph.eliminate_dead_code()
     merge_equal(joint.graph)
-    done = _Recompute(joint.graph, forward_outputs).run()
+    done = _Recompute(joint.graph, forward_outputs).repeat()
+    done += _Recompute(joint.graph, forward_outputs).run()
     keep_what_reads_written(joint.graph)
     joint.graph.eliminate_dead_code()
     joint.recompile()
@@ -89,6 +97,29 @@ class _Recompute:
             readers = [u for u in n.users if u in self.backward]
             if readers and (not _copies(n) or not all(_takes_in(r) for r in readers)):
                 self.kept.add(n)
+
+    def repeat(self) -> int:
+        """Copy what repeats a smaller value in front of its readers in the backward that read that in its place."""
+        done = 0
+        for reader in [n for n in self.backward if packet(n) in SHARING]:
+            for value in dict.fromkeys(reader.all_input_nodes):
+                chain = None if value in self.backward else self.repetition(value)
+                if chain is not None:
+                    self.copy(chain, value, reader)
+                    done += 1
+        return done
+
+    def repetition(self, value: fx.Node) -> Chain | None:
+        """The views and the copy between a value and one of at most half its size; None if there is no such thing."""
+        ops: list[fx.Node] = []
+        while value not in self.returned and (is_view(value) or packet(value) in COPYING):
+            ops.append(value)
+            if len(value.all_input_nodes) != 1 or len(ops) > LONGEST:
+                return None
+            (value,) = value.all_input_nodes
+        # What is stored is what the forward has, no view of it.
+        repeats = bool(ops) and 0 < 2 * nbytes(value) <= nbytes(ops[0]) and any(packet(n) in COPYING for n in ops)
+        return Chain(tuple(reversed(ops)), frozenset({value})) if repeats else None
 
     def run(self) -> int:
         """Decide for each forward value that the backward reads, from the first on."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dcir.codegen.cpp.kernels.attention_backward import place_function, plan_backward, scratch_at
 from dcir.codegen.cpp.kernels.attention_few_text import FEW
-from dcir.codegen.cpp.kernels.attention_text import COMMON, FORWARD
+from dcir.codegen.cpp.kernels.attention_text import COMMON, FORWARD, LEAST
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.planners import Machine, planner
 from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, Split, ceil_div, core, lanes, render, round_up
@@ -110,11 +110,22 @@ def _common(b: _Blocks) -> str:
 def _forward(b: _Blocks) -> KernelPlan:
     kv = "a1, a2, a3, a4" if b.spec.more else "a1, a2, nullptr, nullptr"
     mask = f"a{1 + len(b.spec.pieces())}" if b.spec.mask else "nullptr"
+    # A mask of bools becomes zeros and minus infinity: no other number hides anything.
+    numbers = bool(b.spec.mask) and b.spec.mask_dtype != "bool"
+    common = _common(b) + (render(LEAST) if numbers else "")
     if b.spec.m <= FEW_QUERIES:
         rows, padded = b.all_heads * b.spec.m, round_up(b.spec.n + (b.vl if b.spec.more else 0), 16)
-        text = f"namespace dcir_attention {{{_common(b)}{render(FEW, padded=padded)}}}\n"
+        some = {"hidden": "== -INF", "most": "", "seen": ""}
+        if numbers:
+            some = {
+                "hidden": "<= most",
+                "most": " T most = -INF;",
+                "seen": " most = most < LEAST ? any_hidden_from(high) : most;",
+            }
+        text = f"namespace dcir_attention {{{common}{render(FEW, padded=padded, **some)}}}\n"
         phase = Phase(rows, f"dcir_attention::attend(j, a0, {kv}, {mask}, {scratch_at(0)}, o0, o1);")
         return KernelPlan("attention_few", text, (phase,), rows * padded * ELEMENT_BYTES[b.spec.compute])
-    text = f"namespace dcir_attention {{{_common(b)}{render(FORWARD)}}}\n"
+    hidden = "hidden<W>(add, cols, high)" if numbers else "hidden<W>(add, cols)"
+    text = f"namespace dcir_attention {{{common}{render(FORWARD, hidden=hidden)}}}\n"
     phase = Phase(b.all_heads * b.queries.parts, f"dcir_attention::attend(j, a0, {kv}, {mask}, o0, o1);")
     return KernelPlan("attention", text, (phase,))

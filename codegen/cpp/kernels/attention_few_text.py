@@ -29,13 +29,13 @@ template <class M> $noinline void attend(
     T *s = scores + j * $padded;
     const L seen = CAUSAL && row + 1 < N ? row + 1 : N;
     copy_rows(query, q, [=](L, L e) { return at_q(b, h, row, e); }, 1, SCALE);
-    V high = V{} - INF;
+    V high = V{} - INF;$most
     for (L c = 0, cols; c < seen; c += cols) {
         const L end = end_of_piece(c, seen);
         cols = end - c < VL ? end - c : VL;
         if constexpr (MASKED) {
             bool all = true;
-            for (L i = 0; i < cols; i++) all &= get(mask[at_mask(b, h, row, c + i)]) == -INF;
+            for (L i = 0; i < cols; i++) all &= get(mask[at_mask(b, h, row, c + i)]) $hidden;
             if (all) {
                 store(s + c, V{} - INF);
                 continue;
@@ -64,7 +64,7 @@ template <class M> $noinline void attend(
             }
         for (L i = cols; i < VL; i++) dot[i] = -INF;
         store(s + c, dot);
-        high = larger(dot, high);
+        high = larger(dot, high);$seen
     }
     // Vectors that begin within a piece end elsewhere than those that are read below.
     if (FIRST) store(s + seen, V{} - INF);

@@ -184,6 +184,30 @@ template <int W, int STEP> $inline void mix(
 }
 """
 
+# Masks of numbers often hold the least of their type in place of minus infinity. A query that sees nothing but such keys has the mean of
+# all values, as in PyTorch; one that has seen another key gives them weights of zero, unless a score comes within 3 % of overflowing.
+# ``hidden_from`` is the largest addend that leaves no weight, of queries with these largest scores so far.
+LEAST = """
+constexpr T LEAST = sizeof(T) == 4 ? T(-3.3e38) : T(-1.7e308);
+$inline V hidden_from(V high) { return high > LEAST / 64 ? V{} + LEAST : V{} - INF; }
+$inline T any_hidden_from(V high) {
+    T most = -INF;
+    for (int i = 0; i < VL; i++) most = high[i] > LEAST / 64 ? LEAST : most;
+    return most;
+}
+// Whether no query of a block gives any of its keys a weight, whatever their scores; `high` are its largest scores so far.
+template <int W> $inline bool hidden(const T *add, L cols, const V *high) {
+    alignas(64) T most[W];
+    for (int i = 0; i < W / VL; i++) store(most + i * VL, hidden_from(high[i]));
+    if (FLAT)
+        for (int i = 1; i < W; i++) most[0] = most[i] < most[0] ? most[i] : most[0];
+    for (L c = 0; c < cols; c++)
+        for (int i = 0; i < (FLAT ? 1 : W); i++)
+            if (!(add[FLAT ? c : c * W + i] <= most[i])) return false;
+    return true;
+}
+"""
+
 FORWARD = """
 // Scores of KR keys from c on against all queries of the block, and the largest so far of each query.
 template <int W, int KR, int QV, int SKIP = 0> $inline void score(
@@ -227,7 +251,7 @@ template <int B, class M> $noinline void attend_block(
         if constexpr (MASKED) {
             load_mask<W>(add, mask, b, h, first, rows, start, cols);
             // Such keys would add zeros to the sums. The first block is never passed over, so that there is a result.
-            if (start && hidden<W>(add, cols)) continue;
+            if (start && $hidden) continue;
         }
         const T *keys = keys_from(k, k2, b, h, start, cols, key);
         const T *values = values_from(v, v2, b, h, start, cols, value);

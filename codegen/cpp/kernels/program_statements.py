@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 
-from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
+from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, element, literal
 from dcir.ir.program import Program, Stmt
 from dcir.ir.types import compute_type, itemsize
 
@@ -173,10 +173,10 @@ class Statements:
     def _element(self, operand: int, at: str) -> str:
         if self.p.inputs[operand] == "bool":  # GCC 12 vectorises comparisons of bytes, but no choice by a loaded bool
             return f"(((const unsigned char *)a{operand})[{at}] != 0)"
-        return f"a{operand}[{at}]"
+        return element(f"a{operand}", at, self.p.inputs[operand])
 
-    def _masked(self, s: Stmt, element: str, args: tuple[int, ...]) -> str:
-        text = cast_expr(element, self.p.inputs[s.attr[0]], s.dtype)
+    def _masked(self, s: Stmt, value: str, args: tuple[int, ...]) -> str:
+        text = cast_expr(value, self.p.inputs[s.attr[0]], s.dtype)
         if not args:
             return f"{self.inside} ? {text} : {literal(0, s.dtype)}" if self.inside else text
         test = f"({self.inside} & {self.value(args[0])})" if self.inside else self.value(args[0])
@@ -189,14 +189,14 @@ class Statements:
         wanted = self.value(rest[0]) if rest else ""
         if self.inside:
             wanted = f"({self.inside} & {wanted})" if wanted else self.inside
-        element = cast_expr(self._element(operand, " + ".join(terms)), self.p.inputs[operand], s.dtype)
+        found = cast_expr(self._element(operand, " + ".join(terms)), self.p.inputs[operand], s.dtype)
         if not wanted and all(self._lies_in(a, e) for a, e in zip(indices, extents, strict=True)):
-            return element  # GCC 12 vectorises no conditional load of 64 bits beside values of 32
+            return found  # GCC 12 vectorises no conditional load of 64 bits beside values of 32
         if i not in self.tested:
             self._test(i, s, wanted)
         test = f"({wanted} & g{i})" if wanted else f"g{i}"
         other = self.value(rest[1]) if rest else literal(0, s.dtype)
-        return f"{test} ? {element} : {other}"
+        return f"{test} ? {found} : {other}"
 
     def _lies_in(self, i: int, extent: int) -> bool:
         """Whether an index is known to lie in ``range(extent)``."""

@@ -17,7 +17,7 @@ from dcir.codegen.cpp.kernels.program_statements import Statements
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.planners import Machine, planner
 from dcir.codegen.tiles.winograd_weights import weights_sizeless
-from dcir.ir.loops import collapse, drop_unit_loops, order_loops
+from dcir.ir.loops import collapse, drop_roundings, drop_unit_loops, order_loops
 from dcir.ir.program import Program, Stmt
 from dcir.isa import ISAS
 from dcir.ops.winograd import WinogradWeightsSpec
@@ -55,7 +55,7 @@ def _program(program: Program) -> tuple[SizelessProgram, tuple[int, ...]] | None
     """The extents come first in the table. None: the program has reductions or gathers."""
     if program.inner or any(s.op in ("reduce", "gather") for s in program.body):
         return None
-    p = collapse(order_loops(drop_unit_loops(program)))
+    p = collapse(order_loops(drop_unit_loops(drop_roundings(program))))
     rank = next((r for r in _RANKS if r >= len(p.outer)), None)
     if rank is None or 0 in p.outer:
         return None

@@ -8,13 +8,15 @@ from dcir.codegen.tiles.emit import Draft, Step, assemble, render
 from dcir.codegen.tiles.epilogue import Epilogue, epilogue_suits
 from dcir.ir.network import contiguous
 from dcir.ir.program import Body
+from dcir.ir.types import bf16_to_f32, f32_to_bf16
 from dcir.isa import ISAS
 from dcir.ops.epilogue import run_epilogue
+from dcir.ops.pointwise import rounded
 from tests.codegen.tiles.tile_harness import compile_plans, isa_of
 
 SHAPE = (3, 5, 43)
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bool": torch.bool, "i64": torch.int64, "bf16": torch.bfloat16,
-         "u8": torch.uint8}  # fmt: skip
+         "f16": torch.float16, "u8": torch.uint8}  # fmt: skip
 
 
 class Case:
@@ -129,7 +131,41 @@ def narrowed(c):
     c.store(b.op("sqrt", y * y) + b.op("pow", b.op("abs", c.x), c.const(1.5)))
 
 
+def narrow(c, value, storage):
+    return rounded(c.body.convert(value, "f32"), storage)
+
+
+def half_operands(c):
+    """Short statements whose operands and results are of half types: side by side, apart, and one for all of a row."""
+    b = c.body
+    for stored in ("bf16", "f16"):
+        total = b.convert(c.x, "f32") + c.load(contiguous(SHAPE), stored) * c.load((0, 0, 1), stored)
+        total = b.op("max", total + c.load((1, 3, 15), stored), c.load((0, 1, 0), stored))
+        c.store(total, stored)
+        c.store(narrow(c, total, stored), "f32", (430, 86, 2))
+        c.store(b.where(total > b.const(0, "f32"), total, c.load((5, 1, 0), stored)), stored, (430, 86, 2))
+
+
+def half_bias(c):
+    """Short enough for registers: what a product of half types does that is read by another one."""
+    total = c.body.convert(c.x, "f32") + c.load((0, 0, 1), "bf16")
+    c.store(total, "bf16")
+    c.store(narrow(c, total, "bf16"), "f32")
+
+
+def half_gelu(c):
+    b = c.body
+    total = b.convert(c.x, "f32") + c.load((0, 0, 1), "bf16")
+    c.store(total, "f16")
+    y = total * b.const(0.5, "f32") * (b.op("erf", total * b.const(0.7071, "f32")) + b.const(1, "f32"))
+    c.store(b.op("exp", -narrow(c, y, "f16")), "f32")
+    c.store(y, "bf16", (1, 3, 15))
+
+
 KINDS = (
+    half_operands,
+    half_bias,
+    half_gelu,
     relu,
     clamp,
     arithmetic,
@@ -241,7 +277,9 @@ def test_epilogue(kernels, case):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", [silu, exponentials, error_functions, kept_before], ids=lambda k: k.__name__)
+@pytest.mark.parametrize(
+    "kind", [silu, exponentials, error_functions, kept_before, half_gelu], ids=lambda k: k.__name__
+)
 def test_groups(isa, kind):
     """Vectors that take their steps together give what single ones give, also where a tile's rows lie along them."""
     case = Case("f32")
@@ -297,6 +335,53 @@ $noinline void rows(L, const T *a0, const T *, const T *, T *, unsigned char *, 
             assert np.array_equal(np.isnan(got), np.isnan(x))
             assert np.array_equal(got[~finite & ~np.isnan(x)], exact[~finite & ~np.isnan(x)])
             assert (np.abs(got.astype(np.float64) - wide) / ulp)[finite].max() <= 2
+
+
+_ALL = """
+$noinline void rows(L, const T *a0, const T *, const T *, T *, unsigned char *, const Operands &operands) {
+    finish(operands, 0, 0, a0, $count);
+}
+"""
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("stored", ["bf16", "f16"])
+def test_half_types_to_the_bit(isa, stored):
+    """Every number of the type is widened, and f32's are rounded, to the bits of scalar code; denormal ones and NaN too."""
+    count = (1 << 16) + 5
+    body = Body((1, count))
+    x = body.load(body.input("f32"), (count, 1))
+    body.store(body.output("f32"), (count, 1), body.load(body.input(stored), (count, 1)))
+    body.store(body.output("f32"), (count, 1), rounded(x, stored))
+    body.store(body.output(stored), (count, 1), x)
+    program = body.finish()
+    epilogue = Epilogue(program, "f32", 1, 1)
+    assert epilogue.in_registers
+    draft = Draft("rows", "f32", render(_ALL, count=count), (Step(1, "rows"),), epilogue=epilogue)
+    (call,) = compile_plans([(assemble(draft, isa_of(isa), 1), program.inputs, program.outputs)])
+    halves = np.resize(np.arange(1 << 16, dtype=np.uint16), count)
+    rng = np.random.default_rng(3)
+    low = rng.choice([0, 0xFFF, 0x1000, 0x1001], count).astype(np.uint32)
+    ties = rng.integers(0, 1 << 32, count, dtype=np.uint32) & 0xFFFFE000 | low
+    # Where f16 has no exponent any more.
+    near = (2.0**-14 * rng.uniform(-2, 2, count)).astype(np.float32).view(np.uint32)
+    anything = rng.integers(0, 1 << 32, count, dtype=np.uint32)
+    for bits in (ties, near, np.left_shift(halves, 16, dtype=np.uint32), anything):
+        value = bits.view(np.float32)
+        wide, half, narrow = torch.empty(count), torch.empty(count), torch.empty(count, dtype=TORCH[stored])
+        call(torch.from_numpy(value), torch.from_numpy(halves.view(np.int16)), wide, half, narrow)
+        with np.errstate(all="ignore"):
+            if stored == "bf16":
+                want = f32_to_bf16(value)
+                exact, again = bf16_to_f32(halves), bf16_to_f32(want)
+            else:
+                want = value.astype(np.float16).view(np.uint16)
+                want[np.isnan(value)] = want[np.isnan(value)] & 0x8000 | 0x7E00
+                exact, again = halves.view(np.float16).astype(np.float32), want.view(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(narrow.view(torch.int16).numpy().view(np.uint16), want)
+        np.testing.assert_array_equal(half.numpy().view(np.uint32), again.view(np.uint32))
+        quiet = np.uint32(0x400000) * np.isnan(exact)  # the instruction makes it so, and so does whatever comes next
+        np.testing.assert_array_equal(wide.numpy().view(np.uint32) | quiet, exact.view(np.uint32) | quiet)
 
 
 def test_refused():

@@ -53,7 +53,7 @@ def wrap(plan, ins, outs, name):
     lines.append(f"unsigned char *scratch = (unsigned char *)p[{len(ins) + len(outs)}];")
     for phase in plan.phases:
         lines.append("#pragma omp parallel for schedule(static)")
-        lines.append(f"for (long long j = 0; j < {phase.jobs}; j++) {{ {phase.code} }}")
+        lines.append(f"for (long long j = 0; j < {phase.jobs}; j++) {{\n{phase.code}\n}}")
     return "\n".join([*lines, "}", "}"])
 
 
