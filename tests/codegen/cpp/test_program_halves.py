@@ -15,6 +15,8 @@ from dcir.isa import host_isa
 from dcir.ops.pointwise import rounded
 from tests.codegen.tiles.tile_harness import compile_plans
 
+pytestmark = pytest.mark.processor
+
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
 SIZES = [(700, 70), (512, 64), (513, 3), (9, 130), (1100, 200)]
 
