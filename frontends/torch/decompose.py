@@ -9,8 +9,8 @@ Two kinds are exempt:
 - operators whose decomposition is worse than a call (``KEEP``): they would become long chains of scatters or loops;
 - random operators: their decompositions would draw other numbers than eager torch does.
 
-One operator is taken apart that PyTorch leaves whole: oneDNN's layer of an LSTM, which PyTorch's trace takes for inputs
-without a gradient; taken apart it is native.
+Two operators are taken apart that PyTorch leaves whole: oneDNN's layer of an LSTM, which PyTorch's trace takes for inputs
+without a gradient, and the layer of a transformer's encoder (``encoder_layers.py``); taken apart they are native.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._decomp.decompositions import one_layer_lstm
 
+from dcir.frontends.torch import encoder_layers
 from dcir.frontends.torch.as_eager import DECOMPOSED
 from dcir.ops.registry import pages
 
@@ -51,7 +52,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         if name in units or packet in KEEP:
             continue
         table[op] = fn
-    return table | DECOMPOSED | {torch.ops.aten.mkldnn_rnn_layer.default: _lstm_layer}
+    return table | DECOMPOSED | encoder_layers.DECOMPOSED | {torch.ops.aten.mkldnn_rnn_layer.default: _lstm_layer}
 
 
 def _lstm_layer(
