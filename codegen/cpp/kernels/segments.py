@@ -3,7 +3,7 @@
 per job, a range of groups:
     the row = base
         points of the group, in order; what they read is asked for some points ahead
-            row = row op value, along the vector
+            row = row op value, along the vector; a row of a few vectors stays in registers
     finish, along the vector
 groups with more points than a thread's share: the same once more, their columns dealt to jobs
 """
@@ -20,6 +20,7 @@ from dcir.codegen.planners import Machine, planner
 from dcir.ir.network import contiguous
 from dcir.ir.program import Program
 from dcir.ir.types import compute_type, itemsize
+from dcir.isa import ISAS
 from dcir.ops.segments import SegmentSpec, group_loops, point_loops
 
 # Below this many elements a second thread costs more than it brings.
@@ -28,6 +29,9 @@ SERIAL_POINTS = 16384
 AHEAD, LINES = 8, 8
 # Columns of a job at least, of a group that is shared out.
 LEAST_COLUMNS = 16
+
+# Vectors of a row that stay in registers while points are folded into it, and operations of a value for which there is room beside them.
+MOST_VECTORS, LIGHT = 8, 4
 
 _FUNCTIONS = """
 static inline long long d_within(long long at, long long points) { return at < 0 ? 0 : at < points ? at : points; }
@@ -49,23 +53,25 @@ def plan_segments(spec: SegmentSpec, machine: Machine) -> KernelPlan:
     threads = max(machine.threads, 1)
     value, finish = spec.value.outer[point_loops(spec) :], spec.finish.outer[group_loops(spec) :]
     if threads == 1 or (spec.points + spec.groups) * spec.columns < SERIAL_POINTS:
-        return KernelPlan("segment", _FUNCTIONS, (Phase(1, _text(spec, 1, 0)),))
+        return KernelPlan("segment", _FUNCTIONS, (Phase(1, _text(spec, machine, 1, 0)),))
     jobs = min(8 * threads, spec.groups)
-    phases = [Phase(jobs, _text(spec, jobs, 0))]
+    phases = [Phase(jobs, _text(spec, machine, jobs, 0))]
     tiles = min(threads, value[0] // LEAST_COLUMNS) if len(value) == 1 and value == finish else 1
     if tiles > 1:
         phases = [
-            Phase(jobs, _text(spec, jobs, 2 * threads)),
-            Phase(tiles, _text(spec, tiles, 2 * threads, shared=True)),
+            Phase(jobs, _text(spec, machine, jobs, 2 * threads)),
+            Phase(tiles, _text(spec, machine, tiles, 2 * threads, shared=True)),
         ]
     return KernelPlan("segment", _FUNCTIONS, tuple(phases))
 
 
-def _text(spec: SegmentSpec, jobs: int, share: int, *, shared: bool = False) -> str:
+def _text(spec: SegmentSpec, machine: Machine, jobs: int, share: int, *, shared: bool = False) -> str:
     """A phase: groups of more than a ``share``-th of all points are left out, or are all that it does, by columns."""
     compute = compute_type(spec.dtype)
     first = 2 if spec.base is None else 3
     value = _Value(spec, _moved(spec.value, first, 0))
+    if not shared:
+        value.lanes_of_row = ISAS[machine.isa].vector_bytes // itemsize(compute)
     finish = _Finish(spec, _moved(spec.finish, first + len(spec.value.inputs) - 1, 1))
     finish.fixed, value.fixed = group_loops(spec), point_loops(spec)
     if shared:
@@ -161,6 +167,8 @@ class _Row(Statements):
 class _Value(_Row):
     """The values of one group's points, folded into the row."""
 
+    lanes_of_row = 0
+
     def fold(self) -> None:
         compute = compute_type(self.spec.dtype)
         self.open("for (long long e = from; e < to; e++)")
@@ -168,14 +176,42 @@ class _Value(_Row):
         self.line("const long long point = a1[e];")
         self.line(f"if ((unsigned long long)point >= {self.spec.points}ULL) {{ bad = 1; continue; }}")
         self.digits("point")
-        opened = self.over_columns()
+        if self.in_registers():
+            self.blocks(compute)
+        else:
+            opened = self.over_columns()
+            self.join(compute)
+            for _ in range(opened):
+                self.close()
+        self.close()
+
+    def join(self, compute: str) -> None:
+        """The value at this column, folded into the row."""
         for i in self.needs(self.stores, self.before):
             self._statement(i)
         (store,) = self.stores
         new, at = self.value(self.p.body[store].args[0]), self.at()
         self.line(f"{at} = {SCALAR_OPS[self.spec.op].cpp([at, new], compute)};")
-        for _ in range(opened + 1):
-            self.close()
+
+    def in_registers(self) -> bool:
+        """Whether the row is a few whole vectors, and the value so little that they stay in registers beside it."""
+        columns, lanes = self.columns_of(), self.lanes_of_row
+        if len(columns) != 1 or not lanes or self.spec.value.operations() > LIGHT * self.spec.value.points():
+            return False
+        return self.spec.columns % lanes == 0 and lanes < self.spec.columns <= MOST_VECTORS * lanes
+
+    def blocks(self, compute: str) -> None:
+        """The columns, vector by vector: the compiler keeps in registers what has one place in every round."""
+        (column,) = self.columns_of()
+        if self.checked:
+            self.take_out(self.stores, column)
+            self.sure()
+        self.line(f"#pragma GCC unroll {MOST_VECTORS}")
+        self.open(f"for (int b = 0; b < {self.spec.columns}; b += {self.lanes_of_row})")
+        self.lanes(column, self.lanes_of_row, "b")
+        self.join(compute)
+        self.close()
+        self.close()
 
     def _ask_ahead(self) -> None:
         """Rows lie anywhere, so the processor cannot know which comes next: first what their addresses are made of, then they."""
@@ -188,7 +224,8 @@ class _Value(_Row):
             other = _Row(self.spec, self.p)
             other.fixed, other.depth = self.fixed, self.depth
             other.open(f"if (e + {ahead} < last)")
-            other.line(f"const long long ahead = d_within(a1[e + {ahead}], {self.spec.points - 1});")
+            other.line(f"const unsigned listed = (unsigned)a1[e + {ahead}];")
+            other.line(f"const long long ahead = listed < {self.spec.points}u ? listed : 0;")
             other.digits("ahead")
             if wanted is rows:
                 for i in other.needs(rows, set()):
