@@ -201,10 +201,16 @@ def _quick(
     """
     traced = _unless_hooked(call, plain, session)
     long_way = _unless_hooked(functools.partial(quick.long_way, call), plain, session)
+    direct = quick.direct
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return traced(*args, **kwargs)
+        if not kwargs:
+            for direct_call in direct:
+                result = direct_call(*args)
+                if result is not MISS:
+                    return result
         result = quick.call(args, kwargs)
         if result is not MISS:
             return result

@@ -120,23 +120,21 @@ class QuickCalls:
     Args:
         frame: the function with locals ``args``, ``kwargs`` and ``fn`` that Dynamo compiles.
         fn: the module's method that it calls.
+
+    Attributes:
+        direct: functions of positional arguments that give the results of the commonest calls, or MISS. They are to be tried first.
     """
 
     def __init__(self, frame: FunctionType, fn: Callable[..., Any]) -> None:
         self._code, self._names, self._fn = frame.__code__, frame.__globals__, fn
         self._learnt: list[_Learnt] = []
-        self._direct: tuple[Callable[..., Any], ...] = ()
+        self.direct: list[Callable[..., Any]] = []
         self._lock = threading.Lock()
         self._long = 0
         self._wait = _FIRST_WAIT if available() else 0
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results of a call that is like one before, or MISS."""
-        if not kwargs:
-            for direct_call in self._direct:
-                result = direct_call(*args)
-                if result is not MISS:
-                    return result
         if _elsewhere():
             return MISS
         for known in self._learnt:
@@ -183,7 +181,8 @@ class QuickCalls:
                 self._lock.release()
 
     def _gather(self) -> None:
-        self._direct = tuple(k.direct.call for k in self._learnt if k.direct is not None and not k.stale)
+        # Whoever has the list sees the new ones.
+        self.direct[:] = [k.direct.call for k in self._learnt if k.direct is not None and not k.stale]
 
     def _from(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tape: Sequence[Taped]

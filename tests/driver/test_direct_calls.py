@@ -84,7 +84,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
             return noted
 
-        self._direct = tuple(map(noting, self._direct))
+        self.direct[:] = map(noting, self.direct)
 
     monkeypatch.setattr(QuickCalls, "_gather", counted)
     return lambda: count[0]

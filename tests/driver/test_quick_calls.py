@@ -75,7 +75,23 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ways.append(result is not quick_calls.MISS)
         return result
 
+    gather = QuickCalls._gather
+
+    def noting(direct: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            result = direct(*args)
+            # After any other the next one is tried, or ``call``.
+            ways.extend([True] * (result is not quick_calls.MISS))
+            return result
+
+        return noted
+
+    def gathered(self: QuickCalls) -> None:
+        gather(self)
+        self.direct[:] = map(noting, self.direct)
+
     monkeypatch.setattr(QuickCalls, "call", noted)
+    monkeypatch.setattr(QuickCalls, "_gather", gathered)
     return ways
 
 
