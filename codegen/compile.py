@@ -12,7 +12,7 @@ from typing import Any
 from dcir.cache import Cache, key_of
 from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.codegen.choices import MODELS, Choice
-from dcir.codegen.cpp.driver import Call, Flow, Numbers, Place, driver_text
+from dcir.codegen.cpp.driver import BESIDE, Call, Flow, Numbers, Place, driver_text
 from dcir.codegen.cpp.kernel_sdfg import HEADER, kernel_body
 from dcir.codegen.cpp.kernels.sizeless import sizeless
 from dcir.codegen.plan import KernelPlan
@@ -170,7 +170,7 @@ def compile_network(
         net.validate()
         compiled = len(made)
         texts = sorted(kernel_body(k.plan, k.ins, k.outs, k.name) for k in made)
-        units = [Unit("", driver), *(Unit("", text, HEADER) for text in texts)]
+        units = [Unit("", driver), Unit("", BESIDE), *(Unit("", text, HEADER) for text in texts)]
         objects = compile_objects(units, toolchain, flags, cache, None, progress)
         shutil.copyfile(link_shared(objects, library_key, toolchain, cache), draft)
 

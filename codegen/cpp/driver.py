@@ -3,11 +3,14 @@
     int dcir_run(void** table, int (*call_back)(int))
     int dcir_prepare(void** table)                    computes what depends on static inputs alone
     unsigned long long dcir_fingerprint(void** table) a digest of a few elements of every static input
+    unsigned long long dcir_ticks[steps + 1]          of a profiled driver: nanoseconds of each step of the last call
+
+and of what lies beside it in every library, whatever the program:
+
     void dcir_digest(...)                             see ``digest.py``
     int dcir_watch(...), dcir_note(...)               see ``watch.py``
     PyObject* dcir_enter(...)                         see ``entry.py``
     PyObject* dcir_direct(...)                        see ``direct.py``
-    unsigned long long dcir_ticks[steps + 1]          of a profiled driver: nanoseconds of each step of the last call
 
 ``table[0]`` is the arena, ``table[1]`` the block of prepared values; inputs, constants and results follow. The
 kernels of one stretch between calls into torch run in one OpenMP team; each kernel ends in a barrier. The return
@@ -73,6 +76,18 @@ class Flow:
     lanes: int
 
 
+_O1 = '#pragma GCC optimize ("O1")'  # they do nothing but call
+BESIDE = "\n".join(
+    [
+        _O1,
+        'extern "C" int dcir_run(void** table, int (*call_back)(int));',
+        'extern "C" unsigned long long dcir_fingerprint(void** table);',
+        *(DIGEST, WATCH, ENTRY, DIRECT),
+    ]
+)
+"""A unit of its own: the same for all programs, it is compiled once, which takes five times as long as a small driver."""
+
+
 def driver_text(
     calls: Sequence[Call],
     before: Sequence[Call] = (),
@@ -91,7 +106,7 @@ def driver_text(
         profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; the last of them is the time in
             which teams open and close. Calls of a profiled driver must not overlap.
     """
-    lines = ['#pragma GCC optimize ("O1")']  # it does nothing but call
+    lines = [_O1]
     lines += _clock(len(calls)) if profile else []
     arity = {c.kernel: len(c.operands) for c in (*before, *calls) if c.kernel}
     for name, n in arity.items():
@@ -119,7 +134,7 @@ def driver_text(
     lines += ["  return 0;", "}"]
     lines.append('extern "C" __attribute__((visibility("default"))) int dcir_prepare(void** t) {')
     lines += ["  int status = 0;", *_stretch(before), "  return 0;", "}"]
-    return "\n".join([*lines, *_fingerprint(static), DIGEST, WATCH, ENTRY, DIRECT])
+    return "\n".join([*lines, *_fingerprint(static)])
 
 
 # Words of a static input that are compared in every call: a last guard against writes through bare addresses, which nobody notes.
