@@ -23,7 +23,7 @@ class Words(nn.Module):
         super().__init__()
         self.table = nn.Embedding(11, 6)
         self.norm = nn.BatchNorm1d(6)
-        self.out = nn.Linear(6, 4)
+        self.out = nn.Linear(6, 40)  # enough columns for a panel of every instruction set
 
     def forward(self, words, scale):
         return self.out(self.norm(self.table(words)) * scale)
