@@ -10,6 +10,8 @@ import statistics
 import time
 
 import torch
+
+import torchvision_beside_cpu_torch  # noqa: F401  # isort: skip
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 import dcir

@@ -52,13 +52,8 @@ def language_model() -> Example:
 
 
 def _timm(name: str) -> Example:
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        # PyPI's torchvision is built with CUDA; beside a torch without it the import fails at two operators that are not called here.
-        for missing in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{missing}", "(Tensor dets, Tensor scores, float limit) -> Tensor")
-    import timm
+    import torchvision_beside_cpu_torch  # noqa: F401
+    import timm  # isort: skip
 
     torch.manual_seed(0)
     return timm.create_model(name).eval(), (torch.randn(4, 3, 224, 224),)
