@@ -50,14 +50,13 @@ def pipeline(level: int, *, matrix_unit: bool = False, dots: bool = False) -> tu
         dots: whether it multiplies bf16 in pairs.
     """
     passes = (p for tier in range(level + 1) for p in TIERS[tier]) if level > 0 else ()
-    return tuple(
-        replace(p, matrix=matrix_unit)
-        if isinstance(p, UseWinograd | ScaleWeights | StreamImages)
-        else replace(p, dots=dots)
-        if isinstance(p, UseDots)
-        else p
-        for p in passes
-    )
+    return tuple(_for_processor(p, matrix_unit, dots) for p in passes)
+
+
+def _for_processor(p: Pass, matrix_unit: bool, dots: bool) -> Pass:
+    if isinstance(p, UseDots):
+        return replace(p, dots=dots)
+    return replace(p, matrix=matrix_unit) if isinstance(p, UseWinograd | ScaleWeights | StreamImages) else p
 
 
 TIERS: dict[int, tuple[Pass, ...]] = {

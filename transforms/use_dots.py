@@ -15,7 +15,7 @@ from typing import ClassVar
 from dcir.ir.network import Network, Operand
 from dcir.ir.nodes import Op
 from dcir.ir.program import Program, Stmt
-from dcir.ops.contraction import ContractionSpec
+from dcir.ops.contraction import ContractionSpec, pairs_pay
 from dcir.transforms.base import Outcome, Pass
 
 _HALF = "bf16"
@@ -27,12 +27,10 @@ class UseDots(Pass):
 
     Attributes:
         dots: whether the processor has the instruction; without it nothing is done.
-        least: rows, columns and steps of a product for which both operands are turned into pairs in every call.
     """
 
     tier: ClassVar[int] = 3
     dots: bool = False
-    least: int = 64
 
     def apply(self, net: Network) -> Outcome:
         """Visit every product of f32."""
@@ -48,7 +46,7 @@ class UseDots(Pass):
                 continue
             if not all(_holds_halves(net, o, known) for o in net.ins(op)[:2]):
                 continue
-            if not any(o.data in static for o in net.ins(op)[:2]) and min(spec.m, spec.n, spec.k) < self.least:
+            if not any(o.data in static for o in net.ins(op)[:2]) and not pairs_pay(spec):
                 outcome.refuse("turning both operands into pairs would take longer than is saved")
                 continue
             net.rewire(op, replace(spec, dots=True), net.ins(op), net.outs(op))
@@ -89,7 +87,7 @@ def _stores_halves(net: Network, writer: Op, data: str, known: dict[str, bool]) 
             continue
         value: Stmt = spec.body[s.args[0]]
         if value.op == "narrow":
-            yield value.attr[0] == _HALF
+            yield value.attr == (_HALF,)
         elif value.op in ("load", "gather") and not (product and value.attr[0] == 0):
             source = spec.inputs[value.attr[0]]
             masked = len(value.args) > (0 if value.op == "load" else len(value.attr[2]))

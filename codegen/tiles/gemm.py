@@ -33,7 +33,7 @@ from dcir.codegen.tiles.gemm_matrix import matrix_draft, matrix_in_place_suits, 
 from dcir.codegen.tiles.gemm_packed import packed_draft, packing_draft
 from dcir.codegen.tiles.gemm_tiles import CHUNK_BYTES, tiles_draft
 from dcir.isa import Isa
-from dcir.ops.contraction import MOST_PACKED_BYTES, ContractionSpec, rows_suit
+from dcir.ops.contraction import MOST_PACKED_BYTES, ContractionSpec, pairs_pay, rows_suit
 from dcir.ops.packing import panel_width
 
 # Of 1500 rows on, packed panels were 1 to 10 % faster than tiles over B as it lies; of two panels they were slower.
@@ -77,7 +77,9 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
         return Draft(name, spec.dtype, "", ())
     if bias is not None:
         return tiles_draft(name, spec, isa, threads, bias)
-    form = normal_form(spec if isa.dots or spec.panel else replace(spec, dots=False))
+    # What could not be packed before is packed in every call, in pairs only where that pays.
+    paired = spec.panel or (isa.dots and (spec.rounds or pairs_pay(spec)))
+    form = normal_form(spec if paired else replace(spec, dots=False))
     if spec.panel:
         return _with_panels(form.spec, isa)(name, form, isa, threads)
     if spec.k == 0 and form.epilogue is None:

@@ -27,6 +27,8 @@ MOST_SHORT_ROWS = 256
 # columns are 6 results long, of 8 lanes, and an epilogue of GELU's length is not taken through several vectors at once there: 16 rows
 # 1.2 : 1.9, 32 2.5 : 2.4, 64 5.2 : 4.2, 196 16.2 : 11.6.
 MOST_SHORT_ROWS_NARROW, MOST_SHORT_ROWS_CHAINED = 64, 32
+# Rows, columns and steps of a product of bf16 in pairs that packs both operands: each number is used as often as there are rows or columns.
+LEAST_PAIRED = 64
 # The most that a product may take of scratch to pack an operand which it need not pack: 94 MB packed in every call of 256 rows took
 # 37 ms where tiles over the operand as it lies take 29.
 MOST_PACKED_BYTES = 32 << 20
@@ -157,6 +159,11 @@ def rows_suit(spec: ContractionSpec, isa: Isa | None = None) -> bool:
         most = MOST_SHORT_ROWS_CHAINED if chained else MOST_SHORT_ROWS_NARROW
     few = LEAST_ROWS <= spec.m <= min(spec.n // 5, most)
     return not spec.batch and spec.b[-2] == 1 and few and spec.k > 1
+
+
+def pairs_pay(spec: ContractionSpec) -> bool:
+    """Whether multiplying in pairs is worth turning both operands into pairs in every call, if neither is packed."""
+    return min(spec.m, spec.n, spec.k) >= LEAST_PAIRED
 
 
 def packs(spec: ContractionSpec) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dcir.codegen.tiles import gemm_packed
 from dcir.ir.interpret import run_program
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
+from dcir.ops import contraction
 from dcir.ops.contraction import ContractionSpec
 from dcir.ops.packing import pack_program, packed_shape, pair_program, panel_width
 from tests.codegen.tiles.test_gemm_epilogue import _epilogue
@@ -55,7 +57,11 @@ def kernels():
         spec = _spec(*case)
         body = spec.epilogue
         ins = ("f32", spec.stored or "f32", *(body.inputs[1:] if body else ()))
-        entries.append((plan(spec, Machine(ISA.name, 2)), ins, body.outputs if body else ("f32",)))
+        # Small ones, too, which are not worth it.
+        with mock.patch.object(contraction, "LEAST_PAIRED", 1):
+            made = plan(spec, Machine(ISA.name, 2))
+        assert "dpbf16ps" in made.globals
+        entries.append((made, ins, body.outputs if body else ("f32",)))
     return compile_plans(entries)
 
 
@@ -118,6 +124,13 @@ def test_other_processors_multiply_what_is_not_packed_as_f32():
     assert "dpbf16ps" in plan(spec, Machine(ISA.name, 2)).globals
     with pytest.raises(AssertionError, match="panels of pairs"):
         plan(_spec(100, 64, 70, "row", "packed", "bias"), Machine("avx2", 2))
+
+
+def test_small_products_that_nobody_packed_stay_as_they_are():
+    """The head of a classifier has too few columns for a panel; to pack it in every call would take longer than the product."""
+    for m, n, k in ((1, 4, 2048), (300, 4, 512), (64, 64, 0)):
+        spec = _spec(m, n, k, "row", "column", "bias")
+        assert plan(spec, Machine(ISA.name, 2)).globals == plan(replace(spec, dots=False), Machine(ISA.name, 2)).globals
 
 
 def test_pairs_take_half_the_steps():
