@@ -225,3 +225,20 @@ def example_models() -> Any:
     sys.modules[spec.name] = module  # Dynamo imports the modules it traces by name
     spec.loader.exec_module(module)
     return module
+
+
+def keeping() -> tuple[Any, list[Any]]:
+    """A backend for torch.compile, and the networks it has rewritten, as they are when code is made."""
+    from dcir.driver.compile import Session
+    from dcir.frontends.torch.capture import dynamo_backend
+    from dcir.options import Options
+
+    kept: list[Any] = []
+
+    class Keeping(Session):
+        def _rewritten(self, *args):  # type: ignore[no-untyped-def]
+            done = super()._rewritten(*args)
+            kept.append(done.network)
+            return done
+
+    return dynamo_backend(Keeping(Options.make()).compile_graph), kept

@@ -238,19 +238,8 @@ def embedding_bag_backward(
         bag_of, first = offset2bag, 0
     else:
         bag_of, first = _bag_of(ctx, offsets, bags, indices.numel), 1
-    return _rows(
-        ctx,
-        grad,
-        indices,
-        bag_of,
-        first,
-        bag_size,
-        num_weights,
-        scale_grad_by_freq,
-        mode,
-        per_sample_weights,
-        padding_idx,
-    )
+    options = num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx
+    return _rows(ctx, grad, indices, bag_of, first, bag_size, *options)
 
 
 def _dense() -> Iterable[Sample]:
@@ -267,19 +256,8 @@ def embedding_bag_dense_backward(
 ) -> Ref:  # fmt: skip
     """The same with the points' bags at hand."""
     _refuse(mode, indices, offset2bag)
-    return _rows(
-        ctx,
-        grad,
-        indices,
-        offset2bag,
-        0,
-        bag_size,
-        num_weights,
-        scale_grad_by_freq,
-        mode,
-        per_sample_weights,
-        padding_idx,
-    )
+    options = num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx
+    return _rows(ctx, grad, indices, offset2bag, 0, bag_size, *options)
 
 
 def _rows(

@@ -9,13 +9,10 @@ import torch
 from torch import nn
 
 import dcir
-from dcir.driver.compile import Session
-from dcir.frontends.torch.capture import dynamo_backend
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.registry import pages
-from dcir.options import Options
-from tests.harness import example_models
+from tests.harness import example_models, keeping
 
 models = example_models()
 
@@ -47,16 +44,9 @@ def test_network_through_dace(name: str) -> None:
 def test_graph_through_a_file(tmp_path: Path) -> None:
     """A fused network saved and read again is valid and says the same."""
     module, x = case("transformer")
-    kept: list[Network] = []
-
-    class Keeping(Session):
-        def _rewritten(self, *args):  # type: ignore[no-untyped-def]
-            done = super()._rewritten(*args)
-            kept.append(done.network)
-            return done
-
+    backend, kept = keeping()
     with torch.no_grad():
-        torch.compile(module.eval(), backend=dynamo_backend(Keeping(Options.make()).compile_graph))(x)
+        torch.compile(module.eval(), backend=backend)(x)
     pages()  # the classes of all nodes
     net = kept[0]
     net.save(tmp_path / "network.zip")

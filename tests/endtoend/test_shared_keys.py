@@ -10,12 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dcir.driver.compile import Session
-from dcir.frontends.torch.capture import dynamo_backend
 from dcir.ir.network import Network
 from dcir.ops.attention import AttentionSpec
-from dcir.options import Options
 from tests.endtoend.follows_eager import follow
+from tests.harness import keeping
 
 BATCH, TOKENS, HEADS, KEYS, SIZE = 2, 70, 6, 2, 16
 ONE = BATCH * KEYS * TOKENS * SIZE * 4
@@ -103,16 +101,9 @@ def test_follows_eager(written_out: bool, kind: str, train: bool) -> None:
 
 def networks(module: nn.Module, given: dict[str, Any]) -> list[Network]:
     """The graphs of a training step, as they are when code is made."""
-    kept: list[Network] = []
-
-    class Keeping(Session):
-        def _rewritten(self, *args):  # type: ignore[no-untyped-def]
-            done = super()._rewritten(*args)
-            kept.append(done.network)
-            return done
-
+    backend, kept = keeping()
     torch._dynamo.reset()
-    fast = torch.compile(module, backend=dynamo_backend(Keeping(Options.make()).compile_graph))
+    fast = torch.compile(module, backend=backend)
     fast(**given).sum().backward()
     return kept
 
