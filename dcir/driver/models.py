@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,8 @@ def _from_python(path: Path, name: str, batch: int | None) -> tuple[Any, tuple[A
             raise OptionError(f"{name} takes no argument 'batch'", where=f"--batch {batch}")
         given["batch"] = batch
     torch.manual_seed(0)
-    made = make(**given)
+    with _searched(path):  # what a function imports as it is called, too
+        made = make(**given)
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple | list)):
         raise InvalidInput(
             f"{name} must return the model and a tuple of inputs, it returned a {type(made).__name__}",
@@ -97,20 +99,27 @@ def _from_python(path: Path, name: str, batch: int | None) -> tuple[Any, tuple[A
     return module, tuple(inputs)
 
 
+@contextlib.contextmanager
+def _searched(path: Path) -> Iterator[None]:
+    """The file's folder is searched for imports, as it is for a script, while this lasts."""
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
 def _run(path: Path) -> Any:
-    """The module object of a Python file; its folder is searched for what it imports."""
+    """The module object of a Python file."""
     name = f"dcir_model_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    folder = str(path.parent.resolve())
-    sys.path.insert(0, folder)
     # Dataclasses and pickles look modules up by name.
     sys.modules[name] = module
-    try:
+    with _searched(path):
         spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(folder)
     return module
 
 

@@ -1,7 +1,9 @@
 """Models of the user's are measured next to their rivals, on the same inputs, and every row has its error."""
 
 import json
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,3 +179,24 @@ def test_the_verbs(source):
     done = CliRunner().invoke(main, ["profile", source + "make", "--seconds", "0.02", "--threads", "1"])
     assert done.exit_code == 0 and "product m4 n3 k9" in done.output, done.output
     assert CliRunner().invoke(main, ["profile", source + "none"]).exit_code == 2
+
+
+def test_a_function_imports_what_lies_beside_its_file(tmp_path):
+    """With its file and as it is called; afterwards the search path is as it was."""
+    (tmp_path / "beside_a.py").write_text("SIZE = 3\n")
+    (tmp_path / "beside_b.py").write_text("ROWS = 2\n")
+    (tmp_path / "made.py").write_text(
+        "import torch\nfrom beside_a import SIZE\n"
+        "def linear():\n    from beside_b import ROWS\n    return torch.nn.Linear(SIZE, 1), (torch.ones(ROWS, SIZE),)\n"
+    )
+    before = list(sys.path)
+    model = open_model(f"{tmp_path / 'made.py'}:linear")
+    assert model.module(*model.inputs).shape == (2, 1) and sys.path == before
+
+
+@pytest.mark.parametrize("name", ["mlp_row", "graph_network", "language_model"])
+def test_untuned_networks_are_models(name):
+    """The networks of the example that need neither other packages nor a gigabyte."""
+    model = open_model(f"{Path(__file__).parents[2] / 'examples' / 'untuned.py'}:{name}")
+    with torch.no_grad():
+        assert model.module(*model.inputs).isfinite().all()
