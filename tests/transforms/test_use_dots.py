@@ -22,6 +22,7 @@ from dcir.transforms.widen_products import WidenProducts
 from tests.harness import check_close, double, run_cpp, run_interpreted
 from tests.transforms.imported import imported
 
+pytestmark = pytest.mark.processor
 BF16 = torch.bfloat16
 
 

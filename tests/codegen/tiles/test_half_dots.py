@@ -19,6 +19,7 @@ from dcir.ops.packing import pack_program, packed_shape, pair_program, panel_wid
 from tests.codegen.tiles.test_gemm_epilogue import _epilogue
 from tests.codegen.tiles.tile_harness import COMPILED_ONLY, RUNNABLE, compile_plans
 
+pytestmark = pytest.mark.processor
 ISA = ISAS["avx512bf16"]
 PANEL = panel_width("f32", ISA, "bf16")
 SIZES = (
