@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from dcir.cache import Cache, key_of
-from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.codegen.choices import MODELS, Choice
-from dcir.codegen.cpp.driver import BESIDE, Call, Flow, Numbers, Place, driver_text
-from dcir.codegen.cpp.kernel_sdfg import HEADER, kernel_body
-from dcir.codegen.cpp.kernels.sizeless import sizeless
+from dcir.codegen.cpp.kernels.size_generic import sizeless
+from dcir.codegen.cpp.print_driver import BESIDE, Call, Flow, Numbers, Place, driver_text
+from dcir.codegen.cpp.print_kernel import HEADER, kernel_body
+from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.codegen.plan import KernelPlan
-from dcir.codegen.planners import Machine, makers, plan
+from dcir.codegen.registry import Machine, makers, plan
 from dcir.codegen.tuned import Database
 from dcir.identity import foreign_identity, source_identity
+from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network, Operand
-from dcir.ir.nodes import Op
 from dcir.ir.types import itemsize
 from dcir.isa import host_isa
-from dcir.ops.images import one_image
+from dcir.ops.analysis.batch_slices import one_image
 
 ALIGNMENT = 64
 
@@ -89,7 +89,7 @@ def compile_network(
     choices: Mapping[str, Choice] | None = None,
     keep: Callable[[str, str], None] | None = None,
 ) -> Library:
-    """Generate, compile and link a network; with ``profile``, the driver measures its steps (``cpp/driver.py``).
+    """Generate, compile and link a network; with ``profile``, the driver measures its steps (``cpp/print_driver.py``).
 
     ``choices`` are the emitters' by operator label, instead of those that the database has. ``keep`` hears the name and the text
     of every piece of code, made for it if the library is found in the cache.
@@ -101,7 +101,7 @@ def compile_network(
     """
     cache = cache or Cache.default()
     machine = Machine(host_isa().name, threads)
-    layout = _Layout(net)
+    layout = _Placement(net)
     database = Database(machine, source_identity(), cache)
     kernels: dict[Any, _Kernel] = {}
     tuned: dict[str, Choice] = {}
@@ -203,7 +203,7 @@ def planned_bytes(net: Network, threads: int) -> int:
         types = tuple(net.containers[o.data].dtype for o in ins), tuple(net.containers[o.data].dtype for o in outs)
         choice = database.choice(spec, types, team_of(-1 if stream is None else 0, threads))
         scratch.add(_scratch(spec, machine, choice), -1 if stream is None else net.streams.index(stream))
-    return _up(_Layout(net).arena_bytes) + scratch.all
+    return _up(_Placement(net).arena_bytes) + scratch.all
 
 
 @functools.lru_cache(maxsize=4096)
@@ -247,7 +247,7 @@ def _with_scratch(call: Call, place: Place) -> Call:
     return replace(call, operands=(*call.operands, place))
 
 
-class _Layout:
+class _Placement:
     """Where every container lies at run time: its own table slot, or an offset in the arena."""
 
     def __init__(self, net: Network) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dcir.cache import Cache, key_of
-from dcir.codegen.build import cpu_identity
 from dcir.codegen.choices import MODELS, Choice
-from dcir.codegen.planners import Machine, decisions
+from dcir.codegen.cpp.toolchain import cpu_identity
+from dcir.codegen.registry import Machine, decisions
 
 KIND = "tuned"
 _FORMAT = "1"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dcir.driver.api import load as load
     from dcir.driver.handle import sessions as sessions
     from dcir.driver.optimize import optimize as optimize
-    from dcir.driver.train_step import train_step as train_step
+    from dcir.driver.training.train_step import train_step as train_step
     from dcir.options import Options as Options
 
 __version__ = "0.1.0"
@@ -20,7 +20,7 @@ __all__ = ["Options", "errors", "load", "optimize", "sessions", "train_step"]
 _HOMES = {
     "optimize": ("dcir.driver.optimize", "optimize"),
     "sessions": ("dcir.driver.handle", "sessions"),
-    "train_step": ("dcir.driver.train_step", "train_step"),
+    "train_step": ("dcir.driver.training.train_step", "train_step"),
     "load": ("dcir.driver.api", "load"),
     "Options": ("dcir.options", "Options"),
 }

@@ -60,7 +60,7 @@ def key_of(*parts: str | bytes) -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """One cached file: its kind, key and suffix, its size in bytes and when it was last used (Unix seconds).
 
     Files with equal ``identity`` are one file under several names and take its room once.
@@ -161,7 +161,7 @@ class Cache:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
-    def ls(self, kind: str | None = None) -> list[Entry]:
+    def ls(self, kind: str | None = None) -> list[CacheEntry]:
         """All sealed files, the least recently used first."""
         entries = []
         for seal in self.folder.glob(f"{kind or '*'}/*/*{SEAL}"):
@@ -173,7 +173,7 @@ class Cache:
                 kind_of_file = path.parent.parent.name
                 state, used = path.stat(), seal.stat().st_mtime
                 identity = (state.st_dev, state.st_ino)
-                entries.append(Entry(kind_of_file, key, "." + suffix, state.st_size, used, path, identity))
+                entries.append(CacheEntry(kind_of_file, key, "." + suffix, state.st_size, used, path, identity))
         return sorted(entries, key=lambda entry: (entry.used, entry.path))
 
     def info(self) -> CacheInfo:
@@ -190,7 +190,7 @@ class Cache:
             total += room
         return CacheInfo(self.folder, len(entries), total, by_kind, self.temporary)
 
-    def prune(self, *, max_bytes: int | None = None, older_than: float | None = None) -> list[Entry]:
+    def prune(self, *, max_bytes: int | None = None, older_than: float | None = None) -> list[CacheEntry]:
         """Remove files not used for `older_than` seconds, then the least recently used above `max_bytes`.
 
         Leftovers of killed processes go too. A library that is loaded somewhere keeps working there.
@@ -200,7 +200,7 @@ class Cache:
         """
         now = time.time()
 
-        def wanted(entry: Entry, total: int) -> bool:
+        def wanted(entry: CacheEntry, total: int) -> bool:
             too_old = older_than is not None and now - entry.used > older_than
             return too_old or (max_bytes is not None and total > max_bytes)
 
@@ -208,7 +208,7 @@ class Cache:
         sweep(self.folder, now)
         return removed
 
-    def clear(self) -> list[Entry]:
+    def clear(self) -> list[CacheEntry]:
         """Remove every file."""
         removed = self.prune(older_than=-1.0)
         shutil.rmtree(self.folder / "failed", ignore_errors=True)

@@ -30,7 +30,7 @@ _TALLY, _UNIT, _SHARE = "tally", 4096, 20
 
 
 class Kept(Protocol):
-    """What is known of a cached file, see ``cache.Entry``."""
+    """What is known of a cached file, see ``cache.CacheEntry``."""
 
     @property
     def kind(self) -> str: ...

@@ -36,7 +36,7 @@ class Isa:
 
     @property
     def matrix_unit(self) -> bool:
-        """Whether there are tile registers and products of bfloat16 matrices (``gemm_matrix.py``)."""
+        """Whether there are tile registers and products of bfloat16 matrices (``gemm/matrix.py``)."""
         return self.name == "amx"
 
     @property

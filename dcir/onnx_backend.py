@@ -26,7 +26,7 @@ from dcir.frontends.onnx.tensors import from_numpy, to_numpy
 Source = str | os.PathLike[str] | ModelProto
 
 
-class Prepared(BackendRep):
+class PreparedModel(BackendRep):
     """A model that is ready to run.
 
     Attributes:
@@ -85,7 +85,7 @@ class Backend(_Interface):
         return cls.supports_device(device)
 
     @classmethod
-    def prepare(cls, model: Source, device: str = "CPU", *, eager: bool = False, **kwargs: Any) -> Prepared:
+    def prepare(cls, model: Source, device: str = "CPU", *, eager: bool = False, **kwargs: Any) -> PreparedModel:
         """Read a model.
 
         Args:
@@ -104,7 +104,7 @@ class Backend(_Interface):
         if eager and kwargs:
             raise InvalidInput("options are for what is compiled", where=", ".join(kwargs), hint="eager=False")
         module = load(model)
-        return Prepared(module if eager else optimize(module, **kwargs))
+        return PreparedModel(module if eager else optimize(module, **kwargs))
 
     @classmethod
     def run_model(cls, model: Source, inputs: Any, device: str = "CPU", **kwargs: Any) -> Any:

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from gemm_peak import best, build
 
+from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import contiguous
-from dcir.ir.program import Body
 from dcir.isa import host_isa
-from dcir.ops.convolution import ConvolutionSpec
-from dcir.ops.packing import panel_width
+from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.packing import panel_width
 
 # batch, input channels, output channels, side of the image, kernel, stride, groups
 LAYERS = {
@@ -58,7 +58,7 @@ def spec_of(layer: tuple[int, ...]) -> ConvolutionSpec:
         return (side * side * pitch, 1, side * pitch, pitch)
 
     shape = (n, cout, out, out)
-    body = Body(shape)
+    body = LoopNestBuilder(shape)
     value = body.load(body.input("f32"), contiguous(shape)) + body.load(body.input("f32"), (0, 1, 0, 0))
     body.store(body.output("f32"), last(cout, out), body.op("max", value, body.const(0, "f32")))
     depthwise = groups == cin

@@ -17,7 +17,7 @@ from torch import nn
 
 import dcir
 from dcir.ir.network import Network
-from dcir.transforms.base import Outcome, Pass
+from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.pipelines import pipeline
 
 
@@ -32,14 +32,14 @@ class CountTraffic(Pass):
     tier: ClassVar[int] = 4
     title: str = "traffic"
 
-    def apply(self, net: Network) -> Outcome:
+    def apply(self, net: Network) -> PassResult:
         """Look at every operator; change nothing."""
         traffic: Counter[str] = Counter()
         for op in net.ops():
             reads, writes = op.spec.footprint()
             traffic[type(op.spec).__name__] += sum(reads) + sum(writes)
         print(self.title, *(f"{kind} {size} B" for kind, size in traffic.most_common()), sep="\n  ")
-        return Outcome()
+        return PassResult()
 
 
 def main() -> None:

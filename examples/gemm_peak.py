@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from dcir.cache import Cache
-from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
-from dcir.codegen.cpp.kernel_sdfg import argument_names, kernel_text
-from dcir.codegen.planners import Machine, plan
+from dcir.codegen.cpp.print_kernel import argument_names, kernel_text
+from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.codegen.registry import Machine, plan
+from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import contiguous
-from dcir.ir.program import Body
 from dcir.isa import host_isa
-from dcir.ops.contraction import ContractionSpec
-from dcir.ops.packing import packed_shape, panel_width
+from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.packing import packed_shape, panel_width
 
 SQUARE = tuple((n, n, n) for n in (512, 1024, 2048))
 TRANSFORMER = ((512, 768, 768), (512, 3072, 768), (512, 768, 3072), (128, 3072, 768), (128, 768, 3072), (788, 768, 768))
@@ -56,7 +56,7 @@ def spec_of(form: str, m: int, n: int, k: int) -> ContractionSpec:
         panel, b = panel_width("f32"), (0, 0)
     if not form.endswith("+"):
         return ContractionSpec("f32", (), m, n, k, (k, 1), b, (n, 1), panel)
-    body = Body((m, n))
+    body = LoopNestBuilder((m, n))
     value = body.load(body.input("f32"), contiguous((m, n))) + body.load(body.input("f32"), (0, 1))
     body.store(body.output("f32"), (n, 1), body.op("max", value, body.const(0, "f32")))
     return ContractionSpec("f32", (), m, n, k, (k, 1), b, (n, 1), panel, body.finish())

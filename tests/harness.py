@@ -78,7 +78,7 @@ def run_interpreted(done: Imported, tensors: Sequence[torch.Tensor]) -> list[Any
 
 def run_dace(done: Imported, tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Run an imported graph through stock DaCe."""
-    from dcir.ir.dace_target import compile_network
+    from dcir.ir.dace.target import compile_network
 
     program, buffers = compile_network(done.network), _buffers(done, tensors)
     return _results(done, program([buffers[n] for n in program.arguments]))

@@ -13,9 +13,9 @@ from dcir.identity import LIBRARIES, PACKAGE, digest_of, foreign_identity, packa
 VERSIONS = dict.fromkeys(LIBRARIES, "1.0")
 # One of each kind: what prints text, what is compiled with it, what chooses, what lowers and rewrites, what runs it.
 EDITED = (
-    "codegen/compile.py", "codegen/tiles/gemm_packed.py", "codegen/cpp/prelude_math.h", "codegen/cpp/dace_shim.h",
-    "ops/winograd.py", "ops/matrix_unit.py", "isa.py", "machine.py", "transforms/fuse_producers.py",
-    "frontends/torch/importer.py", "frontends/onnx/ops_math.py", "ir/expand.py", "runtime/program.py", "driver/compile.py",
+    "codegen/compile.py", "codegen/cpp/tiles/gemm/packed.py", "codegen/cpp/include/prelude_math.h", "codegen/cpp/include/dace_shim.h",
+    "ops/library/winograd.py", "ops/library/matrix_unit.py", "isa.py", "machine.py", "transforms/tier2_fusion/fuse_producers.py",
+    "frontends/torch/importer.py", "frontends/onnx/ops/math.py", "ir/dace/expand.py", "runtime/program.py", "driver/compile.py",
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_a_repair_in_a_header_reaches_a_warm_cache(copy, tmp_path):
         )
         return float(done.stdout)
 
-    header = copy / "codegen" / "cpp" / "prelude_math.h"
+    header = copy / "codegen" / "cpp" / "include" / "prelude_math.h"
     text = header.read_text()
     assert ratio() == pytest.approx(1)
     try:

@@ -5,7 +5,7 @@ import torch
 
 import dcir
 from dcir import isa
-from dcir.codegen.build import default_flags
+from dcir.codegen.cpp.toolchain import default_flags
 from dcir.errors import OptionError
 
 FLAGS = {

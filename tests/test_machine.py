@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from dcir.cache import Cache
 from dcir.cli.main import main
-from dcir.codegen.build import cpu_identity
-from dcir.driver import machine as measuring
+from dcir.codegen.cpp.toolchain import cpu_identity
+from dcir.driver.measure import machine as measuring
 from dcir.errors import MachineBusy
 from dcir.machine import CacheLevel, MachineModel, Rate, assumed, data_caches, remember, remembered
 

@@ -20,8 +20,8 @@ USERS = (
     "contextlib.py",
 )
 OTHERS = (
-    *(PACKAGE / name for name in ("cache.py", "driver/optimize.py", "frontends/torch/capture.py", "codegen/build.py")),
-    *((PACKAGE / name).resolve() for name in ("transforms/runner.py", "codegen/cpp/driver.py")),
+    *(PACKAGE / name for name in ("cache.py", "driver/optimize.py", "frontends/torch/capture.py", "codegen/cpp/toolchain.py")),
+    *((PACKAGE / name).resolve() for name in ("transforms/runner.py", "codegen/cpp/print_driver.py")),
     Path(torch.__file__).parent / "nn" / "modules" / "linear.py", contextlib.__file__, "<frozen importlib._bootstrap>",
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from dcir.ir.network import Network
 
 
 @dataclass
-class Outcome:
+class PassResult:
     """What one run of a pass did.
 
     Attributes:
@@ -51,6 +51,6 @@ class Pass:
         doc = sys.modules[type(self).__module__].__doc__ or ""
         return doc.strip().splitlines()[0] if doc.strip() else ""
 
-    def apply(self, net: Network) -> Outcome:
+    def apply(self, net: Network) -> PassResult:
         """Rewrite ``net`` in place."""
         raise NotImplementedError

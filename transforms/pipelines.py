@@ -4,41 +4,41 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dcir.transforms.assign_layouts import AssignLayouts
 from dcir.transforms.base import Pass
-from dcir.transforms.fold_constants import FoldConstants
-from dcir.transforms.fold_static import FoldStatic
-from dcir.transforms.fuse_attention import FuseAttention
-from dcir.transforms.fuse_epilogues import FuseEpilogues
-from dcir.transforms.fuse_producers import FuseProducers
-from dcir.transforms.fuse_segments import FuseSegments
-from dcir.transforms.fuse_siblings import FuseSiblings
-from dcir.transforms.fuse_sums import FuseSums
-from dcir.transforms.group_scatters import GroupScatters
-from dcir.transforms.join_rows import JoinRows
-from dcir.transforms.join_sums import JoinSums
-from dcir.transforms.keep_in_place import KeepInPlace
-from dcir.transforms.lend_inputs import LendInputs
-from dcir.transforms.lend_results import LendResults
-from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
-from dcir.transforms.order_execution import OrderExecution
-from dcir.transforms.pack_weights import PackWeights
-from dcir.transforms.plan_arena import PlanArena
-from dcir.transforms.prepare_static import PrepareStatic
-from dcir.transforms.read_pieces import ReadPieces
-from dcir.transforms.remove_dead_code import RemoveDeadCode
-from dcir.transforms.round_as_packed import RoundAsPacked
-from dcir.transforms.scale_weights import ScaleWeights
-from dcir.transforms.share_keys import ShareKeys
-from dcir.transforms.simplify_algebra import SimplifyAlgebra
-from dcir.transforms.sink_copies import SinkCopies
-from dcir.transforms.split_reduction import SplitReduction
-from dcir.transforms.stream_images import StreamImages
-from dcir.transforms.unfold_images import UnfoldImages
-from dcir.transforms.use_dots import UseDots
-from dcir.transforms.use_winograd import UseWinograd
-from dcir.transforms.widen_products import WidenProducts
-from dcir.transforms.write_in_place import WriteInPlace
+from dcir.transforms.tidy.fold_constants import FoldConstants
+from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
+from dcir.transforms.tidy.remove_dead_code import RemoveDeadCode
+from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
+from dcir.transforms.tier1_operator.lower_to_im2col import LowerToIm2col
+from dcir.transforms.tier1_operator.pack_weights import PackWeights
+from dcir.transforms.tier1_operator.split_reduction import SplitReduction
+from dcir.transforms.tier1_operator.use_dots import UseDots
+from dcir.transforms.tier1_operator.use_winograd import UseWinograd
+from dcir.transforms.tier1_operator.widen_products import WidenProducts
+from dcir.transforms.tier2_fusion.fold_channel_scales import FoldChannelScales
+from dcir.transforms.tier2_fusion.fold_static import FoldStatic
+from dcir.transforms.tier2_fusion.fuse_attention import FuseAttention
+from dcir.transforms.tier2_fusion.fuse_channel_statistics import FuseChannelStatistics
+from dcir.transforms.tier2_fusion.fuse_concatenated_writes import FuseConcatenatedWrites
+from dcir.transforms.tier2_fusion.fuse_epilogues import FuseEpilogues
+from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
+from dcir.transforms.tier2_fusion.fuse_segments import FuseSegments
+from dcir.transforms.tier2_fusion.fuse_siblings import FuseSiblings
+from dcir.transforms.tier2_fusion.group_scatters import GroupScatters
+from dcir.transforms.tier2_fusion.merge_summed_convolutions import MergeSummedConvolutions
+from dcir.transforms.tier2_fusion.round_as_packed import RoundAsPacked
+from dcir.transforms.tier2_fusion.share_keys import ShareKeys
+from dcir.transforms.tier3_layout.assign_layouts import AssignLayouts
+from dcir.transforms.tier3_layout.read_cache_in_place import ReadCacheInPlace
+from dcir.transforms.tier3_layout.sink_copies import SinkCopies
+from dcir.transforms.tier4_movement.keep_in_place import KeepInPlace
+from dcir.transforms.tier4_movement.order_execution import OrderExecution
+from dcir.transforms.tier4_movement.plan_arena import PlanArena
+from dcir.transforms.tier4_movement.prepare_static import PrepareStatic
+from dcir.transforms.tier4_movement.reuse_result_buffers import ReuseResultBuffers
+from dcir.transforms.tier4_movement.reuse_saved_tensors import ReuseSavedTensors
+from dcir.transforms.tier4_movement.run_per_image import RunPerImage
+from dcir.transforms.tier4_movement.write_in_place import WriteInPlace
 
 
 def pipeline(level: int, *, matrix_unit: bool = False, dots: bool = False) -> tuple[Pass, ...]:
@@ -56,7 +56,7 @@ def pipeline(level: int, *, matrix_unit: bool = False, dots: bool = False) -> tu
 def _for_processor(p: Pass, matrix_unit: bool, dots: bool) -> Pass:
     if isinstance(p, UseDots):
         return replace(p, dots=dots)
-    return replace(p, matrix=matrix_unit) if isinstance(p, UseWinograd | ScaleWeights | StreamImages) else p
+    return replace(p, matrix=matrix_unit) if isinstance(p, UseWinograd | FoldChannelScales | RunPerImage) else p
 
 
 TIERS: dict[int, tuple[Pass, ...]] = {
@@ -76,19 +76,27 @@ TIERS: dict[int, tuple[Pass, ...]] = {
     ),
     3: (
         AssignLayouts(),
-        ReadPieces(),
+        ReadCacheInPlace(),
         SinkCopies(),
-        JoinSums(),
+        MergeSummedConvolutions(),
         UseWinograd(),
-        UnfoldImages(),
+        LowerToIm2col(),
         UseDots(),
         PackWeights(),
         RoundAsPacked(),
-        ScaleWeights(),
-        FuseSums(),
+        FoldChannelScales(),
+        FuseChannelStatistics(),
         FuseProducers(convolved=True),
         SplitReduction(leave_convolved=False),
         PrepareStatic(),
     ),
-    4: (JoinRows(), OrderExecution(), StreamImages(), LendInputs(), LendResults(), KeepInPlace(), PlanArena()),
+    4: (
+        FuseConcatenatedWrites(),
+        OrderExecution(),
+        RunPerImage(),
+        ReuseSavedTensors(),
+        ReuseResultBuffers(),
+        KeepInPlace(),
+        PlanArena(),
+    ),
 }

@@ -1,4 +1,4 @@
-"""The scalar operators of loop programs as C++ expressions over the prelude, and conversions between element types.
+"""The scalar operators of loop nests as C++ expressions over the prelude, and conversions between element types.
 
 Argument expressions have the C++ type of the operator's dtype (bf16 and f16 are storage only: load them through
 ``cast_expr``). The meaning is torch's: NaN wins in min and max, integers wrap, ``mod`` has the divisor's sign. Where
@@ -48,7 +48,7 @@ class ScalarOp:
     """One scalar operator.
 
     Attributes:
-        name: its name in loop programs.
+        name: its name in loop nests.
         arity: number of arguments.
         cpp: (argument expressions, dtype) -> C++ expression; raises ``Unsupported`` for a dtype not in ``dtypes``.
         python: the reference over NumPy arrays.

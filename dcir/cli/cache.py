@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dcir.cache import Cache, Entry
+from dcir.cache import Cache, CacheEntry
 from dcir.cli import common
 from dcir.options import parse_size
 
@@ -64,13 +64,13 @@ def clear() -> None:
     _removed(Cache.default().clear())
 
 
-def _removed(entries: list[Entry]) -> None:
+def _removed(entries: list[CacheEntry]) -> None:
     size = sum(entry.size for entry in entries)
     text = f"removed {len(entries)} files, {_size(size)}"
     common.emit(text, {"removed": len(entries), "bytes": size})
 
 
-def _as_data(entry: Entry) -> dict[str, Any]:
+def _as_data(entry: CacheEntry) -> dict[str, Any]:
     return {"kind": entry.kind, "key": entry.key, "suffix": entry.suffix, "bytes": entry.size, "used": entry.used}
 
 

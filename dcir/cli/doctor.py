@@ -17,7 +17,7 @@ import click
 
 from dcir.cache import Cache
 from dcir.cli import common
-from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.cores import usable_threads
 from dcir.errors import DcirError
 
@@ -33,7 +33,7 @@ extern "C" __attribute__((visibility("default"))) int dcir_team_size() {
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One line of the doctor: what was looked at, whether it is well, what was found, and what to do if not."""
 
     name: str
@@ -58,9 +58,9 @@ def command(ctx: click.Context) -> None:
         ctx.exit(common.ENVIRONMENT)
 
 
-def examine() -> Iterator[Finding]:
+def examine() -> Iterator[Diagnosis]:
     """All findings in the order in which they build on each other."""
-    yield Finding("python", True, f"{platform.python_version()} ({sys.executable})")
+    yield Diagnosis("python", True, f"{platform.python_version()} ({sys.executable})")
     for name, remedy in (
         ("torch", 'pip install "torch>=2.13,<2.14"'),
         ("dace", "pip install dace==2.0.0b1"),
@@ -72,54 +72,54 @@ def examine() -> Iterator[Finding]:
     yield compiler
     if compiler.ok:
         yield _guarded("openmp", _openmp)
-    yield Finding("processor", True, _instruction_sets())
-    yield Finding("cores", True, f"{usable_threads()} of {os.cpu_count()} may be used")
+    yield Diagnosis("processor", True, _instruction_sets())
+    yield Diagnosis("cores", True, f"{usable_threads()} of {os.cpu_count()} may be used")
 
 
-def _package(name: str, remedy: str) -> Finding:
+def _package(name: str, remedy: str) -> Diagnosis:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module(name)
-        return Finding(name, True, version(name))
+        return Diagnosis(name, True, version(name))
     except (ImportError, PackageNotFoundError, OSError) as error:
-        return Finding(name, False, str(error).partition("\n")[0], remedy)
+        return Diagnosis(name, False, str(error).partition("\n")[0], remedy)
 
 
-def _cache() -> Finding:
+def _cache() -> Diagnosis:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             cache = Cache.default()
         except DcirError as error:
-            return Finding("cache", False, error.message, error.hint or "")
+            return Diagnosis("cache", False, error.message, error.hint or "")
     if cache.temporary:
         reason = str(caught[0].message).partition("\n")[0] if caught else "the usual folder cannot be used"
-        return Finding("cache", False, reason, "set DCIR_CACHE_DIR to a folder of your own")
+        return Diagnosis("cache", False, reason, "set DCIR_CACHE_DIR to a folder of your own")
     mode = cache.folder.stat().st_mode & 0o777
-    return Finding("cache", True, f"{cache.folder} (mode {mode:o}, writable)")
+    return Diagnosis("cache", True, f"{cache.folder} (mode {mode:o}, writable)")
 
 
-def _compiler() -> Finding:
+def _compiler() -> Diagnosis:
     toolchain = Toolchain.find()
-    return Finding("compiler", True, f"{toolchain.version} ({toolchain.path})")
+    return Diagnosis("compiler", True, f"{toolchain.version} ({toolchain.path})")
 
 
-def _openmp() -> Finding:
+def _openmp() -> Diagnosis:
     cache = Cache.default()
     toolchain = Toolchain.find(cache)
     objects = compile_objects([Unit("", _OPENMP_TEST)], toolchain, default_flags(), cache)
     library = ctypes.CDLL(str(link_shared(objects, "", toolchain, cache)))
-    return Finding("openmp", True, f"a team of {library.dcir_team_size()} threads ran")
+    return Diagnosis("openmp", True, f"a team of {library.dcir_team_size()} threads ran")
 
 
-def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
+def _guarded(name: str, look: Callable[[], Diagnosis]) -> Diagnosis:
     try:
         return look()
     except DcirError as error:
-        return Finding(name, False, error.message, error.hint or "")
+        return Diagnosis(name, False, error.message, error.hint or "")
     except OSError as error:
-        return Finding(name, False, str(error), "install the OpenMP run time of the compiler (libgomp1 or libomp)")
+        return Diagnosis(name, False, str(error), "install the OpenMP run time of the compiler (libgomp1 or libomp)")
 
 
 def _instruction_sets() -> str:

@@ -12,7 +12,7 @@ from dcir.cli import common
 @click.option("--force", is_flag=True, help="Accept what is measured while other processes work.")
 def command(remeasure: bool, force: bool) -> None:
     """Show peaks, bandwidths and costs of threads of this machine; measure them the first time."""
-    from dcir.driver.machine import measure
+    from dcir.driver.measure.machine import measure
 
     model = measure(force=force, again=remeasure)
     common.emit(model.to_text(), model.to_json())

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from dcir.codegen.build import cpu_identity
-from dcir.driver.ahead import compile_module, compile_onnx, is_artefact
-from dcir.driver.ahead_sizes import Bounds, compile_file_for_sizes, compile_for_sizes, dimensions_of
-from dcir.driver.artefact import Compiled, write_artefact
-from dcir.driver.check_file import answerable, lasting
+from dcir.codegen.cpp.toolchain import cpu_identity
+from dcir.driver.ahead.artefact import Compiled, write_artefact
+from dcir.driver.ahead.compile import compile_module, compile_onnx, is_artefact
+from dcir.driver.ahead.compile_sizes import Bounds, compile_file_for_sizes, compile_for_sizes, dimensions_of
+from dcir.driver.ahead.sized_artefact import write_sized_artefact
 from dcir.driver.compile import GraphRecord, Progress, Session
-from dcir.driver.machine import machine
+from dcir.driver.measure.machine import machine
 from dcir.driver.optimize import optimize
-from dcir.driver.sized_artefact import write_sized_artefact
+from dcir.driver.verify.check_model_file import answerable, lasting
 from dcir.errors import ArtefactInvalid, InvalidInput, OptionError
 from dcir.frontends import onnx as onnx_front_end
 from dcir.options import Options
@@ -29,9 +29,9 @@ from dcir.report.explain import Report
 from dcir.runtime.artefact import load_artefact, read_report
 
 if TYPE_CHECKING:
-    from dcir.driver.bench import Measurement
-    from dcir.driver.bisect import Bisection
-    from dcir.driver.compare import Comparison
+    from dcir.driver.measure.bench import Measurement
+    from dcir.driver.verify.bisect import Bisection
+    from dcir.driver.verify.compare import Comparison
     from dcir.report.profile import Profile
     from dcir.report.tuning import Tuning
 
@@ -173,7 +173,7 @@ def run_file(
 
 def check_file(model: str | os.PathLike[str], **settings: Any) -> Comparison:
     """Compare a compiled ONNX file with PyTorch; see ``driver.check_file``."""
-    from dcir.driver.check_file import check_file as check
+    from dcir.driver.verify.check_model_file import check_file as check
 
     return check(model, **settings)
 
@@ -191,8 +191,8 @@ def bisect_file(
     Raises:
         InvalidInput: a .dcir file, which holds no graph to bisect.
     """
-    from dcir.driver.bisect import bisect_graph
-    from dcir.driver.slices import slice_of
+    from dcir.driver.verify.bisect import bisect_graph
+    from dcir.driver.verify.slices import slice_of
     from dcir.frontends.torch.export import export_inference
 
     if is_artefact(model):
@@ -208,7 +208,7 @@ def bench_file(
     model: str | os.PathLike[str], rivals: Sequence[str], seconds: float, threads: int | None, **settings: Any
 ) -> Measurement:
     """Measure a model next to other ways to run it; see ``driver.bench``."""
-    from dcir.driver.bench import bench_file as measure
+    from dcir.driver.measure.bench import bench_file as measure
 
     return measure(model, rivals, seconds, threads, **settings)
 
@@ -232,9 +232,9 @@ def tune_file(
         MachineBusy: other processes work, and ``force`` is not set.
         InvalidInput: the model has no kernel of ours.
     """
-    from dcir.driver.models import open_model
+    from dcir.driver.measure.models import open_model
+    from dcir.driver.measure.tune import Tuner
     from dcir.driver.optimize import compiled_with
-    from dcir.driver.tune import Tuner
 
     opened = open_model(model, shapes, batch)
     tuner = Tuner(budget, force=force, again=again, progress=progress)
@@ -267,8 +267,8 @@ def profile_file(
     Raises:
         InvalidInput: a .dcir file, whose code has no clock.
     """
-    from dcir.driver.models import open_model
-    from dcir.driver.profile import profile
+    from dcir.driver.measure.models import open_model
+    from dcir.driver.measure.profile import profile
 
     if os.path.isfile(model) and is_artefact(model):
         raise InvalidInput("the code in a .dcir file has no clock", where=str(model), hint="dcir profile MODEL.onnx")

@@ -15,7 +15,7 @@ from dcir.user_code import warn_user
 
 if TYPE_CHECKING:
     from dcir.driver.compile import Session
-    from dcir.frontends.torch.by_size import Sizes
+    from dcir.frontends.torch.shapes.specialize_shapes import Sizes
     from dcir.ir.network import Network
 
 MODES: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ def _of_mode(mode: str | None) -> dict[str, Any]:
 
 def _tuner_of_mode(session: Session) -> Any:
     """Measures as ``tune`` does; but a mode is no order to measure, so a busy machine is a warning and no error."""
-    from dcir.driver.tune import Tuner
+    from dcir.driver.measure.tune import Tuner
 
     class Tunes(Tuner):
         def tune(self, net: Network, threads: int, share: float = 1.0) -> None:

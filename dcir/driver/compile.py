@@ -20,14 +20,14 @@ from torch._guards import TracingContext
 
 from dcir.codegen.compile import Library, planned_bytes
 from dcir.driver.assemble import assemble, buffer_numbers, spaces
-from dcir.driver.debug_folder import GraphFolder, graph_folder
 from dcir.driver.limit import check, saved_bytes
 from dcir.driver.team import fit_team
 from dcir.driver.uncompiled import Coverage
+from dcir.driver.verify.debug_folder import GraphFolder, graph_folder
 from dcir.errors import OptionError, Unsupported
 from dcir.frontends.torch.capture import REMARK, SIZES, TOGETHER, CompiledGraph
 from dcir.frontends.torch.importer import FIRST_SAVED, Imported, import_graph
-from dcir.frontends.torch.partition import PARTITION
+from dcir.frontends.torch.partition.cut import PARTITION
 from dcir.ir.annotations import Donated
 from dcir.ir.network import Network, footprint
 from dcir.ir.types import itemsize
@@ -38,7 +38,7 @@ from dcir.runtime.program import Program
 from dcir.runtime.spaces import Spaces
 
 if TYPE_CHECKING:
-    from dcir.driver.tune import Tuner
+    from dcir.driver.measure.tune import Tuner
     from dcir.transforms.base import Pass
 
 # DaCe's configuration is per thread and its generator is not thread safe: one graph is compiled at a time.
@@ -178,7 +178,7 @@ class Session:
         program: Call
         place = None
         if self.options.target == "dace":
-            from dcir.driver.through_dace import dace_program
+            from dcir.driver.verify.through_dace import dace_program
 
             program = dace_program(done, kept.code if kept is not None else None)
             clock.lap("code")
@@ -212,7 +212,7 @@ class Session:
     def _tune(self, net: Network, record: GraphRecord, clock: _Clock) -> None:
         """Measure the kernels of a graph if that was asked for."""
         if self.tuner is None and self.options.tune is not None:
-            from dcir.driver.tune import Tuner
+            from dcir.driver.measure.tune import Tuner
 
             self.tuner = Tuner(self.options.tune, progress=self.progress)
         if self.tuner is not None and self.options.target == "cpp":
@@ -273,7 +273,7 @@ class Session:
             hooks.append(lambda p, net: kept.step(p.name, net))
         each = self.options.verify == "passes" or bool(os.environ.get("DCIR_VALIDATE"))
         if self.options.verify == "passes":
-            from dcir.driver.check import PassChecker
+            from dcir.driver.verify.check import PassChecker
 
             hooks.append(PassChecker(done.network, seed=0))
 
@@ -321,7 +321,7 @@ def _tuned(net: Network, library: Library) -> list[tuple[str, str, int]]:
     """The kernels of a library that run a measured choice: what they are, the choice, and in how many steps they run."""
     if not library.tuned:
         return []
-    from dcir.driver.profile import describe
+    from dcir.driver.measure.profile import describe
 
     ops = net.ops()
     steps: dict[str, list[int]] = {}

@@ -50,7 +50,7 @@ class GraphHandle(Handle):
         Raises:
             InvalidInput: the model is gone, or the number of inputs is another one.
         """
-        from dcir.driver.profile import profile
+        from dcir.driver.measure.profile import profile
 
         if named:
             raise InvalidInput(f"a graph has no inputs by name: {', '.join(named)}", where=self.name)

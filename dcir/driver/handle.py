@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dcir.driver.compile import Session
-from dcir.driver.machine import machine
+from dcir.driver.measure.machine import machine
 from dcir.errors import InvalidInput
 from dcir.options import Options
 from dcir.report.explain import Report
@@ -74,7 +74,7 @@ class Handle:
 
         A twin of the model with a clock in its driver is compiled for it; the model itself stays as it is.
         """
-        from dcir.driver.profile import profile
+        from dcir.driver.measure.profile import profile
 
         if self._plain is None:
             raise InvalidInput(

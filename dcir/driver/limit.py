@@ -8,11 +8,11 @@ import torch
 from torch import fx
 
 from dcir.codegen.compile import planned_bytes
-from dcir.driver.machine import machine
+from dcir.driver.measure.machine import machine
 from dcir.errors import MemoryLimitTooLow
 from dcir.frontends.torch.importer import FIRST_SAVED, Imported
-from dcir.frontends.torch.partition import Limited, Plan
-from dcir.frontends.torch.partition_model import Rates
+from dcir.frontends.torch.partition.cut import Limited, Plan
+from dcir.frontends.torch.partition.model import Rates
 
 if TYPE_CHECKING:
     from dcir.driver.compile import Session

@@ -17,22 +17,22 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
+from dcir.driver.calls.dynamic_calls import DynamicCalls
+from dcir.driver.calls.fast_path import MISS, QuickCalls
+from dcir.driver.calls.gc_pause import seldom_collected
+from dcir.driver.calls.lazy_modules import initialised_first
 from dcir.driver.compile import Session
-from dcir.driver.distributed import inside, put_inside, share_state
-from dcir.driver.dynamic_calls import DynamicCalls
-from dcir.driver.garbage import seldom_collected
 from dcir.driver.handle import Handle
-from dcir.driver.lazy_modules import initialised_first
 from dcir.driver.limit import limited
-from dcir.driver.optimiser_choice import prefer_fused
-from dcir.driver.quick_calls import MISS, QuickCalls
+from dcir.driver.training.distributed import inside, put_inside, share_state
+from dcir.driver.training.optimiser_choice import prefer_fused
 from dcir.driver.uncompiled import Uncompiled, has_recurrent_layers
 from dcir.dynamic import DynamicDim, DynamicInputs
 from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.admission import named_refusals
 from dcir.frontends.torch.capture import dynamo_backend
+from dcir.frontends.torch.guards.quick import QuickGuards
 from dcir.frontends.torch.lifetime import BorrowedBackend, drop_compiled_with
-from dcir.frontends.torch.quick_guards import QuickGuards
 from dcir.options import Options
 
 # Shapes and modes of one module that are compiled separately; Dynamo's own limit of 8 is soon reached.

@@ -21,10 +21,10 @@ class Donated(NamedTuple):
 
 
 @dataclass
-class Stream:
+class ImagePipeline:
     """Consecutive operators that run for one image of a batch after the other, images on different threads at once.
 
-    The graph says the same with or without it: every operator is separable into its images (``ops/images.py``).
+    The graph says the same with or without it: every operator is separable into its images (``analysis/batch_slices.py``).
 
     Attributes:
         images: how many there are.

@@ -1,4 +1,4 @@
-"""Two loop programs as one: where a consumer's loads lie in its producer's store, and the merged statement list.
+"""Two loop nests as one: where a consumer's loads lie in its producer's store, and the merged statement list.
 
 Legality is arithmetic on strides. A store walks its container like the digits of a mixed-radix number, one digit per
 loop; a load of the same container is legal to replace by the stored value if every address it makes decomposes into
@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt, simplify
 from dcir.ir.network import Operand
-from dcir.ir.program import Body, Program, Stmt, simplify
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Match:
         start, coefficients: the map; loops of the producer that the store does not walk have None.
     """
 
-    consumer: Program
+    consumer: LoopNest
     start: tuple[int, ...]
     coefficients: tuple[tuple[int, ...] | None, ...]
 
@@ -39,7 +39,7 @@ class Match:
 
 
 def match(
-    producer: Program, store: Stmt, store_offset: int, consumer: Program, loads: Sequence[tuple[int, int]]
+    producer: LoopNest, store: Stmt, store_offset: int, consumer: LoopNest, loads: Sequence[tuple[int, int]]
 ) -> Match | str:
     """Map the consumer's loops to the producer's.
 
@@ -105,7 +105,7 @@ def match(
 
 
 def _carry(
-    consumer: Program,
+    consumer: LoopNest,
     digits: Sequence[tuple[int, int, int]],
     start: dict[int, int],
     rows: dict[int, list[int]],
@@ -126,7 +126,7 @@ def _carry(
     return None
 
 
-def _split_tracked(p: Program, dim: int, factor: int, wanted: Sequence[int], places: list[int]) -> Program:
+def _split_tracked(p: LoopNest, dim: int, factor: int, wanted: Sequence[int], places: list[int]) -> LoopNest:
     """``p.split`` and the new numbers of the statements ``wanted`` (a split index becomes several statements)."""
     extra = {i for i, s in enumerate(p.body) if s.op == "index" and s.attr[0] == dim}
     shift, new = 0, {}
@@ -138,12 +138,14 @@ def _split_tracked(p: Program, dim: int, factor: int, wanted: Sequence[int], pla
     return p.split(dim, factor)
 
 
-def moved_loads(c: Program, ins: Sequence[Operand], data: str) -> list[int]:
+def moved_loads(c: LoopNest, ins: Sequence[Operand], data: str) -> list[int]:
     """Numbers of the loads of ``data`` in a (possibly split) consumer."""
     return [i for i, s in enumerate(c.body) if s.op == "load" and ins[s.attr[0]].data == data]
 
 
-def same_way(p: Program, outs: Sequence[Operand], m: Match, ins: Sequence[Operand], data: str) -> dict[int, int] | None:
+def same_way(
+    p: LoopNest, outs: Sequence[Operand], m: Match, ins: Sequence[Operand], data: str
+) -> dict[int, int] | None:
     """Loads of another result of the producer and their values, if the same map of loops serves them."""
     stores = [s for s in p.body if s.op == "store" and outs[s.attr[0]].data == data]
     c = m.consumer
@@ -163,20 +165,20 @@ def same_way(p: Program, outs: Sequence[Operand], m: Match, ins: Sequence[Operan
 class Fused:
     """A merged program and its operands."""
 
-    program: Program
+    program: LoopNest
     ins: tuple[Operand, ...]
     outs: tuple[Operand, ...]
 
 
 class _Merger:
     def __init__(self, outer: Sequence[int], inner: Sequence[int]) -> None:
-        self.body = Body(outer, inner)
+        self.body = LoopNestBuilder(outer, inner)
         self.ins: dict[Operand, int] = {}
         self.outs: list[Operand] = []
 
     def take(
         self,
-        p: Program,
+        p: LoopNest,
         ins: Sequence[Operand],
         outs: Sequence[Operand],
         strides: Callable[[Sequence[int]], tuple[tuple[int, ...], int]],
@@ -226,7 +228,7 @@ class _Merger:
     def finish(self) -> Fused:
         return compact(
             simplify(
-                Program(
+                LoopNest(
                     self.body.outer,
                     self.body.inner,
                     tuple(self.body.inputs),
@@ -239,7 +241,7 @@ class _Merger:
         )
 
 
-def compact(p: Program, ins: Sequence[Operand], outs: Sequence[Operand]) -> Fused:
+def compact(p: LoopNest, ins: Sequence[Operand], outs: Sequence[Operand]) -> Fused:
     """Drop operands that no statement uses."""
     read = sorted({s.attr[0] for s in p.body if s.op in ("load", "gather")})
     written = sorted({s.attr[0] for s in p.body if s.op == "store"})
@@ -250,14 +252,14 @@ def compact(p: Program, ins: Sequence[Operand], outs: Sequence[Operand]) -> Fuse
         elif s.op == "store":
             s = s._replace(attr=(written.index(s.attr[0]), *s.attr[1:]))
         body.append(s)
-    program = Program(
+    program = LoopNest(
         p.outer, p.inner, tuple(p.inputs[i] for i in read), tuple(p.outputs[i] for i in written), tuple(body)
     )
     return Fused(program, tuple(ins[i] for i in read), tuple(outs[i] for i in written))
 
 
 def inline(
-    producer: Program, p_ins: Sequence[Operand], p_outs: Sequence[Operand],
+    producer: LoopNest, p_ins: Sequence[Operand], p_outs: Sequence[Operand],
     m: Match, c_ins: Sequence[Operand], c_outs: Sequence[Operand], loads: Mapping[int, int], *, keep_stores: bool,
 ) -> Fused:  # fmt: skip
     """A pointwise producer computed inside the consumer's nest.
@@ -296,7 +298,7 @@ def inline(
 
 
 def extend(
-    producer: Program, p_ins: Sequence[Operand], p_outs: Sequence[Operand],
+    producer: LoopNest, p_ins: Sequence[Operand], p_outs: Sequence[Operand],
     m: Match, c_ins: Sequence[Operand], c_outs: Sequence[Operand], loads: Mapping[int, int], place: Sequence[int],
     *, keep: Callable[[Stmt], bool],
 ) -> Fused:  # fmt: skip
@@ -326,7 +328,7 @@ def extend(
     return out.finish()
 
 
-def side_by_side(parts: Sequence[tuple[Program, Sequence[Operand], Sequence[Operand]]]) -> Fused:
+def side_by_side(parts: Sequence[tuple[LoopNest, Sequence[Operand], Sequence[Operand]]]) -> Fused:
     """Programs with equal loops, one after the other at every point.
 
     Args:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dcir.errors import IndexOutOfRange
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
-from dcir.ir.program import Program
 from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -55,7 +55,7 @@ def interpret(
     with np.errstate(all="ignore"):
         for i, (op, ins, outs) in enumerate(operands):
             a, b = [elements(o.data) for o in ins], [elements(o.data) for o in outs]
-            if isinstance(op.spec, Program):  # it may walk backwards from where its operands begin
+            if isinstance(op.spec, LoopNest):  # it may walk backwards from where its operands begin
                 run_program(op.spec, a, b, scalar, [o.offset for o in ins], [o.offset for o in outs])
             else:
                 op.spec.reference(
@@ -81,7 +81,7 @@ def _narrow(values: Any, dtype: str) -> Any:
 
 
 def run_program(
-    p: Program,
+    p: LoopNest,
     ins: Sequence[Array],
     outs: Sequence[Array],
     scalar: Callable[[str], Callable[..., Any]],
@@ -103,7 +103,7 @@ def run_program(
         _run_block(p, ranges, ins, outs, scalar, in_starts, out_starts)
 
 
-def _blocks(p: Program) -> Iterator[list[range]]:
+def _blocks(p: LoopNest) -> Iterator[list[range]]:
     """Ranges of all loops that together make the nest: outer loops are cut, the first one first."""
     cuts: list[list[range]] = []
     rest = p.points()
@@ -120,7 +120,7 @@ def _blocks(p: Program) -> Iterator[list[range]]:
 
 
 def _run_block(
-    p: Program,
+    p: LoopNest,
     ranges: Sequence[range],
     ins: Sequence[Array],
     outs: Sequence[Array],
@@ -184,7 +184,7 @@ def _load(buffer: Array, at: Array, args: Sequence[Array], dtype: str) -> Array:
     return np.where(mask, _widen(buffer[safe], dtype), other)
 
 
-def _gather(attr: Any, args: Sequence[Array], at: Array, ins: Sequence[Array], p: Program) -> Array:
+def _gather(attr: Any, args: Sequence[Array], at: Array, ins: Sequence[Array], p: LoopNest) -> Array:
     operand, _, extents, steps, how = attr
     indices, rest = args[: len(extents)], args[len(extents) :]
     good: Array = np.ones([1] * at.ndim, bool)

@@ -20,10 +20,10 @@ import networkx
 from dace.sdfg import nodes as dace_nodes
 
 from dcir.errors import InvalidGraph
-from dcir.ir.annotations import Donated, Stream
-from dcir.ir.dace_objects import DACE_TYPES, access_node, array, whole_memlet
-from dcir.ir.nodes import Op
-from dcir.ir.prepared import preparable
+from dcir.ir.annotations import Donated, ImagePipeline
+from dcir.ir.dace.nodes import Op
+from dcir.ir.dace.objects import DACE_TYPES, access_node, array, whole_memlet
+from dcir.ir.load_time import preparable
 from dcir.ir.types import itemsize
 
 
@@ -127,7 +127,7 @@ class Network:
         self.homes: dict[str, tuple[int, int]] = {}
         self.lent: dict[str, tuple[str, int]] = {}
         self.threads = 1
-        self.streams: list[Stream] = []
+        self.streams: list[ImagePipeline] = []
         self._access: dict[str, Any] = {}
         self._operands: dict[Op, tuple[list[Operand], list[Operand]]] = {}
         self._order: list[Op] = []
@@ -364,7 +364,7 @@ class Network:
         self.donated = {name: Donated(*where) for name, where in side["donated"].items()}
         self.spaces, self.homes = list(side["spaces"]), {name: (k, at) for name, (k, at) in side["homes"].items()}
         self.lent = {name: (into, offset) for name, (into, offset) in side["lent"].items()}
-        self.threads, self.streams = side["threads"], [Stream(**s) for s in side["streams"]]
+        self.threads, self.streams = side["threads"], [ImagePipeline(**s) for s in side["streams"]]
         self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}
         ops = {n.label: n for n in self.state.nodes() if isinstance(n, Op)}
         self._order = [ops[label] for label in side["order"]]

@@ -1,4 +1,4 @@
-"""Reference meaning of the scalar operators of loop programs, as NumPy functions with torch's semantics."""
+"""Reference meaning of the scalar operators of loop nests, as NumPy functions with torch's semantics."""
 
 from __future__ import annotations
 

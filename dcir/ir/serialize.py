@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from dcir.errors import InvalidGraph
-from dcir.ir.program import Program, Stmt
+from dcir.ir.loop_nest import LoopNest, Stmt
 
 _CLASSES: dict[str, type] = {}
 
@@ -18,7 +18,7 @@ def register(cls: type) -> type:
     return cls
 
 
-register(Program)
+register(LoopNest)
 
 
 def encode(value: Any) -> Any:

@@ -15,9 +15,9 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
+from dcir.ir.dace.nodes import Op
+from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.network import Network, Operand
-from dcir.ir.nodes import Op
-from dcir.ir.program import Body, Program
 
 
 def settle(net: Network) -> None:
@@ -90,7 +90,7 @@ def _in_place(net: Network, op: Op, data: str, source: str) -> bool:
     spec, first = op.spec, 0
     if getattr(spec, "kind", "") == "scatter":
         return keeps_most(net, op, data, source)
-    if not isinstance(spec, Program):
+    if not isinstance(spec, LoopNest):
         epilogue = getattr(spec, "epilogue", None)
         ins = net.ins(op)
         first = len(ins) - (len(epilogue.inputs) - 1) if epilogue is not None else len(ins)
@@ -128,7 +128,7 @@ def keeps_most(net: Network, op: Op, data: str, source: str, distance: int = 0) 
         return False
     if getattr(spec, "kind", "") == "scatter":
         return spec.base is not None and ins[0] is read[0] and _same(spec.shape, spec.base, spec.out)
-    if not isinstance(spec, Program) or [s.op for s in spec.body] != ["load", "store"] or spec.body[0].args:
+    if not isinstance(spec, LoopNest) or [s.op for s in spec.body] != ["load", "store"] or spec.body[0].args:
         return False
     return len(spec.body[1].args) == 1 and _same(spec.dims, spec.body[0].attr[1], spec.body[1].attr[1])
 
@@ -153,6 +153,6 @@ def _copy_last(net: Network, data: str) -> None:
     for op in net.readers(data):
         ins = [Operand(made, o.offset) if o.data == data else o for o in net.ins(op)]
         net.rewire(op, op.spec, ins, net.outs(op))
-    body = Body(c.shape)
+    body = LoopNestBuilder(c.shape)
     body.store(body.output(c.dtype), c.strides, body.load(body.input(c.dtype), c.strides))
     net.add_op(body.finish(), [Operand(made)], [Operand(data)], made_by="settle")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dcir.errors import InvalidGraph
+from dcir.ir.dace.nodes import Op
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ir.nodes import Op
-from dcir.ir.program import Program
 from dcir.ir.updates import violations
 
 
@@ -30,7 +30,7 @@ def verify(net: Network) -> None:
             if position[first] <= position[last]:
                 raise _fault(net, first, f"{name} is read before its last writer ran")
     for op in order:
-        if isinstance(op.spec, Program):
+        if isinstance(op.spec, LoopNest):
             _check_program(net, op, op.spec)
     if net.spaces:
         _check_spaces(net, position)
@@ -76,7 +76,7 @@ def _check_spaces(net: Network, position: dict[Op, int]) -> None:
                     raise InvalidGraph(f"{other[4]} lies where {name} is, which is not free yet")
 
 
-def _check_program(net: Network, op: Op, p: Program) -> None:
+def _check_program(net: Network, op: Op, p: LoopNest) -> None:
     ins, outs = net.ins(op), net.outs(op)
     for operands, types in ((ins, p.inputs), (outs, p.outputs)):
         if len(operands) != len(types):

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
+from dcir.ir.dace.nodes import Op
+from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
-from dcir.ir.nodes import Op
-from dcir.ir.program import Body, Expr, Program
 from dcir.ir.types import TYPES, compute_type, words
-from dcir.ops.torch_call import TorchCall
+from dcir.ops.library.torch_call import TorchCall
 from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
 
 DEFAULT = ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
@@ -82,7 +82,7 @@ class Kernel:
 
     def __init__(self, ctx: Lowering, outer: Sequence[int], inner: Sequence[int] = ()) -> None:
         self.ctx = ctx
-        self.body = Body(outer, inner)
+        self.body = LoopNestBuilder(outer, inner)
         self._ins: dict[Operand, int] = {}
         self._outs: list[Operand] = []
 
@@ -294,7 +294,7 @@ def _check_types(spec: Any, types: Sequence[str]) -> None:
     strange = next((t for t in types if words(t) != "all"), None)
     if strange is None:
         return
-    if not isinstance(spec, Program) or any(words(t) == "none" for t in types):
+    if not isinstance(spec, LoopNest) or any(words(t) == "none" for t in types):
         raise NotNative(f"computing on {strange}")
     for s in spec.body:
         if words(s.dtype) == "all":

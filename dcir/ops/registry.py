@@ -85,12 +85,12 @@ def operator(
 
 
 def pages() -> dict[str, OperatorPage]:
-    """All pages; the modules of this package are imported on first use."""
+    """All pages; the modules of ``pages`` are imported on first use."""
     global _loaded
     if not _loaded:
-        import dcir.ops as package
+        import dcir.ops.pages as package
 
         for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
-            importlib.import_module(f"dcir.ops.{info.name}")
+            importlib.import_module(f"{package.__name__}.{info.name}")
         _loaded = True
     return PAGES

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfileStep:
     """One step of the driver.
 
     Attributes:
@@ -34,7 +34,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Row:
+class ProfileRow:
     """Steps that run the same kernel.
 
     Attributes:
@@ -78,7 +78,7 @@ class Profile:
     around_ms: float
     team_ms: float
     graphs: list[str] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ProfileStep] = field(default_factory=list)
 
     @property
     def kernel_ms(self) -> float:
@@ -91,9 +91,9 @@ class Profile:
         floors = [s.floor_ms for s in self.steps if s.floor_ms is not None]
         return sum(floors) if len(floors) == len(self.steps) else None
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ProfileRow]:
         """Steps gathered by kernel, the longest first."""
-        groups: dict[tuple[str, str], list[Step]] = {}
+        groups: dict[tuple[str, str], list[ProfileStep]] = {}
         for step in self.steps:
             groups.setdefault((step.kernel, step.what), []).append(step)
         total = self.kernel_ms or 1.0
@@ -106,7 +106,7 @@ class Profile:
             floors = [s.floor_ms for s in steps if s.floor_ms is not None]
             ratio = sum(floors) / least if len(floors) == len(steps) and least else None
             rows.append(
-                Row(kernel, what, len(steps), ms, least, ms / total, flops * rate, moved * rate, ratio, origins)
+                ProfileRow(kernel, what, len(steps), ms, least, ms / total, flops * rate, moved * rate, ratio, origins)
             )
         return sorted(rows, key=lambda r: -r.ms)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Row:
+class TuningRow:
     """One kernel.
 
     Attributes:
@@ -46,7 +46,7 @@ class Tuning:
         threads: size of the team.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TuningRow] = field(default_factory=list)
     left: int = 0
     took: float = 0.0
     threads: int = 1

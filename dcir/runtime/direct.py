@@ -83,7 +83,7 @@ def _identities(c: Conditions) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _CallLayout:
     """Offsets in bytes in a tensor's object, what it stands for, functions and classes; addresses of torch's functions."""
 
     tensor: int
@@ -200,7 +200,7 @@ def _has_attributes(t: torch.Tensor) -> bool:
 
 
 @functools.cache
-def _layout() -> _Layout | None:
+def _layout() -> _CallLayout | None:
     if not entry.available():
         return None
     folder = Path(torch.__file__).parent / "lib"
@@ -228,7 +228,7 @@ def _layout() -> _Layout | None:
             _only((_one, _other), functions, id, lambda f, name=name: id(getattr(f, name)))  # type: ignore[misc]
             for name in ("__code__", "__defaults__", "__kwdefaults__")
         ),
-        _only((_Layout, torch.Tensor, int), range(16, _size(type), 8), id, lambda c: id(c.__mro__)),
+        _only((_CallLayout, torch.Tensor, int), range(16, _size(type), 8), id, lambda c: id(c.__mro__)),
     )
     right = (
         (stack(), inside) == (0, 1)
@@ -239,7 +239,7 @@ def _layout() -> _Layout | None:
     if not right or any(at is None for at in found):
         return None
     addresses = [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (stack, gradient)]
-    return _Layout(*found, *addresses)  # type: ignore[arg-type]
+    return _CallLayout(*found, *addresses)  # type: ignore[arg-type]
 
 
 def _size(cls: Any) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from dcir.errors import ArtefactInvalid, InvalidGraph
 from dcir.ir.serialize import decode
 from dcir.ir.types import TYPES, itemsize
-from dcir.ops.torch_call import TorchCall
+from dcir.ops.library.torch_call import TorchCall
 
 FORMAT = 2
 MAX_BYTES = 1 << 46
@@ -26,7 +26,7 @@ Literal = None | bool | int | float | str
 
 
 @dataclass(frozen=True)
-class Machine:
+class ManifestMachine:
     """What the library was compiled for: architecture, instruction set, and a digest of the processor's abilities."""
 
     architecture: str
@@ -111,7 +111,7 @@ class Manifest:
     format: int
     dcir: str
     torch: str
-    machine: Machine
+    machine: ManifestMachine
     level: int
     threads: int
     files: dict[str, FileEntry]

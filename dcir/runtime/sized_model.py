@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dcir.batch_buckets import cover
 from dcir.dynamic import check_size
 from dcir.errors import InvalidInput
-from dcir.pieces import cover
 from dcir.runtime.manifest import Manifest
 from dcir.runtime.model import CompiledModel, Loaded, check_readable, in_order, like, rebuilder
 from dcir.runtime.sized_manifest import Dimension, SizedManifest

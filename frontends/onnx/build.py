@@ -1,4 +1,4 @@
-"""Turns a checked ModelProto into a `Program` and its state.
+"""Turns a checked ModelProto into a `OnnxProgram` and its state.
 
 Names become slots, functions are written out, constants are folded.
 """
@@ -23,9 +23,9 @@ from dcir.frontends.onnx.fold import Folder
 from dcir.frontends.onnx.forms import RULES
 from dcir.frontends.onnx.frames import Frame, Scope
 from dcir.frontends.onnx.model_file import MAX_NESTING, MAX_NODES, domain_of, functions_of, opsets_of
-from dcir.frontends.onnx.ops_create import constant
-from dcir.frontends.onnx.program import Body, Program, Step, locate
-from dcir.frontends.onnx.registry import Entry, Node, find, find_host
+from dcir.frontends.onnx.ops.create import constant
+from dcir.frontends.onnx.program import OnnxProgram, OnnxStep, Subprogram, locate
+from dcir.frontends.onnx.registry import Node, OperatorRow, find, find_host
 from dcir.frontends.onnx.tensors import NARROW_TYPES, read_sparse, read_value, show
 from dcir.frontends.onnx.values import Host, to_host
 
@@ -62,7 +62,7 @@ class Builder:
         self.host_slots: set[int] = set()
         self.tensor_slots: set[int] = set()
 
-    def build(self) -> Program:
+    def build(self) -> OnnxProgram:
         graph = self.model.graph
         opsets = opsets_of(self.model.opset_import, "the model") or {"": 1}
         scope = Scope(self.frame)
@@ -125,7 +125,7 @@ class Builder:
         """A slot for strings, which no module holds as state: a step makes them."""
         slot = frame.slot()
         node = Node("Constant", 1, {"value": value}, label=f"initializer {show(name)}")
-        frame.steps.append(Step(node, constant, None, (), (slot,), raw=True))
+        frame.steps.append(OnnxStep(node, constant, None, (), (slot,), raw=True))
         return slot
 
     def _uses(self, graph: GraphProto, opsets: dict[str, int]) -> dict[str, set[str]]:
@@ -266,7 +266,7 @@ class Builder:
         node = Node(proto.op_type, schema.since_version, values, len(outputs), len(outputs), label, narrow)
         host = find_host(domain, proto.op_type) if not captured else None
         operands = (*inputs, *captured)
-        step = Step(
+        step = OnnxStep(
             node, entry.function, host, operands, tuple(outputs), entry.host, entry.scalars, entry.raw,
             reads=entry.reads, formed=proto.op_type in RULES, kept=entry.kept,
         )  # fmt: skip
@@ -292,7 +292,7 @@ class Builder:
             frame.narrow.update({slot: code for slot in outputs if slot >= 0})
         return outputs
 
-    def _fold(self, step: Step, entry: Entry, frame: Frame, outputs: list[int]) -> bool:
+    def _fold(self, step: OnnxStep, entry: OperatorRow, frame: Frame, outputs: list[int]) -> bool:
         if entry.random or entry.raw or not all(slot < 0 or slot in frame.constants for slot in step.inputs):
             return False
         results = self.folder_of_constants.fold(step, frame.constants)
@@ -322,14 +322,14 @@ class Builder:
                 program, slots = self._subgraph(attribute.g, scope, context)
                 begin = start + len(captured)
                 captured.extend(slots)
-                values[name] = Body(program, begin, begin + len(slots))
+                values[name] = Subprogram(program, begin, begin + len(slots))
             else:
                 values[name] = read_attribute(attribute, self.folder, label)
                 if attribute.type == AttributeProto.TENSOR and attribute.t.data_type in NARROW_TYPES:
                     values["value_type"] = attribute.t.data_type
         return values, captured
 
-    def _subgraph(self, graph: GraphProto, scope: Scope, context: Context) -> tuple[Program, list[int]]:
+    def _subgraph(self, graph: GraphProto, scope: Scope, context: Context) -> tuple[OnnxProgram, list[int]]:
         frame = Frame(outer=scope.frame)
         inner = Scope(frame, parent=scope)
         for value in graph.input:
@@ -346,11 +346,11 @@ class Builder:
                     inner.names[name] = frame.constant(tensor)
         self._nodes(graph.node, inner, replace(context, depth=context.depth + 1))
         if self.unsupported:
-            return Program(frame.count, tuple(frame.inputs), (), (), ()), [slot for slot, _ in frame.captures]
+            return OnnxProgram(frame.count, tuple(frame.inputs), (), (), ()), [slot for slot, _ in frame.captures]
         outputs = [self._output(value.name, inner) for value in graph.output]
         return frame.program(outputs), [slot for slot, _ in frame.captures]
 
-    def _note_uses(self, steps: list[Step], outputs: list[int]) -> None:
+    def _note_uses(self, steps: list[OnnxStep], outputs: list[int]) -> None:
         """Which constants are read as numbers, which as tensors."""
         self.tensor_slots.update(outputs)
         for step in steps:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dcir.frontends.onnx.program import Step, run_step
+from dcir.frontends.onnx.program import OnnxStep, run_step
 from dcir.frontends.onnx.values import TEXT, Host, to_host, to_tensor
 
 BUDGET_BYTES = 1 << 30
@@ -32,7 +32,7 @@ class Folder:
 
     spent: int = 0
 
-    def fold(self, step: Step, constants: dict[int, Tensor]) -> list[Tensor] | None:
+    def fold(self, step: OnnxStep, constants: dict[int, Tensor]) -> list[Tensor] | None:
         """The step's results, or None to leave the step for run time (also when it fails: it may never run)."""
         operands = [constants[slot] if slot >= 0 else None for slot in step.inputs]
         given = sum(t.numel() for t in operands if t is not None)
@@ -59,7 +59,7 @@ class Folder:
         self.spent += sum(r.numel() * r.dtype.itemsize for r in kept if r is not None)
         return [r if r is not None else torch.empty(0) for r in kept]
 
-    def _fits(self, step: Step, values: list[Any], room: int) -> bool:
+    def _fits(self, step: OnnxStep, values: list[Any], room: int) -> bool:
         with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake = [mode.from_tensor(v) if isinstance(v, Tensor) else v for v in values]
             filled = [*fake, *[None] * room]
@@ -72,5 +72,5 @@ def _numbers(operands: list[Tensor | None]) -> tuple[int, ...]:
     return tuple(i if t is not None else -1 for i, t in enumerate(operands))
 
 
-def _results(step: Step) -> tuple[int, ...]:
+def _results(step: OnnxStep) -> tuple[int, ...]:
     return tuple(len(step.inputs) + i for i in range(len(step.outputs)))

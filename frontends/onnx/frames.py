@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from dcir.frontends.onnx.program import Program, Step
+from dcir.frontends.onnx.program import OnnxProgram, OnnxStep
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Frame:
     count: int = 0
     inputs: list[int] = field(default_factory=list)
     captures: list[tuple[int, int]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[OnnxStep] = field(default_factory=list)
     constants: dict[int, Tensor] = field(default_factory=dict)
     captured: dict[int, int] = field(default_factory=dict)
     narrow: dict[int, int] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class Frame:
         self.constants[slot] = tensor
         return slot
 
-    def program(self, outputs: list[int]) -> Program:
+    def program(self, outputs: list[int]) -> OnnxProgram:
         self.steps = _pruned(self.steps, outputs)
         steps = _with_frees(self.steps, outputs)
         captures = tuple(inner for _, inner in self.captures)
-        return Program(self.count, tuple(self.inputs), captures, steps, tuple(outputs))
+        return OnnxProgram(self.count, tuple(self.inputs), captures, steps, tuple(outputs))
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Scope:
         return self.frame.capture(found)
 
 
-def _pruned(steps: list[Step], outputs: list[int]) -> list[Step]:
+def _pruned(steps: list[OnnxStep], outputs: list[int]) -> list[OnnxStep]:
     """Without steps and results that nothing reads."""
     live = set(outputs)
     kept = []
@@ -93,7 +93,7 @@ def _pruned(steps: list[Step], outputs: list[int]) -> list[Step]:
     return kept[::-1]
 
 
-def _with_frees(steps: list[Step], outputs: list[int]) -> tuple[Step, ...]:
+def _with_frees(steps: list[OnnxStep], outputs: list[int]) -> tuple[OnnxStep, ...]:
     last: dict[int, int] = {}
     for index, step in enumerate(steps):
         for slot in (*step.inputs, *step.outputs):

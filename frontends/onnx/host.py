@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from dcir.errors import InvalidModel
-from dcir.frontends.onnx.ops_reduce import axes_of
-from dcir.frontends.onnx.ops_shape import check_slice, flat_axis, new_shape, permutation, shape_range
+from dcir.frontends.onnx.ops.reduce import axes_of
+from dcir.frontends.onnx.ops.shape import check_slice, flat_axis, new_shape, permutation, shape_range
 from dcir.frontends.onnx.registry import Node, host_op
 from dcir.frontends.onnx.tensors import NARROW_TYPES
 from dcir.frontends.onnx.values import (

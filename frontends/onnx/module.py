@@ -22,7 +22,7 @@ from dcir.frontends.onnx.build import Builder
 from dcir.frontends.onnx.model_file import read_model
 from dcir.frontends.onnx.numbers import Uses, uses_of
 from dcir.frontends.onnx.parts import parts_of
-from dcir.frontends.onnx.program import Program
+from dcir.frontends.onnx.program import OnnxProgram
 from dcir.frontends.onnx.tensors import MAX_RANK, from_numpy, show, to_numpy
 from dcir.frontends.onnx.tracing import Unlogged
 from dcir.frontends.onnx.values import HOST_LIMIT, TEXT, Host, to_host, to_tensor, torch_dtype
@@ -62,7 +62,7 @@ class OnnxModule(nn.Module):
         dim_names: Own symbol of a symbolic dimension to its name in the file.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> None:
+    def __init__(self, program: OnnxProgram, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> None:
         super().__init__()
         self.program = program
         self.input_specs = tuple(inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dcir.frontends.onnx.program import Body, Program, Step
+from dcir.frontends.onnx.program import OnnxProgram, OnnxStep, Subprogram
 
 _FORM_ONLY = {"Shape": 0, "Size": 0, "CastLike": 1}
 """The operand of which only the shape or the type matters, not what is in it."""
@@ -28,12 +28,12 @@ class Uses:
     tensors: set[int]
 
 
-def uses_of(program: Program) -> Uses:
+def uses_of(program: OnnxProgram) -> Uses:
     """How slots are used, traced back through arithmetic and subgraphs."""
     return _uses(program, frozenset(), frozenset(range(len(program.outputs))))
 
 
-def _uses(program: Program, numbers: frozenset[int], data: frozenset[int]) -> Uses:
+def _uses(program: OnnxProgram, numbers: frozenset[int], data: frozenset[int]) -> Uses:
     results = {program.outputs[i] for i in data}
     uses = Uses({program.outputs[i] for i in numbers}, results, set(results))
     for step in reversed(program.steps):
@@ -64,7 +64,7 @@ def _positions(slots: Iterable[int], among: set[int]) -> frozenset[int]:
     return frozenset(i for i, slot in enumerate(slots) if slot in among)
 
 
-def _uses_inside(step: Step, body: Body, asked: frozenset[int], shown: frozenset[int]) -> Uses:
+def _uses_inside(step: OnnxStep, body: Subprogram, asked: frozenset[int], shown: frozenset[int]) -> Uses:
     """Slots outside of a subgraph, by how it uses them, or makes its results of them."""
     loop = step.node.op == "Loop"
     if loop:  # its first result says whether to go on

@@ -10,10 +10,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from dcir.frontends.onnx.numbers import LOOP_GIVEN
-from dcir.frontends.onnx.program import Body, Part, Program, Step
+from dcir.frontends.onnx.program import OnnxProgram, OnnxStep, Part, Subprogram
 
 
-def parts_of(program: Program, known: Collection[int]) -> tuple[Part, ...]:
+def parts_of(program: OnnxProgram, known: Collection[int]) -> tuple[Part, ...]:
     """The steps in parts that read no data, and parts of one step that does; none at all if no step does.
 
     Args:
@@ -21,7 +21,7 @@ def parts_of(program: Program, known: Collection[int]) -> tuple[Part, ...]:
         known: slots of its captures and inputs that hold numbers, not tensors.
     """
     numbers = set(known)
-    rows: list[tuple[bool, list[Step]]] = []
+    rows: list[tuple[bool, list[OnnxStep]]] = []
     for step in program.steps:
         reads = _reads(step, numbers)
         if reads and step.bodies:
@@ -35,7 +35,7 @@ def parts_of(program: Program, known: Collection[int]) -> tuple[Part, ...]:
     return tuple(Part(tuple(steps), reads) for reads, steps in rows)
 
 
-def _reads(step: Step, numbers: set[int]) -> bool:
+def _reads(step: OnnxStep, numbers: set[int]) -> bool:
     """Whether a step reads data, where `numbers` are at hand without."""
     if step.reads or any(
         step.inputs[i] >= 0 and step.inputs[i] not in numbers for i in step.host if i < len(step.inputs)
@@ -44,7 +44,7 @@ def _reads(step: Step, numbers: set[int]) -> bool:
     return any(_reads_inside(step, body, numbers) for body in step.bodies.values())
 
 
-def _with_parts(step: Step, numbers: set[int]) -> Step:
+def _with_parts(step: OnnxStep, numbers: set[int]) -> OnnxStep:
     """A step whose subgraphs stop for data, too: each of them is traced for itself."""
     bodies = {
         name: replace(body, program=replace(body.program, parts=parts_of(body.program, _inside(step, body, numbers))))
@@ -53,7 +53,7 @@ def _with_parts(step: Step, numbers: set[int]) -> Step:
     return replace(step, node=replace(step.node, attributes={**step.node.attributes, **bodies}))
 
 
-def _inside(step: Step, body: Body, numbers: set[int]) -> set[int]:
+def _inside(step: OnnxStep, body: Subprogram, numbers: set[int]) -> set[int]:
     """The numbers at hand when a subgraph begins."""
     captured = zip(body.program.captures, step.inputs[body.start : body.stop], strict=True)
     inside = {inner for inner, outer in captured if outer in numbers}
@@ -70,7 +70,7 @@ def _inside(step: Step, body: Body, numbers: set[int]) -> set[int]:
         carried = {inner: made for inner, made in carried.items() if inner not in lost}
 
 
-def _at_end(body: Body, inside: set[int]) -> set[int]:
+def _at_end(body: Subprogram, inside: set[int]) -> set[int]:
     """The numbers at hand when a subgraph ends."""
     numbers = set(inside)
     for step in body.program.steps:
@@ -78,7 +78,7 @@ def _at_end(body: Body, inside: set[int]) -> set[int]:
     return numbers
 
 
-def _reads_inside(step: Step, body: Body, numbers: set[int]) -> bool:
+def _reads_inside(step: OnnxStep, body: Subprogram, numbers: set[int]) -> bool:
     inside = _inside(step, body, numbers)
     for inner in body.program.steps:
         if _reads(inner, inside):
@@ -88,7 +88,7 @@ def _reads_inside(step: Step, body: Body, numbers: set[int]) -> bool:
     return step.node.op == "Loop" and body.program.outputs[0] not in inside
 
 
-def _told(step: Step, numbers: set[int]) -> set[int]:
+def _told(step: OnnxStep, numbers: set[int]) -> set[int]:
     """Slots of a step's results that are numbers if its operands are."""
     if step.node.op in ("Shape", "Size", "SequenceLength"):
         return set(step.outputs)
@@ -100,7 +100,7 @@ def _told(step: Step, numbers: set[int]) -> set[int]:
     return set(step.outputs) if given else set()
 
 
-def _told_inside(step: Step, numbers: set[int]) -> set[int]:
+def _told_inside(step: OnnxStep, numbers: set[int]) -> set[int]:
     """Results of control flow that are numbers: in each branch, or after any number of rounds."""
     told = set(step.outputs) if step.node.op in ("If", "Loop") else set()
     for body in step.bodies.values():

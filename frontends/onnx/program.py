@@ -22,7 +22,7 @@ from dcir.frontends.onnx.values import TEXT, Host, to_tensor
 
 
 @dataclass(frozen=True)
-class Step:
+class OnnxStep:
     """One operator call; slot -1 stands for an absent operand or an unused result."""
 
     node: Node
@@ -42,9 +42,9 @@ class Step:
     kept: tuple[int, ...] = ()
 
     @property
-    def bodies(self) -> dict[str, Body]:
+    def bodies(self) -> dict[str, Subprogram]:
         """The subgraphs that it runs, by attribute."""
-        return {name: body for name, body in self.node.attributes.items() if isinstance(body, Body)}
+        return {name: body for name, body in self.node.attributes.items() if isinstance(body, Subprogram)}
 
     def __call__(self, values: list[Any]) -> None:
         if torch.compiler.is_compiling():
@@ -59,7 +59,7 @@ class Step:
 class Part:
     """Steps that a tracer follows at once, or one that reads data, which it does not follow."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[OnnxStep, ...]
     reads: bool
 
     def __call__(self, values: list[Any]) -> None:
@@ -68,7 +68,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Program:
+class OnnxProgram:
     """Steps over `slots` values; `captures` are filled from the surrounding program, in order.
 
     `parts` are the same steps, apart where data must be read; none if they need not be taken apart.
@@ -77,7 +77,7 @@ class Program:
     slots: int
     inputs: tuple[int, ...]
     captures: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[OnnxStep, ...]
     outputs: tuple[int, ...]
     parts: tuple[Part, ...] = ()
 
@@ -112,7 +112,7 @@ def _untraced(part: Part, values: list[Any]) -> None:
 
 
 @not_entered
-def _run_control(step: Step, values: list[Any]) -> None:
+def _run_control(step: OnnxStep, values: list[Any]) -> None:
     operands = [values[slot] if slot >= 0 else None for slot in step.inputs]
     _keep(step, values, _not_entered(step.call)(step.node, *operands))
     for slot in step.free:
@@ -125,10 +125,10 @@ def _not_entered(function: Function) -> Function:
 
 
 @dataclass(frozen=True)
-class Body:
+class Subprogram:
     """A subgraph held by an attribute; its captured values are operands `start` to `stop` of its node."""
 
-    program: Program
+    program: OnnxProgram
     start: int
     stop: int
 
@@ -140,7 +140,7 @@ class Body:
 
 
 @not_entered
-def _run_explained(step: Step, values: list[Any], run: Callable[[Step, list[Any]], None]) -> None:
+def _run_explained(step: OnnxStep, values: list[Any], run: Callable[[OnnxStep, list[Any]], None]) -> None:
     try:
         run(step, values)
     except DcirError as error:
@@ -173,7 +173,7 @@ def locate(error: DcirError, label: str) -> None:
         )
 
 
-def _evidence(step: Step, values: list[Any]) -> list[tuple[str, str]]:
+def _evidence(step: OnnxStep, values: list[Any]) -> list[tuple[str, str]]:
     """The operands and attributes of a step that fails."""
     rows = [(f"operand {i}", _describe(values[s])) for i, s in enumerate(step.inputs) if s >= 0]
     for name, value in step.node.attributes.items():
@@ -191,7 +191,7 @@ def _describe(value: Any) -> str:
     return text
 
 
-def run_step(step: Step, values: list[Any]) -> None:
+def run_step(step: OnnxStep, values: list[Any]) -> None:
     """Run one step: on host values where all operands are, else on tensors."""
     operands = [values[slot] if slot >= 0 else None for slot in step.inputs]
     result = NotImplemented
@@ -206,7 +206,7 @@ def run_step(step: Step, values: list[Any]) -> None:
     _keep(step, values, result)
 
 
-def _keep(step: Step, values: list[Any], result: Any) -> None:
+def _keep(step: OnnxStep, values: list[Any], result: Any) -> None:
     if isinstance(result, (Tensor, Host, list)) or result is None:
         results: tuple[Any, ...] = (result,)
     else:
@@ -223,7 +223,7 @@ def _all_host(operands: list[Any]) -> bool:
     return len(operands) > 0
 
 
-def _prepare(step: Step, operands: list[Any]) -> list[Any]:
+def _prepare(step: OnnxStep, operands: list[Any]) -> list[Any]:
     device = None
     for value in operands:
         if isinstance(value, Tensor):

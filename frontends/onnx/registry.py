@@ -42,7 +42,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Entry:
+class OperatorRow:
     """One row of the table."""
 
     function: Function
@@ -64,7 +64,7 @@ class Entry:
 
 @dataclass
 class _Table:
-    rows: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
+    rows: dict[tuple[str, str], list[OperatorRow]] = field(default_factory=dict)
     host: dict[str, Function] = field(default_factory=dict)
 
 
@@ -89,7 +89,7 @@ def onnx_op(
     def enter(function: F) -> F:
         for name in names:
             rows = _TABLE.rows.setdefault((domain, name), [])
-            rows.append(Entry(function, since, host, scalars, state, random, raw, numbers, reads, kept))
+            rows.append(OperatorRow(function, since, host, scalars, state, random, raw, numbers, reads, kept))
             rows.sort(key=lambda row: -row.since)
         return function
 
@@ -107,7 +107,7 @@ def host_op(*names: str) -> Callable[[F], F]:
     return enter
 
 
-def find(domain: str, name: str, version: int) -> Entry | None:
+def find(domain: str, name: str, version: int) -> OperatorRow | None:
     """The row that holds for operator `name` at opset `version`, or None."""
     for row in _TABLE.rows.get((domain, name), ()):
         if row.since <= version:

@@ -21,17 +21,17 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dcir.frontends.torch.admission import check_graph, of_unknown_size
 from dcir.frontends.torch.arguments import lazy_places, without_classes, write_out
 from dcir.frontends.torch.as_eager import decomposed_as_eager
-from dcir.frontends.torch.by_size import BySize, OnSizes, Sizes
 from dcir.frontends.torch.decompose import decompositions
-from dcir.frontends.torch.donation import Donation, Spaces
-from dcir.frontends.torch.expose_norms import expose_norms
 from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC, UPDATES, import_graph
 from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
-from dcir.frontends.torch.partition import Limited
-from dcir.frontends.torch.pieces import Trace, Traced
-from dcir.frontends.torch.recompute import recompute_cheap
+from dcir.frontends.torch.partition.cut import Limited
+from dcir.frontends.torch.partition.donation import DonatedSpaces, Donation
+from dcir.frontends.torch.partition.expose_norms import expose_norms
+from dcir.frontends.torch.partition.recompute import recompute_cheap
+from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
 from dcir.frontends.torch.recurrent import keep_long_layers
-from dcir.frontends.torch.spare_memory import GOAL, eager_peak, spare_memory
+from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
+from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes, Sizes
 from dcir.frontends.torch.wrappers import inline_marked
 from dcir.frontends.torch.written_inputs import WrittenElsewhere, forget_marks, updates_at_the_end
 from dcir.user_code import is_users
@@ -72,7 +72,7 @@ class CompiledGraph:
     strides: tuple[tuple[int, ...] | None, ...] = ()
     parts: Parts = field(default_factory=dict)
     place: Callable[[Any], None] | None = None
-    spaces: Spaces | None = None
+    spaces: DonatedSpaces | None = None
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ def _traced_ahead(
     return compiled
 
 
-class _Late:
+class _LateForward:
     """A traced graph, compiled later than AOTAutograd thinks."""
 
     def __init__(self, graph: fx.GraphModule, kind: str) -> None:
@@ -301,10 +301,10 @@ class _Late:
 
 def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> Trace:
     def trace(args: Sequence[Any]) -> list[Traced]:
-        late: list[_Late] = []
+        late: list[_LateForward] = []
 
         def keep(graph: fx.GraphModule, kind: str) -> CompiledGraph:
-            late.append(_Late(graph, kind))
+            late.append(_LateForward(graph, kind))
             return CompiledGraph(late[-1])
 
         whole = _traced_ahead(gm, args, keep, None, settled, (), "", in_place=False)
@@ -337,7 +337,7 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.Gra
     recompute_cheap(joint, results)
     with _AS_WRITTEN:
         forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)
-    spare_memory(forward, backward, results, most)
+    rematerialize_large(forward, backward, results, most)
     return forward, backward
 
 

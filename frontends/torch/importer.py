@@ -16,11 +16,11 @@ from torch.utils import _pytree as pytree
 from dcir.errors import Unsupported
 from dcir.ir.annotations import Donated
 from dcir.ir.network import Network, Result
+from dcir.ops.library.subgraphs import Subgraph
+from dcir.ops.library.torch_call import TorchCall, pack
 from dcir.ops.lowering import Lowering, Meta, NotNative, Ref, Storage, is_dense
 from dcir.ops.reach import QUANTISED, elsewhere, of_unknown_type, otherwise_stored
 from dcir.ops.registry import HIGHER_ORDER, pages
-from dcir.ops.subgraphs import Subgraph
-from dcir.ops.torch_call import TorchCall, pack
 from dcir.ops.torch_types import TORCH_TYPES
 from dcir.user_code import is_users
 

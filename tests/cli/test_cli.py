@@ -329,7 +329,7 @@ def test_cache_prune_wants_a_size_or_an_age(cache, arguments):
 
 
 def test_doctor_says_what_is_well_and_what_to_do(cache, monkeypatch):
-    monkeypatch.setattr(doctor, "_package", lambda name, remedy: doctor.Finding(name, True, "1.0"))
+    monkeypatch.setattr(doctor, "_package", lambda name, remedy: doctor.Diagnosis(name, True, "1.0"))
     done = call("doctor", "--json")
     assert done.exit_code == 0, done.output
     findings = {item["name"]: item for item in json.loads(done.output)["findings"]}

@@ -15,13 +15,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dcir
 from dcir.cli.main import main
-from dcir.driver import api, bench
-from dcir.driver.compare import compare
+from dcir.driver import api
+from dcir.driver.measure import bench
+from dcir.driver.verify.compare import compare
 from dcir.errors import InvalidInput, OptionError
-from dcir.ir.program import Program
+from dcir.ir.loop_nest import LoopNest
 from dcir.runtime.sized_model import SizedModel
-from dcir.transforms.base import Outcome
-from dcir.transforms.merge_common_subexpressions import MergeCommonSubexpressions
+from dcir.transforms.base import PassResult
+from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
 
 
 def call(*arguments):
@@ -167,9 +168,9 @@ def test_check_bisects(tmp_path, monkeypatch):
     assert not repro.exists()
 
     def broken(self, net):
-        outcome = Outcome()
+        outcome = PassResult()
         for op in net.ops():
-            if isinstance(op.spec, Program) and any(s.op == "cos" for s in op.spec.body):
+            if isinstance(op.spec, LoopNest) and any(s.op == "cos" for s in op.spec.body):
                 body = tuple(s._replace(op="tanh") if s.op == "cos" else s for s in op.spec.body)
                 net.rewire(op, replace(op.spec, body=body), net.ins(op), net.outs(op))
                 outcome.changed += 1

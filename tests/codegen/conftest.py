@@ -3,7 +3,7 @@
 import pytest
 
 from dcir.cache import Cache
-from dcir.codegen.build import Toolchain
+from dcir.codegen.cpp.toolchain import Toolchain
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import torch
 
 from dcir.codegen.compile import compile_network
 from dcir.codegen.cpp.kernels.scatter import plan_scatter
-from dcir.codegen.planners import Machine
+from dcir.codegen.registry import Machine
 from dcir.driver.assemble import assemble
 from dcir.errors import IndexOutOfRange
 from dcir.frontends.torch.importer import import_graph
 from dcir.ir.serialize import decode, encode
+from dcir.ops.library.scatter import ScatterSpec, unambiguous
 from dcir.ops.samples import rand
-from dcir.ops.scatter import ScatterSpec, unambiguous
 from tests.harness import check_close, double, graph_of, run_cpp, run_interpreted
 
 ATEN = torch.ops.aten

@@ -12,15 +12,15 @@ import torch
 from dcir.codegen.compile import compile_network
 from dcir.codegen.cpp.kernels.group import plan_group
 from dcir.codegen.cpp.kernels.segments import plan_segments
-from dcir.codegen.planners import Machine
+from dcir.codegen.registry import Machine
 from dcir.driver.assemble import assemble
 from dcir.errors import IndexOutOfRange
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network, Operand, Result
 from dcir.ir.serialize import decode, encode
-from dcir.ops.segments import GroupSpec, SegmentSpec
-from dcir.transforms.fuse_segments import FuseSegments
-from dcir.transforms.group_scatters import GroupScatters
+from dcir.ops.library.segments import GroupSpec, SegmentSpec
+from dcir.transforms.tier2_fusion.fuse_segments import FuseSegments
+from dcir.transforms.tier2_fusion.group_scatters import GroupScatters
 from tests.harness import check_close
 from tests.transforms.imported import imported
 

@@ -10,9 +10,9 @@ import torch
 
 from dcir.frontends.torch.importer import import_graph
 from dcir.ir.serialize import decode, encode
+from dcir.ops.library.scan import ScanSpec
+from dcir.ops.library.sort import SortSpec
 from dcir.ops.samples import rand
-from dcir.ops.scan import ScanSpec
-from dcir.ops.sort import SortSpec
 from tests.harness import check_close, double, graph_of, run_cpp
 
 ATEN = torch.ops.aten

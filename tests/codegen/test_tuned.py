@@ -11,17 +11,17 @@ import pytest
 from dcir.cache import Cache
 from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.compile import compile_network, planned_bytes
-from dcir.codegen.planners import Machine, alternatives, decisions, plan
-from dcir.codegen.tiles import gemm_packed
+from dcir.codegen.cpp.tiles.gemm import packed as gemm_packed
+from dcir.codegen.registry import Machine, alternatives, decisions, plan
 from dcir.codegen.tuned import KIND, Database, Verdict
-from dcir.driver.machine import machine
-from dcir.driver.tune_bench import Buffers, Kernel, Trial
+from dcir.driver.measure.machine import machine
+from dcir.driver.measure.tune_bench import BenchedKernel, Buffers, Trial
 from dcir.identity import source_identity
 from dcir.ir.network import Network, Operand
 from dcir.isa import host_isa
-from dcir.ops.contraction import ContractionSpec
-from dcir.ops.convolution import ConvolutionSpec
-from dcir.ops.winograd import points
+from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.winograd import points
 
 SPEC = ContractionSpec("f32", (), 37, 70, 400, (400, 1), (0, 0), (70, 1), 32)
 TYPES = (("f32", "f32"), ("f32",))
@@ -201,7 +201,7 @@ def test_tiles_that_are_fed_ahead(cache, monkeypatch, slow, threads):
 def _check_alternatives(cache, spec, sizes, threads):
     choices = alternatives(spec, Machine(host_isa().name, threads))[1:]
     assert len(choices) > 1
-    kernel = Kernel(spec, *TYPES, sizes, (0, 0, 0), (False, True, False), 1, min(threads, 2))
+    kernel = BenchedKernel(spec, *TYPES, sizes, (0, 0, 0), (False, True, False), 1, min(threads, 2))
     trial = Trial(Buffers(kernel, 0, machine()), [MODELS, *choices], threads, cache)
     wrong = [str(c) for i, c in enumerate(choices, 1) if not trial.right(i)]
     assert not wrong

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from dcir.driver import tune
 from dcir.driver.backend import MODES
+from dcir.driver.measure import tune
 
 
 class Tiny(nn.Module):

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dcir
-from dcir.driver.quick_calls import MISS, QuickCalls
+from dcir.driver.calls.fast_path import MISS, QuickCalls
 from dcir.runtime import watch
 
 pytestmark = pytest.mark.skipif(not watch.available(), reason="dictionaries without versions")
@@ -413,10 +413,10 @@ def test_what_breaks_all_the_time_is_made_ever_more_rarely(monkeypatch: pytest.M
     m, x = Net(), torch.randn(3, 8)
     fast = warm(m, x)
     made = []
-    learnt = "dcir.driver.quick_calls._Learnt._made"
-    from dcir.driver import quick_calls
+    learnt = "dcir.driver.calls.fast_path._Learnt._made"
+    from dcir.driver.calls import fast_path
 
-    plain = quick_calls._Learnt._made
+    plain = fast_path._Learnt._made
     monkeypatch.setattr(learnt, lambda self, args: (made.append(1), plain(self, args))[1])
     for i in range(200):
         monkeypatch.setattr(nn.functional, "dcir_mark", i, raising=False)

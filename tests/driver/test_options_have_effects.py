@@ -22,8 +22,8 @@ from dcir.errors import (
 )
 from dcir.ir.network import Network
 from dcir.options import Options
-from dcir.transforms.base import Outcome, Pass
-from dcir.transforms.remove_dead_code import RemoveDeadCode
+from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.tidy.remove_dead_code import RemoveDeadCode
 
 
 class Net(nn.Module):
@@ -58,11 +58,11 @@ def verify(tmp_path: Any) -> None:
     class Wrong(Pass):
         tier = 2
 
-        def apply(self, net: Network) -> Outcome:
+        def apply(self, net: Network) -> PassResult:
             first, *_ = [op for op in net.ops() if hasattr(op.spec, "body")]
             body = tuple(s._replace(op="sub") if s.op == "add" else s for s in first.spec.body)
             net.rewire(first, dataclasses.replace(first.spec, body=body), net.ins(first), net.outs(first))
-            outcome = Outcome()
+            outcome = PassResult()
             outcome.changed = 1
             return outcome
 
@@ -149,7 +149,7 @@ def fused_optimizers(tmp_path: Any) -> None:
 def tune(tmp_path: Any) -> None:
     assert "tuning" not in made()[1].seconds
     # Of a busy machine nothing is kept, and tests share theirs.
-    with mock.patch("dcir.driver.tune.share_of_others", lambda threads, work: [work(), 0.0][1]):
+    with mock.patch("dcir.driver.measure.tune.share_of_others", lambda threads, work: [work(), 0.0][1]):
         assert made(tune="1s")[1].seconds["tuning"] > 0
 
 

@@ -1,6 +1,6 @@
 """One network through dcir and through eager PyTorch: results, every gradient and every buffer of a training step.
 
-The rule is that of ``dcir/driver/compare.py`` (error against float64, at most three times eager's own) over the floor of
+The rule is that of ``dcir/driver/verify/compare.py`` (error against float64, at most three times eager's own) over the floor of
 ``tests/fuzz/check.py``: what float64 itself changes by when its operators see operands disturbed as much as float32 rounds. As there, what
 is over the limit is compared with the greatest error that eager has when it rounds otherwise: one number may be right by luck. There are
 more such runs than there. Derivatives jump at the kinks of ReLUs and max pools, and of many activations a few lie nearer to one than
@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dcir
-from dcir.driver.compare import FACTOR
+from dcir.driver.verify.compare import FACTOR
 from tests.fuzz.check import _Disturbed
 
 _UNITS = 4.0

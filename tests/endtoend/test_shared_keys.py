@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dcir.ir.network import Network
-from dcir.ops.attention import AttentionSpec
+from dcir.ops.library.attention import AttentionSpec
 from tests.endtoend.follows_eager import follow
 from tests.harness import keeping
 

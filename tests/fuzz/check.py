@@ -1,6 +1,6 @@
 """Runs a case through dcir and through eager PyTorch and compares everything that can be seen.
 
-The rule is that of ``dcir/driver/compare.py`` (error against float64, at most three times eager's own) over a floor: what float64
+The rule is that of ``dcir/driver/verify/compare.py`` (error against float64, at most three times eager's own) over a floor: what float64
 itself changes by when every operator, forward and backward, sees its operands disturbed by as much as float32 rounds.
 A random network may be badly conditioned (the norm of equal numbers), and eager may be right by luck (one number, the sum of
 terms that cancel): what is over the limit is compared once more with the greatest error that eager has when it rounds
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import dcir
-from dcir.driver.compare import FACTOR
+from dcir.driver.verify.compare import FACTOR
 from dcir.frontends.torch.capture import programs_run
 from tests.fuzz.case import Case
 

@@ -1,6 +1,6 @@
 """One entry of the database through dcir and through eager PyTorch: results, written arguments and gradients.
 
-The rule is that of ``dcir/driver/compare.py``: error against float64, at most three times eager's own. Where that fails, an
+The rule is that of ``dcir/driver/verify/compare.py``: error against float64, at most three times eager's own. Where that fails, an
 ill-conditioned sample gets what float64 itself changes by when its operators see operands off by float32's rounding; a
 result that passes only so says it.
 """
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dcir
-from dcir.driver.compare import _widen, compare
+from dcir.driver.verify.compare import _widen, compare
 from dcir.errors import DcirError, NotCompiledWarning
 from dcir.frontends.torch.capture import programs_run
 from tests.fuzz.check import Computing, _Disturbed

@@ -1,4 +1,4 @@
-"""Contractions and convolutions: the loop program equals the reference, exact work, and the saved form."""
+"""Contractions and convolutions: the loop nest equals the reference, exact work, and the saved form."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from dcir.frontends.torch.importer import import_graph
 from dcir.ir.interpret import run_program
 from dcir.ir.serialize import decode, encode
-from dcir.ops.contraction import ContractionSpec
-from dcir.ops.convolution import ConvolutionSpec
+from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.convolution import ConvolutionSpec
 from tests.harness import all_samples, graph_of, scalar_reference
 
 PRODUCTS = ("aten.convolution", "aten.convolution_backward", "aten.mm", "aten.bmm", "aten.addbmm", "aten.dot")

@@ -1,4 +1,4 @@
-"""The loop program of a scatter against its reference, sample by sample."""
+"""The loop nest of a scatter against its reference, sample by sample."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from dcir.frontends.torch.importer import import_graph
 from dcir.ir.interpret import interpret
 from dcir.ir.scalars import reference
-from dcir.ops.scatter import ScatterSpec
+from dcir.ops.library.scatter import ScatterSpec
 from tests.harness import all_samples, flat_buffer, graph_of
 
 

@@ -17,7 +17,7 @@ from dcir.driver import handle
 from dcir.driver.compile import Session
 from dcir.driver.optimize import compiled_with
 from dcir.ir.interpret import run_program
-from dcir.ir.program import Program
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.scalars import reference
 from dcir.ir.types import itemsize, to_numpy
 from dcir.isa import ISAS
@@ -119,9 +119,9 @@ class Planned(BaseException):
 
 
 def counted(net, op):
-    """Bytes of every operand of ``op`` that its loop program really touches, input operands first; and its program."""
+    """Bytes of every operand of ``op`` that its loop nest really touches, input operands first; and its program."""
     spec = op.spec
-    program = spec if isinstance(spec, Program) else spec.program()
+    program = spec if isinstance(spec, LoopNest) else spec.program()
 
     def buffer(operand):
         c = net.containers[operand.data]
@@ -152,7 +152,7 @@ def test_bytes_are_those_that_are_touched(name, level, train):
         for op in net.ops():
             told = [n for part in op.spec.footprint() for n in part]
             total += 0 if op in prepared else sum(told)
-            if not isinstance(op.spec, Program) and not hasattr(op.spec, "program"):
+            if not isinstance(op.spec, LoopNest) and not hasattr(op.spec, "program"):
                 continue
             truth, program = counted(net, op)
             if is_plain(program):
@@ -184,7 +184,7 @@ def test_operations_are_those_that_pytorch_counts():
     products = sum(
         n - 2 * 32 * 64 * int(getattr(op.spec, "bias", False))
         for op, n in ours.items()
-        if not isinstance(op.spec, Program)
+        if not isinstance(op.spec, LoopNest)
     )
     assert products == counter.get_total_flops() - outside
     assert sum(n for n, _ in record.work) == sum(ours.values())
@@ -302,7 +302,7 @@ def test_the_floor_is_told_where_the_machine_was_measured(monkeypatch):
 
 
 def test_a_profile_has_its_floor(monkeypatch):
-    from dcir.driver import profile
+    from dcir.driver.measure import profile
 
     monkeypatch.setattr(profile, "machine", lambda: MODEL)
     with torch.no_grad():

@@ -14,9 +14,9 @@ from dcir.codegen.compile import compile_network
 from dcir.driver.assemble import assemble
 from dcir.errors import IndexOutOfRange
 from dcir.transforms.base import Pass
-from dcir.transforms.fuse_segments import FuseSegments
-from dcir.transforms.group_scatters import GroupScatters
 from dcir.transforms.pipelines import pipeline
+from dcir.transforms.tier2_fusion.fuse_segments import FuseSegments
+from dcir.transforms.tier2_fusion.group_scatters import GroupScatters
 from tests.harness import check_close, double
 from tests.transforms.imported import imported
 

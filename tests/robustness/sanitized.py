@@ -1,7 +1,7 @@
 """What runs under sanitizers: ``python -m tests.robustness.sanitized operators [START STEP] | networks | kernels | broken | raced``.
 
-To be started with `dcir.codegen.build.sanitizer_environment`, or by `tests.robustness.team`. ``operators 0 1`` runs every sample of every
-page, which takes half an hour.
+To be started with `dcir.codegen.cpp.toolchain.sanitizer_environment`, or by `tests.robustness.team`. ``operators 0 1`` runs every sample of
+every page, which takes half an hour.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import nn
 
 import dcir
 from dcir.cache import Cache
-from dcir.codegen.build import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.codegen.compile import compile_network
-from dcir.codegen.planners import Machine, plan
+from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.codegen.registry import Machine, plan
 from dcir.driver.assemble import assemble
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.network import Network, Operand, Result
 from dcir.isa import host_isa
-from dcir.ops.segments import GroupSpec
+from dcir.ops.library.segments import GroupSpec
 from tests.harness import all_samples, check_results, expected, graph_of_calls, run_cpp
 from tests.robustness.kernel_cases import CASES, THREADS
 

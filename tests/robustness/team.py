@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dcir.codegen.build import find_compiler, sanitizer_environment
+from dcir.codegen.cpp.toolchain import find_compiler, sanitizer_environment
 
 SOURCE = Path(__file__).with_name("team.cpp")
 

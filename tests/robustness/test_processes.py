@@ -61,7 +61,8 @@ def test_the_same_source_under_every_hash_seed(tmp_path: Path) -> None:
     The second process finds the objects of the first, but not its libraries, so it makes all texts again.
     """
     code = """
-        from dcir.codegen import build, compile as compiling
+        from dcir.codegen import compile as compiling
+        from dcir.codegen.cpp import toolchain as build
         units = []
         plain = compiling.compile_objects
         def seen(made, *rest):
@@ -164,7 +165,7 @@ def test_eight_processes_build_every_kernel_once(tmp_path: Path, parent: Parent)
     code = """
         fast = dcir.optimize(nn.Sequential(nn.Linear(16, 20), nn.GELU(), nn.LayerNorm(20), nn.Softmax(-1)))
         fast(torch.randn(3, 16)).sum().backward()
-        from dcir.codegen.build import compiler_runs
+        from dcir.codegen.cpp.toolchain import compiler_runs
         print(compiler_runs.compiles)
     """
     alone = int(parent.output(tmp_path / "alone", code))

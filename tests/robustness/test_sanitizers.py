@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dcir.codegen.build import sanitizer_environment
+from dcir.codegen.cpp.toolchain import sanitizer_environment
 from dcir.errors import CompilerNotFound
 from tests.robustness.team import team_environment
 

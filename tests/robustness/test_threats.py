@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 ROOT = Path(__file__).parents[2]
 ONNX = "tests/frontends/onnx/test_security.py"
-BUILD = "tests/codegen/test_build.py"
+BUILD = "tests/codegen/cpp/test_toolchain.py"
 CACHE = "tests/test_cache.py"
 HERE = "tests/robustness/test_threats.py"
 
@@ -23,7 +23,7 @@ THREATS: dict[str, tuple[str, ...]] = {
     "T1 code in symbolic sizes": (
         f"{ONNX}::test_code_in_a_symbolic_dimension_is_refused",
         f"{ONNX}::test_symbolic_dimensions_are_never_evaluated",
-        "tests/driver/test_sized_artefact.py::test_a_broken_manifest_is_refused",
+        "tests/driver/ahead/test_sized_artefact.py::test_a_broken_manifest_is_refused",
     ),
     "T2 code in names": (
         f"{ONNX}::test_names_are_never_identifiers",
@@ -66,13 +66,13 @@ THREATS: dict[str, tuple[str, ...]] = {
         "tests/robustness/test_processes.py::test_eight_processes_build_every_kernel_once",
     ),
     "T13 pickles": (
-        "tests/driver/test_artefact.py::test_weights_are_never_unpickled",
+        "tests/driver/ahead/test_artefact.py::test_weights_are_never_unpickled",
         "tests/cli/test_cli.py::test_run_never_unpickles",
     ),
     "T14 the network": (f"{HERE}::test_no_module_knows_the_network", f"{HERE}::test_nothing_is_fetched"),
     "T15 planted files": (
         f"{BUILD}::test_the_working_directory_offers_no_compiler",
-        "tests/ir/test_dace_settings.py::test_only_the_user_s_own_settings_count",
+        "tests/ir/dace/test_settings.py::test_only_the_user_s_own_settings_count",
         f"{HERE}::test_planted_files_are_not_used",
     ),
 }

@@ -11,7 +11,7 @@ from torch import nn
 
 import dcir
 from dcir.codegen.cpp import entry as native
-from dcir.driver.quick_calls import QuickCalls
+from dcir.driver.calls.fast_path import QuickCalls
 from dcir.runtime import entry
 
 pytestmark = pytest.mark.skipif(not entry.available(), reason="nothing to watch changes with")

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.verify import verify
-from dcir.transforms.base import Outcome, Pass
+from dcir.transforms.base import Pass, PassResult
 from tests.harness import check_close, run_cpp, run_interpreted
 
 
@@ -25,7 +25,7 @@ def imported(fn: Callable[..., Any], *inputs: torch.Tensor) -> Imported:
     return import_graph(make_fx(torch.func.functionalize(flat), decompositions(), tracing_mode="fake")(*inputs))
 
 
-def same_numbers(fn: Callable[..., Any], *inputs: torch.Tensor, passes: tuple[Pass, ...]) -> list[Outcome]:
+def same_numbers(fn: Callable[..., Any], *inputs: torch.Tensor, passes: tuple[Pass, ...]) -> list[PassResult]:
     """Apply passes to the network of ``fn``; its results before, after, as generated code and in eager torch agree."""
     done = imported(fn, *inputs)
     before = run_interpreted(done, inputs)

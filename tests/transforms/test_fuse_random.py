@@ -7,8 +7,8 @@ import pytest
 
 from dcir.ir.verify import verify
 from dcir.transforms.base import Pass
-from dcir.transforms.fuse_producers import FuseProducers
-from dcir.transforms.fuse_siblings import FuseSiblings
+from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
+from dcir.transforms.tier2_fusion.fuse_siblings import FuseSiblings
 from tests.transforms.random_network import random_network, results
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dcir.driver.check import PassChecker
+from dcir.driver.verify.check import PassChecker
 from dcir.transforms.pipelines import TIERS, pipeline
-from dcir.transforms.plan_arena import live_bytes_lower_bound
 from dcir.transforms.runner import run_passes
+from dcir.transforms.tier4_movement.plan_arena import live_bytes_lower_bound
 from tests.harness import run_cpp
 from tests.transforms.imported import imported
 from tests.transforms.random_network import random_network

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from dcir.codegen.cpp.kernels.attention_backward import place_function, plan_backward, scratch_at
 from dcir.codegen.cpp.kernels.attention_few_text import FEW
 from dcir.codegen.cpp.kernels.attention_text import COMMON, FORWARD, LEAST
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, Split, ceil_div, core, lanes, render, round_up
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.planners import Machine, planner
-from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, Split, ceil_div, core, lanes, render, round_up
+from dcir.codegen.registry import Machine, planner
 from dcir.isa import ISAS, Isa
-from dcir.ops.attention import AttentionSpec
+from dcir.ops.library.attention import AttentionSpec
 
 # Accumulators of a register tile and vectors of its widest row: what the registers hold besides the operands.
 TILES = {"avx512": (24, 4), "avx2": (12, 3), "generic": (12, 3)}

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.kernels.attention_backward_text import BACKWARD, COMMON
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, render, round_up
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, render, round_up
 from dcir.isa import Isa
-from dcir.ops.attention import AttentionSpec
+from dcir.ops.library.attention import AttentionSpec
 
 # Rows by vectors of a register tile: what 32 or 16 vector registers hold besides the operands.
 TILES = {"avx512": (6, 4), "avx2": (6, 2), "generic": (6, 2)}
@@ -26,7 +26,7 @@ CAUSAL_KEY_BLOCK = 64
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class _BackwardBlocks:
     """Block sizes of a spec; ``qb`` and ``nb`` are the rows and columns of a score block, ``dp`` the padded head."""
 
     spec: AttentionSpec
@@ -99,7 +99,7 @@ def place_function(name: str, strides: tuple[int, ...], *loops: str, group: int 
     return f"static inline L at_{name}({parameters}) {{ return {' + '.join(terms)}; }}"
 
 
-def _common(b: _Blocks) -> str:
+def _common(b: _BackwardBlocks) -> str:
     spec, (mr, nv) = b.spec, b.tile
     places = {"q": spec.q, "k": spec.k, "v": spec.v, "o": spec.o}
     if spec.grads:
@@ -121,7 +121,7 @@ def scratch_at(offset: int) -> str:
 
 def plan_backward(spec: AttentionSpec, isa: Isa) -> KernelPlan:
     """The kernel of the gradients."""
-    b = _Blocks(spec, isa)
+    b = _BackwardBlocks(spec, isa)
     text = f"namespace dcir_attention {{{_common(b)}{render(BACKWARD, parts=b.parts, heads_total=b.all_heads)}}}\n"
     sizes = {"kt": b.kt, "vt": b.kt, "kp": b.rows, "qs": b.queries, "gs": b.queries,
              "delta": round_up(b.all_heads * b.query_blocks * b.qb, 16), "part": b.parts * b.queries}  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dcir.codegen.cpp.tiles.gemm.gemm import gemm_suits, plan_gemm
 from dcir.codegen.plan import KernelPlan
-from dcir.codegen.planners import Machine, plan, planner
-from dcir.codegen.tiles.gemm import gemm_suits, plan_gemm
+from dcir.codegen.registry import Machine, plan, planner
 from dcir.isa import ISAS
-from dcir.ops.contraction import ContractionSpec
+from dcir.ops.library.contraction import ContractionSpec
 
 
 @planner(ContractionSpec)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dcir.codegen.cpp.tiles.conv.conv import convolution_suits, plan_convolution
+from dcir.codegen.cpp.tiles.conv.winograd_weights import SizelessWinogradWeights, plan_weights, plan_weights_sizeless
 from dcir.codegen.plan import KernelPlan
-from dcir.codegen.planners import Machine, plan, planner
-from dcir.codegen.tiles.conv import convolution_suits, plan_convolution
-from dcir.codegen.tiles.winograd_weights import SizelessWinogradWeights, plan_weights, plan_weights_sizeless
+from dcir.codegen.registry import Machine, plan, planner
 from dcir.isa import ISAS
-from dcir.ops.convolution import ConvolutionSpec
-from dcir.ops.winograd import WinogradWeightsSpec
+from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.winograd import WinogradWeightsSpec
 
 
 @planner(ConvolutionSpec)

@@ -11,8 +11,8 @@ Blocks follow one another, so a group's points are in order whatever the number 
 from __future__ import annotations
 
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.planners import Machine, planner
-from dcir.ops.segments import GroupSpec
+from dcir.codegen.registry import Machine, planner
+from dcir.ops.library.segments import GroupSpec
 
 # Points that are worth a block, and a thread, of their own.
 BLOCK = 4096

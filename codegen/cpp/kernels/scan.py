@@ -9,9 +9,9 @@ import math
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.planners import Machine, planner
+from dcir.codegen.registry import Machine, planner
 from dcir.ir.types import compute_type
-from dcir.ops.scan import ScanSpec
+from dcir.ops.library.scan import ScanSpec
 
 # Below this many elements a second thread costs more than it brings.
 SERIAL_POINTS = 8192

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 
 from dcir.codegen.cpp.kernels.indices import SLACK, STRIP, find_function
-from dcir.codegen.cpp.kernels.program import plan_program
+from dcir.codegen.cpp.kernels.loop_nest import plan_program
 from dcir.codegen.cpp.scalar_ops import FLOATS, SCALAR_OPS, cast_expr
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.planners import Machine, planner
-from dcir.ir.program import Body, Program
+from dcir.codegen.registry import Machine, planner
+from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.types import compute_type
-from dcir.ops.scatter import ScatterSpec, unambiguous
+from dcir.ops.library.scatter import ScatterSpec, unambiguous
 
 # Below this many points a second thread costs more than it brings.
 SERIAL_POINTS = 8192
@@ -41,9 +41,9 @@ def plan_scatter(spec: ScatterSpec, machine: Machine) -> KernelPlan:
     return KernelPlan(f"scatter_{spec.op}", start.globals + writes.functions, (*start.phases, phase))
 
 
-def _start(spec: ScatterSpec) -> Program:
-    """The loop program that makes the result the base."""
-    body = Body(spec.shape)
+def _start(spec: ScatterSpec) -> LoopNest:
+    """The loop nest that makes the result the base."""
+    body = LoopNestBuilder(spec.shape)
     if spec.base is None:
         value = body.const(spec.fill, compute_type(spec.dtype))
     else:

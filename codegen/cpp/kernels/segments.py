@@ -13,15 +13,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from dcir.codegen.cpp.kernels.program_statements import Statements
+from dcir.codegen.cpp.kernels.loop_nest_statements import Statements
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.planners import Machine, planner
+from dcir.codegen.registry import Machine, planner
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import contiguous
-from dcir.ir.program import Program
 from dcir.ir.types import compute_type, itemsize
 from dcir.isa import ISAS
-from dcir.ops.segments import SegmentSpec, group_loops, point_loops
+from dcir.ops.library.segments import SegmentSpec, group_loops, point_loops
 
 # Below this many elements a second thread costs more than it brings.
 SERIAL_POINTS = 16384
@@ -100,7 +100,7 @@ def _text(spec: SegmentSpec, machine: Machine, jobs: int, share: int, *, shared:
     return "\n".join(lines)
 
 
-def _moved(p: Program, by: int, kept: int) -> Program:
+def _moved(p: LoopNest, by: int, kept: int) -> LoopNest:
     """``p`` with its inputs from number ``kept`` on numbered ``by`` higher, as they are operands of the node."""
     body = tuple(
         s._replace(attr=(s.attr[0] + by, *s.attr[1:])) if s.op in ("load", "gather") and s.attr[0] >= kept else s
@@ -112,7 +112,7 @@ def _moved(p: Program, by: int, kept: int) -> Program:
 class _Row(Statements):
     """A program over (points or groups, columns), with the row of folded values beside it."""
 
-    def __init__(self, spec: SegmentSpec, p: Program) -> None:
+    def __init__(self, spec: SegmentSpec, p: LoopNest) -> None:
         super().__init__(p)
         self.spec = spec
         self.fixed = 0

@@ -11,9 +11,9 @@ import math
 from dcir.codegen.cpp.kernels.scan import row_address
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, cast_expr
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.planners import Machine, planner
+from dcir.codegen.registry import Machine, planner
 from dcir.ir.types import compute_type
-from dcir.ops.sort import SortSpec
+from dcir.ops.library.sort import SortSpec
 
 # Below this many elements a second thread costs more than it brings.
 SERIAL_POINTS = 4096

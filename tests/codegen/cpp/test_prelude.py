@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.build import HEADERS, find_compiler
+from dcir.codegen.cpp.toolchain import HEADERS, find_compiler
 from dcir.isa import host_isa
 
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]

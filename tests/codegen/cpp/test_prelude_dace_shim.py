@@ -11,7 +11,7 @@ from dace import dtypes, nodes
 from dace.codegen import codegen
 from dace.libraries.standard import Reduce
 
-from dcir.codegen.build import HEADERS, find_compiler
+from dcir.codegen.cpp.toolchain import HEADERS, find_compiler
 
 FLAGS = ["-O2", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 N = dace.symbol("N")

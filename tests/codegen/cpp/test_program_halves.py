@@ -1,4 +1,4 @@
-"""Loop programs over bf16 and f16: what those of f32 give of the same numbers, to the bit."""
+"""Loop nests over bf16 and f16: what those of f32 give of the same numbers, to the bit."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.planners import Machine, plan
+from dcir.codegen.registry import Machine, plan
 from dcir.ir.interpret import run_program
-from dcir.ir.loops import drop_roundings
-from dcir.ir.program import Body, Program
+from dcir.ir.loop_forms import drop_roundings
+from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.scalars import reference
 from dcir.isa import host_isa
-from dcir.ops.pointwise import rounded
-from tests.codegen.tiles.tile_harness import compile_plans
+from dcir.ops.pages.pointwise import rounded
+from tests.codegen.cpp.tiles.tile_harness import compile_plans
 
 pytestmark = pytest.mark.processor
 
@@ -30,9 +30,9 @@ def _every(stored: str, n: int) -> torch.Tensor:
     return found.repeat(n // len(found) + 1)[:n].clone()
 
 
-def _sums(stored: str, columns: int, rows: int) -> Program:
+def _sums(stored: str, columns: int, rows: int) -> LoopNest:
     """Sums down the columns beside a widened copy, as the gradient of a bias and of a product's operand."""
-    body = Body((columns,), (rows,))
+    body = LoopNestBuilder((columns,), (rows,))
     x = body.load(body.input(stored), (1, columns))
     total = body.reduce("sum", x * x)
     body.store(body.output("f32"), (1, columns), rounded(x, stored))
@@ -59,7 +59,7 @@ def test_sums_of_columns(stored: str, threads: int) -> None:
 def test_pointwise(stored: str) -> None:
     """Every number of the type is read, doubled and rounded as torch does it."""
     x = _every(stored, 1 << 16)
-    body = Body((1 << 16,))
+    body = LoopNestBuilder((1 << 16,))
     value = body.load(body.input(stored), (1,))
     body.store(body.output(stored), (1,), value * 3)
     program = body.finish()
@@ -74,7 +74,7 @@ def test_pointwise(stored: str) -> None:
 @pytest.mark.parametrize("stored", HALF)
 def test_what_is_read_is_not_rounded(stored: str) -> None:
     """Only where the number comes from memory of that type, whatever the mask says."""
-    body = Body((64,))
+    body = LoopNestBuilder((64,))
     x, other = body.load(body.input(stored), (1,)), body.load(body.input("f32"), (1,))
     masked = body.load(0, (1,), other > 0, other)
     for value in (x, x + other, other, masked):

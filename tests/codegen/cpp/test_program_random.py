@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from dcir.codegen.compile import compile_network
-from dcir.codegen.cpp.kernels import program
+from dcir.codegen.cpp.kernels import loop_nest
 from dcir.driver.assemble import assemble
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network
-from dcir.transforms.fuse_producers import FuseProducers
-from dcir.transforms.fuse_siblings import FuseSiblings
+from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
+from dcir.transforms.tier2_fusion.fuse_siblings import FuseSiblings
 from tests.transforms.random_network import random_network, results
 
 
@@ -45,7 +45,7 @@ def test_same_numbers(group: int, fused: bool) -> None:
 
 def test_parallel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The same with every loop dealt to several jobs, however small."""
-    monkeypatch.setattr(program, "SERIAL_POINTS", 1)
+    monkeypatch.setattr(loop_nest, "SERIAL_POINTS", 1)
     monkeypatch.setenv("DCIR_CACHE_DIR", str(tmp_path))  # the cache knows nothing of the changed constant
     for seed in range(6):
         net = random_network(seed + 2000)

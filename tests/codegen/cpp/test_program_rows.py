@@ -9,8 +9,8 @@ import torch
 from dcir.codegen.compile import compile_network
 from dcir.driver.assemble import assemble
 from dcir.frontends.torch.importer import Imported
+from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import Network, Operand, Result
-from dcir.ir.program import Body
 
 ROWS = 9
 KINDS = ("max", "min", "sum", "prod", "any", "all")
@@ -59,7 +59,7 @@ def test_reductions(dtype: str, columns: bool) -> None:
         tensors.append(stored)
         for kind in KINDS:
             out = "bool" if kind in ("any", "all") else dtype
-            body = Body((ROWS,), (n,))
+            body = LoopNestBuilder((ROWS,), (n,))
             value = body.reduce(kind, body.load(body.input(dtype), (1, ROWS) if columns else (n + 3, 1)))
             body.store(body.output(out), (1, 0), value)
             result = net.add_container((ROWS,), out)
@@ -76,8 +76,8 @@ def test_reductions(dtype: str, columns: bool) -> None:
 def test_masked_softmax(n: int) -> None:
     """A mask in memory and one of indices, rows of any width; a row without anything left is NaN, as in torch."""
 
-    def program(causal: bool) -> Body:
-        body = Body((6,), (n,))
+    def program(causal: bool) -> LoopNestBuilder:
+        body = LoopNestBuilder((6,), (n,))
         x = body.load(body.input("f32"), (n, 1))
         hidden = body.index(1) > body.index(0) * 3 + 1 if causal else body.load(body.input("bool"), (n, 1))
         s = body.where(hidden, body.const(-np.inf, "f32"), x)
@@ -112,7 +112,7 @@ def test_sums_of_many_short_rows_lose_no_digits(shape: tuple[int, ...], last: bo
         order = [0, *range(2, len(shape)), 1]
         strides = tuple(torch.empty([shape[d] for d in order]).stride()[order.index(d)] for d in range(len(shape)))
     c, rest = strides[1], [d for d in range(len(shape)) if d != 1]
-    body = Body((shape[1],), tuple(shape[d] for d in rest))
+    body = LoopNestBuilder((shape[1],), tuple(shape[d] for d in rest))
     value = body.load(body.input("f32"), (c, *(strides[d] for d in rest)))
     body.store(body.output("f32"), (1,) + (0,) * len(rest), body.reduce("sum", value))
     net = Network()

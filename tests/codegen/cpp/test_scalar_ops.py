@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.build import HEADERS, find_compiler
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, DTYPES, FLOATS, INTEGERS, SCALAR_OPS, cast_expr, literal
+from dcir.codegen.cpp.toolchain import HEADERS, find_compiler
 from dcir.errors import Unsupported
 from dcir.ir.types import to_numpy
 

@@ -1,18 +1,18 @@
-"""Kernels for any sizes: equal numbers as the loop program, few texts for many sizes, and whole networks that prepare with them."""
+"""Kernels for any sizes: equal numbers as the loop nest, few texts for many sizes, and whole networks that prepare with them."""
 
 import numpy as np
 import pytest
 import torch
 
 import dcir
-from dcir.codegen.cpp.kernels.sizeless import sizeless
-from dcir.codegen.planners import Machine, plan
+from dcir.codegen.cpp.kernels.size_generic import sizeless
+from dcir.codegen.registry import Machine, plan
 from dcir.ir.interpret import run_program
+from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import contiguous
-from dcir.ir.program import Body
 from dcir.ir.scalars import reference as reference_of
-from dcir.ops.packing import pack_program
-from tests.codegen.tiles.tile_harness import compile_plans, isa_of
+from dcir.ops.library.packing import pack_program
+from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
 
 MACHINE = Machine(isa_of("avx512").name, 2)
 
@@ -26,7 +26,7 @@ def packing(columns, depth, groups=()):
 
 def scaling(shape):
     """w * s over output channels, and s as it is, twice as wide."""
-    body = Body(shape)
+    body = LoopNestBuilder(shape)
     strides = contiguous(shape)
     w, s, o, c = body.input("f32"), body.input("f32"), body.output("f32"), body.output("f32")
     value = body.load(s, (1,) + (0,) * (len(shape) - 1))
@@ -37,7 +37,7 @@ def scaling(shape):
 
 def turned(shape):
     """A transposition of the two outer dimensions, from the end to the start of the last."""
-    body = Body(shape)
+    body = LoopNestBuilder(shape)
     strides = contiguous((shape[1], shape[0], *shape[2:]))
     source = (strides[1], strides[0], *(strides[2:-1]), -1)
     body.store(body.output("f32"), contiguous(shape), body.load(body.input("f32"), source))
@@ -95,7 +95,7 @@ def test_few_texts():
 
 
 def test_reductions_have_sizes():
-    body = Body((4,), (8,))
+    body = LoopNestBuilder((4,), (8,))
     value = body.load(body.input("f32"), (8, 1))
     body.store(body.output("f32"), (1, 0), body.reduce("sum", value))
     assert sizeless(body.finish(), MACHINE) is None

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from dcir.errors import Unsupported
-from dcir.onnx_backend import Backend, Prepared
+from dcir.onnx_backend import Backend, PreparedModel
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # the stored results of some cases overflow on purpose
@@ -35,17 +35,17 @@ class Eager(Backend):
         return True
 
     @classmethod
-    def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> Prepared:
+    def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> PreparedModel:
         return super().prepare(model, device, eager=True, **kwargs)
 
 
 class Compiled(Eager):
     """Through dcir's compiler; the runner lets go of what it prepares, so the last one is kept here."""
 
-    prepared: ClassVar[Prepared | None] = None
+    prepared: ClassVar[PreparedModel | None] = None
 
     @classmethod
-    def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> Prepared:
+    def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> PreparedModel:
         Compiled.prepared = Backend.prepare(model, device, **kwargs)
         return Compiled.prepared
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import dcir
 from dcir.errors import FallbackFailed
-from dcir.ops.torch_call import TorchCall
+from dcir.ops.library.torch_call import TorchCall
 from tests.harness import check_close
 
 WINDOW = ((2, 2), (2, 1), "f32")

@@ -1,0 +1,63 @@
+"""Convolutions with sums: tiles that add up what they store, then the sums of all jobs and what is made of them.
+
+Where no tile can, the convolution's kernel and then the program's, as phases of one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from dcir.codegen.cpp.tiles.conv.conv import summed_draft
+from dcir.codegen.cpp.tiles.emit import assemble, round_up
+from dcir.codegen.cpp.tiles.epilogue.sums import pitch
+from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.registry import Machine, plan, planner
+from dcir.isa import ISAS
+from dcir.ops.library.convolution_statistics import ConvolutionStatisticsSpec
+
+
+@planner(ConvolutionStatisticsSpec)
+def plan_summed(spec: ConvolutionStatisticsSpec, machine: Machine) -> KernelPlan:
+    """The kernel of a convolution with sums."""
+    isa = ISAS[machine.isa]
+    draft = summed_draft(spec, isa, machine.threads)
+    _, _, (_, *others), made = spec.names("")
+    if draft is None:
+        first = plan(spec.product, machine)
+        at = round_up(first.scratch, 64)
+        _, results, taken, _ = spec.names(f"(float *)(scratch + {at}LL)")
+        if not spec.kept:
+            first = replace(first, phases=_renamed(first, results), scratch=at + 4 * spec.result_size())
+        return _then(first, plan(spec.sums, machine), taken, made)
+    assert draft.epilogue is not None
+    first = assemble(draft, isa, 2)
+    step = pitch(draft.epilogue.program)
+    rest, written = spec.rest(draft.steps[-1].jobs, step)
+    count = len(rest.inputs) - len(others)
+    sums = [f"(const double *)(scratch + {draft.sums_at + k * step * 8}LL)" for k in range(count)]
+    return _then(first, plan(rest, machine), [*others, *sums], [made[k] for k in written])
+
+
+def _renamed(kernel: KernelPlan, outs: list[str], ins: list[str] | None = None, at: int = 0) -> tuple[Phase, ...]:
+    """A kernel's phases over other operands: expressions in place of o0, o1, … and a0, a1, …, scratch from ``at`` on."""
+    names = {f"a{i}": v for i, v in enumerate(ins or ())} | {f"o{i}": v for i, v in enumerate(outs)}
+    phases = []
+    for p in kernel.phases:
+        used = [n for n in sorted(set(re.findall(r"\b[ao][0-9]+\b", p.code))) if n in names]
+        given = "".join(f"const auto given_{n} = {names[n]};\n" for n in used)
+        given += f"unsigned char *const given_scratch = scratch + {at}LL;\n" if at else ""
+        inside = "".join(f"const auto {n} = given_{n};\n" for n in used)
+        inside += "unsigned char *const scratch = given_scratch;\n" if at else ""
+        phases.append(Phase(p.jobs, f"{given}{{\n{inside}{p.code}\n}}"))
+    return tuple(phases)
+
+
+def _then(first: KernelPlan, second: KernelPlan, ins: list[str], outs: list[str]) -> KernelPlan:
+    """Two kernels as one, the second over operands of the first: expressions in place of its a0, a1, … and o0, o1, …."""
+    at = round_up(first.scratch, 64)
+    phases = _renamed(second, outs, ins, at if second.scratch else 0)
+    text = f"{first.globals}\nnamespace dcir_after {{\n{second.globals}\n}}\n" if second.globals else first.globals
+    if second.globals:
+        phases = tuple(replace(p, code=f"using namespace dcir_after;\n{p.code}") for p in phases)
+    return KernelPlan(f"{first.name}_sums", text, (*first.phases, *phases), at + second.scratch)

@@ -1,0 +1,280 @@
+"""The statements of a loop nest as C++: values, addresses, guarded loads, partial results, at the current point."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, element, literal
+from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.types import compute_type, itemsize
+
+
+class Statements:
+    """Lines of text for the statements of a program; how its loops lie around them is the emitter's decision.
+
+    Attributes:
+        p, levels, n_outer: the program, its levels, the number of its outer loops.
+        lines, depth: what is written so far.
+        columns: whether lanes hold neighbouring outer points, so that a reduce's result is an array over lanes.
+        buffered: values kept in a row buffer, with their stage of birth; ready: those that are in it already.
+        checked: whether an index may lie outside.
+        starts: where the lanes of a loop start, while it is open in blocks.
+        before: values computed before the innermost loop; tested: gathers whose indices were looked at before it;
+        tests: whether others are looked at inside.
+        inside: the condition under which a lane lies inside the loop, while some do not.
+    """
+
+    def __init__(self, p: LoopNest) -> None:
+        self.p = p
+        self.levels = p.levels()
+        self.n_outer = len(p.outer)
+        self.lines: list[str] = []
+        self.depth = 1
+        self.columns = False
+        self.buffered: dict[int, int] = {}
+        self.ready: set[int] = set()
+        self.checked = any(s.op == "gather" and s.attr[4] == "checked" for s in p.body)
+        self.starts: dict[int, str] = {}
+        self.inside = ""
+        self.before: set[int] = set()
+        self.tested: set[int] = set()
+        self.tests = self.checked
+        self._short = _short(p)
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    def open(self, text: str) -> None:
+        self.line(text + " {")
+        self.depth += 1
+
+    def close(self) -> None:
+        self.depth -= 1
+        self.line("}")
+
+    def loop(self, d: int, extent: int | str, begin: str = "0") -> None:
+        self.starts.pop(d, None)
+        self.open(f"for (long long i{d} = {begin}; i{d} < {extent}; i{d}++)")
+
+    def lanes(self, d: int, width: int | str, start: str) -> None:
+        """Open the loop over lanes ``l`` of one block of loop ``d``."""
+        self.simd([])
+        self.open(f"for (int l = 0; l < {width}; l++)")
+        self.line(f"const long long i{d} = {start} + l;")
+        self.starts = {d: start}
+
+    def simd(self, reduces: list[tuple[str, str]]) -> None:
+        clauses = [f" reduction({op} : {name})" for op, name in reduces]
+        if self.tests:
+            clauses.append(" reduction(| : bad)")
+        self.line("#pragma omp simd" + "".join(clauses))
+
+    def needs(self, roots: list[int], known: set[int]) -> list[int]:
+        """Everything to compute for ``roots`` (reduces themselves stay names), in order."""
+        seen: set[int] = set()
+        stack = [a for r in roots for a in self.p.body[r].args]
+        while stack:
+            i = stack.pop()
+            if i in seen or i in known or self.p.body[i].op == "reduce":
+                continue
+            seen.add(i)
+            stack.extend(self.p.body[i].args)
+        return sorted(seen)
+
+    def compute(
+        self, stores: Sequence[int], reduces: Sequence[int] = (), name: Callable[[int], str] = lambda r: f"v{r}"
+    ) -> None:
+        """Statements for ``stores`` and ``reduces`` at the current point; a reduce's partial result has a ``name``."""
+        for i in self.needs([*stores, *reduces], self.ready & set(self.buffered) | self.before):
+            self._statement(i)
+        for i in sorted([*stores, *reduces]):
+            s = self.p.body[i]
+            if s.op == "store":
+                value = cast_expr(self.value(s.args[0]), compute_type(s.dtype), s.dtype)
+                when = f"if ({self.inside}) " if self.inside else ""
+                self.line(f"{when}o{s.attr[0]}[{self.address(s.attr[1])}] = {value};")
+            else:
+                self._accumulate(i, name(i))
+
+    def combine(self, r: int, target: str, v: str, dtype: str) -> None:
+        kind = self.p.body[r].attr[0]
+        if kind in ("any", "all"):
+            truth = v if dtype == "bool" else f"({v} != 0)"
+            joined = f"{target} {'|' if kind == 'any' else '&'} {truth}"
+        else:
+            joined = SCALAR_OPS[{"sum": "add", "prod": "mul"}.get(kind, kind)].cpp([target, v], dtype)
+        self.line(f"{target} = {f'{self.inside} ? {joined} : {target}' if self.inside else joined};")
+
+    def _accumulate(self, r: int, target: str) -> None:
+        s = self.p.body[r]
+        kind, v, dtype = s.attr[0], self.value(s.args[0]), self.p.body[s.args[0]].dtype
+        if not kind.startswith("arg"):
+            self.combine(r, target, v, dtype)
+        else:
+            best = target.replace("v", "best", 1)
+            better = ">" if kind == "argmax" else "<"
+            nan = f" || ({v} != {v} && {best} == {best})" if dtype in ("f32", "f64") else ""
+            first = " && ".join(f"i{d} == 0" for d in self.inner_dims()) or "true"
+            self.open(f"if (({first}) || {v} {better} {best}{nan})")
+            self.line(f"{best} = {v}; {target} = {self.inner_position()};")
+            self.close()
+
+    def inner_dims(self) -> range:
+        return range(self.n_outer, self.n_outer + len(self.p.inner))
+
+    def inner_position(self) -> str:
+        text = "0"
+        for d in self.inner_dims():
+            text = f"i{d}" if text == "0" else f"({text}) * {self.p.dims[d]} + i{d}"
+        return text
+
+    def value(self, i: int) -> str:
+        s = self.p.body[i]
+        if s.op == "const":
+            return literal(s.attr[0], "i32" if i in self._short else s.dtype)
+        if s.op == "index":
+            d = s.attr[0]
+            if i not in self._short:
+                return f"i{d}"
+            return f"((int){self.starts[d]} + l)" if d in self.starts else f"(int)i{d}"
+        if s.op == "reduce" and self.columns:
+            return f"v{i}[l]"
+        if i in self.ready and i in self.buffered:
+            return f"buf{i}[{self.inner_position()}]"
+        return f"v{i}"
+
+    def address(self, strides: tuple[int, ...]) -> str:
+        terms = [f"i{d}" if s == 1 else f"i{d} * {s}LL" for d, s in enumerate(strides) if s]
+        return " + ".join(terms) or "0"
+
+    def _statement(self, i: int) -> None:
+        s = self.p.body[i]
+        if s.op in ("const", "index"):
+            return
+        if s.op == "load":
+            text = self._masked(s, self._element(s.attr[0], self.address(s.attr[1])), s.args)
+        elif s.op == "gather":
+            text = self._gather(i, s)
+        elif s.op == "cast":
+            text = cast_expr(self.value(s.args[0]), self.p.body[s.args[0]].dtype, s.dtype)
+        elif s.op == "narrow":
+            text = cast_expr(cast_expr(self.value(s.args[0]), s.dtype, s.attr[0]), s.attr[0], s.dtype)
+        else:
+            operand = self.p.body[s.args[1 if s.op == "where" else 0]].dtype
+            if operand == "i64" and all(a in self._short for a in s.args) and (i in self._short or s.dtype == "bool"):
+                operand = "i32"
+            text = SCALAR_OPS[s.op].cpp([self.value(a) for a in s.args], operand)
+        self.line(f"const {CPP_TYPE['i32' if i in self._short else s.dtype]} v{i} = {text};")
+        if i in self.buffered and i not in self.ready:
+            self.line(f"buf{i}[{self.inner_position()}] = v{i};")
+
+    def _element(self, operand: int, at: str) -> str:
+        if self.p.inputs[operand] == "bool":  # GCC 12 vectorises comparisons of bytes, but no choice by a loaded bool
+            return f"(((const unsigned char *)a{operand})[{at}] != 0)"
+        return element(f"a{operand}", at, self.p.inputs[operand])
+
+    def _masked(self, s: Stmt, value: str, args: tuple[int, ...]) -> str:
+        text = cast_expr(value, self.p.inputs[s.attr[0]], s.dtype)
+        if not args:
+            return f"{self.inside} ? {text} : {literal(0, s.dtype)}" if self.inside else text
+        test = f"({self.inside} & {self.value(args[0])})" if self.inside else self.value(args[0])
+        return f"{test} ? {text} : {self.value(args[1])}"
+
+    def _gather(self, i: int, s: Stmt) -> str:
+        operand, strides, extents, steps, _ = s.attr
+        indices, rest = s.args[: len(extents)], s.args[len(extents) :]
+        terms = [self.address(strides)] + [f"{self.value(a)} * {st}LL" for a, st in zip(indices, steps, strict=True)]
+        wanted = self.value(rest[0]) if rest else ""
+        if self.inside:
+            wanted = f"({self.inside} & {wanted})" if wanted else self.inside
+        found = cast_expr(self._element(operand, " + ".join(terms)), self.p.inputs[operand], s.dtype)
+        if not wanted and all(self._lies_in(a, e) for a, e in zip(indices, extents, strict=True)):
+            return found  # GCC 12 vectorises no conditional load of 64 bits beside values of 32
+        if i not in self.tested:
+            self._test(i, s, wanted)
+        test = f"({wanted} & g{i})" if wanted else f"g{i}"
+        other = self.value(rest[1]) if rest else literal(0, s.dtype)
+        return f"{test} ? {found} : {other}"
+
+    def _lies_in(self, i: int, extent: int) -> bool:
+        """Whether an index is known to lie in ``range(extent)``."""
+        low, high = self._short.get(i, (-1, 0))
+        return low >= 0 and high < extent
+
+    def _test(self, i: int, s: Stmt, wanted: str) -> None:
+        """``g<i>``: whether a gather's indices lie inside."""
+        _, _, extents, _, how = s.attr
+        good = " & ".join(
+            f"((unsigned long long){self.value(a)} < {e}ULL)"
+            for a, e in zip(s.args[: len(extents)], extents, strict=True)
+        )
+        self.line(f"const bool g{i} = {good or 'true'};")
+        if how == "checked":
+            self.line(f"bad |= {f'{wanted} & ' if wanted else ''}!g{i};")
+
+    def take_out(self, roots: list[int], d: int) -> None:
+        """Before loop ``d`` is opened, look at the indices of gathers that are the same at all its points."""
+        self.before, self.tested = set(), set()
+        fixed: set[int] = set()
+        gathers = []
+        for i in self.needs(roots, set()):
+            s = self.p.body[i]
+            steady = all(a in fixed for a in s.args)
+            if s.op == "gather" and steady and s.attr[1][d] and len(s.args) == len(s.attr[2]):
+                gathers.append(i)
+            if steady and not (s.attr[0] == d if s.op == "index" else s.op in ("load", "gather") and s.attr[1][d]):
+                fixed.add(i)
+        for i in self.needs(gathers, set()):
+            self._statement(i)
+            self.before.add(i)
+        for i in gathers:
+            self._test(i, self.p.body[i], "")
+            self.tested.add(i)
+        inside = {i for i in self.needs(roots, self.before) if self.p.body[i].op == "gather"}
+        self.tests = any(self.p.body[i].attr[4] == "checked" for i in inside - self.tested)
+
+
+_ON_INTEGERS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "min": lambda x, y: min(x, y),
+    "max": lambda x, y: max(x, y),
+}
+
+
+def _short(p: LoopNest) -> dict[int, tuple[int, int]]:
+    """Values of type i64 made from loop indices and constants that fit 32 bits, least and largest: twice as many fill a vector."""
+    ranges: dict[int, tuple[int, int]] = {}
+    for i, s in enumerate(p.body):
+        if s.dtype != "i64" or any(a not in ranges for a in s.args):
+            continue
+        if s.op == "index":
+            found = [0, max(p.dims[s.attr[0]] - 1, 0)]
+        elif s.op == "const":
+            found = [int(s.attr[0])]
+        elif s.op in _ON_INTEGERS:
+            first, second = (ranges[a] for a in s.args)
+            fn = _ON_INTEGERS[s.op]
+            found = [fn(x, y) for x in first for y in second]
+        else:
+            continue
+        if min(found) >= -(2**31) and max(found) < 2**31:
+            ranges[i] = min(found), max(found)
+    return ranges
+
+
+def identity(kind: str, dtype: str) -> str:
+    if kind in ("sum", "any"):
+        return literal(0, "bool" if kind == "any" else dtype)
+    if kind in ("prod", "all"):
+        return literal(1, "bool" if kind == "all" else dtype)
+    if dtype in ("f32", "f64"):
+        return literal(-math.inf if kind == "max" else math.inf, dtype)
+    if dtype == "bool":
+        return literal(kind == "min", dtype)
+    bits = itemsize(dtype) * 8
+    low, high = (0, 2**bits - 1) if dtype == "u8" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return literal(low if kind == "max" else high, dtype)

@@ -1,0 +1,1 @@
+"""Register tiles: vectors of GCC, and the matrix unit."""

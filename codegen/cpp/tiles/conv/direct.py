@@ -1,0 +1,332 @@
+"""Direct dense convolution: tiles of neighbouring pixels by vectors of output channels.
+
+Phase one packs the weights into panels [output block][input][tap][lanes]. A job of phase two copies its part of x,
+padding included, into a buffer without borders, runs every tile over it, and writes the tiles' results, held as [pixel][lanes], in
+the layout of y (for NCHW through transposed blocks).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dcir.codegen.choices import decide
+from dcir.codegen.cpp.tiles.conv import text as conv_text
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, Three
+from dcir.codegen.cpp.tiles.emit import (
+    ELEMENT_BYTES,
+    EPILOGUE_PARAMETER,
+    Draft,
+    Split,
+    TileStep,
+    ceil_div,
+    lanes,
+    render,
+    round_up,
+)
+from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
+from dcir.codegen.cpp.tiles.gemm.tiles import choose
+from dcir.isa import Isa
+from dcir.ops.library.packing import panels
+
+MOST_LAYOUTS = 6
+STACK_BYTES = 512 << 10
+INPUT_BYTES = 320 << 10
+RESULT_BYTES = 96 << 10
+SERIAL_WORK = 1 << 16
+
+
+@dataclass(frozen=True)
+class DirectTile:
+    """A register tile: ``tall`` rows of at most ``wide.size`` pixels, by vectors of output channels."""
+
+    wide: Split
+    tall: int
+    vectors: Split
+
+
+@dataclass(frozen=True)
+class TapCopy:
+    """The part of x that a job copies; ``step`` of input positions in the copy, ``stride`` of outputs in it."""
+
+    step: Three
+    stride: Three
+    channel: int
+    plane: int  # kernel depth
+    row: int
+    pixel: int
+    size: int
+
+
+@dataclass(frozen=True)
+class DirectLayout:
+    """How a problem is divided."""
+
+    tile: DirectTile
+    rows: Split  # output rows in blocks
+    per_block: int  # column tiles in a block
+    parts: int  # of the output blocks
+    inputs: Split  # input channels in blocks
+
+    @property
+    def column_blocks(self) -> int:
+        """Blocks along a row."""
+        return ceil_div(self.tile.wide.parts, self.per_block)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of the largest block."""
+        return self.rows.size, min(self.per_block * self.tile.wide.size, self.tile.wide.total)
+
+
+def direct_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
+    """A dense problem with at least one tap and a non-empty result."""
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    lay = _layout(p, isa, threads)
+    th, tw = lay.block
+    x = copy_of(p, th, tw, width, element)
+    vectors = lay.tile.vectors
+    members = max(1, len(p.family))
+    shape = (members, p.n, p.groups, p.out[0], lay.rows.parts, lay.column_blocks, lay.parts)
+    jobs = math.prod(shape)
+    fused = not p.panel and members * p.n * p.out[0] * lay.rows.parts * lay.column_blocks == 1
+    weights = (
+        0 if fused or p.panel else round_up(members * p.groups * p.ci * p.taps * vectors.total * width * element, 64)
+    )
+    x_bytes = round_up(x.size * element, 64)
+    on_stack = x_bytes <= STACK_BYTES
+    buffer = f"alignas(64) T x[{x.size}];" if on_stack else f"T *x = (T *)(scratch + {weights}LL + j * {x_bytes}LL);"
+    clipped = "rows, cols"
+    if p.family:  # a member's result may be smaller than the largest
+        clipped = "od >= q.od ? 0 : q.oh - r0 < rows ? q.oh - r0 : rows, q.ow - c0 < cols ? q.ow - c0 : cols"
+    end = p.w0 + _end_of_weights(p)
+    packed = f"(const T *)scratch + (({f'f * {p.groups}' if p.family else '0'} + g) * {vectors.total} + v) * VL * {p.ci * p.taps}LL"
+    source = f"a1 + {p.w0}LL + g * {p.ws[0]}LL + v * VL * {p.ws[1]}LL" if fused else packed
+    if p.panel:
+        per_panel, depth = p.panel // width, p.ci * p.taps * p.panel
+        number = f"g * {panels(p.co, p.panel)} + v / {per_panel}"
+        source = f"a1 + ({number}) * {depth}LL + v % {per_panel} * VL"
+    epilogue = None
+    done = f"write<$>(result, {f'a2 + g * {p.co}' if p.bias else 'a2'}, y, {clipped}, v);"
+    y0 = "q.y0" if p.family else f"{p.y0}LL"
+    target = render(conv_text.TARGET, y0=y0, yn=p.ys[0], yg=p.ys[1], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5])
+    if p.epilogue is not None:
+        epilogue = Epilogue(p.epilogue, p.dtype, 2, 2 if p.ys[2] == 1 or p.out[2] == 1 else 5)
+        done, target = "finish_block<$>(e, result, n, g, od, r0, c0, rows, cols, v);", ""
+    run = render(
+        conv_text.RUN, weights=source, indices=_indices(("f", "n", "g", "od", "rb", "cb", "part"), shape), per_block=lay.per_block,
+        tiles=lay.tile.wide.parts, wide_t0=lay.tile.wide.start("t0"), wide_t1=lay.tile.wide.start("t1"),
+        row_start=lay.rows.start("rb"), row_next=lay.rows.start("rb + 1"), result=th * tw * vectors.size * width,
+        x_buffer=buffer, xn=p.xs[0], xg=p.xs[1], target=target,
+        parameter=EPILOGUE_PARAMETER if epilogue is not None else "",
+        blocks=vectors.parts, parts=lay.parts, vector_start=vectors.start("ob"),
+        q=", q" if p.family else "",
+        member="const Residue &q = residues[f];" if p.family else "",
+        block_calls=choose(vectors, "ob", f"{{ block<$>(x, w, result, rows, t0, t1, a1 + {end}LL, {p.co} - v * VL); {done} }}"),
+    )  # fmt: skip
+    packing = "" if p.panel else _fill_text(p) + ("" if fused else _pack_text(p, lay, epilogue is not None))
+    text = _residues(p) + packing + _tile_text(p, lay, x, tw, fused=fused)
+    text += copy_text(p, x)
+    if epilogue is None:
+        text += _write_text(p, lay, tw)
+    else:
+        form = conv_text.FINISH_PIXELS if epilogue.vector == 2 else conv_text.FINISH_PLANES
+        text += render(form, co=p.co, tw=tw)
+    text += run
+    scratch = weights + (0 if on_stack else jobs * x_bytes)
+    packs = 0 if fused or p.panel else members * p.groups * vectors.parts
+    return Draft(name, p.dtype, text, (TileStep(packs, "pack"), TileStep(jobs, "run")), scratch, epilogue=epilogue)
+
+
+def _residues(p: ConvolutionProblem) -> str:
+    if not p.family:
+        return ""
+    rows = (f"{{{', '.join(map(str, (r.w0, r.y0, *r.base, *r.out)))}}}" for r in p.family)
+    return render(conv_text.RESIDUES, members=", ".join(rows))
+
+
+def _indices(names: tuple[str, ...], extents: tuple[int, ...]) -> str:
+    lines, divisor = [], 1
+    for name, extent in reversed(list(zip(names, extents, strict=True))):
+        lines.append(f"const L {name} = j / {divisor} % {extent};")
+        divisor *= extent
+    return "\n    ".join(lines)
+
+
+def _taps_innermost(p: ConvolutionProblem) -> bool:
+    return p.ci < p.ker[2]
+
+
+def copy_of(p: ConvolutionProblem, rows: int, cols: int, width: int, element: int) -> TapCopy:
+    """The copy of x behind a block of outputs."""
+    step = tuple(s if k == 1 else 1 for s, k in zip(p.stride, p.ker, strict=True))
+    stride = tuple(1 if k == 1 else s for s, k in zip(p.stride, p.ker, strict=True))
+    xh = (rows - 1) * stride[1] + (p.ker[1] - 1) * p.dil[1] + 1
+    xw = (cols - 1) * stride[2] + (p.ker[2] - 1) * p.dil[2] + 1
+    line = 64 // element
+
+    def spread(n: int) -> int:  # an odd number of cache lines: neighbours never share few sets
+        lines = ceil_div(n, line)
+        return (lines + (lines % 2 == 0)) * line
+
+    if p.xs[2] == 1 and p.ci >= width:
+        pixel = spread(p.ci)
+        strides = (1, xh * xw * pixel, xw * pixel, pixel, p.ker[0] * xh * xw * pixel)
+    else:
+        channel = spread(p.ker[0] * xh * xw)
+        strides = (channel, xh * xw, xw, 1, p.ci * channel)
+    return TapCopy(step, stride, *strides)  # type: ignore[arg-type]
+
+
+def _layout(p: ConvolutionProblem, isa: Isa, threads: int) -> DirectLayout:
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    tile = _tile(p, width, isa.registers)
+    oh, ow = p.out[1], p.out[2]
+    threads = 1 if p.work < SERIAL_WORK else threads
+    lanes_of = tile.vectors.size * width * element
+    per_input = max(p.ker[0] * p.ker[1] * 2 * 64, 1)
+    inputs = Split.at_most(p.ci, max(8, min((28 << 10) // per_input, (160 << 10) // (p.taps * lanes_of))))
+    found: list[tuple[float, int, DirectLayout]] = []
+    row_parts = sorted({Split.at_most(oh, size).parts for size in range(tile.tall, oh + tile.tall, tile.tall)})
+    wide = tile.wide
+    widths = sorted({ceil_div(wide.parts, b) for b in range(1, min(wide.parts, 8) + 1)} | {1})
+    for parts in range(1, min(tile.vectors.parts, threads) + 1):
+        for r in row_parts:
+            for per_block in widths:
+                lay = DirectLayout(tile, Split(oh, r), per_block, parts, inputs)
+                th, tw = lay.block
+                x_bytes = copy_of(p, th, tw, width, element).size * element
+                over = max(x_bytes / INPUT_BYTES, th * tw * lanes_of / RESULT_BYTES, 1.0)
+                jobs = max(1, len(p.family)) * p.n * p.groups * p.out[0] * r * lay.column_blocks * parts
+                compute = th * tw * p.ci * p.taps * ceil_div(tile.vectors.parts, parts) * tile.vectors.size / 2
+                total = ceil_div(jobs, threads) * (compute + x_bytes / element * 0.4 + 400)
+                # Blocks too large for the caches are a last resort.
+                found.append((total * (1 if over == 1.0 else 1 + over), jobs, lay))
+    found.sort(key=lambda f: f[:2])
+    named: dict[tuple[int, ...], DirectLayout] = {}
+    for _, _, lay in found:
+        named.setdefault((lay.rows.size, lay.per_block, lay.parts), lay)
+    del ow
+    return named[decide("layout", list(named)[:MOST_LAYOUTS])]
+
+
+def _tile(p: ConvolutionProblem, width: int, registers: int) -> DirectTile:
+    vectors = ceil_div(p.co, width)
+    oh, ow = p.out[1], p.out[2]
+    found: list[tuple[float, int, DirectTile]] = []
+    for nv in range(1, 3 if p.panel else 5):  # a block lies in one panel: pairs of vectors do, and the last one
+        most = min(16, (registers - 1 - nv) // nv)
+        if nv > vectors or most < 1:
+            continue
+        wide = Split.at_most(ow, most)
+        tall = min(oh, max(1, most // ow)) if wide.parts == 1 else 1
+        split = Split.at_most(vectors, nv)
+        v, pixels = vectors / split.parts, tall * ow / wide.parts
+        cycles = max(pixels * v / 2, 4.0, (pixels + v) / 2 * 1.05) + 0.01 * v
+        found.append((cycles * split.parts * wide.parts * (oh / tall), -nv, DirectTile(wide, tall, split)))
+    return min(found, key=lambda f: f[:2])[2]
+
+
+def _tile_text(p: ConvolutionProblem, lay: DirectLayout, x: TapCopy, tw: int, *, fused: bool) -> str:
+    ins = {"in_start": lay.inputs.start("i"), "in_next": lay.inputs.start("i + 1"), "taps": p.taps}
+    source = conv_text.PANELS if p.panel else conv_text.FUSED if fused else conv_text.PACKED
+    weights, next_weights, used_weights = (
+        render(t, most=lay.inputs.size, panel=p.panel, **ins) for t in source
+    )  # fmt: skip
+    tap_step, input_step = (f"{p.ci * p.panel}LL", p.panel) if p.panel else ("NV * VL", f"{p.taps} * NV * VL")
+    form = conv_text.TAPS_INNERMOST if _taps_innermost(p) else conv_text.INPUTS_INNERMOST
+    reduce = render(
+        form, taps=p.taps, tap_step=tap_step, input_step=input_step,
+        kd=p.ker[0], kh=p.ker[1], kw=p.ker[2], kds=x.plane, khs=p.dil[1] * x.row, kws=p.dil[2] * x.pixel,
+        cs=x.channel,
+    )  # fmt: skip
+    wide = lay.tile.wide
+    return render(
+        conv_text.TILE, rs=x.stride[1] * x.row, ps=x.stride[2] * x.pixel, tw=tw, **ins,
+        weights=weights, next_weights=next_weights, used_weights=used_weights, cs=x.channel, reduce=reduce, in_blocks=lay.inputs.parts,
+        tile_calls=choose(wide, "t", "tile<NV, TR, $>(x, w, d, i);"), tall=lay.tile.tall, wide_start=wide.start("t"),
+        wide_first=wide.start("t0"),
+    )  # fmt: skip
+
+
+def copy_text(p: ConvolutionProblem, x: TapCopy) -> str:
+    """The function ``copy(x, from, od, r0, c0, rows, cols)``."""
+    bd, bh, bw = ("q.bd", "q.bh", "q.bw") if p.family else p.base
+    loops = render(
+        conv_text.COPY_PIXELS if x.channel == 1 and x.pixel != 1 else conv_text.COPY_PLANES, ci=p.ci, kd=p.ker[0],
+        sd=p.stride[0], bd=bd, dd=p.dil[0], sh=p.stride[1], bh=bh, step_h=x.step[1], d=p.inp[0], h=p.inp[1],
+        cs=x.channel, kds=x.plane, rs=x.row, ps=x.pixel, xc=p.xs[2], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5],
+        step_x=x.step[2] * p.xs[5],
+    )  # fmt: skip
+    return render(
+        conv_text.COPY, th=x.stride[1], tw=x.stride[2], reach_h=(p.ker[1] - 1) * p.dil[1],
+        reach_w=(p.ker[2] - 1) * p.dil[2], sw=p.stride[2], bw=bw, step_w=x.step[2], w=p.inp[2], loops=loops,
+        q_parameter=", const Residue &q" if p.family else "",
+    )  # fmt: skip
+
+
+def _write_text(p: ConvolutionProblem, lay: DirectLayout, tw: int) -> str:
+    rows, cols = "rows", "cols"
+    if p.ys[5] == 1 or p.out[2] == 1:
+        loops = conv_text.WRITE_TRANSPOSED
+        contiguous = p.out[1] == 1 or p.ys[4] == p.out[2]
+        if p.ys[5] != 1:
+            loops = conv_text.WRITE_PIXELS if p.ys[2] == 1 else conv_text.WRITE_ANY
+        elif contiguous and not p.family and tw == p.out[2] and lay.column_blocks == 1:
+            rows, cols = "1", "rows * cols"
+    else:
+        loops = conv_text.WRITE_PIXELS if p.ys[2] == 1 else conv_text.WRITE_ANY
+    values = {"tw": tw, "yh": p.ys[4], "yw": p.ys[5], "yc": p.ys[2], "flat_rows": rows, "flat_cols": f"({cols})"}
+    bias = "valid == VL ? load(bias + o) : load_part(bias + o, valid)" if p.bias else "V{}"
+    head = (
+        render(conv_text.TRANSPOSE_PIXELS, yc=p.ys[2], plain=int(not p.bias))
+        if loops == conv_text.WRITE_TRANSPOSED
+        else ""
+    )
+    return head + render(conv_text.WRITE, co=p.co, bias=bias, yc=p.ys[2], loops=render(loops, **values))
+
+
+def _fill_text(p: ConvolutionProblem) -> str:
+    """The function ``fill``: weights as the tiles read them."""
+    _, wo, wi, *wk = p.ws
+    kd, kh, kw = p.ker
+    dense = (kd == 1 or abs(wk[0]) == kh * kw) and (kh == 1 or abs(wk[1]) == kw) and (kw == 1 or abs(wk[2]) == 1)
+    signs = {w < 0 for w, k in zip(wk, p.ker, strict=True) if k > 1}
+    flipped = signs == {True}
+    whole = wi == p.taps and not flipped
+    lowest = sum((k - 1) * w for w, k in zip(wk, p.ker, strict=True)) if flipped else 0
+    offset = " + ".join(
+        f"tap / {d} % {k} * {w}LL" for d, k, w in ((kh * kw, kd, wk[0]), (kw, kh, wk[1]), (1, kw, wk[2]))
+    )
+    if wo == 1 and p.co > 1:
+        loops = render(conv_text.PACK_VECTORS, taps=p.taps, wi=wi, tap_offset=offset)
+    elif dense and len(signs) <= 1 and (p.ci if whole else 1) * p.taps > 2 and wo > 0 and wi >= 0:
+        tap, sign = (f"{p.taps - 1} - f", "-") if flipped else ("f", "")
+        run, step = (f"((c1 - c0) * {p.taps})", "c1 - c0") if whole else (str(p.taps), "1")
+        loops = render(
+            conv_text.PACK_RUNS, taps=p.taps, wi=wi, wo=wo, run=run, step=step, lowest=lowest, first_tap=tap, sign=sign
+        )  # fmt: skip
+    else:
+        loops = render(conv_text.PACK_ANY, taps=p.taps, wi=wi, wo=wo, tap_offset=offset)
+    return render(conv_text.FILL, wo=wo, loops=loops)
+
+
+def _pack_text(p: ConvolutionProblem, lay: DirectLayout, epilogue: bool) -> str:
+    """The function ``pack`` of phase one."""
+    vectors = lay.tile.vectors
+    blocks = p.groups * vectors.parts
+    return render(
+        conv_text.PACK, parameter=EPILOGUE_PARAMETER.replace(" &e", " &") if epilogue else "",
+        wo=p.ws[1], blocks=vectors.parts, vector_start=vectors.start("ob"), vectors=vectors.total,
+        per_lane=p.ci * p.taps, w0="q.w0" if p.family else f"{p.w0}LL", wg=p.ws[0], groups=p.groups, co=p.co,
+        m=f"j / {blocks} * {p.groups}" if p.family else "0", end=_end_of_weights(p),
+        member=f"const Residue &q = residues[j / {blocks}];" if p.family else "", in_blocks=lay.inputs.parts,
+        in_start=lay.inputs.start("i"), in_next=lay.inputs.start("i + 1"),
+        fill_calls=choose(vectors, "ob", f"fill<$>(d + c0 * {p.taps} * $ * VL, s, end, valid, c0, c1);"),
+    )  # fmt: skip
+
+
+def _end_of_weights(p: ConvolutionProblem) -> int:
+    """Where the weights that the problem reads end, from their start."""
+    extents = (p.groups, p.co, p.ci, *p.ker)
+    return sum((n - 1) * s for n, s in zip(extents, p.ws, strict=True) if s > 0) + 1

@@ -1,0 +1,341 @@
+"""Grouped convolutions in channels-last: vectors run along the output channels of all groups, tiles along neighbouring pixels of a row.
+
+A vector's lanes may belong to several groups (two of four channels each, say). So what a step multiplies with is not always one number
+of the image: it is a vector with, lane by lane, an input channel of the lane's group, made by one exchange of lanes where the groups'
+inputs lie within a vector, else of one broadcast for every group. It is used for all taps of a row of the kernel that meet there, with
+their weights in registers. As in ``conv/nhwc.py`` a tile at an edge is a function of its own that leaves out what falls outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dcir.codegen.choices import decide
+from dcir.codegen.cpp.tiles.conv import grouped_text as text_of
+from dcir.codegen.cpp.tiles.conv import nhwc_text as last_text
+from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import DepthwiseTile, columns_of, tile_at
+from dcir.codegen.cpp.tiles.conv.nhwc import border
+from dcir.codegen.cpp.tiles.conv.nhwc_tile import CHAIN, in_chains
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, render
+from dcir.codegen.cpp.tiles.epilogue.epilogue import GROUPED, Epilogue
+from dcir.isa import Isa
+from dcir.ops.library.epilogue import identity_epilogue
+from dcir.ops.library.packing import MOST_TAPS, panel_width, panels, spans_groups
+
+SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
+# Of all weights: fewer come again for every tile, so that tiles read neighbouring lines; more are passed over by the whole image.
+WEIGHT_BYTES = (128 << 10, 512 << 10)
+IMAGE_BYTES = 192 << 10  # of the rows that all vectors pass over
+UNROLLED = 16  # vectors of a tile that are finished in registers
+MOST_FORMS = 6
+# AVX2, cycles against those of the multiply-adds alone (Zen 3, images in the second-level cache): numbers used for all taps; tap by tap
+# several vectors, and one; and the least that a tap takes, since a pixel's sums wait for each other.
+SHARED, PAIRS, SINGLE, CHAINED = 1.1, 1.22, 1.4, 4.6
+
+
+@dataclass(frozen=True)
+class GroupedForm:
+    """A tile: so many pixels, vectors of output channels, and whether a number of the image is used for all taps at once."""
+
+    wide: Split
+    vectors: int
+    shared: bool
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """To which group each lane of a vector belongs, from the first lane's on; and whether one vector of inputs holds them all."""
+
+    groups: tuple[int, ...]
+    within: bool
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all lanes are of one group."""
+        return self.groups[-1] == 0
+
+    def value(self, p: ConvolutionProblem, at: int, i: int) -> str:
+        """C++ of what the lanes multiply with: input ``i`` of their groups at ``at`` from pointer p on."""
+        if self.uniform:
+            return f"p[{at + i}]"
+        if self.within:
+            places = ", ".join(str(g * p.ci + i) for g in self.groups)
+            return f"__builtin_shuffle(load(p + {at}), (M){{{places}}})"
+        made = f"spread(p[{at + i}])"
+        for g in range(1, self.groups[-1] + 1):
+            mask = ", ".join("-1" if lane == g else "0" for lane in self.groups)
+            made = f"((M){{{mask}}} ? spread(p[{at + i + g * p.ci}]) : {made})"
+        return made
+
+
+def grouped_suits(p: ConvolutionProblem, isa: Isa) -> bool:
+    """Whether a problem has this form: several groups, rows of few taps, and sums of moderate length."""
+    if p.groups == 1 or p.bias or p.family or p.y0 or p.ker[2] > MOST_TAPS or p.taps * p.ci * p.co == 0:
+        return False
+    if p.panel:
+        return p.panel % lanes(isa, p.dtype) == 0 and (spans(p) or _better(p))
+    packed = replace(p, panel=panel_width(p.dtype, isa))
+    in_place = p.xs[2] == p.ys[2] == 1 and p.epilogue is not None
+    return in_place and p.ci > 1 and p.co > 1 and (spans(packed) or _better(packed))
+
+
+def spans(p: ConvolutionProblem) -> bool:
+    """Whether a panel of weights runs on from one group to the next."""
+    return spans_groups(p.groups, p.co, p.ker[2], p.panel)
+
+
+def _better(p: ConvolutionProblem) -> bool:
+    return p.taps > 1 and p.taps * p.ci <= CHAIN and p.co % p.panel == 0
+
+
+def grouped_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
+    """A problem that ``grouped_suits``, not empty."""
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    channels = p.groups * p.co
+    whole = (p.n, 1, channels, *p.out)
+    # Strides over groups and their channels are those over all channels, so the program is the same with one group of them all.
+    stored = replace(p.epilogue, outer=whole) if p.epilogue else identity_epilogue(whole, p.dtype, p.ys)
+    epilogue = Epilogue(stored, p.dtype, 2, 2, 5)
+    steps: list[TileStep] = []
+    texts: list[str] = []
+    scratch, weights = 0, "a1"
+    if not p.panel:
+        p = replace(p, panel=panel_width(p.dtype, isa))
+        step, count = p.taps * p.ci * p.panel, panels(channels, p.panel)
+        texts.append(_pack_text(p, channels))
+        steps.append(TileStep(count, "pack"))
+        weights, scratch = "(const T *)scratch", count * step * element
+    image = "a0"
+    if p.xs[2] != 1:
+        text, moved = border(p, width, element, scratch, bordered=True)
+        texts.append(text)
+        steps.append(TileStep(p.n * moved.inp[0] * moved.inp[1], "border"))
+        image, scratch = f"(const T *)(scratch + {scratch}LL)", scratch + p.n * moved.xs[0] * element
+        p = moved
+    form = _form(p, isa)
+    kinds = _lanes(p, width, form.vectors)
+    columns = columns_of(form.wide)
+    tiles = [tile_at(p, c, n) for c, n in columns]
+    distinct = list(dict.fromkeys(kinds))
+    per_panel, panel_step = p.panel // width, p.taps * p.ci * p.panel
+    place = render(
+        text_of.PLACE, per_panel=per_panel, panel_step=panel_step, spread=", ".join("x" * width)
+    )  # fmt: skip
+    texts.append(place)
+    if in_chains(p):
+        texts.append(render(last_text.REST))
+    if len(distinct) > 1:
+        numbers = ", ".join(str(distinct.index(kind)) for kind in kinds)
+        texts.append(f"\nstatic const unsigned char lanes[] = {{{numbers}}};\n")
+    for number, kind in enumerate(distinct):
+        texts += [_tile_text(p, t, number, kind, form, epilogue, width) for t in dict.fromkeys(tiles)]
+    rows, together, parts, shares = _division(p, len(kinds), threads, element)
+    texts.append(render(
+        text_of.REGION, row_blocks=rows.parts, per_image=rows.parts * p.out[0], od=p.out[0], sd=p.stride[0], bd=p.base[0],
+        dd=p.dil[0], kd=p.ker[0], id=p.inp[0], row_start=rows.start("rb"), row_next=rows.start("rb + 1"), sh=p.stride[1],
+        bh=p.base[1], dh=p.dil[1], kh=p.ker[1], ih=p.inp[1], xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], bw=p.base[2],
+        tiles=_calls(p, tiles, columns, kinds, form, innermost=together == 0),
+    ))  # fmt: skip
+    own = "own(operands, j)" if epilogue.sums else "operands"
+    rest = render(last_text.REST_PLACE, size=form.wide.size * form.vectors * width) if in_chains(p) else ""
+    walk = render(text_of.BY_VECTORS, together=together) if together else text_of.BY_TILES
+    texts.append(render(
+        text_of.RUN, own=own, rest=rest, parts=parts, blocks=len(kinds), regions=p.n * p.out[0] * rows.parts, shares=shares,
+        image=image, weights=weights, walk=walk,
+    ))  # fmt: skip
+    steps.append(TileStep(parts * shares, "run"))
+    return Draft(name, p.dtype, "".join(texts), tuple(steps), scratch, epilogue=epilogue, sums=bool(epilogue.sums))
+
+
+def _lanes(p: ConvolutionProblem, width: int, vectors: int) -> list[Lanes]:
+    """The kind of every block of vectors."""
+    channels, found = p.groups * p.co, []
+    for first in range(0, channels, width * vectors):
+        group = first // p.co
+        last = min(first + width * vectors, channels) - 1
+        groups = tuple(min(first + lane, last) // p.co - group for lane in range(width))
+        held = (groups[-1] + 1) * p.ci <= width and group * p.ci + width <= p.groups * p.ci
+        found.append(Lanes(groups, held and groups[-1] > 0))
+    return found
+
+
+def _calls(
+    p: ConvolutionProblem,
+    tiles: list[DepthwiseTile],
+    columns: list[tuple[int, int]],
+    kinds: list[Lanes],
+    form: GroupedForm,
+    *,
+    innermost: bool,
+) -> str:
+    """C++ that runs the tiles of a row for some vectors: neighbours of one kind in a loop."""
+    distinct = list(dict.fromkeys(kinds))
+    runs, start = [], 0
+    for t in range(1, len(tiles) + 1):
+        if t < len(tiles) and tiles[t] == tiles[start]:
+            continue
+        (first, size), (last, _) = columns[start], columns[t - 1]
+        runs.append((f"for (L c = {first}; c <= {last}; c += {size}) ", tiles[start].name))
+        start = t
+
+    def blocks(part: list[tuple[str, str]]) -> str:
+        pixel = p.stride[2] * p.xs[5]
+        calls = [
+            " ".join(f"{loop}{tile}_{n}(q, x + c * {pixel}LL, w, c);" for loop, tile in part)
+            for n in range(len(distinct))
+        ]
+        cases = " ".join(f"case {n}: {call} break;" for n, call in enumerate(calls))
+        text = calls[0] if len(calls) == 1 else f"switch (lanes[b]) {{ {cases} }}"
+        return render(text_of.BLOCKS, vectors=form.vectors, channels=p.groups * p.co, co=p.co, ci=p.ci, calls=text)
+
+    if innermost:
+        return "\n".join(f"        {loop}{blocks([('', tile)])}" for loop, tile in runs)
+    return "        " + blocks(runs)
+
+
+# ---------------------------------------------------------------------- tiles
+def _tile_text(
+    p: ConvolutionProblem, t: DepthwiseTile, number: int, kind: Lanes, form: GroupedForm, epilogue: Epilogue, width: int
+) -> str:
+    channels, nv = p.groups * p.co, form.vectors
+    if epilogue.grouped:
+        stop = last_text.STOP_GROUPS.replace("$grouped", str(GROUPED))
+    else:
+        unrolled = t.pixels * nv <= UNROLLED and epilogue.in_registers and not epilogue.sums
+        stop = last_text.STOP_UNROLLED if unrolled else last_text.STOP_ROWS
+    if epilogue.sums:
+        stop += last_text.STOP_SUMS
+    valid = "(L)(NV * VL)" if channels % (nv * width) == 0 else "q.valid"
+    chains = in_chains(p)
+    step = _shared if form.shared else _by_taps
+    line = 64 // ELEMENT_BYTES[p.dtype]
+    if kind.uniform or not kind.within:
+        count = "count" if chains else str(p.ci)
+        each = ceil_div(t.high - t.low, min(p.ci, line))
+        turn = "i" if p.ci <= line else f"i % {line}"
+        ahead = [
+            f"                __builtin_prefetch(p + {max(p.ci, line) + (t.low + k) * p.xs[5]} + {turn} * {each * p.xs[5]}LL);"
+            for k in range(each)
+        ]
+        steps = render(
+            text_of.ANY_INPUT, count=count, panel=p.panel, step="\n".join([*ahead, *step(p, t, kind, nv, 0)])
+        )
+    else:
+        lines = []
+        for i in range(p.ci):
+            for column in range(t.low + i, t.high, p.ci):
+                lines.append(f"            __builtin_prefetch(p + {line + column * p.xs[5]});")
+            lines += step(p, t, kind, nv, i)
+        steps = "\n".join(lines)
+    if chains:
+        chain = max(1, CHAIN // p.ker[2]) if kind.uniform or not kind.within else p.ci
+        steps = render(text_of.CHAINS, ci=p.ci, chain=chain, steps=steps)
+    end = last_text.REST_END if chains else ""
+    return render(
+        text_of.TILE, name=f"{t.name}_{number}", pixels=t.pixels, vectors=nv, begin=text_of.REST_BEGIN if chains else "",
+        kds=p.dil[0] * p.xs[3], khs=p.dil[1] * p.xs[4], kh=p.ker[1], row=p.ker[2] * p.ci * p.panel, steps=steps,
+        stop=end + stop.replace("$valid", valid),
+    )  # fmt: skip
+
+
+def _weights(p: ConvolutionProblem, taps: list[int], nv: int, i: int) -> Iterator[str]:
+    for kw in taps:
+        for v in range(nv):
+            yield f"                const V w{kw}_{v} = load(u + {(kw * p.ci + i) * p.panel} + place_of({v}));"
+
+
+def _shared(p: ConvolutionProblem, t: DepthwiseTile, kind: Lanes, nv: int, i: int) -> list[str]:
+    """C++ of a step in which every column of the image is used for all its taps."""
+    uses = t.uses(p)
+    lines = ["            {", *_weights(p, sorted({kw for pairs in uses.values() for _, kw in pairs}), nv, i)]
+    scalar = "T" if kind.uniform else "V"
+    for column, pairs in sorted(uses.items()):
+        adds = " ".join(f"acc[{c}][{v}] += s * w{kw}_{v};" for c, kw in pairs for v in range(nv))
+        lines.append(f"                {{ const {scalar} s = {kind.value(p, column * p.xs[5], i)}; {adds} }}")
+    return [*lines, "            }"]
+
+
+def _by_taps(p: ConvolutionProblem, t: DepthwiseTile, kind: Lanes, nv: int, i: int) -> list[str]:
+    """C++ of a step tap by tap."""
+    met: dict[int, list[tuple[int, int]]] = {}
+    for column, pairs in sorted(t.uses(p).items()):
+        for c, kw in pairs:
+            met.setdefault(kw, []).append((c, column))
+    lines = []
+    scalar = "T" if kind.uniform else "V"
+    for kw, places in sorted(met.items()):
+        lines += ['            { asm("" ::: "memory");', *_weights(p, [kw], nv, i)]
+        for c, column in places:
+            adds = " ".join(f"acc[{c}][{v}] += s * w{kw}_{v};" for v in range(nv))
+            lines.append(f"                {{ const {scalar} s = {kind.value(p, column * p.xs[5], i)}; {adds} }}")
+        lines.append("            }")
+    return lines
+
+
+def _pack_text(p: ConvolutionProblem, channels: int) -> str:
+    """The packing of one call, a panel a job."""
+    _, kh, kw = p.ker
+    wg, wo, wi, wd, wh, ww = p.ws
+    offset = f"tap / {kh * kw} * {wd}LL + tap / {kw} % {kh} * {wh}LL + tap % {kw} * {ww}LL"
+    return render(
+        text_of.PACK, panel_step=p.taps * p.ci * p.panel, panel=p.panel, w0=p.w0, co=p.co, wg=wg, wo=wo, wi=wi, taps=p.taps,
+        ci=p.ci, channels=channels, offset=offset,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- layout
+def _form(p: ConvolutionProblem, isa: Isa) -> GroupedForm:
+    """What needs the fewest cycles."""
+    width, registers = lanes(isa, p.dtype), isa.registers
+    kw, reach = p.ker[2], (p.ker[2] - 1) * p.dil[2]
+    found: list[tuple[float, GroupedForm]] = []
+    for nv in (1, 2, 4):
+        if nv > 1 and (p.co % (nv * width) or (nv % (p.panel // width) and (p.panel // width) % nv)):
+            continue
+        kinds = _lanes(p, width, nv)
+        worst = max(kinds, key=lambda k: k.groups[-1])
+        made = 1 if worst.uniform else 1.5 if worst.within else 1.5 * worst.groups[-1] + 1
+        for shared in (True, False) if kw > 1 else (False,):
+            held = (kw if shared else 1) * nv + 1
+            most = min(14, (registers - held) // nv)
+            for size in (most, most - 1):
+                if size < 1:
+                    continue
+                wide = Split.at_most(p.out[2], size)
+                pixels = p.out[2] / wide.parts
+                columns = min((pixels - 1) * p.stride[2] + reach + 1, pixels * kw) if shared else pixels * kw
+                loads = columns * made + kw * nv
+                slower = 1.0 if isa.vectors == "avx512" else SHARED if shared else PAIRS if nv > 1 else SINGLE
+                cycles = max(pixels * nv * kw / 2 * slower, loads / 2 * 1.05, CHAINED * kw)
+                cost = (cycles * p.ci * p.ker[1] * p.ker[0] + 12 + 3 * pixels * nv) * wide.parts / nv
+                found.append((cost, GroupedForm(wide, nv, shared)))
+    found.sort(key=lambda f: (f[0], f[1].vectors))
+    named: dict[tuple[int, ...], GroupedForm] = {}
+    for _, form in found:
+        named.setdefault((form.wide.size, form.vectors, int(form.shared)), form)
+    return named[decide("tile", list(named)[:MOST_FORMS])]
+
+
+def _division(p: ConvolutionProblem, blocks: int, threads: int, element: int) -> tuple[Split, int, int, int]:
+    """Rows in blocks, blocks that a vector passes over before the next one, jobs along the vectors, and along the blocks."""
+    threads = 1 if p.work < SERIAL_WORK else threads
+    channels = p.groups * p.co
+    weights = channels * p.taps * p.ci * element
+    row = p.inp[2] * p.groups * p.ci * element
+    planes = p.n * p.out[0]
+    most = 1
+    for size in range(1, p.out[1] + 1):
+        if ((size - 1) * p.stride[1] + (p.ker[1] - 1) * p.dil[1] + 1) * row <= IMAGE_BYTES:
+            most = size
+    rows = Split.at_most(p.out[1], most)
+    if planes * rows.parts % threads and p.out[1] > 1:  # as many for every thread
+        rows = next((Split(p.out[1], k) for k in range(rows.parts, p.out[1] + 1) if planes * k % threads == 0), rows)
+    regions = planes * rows.parts
+    parts = 1 if regions >= threads else min(blocks, threads // regions)
+    shares = min(threads // parts, regions)
+    mine = ceil_div(regions, shares)
+    best = 0 if weights <= WEIGHT_BYTES[0] else 1 if weights <= WEIGHT_BYTES[1] else mine
+    together = decide("together", [best, *sorted({0, 1, mine} - {best})])
+    return rows, together, max(1, parts), max(1, shares)

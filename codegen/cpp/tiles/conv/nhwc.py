@@ -1,0 +1,314 @@
+"""Dense convolutions in channels-last with packed weights: tiles of neighbouring pixels by vectors of output channels, in place.
+
+A tile sums over all taps and inputs in registers and stores through the epilogue. Taps that fall outside the image are left out: rows
+of the kernel by the bounds of a loop, columns because a tile at an edge is a function of its own in which a tap's sweep covers only
+the pixels that have it. So nothing is copied and no zero is multiplied. Images that are not channels-last are first copied, with
+their border, as are rows whose pixels share cache sets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dcir.codegen.choices import decide
+from dcir.codegen.cpp.tiles.conv import nhwc_text as text_of
+from dcir.codegen.cpp.tiles.conv.matrix import matrix_last_draft, matrix_last_suits
+from dcir.codegen.cpp.tiles.conv.nhwc_tile import Kind, dispatch, in_chains, reach, tile_text
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, render, round_up
+from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
+from dcir.isa import Isa
+from dcir.ops.library.epilogue import identity_epilogue
+from dcir.ops.library.packing import panel_width, panels
+
+SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
+WEIGHT_BYTES = 512 << 10  # of the weights of a block of vectors: they stay in the second-level cache while it runs
+IMAGE_BYTES = 400 << 10  # of the image that several blocks of weights pass over
+PARTIAL_BYTES = 192 << 10
+STACK_BYTES = 256 << 10
+# AVX2, in cycles of Zen 3: a tile of all registers (7 pixels by 2 vectors) against one of 6, and a vector of weights that comes from the
+# second-level cache; 8 images of 64 channels at 56 x 56 79 -> 90 GFLOP/s a core, 128 at 28 x 28 82 -> 91, at 7 x 7 tiles of 7 stay.
+AGAIN, STREAMED, NEAREST = 1.16, 2.75, 24 << 10
+MOST_KINDS = 4  # of tiles in a row
+NEAR, FARTHER = 1024, (4096, 16384)  # bytes fetched ahead in a panel
+MOST_LAYOUTS = 6
+L3_BYTES = 16  # a cycle
+WAITING = 128  # pixels of a row that are stored together where results lie in planes
+
+
+@dataclass(frozen=True)
+class NhwcLayout:
+    """How a problem is divided.
+
+    Attributes:
+        wide: pixels of a row in tiles.
+        vectors: vectors of output channels in a tile; what a group leaves over is a smaller tile.
+        blocks: of vectors in a group.
+        inputs, unit: input channels in blocks, in units of so many: a block begins where a cache line does.
+        rows, columns: rows and tiles of a row in regions.
+        parts, shares: jobs along the blocks of all groups, and along the regions.
+        together: regions that a block of weights passes over before the next one.
+    """
+
+    wide: Split
+    vectors: int
+    blocks: int
+    inputs: Split
+    unit: int
+    rows: Split
+    columns: Split
+    parts: int
+    shares: int
+    together: int
+
+
+def last_suits(p: ConvolutionProblem, isa: Isa) -> bool:
+    """Whether a forward problem has this form; weights that are not in panels are packed, where the images are channels-last."""
+    if p.bias or p.family or p.y0 or p.w0:
+        return False
+    if not p.panel:
+        return p.epilogue is not None and p.xs[2] == p.ys[2] == 1 and p.ci > 1 and p.co > 1
+    return p.panel % lanes(isa, p.dtype) == 0
+
+
+def last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
+    """A problem that ``last_suits``, neither empty nor without taps."""
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    along = 2 if p.ys[2] == 1 or p.out[2] == 1 else 5
+    stored = p.epilogue or identity_epilogue((p.n, p.groups, p.co, *p.out), p.dtype, p.ys)
+    epilogue = Epilogue(stored, p.dtype, 2, along, 5 if along == 2 else -1)
+    own = "own(operands, j)" if epilogue.sums else "operands"
+    steps: list[TileStep] = []
+    texts: list[str] = []
+    scratch, weights = 0, "a1"
+    if not p.panel:
+        p = replace(p, panel=panel_width(p.dtype, isa))
+        texts.append(pack_text(p, scratch))
+        steps.append(TileStep(p.groups * panels(p.co, p.panel), "pack"))
+        weights, scratch = "(const T *)scratch", p.groups * panels(p.co, p.panel) * p.taps * p.ci * p.panel * element
+    if matrix_last_suits(p, stored, isa) and decide("unit", ["matrix", "vector"]) == "matrix":
+        draft = matrix_last_draft(name, p, stored, threads, weights=weights, scratch=scratch)
+        return replace(draft, text="".join(texts) + draft.text, steps=(*steps, *draft.steps))
+    lay = _layout(p, isa, threads)
+    if _copied(p, lay, element):
+        text, moved = border(p, width, element, scratch, bordered=_bordered(p, lay))
+        texts.append(text)
+        steps.append(TileStep(p.n * moved.inp[0] * moved.inp[1], "border"))
+        image, scratch = f"(const T *)(scratch + {scratch}LL)", scratch + p.n * moved.xs[0] * element
+        p = moved
+    else:
+        image = "a0"
+    kinds = _kinds(p, lay.wide)
+    tiles = "".join(
+        tile_text(f"tile{i}", p, kind, epilogue, width, vectors=lay.vectors, blocks=lay.blocks, blocked=lay.inputs.parts > 1)
+        for i, kind in enumerate(dict.fromkeys(kinds))
+    )  # fmt: skip
+    per_panel, step = p.panel // width, p.taps * p.ci * p.panel
+    near = decide("ahead", [NEAR, *FARTHER])
+    sweep = render(
+        text_of.SWEEP, panel=p.panel, per_panel=per_panel, panel_step=step, near=near // element,
+        pixel=p.stride[2] * p.xs[5], rest=render(text_of.REST) if in_chains(p) else "", **_images_ahead(p),
+    )  # fmt: skip
+    planes, waiting = _planes_text(lay, epilogue, width)
+    jobs = lay.parts * lay.shares
+    tile_size = lay.wide.size * width
+    partial = lay.together * lay.rows.size * lay.columns.size * tile_size * lay.vectors if lay.inputs.parts > 1 else 0
+    partials = "T *partials = nullptr;"
+    if partial * element > STACK_BYTES:
+        partials = f"T *partials = (T *)(scratch + {scratch}LL + j * {partial * element}LL);"
+        scratch += jobs * partial * element
+    elif partial:
+        partials = f"alignas(64) T partials[{partial}];"
+    total = ceil_div(p.co, width)
+    tail = total % lay.vectors
+    where = "nullptr"
+    if partial:
+        where = f"partials + (k - s) * {lay.rows.size * lay.columns.size * tile_size} * NV"
+    call = f"region<NV>(q, a + g * {p.xs[1]}LL, w, {where}, k, number);"
+    calls = call.replace("NV", str(lay.vectors))
+    if tail:
+        calls = f"if (v + {lay.vectors} <= {total}) {calls} else {call.replace('NV', str(tail))}"
+    regions = p.n * p.out[0] * lay.rows.parts * lay.columns.parts
+    per_plane = lay.rows.parts * lay.columns.parts
+    region = render(
+        text_of.REGION, column_blocks=lay.columns.parts, row_blocks=lay.rows.parts, per_plane=per_plane,
+        per_image=per_plane * p.out[0], od=p.out[0], sd=p.stride[0], bd=p.base[0], dd=p.dil[0], kd=p.ker[0], id=p.inp[0],
+        tile_start=lay.columns.start("cb"), tile_next=f"({lay.columns.start('cb + 1')})", row_start=lay.rows.start("rb"),
+        row_next=f"({lay.rows.start('rb + 1')})", sh=p.stride[1], bh=p.base[1], dh=p.dil[1], kh=p.ker[1], ih=p.inp[1],
+        xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], bw=p.base[2], partial=tile_size if partial else 0, column=lay.wide.start("t"),
+        pixel=p.stride[2] * p.xs[5], tiles=dispatch(kinds), near=near // element,
+        **waiting,
+    )  # fmt: skip
+    rest = render(text_of.REST_PLACE, size=tile_size * lay.vectors) if in_chains(p) else ""
+    run = render(
+        text_of.RUN, own=own, rest=rest, parts=lay.parts, blocks=p.groups * lay.blocks, regions=regions, shares=lay.shares, image=image,
+        weights=weights, partials=partials, together=lay.together, panel=p.panel, per_group=lay.blocks, vectors=lay.vectors,
+        group=panels(p.co, p.panel) * step, per_panel=per_panel, panel_step=step, co=p.co, in_blocks=lay.inputs.parts,
+        in_start=f"({lay.inputs.start('i')}) * {lay.unit}",
+        in_next=f"({lay.inputs.start('i + 1')}) * {lay.unit}", regions_calls=calls,
+    )  # fmt: skip
+    steps.append(TileStep(jobs, "run"))
+    text = "".join([*texts, sweep, planes[0], tiles, planes[1], region, run])
+    sums = bool(epilogue.sums) and along == 2
+    return Draft(name, p.dtype, text, tuple(steps), scratch, epilogue=epilogue, sums=sums)
+
+
+def _planes_text(lay: NhwcLayout, epilogue: Epilogue, width: int) -> tuple[tuple[str, str], dict[str, str]]:
+    """C++ before and after the tiles, and parts of a region, where results lie in planes: tiles of a row wait for each other."""
+    if epilogue.vector != 5:
+        return ("", ""), {"rows": "", "from": "", "flush": ""}
+    tiles = max(1, WAITING // lay.wide.size)
+    lines = ceil_div(tiles * lay.wide.size + width, width)
+    flush = render(text_of.FLUSH_TILES, tiles=tiles, end=f"({lay.wide.start('(t + 1)')})")
+    parts = {"rows": text_of.FLUSH_ROWS, "from": render(text_of.FLUSH_FROM, tiles=tiles), "flush": flush}
+    return (render(text_of.PLANES, pitch=(lines | 1) * width), render(text_of.FLUSH)), parts
+
+
+def _images_ahead(p: ConvolutionProblem) -> dict[str, str]:
+    """C++ that asks for the next tile's pixels, one line a step: rows that no other row of results reads come from afar."""
+    if p.out[1] > 1 or p.ker[1] == 1:
+        return {"start": "", "next": ""}
+    pixel = p.stride[2] * p.xs[5]
+    step = (
+        f"__builtin_prefetch(x + turn, 0, 2); turn = turn < (2 * TC - 1) * {pixel}LL ? turn + {pixel} : TC * {pixel}LL;"
+    )
+    return {"start": f"L turn = TC * {pixel}LL;", "next": step}
+
+
+def _kinds(p: ConvolutionProblem, wide: Split) -> list[Kind]:
+    """The code of every tile of a row."""
+    found, first = [], 0
+    for t in range(wide.parts):
+        pixels = wide.size if t < wide.larger else wide.size - 1
+        found.append(Kind(pixels, reach(p, first, pixels)))
+        first += pixels
+    return found
+
+
+# ---------------------------------------------------------------------- layout
+def _tile(p: ConvolutionProblem, isa: Isa) -> tuple[Split, int]:
+    """Pixels in tiles and vectors of a tile: what needs the fewest cycles."""
+    width, registers, wide_set = lanes(isa, p.dtype), isa.registers, isa.vectors == "avx512"
+    total, per_panel = ceil_div(p.co, width), p.panel // width
+    found = []
+    for nv in (1, 2, 4):
+        full = min(16 if nv > 1 else 24, (registers - nv) // nv if nv > 1 else registers - 3)
+        for most in (full,) if wide_set or nv == 1 else (full, full - 1):
+            if nv > total or most < 1 or (nv % per_panel and per_panel % nv):
+                continue
+            wide = Split.at_most(p.out[2], most)
+            pixels, cycles = p.out[2] / wide.parts, 0.0
+            # Only AVX-512 multiplies with a number in memory: without it a tile of all registers loads vectors of weights again.
+            again = 1.0 if wide_set or nv * (most + 1) < registers else AGAIN
+            streamed = (
+                0.0 if wide_set or p.taps * p.ci * nv * width * ELEMENT_BYTES[p.dtype] <= NEAREST else STREAMED * nv
+            )
+            for v, times in ((nv, total // nv), (total % nv, 1)):
+                if v:
+                    step = max(pixels * v / 2 * again, 4.0, (pixels + v) / 2 * 1.05, streamed * v / nv)
+                    cycles += times * (step + 0.02 * v)
+            found.append((cycles * wide.parts, nv, wide))
+    found.sort(key=lambda f: f[:2])
+    size, nv = decide("tile", [(wide.size, nv) for _, nv, wide in found])
+    return next(wide for _, v, wide in found if (wide.size, v) == (size, nv)), nv
+
+
+def _layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    wide, nv = _tile(p, isa)
+    blocks = ceil_div(ceil_div(p.co, width), nv)
+    threads = 1 if p.work < SERIAL_WORK else threads
+    per_block = p.taps * p.ci * nv * width * element
+    unit = next(u for u in (64 // element, 1) if p.ci % u == 0)
+    inputs = Split(p.ci // unit, 1)
+    if per_block > WEIGHT_BYTES:
+        inputs = Split.at_most(p.ci // unit, max(1, p.ci // unit * WEIGHT_BYTES // per_block))
+    found: list[tuple[float, NhwcLayout]] = []
+    long = p.out[1] == 1
+    extent = wide.parts if long else p.out[1]
+    for parts in range(1, min(p.groups * blocks, threads) + 1):
+        for size in sorted({ceil_div(extent, k) for k in range(1, min(extent, 32) + 1)}):
+            split = Split.at_most(extent, size)
+            rows, columns = (Split(1, 1), split) if long else (split, Split(wide.parts, 1))
+            regions = p.n * p.out[0] * split.parts
+            shares = min(max(1, threads // parts), regions)
+            mine, blocks_mine = ceil_div(regions, shares), ceil_div(p.groups * blocks, parts)
+            pixels = rows.size * min(p.out[2], columns.size * wide.size)
+            compute = mine * pixels * blocks_mine * nv * p.taps * p.ci / 2
+            region = pixels * p.stride[1] * p.stride[2] * p.ci * element
+            weights, image = blocks_mine * per_block, mine * region
+            partial = pixels * nv * width * element if inputs.parts > 1 else 0
+            most = max(1, min(mine, PARTIAL_BYTES // partial)) if partial else mine
+            for together in sorted({1, most, max(1, min(most, IMAGE_BYTES // region))}):
+                passes = ceil_div(mine, together)
+                again = blocks_mine if together * region > IMAGE_BYTES else 1
+                held = weights <= WEIGHT_BYTES
+                moved = image * again + weights * (1 if held else passes) * (2 if weights > 16 << 20 else 1)
+                cost = compute + moved / L3_BYTES + 60 * mine * blocks_mine * inputs.parts
+                found.append((cost, NhwcLayout(wide, nv, blocks, inputs, unit, rows, columns, parts, shares, together)))
+    found.sort(key=lambda f: f[0])
+    named: dict[tuple[int, ...], NhwcLayout] = {}
+    for _, lay in found:
+        named.setdefault((lay.rows.size, lay.columns.size, lay.parts, lay.together), lay)
+    return named[decide("layout", list(named)[:MOST_LAYOUTS])]
+
+
+def _bordered(p: ConvolutionProblem, lay: NhwcLayout) -> bool:
+    """Whether a copy has a border: many kinds of tiles, or few channels."""
+    return p.xs[2] != 1 or len(set(_kinds(p, lay.wide))) > MOST_KINDS
+
+
+def _copied(p: ConvolutionProblem, lay: NhwcLayout, element: int) -> bool:
+    if (p.xs[2] != 1 and p.groups * p.ci > 1) or len(set(_kinds(p, lay.wide))) > MOST_KINDS:
+        return True
+    step = p.stride[2] * p.xs[5] * element
+    return step % 4096 == 0 and step != 0 and lay.wide.size > 8 and p.groups * lay.blocks * p.taps > 4
+
+
+def border(
+    p: ConvolutionProblem, width: int, element: int, at: int, *, bordered: bool
+) -> tuple[str, ConvolutionProblem]:
+    """The copy, and the problem over it."""
+    low, high = (0, 0, 0), (0, 0, 0)
+    if bordered:
+        reach = [
+            (o - 1) * s + b + (k - 1) * d + 1
+            for o, s, b, k, d in zip(p.out, p.stride, p.base, p.ker, p.dil, strict=True)
+        ]
+        low = tuple(max(0, -b) for b in p.base)  # type: ignore[assignment]
+        high = tuple(max(0, r - i) for r, i in zip(reach, p.inp, strict=True))  # type: ignore[assignment]
+    channels = p.groups * p.ci
+    few = channels <= 4
+    line = 64 // element
+    pitch = channels if few else (round_up(channels, line) // line | 1) * line
+    d, h, w = (a + i + b for a, i, b in zip(low, p.inp, high, strict=True))
+    row = w * pitch
+    if p.xs[2] == 1 and not few:
+        copy = text_of.COPY_CHANNELS
+    else:
+        copy = text_of.COPY_PLANES if p.xs[5] == 1 and not few else text_of.COPY_FEW
+    body = render(copy, iw=p.inp[2], channels=channels, pitch=pitch, xw=p.xs[5], xc=p.xs[2])
+    text = render(
+        text_of.BORDER, image_at=at, row=row, height=h, depth=d, top=low[1], front=low[0], left=low[2], ih=p.inp[1],
+        id=p.inp[0], iw=p.inp[2], pitch=pitch, xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], copy=body,
+    )  # fmt: skip
+    base = (p.base[0] + low[0], p.base[1] + low[1], p.base[2] + low[2])
+    return text, replace(p, inp=(d, h, w), base=base, xs=(d * h * row, p.ci, 1, h * row, row, pitch))
+
+
+def pack_text(p: ConvolutionProblem, at: int, *, operands: bool = True) -> str:
+    """The packing of one call, ``panels`` jobs a group, into scratch at ``at``; a step of a kernel with an epilogue has ``operands``."""
+    _, kh, kw = p.ker
+    _, wo, wi, wd, wh, ww = p.ws
+    offset = f"tap / {kh * kw} * {wd}LL + tap / {kw} % {kh} * {wh}LL + tap % {kw} * {ww}LL"
+    dense = all(
+        s == step or n == 1 for n, s, step in zip((p.ci, *p.ker), p.ws[2:], (p.taps, kh * kw, kw, 1), strict=True)
+    )
+    otherwise = text_of.PACK_OUTPUTS if wo < wi else text_of.PACK_ANY
+    loops = text_of.PACK_RUNS if dense else text_of.PACK_INPUTS if wi == 1 else otherwise
+    values = {"panel": p.panel, "taps": p.taps, "ci": p.ci, "wo": wo, "wi": wi}
+    count = panels(p.co, p.panel)
+    return render(
+        text_of.PACK, panels=count, wg=p.ws[0], at=at, panel_step=p.taps * p.ci * p.panel, co=p.co, panel=p.panel, wo=wo,
+        parameter=", const Operands &" if operands else "", loops=render(loops, offset=offset, **values),
+    )  # fmt: skip

@@ -1,0 +1,373 @@
+"""What all register tiles share: vector types, loads and stores, transposition, the multiply-add loop, plan assembly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from string import Template
+from typing import TYPE_CHECKING
+
+from dcir.codegen.plan import KernelPlan, Phase
+from dcir.isa import Isa
+
+if TYPE_CHECKING:
+    from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
+
+ELEMENT_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2}
+STORED = {"f32": "float", "f64": "double", "bf16": "unsigned short", "f16": "_Float16"}
+HALF = ("bf16", "f16")
+INLINE = "static inline __attribute__((always_inline))"
+NOINLINE = "static __attribute__((noinline, noclone))"
+PARAMETERS = "L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch"
+EPILOGUE_PARAMETER = ", const Operands &e"
+
+_CORE = """
+typedef $T T;
+typedef T V __attribute__((vector_size($VB)));
+typedef T U __attribute__((vector_size($VB), aligned($EB), may_alias));
+typedef $I M __attribute__((vector_size($VB)));
+typedef long long L;
+constexpr int VL = $VL;
+$inline V load(const T *p) { return *(const U *)p; }
+$inline void store(T *p, V v) { *(U *)p = v; }
+// The first n lanes only, 0 <= n <= VL; no byte beyond them is touched.
+$part
+$inline T sum(V v) {
+$halvings
+    return v[0];
+}
+$transposition
+// Before a loop over the steps of a register tile. Macros know no namespace: kernels of a bundle have constants of their own named STEPS.
+#define DCIR_STEPS $steps
+// acc[i][v] += a[R::at(i)] * b[v] over count steps: the register tile that everything here is built on.
+template <int MR, int NV, class R>
+$inline void multiply_add(V (&acc)[MR][NV], const T *a, L ak, const T *b, L bk, L count) {
+    DCIR_STEPS for (L k = 0; k < count; k++, a += ak, b += bk) {
+        V bv[NV];
+#pragma GCC unroll 32
+        for (int v = 0; v < NV; v++) bv[v] = load(b + v * VL);
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; i++) {
+            const T s = a[R::at(i)];
+#pragma GCC unroll 8
+            for (int v = 0; v < NV; v++) acc[i][v] += s * bv[v];
+        }
+    }
+}
+template <int MR, int NV> $inline void clear(V (&acc)[MR][NV]) {
+#pragma GCC unroll 32
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) acc[i][v] = V{};
+}
+"""
+# AVX2's tiles use a step up in six cycles. On a core that is shared with a neighbour its branch and its pointers show: products of
+# 512 x 768 x 768 at 0.76 to 0.89 of MKL's speed step by step, at 0.92 to 0.98 by fours (Zen 3; alone 0 to 1 % faster). Unrolled before
+# registers are allotted, which a loop over a constant would be, sums are spilled.
+_FOUR_STEPS = '_Pragma("GCC unroll 4")'
+_TRANSPOSITION = """
+// A block of up to VL x VL: d[c][r] = s[r][c] + add[r] for r < rows, c < cols. Rows of d are written up to `lanes`; those from `rows`
+// on get zeros. Each step of the exchange swaps blocks of lanes between rows that lie as far apart.
+$noinline void transpose_block(const T *s, L ss, int rows, int cols, V add, T *d, L ds, int lanes) {
+    alignas(64) T t[VL * VL];
+    if (rows != VL || cols != VL) {
+        for (int i = 0; i < VL; i++)
+            store(t + i * VL, i >= rows ? V{} : cols == VL ? load(s + i * ss) : load_part(s + i * ss, cols));
+        s = t;
+        ss = VL;
+    }
+    const bool whole = cols == VL && lanes == VL;
+    T *to = whole ? d : t;
+    const L step = whole ? ds : VL;
+$exchanges
+    if (whole) return;
+    for (int i = 0; i < cols; i++)
+        if (lanes == VL) store(d + i * ds, load(t + i * VL));
+        else store_part(d + i * ds, load(t + i * VL), lanes);
+}"""
+_PART = """template <int B> $inline void copy_bits(T *d, const T *s, int n) {
+    if constexpr (B > 0) {
+        if (n & B) { __builtin_memcpy(d, s, B * sizeof(T)); d += B; s += B; }
+        copy_bits<B / 2>(d, s, n);
+    }
+}
+$noinline V load_part(const T *p, int n) {
+    alignas(64) T t[VL] = {};
+    copy_bits<VL>(t, p, n);
+    return load(t);
+}
+$noinline void store_part(T *p, V v, int n) {
+    alignas(64) T t[VL];
+    store(t, v);
+    copy_bits<VL>(p, t, n);
+}"""
+_PART_MASKED = """$inline V load_part(const T *p, int n) {
+    return __builtin_ia32_loadup${s}512_mask(p, V{}, (unsigned $m)((1u << n) - 1));
+}
+$inline void store_part(T *p, V v, int n) {
+    __builtin_ia32_storeup${s}512_mask(p, v, (unsigned $m)((1u << n) - 1));
+}"""
+
+
+def render(text: str, **values: object) -> str:
+    """``text`` with its $names replaced; $inline and $noinline are always known."""
+    return Template(text).substitute(inline=INLINE, noinline=NOINLINE, **values)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The quotient rounded up."""
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    """The next multiple of ``b``."""
+    return ceil_div(a, b) * b
+
+
+def lanes(isa: Isa, dtype: str) -> int:
+    """Elements of a vector register."""
+    return isa.vector_bytes // ELEMENT_BYTES[dtype]
+
+
+def core(isa: Isa, dtype: str, user: str = "") -> str:
+    """The C++ for one element type, "f32" or "f64", that ``user`` builds on; of its larger functions those that it names."""
+    width = lanes(isa, dtype)
+    steps = [1 << i for i in reversed(range(width.bit_length() - 1))]
+    halvings = [f"    v += __builtin_shuffle(v, (M){{{_list((i + s) % width for i in range(width))}}});" for s in steps]
+    transposition = ""
+    if "transpose_block" in user:
+        lines = exchanges(width, lambda i: f"load(s + {i} * ss)", lambda v, i: f"store(to + {i} * step, {v} + add)")
+        transposition = render(_TRANSPOSITION, exchanges=lines)
+    masked = {"s": "s" if dtype == "f32" else "d", "m": "short" if dtype == "f32" else "char"}
+    part = render(_PART_MASKED, **masked) if isa.vectors == "avx512" else render(_PART)
+    return render(
+        _CORE, part=part, T=STORED[dtype], I="int" if dtype == "f32" else "long long", VB=isa.vector_bytes, VL=width,
+        EB=ELEMENT_BYTES[dtype], halvings="\n".join(halvings), transposition=transposition,
+        steps="" if isa.vectors == "avx512" else _FOUR_STEPS,
+    )  # fmt: skip
+
+
+def exchanges(width: int, row: Callable[[int], str], put: Callable[[str, int], str]) -> str:
+    """C++ that transposes ``width`` vectors: ``row(i)`` is the i-th, ``put(value, i)`` stores the i-th column."""
+    steps = [1 << i for i in reversed(range(width.bit_length() - 1))]
+    lines = [f"    const V r{width}_{i} = {row(i)};" for i in range(width)]
+    for s in steps:
+        low = _list(width + i - s if i & s else i for i in range(width))
+        high = _list(width + i if i & s else i + s for i in range(width))
+        lines.append(f"    const M low{s} = {{{low}}}, high{s} = {{{high}}};")
+        for i in range(width):
+            pair = f"r{2 * s}_{i & ~s}, r{2 * s}_{i | s}"
+            lines.append(f"    const V r{s}_{i} = __builtin_shuffle({pair}, {'high' if i & s else 'low'}{s});")
+    return "\n".join([*lines, *(f"    {put(f'r1_{i}', i)};" for i in range(width))])
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+@dataclass(frozen=True)
+class Split:
+    """``total`` units in ``parts`` consecutive parts whose sizes differ by at most one, the larger ones first."""
+
+    total: int
+    parts: int
+
+    @staticmethod
+    def at_most(total: int, size: int) -> Split:
+        """As few parts as possible of at most ``size`` units."""
+        return Split(total, max(1, ceil_div(total, size)))
+
+    @property
+    def size(self) -> int:
+        """The larger size."""
+        return ceil_div(self.total, self.parts)
+
+    @property
+    def larger(self) -> int:
+        """How many parts have the larger size."""
+        return self.parts if self.total % self.parts == 0 else self.total % self.parts
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The distinct sizes, the larger one first."""
+        return (self.size,) if self.larger == self.parts else (self.size, self.size - 1)
+
+    def start(self, part: str) -> str:
+        """A C expression for where a part starts."""
+        if self.larger == self.parts:
+            return f"({part}) * {self.size}"
+        return f"(({part}) * {self.size - 1} + (({part}) < {self.larger} ? ({part}) : {self.larger}))"
+
+
+def unravel(
+    index: str, extents: Sequence[int], sums: Mapping[str, tuple[int, Sequence[int]]], names: Sequence[str] = ()
+) -> str:
+    """C++ that takes ``index`` apart over ``extents`` (last fastest): each sum = start + the strides' weighted sum.
+
+    ``names``, one per extent, become the digits themselves.
+    """
+    lines = [f"L {name} = {start};" for name, (start, _) in sums.items()]
+    lines.append(f"L rest_ = {index};")
+    for d in reversed(range(len(extents))):
+        if names:
+            lines.append(f"const L {names[d]} = {f'rest_ % {extents[d]}' if extents[d] != 1 else 0};")
+        if extents[d] == 1:
+            continue
+        adds = " ".join(f"{name} += rest_ % {extents[d]} * {s[d]};" for name, (_, s) in sums.items() if s[d])
+        lines.append(f"{adds} rest_ /= {extents[d]};")
+    return "\n    ".join(lines)
+
+
+@dataclass(frozen=True)
+class TileStep:
+    """One parallel step: calls ``function`` (with PARAMETERS, and ``EPILOGUE_PARAMETER`` if there is one) for every job."""
+
+    jobs: int
+    function: str
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A kernel for f32 or f64 before it is bound to its operands.
+
+    Attributes:
+        name: the plan's name.
+        dtype: element type of all operands.
+        text: C++ after the core.
+        steps: run in order.
+        scratch: bytes of scratch.
+        swapped: the text takes the second operand as a0 and the first as a1.
+        epilogue: what is done before storing; with it steps take ``const Operands &e`` as their last parameter, and o0 is null.
+        sums: whether the last step's jobs also add up what the epilogue sums.
+    """
+
+    name: str
+    dtype: str
+    text: str
+    steps: tuple[TileStep, ...]
+    scratch: int = 0
+    swapped: bool = False
+    epilogue: Epilogue | None = None
+    sums: bool = False
+
+    @property
+    def sums_at(self) -> int:
+        """Where in scratch the sums of the last step's jobs begin."""
+        return round_up(self.scratch, 64)
+
+    def calls(self, pointers: Sequence[str], result: str) -> list[Phase]:
+        """The phases over pointer expressions."""
+        given = [*pointers, *["nullptr"] * (3 - len(pointers))]
+        if self.swapped:
+            given[:2] = given[1], given[0]
+        arguments = f"j, {', '.join(given)}, {result if self.epilogue is None else 'nullptr'}, scratch"
+        if self.epilogue is not None:
+            arguments += f", {self.epilogue.operands(self.sums_at)}"
+        call = "const D_NoDenormals none; dcir_tile::"
+        return [Phase(s.jobs, f"{call}{s.function}({arguments});") for s in self.steps if s.jobs]
+
+
+@dataclass(frozen=True)
+class TileOperand:
+    """Shape and strides of an operand in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def dense(self) -> TileOperand:
+        """The same operand without gaps; what is broadcast stays broadcast."""
+        strides = [0] * len(self.shape)
+        step = 1
+        for d in reversed(range(len(self.shape))):
+            if self.strides[d] != 0 or self.shape[d] == 1:
+                strides[d] = step
+                step *= self.shape[d]
+        return TileOperand(self.shape, tuple(strides))
+
+    @property
+    def stored(self) -> int:
+        """Distinct elements of the dense form."""
+        return math.prod(n for n, s in zip(self.shape, self.strides, strict=True) if s != 0 or n == 1)
+
+
+def assemble(draft: Draft, isa: Isa, n_inputs: int, *, casts: bool = False) -> KernelPlan:
+    """The plan of an f32 or f64 draft over ``n_inputs`` operands of its own (its epilogue's follow them).
+
+    ``casts``: some are of other types in memory; the text knows which.
+    """
+    cast = f"(const {STORED[draft.dtype]} *)" if casts else ""
+    phases = draft.calls([f"{cast}a{i}" for i in range(n_inputs)], "o0")
+    size = draft.scratch
+    if draft.sums and draft.epilogue is not None:
+        size = draft.sums_at + draft.steps[-1].jobs * draft.epilogue.sums * 8
+    epilogue = draft.epilogue.text(isa) if draft.epilogue is not None else ""
+    text = f"namespace dcir_tile {{{core(isa, draft.dtype, epilogue + draft.text)}{epilogue}{draft.text}}}\n"
+    return KernelPlan(draft.name, text, tuple(phases), size)
+
+
+_CONVERT = """
+$noinline void $name(L j, const $from *s, $to *d) {
+    for (L row = j * $rows / $jobs; row < (j + 1) * $rows / $jobs; row++) {
+        $offsets
+        for (L i = 0; i < $n; i++) d[p + i * $di] = $put(s[q + i * $si]);
+    }
+}
+"""
+_WIDEN = {
+    "bf16": f"{INLINE} float widen(unsigned short x) {{ return __builtin_bit_cast(float, (unsigned)x << 16); }}",
+    "f16": f"{INLINE} float widen(_Float16 x) {{ return (float)x; }}",
+}
+_NARROW = {
+    "bf16": f"""{INLINE} unsigned short narrow(float x) {{
+    const unsigned u = __builtin_bit_cast(unsigned, x);
+    return x != x ? (unsigned short)(u >> 16 | 64) : (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}}""",
+    "f16": f"{INLINE} _Float16 narrow(float x) {{ return (_Float16)x; }}",
+}
+
+
+def assemble_half(
+    draft: Draft, isa: Isa, dtype: str, inputs: Sequence[TileOperand], output: TileOperand, threads: int
+) -> KernelPlan:
+    """The plan of an f32 draft over dense operands for half precision: converted before and after, in scratch."""
+    at = round_up(draft.scratch, 64)
+    texts, before, pointers = [], [], []
+    for i, operand in enumerate(inputs):
+        kept = _without_broadcasts(operand)
+        text, jobs = _convert(f"widen{i}", kept, kept.dense(), dtype, threads, True)
+        texts.append(text)
+        before.append(Phase(jobs, f"dcir_tile::widen{i}(j, a{i}, (float *)(scratch + {at}));"))
+        pointers.append(f"(const float *)(scratch + {at})")
+        at += round_up(operand.stored * 4, 64)
+    result = f"(float *)(scratch + {at})"
+    phases = draft.calls(pointers, result)
+    text, jobs = _convert("narrow0", output.dense(), output, dtype, threads, False)
+    after = Phase(jobs, f"dcir_tile::narrow0(j, {result}, o0);")
+    scalar = f"{_WIDEN[dtype]}\n{_NARROW[dtype]}\n"
+    own = f"{draft.text}{scalar}{''.join(texts)}{text}"
+    text = f"namespace dcir_tile {{{core(isa, 'f32', own)}{own}}}\n"
+    # Nothing is computed without a job, and then nothing needs converting either.
+    run = [p for p in (*before, *phases, after) if p.jobs] if phases else []
+    return KernelPlan(draft.name, text, tuple(run), at + round_up(output.stored * 4, 64))
+
+
+def _without_broadcasts(operand: TileOperand) -> TileOperand:
+    shape = tuple(1 if s == 0 else n for n, s in zip(operand.shape, operand.strides, strict=True))
+    return replace(operand, shape=shape)
+
+
+def _convert(
+    name: str, source: TileOperand, target: TileOperand, dtype: str, threads: int, widen: bool
+) -> tuple[str, int]:
+    *outer, n = source.shape
+    rows = math.prod(outer)
+    jobs = min(rows, 4 * threads) if rows * n else 0
+    offsets = unravel("row", outer, {"p": (0, target.strides[:-1]), "q": (0, source.strides[:-1])})
+    stored = STORED[dtype]
+    text = render(
+        _CONVERT, name=name, rows=rows, jobs=max(1, jobs), offsets=offsets,
+        n=n, di=target.strides[-1], si=source.strides[-1], put="widen" if widen else "narrow",
+        **{"from": stored if widen else "float", "to": "float" if widen else stored},
+    )  # fmt: skip
+    return text, jobs

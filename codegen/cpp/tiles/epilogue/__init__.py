@@ -1,0 +1,1 @@
+"""What tiles do to their sums before they store them."""

@@ -1,0 +1,162 @@
+"""Skinny products as dot products: few rows of A against the rows of B', both contiguous along k.
+
+B is read once, from its own layout, several rows at a time (as many streams for the prefetcher); nothing is packed but A
+where its k is not contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dcir.codegen.cpp.tiles.emit import (
+    ELEMENT_BYTES,
+    EPILOGUE_PARAMETER,
+    Draft,
+    Split,
+    TileStep,
+    ceil_div,
+    lanes,
+    render,
+    unravel,
+)
+from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
+from dcir.codegen.cpp.tiles.gemm.form import ProductForm
+from dcir.isa import Isa
+from dcir.ops.library.packing import wants_panels
+
+# Above this many rows, packing B costs less than the dot products' extra loads and sums.
+MOST_ROWS = 16
+# Steps of k per row below which packing does too, since a dot product ends with a sum over lanes: on Zen 3 the crossing is at 6 to 8
+# for 4 to 16 rows (2048 products of 16 x 27 x 27 with three operands: 16.1 -> 3.0 ms on one core).
+STEPS_PER_ROW = 8
+# The same where an epilogue asks for a packed B of which most would be padding. Zen 3, with a bias, ns, dot products : packing: 6 x 2 x 32
+# 161 : 256, 8 x 3 x 24 223 : 249, 16 x 1 x 32 218 : 421, 16 x 3 x 32 431 : 435, 16 x 3 x 24 419 : 380.
+STEPS_PER_ROW_FEW_COLUMNS = 2
+# Results of a row that wait for the epilogue, which takes whole vectors then: with a bias, on one core, 4 x 128 x 64 7.7 ->
+# 12.5 GFLOP/s, 4 x 512 x 256 30 -> 47; 16 x 128 x 128 the same, 24 to 32.
+WAITING = 64
+# Room for A on the stack when it has to be packed.
+PACKED_BYTES = 128 << 10
+LARGE_BYTES = 16 << 20
+PREFETCH = 512  # elements
+
+_TEXT = """
+template <int MR, int NR> $noinline void dots(const T *a, const T *b, T *c) {
+    V acc[MR][NR];
+    clear(acc);
+    L k = 0;
+    for (; k + VL <= $k; k += VL) {
+        V bv[NR];
+#pragma GCC unroll 16
+        for (int r = 0; r < NR; r++) {
+            bv[r] = load(b + r * ${bn}LL + k);
+            if ($prefetch) __builtin_prefetch(b + r * ${bn}LL + k + $prefetch);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; i++) {
+            const V av = load(a + i * $am + k);
+#pragma GCC unroll 16
+            for (int r = 0; r < NR; r++) acc[i][r] += av * bv[r];
+        }
+    }
+    if constexpr ($k % VL != 0) {
+        V av[MR];
+        for (int i = 0; i < MR; i++) av[i] = load_part(a + i * $am + k, $k % VL);
+        for (int r = 0; r < NR; r++) {
+            const V bv = load_part(b + r * ${bn}LL + k, $k % VL);
+#pragma GCC unroll 16
+            for (int i = 0; i < MR; i++) acc[i][r] += av[i] * bv;
+        }
+    }
+$write
+}
+template <int NR> $noinline void rows(const T *a, const T *b, T *c) {
+    for (L t = 0; t < $m_tiles; t++) {
+        const L m = $m_start;
+        $m_calls
+    }
+}
+$noinline void skinny(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *$parameter) {
+    $offsets
+    const T *a = a0 + pa;
+$pack
+    const L part = j % $parts, end = (part + 1) * $groups / $parts;
+$columns
+}
+"""
+_COLUMNS = """    for (L g = part * $groups / $parts; g < end; g++) {
+        const L n = $n_start;
+        $n_calls
+    }"""
+_COLUMNS_WAIT = """    alignas(64) T t[$m * $waiting];
+    for (L g0 = part * $groups / $parts; g0 < end; g0 += $chunk) {
+        const L g1 = g0 + $chunk < end ? g0 + $chunk : end, from = $from, columns = $to - from;
+        for (L g = g0; g < g1; g++) {
+            const L n = $n_start;
+            $n_calls
+        }
+        for (L m = 0; m < $m; m++) finish(e, $indices, t + m * $waiting, columns);
+    }"""
+_WRITE = """#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 16
+        for (int r = 0; r < NR; r++) c[i * ${cm}LL + r * ${cn}LL] = sum(acc[i][r]);"""
+_PACK = """    alignas(64) T packed[$m * $k];
+    for (L k = 0; k < $k; k++)
+        for (L m = 0; m < $m; m++) packed[m * $k + k] = a[m * ${am}LL + k * ${ak}LL];
+    a = packed;"""
+
+
+def dot_suits(form: ProductForm, isa: Isa) -> bool:
+    """Whether the product should be computed by dot products over k."""
+    spec = form.spec
+    few = form.epilogue is not None and not wants_panels(spec.dtype, spec.n, spec.k, isa)
+    steps = (STEPS_PER_ROW_FEW_COLUMNS if few else STEPS_PER_ROW) * spec.m
+    if spec.m > MOST_ROWS or spec.k < max(2 * lanes(isa, spec.dtype), steps) or spec.b[-2] != 1:
+        return False
+    return spec.a[-1] == 1 or spec.m * spec.k * 8 <= PACKED_BYTES
+
+
+def dot_draft(name: str, form: ProductForm, isa: Isa, threads: int) -> Draft:
+    """The product of few rows by dot products."""
+    spec = form.spec
+    m_split = Split.at_most(spec.m, 8 if isa.registers >= 32 else 4)
+    n_split = Split.at_most(spec.n, min(8, max(1, (isa.registers - 1) // (m_split.size + 1))))
+    batch = math.prod(spec.batch)
+    work = spec.m * spec.n * spec.k
+    parts = 1 if batch * work < 1 << 15 else min(n_split.parts, ceil_div(threads, math.gcd(threads, batch)))
+    packs = spec.a[-1] != 1
+    am = spec.k if packs else spec.a[-2]
+    pack = render(_PACK, m=spec.m, k=spec.k, am=spec.a[-2], ak=spec.a[-1]) if packs else ""
+    sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[:-2])}
+    parameter, names, epilogue, cm, cn, to = "", [], None, spec.c[-2], spec.c[-1], f"o0 + pc + n * {spec.c[-1]}LL"
+    columns = _COLUMNS
+    if form.epilogue is None:
+        sums["pc"] = (0, spec.c[:-2])
+    else:
+        parameter, names = EPILOGUE_PARAMETER, [f"x{d}" for d in range(len(spec.batch))]
+        epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-1])
+        columns, cm, cn, to = _COLUMNS_WAIT, WAITING, 1, "t + (n - from)"
+    # Operands that come from memory rather than a cache are fetched well ahead.
+    large = spec.n * spec.k * ELEMENT_BYTES[spec.dtype] > LARGE_BYTES
+    walk = {
+        "groups": n_split.parts, "parts": parts, "n_start": n_split.start("g"),
+        "n_calls": _calls(n_split, "g", f"rows<$>(a, a1 + pb + n * {spec.b[-1]}LL, {to});"),
+    }  # fmt: skip
+    if epilogue is not None:
+        walk |= {
+            "m": spec.m, "waiting": WAITING, "chunk": WAITING // n_split.size, "from": n_split.start("g0"),
+            "to": n_split.start("g1"), "indices": form.indices(names, "m", "from"),
+        }  # fmt: skip
+    text = render(
+        _TEXT, prefetch=PREFETCH if large else 0, k=spec.k, am=f"{am}LL", bn=spec.b[-1],
+        write=render(_WRITE, cm=cm, cn=cn), parameter=parameter, m_tiles=m_split.parts, m_start=m_split.start("t"),
+        parts=parts, pack=pack, offsets=unravel(f"j / {parts}", spec.batch, sums, names), columns=render(columns, **walk),
+        groups=n_split.parts, m_calls=_calls(m_split, "t", f"dots<$, NR>(a + m * {am}LL, b, c + m * {cm}LL);"),
+    )  # fmt: skip
+    return Draft(name, spec.dtype, text, (TileStep(batch * parts, "skinny"),), epilogue=epilogue)
+
+
+def _calls(split: Split, index: str, call: str) -> str:
+    first, *rest = (call.replace("$", str(size)) for size in split.sizes)
+    return f"if ({index} < {split.larger}) {first} else {rest[0]}" if rest else first

@@ -1,0 +1,245 @@
+"""How long a model takes next to other ways to run it: interleaved calls, percentiles, and the error of each."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from dcir.codegen.cpp.toolchain import cpu_identity
+from dcir.driver.ahead import compile as ahead
+from dcir.driver.compile import Progress, Session
+from dcir.driver.measure.baselines import RIVALS, Run, check_names, rivals
+from dcir.driver.measure.models import BenchModel, open_model
+from dcir.driver.optimize import compiled_with
+from dcir.driver.verify.compare import in_double
+from dcir.errors import DcirError, InvalidInput
+from dcir.frontends.onnx import OnnxModule
+from dcir.frontends.torch.export import export_inference
+from dcir.options import Options
+from dcir.report.explain import Report
+from dcir.runtime.artefact import load_artefact
+
+__all__ = ["RIVALS", "BenchRow", "Measurement", "bench_file", "measure", "relative_error"]
+
+_WARM_UP = 3
+_LEAST = 5
+_TURN_SECONDS = 0.02
+
+
+@dataclass
+class BenchRow:
+    """Times of one way to run a model, in milliseconds.
+
+    Attributes:
+        least, median, p95: of all calls; ``percentiles`` holds those that were asked for.
+        spread: the middle half's width over the median.
+        speed_up: this median over dcir's.
+        error: largest difference from the reference over the reference's largest value, of the worst result.
+    """
+
+    name: str
+    least: float
+    median: float
+    p95: float
+    spread: float
+    calls: int
+    percentiles: dict[str, float] = field(default_factory=dict)
+    speed_up: float = 1.0
+    error: float | None = None
+
+
+@dataclass
+class Measurement:
+    """What `dcir bench` shows: dcir's row first.
+
+    Attributes:
+        reference: what errors are measured against: "float64", "eager", or "" where there is nothing.
+        notes: what was asked for and could not be measured.
+    """
+
+    model: str
+    threads: int
+    rows: list[BenchRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    reference: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The rows as plain data."""
+        return asdict(self)
+
+    def to_text(self) -> str:
+        """The rows for people; "dcir gains" is how much faster dcir is."""
+        asked = list(self.rows[0].percentiles) if self.rows else []
+        lines = [
+            f"{self.model}, {self.threads} threads" + (f"; error against {self.reference}" if self.reference else "")
+        ]
+        lines.append(
+            f"{'':<9} {'least ms':>10} {'median ms':>10} {'p95 ms':>10} "
+            + "".join(f"{f'p{p} ms':>10} " for p in asked)
+            + f"{'spread':>7} {'calls':>6} {'dcir gains':>11} {'error':>8}"
+        )
+        for r in self.rows:
+            error = "-" if r.error is None else f"{r.error:.1e}"
+            gain = "-" if r.name == "dcir" else f"{r.speed_up:.2f} x"
+            lines.append(
+                f"{r.name:<9} {r.least:>10.4f} {r.median:>10.4f} {r.p95:>10.4f} "
+                + "".join(f"{r.percentiles[p]:>10.4f} " for p in asked)
+                + f"{r.spread:>6.0%} {r.calls:>6} {gain:>11} {error:>8}"
+            )
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def measure(
+    runs: dict[str, Run],
+    seconds: float,
+    reference: Sequence[Any] | None = None,
+    percentiles: Sequence[float] = (),
+    progress: Progress | None = None,
+) -> list[BenchRow]:
+    """Rows of several ways to compute the same, which take turns so that a busy machine slows all of them alike.
+
+    A turn begins with a call that does not count: until it is over, the threads of another's pool may be spinning still.
+
+    Args:
+        runs: "dcir" first; each call returns flat results.
+        seconds: time for each.
+        reference: the exact results.
+        percentiles: to tell besides median and 95.
+        progress: told of the seconds that have passed, between two turns.
+    """
+    results = {name: run() for name, run in runs.items()}
+    for run in runs.values():
+        for _ in range(_WARM_UP):
+            run()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    start_of_all, whole = time.perf_counter(), seconds * len(runs)
+    stop = start_of_all + whole
+    while time.perf_counter() < stop or len(times["dcir"]) < _LEAST:
+        for name, run in runs.items():
+            if progress is not None:
+                progress("measuring", round(min(time.perf_counter() - start_of_all, whole)), round(whole))
+            run()
+            turn = time.perf_counter() + min(_TURN_SECONDS, seconds / _LEAST)
+            while True:
+                start = time.perf_counter()
+                run()
+                end = time.perf_counter()
+                times[name].append((end - start) * 1e3)
+                if end > turn:
+                    break
+    own = float(np.median(times["dcir"]))
+    rows = []
+    for name, taken in times.items():
+        low, median, high, p95 = np.percentile(taken, [25, 50, 75, 95])
+        asked = {f"{p:g}": float(np.percentile(taken, p)) for p in percentiles}
+        row = BenchRow(name, min(taken), float(median), float(p95), float((high - low) / median), len(taken), asked)
+        row.speed_up = float(median / own)
+        row.error = None if reference is None else relative_error(results[name], reference)
+        rows.append(row)
+    return rows
+
+
+def relative_error(ours: Sequence[Any], exact: Sequence[Any]) -> float:
+    """The largest difference of any result over the largest value of that result."""
+    worst = 0.0
+    for a, b in zip(ours, exact, strict=True):
+        x, y = (
+            np.asarray(v.detach().to(torch.float64) if isinstance(v, torch.Tensor) else v, np.float64) for v in (a, b)
+        )
+        if x.size:
+            scale = float(np.nanmax(np.abs(y))) or 1.0
+            worst = max(worst, float(np.nanmax(np.abs(x - y))) / scale)
+    return worst
+
+
+def bench_file(
+    source: str | os.PathLike[str],
+    rival_names: Sequence[str],
+    seconds: float,
+    threads: int | None,
+    *,
+    level: int = 4,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    batch: int | None = None,
+    percentiles: Sequence[float] = (),
+    progress: Progress | None = None,
+) -> Measurement:
+    """Measure inference of a model, on random inputs or those that a Python function gives.
+
+    Args:
+        source: an ONNX or .dcir file, or ``file.py:function`` (see ``models.open_model``).
+        rival_names: from ``RIVALS``; a .dcir file holds only dcir's code and is measured alone.
+        seconds: time for each.
+        threads: size of the thread team; None means as many as torch uses.
+        level: of dcir's optimisation.
+        shapes, batch: sizes of the inputs.
+        percentiles: to tell besides median and 95.
+        progress: told of the steps of dcir's compilation, and of measuring.
+
+    Raises:
+        OptionError: an unknown rival, or sizes for a model that takes none.
+        InvalidInput: no model is there.
+    """
+    check_names(rival_names)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    done = Measurement(str(source), threads or before)
+    try:
+        with tempfile.TemporaryDirectory(prefix="dcir-") as folder, torch.no_grad():
+            if os.path.isfile(source) and ahead.is_artefact(source):
+                if shapes or batch:
+                    raise InvalidInput("the sizes of a .dcir file are fixed", where=str(source))
+                runs = _of_artefact(source, rival_names, done)
+                done.rows = measure(runs, seconds, percentiles=percentiles, progress=progress)
+                return done
+            model = open_model(source, shapes, batch)
+            runs = {"dcir": _ours(model, Options.make(threads=done.threads, level=level), progress)}
+            others, notes = rivals(model, rival_names, done.threads, Path(folder))
+            done.notes += notes
+            done.reference, exact = _reference(model)
+            done.rows = measure(runs | others, seconds, exact, percentiles, progress)
+        return done
+    finally:
+        torch.set_num_threads(before)
+
+
+def _of_artefact(path: str | os.PathLike[str], names: Sequence[str], done: Measurement) -> dict[str, Run]:
+    model = load_artefact(path, identity=cpu_identity())
+    generator = torch.Generator().manual_seed(0)
+    inputs = [ahead.random_tensor(x.shape, x.dtype, generator, 2) for x in model.dcir.inputs]
+    if names:
+        done.notes.append("a .dcir file holds dcir's code only; dcir bench MODEL.onnx compares")
+    return {"dcir": lambda: pytree.tree_leaves(model(*inputs))}
+
+
+def _ours(model: BenchModel, options: Options, progress: Progress | None) -> Run:
+    from dcir.driver.verify.check_model_file import opened
+
+    session, inputs = Session(options, progress=progress), model.inputs
+    if isinstance(model.module, OnnxModule):
+        with opened(ahead.compile_onnx(model.module, session), Report(session.graphs)) as compiled:
+            return lambda: pytree.tree_leaves(compiled(*inputs))
+    fast = compiled_with(model.module, session)
+    return lambda: pytree.tree_leaves(fast(*inputs))
+
+
+def _reference(model: BenchModel) -> tuple[str, Sequence[Any]]:
+    """The exact results and how they were made: in float64, or by eager PyTorch where the call is no one graph."""
+    tensors = [v for v in pytree.tree_leaves(model.inputs) if isinstance(v, torch.Tensor)]
+    if isinstance(model.module, nn.Module):
+        try:
+            exported = export_inference(model.module, model.inputs)
+            return "float64", in_double(exported.graph, [*(s.tensor for s in exported.state), *tensors])
+        except (DcirError, RuntimeError, TypeError):
+            pass
+    return "eager", pytree.tree_leaves(model.module(*model.inputs))

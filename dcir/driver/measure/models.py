@@ -1,0 +1,159 @@
+"""A model to measure, with inputs: from an ONNX file, or from a function in a Python file of the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dcir.driver.ahead.compile import example_inputs
+from dcir.errors import InvalidInput, OptionError
+from dcir.frontends import onnx as onnx_front_end
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    """A model and one call of it.
+
+    Attributes:
+        name: what the user wrote.
+        module: a module or function.
+        inputs: arguments of the call.
+        path: the ONNX file it is from, if any; ``names`` are its inputs' names there.
+    """
+
+    name: str
+    module: Any
+    inputs: tuple[Any, ...]
+    path: Path | None = None
+    names: tuple[str, ...] = ()
+
+
+def open_model(
+    source: str | os.PathLike[str], shapes: Mapping[str, Sequence[int | str]] | None = None, batch: int | None = None
+) -> BenchModel:
+    """The model that ``source`` names.
+
+    Args:
+        source: an ONNX file, or ``file.py:function``. The function returns the module (in the mode to measure) or function, and
+            a tuple of inputs. The Python file is run.
+        shapes: sizes of an ONNX file's inputs.
+        batch: given to a Python function that takes an argument of this name.
+
+    Raises:
+        InvalidInput: there is no such file or function, or it returns something else.
+        OptionError: shapes for a Python function, or a batch for something that takes none.
+    """
+    text = os.fspath(source)
+    file, colon, function = text.rpartition(":")
+    if colon and not os.path.exists(text) and file.endswith(".py"):
+        if shapes:
+            raise OptionError("--shape is for ONNX files; a Python function makes its own inputs", where=text)
+        return BenchModel(text, *_from_python(Path(file), function, batch))
+    if not os.path.isfile(text):
+        raise InvalidInput(f"there is no file {text!r}", hint="MODEL.onnx, MODEL.dcir, or file.py:function")
+    if batch is not None:
+        raise OptionError(
+            "--batch is for Python functions", where=text, hint="--shape NAME=[SIZES] sets an ONNX input's"
+        )
+    if text.endswith(".py"):
+        raise InvalidInput("a Python file needs the name of a function", where=text, hint=f"{text}:function")
+    module = onnx_front_end.load(text, shapes=shapes).eval()
+    names = tuple(spec.original for spec in module.input_specs)
+    return BenchModel(text, module, tuple(example_inputs(module, seed=0)), Path(text), names)
+
+
+def _from_python(path: Path, name: str, batch: int | None) -> tuple[Any, tuple[Any, ...]]:
+    where = f"{path}:{name}"
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {str(path)!r}", where=where)
+    make = getattr(_run(path), name, None)
+    if not callable(make):
+        raise InvalidInput(f"{path.name} has no function {name!r}", where=where)
+    given = {}
+    if batch is not None:
+        if "batch" not in inspect.signature(make).parameters:
+            raise OptionError(f"{name} takes no argument 'batch'", where=f"--batch {batch}")
+        given["batch"] = batch
+    torch.manual_seed(0)
+    with _searched(path):  # what a function imports as it is called, too
+        made = make(**given)
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple | list)):
+        raise InvalidInput(
+            f"{name} must return the model and a tuple of inputs, it returned a {type(made).__name__}",
+            where=where,
+            hint="return model.eval(), (torch.randn(1, 3, 224, 224),)",
+        )
+    module, inputs = made
+    return module, tuple(inputs)
+
+
+@contextlib.contextmanager
+def _searched(path: Path) -> Iterator[None]:
+    """The file's folder is searched for imports, as it is for a script, while this lasts."""
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _run(path: Path) -> Any:
+    """The module object of a Python file."""
+    name = f"dcir_model_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickles look modules up by name.
+    sys.modules[name] = module
+    with _searched(path):
+        spec.loader.exec_module(module)
+    return module
+
+
+def as_onnx(model: BenchModel, folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """The model's ONNX file and the names of its inputs there; PyTorch writes one for a module of the user's."""
+    if model.path is not None:
+        return model.path, model.names
+    import onnx
+
+    path = folder / "model.onnx"
+    if not path.exists():
+        module = model.module if isinstance(model.module, nn.Module) else _Function(model.module)
+        program = _exported(module, model.inputs)
+        program.save(str(path), external_data=True)
+    return path, tuple(value.name for value in onnx.load(str(path), load_external_data=False).graph.input)
+
+
+def _exported(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    with warnings.catch_warnings():
+        # The exporter tells about packages it could use, not about this model.
+        warnings.simplefilter("ignore")
+        log.setLevel(logging.ERROR)
+        try:
+            return torch.onnx.export(module, inputs, dynamo=True, verbose=False)
+        finally:
+            log.setLevel(level)
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)

@@ -1,0 +1,220 @@
+"""Measures every kernel inside the calls of a model: a twin of it is built whose driver reads the clock between kernels."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from dcir.codegen.compile import Library
+from dcir.driver.compile import Progress, Session
+from dcir.driver.measure.machine import machine
+from dcir.driver.training.distributed import is_sharded
+from dcir.errors import InvalidInput, OptionError
+from dcir.frontends.torch.importer import Imported
+from dcir.options import Options
+from dcir.report.profile import Profile, ProfileStep, middle
+from dcir.runtime.program import Program
+
+_WARM_UP = 3
+_LEAST = 5
+_MOST = 10_000
+
+
+@dataclass
+class Recorder:
+    """Collects the steps' times of every graph of one model (a ``compile.Watch``), and the sum of all of them."""
+
+    graphs: list[_Watched] = field(default_factory=list)
+    nanoseconds: int = 0
+
+    def __call__(self, kind: str, done: Imported, library: Library, program: Program) -> _Watched:
+        watched = _Watched(kind, _steps(len(self.graphs), done, library), program, self)
+        self.graphs.append(watched)
+        return watched
+
+    def forget(self) -> None:
+        """Drop what was measured so far."""
+        for graph in self.graphs:
+            graph.samples.clear()
+
+
+@dataclass
+class _Watched:
+    """A program that remembers what its driver measured: per call, nanoseconds of every step and of the teams."""
+
+    kind: str
+    steps: list[ProfileStep]
+    program: Program
+    recorder: Recorder
+    samples: list[list[int]] = field(default_factory=list)
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        results = self.program(args)
+        # At once: another graph with the same text shares the library and its clock.
+        ticks = self.program.ticks(len(self.steps))
+        self.samples.append(ticks)
+        self.recorder.nanoseconds += sum(ticks)
+        return results
+
+
+def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
+    steps, ops = [], done.network.ops()
+    for kernel, number in library.steps:
+        spec = ops[number].spec
+        reads, writes = spec.footprint()
+        name = kernel if kernel is not None else spec.name
+        moved = sum(reads) + sum(writes)
+        steps.append(ProfileStep(graph, name, describe(spec), ops[number].origin, spec.operations(), moved))
+    return steps
+
+
+def describe(spec: Any) -> str:
+    """An operator with the sizes that decide its time, on one line."""
+    kind = str(getattr(spec, "kind", type(spec).__name__))
+    if kind == "torch":
+        return f"torch {spec.name}"
+    if kind == "contraction":
+        batch = f"{'x'.join(map(str, spec.batch))} of " if spec.batch else ""
+        return f"product {batch}m{spec.m} n{spec.n} k{spec.k}{_extras(spec)}"
+    if hasattr(spec, "product"):
+        return f"{describe(spec.product)}, then {_words(spec.sums)}"
+    if hasattr(spec, "in_size"):
+        sizes = ["x".join(map(str, s)) for s in (spec.in_size, spec.kernel, spec.stride)]
+        groups = f" groups{spec.groups}" if spec.groups > 1 else ""
+        channels = f"{spec.groups * spec.cin}->{spec.groups * spec.cout}"
+        return f"convolution {kind} n{spec.n} {channels} at {sizes[0]} kernel {sizes[1]} stride {sizes[2]}{groups}{_extras(spec)}"
+    if kind.startswith("attention"):
+        causal = " causal" if spec.causal else ""
+        return f"{kind} {spec.batch}x{spec.heads} of m{spec.m} n{spec.n} d{spec.d}{causal}"
+    if kind == "program":
+        inner = f" over {'x'.join(map(str, spec.inner))}" if spec.inner else ""
+        return f"loops {'x'.join(map(str, spec.outer)) or '1'}{inner}: {_words(spec)}"
+    if kind == "winograd weights":
+        return f"{kind} {spec.cin}->{spec.cout}"
+    sizes = [*getattr(spec, "rows", getattr(spec, "dims", ())), *([spec.n] if hasattr(spec, "n") else [])]
+    return f"{kind} {getattr(spec, 'op', '')} {'x'.join(map(str, sizes))}".replace("  ", " ")
+
+
+def _extras(spec: Any) -> str:
+    text = " packed" if getattr(spec, "panel", 0) else ""
+    epilogue = getattr(spec, "epilogue", None)
+    return text + (f" + {_words(epilogue)}" if epilogue is not None else "")
+
+
+_SILENT = frozenset(("load", "store", "const", "index", "cast", "narrow"))
+
+
+def _words(program: Any, limit: int = 6) -> str:
+    """The distinct operations of a loop nest in order; a program without any is a copy."""
+    words = list(dict.fromkeys(s.attr[0] if s.op == "reduce" else s.op for s in program.body if s.op not in _SILENT))
+    return " ".join([*words[:limit], *(["…"] if len(words) > limit else [])]) or "copy"
+
+
+def profile(
+    model: Any,
+    options: Options,
+    inputs: Sequence[Any],
+    named: Mapping[str, Any] | None = None,
+    *,
+    seconds: float = 2.0,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    compiled: Callable[[Any, Session], Callable[..., Any]] | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Measure the kernels of a model's calls.
+
+    Args:
+        model: a module or function as it was before ``optimize``; one in training mode is copied, so that its buffers stay.
+        options: of the compilation.
+        inputs, named: the call.
+        seconds: how long to measure.
+        loss: makes a scalar of what the call returns; then the backward pass is part of every measured call. Gradients of the
+            user's tensors are left alone.
+        compiled: what compiles the model with a session; ``dcir.optimize`` if not given.
+        progress: told of the steps of the compilation; nothing is told while calls are measured.
+
+    Raises:
+        OptionError: a target whose code is not ours to measure.
+        InvalidInput: nothing was compiled in the call, or the model's parameters are sharded.
+    """
+    from dcir.driver.optimize import compiled_with
+
+    if options.target != "cpp":
+        raise OptionError("only target 'cpp' can be profiled", where=f"target={options.target!r}")
+    if isinstance(model, nn.Module) and is_sharded(model):
+        raise InvalidInput(
+            "a model under fully_shard cannot be profiled", where=type(model).__name__,
+            hint="dcir.optimize(model).dcir.profile(...) before fully_shard",
+        )  # fmt: skip
+    if isinstance(model, nn.Module) and model.training:
+        model = copy.deepcopy(model)
+    recorder = Recorder()
+    # Options that watch every pass would only slow the second compilation.
+    session = Session(replace(options, verify="off"), watch=recorder, progress=progress)
+    fast = (compiled or compiled_with)(model, session)
+    leaves = [v for v in pytree.tree_leaves((inputs, dict(named or {}))) if isinstance(v, torch.Tensor)]
+    wanted = [v for v in leaves if v.requires_grad]
+    if isinstance(model, nn.Module):
+        wanted += [p for p in model.parameters() if p.requires_grad]
+
+    def call() -> None:
+        out = fast(*inputs, **(named or {}))
+        if loss is not None:
+            torch.autograd.grad(loss(out), wanted, allow_unused=True)
+
+    walls, around = measured(call, recorder, seconds)
+    if not recorder.graphs:
+        raise InvalidInput("nothing was compiled in this call, so there are no kernels to measure")
+    return summary(recorder, walls, around, options.threads or torch.get_num_threads())
+
+
+def measured(call: Callable[[], None], recorder: Recorder, seconds: float) -> tuple[list[float], list[float]]:
+    """Of repeated calls, after a few that do not count, the wall times in milliseconds, and what of them no driver saw."""
+    for _ in range(_WARM_UP):
+        call()
+    recorder.forget()
+    walls: list[float] = []
+    around: list[float] = []
+    stop = time.perf_counter() + seconds
+    while len(walls) < _LEAST or (time.perf_counter() < stop and len(walls) < _MOST):
+        recorder.nanoseconds = 0
+        start = time.perf_counter()
+        call()
+        walls.append((time.perf_counter() - start) * 1e3)
+        around.append(walls[-1] - recorder.nanoseconds * 1e-6)
+    return walls, around
+
+
+def summary(recorder: Recorder, walls: Sequence[float], around: Sequence[float], threads: int) -> Profile:
+    """The recorder's samples as a profile. A graph that runs n times per call counts n times."""
+    model = machine()
+    result = Profile(threads, len(walls), middle(walls), min(walls), middle(around), 0.0)
+    for graph in recorder.graphs:
+        if not graph.samples:
+            continue
+        result.graphs.append(graph.kind)
+        times = len(graph.samples) / len(walls)
+        columns = list(zip(*graph.samples, strict=True))
+        for step, column in zip(graph.steps, columns, strict=False):
+            floor = (
+                model.floor_seconds(step.flops, step.bytes, threads=threads) * 1e3 * times if model.measured else None
+            )
+            result.steps.append(
+                replace(
+                    step,
+                    floor_ms=floor,
+                    ms=middle(column) * times * 1e-6,
+                    least_ms=min(column) * times * 1e-6,
+                    flops=round(step.flops * times),
+                    bytes=round(step.bytes * times),
+                )
+            )
+        result.team_ms += middle(columns[-1]) * times * 1e-6
+    return result

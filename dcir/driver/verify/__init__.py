@@ -1,0 +1,1 @@
+"""Are the numbers right? Checks against the interpreter and eager PyTorch, the search for what is wrong, reproducers."""

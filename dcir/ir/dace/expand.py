@@ -1,0 +1,349 @@
+"""Expansion of library nodes to plain maps and tasklets, the reference form that stock DaCe compiles.
+
+A loop nest becomes one state per stage: the stage's reduces start at their identity, one parallel map over the outer
+loops around a sequential map over the inner ones accumulates them (float sums in f64) and writes the full stores, and
+a map over the outer loops writes the rest. What a later stage needs again it computes again, as the definition of a
+program says; only the reduces' results live in transients. Operands are seen through flat views, so that every load
+and store is one memlet with the program's own address.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import dace
+
+from dcir.errors import Unsupported
+from dcir.ir.dace import tasklets
+from dcir.ir.dace.maps import add_map, address, address_text, element, enter, leave_to, outer_place
+from dcir.ir.loop_nest import LoopNest, Stmt
+
+_STORAGE = {
+    "f32": dace.float32, "f64": dace.float64, "bf16": dace.uint16, "f16": dace.uint16, "i64": dace.int64,
+    "i32": dace.int32, "i16": dace.int16, "i8": dace.int8, "u8": dace.uint8, "bool": dace.bool_,
+    "u16": dace.uint16, "u32": dace.uint32, "u64": dace.uint64,
+}  # fmt: skip
+_COMBINE = {
+    "sum": "lambda x, y: x + y", "prod": "lambda x, y: x * y", "any": "lambda x, y: max(x, y)",
+    "all": "lambda x, y: min(x, y)",
+    # NaN wins over every number, as in torch.
+    "max": "lambda x, y: dcir_max(x, y)", "min": "lambda x, y: dcir_min(x, y)",
+}  # fmt: skip
+_LAST = 1 << 62
+
+
+def expand_node(node: Any, state: Any, sdfg: Any) -> Any:
+    """The nested SDFG that computes what ``node`` does.
+
+    A spec may be a program, have a ``program()``, or have ``steps()``: temporaries as (name, dtype, elements) and the
+    programs to run in order, each with the names of its operands (a0, o0 … and the temporaries).
+
+    Raises:
+        Unsupported: the operator has no form in maps and tasklets (a call into torch, a sort).
+    """
+    root = sdfg
+    while root.parent_sdfg is not None:
+        root = root.parent_sdfg
+    if "frame" not in root.global_code or "DCIR_TASKLETS" not in root.global_code["frame"].as_string:
+        root.append_global_code(tasklets.HELPERS)
+    nested = dace.SDFG(node.label)
+    spec = node.spec
+    operands: dict[str, _Operand] = {}
+    for number, o in enumerate(node.in_offsets):
+        operands[f"a{number}"] = _Operand(f"a{number}", o)
+    for number, o in enumerate(node.out_offsets):
+        operands[f"o{number}"] = _Operand(f"o{number}", o)
+    for e in (*state.in_edges(node), *state.out_edges(node)):
+        desc = copy.deepcopy(sdfg.arrays[e.data.data])
+        desc.transient = False
+        connector = e.dst_conn if e.dst is node else e.src_conn
+        if connector not in nested.arrays:
+            nested.add_datadesc(connector, desc)
+    writer = _Writer(nested, operands)
+    for program, ins, outs in _steps(spec, nested, operands):
+        writer.program(program, ins, outs)
+    writer.finish()
+    return nested
+
+
+class _Operand:
+    """An array of the nested SDFG and where in it the operand begins."""
+
+    def __init__(self, array: str, offset: int) -> None:
+        self.array, self.offset = array, offset
+
+
+def _steps(spec: Any, nested: Any, operands: dict[str, _Operand]) -> list[tuple[LoopNest, list[str], list[str]]]:
+    if not isinstance(spec, LoopNest) and hasattr(spec, "program"):
+        spec = spec.program()
+    if isinstance(spec, LoopNest):
+        ins, outs = ([n for n in operands if n[0] == c] for c in "ao")
+        return [(spec, ins, outs)]
+    if not hasattr(spec, "steps"):
+        name = getattr(spec, "name", None) or getattr(spec, "kind", None) or type(spec).__name__
+        raise Unsupported.collect([(f"{name} through stock DaCe", "")])
+    temporaries, steps = spec.steps()
+    for name, dtype, size in temporaries:
+        nested.add_transient(name, [max(size, 1)], _STORAGE[dtype])
+        operands[name] = _Operand(name, 0)
+    return list(steps)
+
+
+class _Writer:
+    """Writes programs, state after state, into one nested SDFG."""
+
+    def __init__(self, sdfg: Any, operands: dict[str, _Operand]) -> None:
+        self.sdfg, self.operands = sdfg, operands
+        self.last: Any = None
+        self.count = 0
+        self.flat: dict[str, str] = {}
+
+    def state(self) -> Any:
+        """A new state after the last one."""
+        s = self.sdfg.add_state(f"step{self.count}", is_start_block=self.last is None)
+        if self.last is not None:
+            self.sdfg.add_edge(self.last, s, dace.InterstateEdge())
+        self.last, self.count = s, self.count + 1
+        return s
+
+    def finish(self) -> None:
+        """An SDFG needs one state, even to do nothing."""
+        if self.last is None:
+            self.state()
+
+    def view(self, operand: str, dtype: str) -> str:
+        """The flat view of an operand's array."""
+        array = self.operands[operand].array
+        if array not in self.flat:
+            desc = self.sdfg.arrays[array]
+            name = f"{array}_flat"
+            if desc.transient:
+                name = array
+            else:
+                self.sdfg.add_view(name, [desc.total_size], _STORAGE[dtype])
+            self.flat[array] = name
+        return self.flat[array]
+
+    def program(self, p: LoopNest, ins: Sequence[str], outs: Sequence[str]) -> None:
+        """The states of one program."""
+        if any(d == 0 for d in p.outer):
+            return
+        levels = p.levels()
+        results: dict[int, str] = {}
+        for stage in range(max((s for s, _ in levels), default=0) + 1):
+            reduces = [i for i, s in enumerate(p.body) if s.op == "reduce" and levels[i][0] == stage + 1]
+            stores = [i for i, s in enumerate(p.body) if s.op == "store" and levels[i][0] == stage]
+            full = [i for i in stores if levels[i][1]]
+            flat = [i for i in stores if not levels[i][1]]
+            if flat:
+                _Sweep(self, p, ins, outs, results, inner=False).run(flat)
+            accumulated = {i: self._accumulator(p, i) for i in reduces}
+            if accumulated:
+                self._start(p, accumulated)
+            # DaCe declares a custom reduction under one name, so a tasklet can have only one of them.
+            custom = [i for i in reduces if "dcir" in _COMBINE[p.body[i].attr[0].removeprefix("arg")]]
+            first = {i: name for i, name in accumulated.items() if i not in custom[1:]}
+            if (full or first) and all(p.inner):
+                _Sweep(self, p, ins, outs, results, inner=True).run(full, first)
+            for i in custom[1:] if all(p.inner) else []:
+                _Sweep(self, p, ins, outs, results, inner=True).run([], {i: accumulated[i]})
+            places = [i for i in reduces if p.body[i].attr[0].startswith("arg")]
+            if places and all(p.inner):  # the value is known now: the first place that has it
+                _Sweep(self, p, ins, outs, results, inner=True).run(
+                    [], {i: accumulated[i] for i in places}, places=True
+                )
+            results.update(accumulated)
+
+    def _accumulator(self, p: LoopNest, i: int) -> str:
+        kind, dtype = p.body[i].attr[0], p.body[p.body[i].args[0]].dtype
+        name = f"r{self.count}_{i}"
+        wide = {"sum": "f64" if dtype == "f32" else dtype, "any": "i32", "all": "i32"}.get(kind, dtype)
+        self.sdfg.add_transient(name, p.outer or (1,), _STORAGE[wide])
+        if kind.startswith("arg"):
+            self.sdfg.add_transient(name + "_at", p.outer or (1,), dace.int64)
+        return name
+
+    def _start(self, p: LoopNest, accumulated: dict[int, str]) -> None:
+        """Every accumulator at its identity; a place at one behind all."""
+        state = self.state()
+        entry, leave = add_map(state, "start", p.outer, 0)
+        for i, name in accumulated.items():
+            kind, dtype = p.body[i].attr[0], p.body[p.body[i].args[0]].dtype
+            values = [(name, _identity(kind.removeprefix("arg"), dtype))]
+            if kind.startswith("arg"):
+                values.append((name + "_at", tasklets.literal(_LAST, "i64")))
+            for array, value in values:
+                t = state.add_tasklet(f"start_{array}", {}, {"w": None}, f"w = {value}")
+                state.add_nedge(entry, t, dace.Memlet())
+                leave_to(state, t, "w", [leave], array, outer_place(p.outer))
+
+
+def _identity(kind: str, dtype: str) -> str:
+    if kind in ("sum", "any"):
+        return tasklets.literal(0, "i32" if kind == "any" else "f64" if dtype == "f32" else dtype)
+    if kind in ("prod", "all"):
+        return tasklets.literal(1, "i32" if kind == "all" else dtype)
+    if dtype in ("f32", "f64"):
+        return tasklets.literal(float("-inf" if kind == "max" else "inf"), dtype)
+    if dtype in ("bool", "u8"):
+        return tasklets.literal(0 if kind == "max" else 255 if dtype == "u8" else 1, dtype)
+    bits = int(dtype[1:]) - 1
+    return tasklets.literal(-(2**bits) if kind == "max" else 2**bits - 1, dtype)
+
+
+class _Sweep:
+    """One mapped tasklet over the outer loops, or over all of them."""
+
+    def __init__(
+        self, writer: _Writer, p: LoopNest, ins: Sequence[str], outs: Sequence[str], results: dict[int, str], *,
+        inner: bool,
+    ) -> None:  # fmt: skip
+        self.writer, self.p, self.ins, self.outs, self.results, self.inner = writer, p, ins, outs, results, inner
+        self.reads: dict[str, tuple[str, Any, bool]] = {}
+        self.lines: list[str] = []
+
+    def run(self, stores: Sequence[int], accumulated: dict[int, str] | None = None, *, places: bool = False) -> None:
+        """Add the state: ``stores`` are written, reduces of ``accumulated`` take this point's value in."""
+        p, accumulated = self.p, accumulated or {}
+        state = self.writer.state()
+        scopes = [add_map(state, "outer", p.outer, 0)]
+        if self.inner and p.inner:
+            scopes.append(add_map(state, "inner", p.inner, len(p.outer), sequential=True))
+        for i in self._needed([*stores, *accumulated]):
+            self._statement(i, p.body[i])
+        writes: list[tuple[str, str, Any, str | None]] = []
+        for i in stores:
+            s = p.body[i]
+            self.lines.append(f"w{i} = {tasklets.narrow(self._value(s.args[0]), s.dtype)}")
+            name = self.outs[s.attr[0]]
+            at = address(s.attr[1], self.writer.operands[name].offset)
+            writes.append((f"w{i}", self.writer.view(name, s.dtype), at, None))
+        for i, array in accumulated.items():
+            writes.append(self._accumulate(i, array, places))
+        self._connect(state, scopes, writes)
+
+    def _accumulate(self, i: int, array: str, places: bool) -> tuple[str, str, Any, str]:
+        s = self.p.body[i]
+        kind, value, dtype = s.attr[0], self._value(s.args[0]), self.p.body[s.args[0]].dtype
+        if places:
+            self.reads[f"b{i}"] = (array, outer_place(self.p.outer), False)
+            here = f"(({value} == b{i}) or (({value} != {value}) and (b{i} != b{i})))"
+            self.lines.append(f"w{i} = dace.int64({self._position()} if {here} else {tasklets.literal(_LAST, 'i64')})")
+            return f"w{i}", array + "_at", outer_place(self.p.outer), "lambda x, y: min(x, y)"
+        wide = {"sum": "f64" if dtype == "f32" else dtype, "any": "i32", "all": "i32"}.get(kind, dtype)
+        truth = f"({value} != 0)" if kind in ("any", "all") else value
+        self.lines.append(f"w{i} = {tasklets.typed(truth, wide)}")
+        return f"w{i}", array, outer_place(self.p.outer), _COMBINE[kind.removeprefix("arg")]
+
+    def _position(self) -> str:
+        text = "dace.int64(0)"
+        for d in range(len(self.p.outer), len(self.p.dims)):
+            text = f"({text} * dace.int64({self.p.dims[d]}) + dace.int64(i{d}))"
+        return text
+
+    def _needed(self, roots: Sequence[int]) -> list[int]:
+        seen: set[int] = set()
+        stack = [a for r in roots for a in self.p.body[r].args]
+        while stack:
+            i = stack.pop()
+            if i not in seen:
+                seen.add(i)
+                if i not in self.results:
+                    stack.extend(self.p.body[i].args)
+        return sorted(seen)
+
+    def _value(self, i: int) -> str:
+        s = self.p.body[i]
+        return tasklets.literal(s.attr[0], s.dtype) if s.op == "const" else f"v{i}"
+
+    def _statement(self, i: int, s: Stmt) -> None:
+        if s.op == "const":
+            return
+        args = [self._value(a) for a in s.args]
+        if s.op == "reduce":
+            array = self.results[i] + ("_at" if s.attr[0].startswith("arg") else "")
+            self.reads[f"c{i}"] = (array, outer_place(self.p.outer), False)
+            text = tasklets.typed(f"(c{i} != 0)" if s.dtype == "bool" else f"c{i}", s.dtype)
+        elif s.op == "index":
+            text = tasklets.typed(f"i{s.attr[0]}", "i64")
+        elif s.op == "load":
+            text = self._load(i, s, args)
+        elif s.op == "gather":
+            text = self._gather(s, args)
+        elif s.op == "cast":
+            text = tasklets.cast(args[0], self.p.body[s.args[0]].dtype, s.dtype)
+        elif s.op == "narrow":
+            text = tasklets.widen(tasklets.narrow(args[0], s.attr[0]), s.attr[0])
+        else:
+            text = tasklets.expression(s.op, args, s.dtype)
+        self.lines.append(f"v{i} = {text}")
+
+    def _load(self, i: int, s: Stmt, args: Sequence[str]) -> str:
+        name, storage = self.ins[s.attr[0]], self.p.inputs[s.attr[0]]
+        offset = self.writer.operands[name].offset
+        if args:
+            return self._guarded(name, storage, args[0], address_text(s.attr[1], offset), args[1])
+        self.reads[f"c{i}"] = (self.writer.view(name, storage), address(s.attr[1], offset), False)
+        return tasklets.widen(f"c{i}", storage)
+
+    def _gather(self, s: Stmt, args: Sequence[str]) -> str:
+        operand, strides, extents, steps, _ = s.attr
+        indices, rest = args[: len(extents)], args[len(extents) :]
+        name = self.ins[operand]
+        # A bad index cannot be reported from here; nothing outside the tensor is read either way.
+        good = [f"(({x} >= 0) and ({x} < {e}))" for x, e in zip(indices, extents, strict=True)]
+        test = " and ".join([*([rest[0]] if rest else []), *good]) or "True"
+        at = " + ".join([address_text(strides, self.writer.operands[name].offset),
+                         *(f"{x} * dace.int64({t})" for x, t in zip(indices, steps, strict=True))])  # fmt: skip
+        other = rest[1] if rest else tasklets.literal(0, s.dtype)
+        return self._guarded(name, self.p.inputs[operand], f"({test})", at, other)
+
+    def _guarded(self, name: str, storage: str, test: str, at: str, other: str) -> str:
+        view = self.writer.view(name, storage)
+        connector = f"p_{name}"
+        if self.writer.sdfg.arrays[view].total_size == 1:  # DaCe makes a scalar of a whole memlet of one element
+            self.reads[connector] = (view, address((0,) * len(self.p.dims), 0), False)
+            return f"({tasklets.widen(connector, storage)} if {test} else {other})"
+        self.reads[connector] = (view, None, True)
+        return f"({tasklets.widen(f'{connector}[{at}]', storage)} if {test} else {other})"
+
+    def _connect(self, state: Any, scopes: Sequence[Any], writes: Sequence[tuple[str, str, Any, str | None]]) -> None:
+        arrays = self.writer.sdfg.arrays
+        ins = {
+            c: dace.pointer(arrays[a].dtype) if whole else arrays[a].dtype for c, (a, _, whole) in self.reads.items()
+        }
+        outs = {c: arrays[a].dtype for c, a, _, _ in writes}
+        tasklet = state.add_tasklet(f"compute{self.writer.count}", ins, outs, "\n".join(self.lines))
+        entries = [entry for entry, _ in scopes]
+        sources: dict[str, Any] = {}
+        for connector, (array, at, whole) in self.reads.items():
+            if array not in sources:
+                sources[array] = self._source(state, array)
+            memlet = dace.Memlet.from_array(array, arrays[array]) if whole else element(array, at)
+            if whole:
+                memlet.dynamic = True
+            enter(state, sources[array], entries, tasklet, connector, array, arrays[array], memlet)
+        for before, after in zip(entries, [*entries[1:], tasklet], strict=True):
+            if not state.edges_between(before, after):
+                state.add_nedge(before, after, dace.Memlet())
+        exits = [leave for _, leave in reversed(scopes)]
+        for connector, array, at, wcr in writes:
+            leave_to(state, tasklet, connector, exits, array, at, wcr, self._target)
+
+    def _source(self, state: Any, array: str) -> Any:
+        node = state.add_access(array)
+        if isinstance(self.writer.sdfg.arrays[array], dace.data.View):
+            under = array.removesuffix("_flat")
+            memlet = dace.Memlet.from_array(under, self.writer.sdfg.arrays[under])
+            state.add_edge(state.add_access(under), None, node, "views", memlet)
+        return node
+
+    def _target(self, state: Any, array: str) -> Any:
+        node = state.add_access(array)
+        if isinstance(self.writer.sdfg.arrays[array], dace.data.View):
+            under = array.removesuffix("_flat")
+            memlet = dace.Memlet.from_array(under, self.writer.sdfg.arrays[under])
+            state.add_edge(node, "views", state.add_access(under), None, memlet)
+        return node

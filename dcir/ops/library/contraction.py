@@ -1,0 +1,173 @@
+"""Batched matrix product C[b,m,n] = sum_k A[b,m,k] B[b,k,n], every operand with its own strides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder, Stmt
+from dcir.ir.network import contiguous
+from dcir.ir.serialize import register
+from dcir.ir.types import compute_type, itemsize
+from dcir.isa import Isa, host_isa
+from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
+from dcir.ops.library.packing import packed_shape, read_packed, read_pairs, takes_turns
+from dcir.ops.library.torch_call import window_tensor
+from dcir.ops.torch_types import FROM_NAME
+
+# From so many rows on dot products lose against tiles.
+LEAST_ROWS = 12
+# Up to so many, packing them costs less than packing the other operand: 10 % at 64 rows, 6 % at 128; at 400 it costs 10 % more.
+MOST_SHORT_ROWS = 256
+# The same for short vectors (one thread of AVX2, 3072x768, ms, swapped : not): 16 rows 1.0 : 1.4, 64 4.1 : 4.0, 128 8.0 : 7.6. A tile's
+# columns are 6 results long, of 8 lanes, and an epilogue of GELU's length is not taken through several vectors at once there: 16 rows
+# 1.2 : 1.9, 32 2.5 : 2.4, 64 5.2 : 4.2, 196 16.2 : 11.6.
+MOST_SHORT_ROWS_NARROW, MOST_SHORT_ROWS_CHAINED = 64, 32
+# Rows, columns and steps of a product of bf16 in pairs that packs both operands: each number is used as often as there are rows or columns.
+LEAST_PAIRED = 64
+# The most that a product may take of scratch to pack an operand which it need not pack: 94 MB packed in every call of 256 rows took
+# 37 ms where tiles over the operand as it lies take 29.
+MOST_PACKED_BYTES = 32 << 20
+
+
+@register
+@dataclass(frozen=True)
+class ContractionSpec:
+    """Shapes in elements; strides in elements, batch strides first. A stride of 0 broadcasts.
+
+    Attributes:
+        dtype: dcir type name of all operands ("f32", "f64", "bf16", "f16"); half types accumulate in f32.
+        batch: extents of the batch dimensions (may be empty).
+        a: strides of A over (*batch, m, k).
+        b: strides of B over (*batch, k, n); of a packed B only those over the batch count.
+        c: strides of C over (*batch, m, n).
+        panel: if not 0, B is packed (``packing.py``) in panels of so many columns: per batch element, element (k, n) lies at
+            (n // panel * K + k) * panel + n % panel.
+        rounds: of a B that is not packed the half type that its elements are rounded to before they are multiplied.
+        dots: both operands hold nothing but numbers of bf16 (or B is rounded to them), and the processor multiplies them in pairs; a packed
+            B holds pairs of steps then.
+        stored: of a packed B the half type that it is kept in and widened from; columns of a panel may lie in another order then.
+        epilogue: what is done to C's elements before they are stored (``epilogue.py``); it owns the stores, and ``c`` equals the
+            strides of the first of them.
+    """
+
+    dtype: str
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    c: tuple[int, ...]
+    panel: int = 0
+    epilogue: LoopNest | None = None
+    stored: str = ""
+    rounds: str = ""
+    dots: bool = False
+
+    kind = "contraction"
+
+    @property
+    def b_dtype(self) -> str:
+        """Element type of B in memory."""
+        return self.stored or self.dtype
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Shapes of A, B and C."""
+        return (*self.batch, self.m, self.k), (*self.batch, self.k, self.n), (*self.batch, self.m, self.n)
+
+    def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Distinct bytes of A, B and the epilogue's operands, and of what is written."""
+        size = itemsize(self.dtype)
+        a, b, c = (
+            size * math.prod(d for d, s in zip(shape, strides, strict=True) if s != 0)
+            for shape, strides in zip(self.shapes, (self.a, self.b, self.c), strict=True)
+        )
+        if self.panel:
+            groups = math.prod(d for d, s in zip(self.batch, self.b, strict=False) if s != 0)
+            b = itemsize(self.b_dtype) * math.prod(packed_shape((groups,), self.n, self.k, self.panel, pairs=self.dots))
+        if self.epilogue is None:
+            return (a, b), (c,)
+        reads, writes = epilogue_footprint(self.epilogue)
+        return (a, b, *reads), writes
+
+    def operations(self) -> int:
+        """Multiplications and additions, and the epilogue's operations."""
+        extra = self.epilogue.operations() if self.epilogue is not None else 0
+        return 2 * math.prod(self.batch) * self.m * self.n * self.k + extra
+
+    def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Run it over 1-D NumPy buffers: in float64, rounded once (and once more after an epilogue)."""
+        shapes = self.shapes
+        a = window_tensor(ins[0], (shapes[0], self.a, self.dtype))
+        if self.panel:
+            rank, packed = len(self.batch), packed_shape(self.batch, self.n, self.k, self.panel, pairs=self.dots)
+            strides = (*self.b[:rank], *contiguous(packed[rank:]))
+            b = window_tensor(ins[1], (packed, strides, self.b_dtype))
+            if self.dots:
+                b = b.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-3, -2)[..., : self.k, :]
+            elif takes_turns(self.b_dtype):
+                b = b.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+            b = b.movedim(-2, -3).flatten(-2)[..., : self.n]
+        else:
+            b = window_tensor(ins[1], (shapes[1], self.b, self.dtype))
+            b = b.to(FROM_NAME[self.rounds]) if self.rounds else b
+        product = torch.matmul(a.double(), b.double())
+        if self.epilogue is None:
+            window_tensor(outs[0], (shapes[2], self.c, self.dtype)).copy_(product)
+            return
+        run_epilogue(self.epilogue, product.to(FROM_NAME[compute_type(self.dtype)]).numpy(), ins[2:], outs)
+
+    def program(self) -> LoopNest:
+        """The same as a loop nest: outer (*batch, m, n), inner (k,)."""
+        product = contraction_program(self, self.dtype, self.dtype)
+        return product if self.epilogue is None else attach_epilogue(product, self.epilogue)
+
+
+def contraction_program(spec: ContractionSpec, storage: str, result: str) -> LoopNest:
+    """``spec`` as a loop nest over other element types (products and sums in the result's compute type)."""
+    n_batch = len(spec.batch)
+    body = LoopNestBuilder((*spec.batch, spec.m, spec.n), (spec.k,))
+    a, b, c = body.input(storage), body.input(spec.stored or storage), body.output(result)
+    (*a_batch, a_m, a_k), (*b_batch, b_k, b_n) = spec.a, spec.b
+    x = body.load(a, (*a_batch, a_m, 0, a_k))
+    if spec.panel:
+        column, step = body.index(n_batch + 1), body.index(n_batch + 2)
+        if spec.dots:
+            y = read_pairs(body, b, (*b_batch, 0, 0, 0), (column, step), spec.n, spec.k, spec.panel)
+        else:
+            y = read_packed(body, b, (*b_batch, 0, 0, spec.panel), column, spec.n, spec.k, spec.panel)
+    else:
+        y = body.load(b, (*b_batch, 0, b_n, b_k))
+        y = Expr(body, body.add(Stmt("narrow", (y.n,), y.dtype, (spec.rounds,))), y.dtype) if spec.rounds else y
+    compute = compute_type(result)
+    total = body.reduce("sum", body.convert(x, compute) * body.convert(y, compute))
+    body.store(c, (*spec.c[:n_batch], *spec.c[n_batch:], 0), total)
+    return body.finish()
+
+
+def rows_suit(spec: ContractionSpec, isa: Isa | None = None) -> bool:
+    """Whether B's columns, contiguous along k, should be the rows of tiles: a short A is the smaller one to pack."""
+    most = MOST_SHORT_ROWS
+    if (isa or host_isa()).vectors != "avx512" and spec.n * spec.k * itemsize(spec.dtype) <= MOST_PACKED_BYTES:
+        chained = spec.epilogue is not None and any(s.op in ("exp", "erf") for s in spec.epilogue.body)
+        most = MOST_SHORT_ROWS_CHAINED if chained else MOST_SHORT_ROWS_NARROW
+    few = LEAST_ROWS <= spec.m <= min(spec.n // 5, most)
+    return not spec.batch and spec.b[-2] == 1 and few and spec.k > 1
+
+
+def pairs_pay(spec: ContractionSpec) -> bool:
+    """Whether multiplying in pairs is worth turning both operands into pairs in every call, if neither is packed."""
+    return min(spec.m, spec.n, spec.k) >= LEAST_PAIRED
+
+
+def packs(spec: ContractionSpec) -> tuple[int, int]:
+    """The operand (0 or 1) that a product with an epilogue has to pack in every call, unless it is packed already, and its bytes."""
+    which = 0 if rows_suit(spec) else 1
+    held = math.prod(d for d, s in zip(spec.batch, (spec.a, spec.b)[which], strict=False) if s)
+    return which, held * (spec.m, spec.n)[which] * spec.k * itemsize(spec.dtype)

@@ -1,0 +1,212 @@
+"""A convolution together with sums over what it stores, channel by channel: a batch's statistics, a normalisation's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dcir.ir.interpret import run_program
+from dcir.ir.loop_nest import LoopNest, Stmt, simplify
+from dcir.ir.scalars import reference as reference_of
+from dcir.ir.serialize import register
+from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.epilogue import identity_epilogue
+
+_R = TypeVar("_R")
+
+ADDED = "sum"
+"""Third in a store's ``attr``: the value is added up, over all points that share the address, in float64."""
+
+
+@register
+@dataclass(frozen=True)
+class ConvolutionStatisticsSpec:
+    """A convolution, and a program that sums over one of its results.
+
+    Inputs are the convolution's and then the program's from its second on; outputs are the convolution's (without a result that is not
+    kept) and then the program's.
+
+    Attributes:
+        product: "forward" or "backward_data".
+        sums: loops (channel,) outside and (n, *spatial) inside; its input 0 is result number ``result`` of the product, as stored.
+            ``sums_suit`` says what it may hold.
+        result: which result.
+        kept: whether that result is an output. If only the sums read it, it is not stored, and the outputs after it move up.
+    """
+
+    product: ConvolutionSpec
+    sums: LoopNest
+    result: int = 0
+    kept: bool = True
+
+    @property
+    def kind(self) -> str:
+        """The convolution's."""
+        return self.product.kind
+
+    def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Distinct bytes of each operand; the result is not read again."""
+        reads, writes = self.product.footprint()
+        others, made = self.sums.footprint()
+        return (*reads, *others[1:]), (*self.stored(writes), *made)
+
+    def operations(self) -> int:
+        """Those of both."""
+        return self.product.operations() + self.sums.operations()
+
+    def stored(self, results: Sequence[_R]) -> list[_R]:
+        """Of the convolution's results, one entry each, those that are outputs."""
+        return [r for i, r in enumerate(results) if self.kept or i != self.result]
+
+    def result_size(self) -> int:
+        """Elements from the first to the last of the result that the sums read."""
+        first = self._first()
+        (store,) = (s for s in first.body if s.op == "store" and s.attr[0] == self.result)
+        steps: tuple[int, ...] = store.attr[1]
+        return 1 + sum((d - 1) * t for d, t in zip(first.dims, steps, strict=True))
+
+    def names(self, instead: str) -> tuple[list[str], list[str], list[str], list[str]]:
+        """Operands of the convolution and of the program, inputs and outputs of each; a result that is not kept is ``instead``."""
+        reads, writes = self.product.footprint()
+        ins = [f"a{i}" for i in range(len(reads) + len(self.sums.inputs) - 1)]
+        stored = self.stored(writes)
+        outs = [f"o{i}" for i in range(len(stored))]
+        made = [f"o{len(stored) + i}" for i in range(len(self.sums.outputs))]
+        if not self.kept:
+            outs.insert(self.result, instead)
+        return ins[: len(reads)], outs, [outs[self.result], *ins[len(reads) :]], made
+
+    def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
+        """One after the other."""
+        place = {f"a{i}": a for i, a in enumerate(ins)} | {f"o{i}": o for i, o in enumerate(outs)}
+        if not self.kept:
+            place["result"] = np.zeros(self.result_size(), np.float32)
+        first, results, second, made = ([place[n] for n in names] for names in self.names("result"))
+        self.product.reference(first, results)
+        run_program(self.sums, second, made, reference_of)
+
+    def steps(self) -> tuple[list[tuple[str, str, int]], list[tuple[LoopNest, list[str], list[str]]]]:
+        """The same as two loop nests, over a temporary if the result is not kept."""
+        first, results, second, made = self.names("result")
+        temporaries = [] if self.kept else [("result", "f32", self.result_size())]
+        return temporaries, [(self.product.program(), first, results), (self.sums, second, made)]
+
+    def _first(self) -> LoopNest:
+        """The product's epilogue."""
+        spec = self.product
+        shape, strides = (spec.shapes[2], spec.y) if spec.kind == "forward" else (spec.shapes[0], spec.x)
+        return spec.epilogue or identity_epilogue(shape, spec.dtype, strides)
+
+    def epilogue(self) -> LoopNest:
+        """The product's epilogue with the part of the program that runs over all points.
+
+        Its inputs and outputs are the node's, and one more output per sum, to which a store of kind ``ADDED`` adds.
+        """
+        first = self._first()
+        body = list(first.body)
+        ((at, value),) = ((i, s.args[0]) for i, s in enumerate(body) if s.op == "store" and s.attr[0] == self.result)
+        stored = self.stored(first.outputs)
+        outputs = [*stored, *self.sums.outputs]
+        if not self.kept:
+            body[at] = Stmt("const", (), "f32", (0.0,))  # nobody's: it goes below, and the others keep their numbers
+            for i, s in enumerate(body):
+                if s.op == "store" and s.attr[0] > self.result:
+                    body[i] = s._replace(attr=(s.attr[0] - 1, *s.attr[1:]))
+        where: dict[int, int] = {}
+        channel = (0, 1, *(0 for _ in first.outer[2:]))
+        for i, (s, (stage, full)) in enumerate(zip(self.sums.body, self.sums.levels(), strict=True)):
+            if s.op == "load" and s.attr[0] == 0:
+                where[i] = value
+                continue
+            if s.op == "reduce":
+                outputs.append("f64")
+                s = Stmt("store", (where[s.args[0]],), s.dtype, (len(outputs) - 1, channel, ADDED))
+            elif stage or (s.op == "store" and not full):
+                continue
+            else:
+                attr = s.attr
+                if s.op in ("load", "store"):
+                    c, n, *rest = s.attr[1]
+                    number = s.attr[0] + (len(first.inputs) - 1 if s.op == "load" else len(stored))
+                    attr = (number, (n, c, *rest))
+                s = s._replace(args=tuple(where[a] for a in s.args), attr=attr)
+            body.append(s)
+            where[i] = len(body) - 1
+        inputs = (*first.inputs, *self.sums.inputs[1:])
+        return simplify(replace(first, inputs=inputs, outputs=tuple(outputs), body=tuple(body)))
+
+    def rest(self, jobs: int, pitch: int) -> tuple[LoopNest, list[int]]:
+        """What follows the sums, over partial sums [job][sum][channel] in float64, with ``pitch`` elements from one sum to the next.
+
+        Its inputs are the program's from the second on, then one for every sum. Also returns which outputs it writes.
+        """
+        p = self.sums
+        count = sum(1 for s in p.body if s.op == "reduce")
+        body: list[Stmt] = []
+        where: dict[int, int] = {}
+        made: list[int] = []
+        seen = 0
+        for i, (s, (stage, full)) in enumerate(zip(p.body, p.levels(), strict=True)):
+            if full and not stage:
+                continue
+            if s.op == "reduce":
+                body.append(Stmt("load", (), "f64", (len(p.inputs) - 1 + seen, (1, count * pitch))))
+                body.append(Stmt("reduce", (len(body) - 1,), "f64", s.attr))
+                if s.dtype != "f64":
+                    body.append(Stmt("cast", (len(body) - 1,), s.dtype))
+                seen += 1
+            else:
+                attr = s.attr
+                if s.op == "load":
+                    attr = (s.attr[0] - 1, (s.attr[1][0], 0))
+                elif s.op == "store":
+                    attr = (len(made), (s.attr[1][0], 0))
+                    made.append(s.attr[0])
+                body.append(s._replace(args=tuple(where[a] for a in s.args), attr=attr))
+            where[i] = len(body) - 1
+        inputs = (*p.inputs[1:], *("f64" for _ in range(count)))
+        outputs = tuple(p.outputs[k] for k in made)
+        return simplify(replace(p, inner=(jobs,), inputs=inputs, outputs=outputs, body=tuple(body))), made
+
+
+def sums_suit(p: LoopNest) -> str:
+    """Why a program of one outer loop cannot follow a convolution, or nothing."""
+    if len(p.outer) != 1 or not p.inner:
+        return "it does not sum over all but the channels"
+    for s, (stage, full) in zip(p.body, p.levels(), strict=True):
+        if s.op in ("gather", "index") or (s.op == "load" and s.args):
+            return "it reads through indices or a mask"
+        if s.op == "reduce" and (s.attr != ("sum",) or s.dtype not in ("f32", "f64") or stage != 1):
+            return "it takes something else than sums of one sweep"
+        if full and stage:
+            return "a later stage goes over the inner loops again"
+        if not _is_float32(p, s, full):
+            return "it computes in types that a convolution's tiles do not have"
+    return "" if any(s.op == "reduce" for s in p.body) else "it sums nothing"
+
+
+def _is_float32(p: LoopNest, s: Stmt, full: bool) -> bool:
+    """Whether a statement is one of float32 or bool, or a float64 factor of a sum."""
+    if not full or s.op == "reduce":
+        return True
+    if s.dtype == "f64":
+        given = [p.body[a] for a in s.args]
+        if s.op == "cast":
+            return given[0].dtype == "f32"
+        return s.op == "mul" and all(g.op == "cast" for g in given)
+    if s.op in ("load", "store"):
+        return (p.inputs if s.op == "load" else p.outputs)[s.attr[0]] in ("f32", "bool")
+    return s.dtype in ("f32", "bool") and all(p.body[a].dtype in ("f32", "bool") for a in s.args)
+
+
+def over(p: LoopNest, order: Sequence[int | None], outer: int, extents: Sequence[int]) -> LoopNest:
+    """``p`` with loops of ``extents``: loop number ``order[d]`` of ``p``, or a new one of extent 1 where that is None."""
+    body = []
+    for s in p.body:
+        if s.op in ("load", "store"):
+            s = s._replace(attr=(s.attr[0], tuple(0 if k is None else s.attr[1][k] for k in order), *s.attr[2:]))
+        body.append(s)
+    return replace(p, outer=tuple(extents[:outer]), inner=tuple(extents[outer:]), body=tuple(body))

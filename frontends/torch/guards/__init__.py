@@ -1,0 +1,1 @@
+"""What Dynamo's guards look at, as facts that native code compares."""

@@ -1,0 +1,1 @@
+"""What does the forward keep for the backward? The joint graph prepared, cut, and looked at against memory."""

@@ -1,0 +1,231 @@
+"""A graph with symbolic sizes: static programs for pieces of a batch, or for every combination of sizes, up to a limit.
+
+The first combination is compiled as it is. From the second on, a graph that does the same to every image of a batch is run in pieces
+(``pieces.py``), so that further batches need no compilation; another one is compiled for each combination.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.convert_frame import compile_lock
+
+from dcir.errors import RecompileWarning, Unsupported
+from dcir.frontends.torch.admission import argument_name
+from dcir.frontends.torch.shapes.batch_buckets import Pieces, Trace, Traced, find_batch, in_pieces
+from dcir.user_code import warn_user
+
+Sizes = tuple[tuple[str, int], ...]
+"""(place of a symbolic size in the inputs, its value)."""
+OnSizes = Callable[[Sizes, Sequence[Sizes]], None]
+"""Called with the sizes that are about to be compiled, and those that were before."""
+Specialise = Callable[[fx.GraphModule, Sequence[Any], Sizes, str], Callable[..., Any]]
+"""From a graph, its arguments, their sizes and a remark to what runs it."""
+
+# Dynamo's note that a trace is being made, where this torch has it.
+_told = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)
+_SIZE = re.compile(r"\.size\(\)\[(\d+)\]")
+
+
+class BySize:
+    """The graph as something to call.
+
+    Args:
+        gm: Dynamo's graph.
+        examples: its arguments, with symbolic numbers in them.
+        specialise: compiles it for the sizes of a list of arguments; the graph it is given has Python's numbers as constants.
+        trace: traces a graph for a list of arguments.
+        limit: how many combinations are compiled. A call with a further one runs the graph in torch: a program whose sizes never
+            come back then costs what it costs without dcir, instead of a compilation for each call.
+        on_sizes: hears of every combination before it is compiled.
+        strict: whether such a call is an error.
+        inputs: names of positional arguments, where the traced frame has ``*args`` in their place.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, examples: Sequence[Any], specialise: Specialise, trace: Callable[[fx.GraphModule], Trace], limit: int,
+        on_sizes: OnSizes | None = None, inputs: Sequence[str] = (), *, strict: bool = False,
+    ) -> None:  # fmt: skip
+        self.gm, self._specialise, self._limit, self._on_sizes = gm, specialise, limit, on_sizes
+        self._trace = trace
+        self.batch = find_batch(gm)
+        self.pieces: dict[Any, Pieces | str] = {}
+        self.places = symbolic_places(gm, examples, inputs)
+        self._numbers = _number_places(gm)
+        self.programs: dict[Any, Callable[..., Any]] = {}
+        self.made: list[Sizes] = []
+        self._beyond, self._strict = False, strict
+
+    def __call__(self, *args: Any) -> Any:
+        key = self._key(args)
+        program = self.programs.get(key)
+        if program is None:
+            program = self._in_pieces(args)
+        if program is None:
+            # Tracing is as little safe among threads here as within Dynamo, and other threads' calls must be told of it the same way.
+            with compile_lock, _told():
+                program = self.programs.get(key) or self._new(key, args)
+        return program(*args)
+
+    def _key(self, args: Sequence[Any], but: Sequence[int] = (), numbers: Sequence[int] = ()) -> Any:
+        """What a program belongs to; without the first dimension of the arguments ``but``, and without ``numbers``."""
+        return (
+            torch.is_grad_enabled(),
+            tuple(args[i].item() for i in self._numbers.values()),
+            tuple(
+                (tuple(a.shape[i in but :]), tuple(a.stride()), a.dtype, a.requires_grad)
+                if isinstance(a, torch.Tensor)
+                else None
+                if i in numbers
+                else a
+                for i, a in enumerate(args)
+            ),
+        )
+
+    def _in_pieces(self, args: Sequence[Any]) -> Callable[..., Any] | None:
+        """The program of any batch, if it is ready for this one."""
+        if isinstance(self.batch, str) or not self.pieces or self.batch.size(args) < 2:
+            return None
+        found = self.pieces.get(self._key(args, self.batch.tensors, self.batch.numbers))
+        return found if isinstance(found, Pieces) and found.ready(args) else None
+
+    def sizes(self, args: Sequence[Any]) -> Sizes:
+        """The symbolic sizes in a list of arguments."""
+        return tuple((name, _at(args[i], dim)) for name, (i, dim) in self.places.items())
+
+    def _with_numbers(self, args: Sequence[Any]) -> fx.GraphModule:
+        """The graph with the Python numbers of a call, which Dynamo passes as tensors, as constants."""
+        if not self._numbers:
+            return self.gm
+        graph = copy.deepcopy(self.gm.graph)
+        for node in list(graph.nodes):
+            if _is_item(node) and node.args[0].name in self._numbers:
+                value = args[self._numbers[node.args[0].name]].item()
+                for user in list(node.users):
+                    user.args, user.kwargs = _put((user.args, user.kwargs), node, value)
+                graph.erase_node(node)
+        return fx.GraphModule(self.gm, graph)
+
+    def _new(self, key: Any, args: Sequence[Any]) -> Callable[..., Any]:
+        remark = ""
+        if self.made:
+            found = self._split(args)
+            if isinstance(found, Pieces):
+                found.prepare(args)
+                return found
+            remark = f"each batch is compiled for itself: {found}"
+        sizes = self.sizes(args)
+        if len(self.programs) >= self._limit and self._strict:
+            raise Unsupported(
+                f"{len(self.programs)} combinations of sizes are compiled, which is the limit",
+                details=[("sizes", text(sizes))], hint="shape_limit=... sets it; strict=False runs further ones in torch",
+            )  # fmt: skip
+        if len(self.programs) >= self._limit:
+            if not self._beyond:
+                self._beyond = True
+                warn_user(
+                    f"{len(self.programs)} combinations of sizes are compiled, which is the limit; "
+                    f"calls with further ones ({text(sizes)}) run in torch; shape_limit=... sets the limit",
+                    RecompileWarning,
+                )
+            return self.gm
+        self.programs[key] = program = self._compile(args, remark)
+        return program
+
+    def _compile(self, args: Sequence[Any], remark: str, traced: Traced | None = None) -> Callable[..., Any]:
+        sizes = self.sizes(args)
+        if self._on_sizes is not None:
+            self._on_sizes(sizes, self.made)
+        if traced is not None:
+            program = traced.compiled(sizes, remark)
+        else:
+            program = self._specialise(self._with_numbers(args), args, sizes, remark)
+        self.made.append(sizes)
+        return program
+
+    def _piece(self, like: Sequence[Any], images: int, traced: Traced | None) -> Callable[..., Any]:
+        known = self.programs.get(self._key(like))  # a batch that was compiled as a whole may be of that size
+        return known if known is not None else self._compile(like, f"a piece of any batch: {images} images", traced)
+
+    def _split(self, args: Sequence[Any]) -> Pieces | str:
+        """The program of any batch, or why there is none."""
+        batch = self.batch
+        if isinstance(batch, str):
+            return batch
+        if batch.size(args) < 2:
+            return "there are no two images"
+        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+            return "only inference is done in pieces"
+        key = self._key(args, batch.tensors, batch.numbers)
+        if key not in self.pieces:
+            (output,) = (n for n in self.gm.graph.nodes if n.op == "output")
+            results = len(output.args[0]) if isinstance(output.args[0], tuple | list) else 1
+            found = in_pieces(self._trace(self._with_numbers(args)), batch, args, results)
+            self.pieces[key] = found if isinstance(found, str) else Pieces(batch, found, self._piece)
+        return self.pieces[key]
+
+
+def text(sizes: Sizes) -> str:
+    """Sizes for people."""
+    return ", ".join(f"{name}={value}" for name, value in sizes)
+
+
+def symbolic_places(
+    gm: fx.GraphModule, examples: Sequence[Any], inputs: Sequence[str] = ()
+) -> Mapping[str, tuple[int, int | None]]:
+    """Where each symbol's value is found: from a name to (argument, dimension, or None for the argument itself).
+
+    Symbols stand where they are first alone; sizes that follow from others (2 * s) are left out.
+    """
+    found: dict[str, tuple[str, tuple[int, int | None]]] = {}
+    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    for i, (node, value) in enumerate(zip(nodes, examples, strict=True)):
+        name = _name(node, inputs)
+        if isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                _note(found, size, f"{name}[{dim}]", (i, dim))
+        else:
+            _note(found, value, _SIZE.sub(r"[\1]", name), (i, None))
+    return dict(found.values())
+
+
+def _number_places(gm: fx.GraphModule) -> dict[str, int]:
+    """Names and positions of placeholders that are Python numbers in the user's program."""
+    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    return {
+        n.name: i
+        for i, n in enumerate(nodes)
+        if getattr(n.meta.get("grapharg"), "pass_arg_as_tensor", False) and any(map(_is_item, n.users))
+    }
+
+
+def _put(arguments: Any, node: fx.Node, value: float) -> Any:
+    """Arguments of a node with a number in place of another node."""
+    return fx.node.map_arg(arguments, lambda n: value if n is node else n)
+
+
+def _is_item(node: fx.Node) -> bool:
+    return node.op == "call_method" and node.target == "item" and isinstance(node.args[0], fx.Node)
+
+
+def _note(found: dict[str, Any], size: Any, name: str, place: tuple[int, int | None]) -> None:
+    if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+        found.setdefault(str(size.node.expr), (name, place))
+
+
+def _name(node: fx.Node, inputs: Sequence[str]) -> str:
+    """A placeholder's source as the user would write it."""
+    source = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", None)
+    if not isinstance(source, str):
+        return str(node.name)
+    return argument_name(source, inputs)
+
+
+def _at(value: Any, dim: int | None) -> int:
+    return int(value if dim is None else value.shape[dim])

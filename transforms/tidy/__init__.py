@@ -1,0 +1,1 @@
+"""Tier 0: the graph says the same with less."""

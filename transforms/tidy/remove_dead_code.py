@@ -1,0 +1,68 @@
+"""What nobody reads is not computed.
+
+    a = f(x); b = g(x); return b   -->   b = g(x); return b
+    a, b = f(x), g(x); return b    -->   b = g(x); return b          one program, one store fewer
+
+An operator is needed if the caller or a needed operator reads one of its outputs; one sweep from the last operator to
+the first finds all that is not. Saves the work, the traffic and the containers of what is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dcir.ir.dace.nodes import Op
+from dcir.ir.fuse import compact
+from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.network import Network
+from dcir.ops.library.torch_call import has_effects
+from dcir.transforms.base import Pass, PassResult
+
+
+@dataclass(frozen=True)
+class RemoveDeadCode(Pass):
+    """Drop operators without readers, stores without readers, and containers without operators."""
+
+    tier: ClassVar[int] = 0
+
+    def apply(self, net: Network) -> PassResult:
+        """One sweep against the order of execution."""
+        outcome = PassResult()
+        results = net.result_containers()
+        for op in reversed(net.ops()):
+            outs = net.outs(op)
+            live = {o.data for o in outs if o.data in results or net.readers(o.data)}
+            if live and isinstance(op.spec, LoopNest):
+                self._trim(net, op, live, outcome)
+            elif live:
+                if any(o.data not in live for o in outs):
+                    outcome.refuse("an operator that is no loop nest computes all its results")
+            elif has_effects(op.spec):
+                outcome.refuse("the operator has effects, or moves the random generator")
+            else:
+                outcome.saved_bytes += sum(sum(table) for table in op.spec.footprint())
+                outcome.changed += 1
+                net.remove_op(op)
+        self._containers(net, results, outcome)
+        return outcome
+
+    def _trim(self, net: Network, op: Op, live: set[str], outcome: PassResult) -> None:
+        """Stores to ``live`` containers stay, with what they need."""
+        p, ins, outs = op.spec, net.ins(op), net.outs(op)
+        needed = simplify(p, lambda s: s.op == "store" and outs[s.attr[0]].data in live)
+        lean = compact(needed, ins, outs)
+        if len(needed.body) == len(p.body) and len(lean.ins) == len(ins) and len(lean.outs) == len(outs):
+            return
+        outcome.saved_bytes += p.bytes_moved() - lean.program.bytes_moved()
+        outcome.changed += 1
+        net.rewire(op, lean.program, lean.ins, lean.outs, made_by=self.name)
+
+    def _containers(self, net: Network, results: set[str], outcome: PassResult) -> None:
+        for name, c in list(net.containers.items()):
+            internal = c.role in ("transient", "result") and name not in results
+            if internal and not net.writers(name) and not net.readers(name):
+                net.remove_container(name)
+                net.arena.pop(name, None)
+                net.lent.pop(name, None)
+                outcome.changed += 1

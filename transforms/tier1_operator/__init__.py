@@ -1,0 +1,1 @@
+"""Tier 1, inside operators: another algorithm, tiles, packing, instructions."""

@@ -1,0 +1,219 @@
+"""What scales the channels of an image scales the weights of the product that reads it instead, where there are fewer of them.
+
+    t[n,c,p] = x[n,c,p] s[n,c];  y = conv(t, w)    -->    u[n,c,o] = w[c,o] s[n,c];  y = conv(x, u), an image each
+
+A squeeze-excite block's last step: the scaled image is never written. Only for 1 x 1 convolutions with packed weights, and for scales that
+are known to be small (a sigmoid's): neither order of the multiplications can then overflow where the other does not. Saves the image's
+reading and writing, less the weights'.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+from dcir.ir.dace.nodes import Op
+from dcir.ir.loop_forms import drop_unit_loops, order_loops
+from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.network import Network, Operand, contiguous
+from dcir.ops.library import matrix_unit
+from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.epilogue import reorder_epilogue
+from dcir.ops.library.packing import panels
+from dcir.transforms.base import Pass, PassResult
+
+MOST = 8.0
+"""The largest scale."""
+
+
+class Scaling(NamedTuple):
+    """A program that scales the channels of a convolution's image.
+
+    Attributes:
+        op: the operator.
+        x, scale: its operands.
+        steps: strides of x over the convolution's (n, channel, *positions).
+        scale_steps: strides of the scale over (n, channel).
+    """
+
+    op: Op
+    x: Operand
+    scale: Operand
+    steps: tuple[int, ...]
+    scale_steps: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class FoldChannelScales(Pass):
+    """Move such scales over to the weights.
+
+    Attributes:
+        least: positions of an image per output channel.
+        matrix: whether the processor has a matrix unit, which one product of all images may need.
+    """
+
+    tier: ClassVar[int] = 3
+    least: float = 1.5
+    matrix: bool = False
+
+    def apply(self, net: Network) -> PassResult:
+        """Visit every convolution with packed weights."""
+        outcome = PassResult()
+        for op in net.ops():
+            spec = op.spec
+            if not isinstance(spec, ConvolutionSpec) or not _pointwise(spec):
+                continue
+            found = _scaling(net, op, spec)
+            if found is None:
+                continue
+            reason = found if isinstance(found, str) else self._unfit(spec)
+            if reason or isinstance(found, str):
+                outcome.refuse(reason)
+                continue
+            outcome.changed += 1
+            outcome.saved_bytes += found.op.spec.bytes_moved()
+            outcome.saved_bytes -= self._move(net, op, spec, found)
+        return outcome
+
+    def _unfit(self, spec: ConvolutionSpec) -> str:
+        if math.prod(spec.out_size) < self.least * spec.panel * panels(spec.cout, spec.panel):
+            return "the image has too few positions for its weights"
+        if self.matrix and spec.n > 1:
+            sizes = math.prod(spec.out_size), spec.cout, spec.cin
+            if matrix_unit.matrix_wins(1, spec.n * sizes[0], *sizes[1:]) and not matrix_unit.matrix_wins(1, *sizes):
+                return "the matrix unit wants all images in one product"
+        return ""
+
+    def _move(self, net: Network, op: Op, spec: ConvolutionSpec, found: Scaling) -> int:
+        """Rewrite; the bytes that scaling the weights moves."""
+        shape = spec.n, panels(spec.cout, spec.panel), spec.cin, spec.panel
+        body = LoopNestBuilder(shape)
+        w, s, u = body.input(spec.dtype), body.input(spec.dtype), body.output(spec.dtype)
+        scale = body.load(s, (found.scale_steps[0], 0, found.scale_steps[1], 0))
+        body.store(u, contiguous(shape), body.load(w, (0, *contiguous(shape[1:]))) * scale)
+        program = order_loops(drop_unit_loops(body.finish()))
+        ins, outs = net.ins(op), net.outs(op)
+        weights = Operand(net.add_container(shape, spec.dtype))
+        net.add_op(program, [ins[1], found.scale], [weights], origin=found.op.origin, made_by=self.name, before=op)
+        made = (
+            replace(spec, x=found.steps)
+            if spec.n == 1
+            else _product(replace(spec, x=found.steps), contiguous(shape)[0])
+        )
+        net.rewire(op, made, [found.x, weights, *ins[2:]], outs, made_by=self.name)
+        data = net.outs(found.op)[0].data
+        net.remove_op(found.op)
+        net.remove_container(data)
+        return program.bytes_moved()
+
+
+def _pointwise(spec: ConvolutionSpec) -> bool:
+    return (
+        spec.kind == "forward"
+        and spec.panel > 0
+        and spec.groups == 1
+        and not (spec.bias or spec.winograd)
+        and math.prod(spec.kernel) == 1
+        and set(spec.stride) == {1}
+        and set(spec.padding) == {0}
+        and spec.in_size == spec.out_size
+    )
+
+
+def _scaling(net: Network, op: Op, spec: ConvolutionSpec) -> Scaling | str | None:
+    """What scales the convolution's image; None if nothing does."""
+    image = net.ins(op)[0]
+    writers = net.writers(image.data)
+    if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest):
+        return None
+    p, ins = writers[0].spec, net.ins(writers[0])
+    if (
+        p.inner
+        or sorted(s.op for s in p.body) != ["load", "load", "mul", "store"]
+        or any(s.args for s in p.body if s.op == "load")
+    ):
+        return None
+    loads = [s for s in p.body if s.op == "load"]
+    store = p.body[-1]
+    walked = _dimensions(p, store.attr[1], spec)
+    if walked is None or set(p.inputs) | set(p.outputs) != {spec.dtype}:
+        return None
+    fixed = [all(not t for d, t in zip(walked, s.attr[1], strict=True) if d is not None and d > 1) for s in loads]
+    if fixed.count(True) != 1:
+        return None
+    scale, x = loads[fixed.index(True)], loads[fixed.index(False)]
+    container = net.containers[image.data]
+    if container.role != "transient" or image.data in net.result_containers() or net.readers(image.data) != [op]:
+        return "others read the scaled image"
+    if net.outs(writers[0])[0] != image:
+        return "the image is a part of what is scaled"
+    if not _small(net, ins[scale.attr[0]]):
+        return "the scale is not known to be small"
+    rank = 2 + len(spec.kernel)
+    steps, scale_steps = [0] * rank, [0] * rank
+    for d, t, u in zip(walked, x.attr[1], scale.attr[1], strict=True):
+        if d is not None:
+            steps[d], scale_steps[d] = t, u
+    if steps[1] != 1 and spec.cin > 1:
+        return "the image's channels do not lie together"
+    return Scaling(writers[0], ins[x.attr[0]], ins[scale.attr[0]], tuple(steps), (scale_steps[0], scale_steps[1]))
+
+
+def _dimensions(p: LoopNest, stored: tuple[int, ...], spec: ConvolutionSpec) -> list[int | None] | None:
+    """The dimension of the convolution's image that each loop walks, None for one that runs once; None if some is another's."""
+    left = {d: (n, t) for d, (n, t) in enumerate(zip(spec.shapes[0], spec.x, strict=True)) if n > 1}
+    found: list[int | None] = []
+    for extent, step in zip(p.outer, stored, strict=True):
+        d = next((d for d, pair in left.items() if pair == (extent, step)), None)
+        if extent > 1 and d is None:
+            return None
+        if d is not None:
+            del left[d]
+        found.append(d)
+    return None if left else found
+
+
+def _small(net: Network, scale: Operand) -> bool:
+    """Whether everything written to the scale's container is at most ``MOST``."""
+    writers = net.writers(scale.data)
+    for op in writers:
+        p = op.spec if isinstance(op.spec, LoopNest) else getattr(op.spec, "epilogue", None)
+        if p is None:
+            return False
+        for s in p.body:
+            if s.op == "store" and net.outs(op)[s.attr[0]].data == scale.data and not _most(p, s.args[0]) <= MOST:
+                return False
+    return bool(writers)
+
+
+def _most(p: LoopNest, i: int) -> float:
+    """The largest magnitude that a value can have, as far as its last steps tell."""
+    s = p.body[i]
+    if s.op in ("sigmoid", "tanh"):
+        return 1.0
+    if s.op == "const":
+        return abs(float(s.attr[0]))
+    if s.op == "mul":
+        return _most(p, s.args[0]) * _most(p, s.args[1])
+    if s.op == "div" and p.body[s.args[1]].op == "const" and p.body[s.args[1]].attr[0]:
+        return _most(p, s.args[0]) / abs(float(p.body[s.args[1]].attr[0]))
+    if s.op in ("min", "max"):  # between two constants
+        for a, other in (s.args, s.args[::-1]):
+            t = p.body[a]
+            if p.body[other].op == "const" and t.op in ("min", "max") and t.op != s.op:
+                inner = [b for b in t.args if p.body[b].op == "const"]
+                if inner:
+                    return max(_most(p, other), _most(p, inner[0]))
+    return math.inf
+
+
+def _product(spec: ConvolutionSpec, step: int) -> ContractionSpec:
+    """The convolution with weights for every image, ``step`` apart."""
+    order = (0, *range(2, 2 + len(spec.kernel)), 1)
+    *batch, m, _ = (spec.shapes[2][d] for d in order)
+    a, c = (tuple(s[d] for d in order) for s in (spec.x, spec.y))
+    epilogue = reorder_epilogue(spec.epilogue, order) if spec.epilogue is not None else None
+    b = (step, *([0] * (len(batch) + 1)))
+    return ContractionSpec(spec.dtype, tuple(batch), m, spec.cout, spec.cin, a, b, c, spec.panel, epilogue)

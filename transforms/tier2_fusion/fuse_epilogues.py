@@ -1,0 +1,364 @@
+"""What follows a matrix product or a convolution, element by element, happens before the product is stored.
+
+    t = x @ w; y = relu(t + b)                   -->   y = x @ w, stored as relu(value + b)
+    t = conv(x, w); u = norm(t); y = relu(u + r) -->   y = conv(x, w), stored as relu(norm(value) + r)
+
+A pointwise program joins the product that it reads last if its loops run over the product's results one to one: in any order, with
+dimensions of the product cut in parts as long as every other operand walks the parts as one (``dcir.ir.fuse.match``, as digits of
+a mixed-radix number). The pointwise producers of other operands follow where nobody else reads them. A result with other readers is
+stored too. Saves one write and one read of all results for every program that joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from dcir.ir.dace.nodes import Op
+from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, same_way
+from dcir.ir.loop_forms import drop_unit_loops
+from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
+from dcir.ir.network import Network, Operand, contiguous
+from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec, packs
+from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.epilogue import first_store, identity_epilogue
+from dcir.transforms.base import Pass, PassResult
+
+VALUE = Operand("", 0)
+"""Stands for the product's value among the operands of an epilogue."""
+
+LEAST_ROWS = 32
+"""Rows of a product that are worth a matrix of their own in a batch."""
+
+Product = ContractionSpec | ConvolutionSpec
+
+
+@dataclass(frozen=True)
+class FuseEpilogues(Pass):
+    """Pointwise programs into the products before them.
+
+    Attributes:
+        max_operands: most operands of an epilogue, the product's value not counted.
+        max_statements: most statements of an epilogue.
+    """
+
+    tier: ClassVar[int] = 2
+    max_operands: int = 10
+    max_statements: int = 60
+
+    def apply(self, net: Network) -> PassResult:
+        """Visit pointwise programs in order of execution, then the other operands of epilogues."""
+        outcome = PassResult()
+        position = {op: float(i) for i, op in enumerate(net.ops())}
+        for op in net.ops():
+            if is_product(op.spec) and op.spec.kind == "forward" and op.spec.bias and op.spec.epilogue is None:
+                spec, epilogue = epilogue_of(net, op)
+                set_epilogue(net, op, spec, epilogue, self.name)
+                outcome.changed += 1
+        for op in net.ops():
+            if isinstance(op.spec, LoopNest) and _pointwise(op.spec):
+                self._absorb(net, op, position, outcome)
+        static = net.preparable()  # what is moved from here on makes no operator and changes none of them
+        for op in net.ops():
+            if is_product(op.spec) and op.spec.epilogue is not None:
+                while self._pull(net, op, position, static, outcome):
+                    pass
+        return outcome
+
+    def _absorb(self, net: Network, consumer: Op, position: dict[Op, float], outcome: PassResult) -> None:
+        """Let the latest product that ``consumer`` reads, and that can, take it over."""
+        products: dict[Op, str] = {}
+        for o in net.ins(consumer):
+            writers = net.writers(o.data)
+            if len(writers) == 1 and is_product(writers[0].spec):
+                products.setdefault(writers[0], o.data)
+        for product in sorted(products, key=position.__getitem__, reverse=True):
+            reason = self._try(net, product, consumer, products[product], position, outcome)
+            if reason is None:
+                return
+            outcome.refuse(reason)
+
+    def _try(
+        self, net: Network, product: Op, consumer: Op, data: str, position: dict[Op, float], outcome: PassResult
+    ) -> str | None:
+        """Move ``consumer`` into the epilogue of ``product``, which wrote ``data``; the reason why not."""
+        if packs_much(net, product):
+            return "with an epilogue the product would have to pack a large operand in every call"
+        spec, old = epilogue_of(net, product)
+        c, ins = drop_unit_loops(consumer.spec), net.ins(consumer)
+        loads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
+        if any(c.body[i].op == "gather" or c.body[i].args for i in loads):
+            return "the consumer reads it through indices or a mask"
+        stores = [s for s in old.program.body if s.op == "store" and old.outs[s.attr[0]].data == data]
+        if len(stores) != 1:
+            return "the product writes it in several parts"
+        at = old.outs[stores[0].attr[0]].offset
+        m = match(old.program, stores[0], at, c, [(i, ins[c.body[i].attr[0]].offset) for i in loads])
+        if isinstance(m, str):
+            return m
+        numbers = dict.fromkeys(moved_loads(m.consumer, ins, data), stores[0].args[0])
+        for other in {o.data for o in old.outs} & {o.data for o in ins} - {data}:
+            more = same_way(old.program, old.outs, m, ins, other)
+            if more is None:
+                return "the consumer reads two results of the product in different ways"
+            numbers.update(more)
+        fitted = _fit(spec, old, m)
+        if isinstance(fitted, str):
+            return fitted
+        spec, old, whole, place = fitted
+        results = net.result_containers()
+        kept = {o.data for o in old.outs if o.data in results or set(net.readers(o.data)) - {consumer}}
+        new = _value_first(extend(
+            old.program, old.ins, old.outs, replace(m, consumer=whole), ins, net.outs(consumer), numbers, place,
+            keep=lambda s: old.outs[s.attr[0]].data in kept,
+        ))  # fmt: skip
+        reason = self._unfit(new)
+        if reason is not None:
+            return reason
+        where = place_of_both(net, product, consumer, position)
+        if where is None:
+            return "another operator needs the product first"
+        outcome.changed += 1
+        outcome.saved_bytes += sum(map(sum, product.spec.footprint())) + consumer.spec.bytes_moved()
+        fused = set_epilogue(net, product, spec, new, self.name, before=where, origin=consumer.origin)
+        outcome.saved_bytes -= sum(map(sum, fused.spec.footprint()))
+        position[fused] = position[where]
+        _remove(net, [consumer, product], position)
+        return None
+
+    def _unfit(self, new: Fused) -> str | None:
+        p = new.program
+        if not new.ins or new.ins[0] != VALUE:
+            return "the consumer does not need the product"
+        if len(new.ins) - 1 > self.max_operands:
+            return "the epilogue would have too many operands"
+        if len(p.body) > self.max_statements:
+            return "the epilogue would be too long"
+        if any(s.op == "gather" and s.attr[4] == "checked" for s in p.body):
+            return "indices have to be checked before the product"
+        return None
+
+    def _pull(self, net: Network, product: Op, position: dict[Op, float], static: set[Op], outcome: PassResult) -> bool:
+        """Compute one operand of an epilogue where it is read, if nobody else reads it."""
+        spec, old = epilogue_of(net, product)
+        for data in dict.fromkeys(o.data for o in old.ins[1:]):
+            writers = net.writers(data)
+            if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest) or not _pointwise(writers[0].spec):
+                continue
+            producer = writers[0]
+            new = _inlined(net, product, producer, old, data, static)
+            if not isinstance(new, str):
+                reason = self._unfit(new)
+                if reason is None:
+                    outcome.changed += 1
+                    outcome.saved_bytes += sum(map(sum, spec.footprint())) + producer.spec.bytes_moved()
+                    set_epilogue(net, product, spec, new, self.name)
+                    outcome.saved_bytes -= sum(map(sum, product.spec.footprint()))
+                    _remove(net, [producer], position)
+                    return True
+                new = reason
+            outcome.refuse(new)
+        return False
+
+
+def is_product(spec: object) -> bool:
+    """Whether an operator can have an epilogue."""
+    if isinstance(spec, ContractionSpec):
+        return spec.dtype in ("f32", "f64")
+    if not isinstance(spec, ConvolutionSpec) or spec.kind != "forward" or (spec.bias and spec.epilogue is not None):
+        return False
+    return spec.dtype in ("f32", "f64")
+
+
+def epilogue_of(net: Network, op: Op) -> tuple[Product, Fused]:
+    """A product without bias, and its epilogue with the operands (``VALUE`` first); the trivial one if it has none."""
+    spec: Product = op.spec
+    ins, outs = net.ins(op), tuple(net.outs(op))
+    if spec.epilogue is not None:
+        return spec, Fused(spec.epilogue, (VALUE, *ins[2:]), outs)
+    shape, strides = spec.shapes[2], spec.c if isinstance(spec, ContractionSpec) else spec.y
+    if isinstance(spec, ContractionSpec) or not spec.bias:
+        return spec, Fused(identity_epilogue(shape, spec.dtype, strides), (VALUE,), outs)
+    body = LoopNestBuilder(shape)
+    value = body.load(body.input(spec.dtype), contiguous(shape))
+    bias = body.load(body.input(spec.dtype), [1 if d == 1 else 0 for d in range(len(shape))])
+    body.store(body.output(spec.dtype), strides, value + bias)
+    return replace(spec, bias=False), Fused(body.finish(), (VALUE, ins[2]), outs)
+
+
+def set_epilogue(
+    net: Network, op: Op, spec: Product, epilogue: Fused, by: str, *, before: Op | None = None, origin: str = ""
+) -> Op:
+    """Give a product this epilogue (none if it only stores): in place, or as a new operator ``before`` another."""
+    steps, usual = first_store(epilogue.program).attr[1], spec.c if isinstance(spec, ContractionSpec) else spec.y
+    # Along extents of 1 any stride is right, and a usual one names a layout.
+    strides = tuple(u if n == 1 else s for s, u, n in zip(steps, usual, spec.shapes[2], strict=True))
+    trivial = [s.op for s in epilogue.program.body] == ["load", "store"] and epilogue.program.outputs == (spec.dtype,)
+    program = None if trivial else epilogue.program
+    made: Product
+    if isinstance(spec, ContractionSpec):
+        made = replace(spec, c=strides, epilogue=program)
+    else:
+        made = replace(spec, y=strides, epilogue=program)
+    ins = [*net.ins(op)[:2], *epilogue.ins[1:]]
+    if before is None:
+        return net.rewire(op, made, ins, epilogue.outs, made_by=by)
+    return net.add_op(made, ins, epilogue.outs, origin=op.origin or origin, made_by=by, before=before)
+
+
+def _pointwise(p: LoopNest) -> bool:
+    return not p.inner and p.points() > 0 and not any(s.op == "reduce" for s in p.body)
+
+
+def place_of_both(net: Network, product: Op, consumer: Op, position: dict[Op, float]) -> Op | None:
+    """The place of the consumer if nobody needs the product's results before, else the product's if possible."""
+    readers = {r for o in net.outs(product) for r in net.readers(o.data)} - {consumer}
+    if all(position[r] > position[consumer] for r in readers):
+        return consumer
+    sources = [w for o in net.ins(consumer) for w in net.writers(o.data) if w is not product]
+    return product if all(position[w] < position[product] for w in sources) else None
+
+
+def packs_much(net: Network, product: Op) -> bool:
+    """Whether an epilogue would cost more than it saves: without one, tiles read both operands where they lie."""
+    spec = product.spec
+    if not isinstance(spec, ContractionSpec) or spec.epilogue is not None or spec.panel:
+        return False
+    which, nbytes = packs(spec)
+    if nbytes <= MOST_PACKED_BYTES:
+        return False
+    data = net.ins(product)[which].data
+    ready = net.preparable()
+    return not (data in net.static or data in net.constants or any(w in ready for w in net.writers(data)))
+
+
+def _remove(net: Network, ops: Sequence[Op], position: dict[Op, float]) -> None:
+    """Take operators out, and the containers that nobody needs any more."""
+    results = net.result_containers()
+    for op in ops:
+        outs = {o.data for o in net.outs(op)}
+        net.remove_op(op)
+        position.pop(op, None)
+        for name in outs:
+            if name not in results and not net.readers(name) and not net.writers(name):
+                net.remove_container(name)
+
+
+def _fit(spec: Product, old: Fused, m: Match) -> tuple[Product, Fused, LoopNest, list[int]] | str:
+    """The consumer over the product's loops: the product and its epilogue (dimensions of the batch, or rows, may have been cut in parts),
+    the consumer with loops in the product's order, and for each of them the product's dimension it is."""
+    c, used, groups = m.consumer, set[int](), []
+    if c.points() < old.program.points():
+        return "the consumer reads only a part of the product"
+    for d, (row, extent) in enumerate(zip(m.coefficients, old.program.outer, strict=True)):
+        if extent == 1:
+            continue
+        loops = sorted((k for k, q in enumerate(row or ()) if q), key=lambda k: (row or ())[k], reverse=True)
+        step = extent
+        for k in loops:
+            step, rest = divmod(step, c.dims[k])
+            if rest or row is None or row[k] != step or k in used:
+                return "the consumer does not run over the product's results one to one"
+            used.add(k)
+        if step != 1 or m.start[d]:
+            return "the consumer does not run over the product's results one to one"
+        groups.append((d, loops))
+    if any(k not in used for k, n in enumerate(c.dims) if n > 1) or len(used) != len(c.dims):
+        return "the consumer does not run over the product's results one to one"
+    whole = c.reorder([k for _, loops in groups for k in loops], ())
+    place: list[int] = []
+    added = 0
+    for d, loops in groups:
+        d += added
+        for _ in loops[1:]:
+            at = len(place)
+            merged = _merged(whole, at)
+            if merged is not None:
+                whole = merged
+                continue
+            inner = old.program.outer[d] // whole.outer[at]
+            parts = _split(spec, d, inner)
+            if isinstance(parts, str):
+                return parts
+            if any(s.op == "index" and s.attr[0] == d for s in old.program.body):
+                return "the epilogue counts along a dimension that would be cut in parts"
+            spec, old = parts, replace(old, program=old.program.split(d, inner))
+            place.append(d)
+            added, d = added + 1, d + 1
+        place.append(d)
+    return spec, old, whole, place
+
+
+def _merged(p: LoopNest, at: int) -> LoopNest | None:
+    """The program with loops ``at`` and ``at + 1`` as one, if every address walks them as one."""
+    n = p.outer[at + 1]
+    body: list[Stmt] = []
+    for s in p.body:
+        if s.op in ("load", "store", "gather"):
+            st = s.attr[1]
+            if st[at] != st[at + 1] * n:
+                return None
+            s = s._replace(attr=(s.attr[0], (*st[:at], *st[at + 1 :]), *s.attr[2:]))
+        elif s.op == "index":
+            if s.attr[0] in (at, at + 1):
+                return None
+            s = s._replace(attr=(s.attr[0] - (s.attr[0] > at),))
+        body.append(s)
+    return replace(p, outer=(*p.outer[:at], p.outer[at] * n, *p.outer[at + 2 :]), body=tuple(body))
+
+
+def _split(spec: Product, d: int, inner: int) -> ContractionSpec | str:
+    """The product with dimension ``d`` in two, of which the second has ``inner`` elements: one more dimension of the batch."""
+    rank = len(spec.batch) if isinstance(spec, ContractionSpec) else -1
+    if not isinstance(spec, ContractionSpec) or d > rank or (d == rank and inner < LEAST_ROWS):
+        return "an operand walks a dimension of the product in several parts"
+
+    def cut(strides: tuple[int, ...]) -> tuple[int, ...]:
+        return (*strides[:d], strides[d] * inner, *strides[d:])
+
+    if d == rank:  # rows: the other matrix is the same for all parts
+        b = (*spec.b[:d], 0, *spec.b[d:])
+        batch = (*spec.batch, spec.m // inner)
+        return replace(spec, batch=batch, m=inner, a=cut(spec.a), b=b, c=cut(spec.c))
+    batch = (*spec.batch[:d], spec.batch[d] // inner, inner, *spec.batch[d + 1 :])
+    return replace(spec, batch=batch, a=cut(spec.a), b=cut(spec.b), c=cut(spec.c))
+
+
+def _inlined(net: Network, product: Op, producer: Op, old: Fused, data: str, static: set[Op]) -> Fused | str:
+    """The epilogue with an operand's pointwise producer inside."""
+    also = net.result_containers() | {o.data for o in net.ins(product)[:2]}
+    if net.readers(data) != [product] or data in also or len(producer.spec.outputs) != 1:
+        return "an operand has other readers"
+    if producer in static:
+        return "an operand is computed once, before the calls"
+    p, outs = drop_unit_loops(producer.spec), net.outs(producer)
+    (store,) = (s for s in p.body if s.op == "store")
+    e = old.program
+    loads = [i for i, s in enumerate(e.body) if s.op in ("load", "gather") and old.ins[s.attr[0]].data == data]
+    if any(e.body[i].op == "gather" or e.body[i].args for i in loads):
+        return "the epilogue reads an operand through indices or a mask"
+    m = match(p, store, outs[0].offset, e, [(i, old.ins[e.body[i].attr[0]].offset) for i in loads])
+    if isinstance(m, str):
+        return m
+    if m.consumer is not e:
+        return "an operand's producer cuts the product's dimensions in parts"
+    if e.points() > p.points():
+        return "an operand would be computed once per broadcast element"
+    numbers = dict.fromkeys(loads, store.args[0])
+    return _value_first(inline(p, net.ins(producer), outs, m, old.ins, old.outs, numbers, keep_stores=False))
+
+
+def _value_first(f: Fused) -> Fused:
+    """Inputs numbered by their first use, the product's value before all others."""
+    seen = dict.fromkeys(s.attr[0] for s in f.program.body if s.op in ("load", "gather"))
+    order = sorted(seen, key=lambda i: f.ins[i] != VALUE)
+    place = {old: new for new, old in enumerate(order)}
+    body = tuple(
+        s._replace(attr=(place[s.attr[0]], *s.attr[1:])) if s.op in ("load", "gather") else s for s in f.program.body
+    )
+    return Fused(
+        replace(f.program, inputs=tuple(f.program.inputs[i] for i in order), body=body),
+        tuple(f.ins[i] for i in order),
+        f.outs,
+    )

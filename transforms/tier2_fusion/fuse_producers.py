@@ -1,0 +1,333 @@
+"""Compute a value where it is read, instead of writing it and reading it back.
+
+    t = f(x); y = g(t)            -->   y = g(f(x))                 t is never written
+    t = f(x); y = g(t); z = h(t)  -->   t, y = f(x), g(f(x)); z = h(t)   t is written once more, read once less
+    m = max(x); y = exp(x - m)    -->   one nest: the row's maximum, then the row again from cache
+
+A pointwise producer moves into its reader's loops; a reader of a reduction moves into the reduction's loops, as a later
+stage. Saves one write and one read of t (or only the read, where t has other readers).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from dcir.ir.dace.nodes import Op
+from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, same_way
+from dcir.ir.loop_forms import drop_unit_loops, side_by_side
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.network import Network
+from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.tier2_fusion.fuse_channel_statistics import sums_convolved
+
+COSTLY = frozenset(
+    {
+        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "erfc", "erfinv", "pow"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh"),
+        *("lgamma", "digamma", "sqrt", "rsqrt", "div", "reciprocal", "idiv_floor", "idiv_trunc", "mod", "fmod"),
+    }
+)
+
+
+@dataclass
+class _Pair:
+    """A producer, a consumer and the container between them, with unit loops dropped."""
+
+    net: Network
+    producer: Op
+    consumer: Op
+    data: str
+    p: LoopNest
+    c: LoopNest
+    store: int
+    kept: bool  # other operators, or the caller, need the container too
+
+
+@dataclass
+class _Asked:
+    """What is known of who reads a container that ``producer`` writes.
+
+    Attributes:
+        against: a reader that had better be given the value than compute it, if one was found.
+        left: readers that were not asked yet.
+    """
+
+    producer: Op
+    against: Op | None
+    left: list[Op]
+
+
+@dataclass
+class _Progress:
+    """What one run of the pass keeps.
+
+    Attributes:
+        position: of the operators that there still are, in execution order.
+        results: containers that the caller needs.
+        asked: by container. Operators do not change, they are replaced: nobody has to be asked twice.
+    """
+
+    position: dict[Op, float]
+    results: set[str]
+    asked: dict[str, _Asked] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FuseProducers(Pass):
+    """Vertical fusion of loop nests.
+
+    Attributes:
+        max_operands: most operands of a fused kernel.
+        max_statements: most statements of a fused kernel.
+        row_bytes: largest row (all inner points of one outer point, 8 bytes each) that a second stage re-reads from cache.
+        block_bytes: the same of all rows that one job sums side by side, where memory runs along them.
+        max_repeated: most statements of a value that every reader computes itself.
+        min_rows: least outer points of a reduction that gets later stages; fewer rows would starve the threads.
+        convolved: whether to visit nothing but sums over a convolution's result, and leave nothing else alone than them: the
+            convolution may take them (``fuse_channel_statistics.py``), and what is left of them gets its later stages after that.
+    """
+
+    tier: ClassVar[int] = 2
+    max_operands: int = 20
+    max_statements: int = 160
+    row_bytes: int = 131072
+    block_bytes: int = 524288
+    max_repeated: int = 24
+    min_rows: int = 16
+    convolved: bool = False
+
+    def apply(self, net: Network) -> PassResult:
+        """Fuse until nothing more fits, consumers in execution order."""
+        outcome = PassResult()
+        progress = _Progress({op: float(i) for i, op in enumerate(net.ops())}, net.result_containers())
+        static = net.preparable()
+        for op in net.ops():
+            current: Op | None = op if op in progress.position else None
+            while current is not None and isinstance(current.spec, LoopNest):
+                new = self._grow(net, current, progress, static, outcome)
+                if new is not None and current in static:
+                    static.add(new)
+                current = new
+        return outcome
+
+    def _grow(self, net: Network, consumer: Op, progress: _Progress, static: set[Op], outcome: PassResult) -> Op | None:
+        """Fuse one producer into ``consumer``; the fused operator, or None if none fits."""
+        for data in dict.fromkeys(o.data for o in net.ins(consumer)):
+            writers = net.writers(data)
+            if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest) or writers[0] is consumer:
+                continue
+            if sums_convolved(net, writers[0]) != self.convolved and (
+                self.convolved or consumer.spec.points() >= writers[0].spec.points()
+            ):
+                outcome.refuse("a convolution may take the sums")
+                continue
+            if writers[0] in static and consumer not in static and _worth_preparing(writers[0].spec, consumer.spec):
+                outcome.refuse("the value is computed once, before the calls")
+                continue
+            new = self._try(net, writers[0], consumer, data, progress)
+            if isinstance(new, str):
+                outcome.refuse(new)
+                continue
+            outcome.changed += 1
+            return new
+        return None
+
+    def _try(self, net: Network, producer: Op, consumer: Op, data: str, progress: _Progress) -> Op | str:
+        p, c = drop_unit_loops(producer.spec), drop_unit_loops(consumer.spec)
+        if len(p.body) + len(c.body) > self.max_statements:
+            return "the fused kernel would be too long"
+        if len(p.inputs) + len(c.inputs) + len(p.outputs) + len(c.outputs) > self.max_operands:
+            return "the fused kernel would have too many operands"
+        outs = net.outs(producer)
+        stores = [i for i, s in enumerate(p.body) if s.op == "store" and outs[s.attr[0]].data == data]
+        if len(stores) != 1:
+            return "the producer writes it in several parts"
+        kept = data in progress.results or any(r is not consumer for r in net.readers(data))
+        pair = _Pair(net, producer, consumer, data, p, c, stores[0], kept)
+        ins = net.ins(consumer)
+        loads = [
+            (i, ins[s.attr[0]].offset)
+            for i, s in enumerate(c.body)
+            if s.op in ("load", "gather") and ins[s.attr[0]].data == data
+        ]
+        if any(c.body[i].op == "gather" or c.body[i].args for i, _ in loads):
+            return "the consumer reads it through indices or a mask"
+        m = match(p, p.body[stores[0]], outs[p.body[stores[0]].attr[0]].offset, c, loads)
+        if isinstance(m, str):
+            return m
+        numbers = dict.fromkeys(moved_loads(m.consumer, ins, data), p.body[stores[0]].args[0])
+        for other in {o.data for o in outs} & {o.data for o in ins} - {data}:
+            more = same_way(p, outs, m, ins, other)
+            if more is None:
+                return "the consumer reads two results of the producer in different ways"
+            numbers.update(more)
+        pure = not p.inner and not any(s.op == "reduce" for s in p.body)
+        if pure and kept and self._everywhere(pair, progress):
+            fused = self._inline(pair, m, numbers, keep=False)
+            return self._replace(pair, fused, consumer, progress, drop_producer=False)
+        at = self._place(pair, progress.position)
+        if pure and (at is None or not _may_keep(pair, m)):
+            # The container stays for its other readers; this one computes the value again if that is cheap.
+            if not self._cheap(pair, m):
+                return "other operators need the value first, and computing it twice costs more"
+            fused = self._inline(pair, m, numbers, keep=False)
+            return self._replace(pair, fused, consumer, progress, drop_producer=not kept and len(p.outputs) == 1)
+        if at is None:
+            return "another operator needs the value first"
+        if pure:
+            if m.consumer.points() > 4 * p.points() and any(s.op in COSTLY for s in p.body):
+                return "the value would be computed once per broadcast element"
+            if kept and m.consumer.inner and self._starved(m.consumer):
+                return "the reduction has too few rows for more work"
+            fused = self._inline(pair, m, numbers, keep=kept or len(p.outputs) > 1)
+        else:
+            later = self._extend(pair, m, numbers)
+            if isinstance(later, str):
+                return later
+            fused = later
+        return self._replace(pair, fused, at, progress, drop_producer=True)
+
+    def _starved(self, p: LoopNest) -> bool:
+        """Whether a reduction has too few rows to keep the threads busy with anything else."""
+        return math.prod(p.outer) < self.min_rows and p.points() > 16384
+
+    # ------------------------------------------------------------------ where the fused operator may stand
+    def _place(self, pair: _Pair, position: dict[Op, float]) -> Op | None:
+        """The place of the consumer if nobody needs the producer's results before, else the producer's if possible."""
+        net, p, c = pair.net, pair.producer, pair.consumer
+        readers = {r for o in net.outs(p) for r in net.readers(o.data)} - {c}
+        if all(position[r] > position[c] for r in readers):
+            return c
+        sources = [w for o in net.ins(c) for w in net.writers(o.data) if w is not p]
+        return p if all(position[w] < position[p] for w in sources) else None
+
+    def _everywhere(self, pair: _Pair, progress: _Progress) -> bool:
+        """Whether every reader had better compute the value itself: it reads most of what the value is made of in any case."""
+        net, p = pair.net, pair.p
+        if len(p.outputs) != 1 or pair.data in progress.results or len(p.body) > self.max_repeated:
+            return False
+        if any(s.op in COSTLY for s in p.body) or any(s.op in ("gather", "index") for s in p.body):
+            return False
+        asked = progress.asked.get(pair.data)
+        if asked is None or asked.producer is not pair.producer:
+            asked = progress.asked[pair.data] = _Asked(pair.producer, None, net.readers(pair.data))
+        if asked.against in progress.position:
+            return False
+        asked.against = None
+        reads, writes = p.footprint()
+        large = {o.data: n for o, n in zip(net.ins(pair.producer), reads, strict=True) if 8 * n > writes[0]}
+        while asked.left:
+            reader = asked.left.pop()
+            if reader in progress.position and not _computes(net, reader, p, large, writes[0]):
+                asked.against = reader
+                return False
+        return True
+
+    def _cheap(self, pair: _Pair, m: Match) -> bool:
+        p = pair.p
+        if len(p.outputs) != 1 or any(s.op in COSTLY for s in p.body) or len(p.body) > 12:
+            return False
+        reads, writes = p.footprint()
+        return sum(reads) <= writes[0] and m.consumer.points() <= 4 * p.points()
+
+    # ------------------------------------------------------------------ the fused program
+    def _inline(self, pair: _Pair, m: Match, loads: dict[int, int], *, keep: bool) -> Fused:
+        net, p = pair.net, pair.p
+        fused = inline(
+            p, net.ins(pair.producer), net.outs(pair.producer),
+            m, net.ins(pair.consumer), net.outs(pair.consumer), loads, keep_stores=keep,
+        )  # fmt: skip
+        return fused if not keep or pair.kept else _without(fused, pair.data)
+
+    def _extend(self, pair: _Pair, m: Match, loads: dict[int, int]) -> Fused | str:
+        p = pair.p
+        lanes = side_by_side(p)
+        if math.prod(p.inner) * 8 * lanes > (self.row_bytes if lanes == 1 else self.block_bytes):
+            return "the rows of the reduction do not fit into cache"
+        if self._starved(p):
+            return "the reduction has too few rows for more work"
+        n_outer = len(p.outer)
+        full = any(p.body[pair.store].attr[1][n_outer:])
+        place: dict[int, int] = {}
+        for d in range(len(p.dims) if full else n_outer):
+            k = m.partner(d)
+            if k is None or k in place or m.consumer.dims[k] != p.dims[d]:
+                return "the consumer does not run over the reduction's rows"
+            place[k] = d
+        c = m.consumer
+        free = [k for k in range(len(c.dims)) if k not in place]
+        inner = list(range(len(c.outer), len(c.dims)))
+        if full and (free or (inner and sorted(place[k] for k in inner) != list(range(n_outer, len(p.dims))))):
+            return "the consumer's loops differ from the reduction's"
+        if not full and inner and free != inner:
+            return "the consumer reduces over other loops"
+        if free:
+            if [c.dims[k] for k in free] != list(p.inner):
+                return "the consumer's rows differ from the reduction's"
+            place.update({k: n_outer + i for i, k in enumerate(free)})
+        net = pair.net
+        outs = net.outs(pair.producer)
+        return extend(
+            p, net.ins(pair.producer), outs,
+            m, net.ins(pair.consumer), net.outs(pair.consumer), loads, [place[k] for k in range(len(c.dims))],
+            keep=lambda s: pair.kept or outs[s.attr[0]].data != pair.data,
+        )  # fmt: skip
+
+    def _replace(self, pair: _Pair, fused: Fused, at: Op, progress: _Progress, *, drop_producer: bool) -> Op:
+        net, position = pair.net, progress.position
+        origin = pair.consumer.origin or pair.producer.origin
+        new = net.add_op(fused.program, fused.ins, fused.outs, origin=origin, made_by=self.name, before=at)
+        position[new] = position[at]
+        for op in (pair.consumer, pair.producer) if drop_producer else (pair.consumer,):
+            net.remove_op(op)
+            del position[op]
+        for data in {o.data for o in fused.ins} & progress.asked.keys():
+            progress.asked[data].left.append(new)
+        if not net.readers(pair.data) and not net.writers(pair.data) and not pair.kept:
+            net.remove_container(pair.data)
+        return new
+
+
+def _computes(net: Network, reader: Op, p: LoopNest, large: dict[str, int], written: int) -> bool:
+    """Whether a reader of a value had better compute it by ``p`` than be given it: ``large`` is what ``p`` reads most, by container."""
+    c = reader.spec
+    if not isinstance(c, LoopNest) or any(s.op == "reduce" and s.attr[0].startswith("arg") for s in c.body):
+        return False
+    known = {o.data for o in net.ins(reader)}
+    if sum(n for data, n in large.items() if data not in known) > written:
+        return False
+    return drop_unit_loops(c).points() <= p.points()
+
+
+def _worth_preparing(p: LoopNest, consumer: LoopNest) -> bool:
+    """Whether reading a static producer's result costs no more than reading what it is made of."""
+    if not p.inputs:
+        return False
+    reads, writes = p.footprint()
+    return sum(reads) >= sum(writes) or p.points() < consumer.points()
+
+
+def _may_keep(pair: _Pair, m: Match) -> bool:
+    """Whether the producer's stores can stay in the consumer's nest: one to one, or once per row of a reduction."""
+    if not pair.kept and len(pair.p.outputs) == 1:
+        return True
+    partners = [m.partner(d) for d in range(len(pair.p.dims))]
+    if len(set(partners)) != len(partners):
+        return False
+    if any(k is None or m.consumer.dims[k] != n for k, n in zip(partners, pair.p.dims, strict=True)):
+        return False  # a consumer that reads a slice would leave the rest of the container unwritten
+    free = set(range(len(m.consumer.dims))) - set(partners)
+    reduces = any(s.op == "reduce" for s in m.consumer.body)
+    return not free or (reduces and all(k >= len(m.consumer.outer) for k in free))
+
+
+def _without(fused: Fused, data: str) -> Fused:
+    """The fused program without its stores to ``data``."""
+    from dcir.ir.fuse import compact
+    from dcir.ir.loop_nest import simplify
+
+    p = fused.program
+    keep = simplify(p, lambda s: s.op == "store" and fused.outs[s.attr[0]].data != data)
+    return compact(keep, fused.ins, fused.outs)

@@ -1,0 +1,90 @@
+"""An operand that is rounded to a half type for one product alone is rounded where the product packs it.
+
+    w' = f32(bf16(w)); y = x @ w'    -->    y = x @ w, whose panels of w are rounded as they are filled
+
+So it is with the weights of training under autocast: they are f32's, and change in every step. A product of many rows with an epilogue
+packs them in every call anyway. Others may read them where they lie, and read the rounded copy. Saves writing it and reading it again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from dcir.ir.dace.nodes import Op
+from dcir.ir.fuse import compact
+from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.network import Network, Operand
+from dcir.ops.library.contraction import ContractionSpec, rows_suit
+from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.tier1_operator.widen_products import HALVES, strides_at_source
+
+
+@dataclass(frozen=True)
+class RoundAsPacked(Pass):
+    """The rounding of right operands into the packing of products.
+
+    Attributes:
+        least_rows: of a product, for which its right operand is packed in every call.
+    """
+
+    tier: ClassVar[int] = 3
+    least_rows: int = 128
+
+    def apply(self, net: Network) -> PassResult:
+        """Visit every product that packs its right operand in every call."""
+        outcome = PassResult()
+        ready = net.preparable()
+        for op in net.ops():
+            spec = op.spec
+            if not isinstance(spec, ContractionSpec) or spec.dtype != "f32" or spec.panel or spec.rounds:
+                continue
+            writers = net.writers(net.ins(op)[1].data)
+            if len(writers) != 1 or writers[0] in ready or not isinstance(writers[0].spec, LoopNest):
+                continue
+            reason = self._round(net, op, spec, writers[0])
+            if reason is None:
+                outcome.changed += 1
+                outcome.saved_bytes += 8 * spec.n * spec.k
+            elif reason:
+                outcome.refuse(reason)
+        return outcome
+
+    def _round(self, net: Network, op: Op, spec: ContractionSpec, maker: Op) -> str | None:
+        """Let ``op`` read what ``maker`` rounds; the reason why not, "" if it rounds nothing."""
+        p, outs, (a, b, *rest) = maker.spec, net.outs(maker), net.ins(op)
+        stores = [s for s in p.body if s.op == "store" and outs[s.attr[0]] == b]
+        if p.inner or len(stores) != 1 or stores[0].dtype != "f32":
+            return ""
+        value = p.body[stores[0].args[0]]
+        if value.op != "narrow" or value.attr[0] not in HALVES:
+            return ""
+        load = p.body[value.args[0]]
+        if load.op != "load" or load.args or p.inputs[load.attr[0]] != "f32":
+            return "what is rounded is computed first"
+        rows = spec.m * math.prod(n for n, s in zip(spec.batch, spec.b, strict=False) if not s)
+        if not spec.dots and (spec.epilogue is None or rows < self.least_rows or rows_suit(spec)):
+            return "the product may read its operand where it lies"
+        if net.readers(b.data) != [op] or b.data in net.result_containers():
+            return "others read the rounded operand too"
+        strides = strides_at_source(spec.shapes[1], spec.b, p.outer, load.attr[1], stores[0].attr[1])
+        if strides is None:
+            return "the product walks the operand in other dimensions than its rounding"
+        source = net.ins(maker)[load.attr[0]]
+        net.rewire(
+            op, replace(spec, b=strides, rounds=value.attr[0]), [a, source, *rest], outs=net.outs(op), made_by=self.name
+        )
+        self._leave_out(net, maker, b)
+        return None
+
+    def _leave_out(self, net: Network, maker: Op, b: Operand) -> None:
+        """What nobody reads is not stored."""
+        p, ins, outs = maker.spec, net.ins(maker), net.outs(maker)
+        if len(outs) == 1:
+            net.remove_op(maker)
+        else:
+            rest = simplify(p, lambda s: s.op == "store" and outs[s.attr[0]] != b)
+            lean = compact(rest, ins, outs)
+            net.rewire(maker, lean.program, lean.ins, lean.outs)
+        net.remove_container(b.data)

@@ -1,0 +1,158 @@
+"""Attention over keys that are repeated for several heads reads them where they are once.
+
+    k[b, h g, n, d] = x[b, h, n, d] (and v); o = attention(q, k, v)             -->   o = attention(q, x, y) with groups of g heads
+    dq, dk, dv = attention_backward(...); dx = sum of dk over g (and dv)        -->   dq, dx, dy = attention_backward(...)
+
+A copy repeats heads if the arithmetic of ``relayout.py`` turns the walk over its heads into a walk over heads and one that stands still.
+Keys and values must agree on the group; backwards their gradients must be asked for in sums over the groups only. Saves writing and
+reading keys and values once per head in place of once per group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+from dcir.ir.dace.nodes import Op
+from dcir.ir.loop_forms import drop_unit_loops
+from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.network import Network, Operand
+from dcir.ops.library.attention import AttentionSpec
+from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.tier3_layout.layout.relayout import copy_of
+
+
+class _Once(NamedTuple):
+    """Keys or values as they are before they are repeated."""
+
+    copy: Op
+    operand: Operand
+    strides: tuple[int, ...]
+    group: int
+
+
+class _Sum(NamedTuple):
+    """The sum of a gradient over the heads that share what it belongs to."""
+
+    op: Op
+    operand: Operand
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShareKeys(Pass):
+    """Let attentions read repeated keys and values before they are repeated."""
+
+    tier: ClassVar[int] = 2
+
+    def apply(self, net: Network) -> PassResult:
+        """Look at every attention."""
+        outcome = PassResult()
+        for op in net.ops():
+            if isinstance(op.spec, AttentionSpec) and op.spec.group == 1 and not op.spec.more and op.spec.heads > 1:
+                reason = self._share(net, op, outcome)
+                if reason:
+                    outcome.refuse(reason)
+        return outcome
+
+    def _share(self, net: Network, op: Op, outcome: PassResult) -> str:
+        """Rewire one attention, or say why not; "" where nothing is repeated."""
+        spec, first = op.spec, 2 if op.spec.grads else 1
+        found = [_once(net, spec, net.ins(op)[first + i], st) for i, st in enumerate((spec.k, spec.v))]
+        if not any(found):
+            return ""
+        k, v = found
+        if k is None or v is None or k.group != v.group:
+            return "keys and values are repeated in different ways"
+        ins, outs, grads = net.ins(op), net.outs(op), spec.grads
+        ins[first : first + 2] = [k.operand, v.operand]
+        done = [k.copy, v.copy]
+        if grads:
+            sums = [_summed(net, spec, outs[i], grads[1 + i], k.group) for i in (1, 2)]
+            if None in sums:
+                return "gradients of every head are asked for"
+            dk, dv = (s for s in sums if s is not None)
+            outs[1:], grads = [dk.operand, dv.operand], (*grads[:2], dk.strides, dv.strides)
+            for s in (dk, dv):
+                outcome.saved_bytes += s.op.spec.bytes_moved()
+                net.remove_op(s.op)
+        new = replace(spec, k=k.strides, v=v.strides, group=k.group, grads=grads)
+        outcome.saved_bytes += sum(map(sum, spec.footprint())) - sum(map(sum, new.footprint()))
+        net.rewire(op, new, ins, outs, made_by=self.name)
+        for copy in dict.fromkeys(done):
+            if not any(net.readers(o.data) for o in net.outs(copy)):
+                outcome.saved_bytes += copy.spec.bytes_moved()
+                net.remove_op(copy)
+        outcome.changed += 1
+        return ""
+
+
+def _once(net: Network, spec: AttentionSpec, operand: Operand, strides: tuple[int, ...]) -> _Once | None:
+    """Keys or values before the copy that repeats their heads; None if there is no such copy."""
+    writers = net.writers(operand.data)
+    if len(writers) != 1 or operand.data in net.result_containers():
+        return None
+    copy = copy_of(net, writers[0])
+    if copy is None or copy.target.at.data != operand.data:
+        return None
+    shape = (spec.batch, spec.heads, spec.n, spec.d)
+    walk = LoopNest(shape, (), ("",), (), (Stmt("load", (), "", (0, strides)),))
+    mapped = copy.map(copy.target, walk, 0, operand.offset)
+    if isinstance(mapped, str):
+        return None
+    program, steps, start = mapped
+    parts = _dealt(program.dims, steps, shape)
+    if parts is None:
+        return None
+    heads = parts.pop(1)
+    if not heads or heads[-1][1] or len(heads) > 2 or any(len(p) > 1 for p in parts):
+        return None
+    batch, position, element = (p[0][1] if p else 0 for p in parts)
+    head = heads[0][1] if len(heads) == 2 else 0
+    return _Once(writers[0], Operand(copy.source.at.data, start), (batch, head, position, element), heads[-1][0])
+
+
+def _dealt(dims: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -> list[list[tuple[int, int]]] | None:
+    """The loops (extent, stride) that each dimension of ``shape`` was split into, without those of extent 1."""
+    rest = [(n, s) for n, s in zip(dims, steps, strict=True) if n > 1]
+    parts = []
+    for extent in shape:
+        part, reach = [], 1
+        while reach < extent and rest:
+            part.append(rest.pop(0))
+            reach *= part[-1][0]
+        if reach != extent:
+            return None
+        parts.append(part)
+    return None if rest else parts
+
+
+def _summed(net: Network, spec: AttentionSpec, operand: Operand, strides: tuple[int, ...], group: int) -> _Sum | None:
+    """The only reader of a gradient, if that adds up the heads of each group and does nothing else."""
+    readers, shown = net.readers(operand.data), operand.data in net.result_containers()
+    if shown or len(readers) != 1 or not isinstance(readers[0].spec, LoopNest):
+        return None
+    p = drop_unit_loops(readers[0].spec)
+    plain = [s for s in p.body if s.op != "convert"]
+    if [s.op for s in plain] != ["load", "reduce", "store"] or plain[1].attr != ("sum",) or plain[0].args:
+        return None
+    if p.inner != (group,) or len(plain[2].args) > 1 or p.outputs != (spec.dtype,):
+        return None
+    (read,), (written,) = net.ins(readers[0]), net.outs(readers[0])
+    load, store = plain[0].attr[1], plain[2].attr[1]
+    if read.offset != operand.offset or load[-1] != strides[1]:
+        return None
+    wanted = [
+        (spec.batch, strides[0]),
+        (spec.heads // group, strides[1] * group),
+        *zip((spec.n, spec.d), strides[2:], strict=True),
+    ]
+    loops = [(n, a, b) for n, a, b in zip(p.outer, load, store, strict=False) if n > 1]
+    new = []
+    for extent, step in wanted:
+        at = next((i for i, (n, a, _) in enumerate(loops) if extent > 1 and (n, a) == (extent, step)), None)
+        if extent > 1 and at is None:
+            return None
+        new.append(0 if at is None else loops.pop(at)[2])
+    return None if loops else _Sum(readers[0], written, tuple(new))

@@ -1,0 +1,1 @@
+"""Tier 3, layout: where elements lie is chosen for the operators that read them."""

@@ -1,0 +1,346 @@
+"""Accesses to one layout of some elements as accesses to another: the arithmetic that moves operators between the sides of a copy.
+
+A copy maps the elements of one window to those of another, and need not be an operator: a container that gets new strides is
+a copy too, from the old layout to the new one. An operator that walks one side by strides can walk the other side if each of
+its strides and its offset decompose into the first side's (``dcir.ir.fuse.match``, as digits of a mixed-radix number):
+stride = sum_d coefficient[d] * first_stride[d]. Its stride on the other side is sum_d coefficient[d] * other_stride[d].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from dcir.ir.dace.nodes import Op
+from dcir.ir.fuse import compact, match
+from dcir.ir.loop_forms import collapse, drop_unit_loops, order_loops
+from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.network import Network, Operand
+from dcir.ops.library.attention import AttentionSpec
+from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.epilogue import first_store
+from dcir.ops.library.torch_call import TorchCall
+from dcir.transforms.tier3_layout.layout.guarded_loads import guarded_walk
+
+
+class Side(NamedTuple):
+    """One side of a copy: where it begins, and its strides over the copy's loops."""
+
+    at: Operand
+    strides: tuple[int, ...]
+
+
+class LayoutCopy(NamedTuple):
+    """Two windows of the same extents."""
+
+    dims: tuple[int, ...]
+    source: Side
+    target: Side
+
+    def other(self, side: Side) -> Side:
+        """The side that is not ``side``."""
+        return self.target if side is self.source else self.source
+
+    def map(
+        self, walked: Side, program: LoopNest, number: int, offset: int
+    ) -> tuple[LoopNest, tuple[int, ...], int] | str:
+        """A statement that walks one side from ``offset`` on, put on the other side.
+
+        Returns:
+            The program (its loops split where one of them runs over several of the copy's), the statement's strides
+            and offset on the other side; or the reason why there are none.
+        """
+        other = self.other(walked)
+        if any(s == 0 for s in walked.strides):
+            return "the copy repeats elements"
+        store = Stmt("store", (), "", (0, walked.strides))
+        m = match(LoopNest(self.dims, (), (), (), ()), store, walked.at.offset, program, [(number, offset)])
+        if not isinstance(m, str):
+            program, starts, rows = m.consumer, m.start, m.coefficients
+        else:
+            walk = guarded_walk(self.dims, walked.strides, program, number, offset - walked.at.offset)
+            if walk is None:
+                return m
+            starts, rows = walk
+        strides = [0] * len(program.dims)
+        for row, step in zip(rows, other.strides, strict=True):
+            for k, q in enumerate(row or ()):
+                strides[k] += q * step
+        start = other.at.offset + sum(a * s for a, s in zip(starts, other.strides, strict=True))
+        return program, tuple(strides), start
+
+    def map_window(
+        self, walked: Side, shape: Sequence[int], strides: Sequence[int], offset: int
+    ) -> tuple[tuple[int, ...], int] | str:
+        """The same for a window, whose dimensions cannot be split; dimensions of extent 1 keep their stride."""
+        window = LoopNest(tuple(shape), (), ("",), (), (Stmt("load", (), "", (0, tuple(strides))),))
+        mapped = self.map(walked, window, 0, offset)
+        if isinstance(mapped, str):
+            return mapped
+        program, new, start = mapped
+        if program is not window:
+            return "a dimension runs over several dimensions of the copy"
+        return tuple(old if n == 1 else s for old, s, n in zip(strides, new, shape, strict=True)), start
+
+
+def copy_of(net: Network, op: Op) -> LayoutCopy | None:
+    """The copy that an operator is, over as few loops as possible."""
+    p = op.spec
+    if not isinstance(p, LoopNest) or [s.op for s in p.body] != ["load", "store"] or p.inner:
+        return None
+    if p.inputs != p.outputs or p.body[0].args or p.points() == 0:
+        return None
+    return copy_between(p, net.ins(op)[0], net.outs(op)[0])
+
+
+def copy_between(p: LoopNest, source: Operand, target: Operand) -> LayoutCopy:
+    """The copy that a load and a store make of two operands, over as few loops as possible."""
+    p = collapse(order_loops(drop_unit_loops(p)))
+    return LayoutCopy(p.dims, Side(source, p.body[0].attr[1]), Side(target, p.body[1].attr[1]))
+
+
+class Wired(NamedTuple):
+    """A spec and its operands."""
+
+    spec: Any
+    ins: Sequence[Operand]
+    outs: Sequence[Operand]
+
+
+def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
+    """An operator with its operands on one side of the copy put on the other, or why it cannot be; ``way``: "in" or "out"."""
+    if isinstance(was.spec, LoopNest):
+        mapped = _moved_program(was.spec, copy, walked, was.ins if way == "in" else was.outs, way)
+        if isinstance(mapped, str):
+            return mapped
+        ins, outs = (mapped[1], was.outs) if way == "in" else (was.ins, mapped[1])
+        lean = compact(mapped[0], ins, outs)
+        return Wired(lean.program, lean.ins, lean.outs)
+    product = was
+    if getattr(was.spec, "epilogue", None) is not None:
+        after = _moved_epilogue(was, copy, walked, way)
+        if isinstance(after, str) or way == "out":
+            return after
+        product = after
+    own = _own_inputs(was)
+    ins = list(product.ins[:own])
+    spec = product.spec
+    if isinstance(spec, ContractionSpec):
+        new = _moved_contraction(spec, copy, walked, ins, product.outs, way)
+    else:
+        new = _moved_windows(spec, copy, walked, ins, product.outs, way)
+    if isinstance(new, str):
+        return new
+    return Wired(new.spec, (*new.ins, *product.ins[own:]), new.outs)
+
+
+def _own_inputs(was: Wired) -> int:
+    """How many operands an operator reads before those of its epilogue."""
+    epilogue = getattr(was.spec, "epilogue", None)
+    return len(was.ins) - (len(epilogue.inputs) - 1 if epilogue is not None else 0)
+
+
+def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
+    """The epilogue's operands; its input 0 is the product, which lies nowhere."""
+    own = _own_inputs(was)
+    p = was.spec.epilogue
+    ins = [Operand(""), *was.ins[own:]]
+    mapped = _moved_program(p, copy, walked, ins if way == "in" else was.outs, way)
+    if isinstance(mapped, str):
+        return mapped
+    if mapped[0].dims != p.dims:
+        return "a dimension runs over several dimensions of the copy"
+    lean = compact(mapped[0], *((mapped[1], was.outs) if way == "in" else (ins, mapped[1])))
+    if not lean.ins or lean.ins[0].data:
+        return "the epilogue does not use the product"
+    # Along extents of 1 the product keeps its strides, which name a layout; the epilogue's are 0.
+    field = "c" if isinstance(was.spec, ContractionSpec) else "y"
+    kept = zip(getattr(was.spec, field), first_store(lean.program).attr[1], p.dims, strict=True)
+    strides = tuple(old if n == 1 else new for old, new, n in kept)
+    spec = replace(was.spec, epilogue=lean.program, **{field: strides})
+    return Wired(spec, (*was.ins[:own], *lean.ins[1:]), lean.outs)
+
+
+def _moved_contraction(
+    old: ContractionSpec, copy: LayoutCopy, walked: Side, ins: Sequence[Operand], outs: Sequence[Operand], way: str
+) -> Wired | str:
+    if old.panel and way == "in" and ins[1].data == walked.at.data:
+        return "a packed operand keeps its layout"
+    mapped = _moved_program(_as_loops(old), copy, walked, ins if way == "in" else outs, way)
+    if isinstance(mapped, str):
+        return mapped
+    if (old.panel or old.epilogue is not None) and mapped[0].dims != (*old.batch, old.m, old.n, old.k):
+        return "a dimension runs over several dimensions of the copy"
+    spec = _as_contraction(old, mapped[0])
+    if isinstance(spec, str):
+        return spec
+    numbers = [s.attr[0] for s in (mapped[0].body[:2] if way == "in" else mapped[0].body[2:])]
+    placed = [mapped[1][n] for n in numbers]
+    ins, outs = (placed, outs) if way == "in" else (ins, placed)
+    return Wired(*_rows_first(spec, ins), outs)
+
+
+def _moved_windows(
+    spec: Any, copy: LayoutCopy, walked: Side, ins: Sequence[Operand], outs: Sequence[Operand], way: str
+) -> Wired | str:
+    """A spec that is no program, with every operand on one side of the copy put on the other."""
+    fixed = f"an operator of kind {spec.kind} keeps the layout of its operands"
+    table = windows(spec)
+    if table is None:
+        return fixed
+    operands = ins if way == "in" else outs
+    placed, other = list(operands), copy.other(walked)
+    for i, (o, w) in enumerate(zip(operands, table[way == "out"], strict=True)):
+        if o.data != walked.at.data:
+            continue
+        if w is None:
+            return "a packed operand keeps its layout"
+        to = copy.map_window(walked, w.shape, w.strides, o.offset)
+        if isinstance(to, str):
+            return to
+        if any(s < 0 for s in to[0]):
+            return "the copy goes backwards"
+        spec = _with_strides(spec, w, to[0])
+        if spec is None:
+            return fixed
+        placed[i] = Operand(other.at.data, to[1])
+    return Wired(spec, placed, outs) if way == "in" else Wired(spec, ins, placed)
+
+
+def _as_loops(spec: ContractionSpec) -> LoopNest:
+    """The strides of a contraction over its loops (*batch, m, n, k), so that its batch can be split."""
+    rank = len(spec.batch)
+    a = (*spec.a[:rank], spec.a[rank], 0, spec.a[rank + 1])
+    b = (*spec.b[:rank], 0, 0, 0) if spec.panel else (*spec.b[:rank], 0, spec.b[rank + 1], spec.b[rank])
+    body = (Stmt("load", (), spec.dtype, (0, a)), Stmt("load", (), spec.dtype, (1, b)),
+            Stmt("store", (0,), spec.dtype, (0, (*spec.c, 0))))  # fmt: skip
+    return LoopNest((*spec.batch, spec.m, spec.n, spec.k), (), (spec.dtype,) * 2, (spec.dtype,), body)
+
+
+def _as_contraction(old: ContractionSpec, p: LoopNest) -> ContractionSpec | str:
+    """The inverse of ``_as_loops``."""
+    *batch, m, n, k = p.dims
+    if (m, n, k) != (old.m, old.n, old.k):
+        return "a dimension runs over several dimensions of the copy"
+    a, b, c = (s.attr[1] for s in p.body)
+    if any(s < 0 for s in (*a, *b, *c)):
+        return "the copy goes backwards"
+    rank = len(batch)
+    new = [(*a[:rank], a[rank], a[-1]), (*b[:rank], b[-1], b[rank + 1]), c[:-1]]
+    extents, before = ((m, k), (k, n), (m, n)), (old.a, old.b, old.c)
+    for i, (strides, kept, (d0, d1)) in enumerate(zip(new, before, extents, strict=True)):
+        last = (kept[-2] if d0 == 1 else strides[-2], kept[-1] if d1 == 1 else strides[-1])
+        new[i] = (*strides[:-2], *last)  # along an extent of 1 any stride is right, and a usual one is fastest
+    if old.panel:
+        new[1] = old.b
+    return replace(old, batch=tuple(batch), a=new[0], b=new[1], c=new[2])
+
+
+def _rows_first(spec: ContractionSpec, ins: Sequence[Operand]) -> tuple[ContractionSpec, Sequence[Operand]]:
+    """The product of the transposes where C would be written along columns: kernels write rows."""
+    if spec.c[-2] >= spec.c[-1] or spec.m == 1 or spec.n == 1 or spec.panel or spec.epilogue is not None:
+        return spec, ins
+    a, b, c = ((*st[:-2], st[-1], st[-2]) for st in (spec.a, spec.b, spec.c))
+    return replace(spec, m=spec.n, n=spec.m, a=b, b=a, c=c), ins[::-1]
+
+
+def _moved_program(
+    p: LoopNest, copy: LayoutCopy, walked: Side, operands: Sequence[Operand], way: str
+) -> tuple[LoopNest, list[Operand]] | str:
+    """A program with every statement on one side of the copy put on the other; and its operands, old and new."""
+    placed = list(operands)
+    other = copy.other(walked)
+    kinds = ("load", "gather") if way == "in" else ("store",)
+
+    def on_this_side(s: Stmt) -> bool:
+        return s.op in kinds and placed[s.attr[0]].data == walked.at.data
+
+    number = 0
+    while number < len(p.body):
+        s = p.body[number]
+        if not on_this_side(s):
+            number += 1
+            continue
+        mapped = mapped_statement(p, number, copy, walked, placed[s.attr[0]].offset)
+        if isinstance(mapped, str):
+            return mapped
+        p, rest, start = mapped
+        number = next(i for i in range(number, len(p.body)) if on_this_side(p.body[i]))  # a split adds statements
+        operand = Operand(other.at.data, start)
+        known = operand in placed and way == "in"
+        attr = (placed.index(operand) if known else len(placed), *rest)
+        body = (*p.body[:number], p.body[number]._replace(attr=attr), *p.body[number + 1 :])
+        p = replace(p, body=body)
+        if not known:
+            placed.append(operand)
+            if way == "in":
+                p = replace(p, inputs=(*p.inputs, p.inputs[s.attr[0]]))
+            else:
+                p = replace(p, outputs=(*p.outputs, s.dtype))
+    return p, placed
+
+
+def mapped_statement(
+    p: LoopNest, number: int, copy: LayoutCopy, walked: Side, offset: int
+) -> tuple[LoopNest, tuple[Any, ...], int] | str:
+    """A load, gather or store on the other side: the program (perhaps split), what follows the operand in the
+    statement's ``attr``, and the offset."""
+    s = p.body[number]
+    if s.op != "gather":
+        mapped = copy.map(walked, p, number, offset)
+        return mapped if isinstance(mapped, str) else (mapped[0], (mapped[1],), mapped[2])
+    rank = len(p.dims)  # its computed indices are loops like others, only that they cannot be split
+    to = copy.map_window(walked, (*p.dims, *s.attr[2]), (*s.attr[1], *s.attr[3]), offset)
+    if isinstance(to, str):
+        return to
+    return p, (to[0][:rank], s.attr[2], to[0][rank:], s.attr[4]), to[1]
+
+
+class Window(NamedTuple):
+    """An operand of a spec that is no program: its shape, its strides, and the field that holds them."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    field: str = ""
+    place: int | None = None
+
+
+def windows(spec: Any) -> tuple[list[Window | None], list[Window | None]] | None:
+    """A spec's own inputs and outputs (None: packed), or None for a spec that says nothing about strides."""
+    if isinstance(spec, ConvolutionSpec):
+        x, w, y = (Window(s, getattr(spec, f), f) for s, f in zip(spec.shapes, "xwy", strict=True))
+        weight = None if spec.panel else w
+        bias = [Window((spec.groups * spec.cout,), (1,))] if spec.bias else []
+        if spec.kind == "forward":
+            return [x, weight, *bias], [y]
+        return ([y, w], [x]) if spec.kind == "backward_data" else ([x, y], [w])
+    if isinstance(spec, AttentionSpec):
+        rows, keys = (spec.batch, spec.heads, spec.m, spec.d), (spec.batch, spec.key_heads, spec.n, spec.d)
+        q = Window(rows, spec.q, "q")
+        fields: list[tuple[str, int | None]] = [("k", None), ("v", None), ("more", 0), ("more", 1)]
+        kv = [Window(s, st, *f) for (s, st), f in zip(spec.pieces(), fields, strict=False)]
+        o, lse = Window(rows, spec.o, "o"), Window(rows[:3], spec.lse, "lse")
+        mask = [Window((*rows[:3], spec.n), spec.mask, "mask")] if spec.mask else []
+        if not spec.grads:
+            return [q, *kv, *mask], [o, lse]
+        do, *rest = (Window(s, spec.grads[i], "grads", i) for i, s in enumerate((rows, rows, keys, keys)))
+        return [do, q, *kv, o, lse, *mask], [*rest]
+    if isinstance(spec, TorchCall):
+        ins, outs = ([Window(s, t, f, i) for i, (s, t, _) in enumerate(getattr(spec, f))] for f in ("ins", "outs"))
+        return [*ins], [*outs]
+    return None
+
+
+def _with_strides(spec: Any, w: Window, strides: tuple[int, ...]) -> Any:
+    """The spec with other strides of one operand, or None if they are fixed."""
+    if strides == w.strides:
+        return spec
+    if not w.field:
+        return None
+    if w.place is None:
+        return replace(spec, **{w.field: strides})
+    table = list(getattr(spec, w.field))
+    table[w.place] = (w.shape, strides, table[w.place][2]) if isinstance(spec, TorchCall) else strides
+    return replace(spec, **{w.field: tuple(table)})

@@ -1,0 +1,138 @@
+"""Transpositions and joins become strides of the operators around them, and no data moves.
+
+    t = x.permute(...).contiguous(); y = t @ w     -->   y = x @ w, x read with the permuted strides
+    a = x @ v; c[:, :n] = a; c[:, n:] = b          -->   x @ v writes into c[:, :n] with the strides of c
+
+A copy maps the elements of one window to those of another. Its readers read its source instead if the arithmetic of
+``relayout.py`` puts all their accesses there; all readers must agree, else the copy stays for the others anyway. Failing
+that, the one operator that wrote the source writes the target, by the same arithmetic the other way round. Saves reading
+and writing all that was copied.
+
+    s[j] = sum_i (c[i, j] = t[j, i])               -->   s[j] = sum_i c[i, j], and whoever wrote t writes c
+
+A program that copies beside what it computes does no more than compute, if the writer of the source can write the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+from dcir.ir.dace.nodes import Op
+from dcir.ir.fuse import compact
+from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.network import Network
+from dcir.ops.library.torch_call import TorchCall
+from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.tier3_layout.layout.relayout import LayoutCopy, Wired, copy_between, copy_of, moved
+
+
+class _Rewired(NamedTuple):
+    """What an operator will be."""
+
+    op: Op
+    to: Wired
+
+
+@dataclass(frozen=True)
+class SinkCopies(Pass):
+    """Let the readers of a copy read its source, or the writer of its source write its target."""
+
+    tier: ClassVar[int] = 3
+
+    def apply(self, net: Network) -> PassResult:
+        """Visit the copies in order of execution."""
+        outcome = PassResult()
+        results = net.result_containers()
+        for op in net.ops():
+            copy = copy_of(net, op)
+            if copy is None:
+                self._beside(net, op, results, outcome)
+                continue
+            plan, gone = self._readers(net, copy, results), copy.target.at.data
+            if isinstance(plan, str):
+                outcome.refuse(plan)
+                plan, gone = self._writer(net, op, copy, results), copy.source.at.data
+            if isinstance(plan, str):
+                outcome.refuse(plan)
+                continue
+            outcome.changed += 1
+            outcome.saved_bytes += op.spec.bytes_moved()
+            net.remove_op(op)
+            for new in plan:
+                net.rewire(new.op, *new.to, made_by=self.name)
+            net.remove_container(gone)
+        return outcome
+
+    def _beside(self, net: Network, op: Op, results: set[str], outcome: PassResult) -> None:
+        """Take the copies out of a program that computes something too."""
+        while isinstance(op.spec, LoopNest) and len(op.spec.outputs) > 1:
+            for store in (s for s in op.spec.body if s.op == "store" and op.spec.body[s.args[0]].op == "load"):
+                plan = self._taken_out(net, op, store, results)
+                if isinstance(plan, str):
+                    outcome.refuse(plan)
+                    continue
+                outcome.changed += 1
+                outcome.saved_bytes += op.spec.bytes_moved()
+                gone = net.ins(op)[op.spec.body[store.args[0]].attr[0]].data
+                for new in plan:
+                    net.rewire(new.op, *new.to, made_by=self.name)
+                net.remove_container(gone)
+                outcome.saved_bytes -= op.spec.bytes_moved()
+                break
+            else:
+                return
+
+    def _taken_out(self, net: Network, op: Op, store: Stmt, results: set[str]) -> list[_Rewired] | str:
+        """The writer of what ``store`` copies as a writer of where to, and ``op`` as its reader."""
+        p, ins, outs = op.spec, net.ins(op), net.outs(op)
+        load = p.body[store.args[0]]
+        source, target = ins[load.attr[0]], outs[store.attr[0]]
+        if p.inputs[load.attr[0]] != p.outputs[store.attr[0]] or load.args or len(store.args) > 1:
+            return "it is not copied as it is"
+        if net.writers(target.data) != [op] or [o.data for o in outs].count(target.data) > 1:
+            return "other operators write into the copy's container"
+        if any(s.op in ("load", "gather") and ins[s.attr[0]].data == source.data and s != load for s in p.body):
+            return "the source is read in another way too"
+        types = (p.inputs[load.attr[0]],)
+        body = (Stmt("load", (), load.dtype, (0, load.attr[1])), Stmt("store", (0,), store.dtype, (0, store.attr[1])))
+        copy = copy_between(LoopNest(p.dims, (), types, types, body), source, target)
+        plan = self._writer(net, op, copy, results)
+        if isinstance(plan, str):
+            return plan
+        reads = load._replace(attr=(len(p.inputs), store.attr[1]))
+        changed = [reads if s == load else s for s in p.body]
+        kept = [i for i, s in enumerate(changed) if s != store]
+        place = {old: new for new, old in enumerate(kept)}
+        rest = tuple(changed[i]._replace(args=tuple(place[a] for a in changed[i].args)) for i in kept)
+        lean = compact(replace(p, inputs=(*p.inputs, *types), body=rest), [*ins, target], outs)
+        return [*plan, _Rewired(op, Wired(lean.program, lean.ins, lean.outs))]
+
+    def _readers(self, net: Network, copy: LayoutCopy, results: set[str]) -> list[_Rewired] | str:
+        """All readers of the copy as readers of its source."""
+        data = copy.target.at.data
+        if data in results:
+            return "the copy makes a result of the network"
+        if len(net.writers(data)) > 1:
+            return "other operators write into the copy's container"
+        plan = []
+        for reader in net.readers(data):
+            if isinstance(reader.spec, TorchCall):
+                return "calls into torch keep the layout of their operands"
+            new = moved(Wired(reader.spec, net.ins(reader), net.outs(reader)), copy, copy.target, "in")
+            if isinstance(new, str):
+                return new
+            plan.append(_Rewired(reader, new))
+        return plan or "nobody reads the copy"
+
+    def _writer(self, net: Network, op: Op, copy: LayoutCopy, results: set[str]) -> list[_Rewired] | str:
+        """The writer of the copy's source as a writer of its target."""
+        data = copy.source.at.data
+        if net.containers[data].role in ("input", "constant") or data in results:
+            return "the copy's source is an input or a result"
+        writers = net.writers(data)
+        if len(writers) != 1 or net.readers(data) != [op]:
+            return "the copy's source has other readers or writers"
+        writer = writers[0]
+        new = moved(Wired(writer.spec, net.ins(writer), net.outs(writer)), copy, copy.source, "out")
+        return new if isinstance(new, str) else [_Rewired(writer, new)]

@@ -1,0 +1,166 @@
+"""Transients whose lifetimes do not meet share memory.
+
+    t0: [0, 1]  t1: [1, 2]  t2: [2, 3]   -->   t0 and t2 at byte 0, t1 behind them
+
+A container lives from its first writer to its last reader, both included: no operator finds an output in the place of
+one of its inputs. Containers inside a stream need room for one image per lane.
+Finding the smallest arena is bin packing with fixed times; the containers are placed in several
+orders, each in the tightest gap among those that live at the same time, and the best plan wins. No plan can be smaller
+than the most bytes alive at one time. Saves scratch memory, and cache lines: a new tensor is written where a dead one is
+still in cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from dcir.ir.annotations import ImagePipeline
+from dcir.ir.dace.nodes import Op
+from dcir.ir.network import Network
+from dcir.ir.types import itemsize
+from dcir.transforms.base import Pass, PassResult
+
+
+class Lifetime(NamedTuple):
+    """When a transient is alive: positions in execution order, both included; and its bytes, aligned."""
+
+    name: str
+    first: int
+    last: int
+    nbytes: int
+
+
+_ORDERS: tuple[Callable[[Lifetime], Any], ...] = (
+    lambda t: (-t.nbytes, t.first),
+    lambda t: (-t.nbytes * (t.last - t.first + 1), t.first),
+    lambda t: (t.first - t.last, -t.nbytes, t.first),
+    lambda t: (t.first, -t.nbytes),
+)
+
+
+@dataclass(frozen=True)
+class PlanArena(Pass):
+    """Offsets of all transients in one block of memory.
+
+    Attributes:
+        alignment: of every offset, in bytes; a cache line, so that no two containers share one.
+    """
+
+    tier: ClassVar[int] = 4
+    alignment: int = 64
+
+    def apply(self, net: Network) -> PassResult:
+        """Fill ``net.arena`` and ``net.arena_bytes``; an older plan is thrown away."""
+        outcome = PassResult()
+        live = lifetimes(net, self.alignment)
+        lanes = []
+        for number, stream in enumerate(net.streams):
+            live, lane = _lanes(net, stream, live, self.alignment, f"lanes of {number}")
+            lanes.append(lane)
+        best, size = _best(live)
+        for number, stream in enumerate(net.streams):
+            stream.at = best.pop(f"lanes of {number}", 0)
+            stream.inside, stream.lane_bytes = lanes[number]
+            best |= {name: stream.at + offset for name, offset in stream.inside.items()}
+        if (best, size) != (net.arena, net.arena_bytes):
+            outcome.changed = len(best)
+            net.arena, net.arena_bytes = best, size
+        return outcome
+
+
+def _best(live: list[Lifetime]) -> tuple[dict[str, int], int]:
+    """The smallest of several plans: offsets and the size."""
+    bound = most_alive(live)
+    best: dict[str, int] = {}
+    size = None
+    for order in _ORDERS:
+        offsets, total = _place(sorted(live, key=order))
+        if size is None or total < size:
+            best, size = offsets, total
+        if size == bound:
+            break
+    return best, size or 0
+
+
+def _lanes(
+    net: Network, stream: ImagePipeline, live: list[Lifetime], alignment: int, name: str
+) -> tuple[list[Lifetime], tuple[dict[str, int], int]]:
+    """Lifetimes with one block for all lanes of a stream in place of what is inside, and the plan of one lane.
+
+    Whatever else the stream touches lives through all of it: its last image begins when the first has long been finished.
+    """
+    position = {op.label: i for op, i in positions(net).items()}
+    first, last = position[stream.ops[0]], position[stream.ops[-1]]
+    inside: list[Lifetime] = []
+    outside: list[Lifetime] = []
+    for t in live:
+        if t.name in stream.inside:
+            one = stream.steps[t.name] * itemsize(net.containers[t.name].dtype)
+            inside.append(t._replace(nbytes=_up(one, alignment)))
+        elif t.name in stream.steps:
+            outside.append(t._replace(first=min(t.first, first), last=max(t.last, last)))
+        else:
+            outside.append(t)
+    offsets, size = _best(inside)
+    if size:
+        outside.append(Lifetime(name, first, last, size * stream.lanes))
+    return sorted(outside, key=lambda t: t.first), (offsets, size)
+
+
+def _up(n: int, alignment: int) -> int:
+    return -(-n // alignment) * alignment
+
+
+def lifetimes(net: Network, alignment: int = 64) -> list[Lifetime]:
+    """Every transient that some operator uses and that ends with the call, in order of first use."""
+    position = positions(net)
+    result = []
+    for name, c in net.containers.items():
+        planned = c.role == "transient" and name not in net.prepared and name not in net.lent
+        used = [position[op] for op in (*net.writers(name), *net.readers(name))] if planned else []
+        if used and c.nbytes:
+            result.append(Lifetime(name, min(used), max(used), _up(c.nbytes, alignment)))
+    return sorted(result, key=lambda t: t.first)
+
+
+def positions(net: Network) -> dict[Op, int]:
+    """When every operator runs: what prepares static values is a program of its own, which has ended when a call begins."""
+    prepared = net.prepared_ops()
+    return {op: i for i, op in enumerate(sorted(net.ops(), key=lambda op: op not in prepared))}
+
+
+def live_bytes_lower_bound(net: Network, alignment: int = 64) -> int:
+    """The most bytes of transients alive at one time: no arena can be smaller."""
+    return most_alive(lifetimes(net, alignment))
+
+
+def most_alive(live: list[Lifetime]) -> int:
+    """The most bytes alive at one time."""
+    change = np.zeros(max((t.last for t in live), default=0) + 2, np.int64)
+    for t in live:
+        change[t.first] += t.nbytes
+        change[t.last + 1] -= t.nbytes
+    return int(change.cumsum().max())
+
+
+def _place(order: list[Lifetime]) -> tuple[dict[str, int], int]:
+    """Each container in the tightest gap between the placed ones that live with it, or behind them."""
+    count = len(order)
+    first, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    low, high = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    offsets: dict[str, int] = {}
+    for k, t in enumerate(order):
+        meets = (first[:k] <= t.last) & (last[:k] >= t.first)
+        begins, ends = low[:k][meets], high[:k][meets]
+        by_place = np.argsort(begins, kind="stable")
+        taken = np.concatenate(([0], np.maximum.accumulate(ends[by_place])))  # everything below is taken, or lost
+        gaps = begins[by_place] - taken[:-1]
+        fitting = np.flatnonzero(gaps >= t.nbytes)
+        at = int(taken[fitting[np.argmin(gaps[fitting])]] if fitting.size else taken[-1])
+        first[k], last[k], low[k], high[k] = t.first, t.last, at, at + t.nbytes
+        offsets[t.name] = at
+    return offsets, int(high.max()) if count else 0
