@@ -9,6 +9,7 @@ from typing import Any
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.ir.dace.objects import DACE_TYPES
 
 # Arrays of a kernel are bare pointers: their declared extent only has to be larger than any address.
 _EXTENT = 1 << 40
@@ -32,14 +33,9 @@ def kernel_sdfg(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str]) -> An
     dace.Config.set("progress", value=False)
     dace.Config.set("compiler", "lineinfo", value="none")  # else DaCe walks Python's stack for every node it adds
     sdfg = dace.SDFG(_NAME)
-    types = {
-        "f32": dace.float32, "f64": dace.float64, "bf16": dace.uint16, "f16": dace.float16, "i64": dace.int64,
-        "i32": dace.int32, "i16": dace.int16, "i8": dace.int8, "u8": dace.uint8, "bool": dace.bool_,
-        "u16": dace.uint16, "u32": dace.uint32, "u64": dace.uint64,
-    }  # fmt: skip
     params = argument_names(len(ins), len(outs))
-    operands = {f"a{i}": (params[i], types[t]) for i, t in enumerate(ins)}
-    results = {f"o{i}": (params[len(ins) + i], types[t]) for i, t in enumerate(outs)}
+    operands = {f"a{i}": (params[i], DACE_TYPES[t]) for i, t in enumerate(ins)}
+    results = {f"o{i}": (params[len(ins) + i], DACE_TYPES[t]) for i, t in enumerate(outs)}
     results["scratch"] = ("pscratch", dace.uint8)
     results["status"] = ("pstatus", dace.int32)
     for name, t in (*operands.values(), *results.values()):

@@ -17,29 +17,13 @@ import numpy as np
 
 from dcir.errors import Unsupported
 from dcir.ir.scalars import TABLE
+from dcir.ir.types import FLOATS, HALVES, INTEGERS, TYPES
 
 Expression = Callable[[Sequence[str], str], str]
 Result = Literal["same", "bool"]
 
-CPP_TYPE: dict[str, str] = {
-    "f32": "float",
-    "f64": "double",
-    "i64": "long long",
-    "i32": "int",
-    "i16": "short",
-    "i8": "signed char",
-    "u8": "unsigned char",
-    "bool": "bool",
-    "bf16": "unsigned short",
-    "f16": "_Float16",
-    "u16": "unsigned short",
-    "u32": "unsigned int",
-    "u64": "unsigned long long",
-}
-FLOATS = ("f32", "f64")
-INTEGERS = ("i64", "i32", "i16", "i8", "u8")
+CPP_TYPE: dict[str, str] = {name: t.cpp for name, t in TYPES.items() if t.cpp}
 DTYPES = (*FLOATS, *INTEGERS, "bool")
-HALVES = ("bf16", "f16")
 _FLOAT_LITERAL = re.compile(r"\(*-?0x[0-9a-f.]+p[+-][0-9]+f?\)*")
 
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from dcir.ir.types import itemsize
+from dcir.ir.types import FLOATS, itemsize
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
 
@@ -305,7 +305,7 @@ class LoopNestBuilder:
         """A constant of type ``dtype``."""
         if dtype == "bool":
             value = bool(value)
-        elif dtype in ("f32", "f64"):
+        elif dtype in FLOATS:
             value = float(value)
         else:
             value = int(value)

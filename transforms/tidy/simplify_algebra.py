@@ -23,15 +23,9 @@ from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt, simplify
 from dcir.ir.network import Network
 from dcir.ir.scalars import evaluate
+from dcir.ir.types import FLOATS, keeps_values
 from dcir.transforms.base import Pass, PassResult
 
-# Conversions that keep every value.
-_WIDER = {
-    "bool": {"u8", "i8", "i16", "i32", "i64", "f32", "f64"}, "u8": {"i16", "i32", "i64", "f32", "f64"},
-    "i8": {"i16", "i32", "i64", "f32", "f64"}, "i16": {"i32", "i64", "f32", "f64"}, "i32": {"i64", "f64"},
-    "f32": {"f64"},
-}  # fmt: skip
-_FLOATS = ("f32", "f64")
 _COMPARE: dict[str, tuple[Callable[[int, int, int, int], bool], Callable[[int, int, int, int], bool]]] = {
     # Over the ranges a..b and c..d of both sides: when always true, and when never.
     "lt": (lambda a, b, c, d: b < c, lambda a, b, c, d: a >= d),
@@ -126,7 +120,7 @@ class _Simplifier:
         for x, y in (s.args, s.args[::-1]):
             v = self.value(y)
             if v is not None and v == 0:
-                if s.dtype not in _FLOATS or math.copysign(1, v) < 0:
+                if s.dtype not in FLOATS or math.copysign(1, v) < 0:
                     return x
                 self.refused["x + 0.0 turns -0.0 into 0.0"] += 1
             if self.stmt(y).op == "neg":
@@ -137,7 +131,7 @@ class _Simplifier:
         x, y = s.args
         v = self.value(y)
         if v is not None and v == 0:
-            if s.dtype not in _FLOATS or math.copysign(1, v) > 0:
+            if s.dtype not in FLOATS or math.copysign(1, v) > 0:
                 return x
             self.refused["x + 0.0 turns -0.0 into 0.0"] += 1
         if self.stmt(y).op == "neg":
@@ -154,7 +148,7 @@ class _Simplifier:
             if v == -1:
                 return self.new("neg", s.dtype, x)
             if v == 0:
-                if s.dtype not in _FLOATS:
+                if s.dtype not in FLOATS:
                     return y
                 self.refused["x * 0 keeps NaN, infinity and the sign of zero"] += 1
         return None
@@ -189,7 +183,7 @@ class _Simplifier:
         if v in (2, 3):
             square = self.new("mul", s.dtype, x, x)
             return square if v == 2 else self.new("mul", s.dtype, square, x)
-        if v == -1 and s.dtype in _FLOATS:
+        if v == -1 and s.dtype in FLOATS:
             return self.new("div", s.dtype, self.const(1, s.dtype), x)
         return None
 
@@ -254,7 +248,7 @@ class _Simplifier:
         inner = self.stmt(x)
         if inner.dtype == s.dtype:
             return x
-        if inner.op == "cast" and inner.dtype in _WIDER.get(self.stmt(inner.args[0]).dtype, ()):
+        if inner.op == "cast" and keeps_values(self.stmt(inner.args[0]).dtype, inner.dtype):
             return self.new("cast", s.dtype, inner.args[0])
         return None
 

@@ -20,6 +20,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.types import FLOATS
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import identity_epilogue
@@ -66,7 +67,7 @@ class LowerToIm2col(Pass):
         return outcome
 
     def _unfit(self, spec: ConvolutionSpec) -> str:
-        if spec.groups != 1 or spec.dtype not in ("f32", "f64"):
+        if spec.groups != 1 or spec.dtype not in FLOATS:
             return "it has groups, or a half type"
         if spec.cout < self.channels * positions(spec) or spec.cout * depth(spec) < self.least:
             return "it has too many results for its weights"

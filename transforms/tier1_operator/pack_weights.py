@@ -19,12 +19,13 @@ from typing import ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.types import FLOATS, HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import reorder_epilogue
 from dcir.ops.library.packing import pack_program, packed_shape, pair_program, panel_width, panels, wants_panels
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier1_operator.widen_products import HALVES, strides_at_source
+from dcir.transforms.tier1_operator.widen_products import strides_at_source
 
 _Packed = dict[tuple[Operand, LoopNest], Operand]
 
@@ -51,7 +52,7 @@ class PackWeights(Pass):
             spec = op.spec
             if op in ready or not isinstance(spec, ContractionSpec | ConvolutionSpec) or spec.panel:
                 continue
-            if spec.dtype not in ("f32", "f64") or not any(o.data in static for o in net.ins(op)[:2]):
+            if spec.dtype not in FLOATS or not any(o.data in static for o in net.ins(op)[:2]):
                 continue
             work = self._contraction if isinstance(spec, ContractionSpec) else self._convolution
             reason = work(net, op, spec, static, packed)  # type: ignore[arg-type]

@@ -20,13 +20,13 @@ from typing import Any, ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.pages.pointwise import rounded
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier2_fusion.fuse_epilogues import Product, packs_much
 
-HALVES = ("bf16", "f16")
 _Widened = dict[tuple[Operand, tuple[tuple[int, int], ...]], Operand]
 
 

@@ -24,13 +24,13 @@ from dcir.ir.fuse import Fused, compact
 from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder, Stmt, simplify
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.scalars import evaluate
+from dcir.ir.types import FLOATS
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier2_fusion.fuse_epilogues import VALUE, Product, epilogue_of, is_product, set_epilogue
 
 _STORED = frozenset({"f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"})
-_FLOATS = ("f32", "f64")
 
 
 class _Affine(NamedTuple):
@@ -192,7 +192,7 @@ class _Rewriting:
 
     def _chain(self, i: int, s: Stmt) -> _Affine:
         start = _Affine(i, None, None, 0)
-        if s.dtype not in _FLOATS or s.op not in ("add", "sub", "mul", "div", "neg"):
+        if s.dtype not in FLOATS or s.op not in ("add", "sub", "mul", "div", "neg"):
             return start
         if s.op == "neg":
             # Where others read the value too (x / (1 + exp(-x))), a factor of either sign could not go into the weights.

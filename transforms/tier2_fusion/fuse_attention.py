@@ -24,6 +24,7 @@ from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt, simplify
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.scalars import reference
+from dcir.ir.types import FLOATS
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.transforms.base import Pass, PassResult
@@ -63,7 +64,7 @@ class FuseAttention(Pass):
             return "the second product reads another part of the softmax"
         a: ContractionSpec = first.spec
         b: ContractionSpec = second.spec
-        if a.dtype != b.dtype or a.dtype not in ("f32", "f64") or a.panel or b.panel or b.epilogue is not None:
+        if a.dtype != b.dtype or a.dtype not in FLOATS or a.panel or b.panel or b.epilogue is not None:
             return "one of the products has another type or more to do"
         rows = drop_unit_loops(softmax.spec)
         walk = next(s.attr[1] for s in rows.body if s.op == "load")

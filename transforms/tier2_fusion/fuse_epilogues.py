@@ -20,6 +20,7 @@ from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, same_
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.types import FLOATS
 from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec, packs
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store, identity_epilogue
@@ -165,10 +166,10 @@ class FuseEpilogues(Pass):
 def is_product(spec: object) -> bool:
     """Whether an operator can have an epilogue."""
     if isinstance(spec, ContractionSpec):
-        return spec.dtype in ("f32", "f64")
+        return spec.dtype in FLOATS
     if not isinstance(spec, ConvolutionSpec) or spec.kind != "forward" or (spec.bias and spec.epilogue is not None):
         return False
-    return spec.dtype in ("f32", "f64")
+    return spec.dtype in FLOATS
 
 
 def epilogue_of(net: Network, op: Op) -> tuple[Product, Fused]:

@@ -20,7 +20,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
 from dcir.ir.network import Network, Operand, contiguous
-from dcir.ir.types import itemsize
+from dcir.ir.types import FLOATS, itemsize
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store, identity_epilogue
 from dcir.transforms.base import Pass, PassResult
@@ -219,7 +219,7 @@ def _epilogue(op: Op) -> LoopNest:
 def _term(net: Network, op: Op, static: set[str]) -> Term | None:
     """A convolution with static weights and an epilogue that adds to its value; None for all else."""
     spec = op.spec
-    if not isinstance(spec, ConvolutionSpec) or spec.kind != "forward" or spec.dtype not in ("f32", "f64"):
+    if not isinstance(spec, ConvolutionSpec) or spec.kind != "forward" or spec.dtype not in FLOATS:
         return None
     if spec.groups != 1 or spec.bias or spec.panel or spec.winograd or len(spec.kernel) > 2:
         return None

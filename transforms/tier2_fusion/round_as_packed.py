@@ -16,9 +16,10 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.network import Network, Operand
+from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec, rows_suit
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier1_operator.widen_products import HALVES, strides_at_source
+from dcir.transforms.tier1_operator.widen_products import strides_at_source
 
 
 @dataclass(frozen=True)

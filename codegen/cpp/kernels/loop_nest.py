@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dcir.codegen.cpp.kernels.loop_nest_reductions import LoopSpace, Reductions
 from dcir.codegen.cpp.kernels.loop_nest_statements import identity
-from dcir.codegen.cpp.scalar_ops import CPP_TYPE, HALVES, SCALAR_OPS
+from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.registry import Machine, planner
 from dcir.ir.loop_forms import collapse, drop_roundings, drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.types import HALVES
 
 # Below this many points a second thread costs more than it brings (a parallel region is about 1 us).
 SERIAL_POINTS = 16384

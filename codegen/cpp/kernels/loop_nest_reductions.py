@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dcir.codegen.cpp.kernels.loop_nest_statements import Statements, identity
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
 from dcir.ir.loop_nest import LoopNest
-from dcir.ir.types import compute_type
+from dcir.ir.types import FLOATS, compute_type
 
 # Values worth a row buffer instead of a second computation.
 COSTLY = {
@@ -216,7 +216,7 @@ class Reductions(Statements):
     def _fold(self, r: int, width: int) -> None:
         """The partial results of a row joined: element i with element i + half, until one is left."""
         kind, dtype = self.p.body[r].attr[0], self.p.body[self.p.body[r].args[0]].dtype
-        if dtype in ("f32", "f64") and kind not in ("any", "all"):
+        if dtype in FLOATS and kind not in ("any", "all"):
             self.line(f"v{r} = d_fold<d_{kind}_of>(part{r});")
             return
         while width > 1:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, element, literal
 from dcir.ir.loop_nest import LoopNest, Stmt
-from dcir.ir.types import compute_type, itemsize
+from dcir.ir.types import FLOATS, compute_type, itemsize
 
 
 class Statements:
@@ -115,7 +115,7 @@ class Statements:
         else:
             best = target.replace("v", "best", 1)
             better = ">" if kind == "argmax" else "<"
-            nan = f" || ({v} != {v} && {best} == {best})" if dtype in ("f32", "f64") else ""
+            nan = f" || ({v} != {v} && {best} == {best})" if dtype in FLOATS else ""
             first = " && ".join(f"i{d} == 0" for d in self.inner_dims()) or "true"
             self.open(f"if (({first}) || {v} {better} {best}{nan})")
             self.line(f"{best} = {v}; {target} = {self.inner_position()};")
@@ -271,7 +271,7 @@ def identity(kind: str, dtype: str) -> str:
         return literal(0, "bool" if kind == "any" else dtype)
     if kind in ("prod", "all"):
         return literal(1, "bool" if kind == "all" else dtype)
-    if dtype in ("f32", "f64"):
+    if dtype in FLOATS:
         return literal(-math.inf if kind == "max" else math.inf, dtype)
     if dtype == "bool":
         return literal(kind == "min", dtype)

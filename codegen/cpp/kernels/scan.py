@@ -10,7 +10,7 @@ import math
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.registry import Machine, planner
-from dcir.ir.types import compute_type
+from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.library.scan import ScanSpec
 
 # Below this many elements a second thread costs more than it brings.
@@ -88,7 +88,7 @@ def _step(op: str, acc: str, where: str, compute: str) -> list[str]:
     if op in ("sum", "prod"):
         return [f"{acc} = {SCALAR_OPS['add' if op == 'sum' else 'mul'].cpp([acc, 'v'], compute)};"]
     better = f"v {'>=' if op == 'max' else '<='} {acc}"
-    if compute in ("f32", "f64"):
+    if compute in FLOATS:
         better = f"(v != v) | (({acc} == {acc}) & ({better}))"
     return [
         f"const bool better = (i == 0) | ({better});",

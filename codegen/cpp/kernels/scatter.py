@@ -17,11 +17,11 @@ import math
 
 from dcir.codegen.cpp.kernels.indices import SLACK, STRIP, find_function
 from dcir.codegen.cpp.kernels.loop_nest import plan_program
-from dcir.codegen.cpp.scalar_ops import FLOATS, SCALAR_OPS, cast_expr
+from dcir.codegen.cpp.scalar_ops import SCALAR_OPS, cast_expr
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.registry import Machine, planner
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
-from dcir.ir.types import compute_type
+from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.library.scatter import ScatterSpec, unambiguous
 
 # Below this many points a second thread costs more than it brings.

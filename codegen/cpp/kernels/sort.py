@@ -12,7 +12,7 @@ from dcir.codegen.cpp.kernels.scan import row_address
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, cast_expr
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.registry import Machine, planner
-from dcir.ir.types import compute_type
+from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.library.sort import SortSpec
 
 # Below this many elements a second thread costs more than it brings.
@@ -104,7 +104,7 @@ def plan_sort(spec: SortSpec, machine: Machine) -> KernelPlan:
 
 def _before(compute: str, descending: bool) -> str:
     """Whether key ``a`` stands before ``b``: NaN as the largest."""
-    nan = compute in ("f32", "f64")
+    nan = compute in FLOATS
     if descending:
         return "a > b || (a != a && b == b)" if nan else "a > b"
     return "a < b || (b != b && a == a)" if nan else "a < b"

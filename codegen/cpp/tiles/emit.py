@@ -9,14 +9,15 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.ir.types import FLOATS, HALVES, TYPES
 from dcir.isa import Isa
 
 if TYPE_CHECKING:
     from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 
-ELEMENT_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2}
-STORED = {"f32": "float", "f64": "double", "bf16": "unsigned short", "f16": "_Float16"}
-HALF = ("bf16", "f16")
+ELEMENT_BYTES = {name: TYPES[name].itemsize for name in (*FLOATS, *HALVES)}
+STORED = {name: TYPES[name].cpp for name in (*FLOATS, *HALVES)}
+HALF = HALVES
 INLINE = "static inline __attribute__((always_inline))"
 NOINLINE = "static __attribute__((noinline, noclone))"
 PARAMETERS = "L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch"

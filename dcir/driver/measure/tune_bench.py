@@ -16,7 +16,7 @@ from dcir.codegen.choices import Choice
 from dcir.codegen.compile import compile_network
 from dcir.driver.verify.compare import compare
 from dcir.ir.network import Network, Operand
-from dcir.ir.types import itemsize
+from dcir.ir.types import TYPES, itemsize
 from dcir.machine import MachineModel
 
 _LINE = 64
@@ -25,10 +25,8 @@ _MOST_BYTES = 1 << 30
 _HOT, _COLD = 4, 3  # times the second-level cache, the last cache: what operands rotate over
 _UNTOUCHED = 7
 _CALL_BACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
-_TYPES = {
-    "f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.uint16, "bool": torch.bool,
-    "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
-}  # fmt: skip
+# As NumPy has them: bf16 as its bits.
+_TYPES = {name: getattr(torch, t.numpy) for name, t in TYPES.items()}
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ FLIPPED = 1e-3
 """Allowed share of different elements of a whole-number or bool result: a last bit can flip a comparison."""
 NOISE = 16.0
 """A result may also be off by this multiple of what changing the last bit of every input does to it."""
-_UNIT = {"f64": 2.0**-52, "c128": 2.0**-52, "f32": 2.0**-23, "c64": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 _DEFAULT_BOUND = 4
 
 
@@ -143,11 +142,11 @@ class PassChecker:
 
     def _perturbed(self, net: Network, name: str, buffer: Array) -> Array:
         dtype = net.containers[name].dtype
-        if dtype not in _UNIT:
+        if TYPES[dtype].kind not in ("float", "complex"):
             return buffer
         rng = np.random.default_rng([self.seed, 1, *name.encode()])
         wide = bf16_to_f32(buffer).astype(np.float64) if dtype == "bf16" else buffer
-        return _stored(wide * (1 + _UNIT[dtype] * rng.choice([-1.0, 1.0], buffer.size)), dtype)
+        return _stored(wide * (1 + TYPES[dtype].epsilon * rng.choice([-1.0, 1.0], buffer.size)), dtype)
 
     def _run(self, net: Network, buffers: Mapping[str, Array]) -> list[Array]:
         # Real numbers, although the graph is being traced.

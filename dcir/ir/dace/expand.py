@@ -18,13 +18,12 @@ import dace
 from dcir.errors import Unsupported
 from dcir.ir.dace import tasklets
 from dcir.ir.dace.maps import add_map, address, address_text, element, enter, leave_to, outer_place
+from dcir.ir.dace.objects import DACE_TYPES
 from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.types import FLOATS, HALVES, TYPES
 
-_STORAGE = {
-    "f32": dace.float32, "f64": dace.float64, "bf16": dace.uint16, "f16": dace.uint16, "i64": dace.int64,
-    "i32": dace.int32, "i16": dace.int16, "i8": dace.int8, "u8": dace.uint8, "bool": dace.bool_,
-    "u16": dace.uint16, "u32": dace.uint32, "u64": dace.uint64,
-}  # fmt: skip
+# Half types travel as their bits, which tasklets widen.
+_STORAGE = {n: dace.uint16 if n in HALVES else DACE_TYPES[n] for n, t in TYPES.items() if t.words != "none"}
 _COMBINE = {
     "sum": "lambda x, y: x + y", "prod": "lambda x, y: x * y", "any": "lambda x, y: max(x, y)",
     "all": "lambda x, y: min(x, y)",
@@ -185,7 +184,7 @@ def _identity(kind: str, dtype: str) -> str:
         return tasklets.literal(0, "i32" if kind == "any" else "f64" if dtype == "f32" else dtype)
     if kind in ("prod", "all"):
         return tasklets.literal(1, "i32" if kind == "all" else dtype)
-    if dtype in ("f32", "f64"):
+    if dtype in FLOATS:
         return tasklets.literal(float("-inf" if kind == "max" else "inf"), dtype)
     if dtype in ("bool", "u8"):
         return tasklets.literal(0 if kind == "max" else 255 if dtype == "u8" else 1, dtype)

@@ -13,28 +13,13 @@ from dace.sdfg.nodes import AccessNode, Node
 from dace.subsets import Range
 from sympy import Integer
 
+from dcir.ir.types import TYPES
+
 _ZERO, _ONE = Integer(0), Integer(1)
 _MEMLET = dace.Memlet(data="x", subset=Range([(0, 0, 1)]), volume=1)
 _ACCESS = AccessNode("x")
 
-DACE_TYPES = {
-    "f32": dace.float32,
-    "f64": dace.float64,
-    "bf16": dace.uint16,
-    "f16": dace.float16,
-    "i64": dace.int64,
-    "i32": dace.int32,
-    "i16": dace.int16,
-    "i8": dace.int8,
-    "u8": dace.uint8,
-    "bool": dace.bool_,
-    "u16": dace.uint16,
-    "u32": dace.uint32,
-    "u64": dace.uint64,
-    "c64": dace.complex64,
-    "c128": dace.complex128,
-    **dict.fromkeys(("f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz", "f8e8m0fnu"), dace.uint8),
-}
+DACE_TYPES = {name: getattr(dace, t.dace) for name, t in TYPES.items()}
 
 
 def whole_memlet(data: str, shape: Sequence[int], volume: int) -> dace.Memlet:

@@ -10,10 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-DACE_NAMES = {
-    "f32": "float32", "f64": "float64", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8",
-    "bool": "bool_", "u16": "uint16", "u32": "uint32", "u64": "uint64",
-}  # fmt: skip
+from dcir.ir.types import FLOATS, HALVES, TYPES
+
+DACE_NAMES = {n: t.dace for n, t in TYPES.items() if t.words != "none" and n not in HALVES}
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "bitand": "&", "bitor": "|", "bitxor": "^",
@@ -51,28 +50,28 @@ def cast(text: str, source: str, target: str) -> str:
     """Conversion between compute types: what does not fit an integer becomes the smallest one, as on x86."""
     if target == "bool":
         return typed(f"({text} != 0)", "bool")
-    if source in ("f32", "f64") and target not in ("f32", "f64"):
+    if source in FLOATS and target not in FLOATS:
         return typed(f"dcir_to_{target}({text})", target)
     return typed(text, target)
 
 
 def widen(text: str, storage: str) -> str:
     """A stored element in its compute type (half types arrive as their bits)."""
-    if storage in ("bf16", "f16"):
+    if storage in HALVES:
         return typed(f"dcir_from_{storage}({text})", "f32")
     return typed(text, storage)
 
 
 def narrow(text: str, storage: str) -> str:
     """A value of the compute type as it is stored."""
-    if storage in ("bf16", "f16"):
+    if storage in HALVES:
         return f"dace.uint16(dcir_to_{storage}({text}))"
     return typed(text, storage)
 
 
 def literal(value: Any, dtype: str) -> str:
     """A constant."""
-    if dtype in ("f32", "f64"):
+    if dtype in FLOATS:
         value = float(value)
         if math.isnan(value):
             return typed("dcir_nan()", dtype)

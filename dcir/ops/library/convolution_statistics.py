@@ -12,6 +12,7 @@ from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest, Stmt, simplify
 from dcir.ir.scalars import reference as reference_of
 from dcir.ir.serialize import register
+from dcir.ir.types import FLOATS
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import identity_epilogue
 
@@ -179,7 +180,7 @@ def sums_suit(p: LoopNest) -> str:
     for s, (stage, full) in zip(p.body, p.levels(), strict=True):
         if s.op in ("gather", "index") or (s.op == "load" and s.args):
             return "it reads through indices or a mask"
-        if s.op == "reduce" and (s.attr != ("sum",) or s.dtype not in ("f32", "f64") or stage != 1):
+        if s.op == "reduce" and (s.attr != ("sum",) or s.dtype not in FLOATS or stage != 1):
             return "it takes something else than sums of one sweep"
         if full and stage:
             return "a later stage goes over the inner loops again"

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
 from dcir.ir.network import contiguous
-from dcir.ir.types import itemsize
+from dcir.ir.types import FLOATS, itemsize
 from dcir.isa import Isa, host_isa
 
 LINE_BYTES = 64
@@ -58,7 +58,7 @@ def wants_panels(dtype: str, columns: int, depth: int, isa: Isa | None = None) -
     Panels were faster than nn.Linear's layout at every number of rows, from 1 (5 % in the third-level cache, 20 % in memory) to
     thousands. Only where most of a panel would be padding do dot products over the operand as it lies win.
     """
-    return dtype in ("f32", "f64") and depth > 0 and 4 * columns >= panel_width(dtype, isa)
+    return dtype in FLOATS and depth > 0 and 4 * columns >= panel_width(dtype, isa)
 
 
 def packed_shape(

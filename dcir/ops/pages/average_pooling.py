@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dcir.ir.loop_nest import Expr, LoopNestBuilder
-from dcir.ir.types import compute_type
+from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.lowering import Lowering, Ref
 from dcir.ops.pages.pooling_windows import Windows, both, per_dimension
 from dcir.ops.pages.reducing import refuse_complex
@@ -59,7 +59,7 @@ def _forward(ctx: Lowering, x: Ref, w: Windows, override: int | None, *, count_p
 
 
 def _over(b: LoopNestBuilder, total: Expr, by: Expr) -> Expr:
-    return total / by if total.dtype in ("f32", "f64") else b.op("idiv_trunc", total, by)
+    return total / by if total.dtype in FLOATS else b.op("idiv_trunc", total, by)
 
 
 def _backward(ctx: Lowering, grad: Ref, x: Ref, w: Windows, override: int | None, *, count_pad: bool) -> Ref:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dcir.ir.loop_nest import Expr
+from dcir.ir.types import FLOATS
 from dcir.ops.lowering import INT_TO_FLOAT, Lowering, NotNative, Ref
 from dcir.ops.pages.pointwise import Fn, call, const, maximum, numeric, result_type, scalar, where
 from dcir.ops.registry import Sample, operator
@@ -216,7 +217,7 @@ operator("aten.heaviside.default", samples=lambda: [
 ])  # fmt: skip
 def nextafter(ctx: Lowering, a: Ref, b: Ref) -> Ref:
     """The next number towards b; of half types that is another number than in single precision."""
-    if result_type(a, b) not in ("f32", "f64"):
+    if result_type(a, b) not in FLOATS:
         raise NotNative("the next half-precision number")
     return ctx.pointwise(scalar("nextafter"), a, b)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from dcir.ir.types import FLOATS
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.pages.pointwise import call
 from dcir.ops.registry import Sample, operator
@@ -22,7 +23,7 @@ def _rows() -> Iterable[Sample]:
 @operator("aten._cdist_forward.default", samples=_rows)
 def cdist(ctx: Lowering, a: Ref, b: Ref, p: float, compute_mode: int | None) -> Ref:
     """d[i, j] = (sum_k |a[i, k] - b[j, k]|^p)^(1/p), as one reduction: no cancellation of squared norms."""
-    if a.dtype not in ("f32", "f64"):
+    if a.dtype not in FLOATS:
         raise NotNative(f"distances of {a.dtype}")
     dst = ctx.result()
     batch = dst.shape[:-2]

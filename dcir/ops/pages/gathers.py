@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dcir.ir.loop_nest import Expr
+from dcir.ir.types import HALVES
 from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
 from dcir.ops.pages.movement import real
 from dcir.ops.pages.views import dim_of
@@ -71,7 +72,7 @@ def _indexed(ctx: Lowering, x: Ref, indices: Sequence[Ref | None], how: str, mas
     else:
         mask, fill = masked
         ok = k.load(mask, among(mask.expand_to(shared)))
-        compute = "f32" if x.dtype in ("bf16", "f16") else x.dtype
+        compute = "f32" if x.dtype in HALVES else x.dtype
         v = k.gather(x, strides, where, dims, how=how, mask=ok, other=k.body.const(fill, compute))
     k.store(dst, v)
     k.done()

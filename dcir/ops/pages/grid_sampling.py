@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable
 
 from dcir.ir.loop_nest import Expr
+from dcir.ir.types import FLOATS
 from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
 from dcir.ops.pages.pointwise import call, clamp
 from dcir.ops.registry import Sample, operator
@@ -34,7 +35,7 @@ def _position(k: Kernel, grid: Ref, axis: int, extent: int, padding: int, *, cor
 def _sampled(ctx: Lowering, x: Ref, grid: Ref, mode: int, padding: int, corners: bool) -> Ref:
     if mode not in (_LINEAR, _NEAREST) or padding not in (_ZEROS, _BORDER):
         raise NotNative("cubic sampling and reflected borders")
-    if x.dtype not in ("f32", "f64"):
+    if x.dtype not in FLOATS:
         raise NotNative(f"sampling of {x.dtype}")
     dst, n = ctx.result(), len(x.shape) - 2
     k = ctx.kernel(dst.shape)

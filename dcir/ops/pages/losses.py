@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dcir.ir.loop_nest import Expr, LoopNestBuilder
-from dcir.ir.types import compute_type
+from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.pages.reducing import refuse_complex
 from dcir.ops.registry import Sample, operator
@@ -24,7 +24,7 @@ def reduced(ctx: Lowering, of: Callable[..., Expr], tensors: Sequence[Ref | None
     shape = tuple(torch.broadcast_shapes(*(t.shape for t in tensors if t is not None)))
     k = ctx.kernel(shape) if reduction == NONE else ctx.kernel((), shape)
     compute = compute_type(dst.dtype)
-    if compute not in ("f32", "f64"):
+    if compute not in FLOATS:
         raise NotNative("losses of integers")
     v = of(k.body, *(t if t is None else k.load(t, dtype=compute) for t in tensors))
     if reduction == NONE:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dcir.ir.loop_nest import Expr
+from dcir.ir.types import HALVES
 from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
 from dcir.ops.pages.copies import converted
 from dcir.ops.pages.movement import real, window
@@ -85,7 +86,7 @@ def _masked(ctx: Lowering, source: Ref, dims: Sequence[int], where: Any, backgro
     dst = ctx.result()
     k = ctx.kernel(dst.shape)
     ok, places, strides = where(k)
-    compute = "f32" if source.dtype in ("bf16", "f16") else source.dtype
+    compute = "f32" if source.dtype in HALVES else source.dtype
     other = k.body.const(0, compute) if background is None else k.load(background, dtype=compute)
     k.store(dst, k.gather(source, strides, places, dims, how="trusted", mask=ok, other=other))
     k.done()
@@ -126,7 +127,7 @@ def select_backward(ctx: Lowering, grad: Ref, sizes: Sequence[int], dim: int, in
     i = index + sizes[d] if index < 0 else index
     dst = ctx.result()
     k = ctx.kernel(dst.shape)
-    compute = "f32" if grad.dtype in ("bf16", "f16") else grad.dtype
+    compute = "f32" if grad.dtype in HALVES else grad.dtype
     strides = (*grad.strides[:d], 0, *grad.strides[d:])
     k.store(dst, k.load(grad, strides, mask=k.body.index(d).eq(i), other=k.body.const(0, compute)))
     k.done()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.cpp.scalar_ops import CPP_TYPE, DTYPES, FLOATS, INTEGERS, SCALAR_OPS, cast_expr, literal
+from dcir.codegen.cpp.scalar_ops import CPP_TYPE, DTYPES, SCALAR_OPS, cast_expr, literal
 from dcir.codegen.cpp.toolchain import HEADERS, find_compiler
 from dcir.errors import Unsupported
-from dcir.ir.types import to_numpy
+from dcir.ir.types import FLOATS, INTEGERS, to_numpy
 
 TORCH = {
     "f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32, "i16": torch.int16,

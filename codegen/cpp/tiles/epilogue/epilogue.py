@@ -32,7 +32,7 @@ from dcir.codegen.cpp.tiles.epilogue import text as text_of
 from dcir.codegen.cpp.tiles.epilogue.halves import ROUNDING, half_vectors
 from dcir.codegen.cpp.tiles.epilogue.sums import only_sums, pitch, sums_of, sums_text, without_sums
 from dcir.ir.loop_nest import LoopNest, Stmt
-from dcir.ir.types import compute_type
+from dcir.ir.types import FLOATS, compute_type
 from dcir.isa import Isa
 from dcir.ops.library.convolution_statistics import ADDED
 
@@ -60,7 +60,7 @@ def epilogue_suits(program: LoopNest, dtype: str) -> bool:
         simple = Epilogue(summing, dtype, 0, 0).simple
         return dtype == "f32" and simple and epilogue_suits(without_sums(program), dtype)
     return (
-        dtype in ("f32", "f64")
+        dtype in FLOATS
         and not program.inner
         and bool(program.outer)
         and program.inputs[0] == dtype
