@@ -24,6 +24,7 @@ from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.isa import host_isa
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panel_width
 
 # batch, input channels, output channels, side of the image, kernel, stride, groups
@@ -65,7 +66,7 @@ def spec_of(layer: tuple[int, ...]) -> ConvolutionSpec:
     x = contiguous((n, cin, size, size)) if cin == 3 else last(cin, size)
     w = (1, 1, k * cout, cout) if depthwise else contiguous((cout, cin, k, k))
     return ConvolutionSpec(
-        "forward", "f32", n, groups, cin // groups, cout // groups, (size, size), (k, k), (out, out), (stride, stride),
+        "forward", alike("f32"), n, groups, cin // groups, cout // groups, (size, size), (k, k), (out, out), (stride, stride),
         (k // 2, k // 2), (1, 1), x, w, last(cout, out), False, 0 if depthwise else panel_width("f32"), body.finish(),
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.isa import host_isa
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import packed_shape, panel_width
 
 SQUARE = tuple((n, n, n) for n in (512, 1024, 2048))
@@ -55,11 +56,11 @@ def spec_of(form: str, m: int, n: int, k: int) -> ContractionSpec:
     if form.startswith("packed"):
         panel, b = panel_width("f32"), (0, 0)
     if not form.endswith("+"):
-        return ContractionSpec("f32", (), m, n, k, (k, 1), b, (n, 1), panel)
+        return ContractionSpec(alike("f32"), (), m, n, k, (k, 1), b, (n, 1), panel)
     body = LoopNestBuilder((m, n))
     value = body.load(body.input("f32"), contiguous((m, n))) + body.load(body.input("f32"), (0, 1))
     body.store(body.output("f32"), (n, 1), body.op("max", value, body.const(0, "f32")))
-    return ContractionSpec("f32", (), m, n, k, (k, 1), b, (n, 1), panel, body.finish())
+    return ContractionSpec(alike("f32"), (), m, n, k, (k, 1), b, (n, 1), panel, body.finish())
 
 
 def build(specs: list[tuple[ContractionSpec, int]]) -> Any:

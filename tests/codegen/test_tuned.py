@@ -21,16 +21,17 @@ from dcir.ir.network import Network, Operand
 from dcir.isa import host_isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.winograd import points
 
-SPEC = ContractionSpec("f32", (), 37, 70, 400, (400, 1), (0, 0), (70, 1), 32)
+SPEC = ContractionSpec(alike("f32"), (), 37, 70, 400, (400, 1), (0, 0), (70, 1), 32)
 TYPES = (("f32", "f32"), ("f32",))
 OTHER = Choice((("tile", (10, 2, 1) if host_isa().registers >= 32 else (4, 2, 1)),))
 
 
 def product(m, n, k, packed=True, lda=None):
     b, panel = ((0, 0), 32) if packed else ((1, k), 0)
-    return ContractionSpec("f32", (), m, n, k, (lda or k, 1), b, (n, 1), panel)
+    return ContractionSpec(alike("f32"), (), m, n, k, (lda or k, 1), b, (n, 1), panel)
 
 
 def sizes_of(spec):
@@ -155,7 +156,7 @@ def convolution(cin, cout, size, last, winograd=()):
     h, w = size
     x, y = ((c * h * w, *((1, w * c, c) if last else (h * w, w, 1))) for c in (cin, cout))
     panel = 32 if last else 0
-    spec = ConvolutionSpec("forward", "f32", 2, 1, cin, cout, size, (3, 3), size, (1, 1), (1, 1), (1, 1), x,
+    spec = ConvolutionSpec("forward", alike("f32"), 2, 1, cin, cout, size, (3, 3), size, (1, 1), (1, 1), (1, 1), x,
                            (cin * 9, 9, 3, 1), y, False, panel, None, winograd)  # fmt: skip
     taps = points(winograd) if winograd else 9
     weights = -(-cout // 32) * 32 * cin * taps if panel else cout * cin * 9

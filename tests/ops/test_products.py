@@ -14,6 +14,7 @@ from dcir.ir.interpret import run_program
 from dcir.ir.serialize import decode, encode
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from tests.harness import all_samples, graph_of, scalar_reference
 
 PRODUCTS = ("aten.convolution", "aten.convolution_backward", "aten.mm", "aten.bmm", "aten.addbmm", "aten.dot")
@@ -84,7 +85,7 @@ def test_saved_form(spec: Any) -> None:
 
 def test_work_of_a_contraction() -> None:
     """Two operations per product; a broadcast operand counts once."""
-    spec = ContractionSpec("f32", (3,), 4, 5, 6, (0, 6, 1), (30, 5, 1), (20, 5, 1))
+    spec = ContractionSpec(alike("f32"), (3,), 4, 5, 6, (0, 6, 1), (30, 5, 1), (20, 5, 1))
     assert spec.operations() == 2 * 3 * 4 * 5 * 6
     assert spec.footprint() == ((4 * 24, 4 * 90), (4 * 60,))
 
@@ -92,11 +93,11 @@ def test_work_of_a_contraction() -> None:
 def test_work_of_a_convolution() -> None:
     """Taps outside the image are no work; skipped pixels are no bytes."""
     padded = ConvolutionSpec(
-        "forward", "f32", 1, 1, 2, 3, (4,), (3,), (4,), (1,), (1,), (1,), (8, 4, 1), (6, 3, 1), (12, 4, 1)
+        "forward", alike("f32"), 1, 1, 2, 3, (4,), (3,), (4,), (1,), (1,), (1,), (8, 4, 1), (6, 3, 1), (12, 4, 1)
     )  # fmt: skip
     assert padded.operations() == 2 * 2 * 3 * (4 * 3 - 2)
     assert padded.footprint() == ((4 * 8, 4 * 18), (4 * 12,))
     skipping = ConvolutionSpec(
-        "forward", "f32", 1, 1, 2, 3, (9,), (1,), (3,), (4,), (0,), (1,), (18, 9, 1), (2, 1, 1), (9, 3, 1)
+        "forward", alike("f32"), 1, 1, 2, 3, (9,), (1,), (3,), (4,), (0,), (1,), (18, 9, 1), (2, 1, 1), (9, 3, 1)
     )  # fmt: skip
     assert skipping.footprint()[0][0] == 4 * 2 * 3

@@ -24,6 +24,7 @@ from dcir.ir.types import FLOATS
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import identity_epilogue
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.unfolding import depth, fold, positions, unfold
 from dcir.transforms.base import Pass, PassResult
 
@@ -127,7 +128,7 @@ def _forward(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
     u = _image(net, op, ins[0], unfolded, name)
     t = Operand(net.add_container((rows, columns), spec.dtype))
     product = ContractionSpec(
-        spec.dtype, (), rows, columns, taps, (taps, 1), (1, spec.w[0]), (columns, 1)
+        alike(spec.dtype), (), rows, columns, taps, (taps, 1), (1, spec.w[0]), (columns, 1)
     )  # fmt: skip
     net.add_op(product, [u, ins[1]], [t], origin=op.origin, made_by=name, before=op)
     net.rewire(op, _tidy(_after(spec)), [t, *ins[2:]], outs, made_by=name)
@@ -159,7 +160,7 @@ def _data(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
     rows, columns, taps = positions(spec), spec.cout, depth(spec)
     u = Operand(net.add_container((rows, taps), spec.dtype))
     product = ContractionSpec(
-        spec.dtype, (), rows, taps, columns, (columns, 1), (spec.w[0], 1), (taps, 1)
+        alike(spec.dtype), (), rows, taps, columns, (columns, 1), (spec.w[0], 1), (taps, 1)
     )  # fmt: skip
     error = _rows(net, op, ins[0], name)
     net.add_op(product, [error, ins[1]], [u], origin=op.origin, made_by=name, before=op)
@@ -172,6 +173,6 @@ def _weight(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
     u = _image(net, op, ins[0], unfolded, name)
     error = _rows(net, op, ins[1], name)
     product = ContractionSpec(
-        spec.dtype, (), columns, taps, rows, (1, columns), (taps, 1), (spec.w[0], 1)
+        alike(spec.dtype), (), columns, taps, rows, (1, columns), (taps, 1), (spec.w[0], 1)
     )  # fmt: skip
     net.rewire(op, product, [error, u], outs, made_by=name)

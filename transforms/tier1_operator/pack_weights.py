@@ -23,6 +23,7 @@ from dcir.ir.types import FLOATS, HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import reorder_epilogue
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import pack_program, packed_shape, pair_program, panel_width, panels, wants_panels
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier1_operator.widen_products import strides_at_source
@@ -94,7 +95,7 @@ class PackWeights(Pass):
         weights = self._pack(net, op, program, source, packed)
         steps = dict(zip(own, contiguous(shape), strict=False))
         b = (*(steps.get(d, 0) for d in range(rank)), 0, 0)
-        made = replace(spec, b=b, panel=panel, stored=stored, dots=dots)
+        made = replace(spec, b=b, panel=panel, types=alike(spec.dtype, stored), dots=dots)
         net.rewire(op, made, [ins[0], weights, *ins[2:]], net.outs(op), made_by=self.name)
         return None
 

@@ -23,6 +23,7 @@ from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.pages.pointwise import rounded
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier2_fusion.fuse_epilogues import Product, packs_much
@@ -56,7 +57,7 @@ class WidenProducts(Pass):
     def _widen(self, net: Network, op: Op, spec: Product, widened: _Widened) -> None:
         ins, (out,) = net.ins(op), net.outs(op)
         reads, written = _windows(spec)
-        new: dict[str, Any] = {"dtype": "f32"}
+        new: dict[str, Any] = {"types": alike("f32")}
         for i, field in enumerate(reads):
             ins[i], new[field] = self._wide(net, op, ins[i], *_window(spec, field), widened)
         shape, strides = _window(spec, written)

@@ -21,6 +21,7 @@ from dcir.ops.library import matrix_unit
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import reorder_epilogue
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panels
 from dcir.transforms.base import Pass, PassResult
 
@@ -216,4 +217,4 @@ def _product(spec: ConvolutionSpec, step: int) -> ContractionSpec:
     a, c = (tuple(s[d] for d in order) for s in (spec.x, spec.y))
     epilogue = reorder_epilogue(spec.epilogue, order) if spec.epilogue is not None else None
     b = (step, *([0] * (len(batch) + 1)))
-    return ContractionSpec(spec.dtype, tuple(batch), m, spec.cout, spec.cin, a, b, c, spec.panel, epilogue)
+    return ContractionSpec(alike(spec.dtype), tuple(batch), m, spec.cout, spec.cin, a, b, c, spec.panel, epilogue)

@@ -12,9 +12,10 @@ import torch
 from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder, Stmt
 from dcir.ir.network import contiguous
 from dcir.ir.serialize import register
-from dcir.ir.types import compute_type, itemsize
+from dcir.ir.types import compute_type, is_float, itemsize
 from dcir.isa import Isa, host_isa
 from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
+from dcir.ops.library.operand_types import OperandTypes, Scales
 from dcir.ops.library.packing import packed_shape, read_packed, read_pairs, takes_turns
 from dcir.ops.library.torch_call import window_tensor
 from dcir.ops.torch_types import FROM_NAME
@@ -40,7 +41,7 @@ class ContractionSpec:
     """Shapes in elements; strides in elements, batch strides first. A stride of 0 broadcasts.
 
     Attributes:
-        dtype: dcir type name of all operands ("f32", "f64", "bf16", "f16"); half types accumulate in f32.
+        types: of the operands, of the sums and of the result; a B narrower than A is a packed one, kept in a half type.
         batch: extents of the batch dimensions (may be empty).
         a: strides of A over (*batch, m, k).
         b: strides of B over (*batch, k, n); of a packed B only those over the batch count.
@@ -50,12 +51,12 @@ class ContractionSpec:
         rounds: of a B that is not packed the half type that its elements are rounded to before they are multiplied.
         dots: both operands hold nothing but numbers of bf16 (or B is rounded to them), and the processor multiplies them in pairs; a packed
             B holds pairs of steps then.
-        stored: of a packed B the half type that it is kept in and widened from; columns of a panel may lie in another order then.
         epilogue: what is done to C's elements before they are stored (``epilogue.py``); it owns the stores, and ``c`` equals the
             strides of the first of them.
+        scales: what integers stand for; there is neither a panel nor an epilogue then, and C is of a floating-point type.
     """
 
-    dtype: str
+    types: OperandTypes
     batch: tuple[int, ...]
     m: int
     n: int
@@ -65,16 +66,21 @@ class ContractionSpec:
     c: tuple[int, ...]
     panel: int = 0
     epilogue: LoopNest | None = None
-    stored: str = ""
     rounds: str = ""
     dots: bool = False
+    scales: Scales | None = None
 
     kind = "contraction"
 
     @property
-    def b_dtype(self) -> str:
-        """Element type of B in memory."""
-        return self.stored or self.dtype
+    def dtype(self) -> str:
+        """The type of A and C, to which a narrower B is widened; empty if they are not alike, which is for loop nests alone."""
+        return self.types.common
+
+    @property
+    def stored(self) -> str:
+        """The half type that a packed B is kept in and widened from, else empty; its panels' columns may lie in another order."""
+        return self.types.b if self.types.b != self.types.common else ""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -83,57 +89,92 @@ class ContractionSpec:
 
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Distinct bytes of A, B and the epilogue's operands, and of what is written."""
-        size = itemsize(self.dtype)
+        types = self.types
         a, b, c = (
-            size * math.prod(d for d, s in zip(shape, strides, strict=True) if s != 0)
-            for shape, strides in zip(self.shapes, (self.a, self.b, self.c), strict=True)
+            itemsize(dtype) * math.prod(d for d, s in zip(shape, strides, strict=True) if s != 0)
+            for shape, strides, dtype in zip(
+                self.shapes, (self.a, self.b, self.c), (types.a, types.b, types.c), strict=True
+            )
         )
         if self.panel:
             groups = math.prod(d for d, s in zip(self.batch, self.b, strict=False) if s != 0)
-            b = itemsize(self.b_dtype) * math.prod(packed_shape((groups,), self.n, self.k, self.panel, pairs=self.dots))
+            b = itemsize(types.b) * math.prod(packed_shape((groups,), self.n, self.k, self.panel, pairs=self.dots))
+        if self.scales is not None:
+            return (a, b, *self._scale_bytes(self.scales)), (c,)
         if self.epilogue is None:
             return (a, b), (c,)
         reads, writes = epilogue_footprint(self.epilogue)
         return (a, b, *reads), writes
 
+    def _scale_bytes(self, scales: Scales) -> list[int]:
+        counts = [
+            math.prod(d for d, s in zip((*self.batch, extent), strides, strict=True) if s != 0)
+            for extent, strides in ((self.m, scales.a), (self.n, scales.b))
+        ]
+        given = (scales.a_zero, scales.b_zero)
+        zeros = [
+            n * itemsize(t) for n, t, zero in zip(counts, (self.types.a, self.types.b), given, strict=True) if zero
+        ]
+        return [n * itemsize(compute_type(self.types.c)) for n in counts] + zeros
+
     def operations(self) -> int:
-        """Multiplications and additions, and the epilogue's operations."""
+        """Multiplications and additions, and the epilogue's operations; of scales one multiplication a result."""
         extra = self.epilogue.operations() if self.epilogue is not None else 0
+        extra += math.prod(self.batch) * self.m * self.n if self.scales is not None else 0
         return 2 * math.prod(self.batch) * self.m * self.n * self.k + extra
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
-        """Run it over 1-D NumPy buffers: in float64, rounded once (and once more after an epilogue)."""
+        """Run it over 1-D NumPy buffers: in float64, rounded once (and once more after an epilogue), or exactly for integers."""
         shapes = self.shapes
-        a = window_tensor(ins[0], (shapes[0], self.a, self.dtype))
+        if not is_float(self.types.accumulator):
+            self._reference_of_integers(ins, outs)
+            return
+        a = window_tensor(ins[0], (shapes[0], self.a, self.types.a))
         if self.panel:
             rank, packed = len(self.batch), packed_shape(self.batch, self.n, self.k, self.panel, pairs=self.dots)
             strides = (*self.b[:rank], *contiguous(packed[rank:]))
-            b = window_tensor(ins[1], (packed, strides, self.b_dtype))
+            b = window_tensor(ins[1], (packed, strides, self.types.b))
             if self.dots:
                 b = b.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-3, -2)[..., : self.k, :]
-            elif takes_turns(self.b_dtype):
+            elif takes_turns(self.types.b):
                 b = b.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
             b = b.movedim(-2, -3).flatten(-2)[..., : self.n]
         else:
-            b = window_tensor(ins[1], (shapes[1], self.b, self.dtype))
+            b = window_tensor(ins[1], (shapes[1], self.b, self.types.b))
             b = b.to(FROM_NAME[self.rounds]) if self.rounds else b
         product = torch.matmul(a.double(), b.double())
         if self.epilogue is None:
-            window_tensor(outs[0], (shapes[2], self.c, self.dtype)).copy_(product)
+            window_tensor(outs[0], (shapes[2], self.c, self.types.c)).copy_(product)
             return
-        run_epilogue(self.epilogue, product.to(FROM_NAME[compute_type(self.dtype)]).numpy(), ins[2:], outs)
+        run_epilogue(self.epilogue, product.to(FROM_NAME[compute_type(self.types.c)]).numpy(), ins[2:], outs)
+
+    def _reference_of_integers(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
+        shapes, types, scales = self.shapes, self.types, self.scales
+        a = window_tensor(ins[0], (shapes[0], self.a, types.a)).long()
+        b = window_tensor(ins[1], (shapes[1], self.b, types.b)).long()
+        scale = torch.ones((), dtype=torch.float64)
+        if scales is not None:
+            compute, rest = compute_type(types.c), list(ins[2:])
+            rows, columns = ((*self.batch, self.m), scales.a), ((*self.batch, self.n), scales.b)
+            scale = window_tensor(rest.pop(0), (*rows, compute)).double()[..., :, None]
+            scale = scale * window_tensor(rest.pop(0), (*columns, compute)).double()[..., None, :]
+            a = a - window_tensor(rest.pop(0), (*rows, types.a)).long()[..., :, None] if scales.a_zero else a
+            b = b - window_tensor(rest.pop(0), (*columns, types.b)).long()[..., None, :] if scales.b_zero else b
+        product = torch.matmul(a, b).to(FROM_NAME[types.accumulator])  # wraps round as sums in that type do
+        target = window_tensor(outs[0], (shapes[2], self.c, types.c))
+        target.copy_(product * scale if scales is not None else product)
 
     def program(self) -> LoopNest:
         """The same as a loop nest: outer (*batch, m, n), inner (k,)."""
-        product = contraction_program(self, self.dtype, self.dtype)
+        product = contraction_program(self)
         return product if self.epilogue is None else attach_epilogue(product, self.epilogue)
 
 
-def contraction_program(spec: ContractionSpec, storage: str, result: str) -> LoopNest:
-    """``spec`` as a loop nest over other element types (products and sums in the result's compute type)."""
+def contraction_program(spec: ContractionSpec) -> LoopNest:
+    """``spec`` without its epilogue as a loop nest."""
     n_batch = len(spec.batch)
     body = LoopNestBuilder((*spec.batch, spec.m, spec.n), (spec.k,))
-    a, b, c = body.input(storage), body.input(spec.stored or storage), body.output(result)
+    a, b, c = body.input(spec.types.a), body.input(spec.types.b), body.output(spec.types.c)
     (*a_batch, a_m, a_k), (*b_batch, b_k, b_n) = spec.a, spec.b
     x = body.load(a, (*a_batch, a_m, 0, a_k))
     if spec.panel:
@@ -145,10 +186,29 @@ def contraction_program(spec: ContractionSpec, storage: str, result: str) -> Loo
     else:
         y = body.load(b, (*b_batch, 0, b_n, b_k))
         y = Expr(body, body.add(Stmt("narrow", (y.n,), y.dtype, (spec.rounds,))), y.dtype) if spec.rounds else y
-    compute = compute_type(result)
-    total = body.reduce("sum", body.convert(x, compute) * body.convert(y, compute))
+    accumulator, compute = spec.types.accumulator, compute_type(spec.types.c)
+    x, y = body.convert(x, accumulator), body.convert(y, accumulator)
+    if spec.scales is not None:
+        x, y, scale = _scaled(body, spec, spec.scales, x, y)
+        total = body.convert(body.reduce("sum", x * y), compute) * scale
+    else:
+        total = body.convert(body.reduce("sum", x * y), compute)
     body.store(c, (*spec.c[:n_batch], *spec.c[n_batch:], 0), total)
     return body.finish()
+
+
+def _scaled(body: LoopNestBuilder, spec: ContractionSpec, scales: Scales, x: Expr, y: Expr) -> tuple[Expr, Expr, Expr]:
+    """Both factors less their zero points, and the product of their scales."""
+    compute, accumulator = compute_type(spec.types.c), spec.types.accumulator
+    *a_batch, a_m = scales.a
+    *b_batch, b_n = scales.b
+    of_a, of_b = (*a_batch, a_m, 0, 0), (*b_batch, 0, b_n, 0)
+    scale = body.load(body.input(compute), of_a) * body.load(body.input(compute), of_b)
+    if scales.a_zero:
+        x = x - body.convert(body.load(body.input(spec.types.a), of_a), accumulator)
+    if scales.b_zero:
+        y = y - body.convert(body.load(body.input(spec.types.b), of_b), accumulator)
+    return x, y, scale
 
 
 def rows_suit(spec: ContractionSpec, isa: Isa | None = None) -> bool:

@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import contiguous
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
 from dcir.ops.library import winograd
+from dcir.ops.library.convolution_loops import convolution_loops
 from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
-from dcir.ops.library.packing import pack_program, packed_shape, panels, read_packed, spans_groups
+from dcir.ops.library.operand_types import OperandTypes, Scales
+from dcir.ops.library.packing import pack_program, packed_shape, panels, spans_groups
 from dcir.ops.library.torch_call import window_tensor
 from dcir.ops.torch_types import FROM_NAME
 
@@ -49,7 +51,7 @@ class ConvolutionSpec:
 
     Attributes:
         kind: "forward", "backward_data" or "backward_weight".
-        dtype: dcir type name ("f32", "f64", "bf16", "f16"); half types accumulate in f32.
+        types: of x (a), of w (b), of the sums, and of y (c); a bias has the sums' type, or y's where that is a half type of it.
         n: batch size.
         groups: number of groups.
         cin: input channels per group (channels of x).
@@ -67,10 +69,12 @@ class ConvolutionSpec:
             tiles of so many results (``winograd.py``); forward, w is the packed form transformed, [group][panel][point][channel][column].
         epilogue: forward only: what is done to y's elements before they are stored (``epilogue.py``), over (n, channel, *spatial);
             it owns the stores, and ``y`` equals the strides of the first of them.
+        scales: forward only: what integers stand for, with padding that counts as zero; there is neither a panel nor an epilogue then,
+            and y is of a floating-point type. Their inputs come behind x and w.
     """
 
     kind: str
-    dtype: str
+    types: OperandTypes
     n: int
     groups: int
     cin: int
@@ -88,6 +92,12 @@ class ConvolutionSpec:
     panel: int = 0
     epilogue: LoopNest | None = None
     winograd: tuple[int, ...] = ()
+    scales: Scales | None = None
+
+    @property
+    def dtype(self) -> str:
+        """The type of x, w and y; empty if they are not alike, which is for loop nests alone."""
+        return self.types.common if self.types.a == self.types.b else ""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -127,16 +137,33 @@ class ConvolutionSpec:
 
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Distinct bytes of each operand; of x as an input only the positions that some tap meets."""
-        size = itemsize(self.dtype)
-        x, w, y = (size * math.prod(shape) for shape in self.shapes)
+        types = self.types
+        sizes = [itemsize(t) for t in (types.a, types.b, types.c)]
+        x, w, y = (size * math.prod(shape) for size, shape in zip(sizes, self.shapes, strict=True))
         places = math.prod(positions for _, positions in self._met())
-        met = size * self.n * self.groups * self.cin * places
+        met = sizes[0] * self.n * self.groups * self.cin * places
         if self.kind == "forward":
             if self.panel:
-                w = size * math.prod(self.packed_weights)
+                w = sizes[1] * math.prod(self.packed_weights)
+            scales = self._scale_bytes(self.scales) if self.scales is not None else []
+            bias = [itemsize(self.bias_type) * self.groups * self.cout] if self.bias else []
             reads, writes = epilogue_footprint(self.epilogue) if self.epilogue is not None else ((), (y,))
-            return (met, w, *([size * self.groups * self.cout] if self.bias else []), *reads), writes
+            return (met, w, *scales, *bias, *reads), writes
         return ((y, w), (x,)) if self.kind == "backward_data" else ((met, y), (w,))
+
+    @property
+    def bias_type(self) -> str:
+        """Element type of a bias."""
+        types = self.types
+        return types.c if types.accumulator == compute_type(types.c) else types.accumulator
+
+    def _scale_bytes(self, scales: Scales) -> list[int]:
+        counts = [d if s else 1 for d, s in ((self.n, scales.a[0]), (self.groups * self.cout, scales.b[0]))]
+        given = (scales.a_zero, scales.b_zero)
+        zeros = [
+            n * itemsize(t) for n, t, zero in zip(counts, (self.types.a, self.types.b), given, strict=True) if zero
+        ]
+        return [n * itemsize(compute_type(self.types.c)) for n in counts] + zeros
 
     def operations(self) -> int:
         """Multiplications and additions of elements that exist; zeros outside x do not count."""
@@ -158,18 +185,19 @@ class ConvolutionSpec:
         return tiles * (2 * self.cin * self.cout * winograd.points(self.winograd) + image + result)
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
-        """Run it over 1-D NumPy buffers: in float64, rounded once."""
+        """Run it over 1-D NumPy buffers: in float64, rounded once; sums of integers below 2^53 are exact."""
+        types = dict(zip("xwy", (self.types.a, self.types.b, self.types.c), strict=True))
         windows = dict(zip("xwy", zip(self.shapes, (self.x, self.w, self.y), strict=True), strict=True))
         roles = {"forward": ("xw", "y"), "backward_data": ("yw", "x"), "backward_weight": ("xy", "w")}
         reads, writes = roles[self.kind]
         t = {
-            c: window_tensor(ins[i], (*windows[c], self.dtype)).double()
+            c: window_tensor(ins[i], (*windows[c], types[c])).double()
             for i, c in enumerate(reads)
             if not (c == "w" and self.panel)
         }
         if self.panel:
             t["w"] = self._unpacked(ins[1])
-        target = None if self.epilogue is not None else window_tensor(outs[0], (*windows[writes], self.dtype))
+        target = None if self.epilogue is not None else window_tensor(outs[0], (*windows[writes], types[writes]))
         rank = len(self.kernel)
         span = [(p - 1) * s + (k - 1) * d + 1 for p, s, k, d in
                 zip(self.out_size, self.stride, self.kernel, self.dilation, strict=True)]  # fmt: skip
@@ -182,9 +210,12 @@ class ConvolutionSpec:
             assert target is not None
             target.copy_(torch.nn.functional.pad(whole, [-v for v in pads]))
             return
+        rest = list(ins[2:])
+        scale = self._scaled(t, rest) if self.scales is not None else 1.0
         x = torch.nn.functional.pad(t["x"], pads)
         if self.kind == "forward":
-            bias = window_tensor(ins[2], ((self.groups * self.cout,), (1,), self.dtype)).double() if self.bias else None
+            per_channel = (self.groups * self.cout,), (1,), self.bias_type
+            bias = window_tensor(rest.pop(0), per_channel).double() if self.bias else None
             if self.winograd:
                 grouped = x.numpy().reshape(self.n, self.groups, self.cin, *x.shape[2:])
                 exact = winograd.reference(grouped, t["w"].numpy(), self.winograd, self.out_size)
@@ -194,10 +225,9 @@ class ConvolutionSpec:
                 y = aten.convolution(x, t["w"], bias, stride, none, dilation, False, none, self.groups)
             if self.epilogue is None:
                 assert target is not None
-                target.copy_(y)
+                target.copy_(y * scale)
                 return
-            rest = ins[3 if self.bias else 2 :]
-            run_epilogue(self.epilogue, y.to(FROM_NAME[compute_type(self.dtype)]).numpy(), rest, outs)
+            run_epilogue(self.epilogue, y.to(FROM_NAME[compute_type(self.types.c)]).numpy(), rest, outs)
             return
         assert target is not None
         like = torch.zeros(self.shapes[1], dtype=torch.float64)
@@ -205,9 +235,24 @@ class ConvolutionSpec:
             t["y"], x, like, None, stride, none, dilation, False, none, self.groups, [False, True, False]
         )[1])  # fmt: skip
 
+    def _scaled(self, t: dict[str, torch.Tensor], rest: list[Any]) -> torch.Tensor:
+        """Takes zero points off the operands; both scales, over the result."""
+        scales, types = self.scales, self.types
+        assert scales is not None
+        ones = [1] * len(self.kernel)
+        images, channels = ((self.n,), scales.a), ((self.groups * self.cout,), scales.b)
+        compute = compute_type(types.c)
+        of_x = window_tensor(rest.pop(0), (*images, compute)).double().view(-1, 1, *ones)
+        of_w = window_tensor(rest.pop(0), (*channels, compute)).double().view(1, -1, *ones)
+        if scales.a_zero:
+            t["x"] = t["x"] - window_tensor(rest.pop(0), (*images, types.a)).double().view(-1, 1, *ones)
+        if scales.b_zero:
+            t["w"] = t["w"] - window_tensor(rest.pop(0), (*channels, types.b)).double().view(-1, 1, *ones)
+        return of_x * of_w
+
     def _unpacked(self, buffer: Any) -> torch.Tensor:
         packed = self.packed_weights
-        w = window_tensor(buffer, (packed, contiguous(packed), self.dtype)).double()
+        w = window_tensor(buffer, (packed, contiguous(packed), self.types.b)).double()
         if self.winograd:
             return w.movedim(1, 3).movedim(-1, 4).flatten(3, 4)[:, :, :, : self.cout]
         w = w.reshape(packed[0], packed[1], *self.kernel, self.cin, self.panel).movedim(-1, 2).flatten(1, 2)
@@ -215,158 +260,8 @@ class ConvolutionSpec:
 
     def program(self) -> LoopNest:
         """The same as a loop nest that gathers: every result sums over all taps, with zero outside."""
-        make = {"forward": _forward, "backward_data": _backward_data, "backward_weight": _backward_weight}
-        program = _by_points(self) if self.winograd and self.panel else make[self.kind](self)
+        program = convolution_loops(self)
         if self.epilogue is None:
             return program
         # The program's channels are two loops.
         return attach_epilogue(program, self.epilogue.split(1, self.cout))
-
-
-class Loops:
-    """The strides of one operand over a program's loops, set by the loops' roles."""
-
-    def __init__(self, spec: ConvolutionSpec, outer: Sequence[str], inner: Sequence[str]) -> None:
-        rank = len(spec.kernel)
-        extents = {"n": [spec.n], "g": [spec.groups], "o": [spec.cout], "i": [spec.cin],
-                   "x": spec.in_size, "k": spec.kernel, "y": spec.out_size,
-                   "p": [t + winograd.TAPS - 1 for t in spec.winograd]}  # fmt: skip
-        self.spec, self.rank, self.compute = spec, rank, compute_type(spec.dtype)
-        self.first: dict[str, int] = {}
-        at = 0
-        for role in (*outer, *inner):
-            self.first[role] = at
-            at += len(extents[role])
-        self.count = at
-        self.body = LoopNestBuilder([d for r in outer for d in extents[r]], [d for r in inner for d in extents[r]])
-
-    def strides(self, **by_role: int | Sequence[int]) -> list[int]:
-        result = [0] * self.count
-        for role, steps in by_role.items():
-            if role == "g" and role not in self.first:
-                continue  # a program over one group has no loop over groups
-            for j, s in enumerate([steps] if isinstance(steps, int) else steps):
-                result[self.first[role] + j] = s
-        return result
-
-    def index(self, role: str, d: int) -> Expr:
-        return self.body.index(self.first[role] + d)
-
-    def read_x(self, operand: int) -> Expr:
-        """x at output position * stride - padding + tap * dilation, zero outside."""
-        spec, x = self.spec, self.spec.x
-        lead = {"n": x[0], "g": x[1] * spec.cin, "i": x[1]}
-        spans = zip(spec.out_size, spec.stride, spec.kernel, spec.dilation, spec.in_size, spec.padding, strict=True)
-        if all(pad == 0 and (p - 1) * s + (k - 1) * d < n for p, s, k, d, n, pad in spans):
-            steps = [a * b for a, b in zip(x[2:], spec.stride, strict=True)]
-            taps = [a * b for a, b in zip(x[2:], spec.dilation, strict=True)]
-            return self.body.load(operand, self.strides(**lead, y=steps, k=taps))
-        places = [
-            self.index("y", d) * spec.stride[d] + self.index("k", d) * spec.dilation[d] - spec.padding[d]
-            for d in range(self.rank)
-        ]
-        return self._gather(operand, self.strides(**lead), places, spec.in_size, x[2:], None)
-
-    def read_y(self, operand: int) -> Expr:
-        """y at (position in x + padding - tap * dilation) / stride where that is a whole number, zero elsewhere."""
-        y = self.spec.y
-        return self.read_result(operand, self.strides(n=y[0], g=y[1] * self.spec.cout, o=y[1]), y[2:])
-
-    def read_result(self, operand: int, lead: Sequence[int], steps: Sequence[int]) -> Expr:
-        """What lies where y would: in steps over the positions of y, from where the loops' strides ``lead`` lead."""
-        spec, b = self.spec, self.body
-        places: list[Expr] = []
-        exact: Expr | None = None
-        for d in range(self.rank):
-            over = self.index("x", d) + spec.padding[d] - self.index("k", d) * spec.dilation[d]
-            at = over
-            if spec.stride[d] != 1:
-                at = b.op("idiv_floor", over, b.const(spec.stride[d], "i64"))
-                whole = (at * spec.stride[d]).eq(over)
-                exact = whole if exact is None else exact & whole
-            places.append(at)
-        return self._gather(operand, lead, places, spec.out_size, steps, exact)
-
-    def _gather(
-        self, operand: int, strides: Sequence[int], places: Sequence[Expr], extents: Sequence[int],
-        steps: Sequence[int], ok: Expr | None,
-    ) -> Expr:  # fmt: skip
-        for p, n in zip(places, extents, strict=True):
-            good = (p >= 0) & (p < n)
-            ok = good if ok is None else ok & good
-        zero = self.body.const(0, self.compute)
-        return self.body.gather(operand, strides, places, extents, steps, "trusted", ok, zero)
-
-    def read_w(self, operand: int) -> Expr:
-        spec, panel = self.spec, self.spec.panel
-        if not panel:
-            return self.body.load(operand, self.w_strides())
-        depth = math.prod(spec.kernel) * spec.cin
-        taps = [panel * spec.cin * s for s in contiguous(spec.kernel)]
-        column, columns, group = self.index("o", 0), spec.cout, spec.packed_weights[1] * depth * panel
-        if spec.spanned:
-            column, columns, group = self.index("g", 0) * spec.cout + column, spec.groups * spec.cout, 0
-        return read_packed(self.body, operand, self.strides(g=group, i=panel, k=taps), column, columns, depth, panel)
-
-    def w_strides(self) -> list[int]:
-        w = self.spec.w
-        return self.strides(g=w[0] * self.spec.cout, o=w[0], i=w[1], k=w[2:])
-
-
-def _forward(spec: ConvolutionSpec) -> LoopNest:
-    loops = Loops(spec, "ngoy", "ik")
-    b = loops.body
-    x, w = b.input(spec.dtype), b.input(spec.dtype)
-    total = b.reduce("sum", loops.read_x(x) * loops.read_w(w))
-    if spec.bias:
-        total = total + b.load(b.input(spec.dtype), loops.strides(g=spec.cout, o=1))
-    y = spec.y
-    b.store(b.output(spec.dtype), loops.strides(n=y[0], g=y[1] * spec.cout, o=y[1], y=y[2:]), total)
-    return b.finish()
-
-
-def _by_points(spec: ConvolutionSpec) -> LoopNest:
-    """The forward product with every weight as a sum over the points of its transform."""
-    loops = Loops(spec, "ngoy", "ikp")
-    b = loops.body
-    x, w = b.input(spec.dtype), b.input(spec.dtype)
-    packed, panel = contiguous(spec.packed_weights), spec.panel
-    strides = loops.strides(g=packed[0], i=packed[4], p=packed[2:4])
-    width = b.const(panel, "i64")
-    column = loops.index("o", 0)
-    places = [b.op("idiv_floor", column, width), b.op("mod", column, width)]
-    u = b.gather(w, strides, places, (spec.packed_weights[1], panel), (packed[1], 1), "trusted")
-    for d, tile in enumerate(spec.winograd):
-        point = b.const(0, loops.compute)
-        for k, row in enumerate(winograd.inverse(tile)):
-            for p, factor in enumerate(row):
-                if factor:
-                    here = loops.index("k", d).eq(k) & loops.index("p", d).eq(p)
-                    point = b.where(here, b.const(float(factor), loops.compute), point)
-        u = u * point
-    total = b.reduce("sum", loops.read_x(x) * u)
-    if spec.bias:
-        total = total + b.load(b.input(spec.dtype), loops.strides(g=spec.cout, o=1))
-    y = spec.y
-    b.store(b.output(spec.dtype), loops.strides(n=y[0], g=y[1] * spec.cout, o=y[1], y=y[2:]), total)
-    return b.finish()
-
-
-def _backward_data(spec: ConvolutionSpec) -> LoopNest:
-    loops = Loops(spec, "ngix", "ok")
-    b = loops.body
-    y, w = b.input(spec.dtype), b.input(spec.dtype)
-    total = b.reduce("sum", loops.read_y(y) * b.load(w, loops.w_strides()))
-    x = spec.x
-    b.store(b.output(spec.dtype), loops.strides(n=x[0], g=x[1] * spec.cin, i=x[1], x=x[2:]), total)
-    return b.finish()
-
-
-def _backward_weight(spec: ConvolutionSpec) -> LoopNest:
-    loops = Loops(spec, "goik", "ny")
-    b = loops.body
-    x, y = b.input(spec.dtype), b.input(spec.dtype)
-    st = spec.y
-    values = loops.read_x(x) * b.load(y, loops.strides(n=st[0], g=st[1] * spec.cout, o=st[1], y=st[2:]))
-    b.store(b.output(spec.dtype), loops.w_strides(), b.reduce("sum", values))
-    return b.finish()

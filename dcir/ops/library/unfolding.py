@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import contiguous
-from dcir.ops.library.convolution import ConvolutionSpec, Loops
+from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.convolution_loops import Loops
 
 
 def depth(spec: ConvolutionSpec) -> int:

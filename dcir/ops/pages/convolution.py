@@ -10,6 +10,7 @@ import torch
 
 from dcir.ir.types import compute_type, is_float
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.pages.matmul import scaled_sum
 from dcir.ops.registry import Sample, operator
@@ -27,7 +28,7 @@ def product(
     if not target.numel:
         return
     spec = ConvolutionSpec(
-        kind, x.dtype, x.shape[0], groups, w.shape[1], w.shape[0] // groups, x.shape[2:], w.shape[2:], y.shape[2:],
+        kind, alike(x.dtype), x.shape[0], groups, w.shape[1], w.shape[0] // groups, x.shape[2:], w.shape[2:], y.shape[2:],
         tuple(stride), tuple(padding), tuple(dilation),
         x.expand_to(x.shape), w.expand_to(w.shape), y.expand_to(y.shape), bias is not None,
     )  # fmt: skip

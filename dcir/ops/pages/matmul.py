@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from dcir.ir.loop_nest import Expr
-from dcir.ir.types import is_float
+from dcir.ir.types import compute_type, is_float
 from dcir.ops.library.contraction import ContractionSpec, contraction_program
+from dcir.ops.library.operand_types import OperandTypes
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
@@ -33,13 +34,13 @@ def contract(ctx: Lowering, a: Ref, b: Ref, dst: Ref) -> Ref:
     if k == 0:
         return ctx.full(0, dst)
     spec = ContractionSpec(
-        dst.dtype, tuple(batch), m, n, k,
+        OperandTypes(a.dtype, b.dtype, compute_type(dst.dtype), dst.dtype), tuple(batch), m, n, k,
         a.expand_to((*batch, m, k)), b.expand_to((*batch, k, n)), dst.expand_to(dst.shape),
     )  # fmt: skip
     if is_float(a.dtype) and a.dtype == dst.dtype:
         ctx.emit(spec, [a, b], [dst])
     else:
-        ctx.emit(contraction_program(spec, a.dtype, dst.dtype), [a, b], [dst])
+        ctx.emit(contraction_program(spec), [a, b], [dst])
     return dst
 
 

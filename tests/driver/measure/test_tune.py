@@ -22,13 +22,14 @@ from dcir.identity import source_identity
 from dcir.ir.network import Network, Operand
 from dcir.isa import host_isa
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.options import Options
 
 TYPES = (("f32", "f32"), ("f32",))
 
 
 def spec_of(n):
-    return ContractionSpec("f32", (), 32, n, 400, (400, 1), (0, 0), (n, 1), 32)
+    return ContractionSpec(alike("f32"), (), 32, n, 400, (400, 1), (0, 0), (n, 1), 32)
 
 
 def network(*columns):

@@ -6,6 +6,7 @@ from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import Network, Operand, Result, contiguous
 from dcir.ops.analysis.batch_independence import inseparable
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.torch_call import TorchCall
 
 
@@ -75,7 +76,7 @@ def test_products_share_their_weights(transposed):
         x, w = made.add_container((n, 3, 4), "f32", "input"), made.add_container((4, 5), "f32", "input")
         y = made.add_container((5, 3 * n) if transposed else (n, 3, 5), "f32")
         c = (1, 3 * n) if transposed else (5, 1)
-        spec = ContractionSpec("f32", (), 3 * n, 5, 4, (4, 1), contiguous((4, 5)), c)
+        spec = ContractionSpec(alike("f32"), (), 3 * n, 5, 4, (4, 1), contiguous((4, 5)), c)
         made.add_op(spec, [Operand(x), Operand(w)], [Operand(y)])
         return result(made, y)
 

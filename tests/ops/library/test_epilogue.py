@@ -17,6 +17,7 @@ from dcir.ir.network import contiguous
 from dcir.ir.serialize import decode, encode
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import pack_program, panel_width, wants_panels
 from tests.harness import scalar_reference
 
@@ -70,7 +71,7 @@ def test_contraction(dtype: str, n: int, shared: bool) -> None:
     step = 0 if shared else packed.size // batch
     shape = (batch, m, n)
     strides = (m * n + 3, 1, m)  # columns first, with a gap
-    spec = ContractionSpec(dtype, (batch,), m, n, k, (m * k, k, 1), (step, 0, 0), strides, panel,
+    spec = ContractionSpec(alike(dtype), (batch,), m, n, k, (m * k, k, 1), (step, 0, 0), strides, panel,
                            _relu_of_sum(shape, dtype, strides, 2))  # fmt: skip
     a, bias, residual = _random(batch * m * k, dtype), _random(n, dtype), _random(batch * (m * n + 3), dtype)
     left = torch.from_numpy(a).reshape(batch, m, k).double()
@@ -99,7 +100,7 @@ def test_convolution(groups: int, kernel: tuple[int, ...]) -> None:
     one = (1,) * len(kernel)
     two = (2,) * len(kernel)
     spec = ConvolutionSpec(
-        "forward", dtype, n, groups, cin, cout, size, kernel, out, two, one, one,
+        "forward", alike(dtype), n, groups, cin, cout, size, kernel, out, two, one, one,
         last(groups * cin, size), weights, y, False, panel, _relu_of_sum(shape, dtype, y, 1),
     )  # fmt: skip
     pack = spec.packing()

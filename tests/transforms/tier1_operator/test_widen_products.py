@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from dcir.ir.network import Network, Operand
 from dcir.ir.verify import verify
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.transforms.base import PassResult
 from dcir.transforms.tier1_operator.pack_weights import PackWeights
 from dcir.transforms.tier1_operator.widen_products import HALVES, WidenProducts
@@ -104,7 +105,7 @@ def test_unchanged() -> None:
 def test_refused() -> None:
     net = Network()
     x, w, y = (Operand(net.add_container(shape, "bf16", "input")) for shape in ((0, 3), (3, 4), (0, 4)))
-    net.add_op(ContractionSpec("bf16", (), 0, 4, 3, (3, 1), (4, 1), (4, 1)), [x, w], [y])
+    net.add_op(ContractionSpec(alike("bf16"), (), 0, 4, 3, (3, 1), (4, 1), (4, 1)), [x, w], [y])
     outcome = WidenProducts().apply(net)
     assert not outcome.changed and outcome.refused == {"the product is empty": 1}
 

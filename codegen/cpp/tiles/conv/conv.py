@@ -56,11 +56,13 @@ from dcir.codegen.cpp.tiles.gemm.gemm import gemm_draft
 from dcir.codegen.plan import KernelPlan
 from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.types import FLOATS
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.convolution_statistics import ConvolutionStatisticsSpec
 from dcir.ops.library.epilogue import identity_epilogue
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panels
 
 # Pixels; of fewer, tiles of convolutions with packed weights are faster than products row by row: data gradients of 1x1 kernels with
@@ -70,6 +72,8 @@ SHORT_ROWS = 32
 
 def convolution_suits(spec: ConvolutionSpec) -> bool:
     """Whether there is a kernel for the convolution; else it is a loop nest."""
+    if spec.dtype not in (*FLOATS, *HALF) or spec.scales is not None:
+        return False
     if not spec.panel and not spec.winograd and spec.epilogue is None:
         return True
     if spec.kind == "backward_weight":
@@ -101,7 +105,7 @@ def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPla
     bias = TileOperand((spec.groups * spec.cout,), (1,))
     taken = {"forward": [x, w, bias][:inputs], "backward_data": [y, w], "backward_weight": [x, y]}[spec.kind]
     result = {"forward": y, "backward_data": x, "backward_weight": w}[spec.kind]
-    dense = replace(spec, dtype="f32", x=x.dense().strides, w=w.dense().strides, y=y.dense().strides)
+    dense = replace(spec, types=alike("f32"), x=x.dense().strides, w=w.dense().strides, y=y.dense().strides)
     return assemble_half(_draft(dense, isa, threads), isa, spec.dtype, taken, result, threads)
 
 
@@ -250,7 +254,7 @@ def _rows_of_pixels(name: str, p: ConvolutionProblem, isa: Isa, threads: int) ->
     if epilogue is not None:
         epilogue = epilogue.reorder((0, 1, 3, 4, 5, 2), ())
     spec = ContractionSpec(
-        p.dtype, (p.n, p.groups, *outer), w, p.co, p.ci, (*p.xs[:2], *p.xs[3:], p.xs[2]), b,
+        alike(p.dtype), (p.n, p.groups, *outer), w, p.co, p.ci, (*p.xs[:2], *p.xs[3:], p.xs[2]), b,
         (*p.ys[:2], *p.ys[3:], p.ys[2]), p.panel, epilogue,
     )  # fmt: skip
     return replace(gemm_draft(spec, isa, threads), name=name)
@@ -264,7 +268,7 @@ def _product(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft 
     if pixels / round_up(pixels, width) < 0.85:
         return None
     spec = ContractionSpec(
-        p.dtype, (p.n, p.groups), p.co, pixels, p.ci, (0, *p.ws[:3]), (*p.xs[:3], p.xs[5]), (*p.ys[:3], 1)
+        alike(p.dtype), (p.n, p.groups), p.co, pixels, p.ci, (0, *p.ws[:3]), (*p.xs[:3], p.xs[5]), (*p.ys[:3], 1)
     )
     draft = gemm_draft(spec, isa, threads, (0, p.co) if p.bias else None)
     # The product's left operand is the weight, the convolution's is the image.

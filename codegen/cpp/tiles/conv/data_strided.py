@@ -21,6 +21,7 @@ from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.ops.library.matrix_unit import COLUMNS
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panels
 
 _RESULT = """
@@ -105,7 +106,7 @@ def _packed_bytes(p: ConvolutionProblem) -> int:
 def _product(name: str, p: ConvolutionProblem, threads: int) -> Draft:
     """One residue's product over all its pixels, B in panels at a1."""
     d, h, w = p.out
-    spec = ContractionSpec(p.dtype, (), p.n * d * h * w, p.co, p.taps * p.ci, (1, 0), (0, 0), (0, 1), COLUMNS)
+    spec = ContractionSpec(alike(p.dtype), (), p.n * d * h * w, p.co, p.taps * p.ci, (1, 0), (0, 0), (0, 1), COLUMNS)
     form = ProductForm(spec, None, ())
     rows = pixel_rows(replace(p, panel=COLUMNS), form)
     text = render(

@@ -22,6 +22,7 @@ from dcir.ir.loop_nest import LoopNest
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.matrix_unit import DEPTH, ROWS
+from dcir.ops.library.operand_types import alike
 
 PIXEL_BYTES = 192  # of 32 channels in parts
 COPY_COST = 1.0  # of a strip whose rows are in parts already
@@ -76,7 +77,7 @@ def _form(p: ConvolutionProblem, epilogue: LoopNest) -> ProductForm:
     c = (*p.ys[:2], *p.ys[3:], p.ys[2])
     epilogue = epilogue.reorder((0, 1, 3, 4, 5, 2), ())
     return normal_form(
-        ContractionSpec(p.dtype, (p.n, p.groups, d, h), w, p.co, steps, a, (0,) * 6, c, p.panel, epilogue)
+        ContractionSpec(alike(p.dtype), (p.n, p.groups, d, h), w, p.co, steps, a, (0,) * 6, c, p.panel, epilogue)
     )
 
 

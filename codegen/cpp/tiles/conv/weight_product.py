@@ -21,6 +21,7 @@ from dcir.codegen.cpp.tiles.gemm.packed import packed_draft, packing_draft
 from dcir.isa import Isa
 from dcir.ops.library import matrix_unit
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 
 MOST_POSITIONS = 2048
 LEAST_STRIPS = 4  # of rows; fewer share a panel's splitting so little that multiply-adds were up to half again as fast
@@ -72,5 +73,5 @@ def weight_panels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int
 def _form(p: ConvolutionProblem) -> ProductForm:
     (_, _, x), (_, _, y) = pitches(p)
     return normal_form(
-        ContractionSpec(p.dtype, (), p.ci, p.co, p.n * math.prod(p.out), (1, x), (y, 1), (p.ws[2], p.ws[1]))
+        ContractionSpec(alike(p.dtype), (), p.ci, p.co, p.n * math.prod(p.out), (1, x), (y, 1), (p.ws[2], p.ws[1]))
     )

@@ -32,8 +32,10 @@ from dcir.codegen.cpp.tiles.gemm.matrix import matrix_draft, matrix_in_place_sui
 from dcir.codegen.cpp.tiles.gemm.packed import packed_draft, packing_draft
 from dcir.codegen.cpp.tiles.gemm.tiles import CHUNK_BYTES, tiles_draft
 from dcir.codegen.plan import KernelPlan
+from dcir.ir.types import FLOATS
 from dcir.isa import Isa
 from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec, pairs_pay, rows_suit
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panel_width
 
 # Of 1500 rows on, packed panels were 1 to 10 % faster than tiles over B as it lies; of two panels they were slower.
@@ -53,6 +55,8 @@ def gemm_suits(spec: ContractionSpec) -> bool:
     """Whether there is a kernel for the product; else it is a loop nest."""
     if spec.dtype in HALF:
         return not spec.panel and spec.epilogue is None
+    if spec.dtype not in FLOATS or spec.scales is not None:
+        return False
     return spec.epilogue is None or epilogue_suits(spec.epilogue, spec.dtype)
 
 
@@ -63,7 +67,7 @@ def plan_gemm(spec: ContractionSpec, isa: Isa, threads: int) -> KernelPlan:
     a = TileOperand((*spec.batch, spec.m, spec.k), spec.a)
     b = TileOperand((*spec.batch, spec.k, spec.n), spec.b)
     c = TileOperand((*spec.batch, spec.m, spec.n), spec.c)
-    dense = replace(spec, dtype="f32", a=a.dense().strides, b=b.dense().strides, c=c.dense().strides)
+    dense = replace(spec, types=alike("f32"), a=a.dense().strides, b=b.dense().strides, c=c.dense().strides)
     return assemble_half(gemm_draft(dense, isa, threads), isa, spec.dtype, (a, b), c, threads)
 
 

@@ -34,6 +34,7 @@ from dcir.codegen.cpp.tiles.pack_text import pack_rows, pack_vectors
 from dcir.ir.network import contiguous
 from dcir.isa import Isa, slow_to_fill
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import pairs_of, panel_width, panels
 
 ROWS_BYTES = 384 << 10  # of A in a block; with AVX2 and 512 KB of cache, of A and a panel: 788 x 768 x 3072 3 % faster
@@ -142,9 +143,9 @@ def packed_draft(
     spec, dots = form.spec, form.spec.dots
     if dots:  # a pair of steps is as large as one of f32
         assert isa.dots, "panels of pairs are for the processor that multiplies them"
-        spec = replace(spec, k=pairs_of(spec.k), b=tuple(s // 2 for s in spec.b), stored="")
+        spec = replace(spec, k=pairs_of(spec.k), b=tuple(s // 2 for s in spec.b), types=alike(spec.dtype))
         source = source.replace("a1", "(const T *)a1")
-    width, element, kept = lanes(isa, spec.dtype), ELEMENT_BYTES[spec.dtype], ELEMENT_BYTES[spec.b_dtype]
+    width, element, kept = lanes(isa, spec.dtype), ELEMENT_BYTES[spec.dtype], ELEMENT_BYTES[spec.types.b]
     stored, widened = ("Stored", True) if spec.stored else ("T", False)
     source = source.replace("a1", "(const Stored *)a1") if widened else source
     am, ak = spec.a[-2], 1 if form.spec.k == 1 else spec.a[-1]

@@ -16,6 +16,7 @@ from dcir.codegen.cpp.tiles.gemm.gemm import plan_gemm
 from dcir.isa import host_isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from tests.codegen.cpp.tiles.tile_harness import compile_plans
 
 # m, n, k, batch, layout: n row-major, t nn.Linear weights, w weight gradient
@@ -97,7 +98,7 @@ def gemm_rows(threads):
         a = torch.randn(batch, k, m).transpose(1, 2) if layout == "w" else torch.randn(batch, m, k)
         b = torch.randn(batch, n, k).transpose(1, 2) if layout == "t" else torch.randn(batch, k, n)
         c = torch.empty(batch, m, n)
-        spec = ContractionSpec("f32", (batch,), m, n, k, a.stride(), b.stride(), c.stride())
+        spec = ContractionSpec(alike("f32"), (batch,), m, n, k, a.stride(), b.stride(), c.stride())
         plan = plan_gemm(spec, host_isa(), threads)
         eager = lambda a=a, b=b, c=c: torch.matmul(a, b, out=c)  # noqa: E731
         yield f"gemm {layout} {batch}x{m}x{n}x{k}", plan, (a, b, c), 2 * batch * m * n * k, eager
@@ -112,7 +113,7 @@ def conv_rows(threads):
         flops = 2 * y.numel() * (ci // g) * k * k
         for kind in ("forward", "backward_data", "backward_weight"):
             spec = ConvolutionSpec(
-                kind, "f32", n, g, ci // g, co // g, (size, size), (k, k), out, (s, s), (p, p), (1, 1), x.stride(),
+                kind, alike("f32"), n, g, ci // g, co // g, (size, size), (k, k), out, (s, s), (p, p), (1, 1), x.stride(),
                 w.stride(), y.stride(),
             )  # fmt: skip
             mask = [kind == "backward_data", kind == "backward_weight", False]

@@ -15,6 +15,7 @@ from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.library import contraction
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import pack_program, packed_shape, pair_program, panel_width
 from tests.codegen.cpp.tiles.gemm.test_epilogues import _epilogue
 from tests.codegen.cpp.tiles.tile_harness import COMPILED_ONLY, RUNNABLE, compile_plans
@@ -36,9 +37,9 @@ def _spec(m: int, n: int, k: int, a: str, b: str, kind: str, batch: tuple[int, .
     columns = {"packed": (0, 0), "row": (n, 1), "column": (1, k), "apart": (2 * n, 2)}[b]
     size = math.prod(packed_shape((), n, k, PANEL, pairs=True)) if b == "packed" else 2 * n * k
     spec = ContractionSpec(
-        "f32", batch, m, n, k,
+        alike("f32", "bf16" if b == "packed" else ""), batch, m, n, k,
         (*(2 * m * k for _ in batch), *rows), (*(size for _ in batch), *columns), (*(m * n for _ in batch), n, 1),
-        PANEL if b == "packed" else 0, None, "bf16" if b == "packed" else "", dots=True,
+        PANEL if b == "packed" else 0, dots=True,
     )  # fmt: skip
     return spec if kind == "none" else replace(spec, epilogue=_epilogue(kind, "f32", batch, m, n, spec.c))
 

@@ -12,6 +12,7 @@ from dcir.ir.interpret import run_program
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import pack_program, packed_shape, panel_width
 from tests.codegen.cpp.tiles.gemm.test_epilogues import NUMPY, _epilogue
 from tests.codegen.cpp.tiles.tile_harness import RUNNABLE, compile_plans
@@ -39,7 +40,7 @@ def half_kernels():
     entries = []
     for isa, stored, m, n, k, kind in HALF_CASES:
         panel = panel_width("f32", ISAS[isa], stored)
-        spec = ContractionSpec("f32", (), m, n, k, (k, 1), (0, 0), (n, 1), panel, None, stored)
+        spec = ContractionSpec(alike("f32", stored), (), m, n, k, (k, 1), (0, 0), (n, 1), panel)
         if kind != "none":
             spec = replace(spec, epilogue=_epilogue(kind, "f32", (), m, n, (n, 1)))
         body = spec.epilogue
@@ -72,7 +73,7 @@ def test_half_panels(number, half_kernels):
     given = [a.numpy().reshape(-1), packed, *(r.numpy() for r in rest)]
     spec.reference(given, exact)
     plain = [np.zeros(spec.m * spec.n, NUMPY[t]) for t in outs]
-    again = replace(spec, panel=0, stored="", b=(1, spec.k))
+    again = replace(spec, panel=0, types=alike("f32"), b=(1, spec.k))
     again.reference([given[0], w.float().numpy().reshape(-1), *given[2:]], plain)
     looped = [np.zeros(spec.m * spec.n, NUMPY[t]) for t in outs]
     run_program(spec.program(), given, looped, reference)
@@ -92,7 +93,9 @@ def test_widened_to_the_bit(stored):
     value, bits = value[keep], bits[keep]
     rows = 1
     specs = [
-        ContractionSpec("f32", (), rows, len(bits), 1, (1, 1), (0, 0), (len(bits), 1), panel_width("f32", ISAS[i], stored), None, stored)
+        ContractionSpec(
+            alike("f32", stored), (), rows, len(bits), 1, (1, 1), (0, 0), (len(bits), 1), panel_width("f32", ISAS[i], stored)
+        )
         for i in RUNNABLE
     ]  # fmt: skip
     runs = compile_plans(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
+from dcir.ops.library.operand_types import alike
 from tests.codegen.cpp.tiles.conv import test_conv
 from tests.codegen.cpp.tiles.conv import test_nhwc as test_conv_last
 from tests.codegen.cpp.tiles.conv import test_winograd as test_conv_winograd
@@ -32,7 +33,7 @@ ISAS = tuple(dict.fromkeys((RUNNABLE[0], "avx2" if "avx2" in RUNNABLE else "gene
 def exact(spec, given, result):
     """The same operands' results in float64."""
     wanted = np.zeros(result.shape)
-    replace(spec, dtype="f64").reference([g.astype("f8") for g in given], [wanted])
+    replace(spec, types=alike("f64")).reference([g.astype("f8") for g in given], [wanted])
     return torch.from_numpy(wanted)
 
 

@@ -9,6 +9,7 @@ import torch
 from dcir.ir.network import contiguous
 from dcir.isa import host_isa
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from tests.codegen.cpp.tiles.conv.test_weight_nhwc import last
 from tests.codegen.cpp.tiles.conv.test_winograd import window
 from tests.codegen.cpp.tiles.tile_harness import compile_plans
@@ -28,7 +29,7 @@ def gradient_spec(kind, shape, gap, w=None):
         w = contiguous((cout, cin, *kernel))
         if gap:
             w = (math.prod(kernel) * cin, 1, *(cin * s for s in contiguous(kernel)))
-    return ConvolutionSpec(kind, "f32", n, 1, cin, cout, size, kernel, out, stride, low, dilation,
+    return ConvolutionSpec(kind, alike("f32"), n, 1, cin, cout, size, kernel, out, stride, low, dilation,
                            last((n, cin, *size), 1, gap), w, last((n, cout, *out), 1, gap))  # fmt: skip
 
 
@@ -36,7 +37,7 @@ def square_spec(kind, n, cin, cout, size, k, stride):
     """Of a square image with padding that keeps its size."""
     out = size // stride
     return ConvolutionSpec(
-        kind, "f32", n, 1, cin, cout, (size, size), (k, k), (out, out), (stride, stride), (k // 2,) * 2, (1, 1),
+        kind, alike("f32"), n, 1, cin, cout, (size, size), (k, k), (out, out), (stride, stride), (k // 2,) * 2, (1, 1),
         last((n, cin, size, size), 1, 0), contiguous((cout, cin, k, k)), last((n, cout, out, out), 1, 0),
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ import torch
 
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -103,7 +104,7 @@ def make(case):
     y = tensor((n, groups * cout, *out), ly, t, 3)
     bias = kind == "forward" and cout % 2 == 0
     spec = ConvolutionSpec(
-        kind, dtype, n, groups, cin, cout, size, kernel, out, stride, padding, dilation, x.stride(), w.stride(),
+        kind, alike(dtype), n, groups, cin, cout, size, kernel, out, stride, padding, dilation, x.stride(), w.stride(),
         y.stride(), bias,
     )  # fmt: skip
     b = tensor((groups * cout, 1), "plain", t, 4)[:, 0].contiguous() if bias else None

@@ -13,6 +13,7 @@ from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.scalars import reference
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panel_width
 from tests.codegen.cpp.tiles.conv.test_conv import SHAPES, spread
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
@@ -91,7 +92,7 @@ def problem(name, dtype, x_layout, y_layout, gap, packed, kind, bias):
     if depthwise and packed:
         w = (1, 1, *(groups * s for s in contiguous(kernel)))
     panel = panel_width(dtype) if packed and not depthwise else 0
-    spec = ConvolutionSpec("forward", dtype, n, groups, cin, cout, in_size, kernel, out, stride, padding, dilation,
+    spec = ConvolutionSpec("forward", alike(dtype), n, groups, cin, cout, in_size, kernel, out, stride, padding, dilation,
                            x, w, y, bias, panel, program)  # fmt: skip
     rng = np.random.default_rng(1)
     kind_of = np.float32 if dtype == "f32" else np.float64
@@ -140,4 +141,4 @@ def test_equals_reference(compiled, number):
 
 def test_refuses_what_has_no_kernel():
     spec, *_ = problem("3x3", "f32", "last", "last", 0, True, "relu", False)
-    assert not convolution_suits(replace(spec, dtype="bf16"))
+    assert not convolution_suits(replace(spec, types=alike("bf16")))

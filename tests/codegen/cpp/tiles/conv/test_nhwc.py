@@ -19,6 +19,7 @@ from dcir.ir.network import contiguous
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panel_width
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
 
@@ -84,7 +85,7 @@ def spec_of(name, dtype, x_layout, y_layout, epilogue, w_layout="packed"):
     wide = (2 * cin * math.prod(kernel), *(2 * s for s in contiguous(w)[1:]))
     w = {"last": strides_of(w, "last"), "odd": wide}.get(w_layout, contiguous(w))
     panel = panel_width(dtype) if w_layout == "packed" else 0
-    return ConvolutionSpec("forward", dtype, n, groups, cin, cout, size, kernel, out, stride, low, dilation, x,
+    return ConvolutionSpec("forward", alike(dtype), n, groups, cin, cout, size, kernel, out, stride, low, dilation, x,
                            w, y, False, panel, program)  # fmt: skip
 
 
@@ -191,7 +192,7 @@ def test_weights_not_in_panels_are_packed_first():
 
 def test_half_types_keep_their_own_stores():
     """Their results are converted after the kernel, so it must not store through an epilogue into the output."""
-    spec = replace(spec_of("seven", "f32", "last", "last", "none", "plain"), dtype="bf16")
+    spec = replace(spec_of("seven", "f32", "last", "last", "none", "plain"), types=alike("bf16"))
     assert "Operands" not in plan_convolution(spec, ISAS["avx512"], 2).globals
 
 

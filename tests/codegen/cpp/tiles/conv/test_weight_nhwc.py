@@ -13,6 +13,7 @@ from dcir.codegen.cpp.tiles.conv.weight_nhwc import weight_last_suits
 from dcir.ir.network import contiguous
 from dcir.isa import ISAS
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from tests.codegen.cpp.tiles.conv.test_winograd import window
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
 
@@ -58,7 +59,7 @@ def spec_of(case):
     w = contiguous((groups * cout, cin, *kernel))
     if gap:  # weights anywhere
         w = (1, math.prod(kernel) * groups * cout, *(groups * cout * s for s in contiguous(kernel)))
-    return ConvolutionSpec("backward_weight", dtype, n, groups, cin, cout, size, kernel, out, stride, low, dilation,
+    return ConvolutionSpec("backward_weight", alike(dtype), n, groups, cin, cout, size, kernel, out, stride, low, dilation,
                            last((n, groups * cin, *size), groups, gap), w, last((n, groups * cout, *out), groups, gap))  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def test_which_problems_have_this_form():
     tail = forward_problem(spec_of(("1x1-tail", "avx512", 1, 0, "f32")))
     assert weight_last_suits(whole, wide) and weight_last_suits(whole, generic)
     assert weight_last_suits(tail, wide) and not weight_last_suits(tail, generic)
-    plain = ConvolutionSpec("backward_weight", "f32", 1, 1, 16, 16, (4, 4), (1, 1), (4, 4), (1, 1), (0, 0), (1, 1),
+    plain = ConvolutionSpec("backward_weight", alike("f32"), 1, 1, 16, 16, (4, 4), (1, 1), (4, 4), (1, 1), (0, 0), (1, 1),
                             (256, 16, 4, 1), (16, 1, 1, 1), (256, 16, 4, 1))  # fmt: skip
     assert not weight_last_suits(forward_problem(plain), wide)
 

@@ -16,6 +16,7 @@ from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.library import winograd
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panel_width
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
 
@@ -55,7 +56,7 @@ def spec_of(name, dtype, tile, epilogue, bias=False, gap=0):
         body.store(body.output(dtype), y, value)
         program = body.finish()
     x = last((n, cin, *size), gap if gap != 5 else 0)
-    return ConvolutionSpec("forward", dtype, n, 1, cin, cout, size, (3, 3), out, (1, 1), low, (1, 1), x,
+    return ConvolutionSpec("forward", alike(dtype), n, 1, cin, cout, size, (3, 3), out, (1, 1), low, (1, 1), x,
                            contiguous((cout, cin, 3, 3)), y, bias, panel_width(dtype), program, tile)  # fmt: skip
 
 

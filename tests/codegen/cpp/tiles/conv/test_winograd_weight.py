@@ -11,6 +11,7 @@ from dcir.codegen.cpp.tiles.conv import winograd_weight
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
 from dcir.ir.network import contiguous
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.operand_types import alike
 from tests.codegen.cpp.tiles.conv.test_winograd import last, window
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
 
@@ -47,7 +48,7 @@ def spec_of(case):
     out = tuple(i + a + b - 2 for i, a, b in zip(size, low, high, strict=True))
     gap = 16 if layout == "gap" else 0
     w = (9 * cin, 1, 3 * cin, cin) if layout == "last" else contiguous((cout, cin, 3, 3))
-    return ConvolutionSpec("backward_weight", "f32", n, 1, cin, cout, size, (3, 3), out, (1, 1), low, (1, 1),
+    return ConvolutionSpec("backward_weight", alike("f32"), n, 1, cin, cout, size, (3, 3), out, (1, 1), low, (1, 1),
                            last((n, cin, *size), gap), w, last((n, cout, *out), gap), winograd=tile)  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import pack_program, packed_shape, pair_program, panel_width
 from dcir.ops.pages.pointwise import rounded
 from tests.codegen.cpp.tiles.tile_harness import RUNNABLE, compile_plans
@@ -53,8 +54,8 @@ def _spec(isa, form, half, kind):
         else 0
     )
     return ContractionSpec(
-        "f32", (), M, N, K, (K, 1), (0, 0) if panel else (1, K), (N, 1), panel, _epilogue(kind, half),
-        half if form in ("stored", "packed pairs") else "", dots=pairs,
+        alike("f32", half if form in ("stored", "packed pairs") else ""), (), M, N, K, (K, 1), (0, 0) if panel else (1, K), (N, 1),
+        panel, _epilogue(kind, half), dots=pairs,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from dcir.ir.network import contiguous
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import pack_program, packed_shape, panel_width
 from tests.codegen.cpp.tiles.gemm.test_gemm import LAYOUTS, TORCH, operand
 from tests.codegen.cpp.tiles.tile_harness import RUNNABLE, compile_plans, isa_of
@@ -129,7 +130,7 @@ def make(case):
     t = TORCH[dtype]
     a, b = operand(la, batch, m, k, t, 1), operand(lb, batch, k, n, t, 2)
     c = operand(lc, batch, m, n, t, 3)
-    spec = ContractionSpec(dtype, batch, m, n, k, a.stride(), b.stride(), c.stride())
+    spec = ContractionSpec(alike(dtype), batch, m, n, k, a.stride(), b.stride(), c.stride())
     if kind != "none":
         spec = replace(spec, epilogue=_epilogue(kind, dtype, batch, m, n, c.stride()))
     right = flat(b)
@@ -183,7 +184,7 @@ def test_product(kernels, case):
 )
 def test_dot_products_need_many_steps_for_every_row(m, n, k, dots):
     """A dot product ends with a sum over lanes: of few steps, packing is faster."""
-    spec = ContractionSpec("f32", (), m, n, k, (k, 1), (1, k), (n, 1))
+    spec = ContractionSpec(alike("f32"), (), m, n, k, (k, 1), (1, k), (n, 1))
     epilogue = _epilogue("bias", "f32", (), m, n, (n, 1))
     made = plan(replace(spec, epilogue=epilogue), Machine("avx2", 2))
     assert ("skinny" in made.globals) == dots
@@ -193,7 +194,7 @@ def test_dot_products_need_many_steps_for_every_row(m, n, k, dots):
 def test_hardly_any_columns_are_not_packed_in_every_call(isa):
     """Of panels most would be padding: 5 columns of 32, which took more memory than the whole network beside it."""
     epilogue = _epilogue("bias", "f32", (), 6, 3, (3, 1))
-    spec = ContractionSpec("f32", (), 6, 3, 32, (32, 1), (1, 32), (3, 1), epilogue=epilogue)
+    spec = ContractionSpec(alike("f32"), (), 6, 3, 32, (32, 1), (1, 32), (3, 1), epilogue=epilogue)
     made = plan(spec, Machine(isa, 1))
     assert "skinny" in made.globals and made.scratch == 0 and len(made.phases) == 1
 
@@ -204,7 +205,7 @@ def test_hardly_any_columns_are_not_packed_in_every_call(isa):
 )
 def test_long_products_on_avx2_go_in_parts(m, k, isa, parts):
     """Where two tiles of rows have no place beside a panel, sums wait in memory between parts of k."""
-    spec = ContractionSpec("f32", (), m, 640, k, (k, 1), (0, 0), (640, 1), panel=panel_width("f32", ISAS[isa]))
+    spec = ContractionSpec(alike("f32"), (), m, 640, k, (k, 1), (0, 0), (640, 1), panel=panel_width("f32", ISAS[isa]))
     made = plan(spec, Machine(isa, 1))
     assert (f"kb < {parts};" in made.globals) == (parts > 1) and (
         "partials" in made.globals and "scratch +" in made.globals
@@ -223,7 +224,7 @@ def test_long_products_on_avx2_go_in_parts(m, k, isa, parts):
 def test_blocks_of_rows_leave_room_for_operands(n, k, kind, isa, blocks):
     """On AVX2 what an epilogue reads stays in the second-level cache from one panel to the next."""
     m = 1000
-    spec = ContractionSpec("f32", (), m, n, k, (k, 1), (0, 0), (n, 1), panel=panel_width("f32", ISAS[isa]))
+    spec = ContractionSpec(alike("f32"), (), m, n, k, (k, 1), (0, 0), (n, 1), panel=panel_width("f32", ISAS[isa]))
     plain = plan(spec, Machine(isa, 1)).globals
     made = plan(replace(spec, epilogue=_epilogue(kind, "f32", (), m, n, (n, 1))), Machine(isa, 1)).globals
     rows = re.compile(r"blocks = \(t1 - t0 \+ (\d+) - 1")
@@ -235,8 +236,8 @@ def test_fall_back():
     body = LoopNestBuilder((4, 5))
     x = body.load(body.input("f32"), (5, 1))
     body.store(body.output("f32"), (5, 1), x + body.gather(body.input("f32"), (0, 0), [body.index(1)], (5,), (1,)))
-    spec = ContractionSpec("f32", (), 4, 5, 6, (6, 1), (5, 1), (5, 1), 0, body.finish())
+    spec = ContractionSpec(alike("f32"), (), 4, 5, 6, (6, 1), (5, 1), (5, 1), 0, body.finish())
     assert not gemm_suits(spec)
     made = plan(spec, Machine("avx512", 2))
     assert made.globals == plan(spec.program(), Machine("avx512", 2)).globals
-    assert not gemm_suits(replace(spec, dtype="bf16", epilogue=None, panel=64))
+    assert not gemm_suits(replace(spec, types=alike("bf16"), epilogue=None, panel=64))

@@ -4,6 +4,7 @@ from dcir.codegen.cpp.tiles.gemm.form import normal_form, transposed
 from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 
 
 def _spec(batch, m, n, k, b_batch, *, index=False, bias=(0, 0, 1)):
@@ -16,7 +17,7 @@ def _spec(batch, m, n, k, b_batch, *, index=False, bias=(0, 0, 1)):
         x = x + body.convert(body.index(0), "f32")
     body.store(body.output("f32"), contiguous(shape), x)
     a, c = contiguous((*batch, m, k)), contiguous(shape)
-    return ContractionSpec("f32", batch, m, n, k, a, (*b_batch, n, 1), c, 0, body.finish())
+    return ContractionSpec(alike("f32"), batch, m, n, k, a, (*b_batch, n, 1), c, 0, body.finish())
 
 
 def test_batches_become_rows():

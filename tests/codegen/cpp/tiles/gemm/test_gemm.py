@@ -7,6 +7,7 @@ import torch
 
 from dcir.codegen.cpp.tiles.gemm.gemm import plan_gemm
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 from tests.codegen.cpp.tiles.tile_harness import RUNNABLE, compile_plans, isa_of
 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -33,7 +34,7 @@ def operand(layout, batch, rows, columns, dtype, seed):
 
 def spec_of(dtype, a, b, c):
     return ContractionSpec(
-        dtype, tuple(a.shape[:-2]), a.shape[-2], b.shape[-1], a.shape[-1], a.stride(), b.stride(), c.stride()
+        alike(dtype), tuple(a.shape[:-2]), a.shape[-2], b.shape[-1], a.shape[-1], a.stride(), b.stride(), c.stride()
     )
 
 

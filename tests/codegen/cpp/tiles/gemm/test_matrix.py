@@ -13,6 +13,7 @@ from dcir.codegen.cpp.tiles.gemm.matrix import matrix_suits
 from dcir.codegen.registry import Machine, decisions, plan
 from dcir.isa import ISAS, host_isa
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
 from tests.codegen.cpp.tiles.gemm import test_epilogues as test_gemm_epilogue
 from tests.codegen.cpp.tiles.gemm.test_gemm import LAYOUTS
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, matrix_everywhere
@@ -74,7 +75,7 @@ def test_product(kernels, case):
 
 
 def packed(m, n, k, threads=1):
-    spec = ContractionSpec("f32", (), m, n, k, (k, 1), (0, 0), (n, 1), 32)
+    spec = ContractionSpec(alike("f32"), (), m, n, k, (k, 1), (0, 0), (n, 1), 32)
     with matrix_everywhere():
         return spec, plan(spec, Machine("amx", threads))
 
@@ -102,7 +103,7 @@ def square(request):
         return lambda a, b: product(call, a, b)
     b_strides = (70, 1) if where == "rows" else (1, 160)
     with matrix_everywhere():
-        made = plan(ContractionSpec("f32", (), 96, 70, 160, (160, 1), b_strides, (70, 1)), Machine("amx", 2))
+        made = plan(ContractionSpec(alike("f32"), (), 96, 70, 160, (160, 1), b_strides, (70, 1)), Machine("amx", 2))
     assert "tdpbf16ps" in made.globals and not made.phases[1:]
     (call,) = compile_plans([(made, "f32", 2)])
 
@@ -199,5 +200,7 @@ def test_empty_sums_are_not_for_the_unit(packed):
     b = (0, 0) if packed else (640, 1)
     assert (
         "tdpbf16ps"
-        not in plan(ContractionSpec("f32", (), 640, 640, 0, (1, 1), b, (640, 1), packed), Machine("amx", 2)).globals
+        not in plan(
+            ContractionSpec(alike("f32"), (), 640, 640, 0, (1, 1), b, (640, 1), packed), Machine("amx", 2)
+        ).globals
     )
