@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from dcir.extensions import OPERATORS, extensions
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -85,7 +87,7 @@ def operator(
 
 
 def pages() -> dict[str, OperatorPage]:
-    """All pages; the modules of ``pages`` are imported on first use."""
+    """All pages; the modules of ``pages``, and other packages' (``dcir.extensions``), are imported on first use."""
     global _loaded
     if not _loaded:
         import dcir.ops.pages as package
@@ -93,4 +95,5 @@ def pages() -> dict[str, OperatorPage]:
         for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
             importlib.import_module(f"{package.__name__}.{info.name}")
         _loaded = True
+        extensions(OPERATORS)
     return PAGES
