@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,16 @@ from dcir.codegen.cpp.kernels.size_generic import sizeless
 from dcir.codegen.cpp.print_driver import BESIDE, Call, Flow, Numbers, Place, driver_text
 from dcir.codegen.cpp.print_kernel import HEADER, kernel_body
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.codegen.invocations import Invocation, Types, invocations
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.registry import Machine, makers, plan
 from dcir.codegen.tuned import Database
 from dcir.identity import foreign_identity, source_identity
 from dcir.ir.dace.nodes import Op
+from dcir.ir.memory_plan import ARENA, PREPARED, aligned
 from dcir.ir.network import Network, Operand
 from dcir.ir.types import itemsize
 from dcir.isa import host_isa
-from dcir.ops.analysis.batch_slices import one_image
-
-ALIGNMENT = 64
 
 
 @dataclass
@@ -70,6 +69,9 @@ class _Kernel:
     ins: tuple[str, ...]
     outs: tuple[str, ...]
 
+    def text(self) -> str:
+        return kernel_body(self.plan, self.ins, self.outs, self.name)
+
     @property
     def parallel(self) -> bool:
         return any(p.jobs != 1 for p in self.plan.phases)
@@ -100,110 +102,138 @@ def compile_network(
         Unsupported: an operator that no emitter knows.
     """
     cache = cache or Cache.default()
-    machine = Machine(host_isa().name, threads)
-    layout = _Placement(net)
-    database = Database(machine, source_identity(), cache)
-    kernels: dict[Any, _Kernel] = {}
-    tuned: dict[str, Choice] = {}
-    calls: list[Call] = []
-    before: list[Call] = []
-    callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]] = {}
-    scratch = _Scratch(net)
-    ops, prepared = net.ops(), net.prepared_ops()
-    streams = {label: i for i, s in enumerate(net.streams) for label in s.ops}
-    for number, op in enumerate(ops):
-        spec, ins, outs = op.spec, net.ins(op), net.outs(op)
-        stream = streams.get(op.label, -1)
-        if stream >= 0:
-            spec = one_image(spec, net.streams[stream], ins, outs)
-        places_in, places_out = (tuple(layout.place(o, stream) for o in operands) for operands in (ins, outs))
-        if getattr(spec, "kind", "") == "torch":
-            callbacks[number] = (spec, places_in, places_out)
-            calls.append(Call(None, number, (), False, False))
-            continue
-        types = tuple(net.containers[o.data].dtype for o in ins), tuple(net.containers[o.data].dtype for o in outs)
-        given = choices.get(op.label, MODELS) if choices is not None else None
-        table: tuple[Numbers, ...] = ()
-        if op in prepared and (found := sizeless(spec, machine)):
-            spec, table = found[0], (Numbers(found[1]),)
-            types, given = ((*types[0], "i64"), types[1]), MODELS
-        key = (spec, types, team_of(stream, threads), given)
-        if key not in kernels:
-            choice = database.choice(*key[:3]) if given is None else given
-            # Without a choice the name is that of every compilation before there were any.
-            made_by = foreign_identity(makers(spec))
-            digest = key_of(
-                source_identity(), made_by, repr(spec), repr(types), repr(machine), *[repr(choice)] * bool(choice)
-            )
-            kernels[key] = _Kernel(f"k{digest[:20]}", plan(spec, machine, choice), *types)
-            if choice:
-                tuned[kernels[key].name] = choice
-        k = kernels[key]
-        scratch.add(k.plan.scratch, stream)
-        if k.plan.phases:
-            call = Call(k.name, number, (*places_in, *table, *places_out), k.parallel, k.checked, stream)
-            (before if op in prepared else calls).append(call)
-    end = _up(layout.arena_bytes)
-    calls, before = (
-        [c if c.kernel is None else _with_scratch(c, Place(0, end, 0, scratch.of_lane * (c.stream >= 0))) for c in part]
-        for part in (calls, before)
-    )
-    flows = [Flow(s.images, s.lanes) for s in net.streams]
-    static = _static(net, prepared)
-    sizes = [(layout.slots[n], net.containers[n].nbytes) for n in static]
-    driver = driver_text(calls, before, sizes, flows, profile=profile)
-    toolchain = Toolchain.find(cache)
-    flags = default_flags()
-    # A kernel that runs both by itself and in a stream may be there twice.
-    kernels = {k.name: k for k in kernels.values()}
-    names = sorted(kernels)
-    library_key = key_of(source_identity(), toolchain.identity, repr(flags), driver, "\0".join(names))
-    compiled = 0
-    made = [k for k in kernels.values() if k.plan.phases]
+    planned = _PlannedCode(net, threads, cache, choices)
+    driver = planned.driver(profile=profile)
+    made = planned.made()
     if keep is not None:
         keep("driver", driver)
         for k in made:
-            keep(k.name, HEADER + kernel_body(k.plan, k.ins, k.outs, k.name))
+            keep(k.name, HEADER + k.text())
+    path, compiled = _library(net, driver, planned.names(), made, cache, progress)
+    return Library(
+        path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.places.count,
+        planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
+        tuple((c.kernel, c.number) for c in planned.calls), planned.tuned,
+    )  # fmt: skip
+
+
+def _library(
+    net: Network, driver: str, names: Sequence[str], made: Sequence[_Kernel], cache: Cache,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[Path, int]:  # fmt: skip
+    """The shared library of a driver and kernels, and how many kernels were compiled for it now: all of them or none."""
+    toolchain, flags = Toolchain.find(cache), default_flags()
+    key = key_of(source_identity(), toolchain.identity, repr(flags), driver, "\0".join(names))
+    compiled = 0
 
     def build(draft: Path) -> None:
         nonlocal compiled
         net.validate()
         compiled = len(made)
-        texts = sorted(kernel_body(k.plan, k.ins, k.outs, k.name) for k in made)
+        texts = sorted(k.text() for k in made)
         units = [Unit("", driver), Unit("", BESIDE), *(Unit("", text, HEADER) for text in texts)]
         objects = compile_objects(units, toolchain, flags, cache, None, progress)
-        shutil.copyfile(link_shared(objects, library_key, toolchain, cache), draft)
+        shutil.copyfile(link_shared(objects, key, toolchain, cache), draft)
 
     # One look-up by what the graph is, so that a later process neither generates nor hashes any kernel's text.
-    path = cache.get_or_build("graph", library_key, ".so", build)
-    return Library(
-        path, end + scratch.all, net.prepared_bytes, static, layout.slots, layout.count, callbacks, len(kernels), len(calls), compiled,
-        [op.origin for op in ops], tuple((c.kernel, c.number) for c in calls),
-        tuned,
-    )  # fmt: skip
+    return cache.get_or_build("graph", key, ".so", build), compiled
 
 
-def team_of(stream: int, threads: int) -> int:
-    """How many threads run an operator: of a stream, whose images run at once, one."""
-    return 1 if stream >= 0 else threads
+class _PlannedCode:
+    """What becomes of a network's operators: kernels, and the driver's calls of them.
+
+    Attributes:
+        places, scratch: where operands lie, and the kernels' own memory behind them.
+        kernels: by what decides their text.
+        calls: of every call, into kernels and into torch; those of ``prepares`` run when static inputs have changed.
+        callbacks: per call into torch: (number, spec, input places, output places).
+        tuned: the measured choices of the kernels that are not as the cost models have them, by name.
+    """
+
+    def __init__(self, net: Network, threads: int, cache: Cache, choices: Mapping[str, Choice] | None) -> None:
+        self.net, self.machine, self.given = net, Machine(host_isa().name, threads), choices
+        self.database = Database(self.machine, source_identity(), cache)
+        self.places, self.scratch = _Placement(net), _Scratch(net)
+        self.kernels: dict[Any, _Kernel] = {}
+        self.tuned: dict[str, Choice] = {}
+        self.calls: list[Call] = []
+        self.prepares: list[Call] = []
+        self.callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]] = {}
+        prepared = net.prepared_ops()
+        self._prepared = {op.label for op in prepared}
+        self.static = _static(net, prepared)
+        for invocation in invocations(net, threads):
+            self._add(invocation)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Size of the arena: what the plan says, and the scratch memory of kernels."""
+        return self.places.end + self.scratch.all
+
+    def driver(self, *, profile: bool) -> str:
+        """The text of the driver."""
+        scratch = [Place(0, self.places.end, 0, lane) for lane in (0, self.scratch.of_lane)]
+        calls, prepares = (
+            [c if c.kernel is None else _with_scratch(c, scratch[c.stream >= 0]) for c in part]
+            for part in (self.calls, self.prepares)
+        )
+        static = [(self.places.slots[n], self.net.containers[n].nbytes) for n in self.static]
+        flows = [Flow(s.images, s.lanes) for s in self.net.streams]
+        return driver_text(calls, prepares, static, flows, profile=profile)
+
+    def names(self) -> list[str]:
+        """Names of all kernels; one that runs both by itself and in a stream counts once."""
+        return sorted({k.name for k in self.kernels.values()})
+
+    def made(self) -> list[_Kernel]:
+        """The kernels that have code."""
+        return [k for k in {k.name: k for k in self.kernels.values()}.values() if k.plan.phases]
+
+    def _add(self, run: Invocation) -> None:
+        ins, outs = (tuple(self.places.place(o, run.stream) for o in operands) for operands in (run.ins, run.outs))
+        if run.calls_torch:
+            self.callbacks[run.number] = (run.spec, ins, outs)
+            self.calls.append(Call(None, run.number, (), False, False))
+            return
+        prepares = run.label in self._prepared
+        table: tuple[Numbers, ...] = ()
+        if prepares and (found := sizeless(run.spec, self.machine)):
+            table = (Numbers(found[1]),)
+            k = self._kernel(found[0], ((*run.types[0], "i64"), run.types[1]), run.team, MODELS)
+        else:
+            given = self.given.get(run.label, MODELS) if self.given is not None else None
+            k = self._kernel(run.spec, run.types, run.team, given)
+        self.scratch.add(k.plan.scratch, run.stream)
+        if k.plan.phases:
+            call = Call(k.name, run.number, (*ins, *table, *outs), k.parallel, k.checked, run.stream)
+            (self.prepares if prepares else self.calls).append(call)
+
+    def _kernel(self, spec: Any, types: Types, team: int, given: Choice | None) -> _Kernel:
+        """The kernel of a spec, made at its first use; ``given`` is the emitter's choice where the database is not asked."""
+        key = (spec, types, team, given)
+        if key not in self.kernels:
+            choice = self.database.choice(spec, types, team) if given is None else given
+            # Without a choice the name is that of every compilation before there were any.
+            made_by = foreign_identity(makers(spec))
+            digest = key_of(
+                source_identity(), made_by, repr(spec), repr(types), repr(self.machine), *[repr(choice)] * bool(choice)
+            )
+            self.kernels[key] = _Kernel(f"k{digest[:20]}", plan(spec, self.machine, choice), *types)
+            if choice:
+                self.tuned[self.kernels[key].name] = choice
+        return self.kernels[key]
 
 
 def planned_bytes(net: Network, threads: int) -> int:
     """Size of the arena of a network's library, known without generating code for the library."""
     machine = Machine(host_isa().name, threads)
     database = Database(machine, source_identity(), Cache.default())
-    streams = {label: net.streams[i] for i, s in enumerate(net.streams) for label in s.ops}
     scratch = _Scratch(net)
-    for op in net.ops():
-        if getattr(op.spec, "kind", "") == "torch":
-            continue
-        stream = streams.get(op.label)
-        ins, outs = net.ins(op), net.outs(op)
-        spec = op.spec if stream is None else one_image(op.spec, stream, ins, outs)
-        types = tuple(net.containers[o.data].dtype for o in ins), tuple(net.containers[o.data].dtype for o in outs)
-        choice = database.choice(spec, types, team_of(-1 if stream is None else 0, threads))
-        scratch.add(_scratch(spec, machine, choice), -1 if stream is None else net.streams.index(stream))
-    return _up(_Placement(net).arena_bytes) + scratch.all
+    for run in invocations(net, threads):
+        if not run.calls_torch:
+            choice = database.choice(run.spec, run.types, run.team)
+            scratch.add(_scratch(run.spec, machine, choice), run.stream)
+    return _Placement(net).end + scratch.all
 
 
 @functools.lru_cache(maxsize=4096)
@@ -235,12 +265,12 @@ class _Scratch:
     @property
     def of_lane(self) -> int:
         """Bytes between two lanes."""
-        return _up(self._in_lane)
+        return aligned(self._in_lane)
 
     @property
     def all(self) -> int:
         """Bytes in all."""
-        return max(_up(self._alone), self.of_lane * self._most_lanes)
+        return max(aligned(self._alone), self.of_lane * self._most_lanes)
 
 
 def _with_scratch(call: Call, place: Place) -> Call:
@@ -248,24 +278,23 @@ def _with_scratch(call: Call, place: Place) -> Call:
 
 
 class _Placement:
-    """Where every container lies at run time: its own table slot, or an offset in the arena."""
+    """Where every container lies at run time: its own table slot, or an offset in a block.
+
+    Attributes:
+        plan: the network's, with a place for every transient.
+        slots: of the table, for inputs, constants and results.
+        count: slots of the table.
+        end: bytes of the arena, without scratch memory.
+    """
 
     def __init__(self, net: Network) -> None:
         self.net = net
+        self.plan = net.memory.completed({n: c.nbytes for n, c in net.containers.items() if c.role == "transient"})
         # Slot 0 is the arena, slot 1 the block of prepared values.
-        self.slots: dict[str, int] = {}
-        self.offsets: dict[str, int] = dict(net.arena)
-        self.arena_bytes = net.arena_bytes
-        self.count = 2
-        for name, c in net.containers.items():
-            if c.role != "transient":
-                self.slots[name] = self.count
-                self.count += 1
-            elif (
-                name not in self.offsets and name not in net.prepared and name not in net.lent
-            ):  # not planned: a place of its own
-                self.offsets[name] = _up(self.arena_bytes)
-                self.arena_bytes = self.offsets[name] + c.nbytes
+        owned = (name for name, c in net.containers.items() if c.role != "transient")
+        self.slots: dict[str, int] = {name: slot for slot, name in enumerate(owned, 2)}
+        self.count = 2 + len(self.slots)
+        self.end = aligned(self.plan.nbytes(ARENA))
 
     def place(self, o: Operand, number: int = -1) -> Place:
         """Of an operand, in a stream if it is an operand there."""
@@ -274,17 +303,12 @@ class _Placement:
         if number >= 0:
             stream = self.net.streams[number]
             if o.data in stream.inside:
-                return Place(0, self.offsets[o.data] + offset, 0, stream.lane_bytes)
+                return Place(0, self.plan.placements[o.data].offset + offset, 0, stream.lane_bytes)
             image = stream.steps[o.data] * size
         if o.data in self.slots:
             return Place(self.slots[o.data], offset, image)
-        if o.data in self.net.lent:
-            into, start = self.net.lent[o.data]
-            return Place(self.slots[into], start + offset, image)
-        if o.data in self.net.prepared:
-            return Place(1, self.net.prepared[o.data] + offset, image)
-        return Place(0, self.offsets[o.data] + offset, image)
-
-
-def _up(n: int) -> int:
-    return -(-n // ALIGNMENT) * ALIGNMENT
+        if o.data in self.plan.aliases:
+            target, start = self.plan.aliases[o.data]
+            return Place(self.slots[target], start + offset, image)
+        block, start = self.plan.placements[o.data]
+        return Place(0 if block == ARENA else 1, start + offset, image)

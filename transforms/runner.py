@@ -45,9 +45,7 @@ def peak_bytes(net: Network) -> int:
 
     Prepared values outlive the call in a block of their own and do not count.
     """
-    planned = net.arena.keys() | net.prepared.keys() | net.lent.keys()
-    unplanned = sum(c.nbytes for n, c in net.containers.items() if c.role == "transient" and n not in planned)
-    return net.arena_bytes + unplanned
+    return net.memory.scratch_bytes({n: c.nbytes for n, c in net.containers.items() if c.role == "transient"})
 
 
 def run_passes(

@@ -6,6 +6,7 @@ from typing import Any
 
 from dcir.codegen.compile import Library
 from dcir.frontends.torch.importer import Imported
+from dcir.ir.memory_plan import Placement
 from dcir.ir.network import Network
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
@@ -56,24 +57,29 @@ def buffer_numbers(net: Network) -> dict[str, int]:
 
 def spaces(net: Network) -> Spaces | None:
     """The blocks that a backward's arguments lie in; None if there are none."""
-    inputs = _inputs_at_home(net)
-    number = {space: i for i, space in enumerate(sorted({space for space, _ in inputs.values()}))}
-    homes = {net.inputs.index(name): (number[space], offset) for name, (space, offset) in inputs.items()}
+    inputs = _placed_inputs(net)
+    if not inputs:
+        return None
+    used = {place.block for place in inputs.values()}
+    sizes = {block: nbytes for block, nbytes in net.memory.shared().items() if block in used}
+    number = {block: i for i, block in enumerate(sizes)}
+    homes = {net.inputs.index(name): (number[block], offset) for name, (block, offset) in inputs.items()}
     buffers = {
-        net.donated[name].block: (number[space], offset - net.donated[name].offset)
-        for name, (space, offset) in inputs.items()
+        net.memory.donated[name].buffer: (number[block], offset - net.memory.donated[name].offset)
+        for name, (block, offset) in inputs.items()
     }
-    return Spaces([net.spaces[space] for space in number], homes, buffers) if homes else None
+    return Spaces(list(sizes.values()), homes, buffers)
 
 
 def _shared(net: Network, number: dict[str, int]) -> tuple[tuple[int, int], ...]:
     """Results that lie at the beginning of a block, each with an argument that lies there too."""
-    inside = {space: net.inputs.index(name) for name, (space, _) in _inputs_at_home(net).items()}
-    return tuple((number[n], inside[home[0]]) for n, home in net.homes.items() if n in number and home[0] in inside)
+    inside = {place.block: net.inputs.index(name) for name, place in _placed_inputs(net).items()}
+    placed = net.memory.placements.items()
+    return tuple((number[n], inside[block]) for n, (block, _) in placed if n in number and block in inside)
 
 
-def _inputs_at_home(net: Network) -> dict[str, tuple[int, int]]:
-    return {name: home for name, home in net.homes.items() if net.containers[name].role == "input"}
+def _placed_inputs(net: Network) -> dict[str, Placement]:
+    return {name: place for name, place in net.memory.placements.items() if net.containers[name].role == "input"}
 
 
 def _result(net: Network, number: dict[str, int], kind: str, value: Any) -> ResultInfo:

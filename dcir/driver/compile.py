@@ -28,7 +28,7 @@ from dcir.errors import OptionError, Unsupported
 from dcir.frontends.torch.capture import REMARK, SIZES, TOGETHER, CompiledGraph
 from dcir.frontends.torch.importer import FIRST_SAVED, Imported, import_graph
 from dcir.frontends.torch.partition.cut import PARTITION
-from dcir.ir.annotations import Donated
+from dcir.ir.memory_plan import BufferPart
 from dcir.ir.network import Network, footprint
 from dcir.ir.types import itemsize
 from dcir.isa import host_isa, require_executable
@@ -344,7 +344,7 @@ def _chosen_strides(done: Imported, kind: str, value: Any) -> tuple[int, ...] | 
     return done.network.results[value].strides if free else None
 
 
-def parts(done: Imported) -> dict[int, Donated]:
+def parts(done: Imported) -> dict[int, BufferPart]:
     """Where in which buffer the outputs lie that lie in one."""
     net = done.network
     buffers = buffer_numbers(net)
@@ -352,7 +352,7 @@ def parts(done: Imported) -> dict[int, Donated]:
     for number, (kind, value) in enumerate(done.outputs):
         if kind == "result" and (r := net.results[value]).data in buffers:
             size = net.containers[r.data].nbytes
-            found[number] = Donated(buffers[r.data], r.offset * itemsize(r.dtype), size)
+            found[number] = BufferPart(buffers[r.data], r.offset * itemsize(r.dtype), size)
     return found
 
 

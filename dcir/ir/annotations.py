@@ -1,23 +1,8 @@
-"""What is noted on a network and changes nothing of what it says: memory that nobody reads again, and operators image by image."""
+"""What is noted on a network and changes nothing of what it says: operators that run image by image."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-
-class Donated(NamedTuple):
-    """Where an input lies that nobody reads once the call has begun.
-
-    Attributes:
-        block: number of a block of memory in which nothing lies but donated inputs.
-        offset: byte offset in it.
-        nbytes: size of the block.
-    """
-
-    block: int
-    offset: int
-    nbytes: int
 
 
 @dataclass

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence, Set
 
 from dcir.ir.dace.nodes import Op
 
-if TYPE_CHECKING:
-    from dcir.ir.network import Network
+Names = Sequence[tuple[str, int]]
+"""Operands of an operator: container and first element."""
 
 
-def preparable(net: Network) -> set[Op]:
-    """Operators that depend on nothing but static inputs and constants, make no result, and call nothing outside."""
-    results = net.result_containers()
-    fixed = net.static | set(net.constants)
-    order = net.ops()
-    operands = {op: (net.ins(op), net.outs(op)) for op in order}
+def load_time_operators(
+    order: Sequence[Op], operands: Mapping[Op, tuple[Names, Names]], fixed: Set[str], kept: Set[str]
+) -> set[Op]:
+    """Operators that depend on nothing but fixed containers, write nothing that is kept, and call nothing outside.
+
+    Args:
+        order: all operators as they run: a container is read after its last writer.
+        operands: what each of them reads, and what it writes.
+        fixed: inputs and constants that do not change with every call.
+        kept: containers that others than these operators own: inputs, constants and results.
+    """
     made: set[Op] = set()
     writers: dict[str, list[Op]] = {}
     for op in order:
-        for o in operands[op][1]:
-            writers.setdefault(o.data, []).append(op)
+        for name, _ in operands[op][1]:
+            writers.setdefault(name, []).append(op)
     for op in order:  # a container is read after its last writer, so one sweep sees all writers first
         if getattr(op.spec, "kind", "") == "torch":
             continue
         ins, outs = operands[op]
-        if any(o.data in results or net.containers[o.data].role != "transient" for o in outs):
+        if any(name in kept for name, _ in outs):
             continue
-        if all(o.data in fixed or ((w := writers.get(o.data)) and made.issuperset(w)) for o in ins):
+        if all(name in fixed or ((w := writers.get(name)) and made.issuperset(w)) for name, _ in ins):
             made.add(op)
     while True:  # parts of a container that others write too stay with the others
-        mixed = {op for op in made if not all(made.issuperset(writers[o.data]) for o in operands[op][1])}
+        mixed = {op for op in made if not all(made.issuperset(writers[name]) for name, _ in operands[op][1])}
         if mixed:
-            read = {op: [w for o in operands[op][0] for w in writers.get(o.data, ())] for op in made - mixed}
+            read = {op: [w for name, _ in operands[op][0] for w in writers.get(name, ())] for op in made - mixed}
             mixed |= {op for op, sources in read.items() if not mixed.isdisjoint(sources)}
         if not mixed:
             return made

@@ -20,10 +20,11 @@ import networkx
 from dace.sdfg import nodes as dace_nodes
 
 from dcir.errors import InvalidGraph
-from dcir.ir.annotations import Donated, ImagePipeline
+from dcir.ir.annotations import ImagePipeline
 from dcir.ir.dace.nodes import Op
 from dcir.ir.dace.objects import DACE_TYPES, access_node, array, whole_memlet
-from dcir.ir.load_time import preparable
+from dcir.ir.load_time import load_time_operators
+from dcir.ir.memory_plan import PREPARED, MemoryPlan
 from dcir.ir.types import itemsize
 
 
@@ -93,16 +94,10 @@ class Network:
     Attributes:
         inputs, constants, results: in the order of the call.
         containers, names: what is known of each container; the user's names.
-        arena, arena_bytes: planned byte offsets of transients in the arena, and its size.
+        memory: where containers lie, as far as that is planned.
         free: numbers of results whose layout nobody but the backward graph sees: passes may choose it.
         updates: result containers that share the memory of an input and replace its contents (``updates.py``).
         static: inputs that are parameters or buffers: they change between calls, not with every call.
-        prepared, prepared_bytes: transients that outlive a call, since they depend on nothing but static inputs and constants,
-            with their byte offsets in a block of their own, and its size.
-        donated: inputs that nobody reads once the call has begun: what the forward kept for this backward alone.
-        spaces: sizes of blocks of memory that donated inputs, results and transients use one after the other.
-        homes: donated inputs and results that lie in a space: its number, and the byte offset in it.
-        lent: transients that lie in a space: an input or a result of it, and the byte offset from where that begins.
         threads: how many the network will run on, as far as passes care.
         streams: runs of operators that take one image after the other.
     """
@@ -115,17 +110,10 @@ class Network:
         self.results: list[Result] = []
         self.containers: dict[str, Container] = {}
         self.names: dict[str, str] = {}
-        self.arena: dict[str, int] = {}
-        self.arena_bytes = 0
+        self.memory = MemoryPlan()
         self.static: set[str] = set()
         self.free: set[int] = set()
         self.updates: dict[str, str] = {}
-        self.prepared: dict[str, int] = {}
-        self.prepared_bytes = 0
-        self.donated: dict[str, Donated] = {}
-        self.spaces: list[int] = []
-        self.homes: dict[str, tuple[int, int]] = {}
-        self.lent: dict[str, tuple[str, int]] = {}
         self.threads = 1
         self.streams: list[ImagePipeline] = []
         self._access: dict[str, Any] = {}
@@ -281,11 +269,18 @@ class Network:
 
     def preparable(self) -> set[Op]:
         """Operators that depend on nothing but static inputs and constants, make no result, and call nothing outside."""
-        return preparable(self)
+        kept = self.result_containers() | {name for name, c in self.containers.items() if c.role != "transient"}
+        return load_time_operators(self._order, self._operands, self.static | set(self.constants), kept)
 
     def prepared_ops(self) -> set[Op]:
         """Operators that run when static inputs change and not in every call (none before they have been given places)."""
-        return self.preparable() if self.prepared else set()
+        return self.preparable() if PREPARED in self.memory.blocks else set()
+
+    def positions(self) -> dict[Op, int]:
+        """When every operator runs: what prepares static values is a program of its own, which has ended when a call begins."""
+        prepared = self.prepared_ops()
+        order = sorted(self._order, key=lambda op: op not in prepared) if prepared else self._order
+        return {op: i for i, op in enumerate(order)}
 
     def result_containers(self) -> set[str]:
         """Containers that some result shows."""
@@ -334,17 +329,10 @@ class Network:
             "results": [[r.data, r.shape, r.strides, r.offset, r.dtype] for r in self.results],
             "containers": {n: [c.shape, c.strides, c.dtype, c.role] for n, c in self.containers.items()},
             "names": self.names,
-            "arena": self.arena,
-            "arena_bytes": self.arena_bytes,
+            "memory": self.memory.to_json(),
             "free": sorted(self.free),
             "updates": self.updates,
             "static": sorted(self.static),
-            "prepared": self.prepared,
-            "prepared_bytes": self.prepared_bytes,
-            "donated": self.donated,
-            "spaces": self.spaces,
-            "homes": self.homes,
-            "lent": self.lent,
             "threads": self.threads,
             "streams": [asdict(s) for s in self.streams],
             "order": [op.label for op in self._order],
@@ -356,14 +344,9 @@ class Network:
         self.inputs, self.constants = list(side["inputs"]), list(side["constants"])
         self.results = [Result(d, tuple(s), tuple(t), o, k) for d, s, t, o, k in side["results"]]
         self.containers = {n: Container(tuple(s), tuple(t), d, r) for n, (s, t, d, r) in side["containers"].items()}
-        self.names, self.arena = dict(side["names"]), dict(side["arena"])
-        self.arena_bytes, self._count = side["arena_bytes"], side["count"]
-        self.free, self.updates = set(side["free"]), dict(side["updates"])
-        self.static, self.prepared = set(side["static"]), dict(side["prepared"])
-        self.prepared_bytes = side["prepared_bytes"]
-        self.donated = {name: Donated(*where) for name, where in side["donated"].items()}
-        self.spaces, self.homes = list(side["spaces"]), {name: (k, at) for name, (k, at) in side["homes"].items()}
-        self.lent = {name: (into, offset) for name, (into, offset) in side["lent"].items()}
+        self.names, self._count = dict(side["names"]), side["count"]
+        self.memory = MemoryPlan.from_json(side["memory"])
+        self.free, self.updates, self.static = set(side["free"]), dict(side["updates"]), set(side["static"])
         self.threads, self.streams = side["threads"], [ImagePipeline(**s) for s in side["streams"]]
         self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}
         ops = {n.label: n for n in self.state.nodes() if isinstance(n, Op)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dcir.ir.memory_plan import ARENA
 from dcir.ir.network import Container, Network, Operand
 
 
@@ -13,7 +14,7 @@ def network_text(net: Network) -> str:
     Sizes are extents in elements, ``+`` a shift in elements, times and addresses do not occur: equal networks have equal texts.
     """
     lines = [
-        f"network of {len(net.ops())} operators, {net.bytes_moved()} bytes moved, {net.arena_bytes} bytes of arena"
+        f"network of {len(net.ops())} operators, {net.bytes_moved()} bytes moved, {net.memory.nbytes(ARENA)} bytes of arena"
     ]
     lines += ["", "containers"]
     lines += [f"  {name:<8} {_described(net, name, c)}" for name, c in net.containers.items()]
@@ -38,14 +39,7 @@ def _listed(operands: Iterable[Operand]) -> str:
 
 
 def _described(net: Network, name: str, c: Container) -> str:
-    where = ""
-    if name in net.arena:
-        where = f" at {net.arena[name]} of the arena"
-    elif name in net.prepared:
-        where = f" at {net.prepared[name]} of what is prepared"
-    elif name in net.lent:
-        where = f" at {net.lent[name][1]} of {net.lent[name][0]}"
-    elif name in net.updates:
-        where = f" in place of {net.updates[name]}"
+    place = net.memory.describe(name) or (f"in place of {net.updates[name]}" if name in net.updates else "")
+    where = f" {place}" if place else ""
     known_as = f"  {net.names[name]}" if name in net.names else ""
     return f"{c.role:<9} {c.dtype}{list(c.shape)} strides {list(c.strides)}{where}{known_as}"

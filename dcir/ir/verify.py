@@ -1,4 +1,4 @@
-"""dcir's own rules for a network, checked after every pass: order, single assignment, bounds, operand types."""
+"""dcir's own rules for a network, checked after every pass: order, single assignment, bounds, operand types, memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
 from dcir.ir.updates import violations
+from dcir.ir.verify_memory import verify_memory
 
 
 def verify(net: Network) -> None:
     """Check the rules that DaCe does not know.
 
     Raises:
-        InvalidGraph: a container is read before all its writers ran, a window leaves its container, or an operand's
-            type differs from what the operator's program says.
+        InvalidGraph: a container is read before all its writers ran, a window leaves its container, an operand's
+            type differs from what the operator's program says, or the memory plan has two in one place.
     """
     order = net.ops()
     position = {op: i for i, op in enumerate(order)}
@@ -32,48 +33,9 @@ def verify(net: Network) -> None:
     for op in order:
         if isinstance(op.spec, LoopNest):
             _check_program(net, op, op.spec)
-    if net.spaces:
-        _check_spaces(net, position)
+    verify_memory(net)
     for op, source in violations(net):
         raise _fault(net, op, f"{source} is read after it was overwritten")
-
-
-def _check_spaces(net: Network, position: dict[Op, int]) -> None:
-    """Whoever lies in a space lies inside of it, and has its bytes alone from its first writer to its last reader."""
-    homes = dict(net.homes)
-    for name, (into, offset) in net.lent.items():
-        if into not in homes:
-            raise InvalidGraph(f"{name} lies in {into}, which lies in no space")
-        homes[name] = homes[into][0], homes[into][1] + offset
-    shown = net.result_containers()
-    lives: dict[str, tuple[int, int, int, int, int, str]] = {}
-    for name, (space, at) in homes.items():
-        c, key, low, high = net.containers[name], name, at, at + net.containers[name].nbytes
-        used = [position[op] for op in (*net.writers(name), *net.readers(name))]
-        first, last = min(used, default=-1), len(position) if name in shown else max(used, default=-1)
-        if c.role == "input":
-            if name not in net.donated:
-                raise InvalidGraph(f"{name} lies in a space and is not donated")
-            where = net.donated[name]
-            key, first, low, high = f"block {where.block}", -1, at - where.offset, at - where.offset + where.nbytes
-            if key in lives:
-                if lives[key][:2] != (space, low):
-                    raise InvalidGraph(f"{name} lies elsewhere than what shares its memory")
-                last = max(last, lives[key][3])
-        lives[key] = space, low, first, last, high, name
-    inside: dict[int, list[tuple[int, int, int, int, str]]] = {}
-    for space, low, first, last, high, name in lives.values():
-        inside.setdefault(space, []).append((first, last, low, high, name))
-    for space, rows in inside.items():
-        rows.sort()
-        for i, (_, last, low, high, name) in enumerate(rows):
-            if low < 0 or high > net.spaces[space]:
-                raise InvalidGraph(f"{name} leaves its space of {net.spaces[space]} bytes")
-            for other in rows[i + 1 :]:
-                if other[0] > last:
-                    break
-                if other[2] < high and other[3] > low:
-                    raise InvalidGraph(f"{other[4]} lies where {name} is, which is not free yet")
 
 
 def _check_program(net: Network, op: Op, p: LoopNest) -> None:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from dcir.errors import Unsupported
-from dcir.ir.annotations import Donated
+from dcir.ir.memory_plan import BufferPart
 from dcir.ir.network import Network, Result
 from dcir.ops.library.subgraphs import Subgraph
 from dcir.ops.library.torch_call import TorchCall, pack
@@ -31,7 +31,7 @@ UPDATES = "dcir_updates"
 STATIC = "dcir_static"
 """Key of a graph's ``meta``: numbers of the placeholders that are parameters or buffers of the user's modules."""
 DONATED = "dcir_donated"
-"""Key of a backward graph's ``meta``: the placeholders that nobody reads once the call has begun, with their ``Donated``."""
+"""Key of a backward graph's ``meta``: the placeholders that nobody reads once the call has begun, with their ``BufferPart``."""
 
 
 _NUMBERS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -128,6 +128,7 @@ class _Importer:
         self.env: dict[fx.Node, Any] = {}
         self.root: dict[fx.Node, fx.Node] = {}
         self.owner: dict[str, fx.Node] = {}
+        self.donated: dict[str, BufferPart] = {}
         self.done = Imported(self.net, {})
 
     def run(self) -> Imported:
@@ -146,6 +147,7 @@ class _Importer:
             for ref in value if isinstance(value, tuple) else (value,):
                 if isinstance(ref, Ref):
                     self.owner.setdefault(ref.data, node)
+        self.net.memory = self.net.memory.with_donated(self.donated)
         calls = [op for op in self.net.ops() if isinstance(op.spec, TorchCall) and op not in self.ctx.drawn]
         self.done.fallbacks = [(op.spec.name, op.origin) for op in calls]
         return self.done
@@ -165,7 +167,7 @@ class _Importer:
             self.net.static.add(name)
         where = self.gm.meta.get(DONATED, {}).get(len(self.net.inputs) - 1)
         if where is not None:
-            self.net.donated[name] = Donated(*where)
+            self.donated[name] = BufferPart(*where)
         self.net.names[name] = str(node.target)
         return Ref(name, meta.shape, meta.strides, 0, meta.dtype)
 

@@ -55,4 +55,4 @@ def test_graph_through_a_file(tmp_path: Path) -> None:
     again.validate()
     assert [op.spec for op in again.ops()] == [op.spec for op in net.ops()]
     assert [again.ins(op) for op in again.ops()] == [net.ins(op) for op in net.ops()]
-    assert (again.arena, again.results, again.bytes_moved()) == (net.arena, net.results, net.bytes_moved())
+    assert (again.memory, again.results, again.bytes_moved()) == (net.memory, net.results, net.bytes_moved())

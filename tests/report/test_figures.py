@@ -18,6 +18,7 @@ from dcir.driver.compile import Session
 from dcir.driver.optimize import compiled_with
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.memory_plan import ARENA, PREPARED
 from dcir.ir.scalars import reference
 from dcir.ir.types import itemsize, to_numpy
 from dcir.isa import ISAS
@@ -213,15 +214,17 @@ def test_the_peak_is_what_is_allocated_and_used(name, level, train, monkeypatch)
         assert (bytes_now[arena.nbytes :] == pattern).all()
         used = np.flatnonzero(bytes_now[: arena.nbytes] != pattern)
         planned = record.passes[-1].peak_after if record.passes else None
-        scratch = record.arena_bytes - -(-net.arena_bytes // 64) * 64 if net.arena else None
+        scratch = record.arena_bytes - -(-net.memory.nbytes(ARENA) // 64) * 64 if net.memory.offsets(ARENA) else None
         if level == 4:
-            assert planned == net.arena_bytes and record.prepared_bytes == net.prepared_bytes
-            transient = [n for n, c in net.containers.items() if c.role == "transient" and n not in net.prepared]
-            assert set(transient) == set(net.arena)
+            assert planned == net.memory.nbytes(ARENA) and record.prepared_bytes == net.memory.nbytes(PREPARED)
+            transient = [
+                n for n, c in net.containers.items() if c.role == "transient" and n not in net.memory.offsets(PREPARED)
+            ]
+            assert set(transient) == set(net.memory.offsets(ARENA))
             if scratch == 0 and planned:
                 # The last container of the plan ends within a cache line of its end, and is written.
                 assert planned - 64 <= used.max() + 1 <= planned
-        assert record.arena_bytes == library.arena_bytes >= net.arena_bytes
+        assert record.arena_bytes == library.arena_bytes >= net.memory.nbytes(ARENA)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from dcir.driver.verify.check import PassChecker
+from dcir.ir.memory_plan import ARENA
 from dcir.transforms.pipelines import TIERS, pipeline
 from dcir.transforms.runner import run_passes
 from dcir.transforms.tier4_movement.plan_arena import live_bytes_lower_bound
@@ -74,7 +75,7 @@ def test_training_steps(name: str) -> None:
     done = imported(step(loss), *inputs)
     records = run_passes(done.network, pipeline(4), after=PassChecker(done.network), validate_each=True)
     assert records[-1].bytes_after < 0.9 * records[0].bytes_before
-    assert live_bytes_lower_bound(done.network) <= done.network.arena_bytes < 0.8 * records[0].peak_before
+    assert live_bytes_lower_bound(done.network) <= done.network.memory.nbytes(ARENA) < 0.8 * records[0].peak_before
     for got, want in zip(run_cpp(done, inputs), step(loss)(*inputs), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
 

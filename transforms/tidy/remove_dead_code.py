@@ -59,10 +59,11 @@ class RemoveDeadCode(Pass):
         net.rewire(op, lean.program, lean.ins, lean.outs, made_by=self.name)
 
     def _containers(self, net: Network, results: set[str], outcome: PassResult) -> None:
+        gone: list[str] = []
         for name, c in list(net.containers.items()):
             internal = c.role in ("transient", "result") and name not in results
             if internal and not net.writers(name) and not net.readers(name):
                 net.remove_container(name)
-                net.arena.pop(name, None)
-                net.lent.pop(name, None)
-                outcome.changed += 1
+                gone.append(name)
+        net.memory = net.memory.without(gone)
+        outcome.changed += len(gone)

@@ -22,7 +22,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
 from dcir.ops.library.torch_call import has_effects
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier4_movement.plan_arena import Lifetime, lifetimes, most_alive, positions
+from dcir.transforms.tier4_movement.plan_arena import Lifetime, lifetimes, most_alive
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class OrderExecution(Pass):
 def alive_bytes(net: Network) -> int:
     """The most bytes alive at one time: transients, and in a backward kept values and gradients too."""
     live = lifetimes(net)
-    if not net.donated:
+    if not net.memory.donated:
         return most_alive(live)
-    position = positions(net)
+    position = net.positions()
     end, shown = len(position), net.result_containers()
-    blocks: dict[int, Lifetime] = {}
-    for name, where in net.donated.items():
+    buffers: dict[int, Lifetime] = {}
+    for name, part in net.memory.donated.items():
         last = end if name in shown else max((position[r] for r in net.readers(name)), default=0)
-        before = blocks.get(where.block)
+        before = buffers.get(part.buffer)
         last = max(last, before.last) if before is not None else last
-        blocks[where.block] = Lifetime(name, 0, last, where.nbytes)
-    live += blocks.values()
+        buffers[part.buffer] = Lifetime(name, 0, last, part.nbytes)
+    live += buffers.values()
     for name in _born_results(net):
         live.append(Lifetime(name, min(position[w] for w in net.writers(name)), end, net.containers[name].nbytes))
     return most_alive(live)
@@ -99,13 +99,14 @@ class _Schedule:
             self.unread[name] = len(self.readers[name])
             self.writers[name] = [position[w] for w in net.writers(name)]
             self.unwritten[name] = len(self.writers[name])
-        if net.donated:
+        donated = net.memory.donated
+        if donated:
             for name in _born_results(net):
                 self.size[name] = net.containers[name].nbytes
-            parts = Counter(where.block for where in net.donated.values())
-            for name in net.donated.keys() - net.result_containers():
-                where = net.donated[name]
-                self.freed[name] = where.nbytes // parts[where.block]
+            parts = Counter(part.buffer for part in donated.values())
+            for name in donated.keys() - net.result_containers():
+                part = donated[name]
+                self.freed[name] = part.nbytes // parts[part.buffer]
         effects = [i for i, op in enumerate(ops) if has_effects(op.spec)]
         self.next_effect = dict(itertools.pairwise(effects))
         self.waits = [sum(1 for name in names if self.unwritten[name]) for names in self.reads]

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from dcir.ir.annotations import ImagePipeline
-from dcir.ir.dace.nodes import Op
+from dcir.ir.memory_plan import ALIGNMENT, ARENA, aligned
 from dcir.ir.network import Network
 from dcir.ir.types import itemsize
 from dcir.transforms.base import Pass, PassResult
@@ -51,10 +51,10 @@ class PlanArena(Pass):
     """
 
     tier: ClassVar[int] = 4
-    alignment: int = 64
+    alignment: int = ALIGNMENT
 
     def apply(self, net: Network) -> PassResult:
-        """Fill ``net.arena`` and ``net.arena_bytes``; an older plan is thrown away."""
+        """Fill the arena; an older plan of it is thrown away."""
         outcome = PassResult()
         live = lifetimes(net, self.alignment)
         lanes = []
@@ -66,9 +66,10 @@ class PlanArena(Pass):
             stream.at = best.pop(f"lanes of {number}", 0)
             stream.inside, stream.lane_bytes = lanes[number]
             best |= {name: stream.at + offset for name, offset in stream.inside.items()}
-        if (best, size) != (net.arena, net.arena_bytes):
+        planned = net.memory.with_block(ARENA, size, best)
+        if planned != net.memory:
             outcome.changed = len(best)
-            net.arena, net.arena_bytes = best, size
+            net.memory = planned
         return outcome
 
 
@@ -93,14 +94,14 @@ def _lanes(
 
     Whatever else the stream touches lives through all of it: its last image begins when the first has long been finished.
     """
-    position = {op.label: i for op, i in positions(net).items()}
+    position = {op.label: i for op, i in net.positions().items()}
     first, last = position[stream.ops[0]], position[stream.ops[-1]]
     inside: list[Lifetime] = []
     outside: list[Lifetime] = []
     for t in live:
         if t.name in stream.inside:
             one = stream.steps[t.name] * itemsize(net.containers[t.name].dtype)
-            inside.append(t._replace(nbytes=_up(one, alignment)))
+            inside.append(t._replace(nbytes=aligned(one, alignment)))
         elif t.name in stream.steps:
             outside.append(t._replace(first=min(t.first, first), last=max(t.last, last)))
         else:
@@ -111,29 +112,19 @@ def _lanes(
     return sorted(outside, key=lambda t: t.first), (offsets, size)
 
 
-def _up(n: int, alignment: int) -> int:
-    return -(-n // alignment) * alignment
-
-
-def lifetimes(net: Network, alignment: int = 64) -> list[Lifetime]:
+def lifetimes(net: Network, alignment: int = ALIGNMENT) -> list[Lifetime]:
     """Every transient that some operator uses and that ends with the call, in order of first use."""
-    position = positions(net)
+    position = net.positions()
     result = []
     for name, c in net.containers.items():
-        planned = c.role == "transient" and name not in net.prepared and name not in net.lent
+        planned = c.role == "transient" and net.memory.belongs_in_arena(name)
         used = [position[op] for op in (*net.writers(name), *net.readers(name))] if planned else []
         if used and c.nbytes:
-            result.append(Lifetime(name, min(used), max(used), _up(c.nbytes, alignment)))
+            result.append(Lifetime(name, min(used), max(used), aligned(c.nbytes, alignment)))
     return sorted(result, key=lambda t: t.first)
 
 
-def positions(net: Network) -> dict[Op, int]:
-    """When every operator runs: what prepares static values is a program of its own, which has ended when a call begins."""
-    prepared = net.prepared_ops()
-    return {op: i for i, op in enumerate(sorted(net.ops(), key=lambda op: op not in prepared))}
-
-
-def live_bytes_lower_bound(net: Network, alignment: int = 64) -> int:
+def live_bytes_lower_bound(net: Network, alignment: int = ALIGNMENT) -> int:
     """The most bytes of transients alive at one time: no arena can be smaller."""
     return most_alive(lifetimes(net, alignment))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dcir.ir.memory_plan import ALIGNMENT, PREPARED, aligned
 from dcir.ir.network import Network
 from dcir.transforms.base import Pass, PassResult
 
@@ -26,10 +27,10 @@ class PrepareStatic(Pass):
     """
 
     tier: ClassVar[int] = 3
-    alignment: int = 64
+    alignment: int = ALIGNMENT
 
     def apply(self, net: Network) -> PassResult:
-        """Fill ``net.prepared`` and ``net.prepared_bytes``; an older assignment is thrown away."""
+        """Fill the block of prepared values; an older plan of it is thrown away."""
         outcome = PassResult()
         static = net.preparable()
         places: dict[str, int] = {}
@@ -43,8 +44,9 @@ class PrepareStatic(Pass):
                 readers = net.readers(o.data)
                 if o.data not in places and any(r not in static for r in readers):
                     places[o.data] = size
-                    size += -(-net.containers[o.data].nbytes // self.alignment) * self.alignment
-        if (places, size) != (net.prepared, net.prepared_bytes):
+                    size += aligned(net.containers[o.data].nbytes, self.alignment)
+        planned = net.memory.with_block(PREPARED, size, places)
+        if planned != net.memory:
             outcome.changed = len(static)
-            net.prepared, net.prepared_bytes = places, size
+            net.memory = planned
         return outcome

@@ -15,10 +15,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dcir.ir.memory_plan import ALIGNMENT, Alias
 from dcir.ir.network import Network
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier4_movement.plan_arena import Lifetime, lifetimes
-from dcir.transforms.tier4_movement.reuse_saved_tensors import SharedSpace, large_results, spans
+from dcir.transforms.tier4_movement.reuse_saved_tensors import SharedBlock, large_results, spans
 
 
 @dataclass(frozen=True)
@@ -35,33 +36,31 @@ class ReuseResultBuffers(Pass):
 
     tier: ClassVar[int] = 4
     least: int = 1 << 20
-    alignment: int = 64
+    alignment: int = ALIGNMENT
 
     def apply(self, net: Network) -> PassResult:
-        """Fill ``net.spaces``, ``net.homes`` and ``net.lent``; an older assignment is thrown away."""
+        """Fill the shared blocks; an older plan of them is thrown away."""
         outcome = PassResult()
-        if net.donated or net.free:
+        if net.memory.donated or net.free:
             return outcome
-        before = net.spaces, net.homes, net.lent
-        net.spaces, net.homes, net.lent = [], {}, {}
-        spaces = [SharedSpace(self.alignment, t) for t in large_results(net, self.least)]
-        live = spans(net, lifetimes(net, 1)) if spaces else []
+        before, net.memory = net.memory, net.memory.with_shared()
+        blocks = [SharedBlock(self.alignment, t) for t in large_results(net, self.least)]
+        live = spans(net, lifetimes(net, 1)) if blocks else []
         while live:
             full = _fullest(live)
             large = [t for t in live if t.nbytes >= self.least and full[t.first : t.last + 1].any()]
             large.sort(key=lambda t: (-int(full[t.first : t.last + 1].sum()), -t.nbytes, -t.first))
-            moved = next((t for t in large if any(s.lend(t) for s in spaces)), None)
+            moved = next((t for t in large if any(b.alias(t) for b in blocks)), None)
             if moved is None:
                 outcome.refuse("no result is large enough and still unwritten")
                 break
             live.remove(moved)
-        for space in spaces:
-            if space.lent and space.birth is not None:
-                net.homes[space.birth.name] = len(net.spaces), 0
-                net.lent |= {name: (space.birth.name, at) for name, at in space.lent.items()}
-                net.spaces.append(space.size)
-        if (net.spaces, net.homes, net.lent) != before:
-            outcome.changed = len(net.lent)
+        used = [(b, b.result.name) for b in blocks if b.aliases and b.result is not None]
+        aliases = {name: Alias(result, at) for block, result in used for name, at in block.aliases.items()}
+        places = {result: (number, 0) for number, (_, result) in enumerate(used)}
+        net.memory = net.memory.with_shared([block.size for block, _ in used], places, aliases)
+        if net.memory != before:
+            outcome.changed = len(aliases)
         return outcome
 
 

@@ -1,11 +1,11 @@
 """What a forward keeps for its backward, the backward's large values and its results share memory, one after the other.
 
-    saved: [x0] [x1]   arena: [t0 | t1]   results: [y0]    -->    spaces: [x0, then t0, then t1] [x1, then y0]
+    saved: [x0] [x1]   arena: [t0 | t1]   results: [y0]    -->    blocks: [x0, then t0, then t1] [x1, then y0]
 
 What the forward keeps is freed when the backward ends; eager PyTorch frees it piece by piece. Here its memory is used again
-instead. Every large result, a gradient, has a space, in which the forward may keep what is read for the last time before the result
-is written. The rest of what is kept lies in one more space, what is read last first, so that what has been read is one piece.
-Large transients take places in both. A result's space is hardly larger than the result, as it lives as long: nothing that the
+instead. Every large result, a gradient, has a block, in which the forward may keep what is read for the last time before the result
+is written. The rest of what is kept lies in one more block, what is read last first, so that what has been read is one piece.
+Large transients take places in both. A result's block is hardly larger than the result, as it lives as long: nothing that the
 forward kept outlives the backward. Saves the gradients, and an arena that in a backward is about as large as the activations on
 their way where these are largest.
 """
@@ -16,9 +16,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dcir.ir.memory_plan import ALIGNMENT, Alias, aligned
 from dcir.ir.network import Network
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier4_movement.plan_arena import Lifetime, lifetimes, positions
+from dcir.transforms.tier4_movement.plan_arena import Lifetime, lifetimes
 
 _BEFORE, _AFTER = -1, 1 << 60  # positions before and after all operators
 
@@ -30,7 +31,7 @@ class ReuseSavedTensors(Pass):
     Attributes:
         least: bytes of a result or a transient that is worth one; smaller transients stay in the arena, which is in the caches.
         kept: least bytes of a donated input that takes part.
-        spare: part of a result's size by which its space may be larger, for donated inputs that just do not fit.
+        spare: part of a result's size by which its block may be larger, for donated inputs that just do not fit.
         alignment: of every place, in bytes.
     """
 
@@ -38,17 +39,18 @@ class ReuseSavedTensors(Pass):
     least: int = 1 << 20
     kept: int = 1 << 18
     spare: float = 1 / 16
-    alignment: int = 64
+    alignment: int = ALIGNMENT
 
     def apply(self, net: Network) -> PassResult:
-        """Fill ``net.spaces``, ``net.homes`` and ``net.lent``; an older assignment is thrown away."""
+        """Fill the shared blocks; an older plan of them is thrown away."""
         outcome = PassResult()
-        before = net.spaces, net.homes, net.lent
-        net.spaces, net.homes, net.lent = [], {}, {}
-        if net.donated:
+        before, net.memory = net.memory, net.memory.with_shared()
+        if net.memory.donated:
             self._fill(net, outcome)
-        if (net.spaces, net.homes, net.lent) != before:
-            outcome.changed = len(net.lent) + len(net.homes)
+        if net.memory != before:
+            shared = net.memory.shared()
+            placed = sum(place.block in shared for place in net.memory.placements.values())
+            outcome.changed = len(net.memory.aliases) + placed
         return outcome
 
     def _fill(self, net: Network, outcome: PassResult) -> None:
@@ -56,59 +58,62 @@ class ReuseSavedTensors(Pass):
         if not kept:
             return
         results = large_results(net, self.least)
-        # Growing spaces at once has large inputs in them that small ones would have left no place for; mostly it only makes them larger.
-        plans = [self._spaces(results, kept, spares) for spares in ((0.0, self.spare), (self.spare,))]
-        spaces = min(plans, key=lambda plan: sum(space.size for space in plan))
+        # Growing blocks at once has large inputs in them that small ones would have left no place for; mostly it only makes them larger.
+        plans = [self._blocks(results, kept, spares) for spares in ((0.0, self.spare), (self.spare,))]
+        blocks = min(plans, key=lambda plan: sum(block.size for block in plan))
         for t in sorted(spans(net, lifetimes(net, 1)), key=lambda t: (-t.nbytes, t.first)):
-            if t.nbytes >= self.least and not any(s.lend(t) for s in reversed(spaces)):
+            if t.nbytes >= self.least and not any(b.alias(t) for b in reversed(blocks)):
                 outcome.refuse("nothing that is large enough has been read for the last time")
-        parts: dict[str, list[str]] = {}
-        for name, where in net.donated.items():
-            parts.setdefault(_block(where.block), []).append(name)
-        for space in spaces:
-            if not space.shared:
-                continue  # a result alone, or inputs alone
-            for block, at in space.homes.items():
-                for name in parts.get(block, [block]):
-                    offset = net.donated[name].offset if name in net.donated else 0
-                    net.homes[name] = len(net.spaces), at + offset
-            for name, at in space.lent.items():
-                block = space.anchor(name)
-                anchor = parts.get(block, [block])[0]
-                net.lent[name] = anchor, at - net.homes[anchor][1]
-            net.spaces.append(space.size)
+        # A result alone, or inputs alone, share nothing.
+        self._plan(net, [block for block in blocks if block.shared])
 
-    def _spaces(self, results: list[Lifetime], kept: list[Lifetime], spares: tuple[float, ...]) -> list[SharedSpace]:
-        """A space for every result, and one more, with all that is kept in them; ``spares`` are tried one after the other."""
-        spaces = [SharedSpace(self.alignment, t) for t in results]
+    def _plan(self, net: Network, blocks: list[SharedBlock]) -> None:
+        donated = net.memory.donated
+        parts: dict[str, list[str]] = {}
+        for name, part in donated.items():
+            parts.setdefault(_buffer(part.buffer), []).append(name)
+        places: dict[str, tuple[int, int]] = {}
+        aliases: dict[str, Alias] = {}
+        for number, block in enumerate(blocks):
+            for member, at in block.places.items():
+                for name in parts.get(member, [member]):
+                    places[name] = number, at + (donated[name].offset if name in donated else 0)
+            for name, at in block.aliases.items():
+                target = parts.get(member := block.target(name), [member])[0]
+                aliases[name] = Alias(target, at - places[target][1])
+        net.memory = net.memory.with_shared([block.size for block in blocks], places, aliases)
+
+    def _blocks(self, results: list[Lifetime], kept: list[Lifetime], spares: tuple[float, ...]) -> list[SharedBlock]:
+        """A block for every result, and one more, with all that is kept in them; ``spares`` are tried one after the other."""
+        blocks = [SharedBlock(self.alignment, t) for t in results]
         waiting = sorted(kept, key=lambda t: (-t.nbytes, t.last))
         for spare in spares:
-            for space in spaces:  # in the order in which their results are written: the first have the least choice
-                end = space.birth.nbytes if space.birth is not None else 0
-                waiting = [t for t in waiting if not space.take(t, int(end * (1 + spare)))]
-        slab = SharedSpace(self.alignment)
+            for block in blocks:  # in the order in which their results are written: the first have the least choice
+                end = block.result.nbytes if block.result is not None else 0
+                waiting = [t for t in waiting if not block.place(t, int(end * (1 + spare)))]
+        rest = SharedBlock(self.alignment)
         for t in sorted(waiting, key=lambda t: -t.last):
-            slab.take(t, None)
-        return [*spaces, slab]
+            rest.place(t, None)
+        return [*blocks, rest]
 
     def _kept(self, net: Network) -> list[Lifetime]:
-        """Blocks of donated inputs, until their last reader."""
+        """Buffers with donated inputs, until their last reader."""
         shown = net.result_containers() | set(net.updates.values())
-        position = positions(net)
+        position = net.positions()
         ends = {label: position_of_stream(net, i)[1] for i, s in enumerate(net.streams) for label in s.ops}
-        blocks: dict[int, Lifetime] = {}
-        for name, where in net.donated.items():
+        buffers: dict[int, Lifetime] = {}
+        for name, part in net.memory.donated.items():
             last = max((ends.get(r.label, position[r]) for r in net.readers(name)), default=_BEFORE)
             last = _AFTER if name in shown else last
-            before = blocks.get(where.block, Lifetime(_block(where.block), _BEFORE, _BEFORE, where.nbytes))
-            blocks[where.block] = before._replace(last=max(before.last, last))
-        return [t for t in blocks.values() if t.nbytes >= self.kept and t.last < _AFTER]
+            before = buffers.get(part.buffer, Lifetime(_buffer(part.buffer), _BEFORE, _BEFORE, part.nbytes))
+            buffers[part.buffer] = before._replace(last=max(before.last, last))
+        return [t for t in buffers.values() if t.nbytes >= self.kept and t.last < _AFTER]
 
 
 def large_results(net: Network, least: int) -> list[Lifetime]:
     """Results of at least so many bytes that are shown whole and once, from their first writer on, in that order."""
     shown = Counter(r.data for r in net.results)
-    position = positions(net)
+    position = net.positions()
     begins = {label: position_of_stream(net, i)[0] for i, s in enumerate(net.streams) for label in s.ops}
     found = []
     for r in net.results:
@@ -120,13 +125,13 @@ def large_results(net: Network, least: int) -> list[Lifetime]:
     return sorted(found, key=lambda t: (t.first, -t.nbytes))
 
 
-def _block(number: int) -> str:
-    return f"block {number}"
+def _buffer(number: int) -> str:
+    return f"buffer {number}"
 
 
 def position_of_stream(net: Network, number: int) -> tuple[int, int]:
     """First and last position of a stream's operators."""
-    position = {op.label: i for op, i in positions(net).items()}
+    position = {op.label: i for op, i in net.positions().items()}
     stream = net.streams[number]
     return position[stream.ops[0]], position[stream.ops[-1]]
 
@@ -145,54 +150,54 @@ def spans(net: Network, live: list[Lifetime]) -> list[Lifetime]:
     return result
 
 
-class SharedSpace:
+class SharedBlock:
     """Memory that is used by one after the other.
 
     Attributes:
-        birth: the result that lies at its beginning and keeps it after the call.
-        homes, lent: byte offsets of inputs and the result, and of transients.
+        result: the one that lies at its beginning and keeps it after the call.
+        places, aliases: byte offsets of inputs and the result, and of transients.
         size: bytes.
     """
 
-    def __init__(self, alignment: int, birth: Lifetime | None = None) -> None:
-        self.alignment, self.birth = alignment, birth
-        self.homes: dict[str, int] = {}
-        self.lent: dict[str, int] = {}
+    def __init__(self, alignment: int, result: Lifetime | None = None) -> None:
+        self.alignment, self.result = alignment, result
+        self.places: dict[str, int] = {}
+        self.aliases: dict[str, int] = {}
         self.size = 0
         self._taken: list[tuple[Lifetime, int]] = []
-        if birth is not None:
-            self._put(birth, 0, self.homes)
+        if result is not None:
+            self._put(result, 0, self.places)
 
     @property
     def shared(self) -> bool:
         """Whether one follows another here."""
-        return bool(self.lent) or (self.birth is not None and len(self.homes) > 1)
+        return bool(self.aliases) or (self.result is not None and len(self.places) > 1)
 
-    def take(self, t: Lifetime, most: int | None) -> bool:
+    def place(self, t: Lifetime, most: int | None) -> bool:
         """Give a place to a donated input, in at most so many bytes; says whether there was one."""
         at = self._gap(t, most)
         if at is None:
             return False
-        self._put(t, at, self.homes)
+        self._put(t, at, self.places)
         return True
 
-    def lend(self, t: Lifetime) -> bool:
+    def alias(self, t: Lifetime) -> bool:
         """Give a place to a transient; says whether there was one."""
         at = self._gap(t, self.size)
-        if at is None or self._anchor(at) is None:
+        if at is None or self._below(at) is None:
             return False
-        self._put(t, at, self.lent)
+        self._put(t, at, self.aliases)
         return True
 
-    def anchor(self, name: str) -> str:
-        """Who has the slot of the pointer table from which a lent transient is reached."""
-        found = self._anchor(self.lent[name])
+    def target(self, name: str) -> str:
+        """Who has the slot of the pointer table from which a transient is reached."""
+        found = self._below(self.aliases[name])
         assert found is not None
         return found
 
-    def _anchor(self, at: int) -> str | None:
+    def _below(self, at: int) -> str | None:
         """Whoever lies nearest below."""
-        below = [(place, o.name) for o, place in self._taken if o.name in self.homes and place <= at]
+        below = [(place, o.name) for o, place in self._taken if o.name in self.places and place <= at]
         return max(below)[1] if below else None
 
     def _gap(self, t: Lifetime, most: int | None) -> int | None:
@@ -202,7 +207,7 @@ class SharedSpace:
         for low, high in met:
             if low - at >= t.nbytes:
                 break
-            at = max(at, -(-high // self.alignment) * self.alignment)
+            at = max(at, aligned(high, self.alignment))
         return at if most is None or at + t.nbytes <= most else None
 
     def _put(self, t: Lifetime, at: int, table: dict[str, int]) -> None:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dcir.cache import Cache
 from dcir.codegen.choices import MODELS, Choice
-from dcir.codegen.compile import team_of
+from dcir.codegen.invocations import invocations
 from dcir.codegen.registry import Machine, alternatives, decisions
 from dcir.codegen.tuned import Database, Verdict
 from dcir.driver.measure.machine import machine, refuse_if_busy, share_of_others
@@ -19,9 +19,9 @@ from dcir.driver.measure.profile import describe
 from dcir.driver.measure.tune_bench import BenchedKernel, Buffers, Trial
 from dcir.errors import CompilerFailed, MachineBusy
 from dcir.identity import source_identity
+from dcir.ir.memory_plan import PREPARED
 from dcir.ir.network import Network
 from dcir.isa import host_isa
-from dcir.ops.analysis.batch_slices import one_image
 from dcir.report.tuning import Tuning, TuningRow
 
 _AT_ONCE = 8  # choices that are compiled and timed together
@@ -188,23 +188,20 @@ class _TuneSearch:
 
 def kernels(net: Network, threads: int) -> list[BenchedKernel]:
     """The distinct kernels of generated code that run in every call, with what decides their time."""
-    prepared, written = net.prepared_ops(), {o.data for op in net.ops() for o in net.outs(op)}
-    streams = {label: (i, s) for i, s in enumerate(net.streams) for label in s.ops}
+    prepared = {op.label for op in net.prepared_ops()}
+    written = {o.data for op in net.ops() for o in net.outs(op)}
+    kept = net.static | set(net.constants) | net.memory.offsets(PREPARED).keys()
     found: dict[Any, BenchedKernel] = {}
-    for op in net.ops():
-        if op in prepared or getattr(op.spec, "kind", "") == "torch":
+    for run in invocations(net, threads):
+        if run.label in prepared or run.calls_torch:
             continue
-        ins, outs = net.ins(op), net.outs(op)
-        number, stream = streams.get(op.label, (-1, None))
-        spec = op.spec if stream is None else one_image(op.spec, stream, ins, outs)
+        spec, ins, outs = run.spec, run.ins, run.outs
         boxes = [net.containers[o.data] for o in (*ins, *outs)]
         kernel = BenchedKernel(
-            spec, tuple(b.dtype for b in boxes[: len(ins)]), tuple(b.dtype for b in boxes[len(ins) :]),
-            tuple(b.size for b in boxes), tuple(o.offset for o in (*ins, *outs)),
-            tuple(o.data in net.static or o.data in net.constants or o.data in net.prepared or
-                  (o.data not in written and box.role == "input" and i == 1)
+            spec, *run.types, tuple(b.size for b in boxes), tuple(o.offset for o in (*ins, *outs)),
+            tuple(o.data in kept or (o.data not in written and box.role == "input" and i == 1)
                   for i, (o, box) in enumerate(zip((*ins, *outs), boxes, strict=True))),
-            stream.images if stream is not None else 1, team_of(number, threads),
+            net.streams[run.stream].images if run.stream >= 0 else 1, run.team,
         )  # fmt: skip
         key = (spec, kernel.types, kernel.team)
         found[key] = replace(found[key], calls=found[key].calls + kernel.calls) if key in found else kernel
@@ -231,7 +228,9 @@ def _by_share(waiting: Sequence[BenchedKernel]) -> list[BenchedKernel]:
 
 def _parameter_bytes(net: Network) -> int:
     """Bytes of parameters, constants and what is made of them: what a call reads from memory rather than from a cache."""
-    return net.prepared_bytes + sum(c.nbytes for c in net.containers.values() if c.role in ("input", "constant"))
+    return net.memory.nbytes(PREPARED) + sum(
+        c.nbytes for c in net.containers.values() if c.role in ("input", "constant")
+    )
 
 
 def _row(kernel: BenchedKernel, v: Verdict) -> TuningRow:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dcir.codegen.compile import compile_network
+from dcir.codegen.invocations import invocations
 from dcir.codegen.registry import Machine, plan
 from dcir.driver.assemble import assemble
 from dcir.driver.verify.check import Array, distance, index_bounds
@@ -23,7 +24,6 @@ from dcir.ir.network import Network, Operand, Result
 from dcir.ir.scalars import reference
 from dcir.ir.types import TYPES, bf16_to_f32, to_numpy
 from dcir.isa import host_isa
-from dcir.ops.analysis.batch_slices import one_image
 from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
 from dcir.transforms.base import Pass
 from dcir.transforms.runner import run_passes
@@ -245,16 +245,12 @@ def _wrong_kernel(
     """The first kernel whose code and reference differ on the operands it has in the network."""
     net = done.network
     store = _store(done, part, values, seed, None)
-    streams = {label: s for s in net.streams for label in s.ops}
     bounds = index_bounds(net)
     seen: set[Any] = set()
-    for op in net.ops():
-        spec, ins, outs = op.spec, net.ins(op), net.outs(op)
-        if getattr(spec, "kind", "") == "torch":
+    for op, run in zip(net.ops(), invocations(net, threads), strict=True):
+        spec, types = run.spec, run.types
+        if run.calls_torch:
             continue
-        if op.label in streams:
-            spec = one_image(spec, streams[op.label], ins, outs)
-        types = tuple(net.containers[o.data].dtype for o in (*ins, *outs))
         if (spec, types) in seen:
             continue
         seen.add((spec, types))

@@ -21,6 +21,7 @@ from dcir.driver.verify.reproducer import literal
 from dcir.driver.verify.slices import V, described, slice_of, smaller
 from dcir.errors import Unsupported
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.memory_plan import ARENA
 from dcir.transforms.pipelines import pipeline
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
 
@@ -160,7 +161,8 @@ def test_a_broken_arena(tmp_path, monkeypatch, fresh) -> None:
 
     def overlapping(self, net):
         outcome = plain(self, net)
-        net.arena = dict.fromkeys(net.arena, 0)
+        offsets = dict.fromkeys(net.memory.offsets(ARENA), 0)
+        net.memory = net.memory.with_block(ARENA, net.memory.nbytes(ARENA), offsets)
         return outcome
 
     monkeypatch.setattr(PlanArena, "apply", overlapping)

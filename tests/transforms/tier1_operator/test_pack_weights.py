@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import dcir
+from dcir.ir.memory_plan import PREPARED
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.library.packing import panel_width, panels
@@ -128,7 +129,7 @@ def test_packed_weights_leave_the_call() -> None:
     before = net.bytes_moved()
     outcome = PrepareStatic().apply(net)
     packed = panels(33, panel_width("f32")) * 9 * panel_width("f32")
-    assert net.prepared_bytes == packed * 4 and outcome.saved_bytes >= 4 * (9 * 33 + packed)
+    assert net.memory.nbytes(PREPARED) == packed * 4 and outcome.saved_bytes >= 4 * (9 * 33 + packed)
     assert net.bytes_moved() == before - outcome.saved_bytes
 
 

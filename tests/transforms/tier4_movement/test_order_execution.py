@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.ir.annotations import Donated
+from dcir.ir.memory_plan import BufferPart
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
@@ -72,7 +72,7 @@ def _backward(kept: int) -> Network:
         return [binary(c, "mul", table, dy), *(reduce(c, "sum", unary(c, "exp", v)) for v in values)]
 
     net = network([(1, 1), (4, 2000), *[(4, 1000)] * kept], make)
-    net.donated = {name: Donated(i, 0, 16000) for i, name in enumerate(net.inputs[2:])}
+    net.memory = net.memory.with_donated({name: BufferPart(i, 0, 16000) for i, name in enumerate(net.inputs[2:])})
     return net
 
 
@@ -92,7 +92,8 @@ def test_values_kept_in_one_block() -> None:
     """A block is free when its last part has been read."""
     net = _backward(3)
     apart = alive_bytes(net)
-    net.donated = {name: Donated(0, 16000 * i, 48000) for i, name in enumerate(net.donated)}
+    parts = {name: BufferPart(0, 16000 * i, 48000) for i, name in enumerate(net.memory.donated)}
+    net.memory = net.memory.with_donated(parts)
     together = alive_bytes(net)
     assert apart <= together <= apart + 1024
     OrderExecution(least_gain=0.0).apply(net)
@@ -103,7 +104,7 @@ def test_values_kept_in_one_block() -> None:
 
 def test_inputs_and_results_of_others_do_not_count() -> None:
     net = _backward(6)
-    net.donated = {}
+    net.memory = net.memory.with_donated({})
     assert alive_bytes(net) == live_bytes_lower_bound(net)
     order = net.ops()
     OrderExecution().apply(net)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dcir.ir.memory_plan import ARENA
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Meta, Ref
@@ -28,8 +29,8 @@ def test_changed_chain_in_two_places() -> None:
     net = network([(4, 30)], make)
     outcome = PlanArena().apply(net)
     assert outcome.changed == 5
-    assert net.arena_bytes == live_bytes_lower_bound(net) == 2 * 512  # 480 bytes, on cache lines
-    assert sorted(net.arena.values()) == [0, 0, 0, 512, 512]
+    assert net.memory.nbytes(ARENA) == live_bytes_lower_bound(net) == 2 * 512  # 480 bytes, on cache lines
+    assert sorted(net.memory.offsets(ARENA).values()) == [0, 0, 0, 512, 512]
     verify(net)
 
 
@@ -37,7 +38,7 @@ def test_changed_unused_and_empty_containers_have_no_place() -> None:
     net = network([(4,)], lambda c, x: [unary(c, "exp", unary(c, "neg", x))])
     net.add_container((100,), "f32")
     PlanArena().apply(net)
-    assert len(net.arena) == 1 and net.arena_bytes == 64
+    assert len(net.memory.offsets(ARENA)) == 1 and net.memory.nbytes(ARENA) == 64
 
 
 def test_unchanged() -> None:
@@ -60,9 +61,9 @@ def test_refused_sharing_of_an_operators_input_and_output() -> None:
 
     net = network([(4, 6)], make)
     PlanArena().apply(net)
-    assert all(net.containers[n].role == "transient" for n in net.arena)
+    assert all(net.containers[n].role == "transient" for n in net.memory.offsets(ARENA))
     assert_disjoint(net)
-    joined = next(n for n in net.arena if len(net.writers(n)) == 2)
+    joined = next(n for n in net.memory.offsets(ARENA) if len(net.writers(n)) == 2)
     (second,) = (t for t in lifetimes(net) if t.name == net.ins(net.ops()[3])[0].data)
     (whole,) = (t for t in lifetimes(net) if t.name == joined)
     assert whole.first < second.first < whole.last
@@ -70,9 +71,12 @@ def test_refused_sharing_of_an_operators_input_and_output() -> None:
 
 def assert_disjoint(net: Network) -> None:
     """No two containers that live at the same time overlap; everything lies inside, on cache lines."""
-    live = [t for t in lifetimes(net) if t.name in net.arena]
-    spans = [(net.arena[t.name], net.arena[t.name] + net.containers[t.name].nbytes) for t in live]
-    assert all(low % 64 == 0 and low >= 0 and high <= net.arena_bytes for low, high in spans)
+    live = [t for t in lifetimes(net) if t.name in net.memory.offsets(ARENA)]
+    spans = [
+        (net.memory.offsets(ARENA)[t.name], net.memory.offsets(ARENA)[t.name] + net.containers[t.name].nbytes)
+        for t in live
+    ]
+    assert all(low % 64 == 0 and low >= 0 and high <= net.memory.nbytes(ARENA) for low, high in spans)
     for i, (a, (low, high)) in enumerate(zip(live, spans, strict=True)):
         for b, (low_b, high_b) in zip(live[i + 1 :], spans[i + 1 :], strict=True):
             if a.first <= b.last and b.first <= a.last:
@@ -86,8 +90,8 @@ def test_numbers_never_overlap(seed: int, size: int) -> None:
     PlanArena().apply(net)
     verify(net)
     assert_disjoint(net)
-    assert set(net.arena) == {t.name for t in lifetimes(net)}
-    assert live_bytes_lower_bound(net) <= net.arena_bytes <= sum(t.nbytes for t in lifetimes(net))
+    assert set(net.memory.offsets(ARENA)) == {t.name for t in lifetimes(net)}
+    assert live_bytes_lower_bound(net) <= net.memory.nbytes(ARENA) <= sum(t.nbytes for t in lifetimes(net))
 
 
 def test_numbers_of_generated_code() -> None:
@@ -100,7 +104,7 @@ def test_numbers_of_generated_code() -> None:
     done = imported(fn, *inputs)
     scattered = sum(t.nbytes for t in lifetimes(done.network))
     assert PlanArena().apply(done.network).changed
-    assert done.network.arena_bytes < scattered
+    assert done.network.memory.nbytes(ARENA) < scattered
     for got, interpreted, want in zip(run_cpp(done, inputs), run_interpreted(done, inputs), fn(*inputs), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(interpreted, want, rtol=1e-4, atol=1e-4)
@@ -120,4 +124,4 @@ def test_thousands_of_operators_in_a_moment() -> None:
     start = time.perf_counter()
     PlanArena().apply(net)
     assert time.perf_counter() - start < 2
-    assert net.arena_bytes <= 1.02 * live_bytes_lower_bound(net)
+    assert net.memory.nbytes(ARENA) <= 1.02 * live_bytes_lower_bound(net)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import dcir
 from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.memory_plan import ARENA, PREPARED
 from dcir.ir.network import Network, Operand, Result
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
 from dcir.transforms.tier4_movement.prepare_static import PrepareStatic
@@ -44,10 +45,10 @@ def test_static_chain_leaves_the_call() -> None:
     before = net.bytes_moved()
     outcome = PrepareStatic().apply(net)
     assert outcome.changed == 2 and outcome.saved_bytes == 2 * 3 * 32
-    assert net.prepared == {outer: 0} and net.prepared_bytes == 64
+    assert net.memory.offsets(PREPARED) == {outer: 0} and net.memory.nbytes(PREPARED) == 64
     assert net.bytes_moved() == before - outcome.saved_bytes
     PlanArena().apply(net)
-    assert inner in net.arena and outer not in net.arena
+    assert inner in net.memory.offsets(ARENA) and outer not in net.memory.offsets(ARENA)
     assert PrepareStatic().apply(net).changed == 0
 
 
@@ -59,10 +60,10 @@ def test_preparing_and_calling_use_the_same_scratch_memory() -> None:
     outer = _add(net, inner, w)
     _result(net, _add(net, first, outer))
     PlanArena().apply(net)
-    assert net.arena_bytes == 3 * 64
+    assert net.memory.nbytes(ARENA) == 3 * 64
     PrepareStatic().apply(net)
     PlanArena().apply(net)
-    assert net.arena == {first: 0, inner: 0} and net.arena_bytes == 64
+    assert net.memory.offsets(ARENA) == {first: 0, inner: 0} and net.memory.nbytes(ARENA) == 64
 
 
 def test_what_the_caller_gives_stays() -> None:
@@ -74,7 +75,7 @@ def test_what_the_caller_gives_stays() -> None:
     _add(net, x, into=joined, offset=8)
     _result(net, _add(net, joined))
     assert PrepareStatic().apply(net).changed == 0
-    assert not net.prepared and net.prepared_bytes == 0
+    assert not net.memory.offsets(PREPARED) and net.memory.nbytes(PREPARED) == 0
 
 
 def test_readers_of_a_mixed_container_stay() -> None:
@@ -87,7 +88,7 @@ def test_readers_of_a_mixed_container_stay() -> None:
     static = _add(net, w, w)
     _result(net, _add(net, late, static))
     PrepareStatic().apply(net)
-    assert set(net.prepared) == {static}
+    assert set(net.memory.offsets(PREPARED)) == {static}
 
 
 def test_survives_a_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -96,7 +97,7 @@ def test_survives_a_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
     PrepareStatic().apply(net)
     net.save(tmp_path / "n.zip")
     again = Network.load(tmp_path / "n.zip")
-    assert (again.static, again.prepared, again.prepared_bytes) == (net.static, net.prepared, net.prepared_bytes)
+    assert (again.static, again.memory) == (net.static, net.memory)
     assert len(again.prepared_ops()) == 1
 
 

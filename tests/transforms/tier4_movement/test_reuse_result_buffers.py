@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dcir
-from dcir.ir.annotations import Donated
+from dcir.ir.memory_plan import ARENA, BufferPart, Placement
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
@@ -34,26 +34,31 @@ def _chain(steps: int, n: int = 100) -> Network:
 
 def _arena(net: Network) -> int:
     PlanArena().apply(net)
-    return net.arena_bytes
+    return net.memory.nbytes(ARENA)
 
 
 def test_changed() -> None:
     """Two transients take turns; one of them lies where the result will be."""
     net = _chain(4)
     before = _arena(net)
-    assert LEND.apply(net).changed == len(net.lent)
+    assert LEND.apply(net).changed == len(net.memory.aliases)
     verify(net)
     result = net.results[0].data
-    assert net.lent and set(net.lent.values()) == {(result, 0)}
+    assert net.memory.aliases and set(net.memory.aliases.values()) == {(result, 0)}
     assert before - _arena(net) == 448  # 100 floats in whole cache lines
-    assert net.spaces == [400] and net.homes == {result: (0, 0)}
+    assert net.memory.shared() == {"shared 0": 400}
+    assert (
+        net.memory.placements[result]
+        == Placement("shared 0", 0)
+        == net.memory.placement(next(iter(net.memory.aliases)))
+    )
 
 
 def test_not_while_the_result_is_written() -> None:
     """What the result is computed from is still read when the result's memory begins to be written."""
     net = _chain(2)
     outcome = LEND.apply(net)
-    assert not net.lent and not net.spaces and outcome.refused
+    assert not net.memory.aliases and not net.memory.shared() and outcome.refused
     assert _arena(net) == 448
 
 
@@ -72,7 +77,7 @@ def test_two_results() -> None:
     before = _arena(net)
     LEND.apply(net)
     verify(net)
-    assert {into for into, _ in net.lent.values()} <= {r.data for r in net.results}
+    assert {into for into, _ in net.memory.aliases.values()} <= {r.data for r in net.results}
     assert _arena(net) < before
 
 
@@ -80,7 +85,7 @@ def test_two_results() -> None:
 def test_small_ones_stay(least: int) -> None:
     net = _chain(5)
     assert not ReuseResultBuffers(least=least).apply(net).changed
-    assert not net.lent and not net.spaces
+    assert not net.memory.aliases and not net.memory.shared()
 
 
 def test_only_where_the_arena_is_fullest() -> None:
@@ -97,17 +102,17 @@ def test_only_where_the_arena_is_fullest() -> None:
     ReuseResultBuffers(least=256).apply(net)
     verify(net)
     large = {n for n, c in net.containers.items() if c.nbytes == 4000}
-    assert net.lent.keys() <= large
+    assert net.memory.aliases.keys() <= large
 
 
 def test_nothing_where_inputs_are_donated() -> None:
     """There the results' memory is ReuseSavedTensors's to give."""
     net = _chain(4, n=1000)
-    net.donated = {net.inputs[0]: Donated(0, 0, 4000)}
+    net.memory = net.memory.with_donated({net.inputs[0]: BufferPart(0, 0, 4000)})
     ReuseSavedTensors(least=256, kept=256).apply(net)
-    before = net.spaces, net.homes, net.lent
+    before = net.memory
     assert not LEND.apply(net).changed
-    assert (net.spaces, net.homes, net.lent) == before
+    assert net.memory == before
 
 
 def test_nothing_in_a_forward() -> None:
@@ -115,15 +120,15 @@ def test_nothing_in_a_forward() -> None:
     net = _chain(4)
     net.free = {0}
     assert not LEND.apply(net).changed
-    assert not net.lent
+    assert not net.memory.aliases
 
 
 def test_again_is_the_same() -> None:
     net = _chain(6)
     LEND.apply(net)
-    before = dict(net.lent), list(net.spaces)
+    before = net.memory
     assert not LEND.apply(net).changed
-    assert (net.lent, net.spaces) == before
+    assert net.memory == before
 
 
 class Wide(nn.Module):

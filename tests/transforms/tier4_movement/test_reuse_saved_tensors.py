@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 import dcir
 from dcir.errors import InvalidGraph
-from dcir.ir.annotations import Donated
+from dcir.ir.memory_plan import Alias, BufferPart, Placement
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
@@ -38,37 +39,50 @@ def _chain(shapes: list[tuple[int, ...]], donated: list[int], steps: int = 5) ->
         return results
 
     net = network(shapes, make)
-    net.donated = {net.inputs[i]: Donated(i, 0, net.containers[net.inputs[i]].nbytes) for i in donated}
+    return _donating(net, {net.inputs[i]: i for i in donated})
+
+
+def _donating(net: Network, buffers: dict[str, int]) -> Network:
+    """With inputs that are whole buffers of these numbers."""
+    parts = {name: BufferPart(number, 0, net.containers[name].nbytes) for name, number in buffers.items()}
+    net.memory = net.memory.with_donated(parts)
     return net
 
 
-def _rows(net: Network) -> dict[int, list[tuple[int, int, int, int]]]:
-    """Per space, for whoever lies in it: first and last position, first byte and end."""
+def _places(net: Network) -> dict[str, Placement]:
+    """Where inputs and results lie that share a block."""
+    return {name: place for name, place in net.memory.placements.items() if place.block in net.memory.shared()}
+
+
+def _rows(net: Network) -> dict[str, list[tuple[int, int, int, int]]]:
+    """Per shared block, for whoever lies in it: first and last position, first byte and end."""
     position = {op: i for i, op in enumerate(net.ops())}
-    places = dict(net.homes)
-    places |= {name: (net.homes[into][0], net.homes[into][1] + offset) for name, (into, offset) in net.lent.items()}
+    places = _places(net) | {name: net.memory.placement(name) for name in net.memory.aliases}
     shown = net.result_containers()
-    rows: dict[int, list[tuple[int, int, int, int]]] = {}
-    for name, (space, at) in places.items():
+    rows: dict[str, list[tuple[int, int, int, int]]] = {}
+    for name, place in places.items():
+        assert place is not None
+        block, at = place
         times = [position[op] for op in (*net.writers(name), *net.readers(name))]
         first = -1 if name in net.inputs else min(times)
         last = len(position) if name in shown else max(times)
-        rows.setdefault(space, []).append((first, last, at, at + net.containers[name].nbytes))
+        rows.setdefault(block, []).append((first, last, at, at + net.containers[name].nbytes))
     return rows
 
 
 def test_changed_one_follows_the_other() -> None:
     net = _chain([(100,), (100,)], [0])
     outcome = LEND.apply(net)
-    assert outcome.changed == len(net.lent) + len(net.homes) and net.lent
-    # The first result has its space to itself until it is written: its own chain's transients are there, and the input.
-    assert net.homes[net.inputs[0]][1] == 0 and net.containers[net.inputs[0]].nbytes == net.spaces[0]
+    assert outcome.changed == len(net.memory.aliases) + len(_places(net)) and net.memory.aliases
+    # The first result has its block to itself until it is written: its own chain's transients are there, and the input.
+    assert _places(net)[net.inputs[0]].offset == 0
+    assert net.containers[net.inputs[0]].nbytes == net.memory.nbytes("shared 0")
     PlanArena().apply(net)
-    assert net.arena.keys().isdisjoint(net.lent)
+    assert net.memory.placements.keys().isdisjoint(net.memory.aliases)
     verify(net)
     assert LEND.apply(net).changed == 0
     twin = net.clone()
-    assert (twin.lent, twin.homes, twin.spaces, twin.donated) == (net.lent, net.homes, net.spaces, net.donated)
+    assert twin.memory == net.memory and twin.memory.donated
 
 
 @pytest.mark.parametrize(
@@ -79,38 +93,38 @@ def test_two_that_live_together_lie_apart(shapes: list[tuple[int, ...]], donated
     LEND.apply(net)
     rows = _rows(net)
     assert sum(map(len, rows.values())) > len(rows)
-    for space, inside in rows.items():
+    for block, inside in rows.items():
         for i, a in enumerate(inside):
-            assert a[2] >= 0 and a[3] <= net.spaces[space]
+            assert a[2] >= 0 and a[3] <= net.memory.nbytes(block)
             for b in inside[:i]:
                 assert a[1] < b[0] or b[1] < a[0] or a[3] <= b[2] or b[3] <= a[2]
     verify(net)
 
 
 def test_a_result_keeps_hardly_more_than_itself() -> None:
-    """It outlives the call, and with it the whole space."""
+    """It outlives the call, and with it the whole block."""
     for size in (100, 103, 108, 400):
         net = _chain([(size,), (100,)], [0], steps=6)
         net.results.reverse()
         LEND.apply(net)
         for r in net.results:
-            if r.data in net.homes:
-                space, at = net.homes[r.data]
-                assert at == 0 and net.spaces[space] <= net.containers[r.data].nbytes * (1 + LEND.spare)
+            if r.data in net.memory.placements:
+                block, at = net.memory.placements[r.data]
+                assert at == 0 and net.memory.nbytes(block) <= net.containers[r.data].nbytes * (1 + LEND.spare)
 
 
-def test_no_space_grows_for_what_fits_elsewhere() -> None:
+def test_no_block_grows_for_what_fits_elsewhere() -> None:
     def make(c: Lowering, a: Ref, b: Ref) -> list[Ref]:
         between = unary(c, "neg", b)
         return [unary(c, "neg", a), unary(c, "neg", between)]
 
     net = network([(100,), (104,)], make)
     b = net.inputs[1]
-    net.donated = {b: Donated(0, 0, net.containers[b].nbytes)}
+    _donating(net, {b: 0})
     LEND.apply(net)
     # The first result is a little smaller than what is kept, the second is as large.
-    assert net.spaces == [104 * 4]
-    assert net.homes[b] == net.homes[net.results[1].data] == (0, 0)
+    assert net.memory.shared() == {"shared 0": 104 * 4}
+    assert _places(net)[b] == _places(net)[net.results[1].data] == ("shared 0", 0)
     verify(net)
 
 
@@ -123,24 +137,25 @@ def test_small_ones_do_not_keep_a_large_one_out() -> None:
         return [unary(c, "neg", unary(c, "neg", w))]
 
     net = network([(1000,), (1040,), (400,), (400,)], make)
-    net.donated = {name: Donated(i, 0, net.containers[name].nbytes) for i, name in enumerate(net.inputs[1:])}
+    _donating(net, {name: i for i, name in enumerate(net.inputs[1:])})
     LEND.apply(net)
     large = net.inputs[1]
-    assert net.homes[large] == net.homes[net.results[0].data] == (0, 0) and net.spaces[0] == 1040 * 4
-    assert sum(net.spaces) <= (1040 + 400 + 400) * 4 + LEND.alignment
+    assert _places(net)[large] == _places(net)[net.results[0].data] == ("shared 0", 0)
+    assert net.memory.nbytes("shared 0") == 1040 * 4
+    assert sum(net.memory.shared().values()) <= (1040 + 400 + 400) * 4 + LEND.alignment
     verify(net)
 
 
 def test_inputs_in_one_block_move_together() -> None:
     """Windows of one buffer keep their distance, and the block is free when the last of them has been read."""
     net = _chain([(100,), (100,), (100,)], [], steps=4)
-    for i, name in enumerate(net.inputs[:2]):
-        net.donated[name] = Donated(0, 400 * i, 800)
+    net.memory = net.memory.with_donated({name: BufferPart(0, 400 * i, 800) for i, name in enumerate(net.inputs[:2])})
     ReuseSavedTensors(least=256, kept=256, spare=1.5).apply(net)
-    first, second = (net.homes[name] for name in net.inputs[:2])
-    assert first[0] == second[0] and second[1] - first[1] == 400
+    first, second = (_places(net)[name] for name in net.inputs[:2])
+    assert first.block == second.block and second.offset - first.offset == 400
     verify(net)
-    net.homes[net.inputs[1]] = first[0], second[1] + 4
+    moved = {net.inputs[1]: Placement(first.block, second.offset + 4)}
+    net.memory = replace(net.memory, placements={**net.memory.placements, **moved})
     with pytest.raises(InvalidGraph, match="shares its memory"):
         verify(net)
 
@@ -149,7 +164,7 @@ def test_inputs_in_one_block_move_together() -> None:
 def test_refused_memory_that_somebody_reads(donated: list[int]) -> None:
     """Inputs that are not donated, and those that are read last of all, lend nothing."""
     net = _chain([(100,), (100,)], donated, steps=1)
-    assert LEND.apply(net).changed == 0 and not net.lent
+    assert LEND.apply(net).changed == 0 and not net.memory.aliases
 
 
 def test_refused_results_that_are_inputs() -> None:
@@ -165,18 +180,17 @@ def test_refused_small_ones() -> None:
 def test_verify_sees_a_place_that_is_not_free() -> None:
     net = _chain([(100,), (100,)], [0])
     LEND.apply(net)
-    name = next(iter(net.lent))
-    before = net.lent[name]
-    net.lent[name] = net.inputs[1], 0
-    with pytest.raises(InvalidGraph, match="in no space"):
+    right = net.memory
+    name, before = next(iter(right.aliases.items()))
+    net.memory = replace(right, aliases={**right.aliases, name: Alias(net.inputs[1], 0)})
+    with pytest.raises(InvalidGraph, match="in no shared block"):
         verify(net)
-    net.lent[name] = before[0], before[1] + (1 << 20)
-    with pytest.raises(InvalidGraph, match="leaves its space"):
+    net.memory = replace(right, aliases={**right.aliases, name: Alias(before.target, before.offset + (1 << 20))})
+    with pytest.raises(InvalidGraph, match="leaves its block"):
         verify(net)
-    net.lent[name] = before
-    first = next(r.data for r in net.results if r.data in net.homes)
+    first = next(r.data for r in net.results if r.data in right.placements)
     early = net.outs(net.ops()[0])[0].data
-    net.lent = {early: (first, 0)}
+    net.memory = replace(right, aliases={early: Alias(first, 0)})
     with pytest.raises(InvalidGraph, match="not free yet"):
         verify(net)
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import dcir
 from dcir.driver.verify.check import PassChecker
+from dcir.ir.memory_plan import ARENA
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.transforms.pipelines import pipeline
@@ -52,7 +53,7 @@ def test_changed() -> None:
     assert stream.images == 5 and stream.lanes == 2
     results = net.result_containers()
     assert stream.inside.keys() == {n for n, c in net.containers.items() if c.role == "transient"} - results
-    assert stream.lane_bytes <= 3 * (4 * 9 * 7 * 4 + 64) and net.arena_bytes == 2 * stream.lane_bytes
+    assert stream.lane_bytes <= 3 * (4 * 9 * 7 * 4 + 64) and net.memory.nbytes(ARENA) == 2 * stream.lane_bytes
     again = net.clone()
     assert again.streams == net.streams and again.threads == 2
 
@@ -142,8 +143,10 @@ def test_sums_over_images_end_a_run() -> None:
     first, second = net.streams
     assert not set(first.inside) & set(second.inside)
     # What the first run leaves for the sum lies in no lane, and nothing else lies there while images are under way.
-    (left,) = (n for n in net.containers if n in first.steps and n in net.arena and n not in first.inside)
-    low, high = net.arena[left], net.arena[left] + net.containers[left].nbytes
+    (left,) = (
+        n for n in net.containers if n in first.steps and n in net.memory.offsets(ARENA) and n not in first.inside
+    )
+    low, high = net.memory.offsets(ARENA)[left], net.memory.offsets(ARENA)[left] + net.containers[left].nbytes
     lanes = range(first.at, first.at + first.lanes * first.lane_bytes)
     assert high <= lanes.start or low >= lanes.stop
 
