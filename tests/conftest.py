@@ -47,7 +47,7 @@ if COMPILED_ONLY:
         def __call__(self, args: Sequence[Any]) -> list[Any]:
             pytest.skip(WHY_NOT_RUN)
 
-        def place(self, spaces: Any) -> None:
+        def place(self, blocks: Any) -> None:
             """A program that never runs puts nothing anywhere."""
 
     @pytest.fixture(autouse=True)

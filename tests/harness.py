@@ -229,16 +229,18 @@ def example_models() -> Any:
 
 def keeping() -> tuple[Any, list[Any]]:
     """A backend for torch.compile, and the networks it has rewritten, as they are when code is made."""
-    from dcir.driver.compile import Session
+    from dcir.driver.compile import Compilation
+    from dcir.driver.session import Session
     from dcir.frontends.torch.capture import dynamo_backend
     from dcir.options import Options
 
     kept: list[Any] = []
+    session = Session(Options.make())
 
-    class Keeping(Session):
-        def _rewritten(self, *args):  # type: ignore[no-untyped-def]
-            done = super()._rewritten(*args)
+    class Keeping(Compilation):
+        def rewritten(self, gm):  # type: ignore[no-untyped-def]
+            done = super().rewritten(gm)
             kept.append(done.network)
             return done
 
-    return dynamo_backend(Keeping(Options.make()).compile_graph), kept
+    return dynamo_backend(lambda gm, context: Keeping(session, context).compiled(gm)), kept

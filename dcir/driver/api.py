@@ -18,9 +18,10 @@ from dcir.driver.ahead.artefact import Compiled, write_artefact
 from dcir.driver.ahead.compile import compile_module, compile_onnx, is_artefact
 from dcir.driver.ahead.compile_sizes import Bounds, compile_file_for_sizes, compile_for_sizes, dimensions_of
 from dcir.driver.ahead.sized_artefact import write_sized_artefact
-from dcir.driver.compile import GraphRecord, Progress, Session
 from dcir.driver.measure.machine import machine
 from dcir.driver.optimize import optimize
+from dcir.driver.record import GraphRecord
+from dcir.driver.session import Progress, Session
 from dcir.driver.verify.check_model_file import answerable, lasting
 from dcir.errors import ArtefactInvalid, InvalidInput, OptionError
 from dcir.frontends import onnx as onnx_front_end
@@ -269,6 +270,7 @@ def profile_file(
     """
     from dcir.driver.measure.models import open_model
     from dcir.driver.measure.profile import profile
+    from dcir.driver.optimize import compiled_with
 
     if os.path.isfile(model) and is_artefact(model):
         raise InvalidInput("the code in a .dcir file has no clock", where=str(model), hint="dcir profile MODEL.onnx")
@@ -278,7 +280,9 @@ def profile_file(
         opened_model = open_model(model, shapes, batch)
         options = Options.make(level=level, threads=threads or before)
         with torch.no_grad():
-            return profile(opened_model.module, options, opened_model.inputs, seconds=seconds, progress=progress)
+            return profile(
+                opened_model.module, compiled_with, options, opened_model.inputs, seconds=seconds, progress=progress
+            )
     finally:
         torch.set_num_threads(before)
 

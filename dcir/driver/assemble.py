@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from dcir.codegen.compile import Library
+from dcir.driver.placement import buffer_numbers, shared_with_arguments
 from dcir.frontends.torch.importer import Imported
-from dcir.ir.memory_plan import Placement
 from dcir.ir.network import Network
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
 from dcir.runtime.program_info import BufferInfo, ProgramInfo, ResultInfo
-from dcir.runtime.spaces import Spaces
 from dcir.runtime.torch_calls import call_into_torch
 
 
@@ -44,42 +43,9 @@ def assemble(done: Imported, library: Library, arenas: Arenas | None = None, *, 
         },
         kept=tuple(done.subgraphs),
         origins=tuple(library.origins),
-        shared=_shared(net, number),
+        shared=shared_with_arguments(net, number),
     )
     return Program(library.path, info, list(done.constants.values()), arenas, prepare=prepare)
-
-
-def buffer_numbers(net: Network) -> dict[str, int]:
-    """Result containers that a call allocates, in order."""
-    names = (name for name, c in net.containers.items() if c.role == "result" and name not in net.updates)
-    return {name: number for number, name in enumerate(names)}
-
-
-def spaces(net: Network) -> Spaces | None:
-    """The blocks that a backward's arguments lie in; None if there are none."""
-    inputs = _placed_inputs(net)
-    if not inputs:
-        return None
-    used = {place.block for place in inputs.values()}
-    sizes = {block: nbytes for block, nbytes in net.memory.shared().items() if block in used}
-    number = {block: i for i, block in enumerate(sizes)}
-    homes = {net.inputs.index(name): (number[block], offset) for name, (block, offset) in inputs.items()}
-    buffers = {
-        net.memory.donated[name].buffer: (number[block], offset - net.memory.donated[name].offset)
-        for name, (block, offset) in inputs.items()
-    }
-    return Spaces(list(sizes.values()), homes, buffers)
-
-
-def _shared(net: Network, number: dict[str, int]) -> tuple[tuple[int, int], ...]:
-    """Results that lie at the beginning of a block, each with an argument that lies there too."""
-    inside = {place.block: net.inputs.index(name) for name, place in _placed_inputs(net).items()}
-    placed = net.memory.placements.items()
-    return tuple((number[n], inside[block]) for n, (block, _) in placed if n in number and block in inside)
-
-
-def _placed_inputs(net: Network) -> dict[str, Placement]:
-    return {name: place for name, place in net.memory.placements.items() if net.containers[name].role == "input"}
 
 
 def _result(net: Network, number: dict[str, int], kind: str, value: Any) -> ResultInfo:

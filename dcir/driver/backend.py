@@ -14,8 +14,8 @@ from dcir.options import Options
 from dcir.user_code import warn_user
 
 if TYPE_CHECKING:
-    from dcir.driver.compile import Session
-    from dcir.frontends.torch.shapes.specialize_shapes import Sizes
+    from dcir.driver.session import Session
+    from dcir.frontends.torch.context import Sizes
     from dcir.ir.network import Network
 
 MODES: dict[str, dict[str, Any]] = {
@@ -46,9 +46,10 @@ def dcir(
     Raises:
         OptionError: there is no such mode or option.
     """
-    from dcir.driver.compile import Session
+    from dcir.driver.compile import compiling
     from dcir.driver.graph_handle import GraphHandle
     from dcir.driver.limit import limited
+    from dcir.driver.session import Session
     from dcir.frontends.torch.capture import dynamo_backend
 
     _refuse(options or {})
@@ -56,7 +57,7 @@ def dcir(
     if mode is not None and session.options.tune is not None and "tune" not in (options or {}):
         session.tuner = _tuner_of_mode(session)
     backend = dynamo_backend(
-        session.compile_graph, _tell_break, limited(session), shape_limit=session.options.shape_limit,
+        compiling(session), _tell_break, limited(session), shape_limit=session.options.shape_limit,
         on_sizes=functools.partial(_tell, set()), on_plain=session.coverage.leave, strict=session.options.strict,
     )  # fmt: skip
     compiled = backend(gm, example_inputs)

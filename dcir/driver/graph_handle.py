@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensor
 
-from dcir.driver.compile import Session
+from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
 from dcir.driver.limit import limited
+from dcir.driver.session import Session
 from dcir.errors import InvalidInput
 from dcir.frontends.torch.admission import is_of_module
 from dcir.frontends.torch.capture import dynamo_backend
@@ -65,18 +66,19 @@ class GraphHandle(Handle):
         # The graph may write to buffers, such as running statistics, and those of the user's stay as they are.
         whole = [next(left) if t is None else t if isinstance(t, nn.Parameter) else t.clone() for t in own]
         with torch.set_grad_enabled(self._gradients):
-            return profile(_twin(self._gm), self.options, whole, seconds=seconds, loss=loss, compiled=self._compiled)
+            return profile(_twin(self._gm), _compiled_as_before, self.options, whole, seconds=seconds, loss=loss)
 
-    def _compiled(self, twin: fx.GraphModule, session: Session) -> Callable[..., Any]:
-        """By the way that the graph was compiled at first."""
-        first: list[Callable[..., Any]] = []
 
-        def call(*inputs: Any) -> Any:
-            if not first:
-                first.append(dynamo_backend(session.compile_graph, None, limited(session))(twin, inputs))
-            return first[0](*inputs)
+def _compiled_as_before(twin: fx.GraphModule, session: Session) -> Callable[..., Any]:
+    """A graph by the way that it was compiled at first."""
+    first: list[Callable[..., Any]] = []
 
-        return call
+    def call(*inputs: Any) -> Any:
+        if not first:
+            first.append(dynamo_backend(compiling(session), None, limited(session))(twin, inputs))
+        return first[0](*inputs)
+
+    return call
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from dcir.driver.compile import Session
 from dcir.driver.measure.machine import machine
+from dcir.driver.session import Session
 from dcir.errors import InvalidInput
 from dcir.options import Options
 from dcir.report.explain import Report
@@ -35,11 +35,18 @@ class Handle:
         name: of what is compiled.
 
     Args:
-        plain: gives what was optimised as it was before, to be profiled.
+        plain: gives what was optimised as it was before, to be profiled; None where a call cannot be repeated.
+        compiled: compiles that with another session.
     """
 
-    def __init__(self, session: Session, name: str, plain: Callable[[], Any] | None = None) -> None:
-        self.session, self.name, self._plain = session, name, plain
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        plain: Callable[[], Any] | None = None,
+        compiled: Callable[[Any, Session], Callable[..., Any]] | None = None,
+    ) -> None:
+        self.session, self.name, self._plain, self._compiled = session, name, plain, compiled
         _ALIVE[next(_NUMBERS)] = self
 
     def __repr__(self) -> str:
@@ -76,9 +83,9 @@ class Handle:
         """
         from dcir.driver.measure.profile import profile
 
-        if self._plain is None:
+        if self._plain is None or self._compiled is None:
             raise InvalidInput(
                 "a training step cannot be called without changing the model",
                 hint="dcir.optimize(model).dcir.profile(inputs, loss=...) measures forward and backward",
             )
-        return profile(self._plain(), self.options, inputs, named, seconds=seconds, loss=loss)
+        return profile(self._plain(), self._compiled, self.options, inputs, named, seconds=seconds, loss=loss)

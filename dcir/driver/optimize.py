@@ -21,9 +21,10 @@ from dcir.driver.calls.dynamic_calls import DynamicCalls
 from dcir.driver.calls.fast_path import MISS, QuickCalls
 from dcir.driver.calls.gc_pause import seldom_collected
 from dcir.driver.calls.lazy_modules import initialised_first
-from dcir.driver.compile import Session
+from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
 from dcir.driver.limit import limited
+from dcir.driver.session import Session
 from dcir.driver.training.distributed import inside, put_inside, share_state
 from dcir.driver.training.optimiser_choice import prefer_fused
 from dcir.driver.uncompiled import Uncompiled, has_recurrent_layers
@@ -135,7 +136,7 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     fast.__dict__.update(module.__dict__)
     fast.__dict__.pop("_compiled_call_impl", None)
     fast.__class__ = _optimized_class(cls)
-    fast.__dict__["dcir"] = Handle(session, type(module).__name__, functools.partial(_plain, fast))
+    fast.__dict__["dcir"] = Handle(session, type(module).__name__, functools.partial(_plain, fast), compiled_with)
     share_state(fast, module)
     inner = inside(module)
     if inner is not None:
@@ -163,7 +164,7 @@ def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..
     own = _with_code_of_its_own(fn) if isinstance(fn, FunctionType) else fn
     calls = DynamicCalls(fn, session.options, lambda: None)
     fast: Any = functools.wraps(fn)(named_refusals(_compiled(own, session, calls), lambda: None, calls.input_names))
-    fast.dcir = Handle(session, getattr(fn, "__name__", type(fn).__name__), lambda: fn)
+    fast.dcir = Handle(session, getattr(fn, "__name__", type(fn).__name__), lambda: fn, compiled_with)
     result: Callable[..., Any] = fast
     return result
 
@@ -262,7 +263,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     A Python function has code of its own here: what is compiled for it goes with it.
     """
     limit = session.options.shape_limit
-    compile_graph = calls.watched(session.compile_graph)
+    compile_graph = calls.watched(compiling(session))
     coverage = session.coverage
     backend = dynamo_backend(
         compile_graph,

@@ -19,7 +19,8 @@ from torch._dynamo.eval_frame import dynamo_tls
 from torch._dynamo.output_graph import graph_break_reasons  # type: ignore[attr-defined]  # imported there, too
 
 from dcir.errors import NotCompiledWarning, Unsupported
-from dcir.frontends.torch.capture import BUCKET_CUT, break_text, programs_run
+from dcir.frontends.torch.capture import BUCKET_CUT, break_text
+from dcir.frontends.torch.tape import programs_run
 from dcir.user_code import warn_user
 
 _NOTHING = "No ops traced"

@@ -16,7 +16,7 @@ class Report:
     """Records of compiled graphs as text and JSON.
 
     Args:
-        graphs: records with the fields of ``driver.compile.GraphRecord``.
+        graphs: records with the fields of ``driver.record.GraphRecord``.
         breaks: (reason, place) of TorchDynamo's graph breaks.
         machine: for the floor under a call, if it was measured.
         compared: (bytes, reason) of parameters that are compared with what they were in every call.

@@ -21,13 +21,13 @@ from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.reach import check_call
 from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime import uncounted
+from dcir.runtime.backward_blocks import BackwardBlocks, window
 from dcir.runtime.blocks import Arenas, Block
 from dcir.runtime.buffers import POOLED_BYTES, BufferPool
 from dcir.runtime.direct import Conditions, Direct, direct
 from dcir.runtime.entry import CHANGED, OTHER_MODES, entry
 from dcir.runtime.preparation import Preparation, Prepared
 from dcir.runtime.program_info import BufferInfo, ProgramInfo
-from dcir.runtime.spaces import Spaces, window
 from dcir.runtime.watch import Watch
 
 _ADDRESS = torch.Tensor.data_ptr
@@ -127,7 +127,7 @@ class Program:
         self._windows = [(r.source, r.index, r.shape) for r in info.results] != [
             ("buffer", i, None) for i in range(len(info.buffers))
         ]
-        self._placed: tuple[Spaces | None, list[tuple[_Maker, int]]] = None, alloc
+        self._placed: tuple[BackwardBlocks | None, list[tuple[_Maker, int]]] = None, alloc
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the network.
@@ -269,17 +269,17 @@ class Program:
         )  # fmt: skip
         return None if _in_child or (prepared is not None and not self._unwritten(prepared)) else made
 
-    def place(self, spaces: Spaces) -> None:
+    def place(self, blocks: BackwardBlocks) -> None:
         """Take buffers from the blocks of a backward from the next call on."""
         alloc = list(self._placed[1])
-        for number, (space, offset) in spaces.buffers.items():
-            alloc[number] = _placed(self.info.buffers[number], space, offset), alloc[number][1]
-        self._placed = spaces, alloc
+        for number, (block, offset) in blocks.buffers.items():
+            alloc[number] = _placed(self.info.buffers[number], block, offset), alloc[number][1]
+        self._placed = blocks, alloc
 
     def _new_buffers(self, table: Any, args: Sequence[Any]) -> list[torch.Tensor]:
         buffers = []
-        spaces, alloc = self._placed
-        blocks = spaces.take() if spaces is not None else ()
+        backward, alloc = self._placed
+        blocks = backward.take() if backward is not None else ()
         for new, slot in alloc:
             t = new(args, blocks)
             table[slot] = t.data_ptr()
@@ -407,9 +407,9 @@ def _fresh(info: BufferInfo) -> _Maker:
     return lambda args, blocks: new()
 
 
-def _placed(info: BufferInfo, space: int, offset: int) -> _Maker:
+def _placed(info: BufferInfo, block: int, offset: int) -> _Maker:
     dtype = FROM_NAME[info.dtype]
-    return lambda args, blocks: window(blocks[space], offset, info.shape, info.strides, dtype)
+    return lambda args, blocks: window(blocks[block], offset, info.shape, info.strides, dtype)
 
 
 def _beginning(info: BufferInfo, argument: int) -> _Maker:

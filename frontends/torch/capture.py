@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,29 +17,25 @@ from torch._guards import TracingContext, tracing
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcir.frontends.torch.admission import check_graph, of_unknown_size
-from dcir.frontends.torch.arguments import lazy_places, without_classes, write_out
+from dcir.frontends.torch.arguments import lazy_places, without_classes
 from dcir.frontends.torch.as_eager import decomposed_as_eager
+from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, Sizes
 from dcir.frontends.torch.decompose import decompositions
-from dcir.frontends.torch.importer import DONATED, FIRST_SAVED, STATIC, UPDATES, import_graph
+from dcir.frontends.torch.importer import import_graph
 from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
-from dcir.frontends.torch.partition.cut import Limited
-from dcir.frontends.torch.partition.donation import DonatedSpaces, Donation
+from dcir.frontends.torch.partition.cut import Cut, Limited, Partition
 from dcir.frontends.torch.partition.expose_norms import expose_norms
 from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
 from dcir.frontends.torch.recurrent import keep_long_layers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
-from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes, Sizes
+from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes
+from dcir.frontends.torch.tape import boxed, choosing
 from dcir.frontends.torch.wrappers import inline_marked
 from dcir.frontends.torch.written_inputs import WrittenElsewhere, forget_marks, updates_at_the_end
+from dcir.ir.memory_plan import BufferPart
 from dcir.user_code import is_users
 
-TOGETHER = "dcir_together"
-"""Key of a graph's ``meta``: a number that a forward and its backward have in common."""
-SIZES = "dcir_sizes"
-"""Key of a graph's ``meta``: pairs of (place, size) of the symbolic sizes that it was specialised to."""
-REMARK = "dcir_remark"
-"""Key of a graph's ``meta``: how it comes to be compiled for those sizes."""
 BUCKET_CUT = (
     "a bucket of DistributedDataParallel is full (torch._dynamo.config.optimize_ddp=False leaves the graph whole)", ""
 )  # fmt: skip
@@ -53,62 +47,6 @@ _AS_WRITTEN = torch._functorch.config.patch(cse=False)
 _BOTH_AT_ONCE = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
 
 
-Parts = Mapping[int, tuple[int, int, int]]
-
-
-@dataclass(frozen=True)
-class CompiledGraph:
-    """What became of an ATen graph.
-
-    Attributes:
-        call: from a list of arguments to a list of results.
-        strides: of the results; None for those that are no tensors, or are laid out as the graph says.
-        parts: where the results lie that lie in buffers of the call: number of the buffer, byte offset, size of the buffer.
-        place: has results written into blocks that a backward uses for other things, too.
-        spaces: the blocks that a backward's arguments lie in, and are overwritten in.
-    """
-
-    call: Callable[[list[Any]], list[Any]]
-    strides: tuple[tuple[int, ...] | None, ...] = ()
-    parts: Parts = field(default_factory=dict)
-    place: Callable[[Any], None] | None = None
-    spaces: DonatedSpaces | None = None
-
-
-@dataclass(frozen=True)
-class Taped:
-    """One run of a compiled graph: what ran, on what, with what results."""
-
-    program: Any
-    inputs: tuple[Any, ...]
-    results: tuple[Any, ...]
-
-
-class _Tape(threading.local):
-    rows: list[Taped] | None = None
-    run = 0
-
-
-_TAPE = _Tape()
-
-
-def programs_run() -> int:
-    """How many compiled graphs ran in this thread so far."""
-    return _TAPE.run
-
-
-@contextlib.contextmanager
-def taping() -> Iterator[list[Taped]]:
-    """The runs of compiled graphs in this thread, while this context is open."""
-    before, _TAPE.rows = _TAPE.rows, []
-    try:
-        yield _TAPE.rows
-    finally:
-        _TAPE.rows = before
-
-
-# (graph, "forward" | "backward" | "inference") -> its compiled form
-CompileGraph = Callable[[fx.GraphModule, str], CompiledGraph]
 # (reason, place in the user's program) of a graph break
 OnBreak = Callable[[str, str], None]
 OnPlain = Callable[[str], None]
@@ -157,24 +95,18 @@ def dynamo_backend(
             def specialised(
                 graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str
             ) -> Callable[..., Any]:
-                return _ahead_of_time(graph, args, compile_graph, limited, settled, sizes, remark)
+                context = GraphContext(sizes=sizes, remark=remark)
+                return _ahead_of_time(graph, args, compile_graph, limited, settled, context)
 
             def traced(graph: fx.GraphModule) -> Trace:
                 return _traced(graph, compile_graph, settled)
 
-            return _taped(BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict))
-        return _ahead_of_time(gm, example_inputs, compile_graph, limited, settled)
+            return choosing(
+                BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict)
+            )
+        return _ahead_of_time(gm, example_inputs, compile_graph, limited, settled, GraphContext())
 
     return backend
-
-
-def _taped(program: BySize) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        if _TAPE.rows is not None:
-            _TAPE.rows.append(Taped(program, (), ()))  # the choice is part of what ran
-        return program(*args)
-
-    return call
 
 
 def break_text(ended: Any) -> tuple[str, str]:
@@ -197,101 +129,116 @@ def _is_symbolic(x: Any) -> bool:
 
 def _ahead_of_time(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None,
-    settled: bool, sizes: Sizes = (), remark: str = "",
+    settled: bool, context: GraphContext,
 ) -> Callable[..., Any]:  # fmt: skip
     wants_gradients = torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in (*inputs, *gm.parameters())
     )
-    traced = functools.partial(_traced_ahead, gm, inputs, compile_graph, limited, settled, sizes, remark)
     if settled and not wants_gradients:
         with contextlib.suppress(WrittenElsewhere):
-            return traced(in_place=True)
-    return traced(in_place=False)
+            return _Tracing(compile_graph, limited, context, settled=settled, in_place=True).traced(gm, inputs)
+    return _Tracing(compile_graph, limited, context, settled=settled, in_place=False).traced(gm, inputs)
 
 
-def _traced_ahead(
-    gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None,
-    settled: bool, sizes: Sizes, remark: str, *, in_place: bool,
-) -> Callable[..., Any]:  # fmt: skip
-    """AOTAutograd over Dynamo's graph.
+class _Tracing:
+    """One run of AOTAutograd over a graph of Dynamo's, and what its forward and its backward must know of each other.
 
     Args:
+        compile_graph: compiles what AOTAutograd makes of the graph.
+        limited: cuts a joint graph under a limit of memory.
+        context: what is known of all graphs that are made here.
+        settled: whether somebody counts the writes to every input.
         in_place: whether the graph itself writes the inputs that change, which is tried in inference; else AOTAutograd does so
             when the graph is done.
-
-    Raises:
-        WrittenElsewhere: the graph cannot write them.
     """
-    number = next(_NUMBERS)
-    parts: Parts = {}
-    place: Callable[[Any], None] | None = None
-    donation = Donation()
 
-    def compiler(kind: str) -> Any:
+    def __init__(
+        self,
+        compile_graph: CompileGraph,
+        limited: Limited | None,
+        context: GraphContext,
+        *,
+        settled: bool,
+        in_place: bool,
+    ) -> None:
+        self._compile_graph, self._limited = compile_graph, limited
+        self._base = replace(context, pair=next(_NUMBERS))
+        self._settled, self._in_place = settled, in_place
+        self._partition: Partition | None = None
+        self._forward: CompiledGraph | None = None
+
+    def traced(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What runs the graph.
+
+        Raises:
+            WrittenElsewhere: the graph cannot write the inputs that change.
+        """
+        # Where DistributedDataParallel has Dynamo cut a graph in parts, each part is called once with fake tensors, for the sake of the
+        # next one. Whether it knows how to answer that call, as AOTAutograd's results do, is read from this count.
+        counters["aot_autograd"]["total"] += 1
+        # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
+        context = contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(None))
+        with context, gradients_of_overlapping_outputs(), decomposed_as_eager(), _BOTH_AT_ONCE:
+            compiled: Callable[..., Any] = aot_module_simplified(
+                gm,
+                list(inputs),
+                fw_compiler=self._compiler("forward"),
+                bw_compiler=self._compiler("backward"),
+                inference_compiler=self._compiler("inference"),
+                decompositions=decompositions(),
+                partition_fn=self._cut,
+                keep_inference_input_mutations=self._in_place,
+            )
+        return compiled
+
+    def _compiler(self, kind: str) -> Any:
         def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-            nonlocal parts, place
-            written = updates_at_the_end(graph, kind) if in_place else ()
-            graph.meta[TOGETHER] = number
-            graph.meta[SIZES], graph.meta[REMARK] = sizes, remark
-            _annotate(graph, kind, examples, parts)
-            if not settled:
-                graph.meta.pop(STATIC, None)
-            compiled = compile_graph(graph, kind)
-            program = compiled.call
+            updates = updates_at_the_end(graph, kind) if self._in_place else {}
+            if kind == "backward":
+                _lay_out(graph, examples)
+            compiled = self._compile_graph(graph, self._context(kind, updates))
             if kind == "forward":
                 _report_strides(compiled.strides)
-                parts, place = compiled.parts, compiled.place
-                if parts:
-                    program = donation.forward(program)
-            if compiled.spaces is not None:
-                program = donation.backward(program, compiled.spaces)
-                if place is not None:
-                    place(compiled.spaces)
-
-            lazy = lazy_places(graph)
-
-            shown = -len(written) or None
-
-            def boxed(args: list[Any]) -> list[Any]:
-                _TAPE.run += 1
-                write_out(args, lazy)
-                results = program(args)[:shown]
-                if written:
-                    torch.autograd.graph.increment_version([args[i] for i in written])
-                if _TAPE.rows is not None:
-                    _TAPE.rows.append(Taped(program, tuple(args), tuple(results)))
-                args.clear()  # saved activations end here, not when the caller's frame does
-                return results
-
-            boxed._boxed_call = True  # type: ignore[attr-defined]
-            return boxed
+                self._forward = compiled
+            return boxed(compiled.call, lazy_places(graph), tuple(updates.values()))
 
         return run
 
-    # Where DistributedDataParallel has Dynamo cut a graph in parts, each part is called once with fake tensors, for the sake of the
-    # next one. Whether it knows how to answer that call, as AOTAutograd's results do, is read from this count.
-    counters["aot_autograd"]["total"] += 1
-    # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
-    context = contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(None))
-    with context, gradients_of_overlapping_outputs(), decomposed_as_eager(), _BOTH_AT_ONCE:
-        compiled: Callable[..., Any] = aot_module_simplified(
-            gm,
-            list(inputs),
-            fw_compiler=compiler("forward"),
-            bw_compiler=compiler("backward"),
-            inference_compiler=compiler("inference"),
-            decompositions=decompositions(),
-            partition_fn=functools.partial(_cut, limited, in_place=in_place),
-            keep_inference_input_mutations=in_place,
-        )
-    return compiled
+    def _context(self, kind: str, updates: Mapping[int, int]) -> GraphContext:
+        """What the importer cannot see: which inputs are parameters, which results are saved, how saved tensors lie."""
+        made = replace(self._base, kind=kind, updates=updates)
+        context = TracingContext.try_get()
+        metadata = context.fw_metadata if context is not None else None
+        if kind == "forward":
+            made = replace(made, partition=self._partition)
+            if metadata is not None and context is not None and context.output_strides is not None:
+                first = len(metadata.tokens) + metadata.tensors_saved_for_backwards_slice.start
+                made = replace(made, first_saved=first)
+        elif metadata is None:
+            return made
+        elif kind == "backward":
+            parts = self._forward.parts if self._forward is not None else {}
+            made = replace(made, donated=_donated(metadata, parts), forward=self._forward)
+        elif self._settled:
+            written = {*metadata.mutated_inp_runtime_indices, *updates.values()}
+            made = replace(made, static=frozenset(metadata.static_input_indices) - written)
+        return made
+
+    def _cut(self, joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Cut:
+        """Forward and backward of a joint graph."""
+        if self._in_place:
+            raise WrittenElsewhere
+        if self._limited is None:
+            return _partition(joint, *args, **kwargs)
+        cut, self._partition = self._limited(_partition, (expose_norms,), joint, *args, **kwargs)
+        return cut
 
 
 class _LateForward:
     """A traced graph, compiled later than AOTAutograd thinks."""
 
-    def __init__(self, graph: fx.GraphModule, kind: str) -> None:
-        self.graph, self.kind = graph, kind
+    def __init__(self, graph: fx.GraphModule, context: GraphContext) -> None:
+        self.graph, self.context = graph, context
         self.program: Callable[[list[Any]], list[Any]] | None = None
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -303,33 +250,23 @@ def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> T
     def trace(args: Sequence[Any]) -> list[Traced]:
         late: list[_LateForward] = []
 
-        def keep(graph: fx.GraphModule, kind: str) -> CompiledGraph:
-            late.append(_LateForward(graph, kind))
+        def keep(graph: fx.GraphModule, context: GraphContext) -> CompiledGraph:
+            late.append(_LateForward(graph, context))
             return CompiledGraph(late[-1])
 
-        whole = _traced_ahead(gm, args, keep, None, settled, (), "", in_place=False)
+        whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, args)
 
         def compiled(sizes: Sizes, remark: str) -> Callable[..., Any]:
             (only,) = late
-            only.graph.meta[SIZES], only.graph.meta[REMARK] = sizes, remark
-            only.program = compile_graph(only.graph, only.kind).call
+            only.program = compile_graph(only.graph, replace(only.context, sizes=sizes, remark=remark)).call
             return whole
 
-        return [Traced(import_graph(g.graph), g.kind, compiled) for g in late]
+        return [Traced(import_graph(g.graph, g.context), g.context.kind, compiled) for g in late]
 
     return trace
 
 
-def _cut(limited: Limited | None, joint: fx.GraphModule, *args: Any, in_place: bool, **kwargs: Any) -> Any:
-    """Forward and backward of a joint graph."""
-    if in_place:
-        raise WrittenElsewhere
-    if limited is None:
-        return _partition(joint, *args, **kwargs)
-    return limited(_partition, (expose_norms,), joint, *args, **kwargs)
-
-
-def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Cut:
     """PyTorch's minimum cut, over a joint graph that shows what is cheap to compute again."""
     results = kwargs["num_fwd_outputs"]
     most = int(GOAL * eager_peak(joint.graph, results))
@@ -341,40 +278,30 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.Gra
     return forward, backward
 
 
-def _annotate(graph: fx.GraphModule, kind: str, examples: Sequence[Any], parts: Parts) -> None:
-    """Note what the importer cannot see: which inputs are parameters, which results are saved, how saved tensors lie.
+def _donated(metadata: Any, parts: Mapping[int, BufferPart]) -> dict[int, BufferPart]:
+    """Arguments of a backward that nobody reads once it runs, with where the forward's call puts them.
 
-    ``parts`` says how the results of the forward share memory.
+    Args:
+        metadata: AOTAutograd's, of the forward.
+        parts: how the results of the forward share memory.
     """
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    if kind == "inference" and metadata is not None:
-        written = {*metadata.mutated_inp_runtime_indices, *graph.meta.get(UPDATES, {}).values()}
-        graph.meta[STATIC] = frozenset(metadata.static_input_indices) - written
-    if kind == "forward" and context is not None and metadata is not None and context.output_strides is not None:
-        graph.meta[FIRST_SAVED] = len(metadata.tokens) + metadata.tensors_saved_for_backwards_slice.start
-    if kind == "backward" and metadata is not None:
-        # AOTAutograd's own part in this would be to refuse a second backward through the same graph.
-        found, metadata.bw_donated_idxs = metadata.bw_donated_idxs or [], []
-        first = _first_saved()
-        # Nobody reads a buffer that shows in such results alone.
-        shared = {where[0] for number, where in parts.items() if number - first not in found}
-        owned = {i: parts[first + i] for i in found if first + i in parts}
-        graph.meta[DONATED] = {i: where for i, where in owned.items() if where[0] not in shared}
-    if kind == "backward":
-        places = (n for n in graph.graph.nodes if n.op == "placeholder")
-        for node, example in zip(places, examples, strict=True):
-            if isinstance(example, torch.Tensor) and example.stride() != node.meta["val"].stride():
-                node.meta["val"] = example
-
-
-def _first_saved() -> int:
-    """How much greater the number of a saved result of the forward is than that of the same argument of the backward."""
-    context = TracingContext.try_get()
-    assert context is not None and context.fw_metadata is not None
-    metadata = context.fw_metadata
+    # AOTAutograd's own part in this would be to refuse a second backward through the same graph.
+    found, metadata.bw_donated_idxs = metadata.bw_donated_idxs or [], []
+    # How much greater the number of a saved result of the forward is than that of the same argument of the backward.
     saved = metadata.tensors_saved_for_backwards_slice.start
-    return int(len(metadata.tokens) + saved - metadata.num_symints_saved_for_bw)
+    first = int(len(metadata.tokens) + saved - metadata.num_symints_saved_for_bw)
+    # Nobody reads a buffer that shows in such results alone.
+    shared = {part.buffer for number, part in parts.items() if number - first not in found}
+    owned = {i: parts[first + i] for i in found if first + i in parts}
+    return {i: part for i, part in owned.items() if part.buffer not in shared}
+
+
+def _lay_out(graph: fx.GraphModule, examples: Sequence[Any]) -> None:
+    """Tell a backward graph how the tensors lie that it will get."""
+    places = (n for n in graph.graph.nodes if n.op == "placeholder")
+    for node, example in zip(places, examples, strict=True):
+        if isinstance(example, torch.Tensor) and example.stride() != node.meta["val"].stride():
+            node.meta["val"] = example
 
 
 def _is_written_uncounted(node: fx.Node) -> bool:

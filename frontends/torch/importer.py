@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from dcir.errors import Unsupported
+from dcir.frontends.torch.context import GraphContext
 from dcir.ir.memory_plan import BufferPart
 from dcir.ir.network import Network, Result
 from dcir.ops.library.subgraphs import Subgraph
@@ -23,16 +24,6 @@ from dcir.ops.reach import QUANTISED, elsewhere, of_unknown_type, otherwise_stor
 from dcir.ops.registry import HIGHER_ORDER, pages
 from dcir.ops.torch_types import TORCH_TYPES
 from dcir.user_code import is_users
-
-FIRST_SAVED = "dcir_first_saved"
-"""Key of a forward graph's ``meta``: number of its first result that only the backward graph reads."""
-UPDATES = "dcir_updates"
-"""Key of a graph's ``meta``: from the number of a result to that of the placeholder whose contents it replaces."""
-STATIC = "dcir_static"
-"""Key of a graph's ``meta``: numbers of the placeholders that are parameters or buffers of the user's modules."""
-DONATED = "dcir_donated"
-"""Key of a backward graph's ``meta``: the placeholders that nobody reads once the call has begun, with their ``BufferPart``."""
-
 
 _NUMBERS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -57,13 +48,17 @@ class Imported:
     subgraphs: list[Subgraph] = field(default_factory=list)
 
 
-def import_graph(gm: fx.GraphModule, *, name: str = "network") -> Imported:
+def import_graph(gm: fx.GraphModule, context: GraphContext | None = None) -> Imported:
     """Lower a functional ATen graph whose nodes carry fake tensors in ``meta['val']``.
+
+    Args:
+        gm: the graph.
+        context: what is known of it besides.
 
     Raises:
         Unsupported: element types or higher-order operators that have no place in the graph.
     """
-    return _Importer(gm, name).run()
+    return _Importer(gm, context or GraphContext()).run()
 
 
 def describe(node: fx.Node) -> str:
@@ -121,9 +116,9 @@ class Opaque:
 
 
 class _Importer:
-    def __init__(self, gm: fx.GraphModule, name: str) -> None:
-        self.gm = gm
-        self.net = Network(name)
+    def __init__(self, gm: fx.GraphModule, context: GraphContext) -> None:
+        self.gm, self.context = gm, context
+        self.net = Network()
         self.ctx = Lowering(self.net)
         self.env: dict[fx.Node, Any] = {}
         self.root: dict[fx.Node, fx.Node] = {}
@@ -163,11 +158,11 @@ class _Importer:
             value = node.meta.get("val")
             return value if value is None or isinstance(value, _NUMBERS) else Opaque(len(self.net.inputs) - 1)
         name = self.net.add_container(meta.shape, meta.dtype, "input", meta.strides)
-        if len(self.net.inputs) - 1 in self.gm.meta.get(STATIC, ()):
+        number = len(self.net.inputs) - 1
+        if number in self.context.static:
             self.net.static.add(name)
-        where = self.gm.meta.get(DONATED, {}).get(len(self.net.inputs) - 1)
-        if where is not None:
-            self.donated[name] = BufferPart(*where)
+        if number in self.context.donated:
+            self.donated[name] = self.context.donated[number]
         self.net.names[name] = str(node.target)
         return Ref(name, meta.shape, meta.strides, 0, meta.dtype)
 
@@ -279,8 +274,8 @@ class _Importer:
 
     def _output(self, node: fx.Node) -> None:
         flat = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
-        saved = self.gm.meta.get(FIRST_SAVED, len(flat))
-        updates = self.gm.meta.get(UPDATES, {})
+        saved = len(flat) if self.context.first_saved is None else self.context.first_saved
+        updates = self.context.updates
         for number, out in enumerate(flat):
             if number in updates:
                 self._update(self.env[out], self.net.inputs[updates[number]])

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dcir.errors import DcirError, Unsupported
 from dcir.frontends.torch.as_eager import decomposed_as_eager
+from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.decompose import decompositions
-from dcir.frontends.torch.importer import UPDATES
 
 # (parameter, gradient, state by name, hyperparameters by name) -> (new parameter, new state by name)
 Rule = Callable[[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
@@ -68,6 +68,7 @@ class CapturedStep:
 
     Attributes:
         graph: its placeholders are parameters, buffers, batch, gradients so far, states, hyperparameters.
+        context: which of its results replace which of those.
         parameters, buffers: names in order.
         updated: updates of parameters that have a gradient, in the order of their states.
         accumulated: names of the parameters whose gradients so far are inputs, in order.
@@ -75,12 +76,12 @@ class CapturedStep:
     """
 
     graph: fx.GraphModule
+    context: GraphContext
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     updated: tuple[Update, ...]
     accumulated: tuple[str, ...]
     outputs: int
-    meta: dict[str, Any] = field(default_factory=dict)
 
 
 class _Loss(nn.Module):
@@ -264,8 +265,8 @@ def _with_updates(
             target[at + 1 + i] = state_at + i
         state_at += len(u.state)
         at += 1 + len(u.state)
-    graph.meta[UPDATES] = target
-    return CapturedStep(graph, parameters, buffers, live, added, outputs)
+    context = GraphContext("training step", updates=target)
+    return CapturedStep(graph, context, parameters, buffers, live, added, outputs)
 
 
 def _clipped(grads: dict[str, Tensor], clip: Clip) -> tuple[dict[str, Tensor], Tensor | None]:

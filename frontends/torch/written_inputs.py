@@ -1,6 +1,6 @@
 """Inputs that a graph writes: which are no parameters, and how their new contents become results in place of them.
 
-..., y = f(x); copy_(x, y); return r   -->   return r, y     with UPDATES: y is written where x lies
+..., y = f(x); copy_(x, y); return r   -->   return r, y     y is written where x lies
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-
-from dcir.frontends.torch.importer import UPDATES
 
 _MARK = "_dynamo_static_input_type"
 _WRITE = torch.ops.aten.copy_.default
@@ -37,11 +35,11 @@ def forget_marks(gm: fx.GraphModule) -> None:
             node.meta["tensor_dict"].pop(_MARK, None)
 
 
-def updates_at_the_end(graph: fx.GraphModule, kind: str) -> tuple[int, ...]:
-    """Turn the writes to inputs at the end of an ATen graph into further results, which ``UPDATES`` sends to their inputs.
+def updates_at_the_end(graph: fx.GraphModule, kind: str) -> dict[int, int]:
+    """Turn the writes to inputs at the end of an ATen graph into further results.
 
     Returns:
-        Numbers of the inputs that are written, in the order of their results.
+        From the number of each such result to that of the input that it replaces (``GraphContext.updates``).
 
     Raises:
         WrittenElsewhere: see there; the graph is as it was then.
@@ -49,7 +47,7 @@ def updates_at_the_end(graph: fx.GraphModule, kind: str) -> tuple[int, ...]:
     inputs = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     writes = [n for n in graph.graph.nodes if n.op == "call_function" and _writes(n)]
     if not writes:
-        return ()
+        return {}
     done: list[int] = []
     for n in writes:
         plain = n.target is _WRITE and not n.users and n.args[0] in inputs and len(n.args) == 2 and not n.kwargs
@@ -61,11 +59,10 @@ def updates_at_the_end(graph: fx.GraphModule, kind: str) -> tuple[int, ...]:
     end = next(iter(graph.graph.find_nodes(op="output")))
     shown = tuple(end.args[0])
     end.args = ((*shown, *(n.args[1] for n in writes)),)
-    graph.meta[UPDATES] = {len(shown) + i: place for i, place in enumerate(done)}
     for n in writes:
         graph.graph.erase_node(n)
     graph.recompile()
-    return tuple(done)
+    return {len(shown) + i: place for i, place in enumerate(done)}
 
 
 def _writes(node: fx.Node) -> bool:

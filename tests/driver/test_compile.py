@@ -14,7 +14,7 @@ def seen(monkeypatch):
     """Whether the collector was on whenever a graph was imported."""
     states = []
     plain = driver.import_graph
-    monkeypatch.setattr(driver, "import_graph", lambda gm: (states.append(gc.isenabled()), plain(gm))[1])
+    monkeypatch.setattr(driver, "import_graph", lambda *given: (states.append(gc.isenabled()), plain(*given))[1])
     return states
 
 
@@ -32,7 +32,7 @@ def test_the_collector_rests_and_is_as_before(seen, enabled):
 
 
 def test_the_collector_is_on_after_an_error(monkeypatch):
-    def fail(_):
+    def fail(*_):
         assert not gc.isenabled()
         raise RuntimeError("no import")
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import dcir
 from dcir.driver.verify.compare import FACTOR
-from dcir.frontends.torch.capture import programs_run
+from dcir.frontends.torch.tape import programs_run
 from tests.fuzz.case import Case
 
 _UNITS = 4.0

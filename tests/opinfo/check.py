@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dcir
 from dcir.driver.verify.compare import _widen, compare
 from dcir.errors import DcirError, NotCompiledWarning
-from dcir.frontends.torch.capture import programs_run
+from dcir.frontends.torch.tape import programs_run
 from tests.fuzz.check import Computing, _Disturbed
 from tests.opinfo.entries import calls
 from tests.opinfo.modules import PREFIX, module_calls

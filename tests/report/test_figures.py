@@ -14,8 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import dcir
 from dcir.codegen.compile import planned_bytes
 from dcir.driver import handle
-from dcir.driver.compile import Session
+from dcir.driver.compile import Compilation
 from dcir.driver.optimize import compiled_with
+from dcir.driver.session import Session
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.memory_plan import ARENA, PREPARED
@@ -274,12 +275,12 @@ def test_levels_do_not_need_more_memory_or_traffic_than_none(name, isa, monkeypa
     monkeypatch.setenv("DCIR_ISA", isa)
     moved, scratch = [], []
 
-    def planned(self, done, record, *_):
-        moved.append(record.bytes_moved)
-        scratch.append(planned_bytes(done.network, record.threads))
+    def planned(self, done):
+        moved.append(self.record.bytes_moved)
+        scratch.append(planned_bytes(done.network, self.record.threads))
         raise Planned
 
-    monkeypatch.setattr(Session, "_library", planned)
+    monkeypatch.setattr(Compilation, "_library", planned)
     make, inputs = NETWORKS[name]
     for level in (0, 4):
         torch._dynamo.reset()

@@ -22,7 +22,7 @@ from dace import SDFG, SDFGState
 from torch import nn
 
 import dcir
-from dcir.driver.compile import Session
+from dcir.driver.session import Session
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network
 from dcir.runtime.blocks import Arenas, Block

@@ -11,9 +11,11 @@ import torch
 from torch import fx, nn
 
 from dcir.driver.ahead.artefact import Compiled, closed
-from dcir.driver.compile import Session
+from dcir.driver.compile import build
+from dcir.driver.session import Session
 from dcir.errors import InvalidInput, Unsupported
 from dcir.frontends.onnx import OnnxModule
+from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.export import Exported, export_inference
 from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
 
@@ -57,9 +59,10 @@ def compile_exported(
     *,
     inputs: Sequence[str] | None,
     outputs: Sequence[str],
+    context: GraphContext | None = None,
 ) -> Compiled:
     """Compile a captured forward pass; ``graph`` is it with its state as attributes."""
-    imported, library = session.build(graph, "inference")
+    imported, library = build(session, graph, context or GraphContext())
     threads = session.options.threads or torch.get_num_threads()
     return Compiled(
         exported,

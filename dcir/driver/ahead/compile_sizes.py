@@ -20,11 +20,11 @@ from dcir.batch_buckets import SIZES as PIECES
 from dcir.driver.ahead.artefact import Compiled, closed
 from dcir.driver.ahead.compile import compile_exported, example_inputs
 from dcir.driver.calls.dynamic_calls import parameters_of
-from dcir.driver.compile import Session
+from dcir.driver.session import Session
 from dcir.dynamic import DynamicDim, DynamicInputs, check_size
 from dcir.errors import InvalidInput, OptionError, Unsupported
 from dcir.frontends.onnx import OnnxModule
-from dcir.frontends.torch.capture import REMARK, SIZES
+from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.export import Exported, export_for_batches, export_inference
 from dcir.frontends.torch.importer import import_graph
 from dcir.frontends.torch.shapes.batch_buckets import SHOWN, difference, find_batch
@@ -275,6 +275,7 @@ def _compiled(
     outputs: Sequence[str],
 ) -> Iterator[tuple[tuple[int, ...], Compiled]]:
     for sizes, exported, graph in graphs:
-        graph.meta[SIZES] = tuple((d.name, s) for d, s in zip(dimensions, sizes, strict=True))
-        graph.meta[REMARK] = f"a piece of any batch: {sizes[batch]} images" if batch >= 0 else ""
-        yield sizes, compile_exported(exported, graph, session, inputs=inputs, outputs=outputs)
+        named = tuple((d.name, s) for d, s in zip(dimensions, sizes, strict=True))
+        remark = f"a piece of any batch: {sizes[batch]} images" if batch >= 0 else ""
+        context = GraphContext(sizes=named, remark=remark)
+        yield sizes, compile_exported(exported, graph, session, inputs=inputs, outputs=outputs, context=context)

@@ -12,10 +12,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from dcir.dynamic import DynamicDim, DynamicInputs, check_size
 from dcir.errors import InvalidInput, OptionError, RecompileWarning
+from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext
 from dcir.options import Options
 from dcir.user_code import warn_user
 
@@ -62,13 +63,13 @@ class DynamicCalls:
         dynamic = self._options.dynamic
         return dynamic if isinstance(dynamic, bool) else None
 
-    def watched(self, compile_graph: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, compile_graph: CompileGraph) -> CompileGraph:
         """``compile_graph`` for a backend of this callable: what it compiles within a call is noticed."""
 
-        def compiling(gm: Any, kind: str) -> Any:
-            if kind != "backward":  # part of the same call as its forward, or of none
+        def compiling(gm: fx.GraphModule, context: GraphContext) -> CompiledGraph:
+            if context.kind != "backward":  # part of the same call as its forward, or of none
                 self._here.compiled = True
-            return compile_graph(gm, kind)
+            return compile_graph(gm, context)
 
         return compiling
 

@@ -20,9 +20,9 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
-from dcir.frontends.torch.capture import Taped, taping
 from dcir.frontends.torch.guards.direct import direct_guards
 from dcir.frontends.torch.guards.state import GuardedState, guarded_state
+from dcir.frontends.torch.tape import Taped, taping
 from dcir.runtime import direct
 from dcir.runtime.direct import Conditions, Direct
 from dcir.runtime.entry import OTHER_MODES, available

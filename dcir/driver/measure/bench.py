@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 
 from dcir.codegen.cpp.toolchain import cpu_identity
 from dcir.driver.ahead import compile as ahead
-from dcir.driver.compile import Progress, Session
 from dcir.driver.measure.baselines import RIVALS, Run, check_names, rivals
 from dcir.driver.measure.models import BenchModel, open_model
 from dcir.driver.optimize import compiled_with
+from dcir.driver.session import Progress, Session
 from dcir.driver.verify.compare import in_double
 from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.onnx import OnnxModule

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.codegen.compile import Library
-from dcir.driver.compile import Progress, Session
 from dcir.driver.measure.machine import machine
+from dcir.driver.session import Progress, Session
 from dcir.driver.training.distributed import is_sharded
 from dcir.errors import InvalidInput, OptionError
 from dcir.frontends.torch.importer import Imported
@@ -29,7 +29,7 @@ _MOST = 10_000
 
 @dataclass
 class Recorder:
-    """Collects the steps' times of every graph of one model (a ``compile.Watch``), and the sum of all of them."""
+    """Collects the steps' times of every graph of one model (a ``session.Watch``), and the sum of all of them."""
 
     graphs: list[_Watched] = field(default_factory=list)
     nanoseconds: int = 0
@@ -119,33 +119,31 @@ def _words(program: Any, limit: int = 6) -> str:
 
 def profile(
     model: Any,
+    compiled: Callable[[Any, Session], Callable[..., Any]],
     options: Options,
     inputs: Sequence[Any],
     named: Mapping[str, Any] | None = None,
     *,
     seconds: float = 2.0,
     loss: Callable[[Any], torch.Tensor] | None = None,
-    compiled: Callable[[Any, Session], Callable[..., Any]] | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """Measure the kernels of a model's calls.
 
     Args:
         model: a module or function as it was before ``optimize``; one in training mode is copied, so that its buffers stay.
+        compiled: compiles the model with a session, as ``optimize.compiled_with`` does.
         options: of the compilation.
         inputs, named: the call.
         seconds: how long to measure.
         loss: makes a scalar of what the call returns; then the backward pass is part of every measured call. Gradients of the
             user's tensors are left alone.
-        compiled: what compiles the model with a session; ``dcir.optimize`` if not given.
         progress: told of the steps of the compilation; nothing is told while calls are measured.
 
     Raises:
         OptionError: a target whose code is not ours to measure.
         InvalidInput: nothing was compiled in the call, or the model's parameters are sharded.
     """
-    from dcir.driver.optimize import compiled_with
-
     if options.target != "cpp":
         raise OptionError("only target 'cpp' can be profiled", where=f"target={options.target!r}")
     if isinstance(model, nn.Module) and is_sharded(model):
@@ -158,7 +156,7 @@ def profile(
     recorder = Recorder()
     # Options that watch every pass would only slow the second compilation.
     session = Session(replace(options, verify="off"), watch=recorder, progress=progress)
-    fast = (compiled or compiled_with)(model, session)
+    fast = compiled(model, session)
     leaves = [v for v in pytree.tree_leaves((inputs, dict(named or {}))) if isinstance(v, torch.Tensor)]
     wanted = [v for v in leaves if v.requires_grad]
     if isinstance(model, nn.Module):

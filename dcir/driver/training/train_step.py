@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dcir.driver.compile import Session
+from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
+from dcir.driver.session import Session
 from dcir.driver.training.distributed import inside, is_sharded
 from dcir.driver.training.optimisers import Family, family
 from dcir.errors import InvalidInput, OptionError, Unsupported
 from dcir.frontends.torch.admission import of_call, of_module, refuse_unless_plain
 from dcir.frontends.torch.arguments import written_out
-from dcir.frontends.torch.importer import UPDATES
 from dcir.frontends.torch.training import CapturedStep, Clip, Update, capture_step
 from dcir.ops.reach import out_of_reach
 from dcir.options import Options
@@ -267,7 +267,8 @@ class TrainStep:
         hyper = torch.tensor(numbers or [0.0], dtype=torch.float64)
         args = [*own, *batch, *sums, *states, hyper]
         results = found.program(args)
-        self._after(updated, [args[i] for i in step.graph.meta[UPDATES].values()])
+        written: list[Any] = [args[i] for i in step.context.updates.values()]
+        self._after(updated, written)
         if self._clip.norm is not None:
             self.grad_norm = results[1]
         loss: Tensor = results[0]
@@ -332,8 +333,7 @@ class TrainStep:
             self.model, loss, batch, updates, at, clip=self._clip, autocast=self._autocast,
             accumulated=accumulated,
         )  # fmt: skip
-        session = self.dcir.session
-        return _Compiled(step, session.compile_graph(step.graph, "training step").call)
+        return _Compiled(step, compiling(self.dcir.session)(step.graph, step.context).call)
 
     def _state(self, h: _Held) -> dict[str, Tensor]:
         """The optimiser's state of a parameter, made as torch makes it."""

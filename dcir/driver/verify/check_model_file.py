@@ -18,7 +18,7 @@ from dcir.driver.ahead.artefact import Compiled, write_artefact
 from dcir.driver.ahead.compile import compile_onnx, example_inputs, is_artefact
 from dcir.driver.ahead.compile_sizes import Bounds, Sized, compile_file_for_sizes
 from dcir.driver.ahead.sized_artefact import write_sized_artefact
-from dcir.driver.compile import Progress, Session
+from dcir.driver.session import Progress, Session
 from dcir.driver.verify.compare import Comparison, compare, in_double
 from dcir.errors import InvalidInput
 from dcir.frontends import onnx as onnx_front_end

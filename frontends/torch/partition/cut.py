@@ -23,9 +23,6 @@ from dcir.frontends.torch.partition.joint_graph import is_random, keep_what_read
 from dcir.frontends.torch.partition.model import Joint, PartitionModel, Rates, is_light, model, static
 from dcir.frontends.torch.partition.solver import PartitionChoice, evaluate, solve
 
-PARTITION = "dcir_partition"
-"""Key of a forward graph's ``meta``: the ``Partition`` it comes from."""
-
 Cut = tuple[fx.GraphModule, fx.GraphModule]
 PartitionFunction = Callable[..., Cut]
 
@@ -80,7 +77,7 @@ Measure = Callable[[fx.GraphModule, fx.GraphModule, int], Plan]
 
 @dataclass(frozen=True)
 class Limited:
-    """A partition function for AOTAutograd that keeps a limit.
+    """Cuts joint graphs as AOTAutograd asks for, and keeps a limit.
 
     Attributes:
         limit: bytes.
@@ -94,8 +91,8 @@ class Limited:
 
     def __call__(
         self, unlimited: PartitionFunction, expose: Sequence[Expose], joint: fx.GraphModule, inputs: Any, **kwargs: Any
-    ) -> Cut:
-        """Cut ``joint``.
+    ) -> tuple[Cut, Partition]:
+        """Cut ``joint``; also says what was decided.
 
         Args:
             unlimited: the partition function without a limit.
@@ -105,10 +102,7 @@ class Limited:
         Raises:
             MemoryLimitTooLow: no cut that was found keeps the limit.
         """
-        search = _CutSearch(self, unlimited, expose, joint, inputs, kwargs)
-        (forward, backward), record = search.run()
-        forward.meta[PARTITION] = record
-        return forward, backward
+        return _CutSearch(self, unlimited, expose, joint, inputs, kwargs).run()
 
 
 class _CutSearch:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from dcir.batch_buckets import cover
+from dcir.frontends.torch.context import Sizes
 from dcir.frontends.torch.importer import Imported
 from dcir.ops.analysis.batch_independence import inseparable
 
@@ -146,7 +147,7 @@ class Traced:
 
     done: Imported
     kind: str
-    compiled: Callable[[tuple[tuple[str, int], ...], str], Callable[..., Any]]
+    compiled: Callable[[Sizes, str], Callable[..., Any]]
 
 
 Trace = Callable[[Sequence[Any]], list[Traced]]

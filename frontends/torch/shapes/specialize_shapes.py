@@ -18,11 +18,10 @@ from torch._dynamo.convert_frame import compile_lock
 
 from dcir.errors import RecompileWarning, Unsupported
 from dcir.frontends.torch.admission import argument_name
+from dcir.frontends.torch.context import Sizes
 from dcir.frontends.torch.shapes.batch_buckets import Pieces, Trace, Traced, find_batch, in_pieces
 from dcir.user_code import warn_user
 
-Sizes = tuple[tuple[str, int], ...]
-"""(place of a symbolic size in the inputs, its value)."""
 OnSizes = Callable[[Sizes, Sequence[Sizes]], None]
 """Called with the sizes that are about to be compiled, and those that were before."""
 Specialise = Callable[[fx.GraphModule, Sequence[Any], Sizes, str], Callable[..., Any]]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import dcir
-from dcir.driver.compile import Session
 from dcir.driver.measure.profile import Recorder, describe
+from dcir.driver.session import Session
 from dcir.errors import InvalidInput, OptionError
 from dcir.ops.library.operand_types import alike
 from dcir.options import Options

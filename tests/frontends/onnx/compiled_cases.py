@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from dcir.errors import DcirError, NotCompiledWarning, Unsupported
-from dcir.frontends.torch.capture import taping
+from dcir.frontends.torch.tape import taping
 from tests.frontends.onnx.backend_suite import DATA, RANDOM, REFUSED, ROUNDING, Compiled, Eager, cases_of
 
 RIGHT, WRONG, REFUSED_KIND, ERROR = "right", "wrong", "refused", "error"

@@ -10,7 +10,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dcir
-from dcir.frontends.torch.importer import FIRST_SAVED, import_graph
+from dcir.frontends.torch.context import GraphContext
+from dcir.frontends.torch.importer import import_graph
 from tests.harness import run_interpreted
 
 CASES: dict[str, Callable[[Any], Any]] = {
@@ -63,8 +64,7 @@ def test_sums_of_operands_in_two_orders_are_rows() -> None:
 def test_saved_sums_stay_as_they_are() -> None:
     """What is saved for the backward pass alone is not copied into torch's order; that pass is told."""
     gm = make_fx(two_orders, tracing_mode="fake")(torch.rand(3, 20), torch.rand(20, 3))
-    gm.meta[FIRST_SAVED] = 1
-    net = import_graph(gm).network
+    net = import_graph(gm, GraphContext("forward", first_saved=1)).network
     assert net.results[1].strides == (3, 1) and 1 in net.free
     assert net.results[1].data == net.outs(net.ops()[0])[0].data
 

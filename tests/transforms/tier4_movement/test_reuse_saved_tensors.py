@@ -17,7 +17,7 @@ from dcir.ir.memory_plan import Alias, BufferPart, Placement
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
-from dcir.runtime.spaces import Spaces
+from dcir.runtime.backward_blocks import BackwardBlocks
 from dcir.transforms.base import Pass
 from dcir.transforms.pipelines import pipeline
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
@@ -330,7 +330,7 @@ def test_the_first_backward_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     def copies(*_: object) -> None:
         raise AssertionError("what was kept lay elsewhere")
 
-    monkeypatch.setattr(Spaces, "settle", copies)
+    monkeypatch.setattr(BackwardBlocks, "copy_in", copies)
     torch.manual_seed(0)
     fast = dcir.optimize(Wide())
     loss = fast(torch.randn(2048, 256)).pow(2).mean()

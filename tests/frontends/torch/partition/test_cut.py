@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import dcir
-from dcir.driver.compile import Session
 from dcir.driver.optimize import compiled_with
+from dcir.driver.session import Session
 from dcir.errors import MemoryLimitTooLow
 from dcir.options import Options
 from tests.harness import check_close

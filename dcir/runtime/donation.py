@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from dcir.runtime.backward_blocks import BackwardBlocks
+
 Call = Callable[[list[Any]], list[Any]]
-
-Home = tuple[int, int]
-"""Where a saved tensor lies: number of a block of memory, and a byte offset in it."""
-
-
-class DonatedSpaces(Protocol):
-    """Blocks of memory that saved tensors lie in, and that a backward uses for other things."""
-
-    @property
-    def homes(self) -> Mapping[int, Home]:
-        """Of the backward's arguments, by number."""
-
-    def settled(self, args: list[Any]) -> bool:
-        """Whether the arguments lie there."""
-
-    def settle(self, args: list[Any]) -> None:
-        """Put copies there, in blocks of their own."""
-
 
 _KEEPS_GRAPH = torch._C._autograd._get_current_graph_task_keep_graph
 _HOOKS = torch._C._autograd._top_saved_tensors_default_hooks
@@ -39,10 +23,14 @@ class Donation:
 
     A backward with ``retain_graph=True`` is not the last one. A hook (``torch.autograd.graph.saved_tensors_hooks``) may hand out
     what is kept, or put something else in its place: once one was seen, every backward of this forward copies.
+
+    Args:
+        place: has the forward's program write what it keeps into blocks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[BackwardBlocks], None]) -> None:
         self.hooked = False
+        self._place = place
 
     def forward(self, call: Call) -> Call:
         """``call``, watched for hooks on what it returns."""
@@ -54,15 +42,17 @@ class Donation:
 
         return watched
 
-    def backward(self, call: Call, spaces: DonatedSpaces) -> Call:
-        """``call``, whose arguments in ``spaces`` are copied where others may need them, or the memory next to them, afterwards."""
-        numbers = sorted(spaces.homes)
+    def backward(self, call: Call, blocks: BackwardBlocks) -> Call:
+        """``call``, whose arguments lie in ``blocks`` from now on, and are copied there where others may need them, or the memory
+        next to them, afterwards."""
+        self._place(blocks)
+        numbers = sorted(blocks.arguments)
 
         def spared(args: list[Any]) -> list[Any]:
             # With many references, somebody looks at the node's saved tensors.
             shown = self.hooked or _KEEPS_GRAPH() or any(sys.getrefcount(args[i]) > _REFERENCES for i in numbers)
-            if shown or not spaces.settled(args):
-                spaces.settle(args)
+            if shown or not blocks.hold(args):
+                blocks.copy_in(args)
             return call(args)
 
         return spared

@@ -1,7 +1,7 @@
 """Blocks that what a forward keeps, its backward's values and its gradients use one after the other.
 
 The forward's program writes what it keeps into windows of these blocks; the backward's finds its other values by offsets from those
-windows, and gives a gradient that lies at the beginning of a block the block's memory. A block is lent again when no tensor is left
+windows, and gives a gradient that lies at the beginning of a block the block's memory. A block is used again when no tensor is left
 in it.
 """
 
@@ -15,32 +15,34 @@ import torch
 from dcir.runtime.blocks import in_huge_pages
 from dcir.runtime.buffers import BufferPool
 
-Home = tuple[int, int]
+BlockOffset = tuple[int, int]
 """Number of a block, and a byte offset in it."""
 
 
-class Spaces:
+class BackwardBlocks:
     """The blocks of one backward graph.
 
     Attributes:
-        homes: of the backward's arguments, by number.
-        buffers: of the forward's buffers, by number.
+        arguments: where the backward's arguments lie, by number.
+        buffers: where the forward's buffers lie, by number.
     """
 
-    def __init__(self, sizes: Sequence[int], homes: Mapping[int, Home], buffers: Mapping[int, Home]) -> None:
-        self.homes, self.buffers = dict(homes), dict(buffers)
+    def __init__(
+        self, sizes: Sequence[int], arguments: Mapping[int, BlockOffset], buffers: Mapping[int, BlockOffset]
+    ) -> None:
+        self.arguments, self.buffers = dict(arguments), dict(buffers)
         self._sizes = tuple(sizes)
         self._pools = [BufferPool((n,), (1,), torch.uint8, in_huge_pages) for n in sizes]
         # Per block the arguments in it, each with its offset.
-        self._members: list[list[Home]] = [[] for _ in sizes]
-        for number, (space, offset) in sorted(homes.items()):
-            self._members[space].append((number, offset))
+        self._members: list[list[tuple[int, int]]] = [[] for _ in sizes]
+        for number, (block, offset) in sorted(arguments.items()):
+            self._members[block].append((number, offset))
 
     def take(self) -> list[torch.Tensor]:
         """Blocks that nobody else holds; their contents are undefined."""
         return [pool.take() for pool in self._pools]
 
-    def settled(self, args: Sequence[Any]) -> bool:
+    def hold(self, args: Sequence[Any]) -> bool:
         """Whether all arguments lie where they belong, in blocks that are large enough."""
         for size, members in zip(self._sizes, self._members, strict=True):
             first = members[0][0]
@@ -50,12 +52,12 @@ class Spaces:
                 return False
         return True
 
-    def settle(self, args: list[Any]) -> None:
+    def copy_in(self, args: list[Any]) -> None:
         """Put copies of the arguments where they belong, in other blocks."""
         blocks = self.take()
-        for number, (space, offset) in self.homes.items():
+        for number, (block, offset) in self.arguments.items():
             t = args[number]
-            args[number] = window(blocks[space], offset, t.shape, t.stride(), t.dtype).copy_(t)
+            args[number] = window(blocks[block], offset, t.shape, t.stride(), t.dtype).copy_(t)
 
 
 def window(

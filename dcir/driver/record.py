@@ -1,0 +1,62 @@
+"""The record of what became of one graph: what ``explain`` and the log tell of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class GraphRecord:
+    """What became of one graph.
+
+    Attributes:
+        kind: "inference", "forward" or "backward".
+        sizes: (place, value) of each symbolic size of the traced graph that this program is for.
+        remark: how this program comes to be compiled for those sizes.
+        operators: operators after import.
+        fallbacks: (operator, place) run through torch.
+        passes: the pass runner's records.
+        kernels, calls: distinct kernels and driver steps.
+        generated: kernels generated now (0: the library came from the cache).
+        arena_bytes: planned scratch memory of one call.
+        together: a number that a forward and its backward have in common.
+        saved_bytes: what a forward keeps for its backward, beyond its inputs and what its caller gets.
+        partition: what was decided under a limit of memory (``frontends.torch.partition.Partition``); only of a forward.
+        prepared_bytes: memory of values computed from parameters, kept between calls.
+        bytes_before, bytes_moved: distinct bytes that all operators of a call touch, before and after the passes.
+        threads: size of the team.
+        work: per operator of a call, its exact operations and the distinct bytes it touches.
+        tuned: (kernel, measured choice, calls) of the kernels that are not as the cost models have them.
+        seconds: time per step.
+    """
+
+    kind: str
+    sizes: tuple[tuple[str, int], ...] = ()
+    remark: str = ""
+    operators: int = 0
+    fallbacks: list[tuple[str, str]] = field(default_factory=list)
+    passes: list[Any] = field(default_factory=list)
+    kernels: int = 0
+    calls: int = 0
+    generated: int = 0
+    arena_bytes: int = 0
+    together: int | None = None
+    saved_bytes: int = 0
+    partition: Any = None
+    prepared_bytes: int = 0
+    bytes_before: int = 0
+    bytes_moved: int = 0
+    threads: int = 1
+    work: list[tuple[int, int]] = field(default_factory=list)
+    tuned: list[tuple[str, str, int]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """Whether anything had to be generated."""
+        return f"{self.generated} generated now" if self.generated else "from the cache"
+
+    def __str__(self) -> str:
+        done = f"{self.operators} operators -> {self.calls} calls of {self.kernels} kernels ({self.state})"
+        return f"compiled a graph for {self.kind} in {sum(self.seconds.values()):.2f} s: {done}"

@@ -1,0 +1,84 @@
+"""Options and records of one ``optimize`` call, and what its programs share."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch._guards import TracingContext
+
+from dcir.codegen.compile import Library
+from dcir.driver.record import GraphRecord
+from dcir.driver.team import fit_team
+from dcir.driver.uncompiled import Coverage
+from dcir.frontends.torch.importer import Imported
+from dcir.ir.network import Network
+from dcir.options import Options
+from dcir.runtime.blocks import Arenas
+from dcir.runtime.program import Program
+
+# By the package's name: TORCH_LOGS="+dcir" is heard, too.
+_LOG = logging.getLogger("dcir")
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a step, how much of it is done, and how much there is."""
+
+Call = Callable[[Sequence[Any]], list[Any]]
+
+Watch = Callable[[str, Imported, Library, Program], Call]
+"""Called with the kind of a graph, its network, its library and its program; gives what is called instead."""
+
+
+class Tunes(Protocol):
+    """Measures the kernels of networks before their code is made (``measure/tune.py``)."""
+
+    def tune(self, net: Network, threads: int, share: float = 1.0) -> None:
+        """Measure the kernels of a network, within a share of the time that is left."""
+
+
+@dataclass
+class Session:
+    """Options and records of one ``optimize`` call.
+
+    Attributes:
+        graphs: a record of every graph that was compiled.
+        progress: hears of the steps of a compilation.
+        watch: wraps the program of every graph that is compiled for a call; its steps are measured then.
+        arenas: scratch memory of all its programs: forward and backward use it in turn.
+        programs: those that are alive.
+        tuner: measures the kernels of every graph before it is compiled; made where the options ask for it.
+        next_step: what to type to read more, for the log.
+    """
+
+    options: Options
+    graphs: list[GraphRecord] = field(default_factory=list)
+    progress: Progress | None = None
+    watch: Watch | None = None
+    arenas: Arenas = field(default_factory=Arenas)
+    programs: weakref.WeakSet[Program] = field(default_factory=weakref.WeakSet)
+    tuner: Tunes | None = None
+    next_step: str = "model.dcir.explain()"
+
+    def __post_init__(self) -> None:
+        if TracingContext.try_get() is None:  # Dynamo guards on the number of threads
+            fit_team()
+
+    @functools.cached_property
+    def coverage(self) -> Coverage:
+        """What of its calls ran uncompiled."""
+        return Coverage(strict=self.options.strict)
+
+    def add(self, record: GraphRecord) -> None:
+        """Keep the record of a graph that is compiled now, and tell the log."""
+        self.graphs.append(record)
+        # The first is news, the others are detail.
+        _LOG.log(logging.INFO if len(self.graphs) == 1 else logging.DEBUG, "%s; next: %s", record, self.next_step)
+
+    def step(self, name: str) -> Callable[[int, int], None] | None:
+        """What hears how much is done of a step, and how much there is."""
+        show = self.progress
+        return None if show is None else lambda done, total: show(name, done, total)

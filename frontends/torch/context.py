@@ -1,0 +1,65 @@
+"""What goes with an ATen graph from its capture to its program: what the graph itself does not say, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from dcir.frontends.torch.partition.cut import Partition
+from dcir.ir.memory_plan import BufferPart
+
+Sizes = tuple[tuple[str, int], ...]
+"""(place of a symbolic size in the inputs, its value)."""
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """What became of an ATen graph.
+
+    Attributes:
+        call: from a list of arguments to a list of results.
+        strides: of the results; None for those that are no tensors, or are laid out as the graph says.
+        parts: where the results lie that lie in buffers of the call, by number.
+        donation: of a forward, what the compilation of its backward settles with it; capture only hands it on.
+    """
+
+    call: Callable[[list[Any]], list[Any]]
+    strides: tuple[tuple[int, ...] | None, ...] = ()
+    parts: Mapping[int, BufferPart] = field(default_factory=dict)
+    donation: Any = None
+
+
+@dataclass(frozen=True)
+class GraphContext:
+    """What capture knows of an ATen graph.
+
+    Attributes:
+        kind: "inference", "forward", "backward" or "training step".
+        pair: a number that a forward and its backward have in common.
+        sizes: the symbolic sizes that it was specialised to.
+        remark: how it comes to be compiled for those sizes.
+        static: numbers of the placeholders that are parameters or buffers of the user's modules.
+        updates: from the number of a result to that of the placeholder whose contents it replaces.
+        first_saved: of a forward, number of its first result that only the backward graph reads.
+        partition: of a forward, what was decided under a limit of memory.
+        donated: of a backward, the placeholders that nobody reads once the call has begun, and where they lie.
+        forward: of a backward, what became of its forward.
+    """
+
+    kind: str = "inference"
+    pair: int | None = None
+    sizes: Sizes = ()
+    remark: str = ""
+    static: frozenset[int] = frozenset()
+    updates: Mapping[int, int] = field(default_factory=dict)
+    first_saved: int | None = None
+    partition: Partition | None = None
+    donated: Mapping[int, BufferPart] = field(default_factory=dict)
+    forward: CompiledGraph | None = None
+
+
+CompileGraph = Callable[[fx.GraphModule, GraphContext], CompiledGraph]
+"""From a graph and what is known of it to its compiled form."""
