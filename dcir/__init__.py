@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dcir.runtime import uncounted as _uncounted
+from dcir.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dcir import errors as errors
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from dcir.driver.training.train_step import train_step as train_step
     from dcir.options import Options as Options
 
-__version__ = "0.1.0"
 __all__ = ["Options", "errors", "load", "optimize", "sessions", "train_step"]
 
 _HOMES = {

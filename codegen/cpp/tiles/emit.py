@@ -6,14 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import Template
-from typing import TYPE_CHECKING
 
+from dcir.codegen.cpp.tiles.epilogue.protocol import TileEpilogue
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.ir.types import FLOATS, HALVES, TYPES
 from dcir.isa import Isa
-
-if TYPE_CHECKING:
-    from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 
 ELEMENT_BYTES = {name: TYPES[name].itemsize for name in (*FLOATS, *HALVES)}
 STORED = {name: TYPES[name].cpp for name in (*FLOATS, *HALVES)}
@@ -249,7 +246,7 @@ class Draft:
     steps: tuple[TileStep, ...]
     scratch: int = 0
     swapped: bool = False
-    epilogue: Epilogue | None = None
+    epilogue: TileEpilogue | None = None
     sums: bool = False
 
     @property

@@ -35,6 +35,7 @@ from dcir.ops.library.torch_call import calls_graphs
 from dcir.runtime import artefact as layout
 from dcir.runtime import manifest as schema
 from dcir.runtime.program_info import ResultInfo
+from dcir.version import __version__
 
 _PREFIX = "dcir_state_"
 _MOMENT = (1980, 1, 1, 0, 0, 0)
@@ -134,8 +135,6 @@ def as_json(value: Any) -> bytes:
 
 def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Tensor]]:
     """The manifest of a network, without a list of files, and its weights by the names that the manifest has for them."""
-    import dcir
-
     done, library = compiled.imported, compiled.library
     info = assemble(done, library).info
     constants, weights = _constants(compiled)
@@ -147,7 +146,7 @@ def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Te
         inputs.append(schema.Input(next(names), c.shape, c.strides, c.dtype, slot))
     manifest = schema.Manifest(
         format=schema.FORMAT,
-        dcir=dcir.__version__,
+        dcir=__version__,
         torch=torch.__version__,
         machine=schema.ManifestMachine(platform.machine(), host_isa().name, cpu_identity()),
         level=compiled.options["level"],

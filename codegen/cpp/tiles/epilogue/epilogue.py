@@ -86,6 +86,10 @@ class Epilogue:
     vector: int
     row: int = -1
 
+    def with_program(self, program: LoopNest) -> Epilogue:
+        """It with another program over the same loops."""
+        return replace(self, program=program)
+
     @property
     def sums(self) -> int:
         """Elements of a job's sums (``epilogue/sums.py``); 0 if it only stores."""

@@ -9,15 +9,12 @@ nothing else. What took a long chain of steps is not computed again: it is read 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dcir.codegen.cpp.tiles.emit import lanes, render, round_up
+from dcir.codegen.cpp.tiles.epilogue.protocol import TileEpilogue
 from dcir.ir.loop_nest import LoopNest, Stmt, simplify
 from dcir.isa import Isa
 from dcir.ops.library.convolution_statistics import ADDED
-
-if TYPE_CHECKING:
-    from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 
 _TEXT = """
 typedef float Half __attribute__((vector_size($half)));
@@ -89,10 +86,10 @@ def pitch(p: LoopNest) -> int:
     return round_up(1 + sum((n - 1) * s for n, s in zip(p.outer, steps, strict=True)), 16)
 
 
-def sums_text(whole: Epilogue, isa: Isa) -> str:
+def sums_text(whole: TileEpilogue, isa: Isa) -> str:
     """``own`` and ``add_sums`` of an epilogue with sums."""
     program, value = _from_stored(whole) or (only_sums(whole.program), "load(t + r * stride)")
-    e = replace(whole, program=program)
+    e = whole.with_program(program)
     p, row = e.program, e.row
     width = lanes(isa, e.dtype)
     varies, lines = e.vector_varies(), e.vector_lines()
@@ -127,10 +124,10 @@ def sums_text(whole: Epilogue, isa: Isa) -> str:
     )  # fmt: skip
 
 
-def _from_stored(whole: Epilogue) -> tuple[LoopNest, str] | None:
+def _from_stored(whole: TileEpilogue) -> tuple[LoopNest, str] | None:
     """The epilogue that only adds, with what it stores as its input 0, and C++ that reads that; None if it would save no chain."""
     p = whole.program
-    if not replace(whole, program=only_sums(p)).chained:
+    if not whole.with_program(only_sums(p)).chained:
         return None
     stores = [s for s in p.body if s.op == "store" and s.attr[2:] != (ADDED,)]
     for store in stores:
@@ -145,7 +142,7 @@ def _from_stored(whole: Epilogue) -> tuple[LoopNest, str] | None:
         body[at] = given
         summing = only_sums(replace(p, body=tuple(body)))
         loads = [s for s in summing.body if s.op == "load" and s.attr[0] == 0]
-        if loads == [given] and not replace(whole, program=summing).chained:
+        if loads == [given] and not whole.with_program(summing).chained:
             return summing, whole.stored(store)
     return None
 
@@ -159,7 +156,7 @@ def _walks(p: LoopNest, row: int) -> list[bool]:
     return found
 
 
-def _factor(e: Epilogue, number: int, part: str, varies: list[bool]) -> str:
+def _factor(e: TileEpilogue, number: int, part: str, varies: list[bool]) -> str:
     """A float64 value, as half a vector."""
     s = e.program.body[number]
     if s.op == "cast":
