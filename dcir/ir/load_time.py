@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def preparable(net: Network) -> set[Op]:
     """Operators that depend on nothing but static inputs and constants, make no result, and call nothing outside."""
     results = net.result_containers()
-    fixed = net.static | set(net.constants)
+    fixed = net.static_containers()
     order = net.ops()
     operands = {op: (net.ins(op), net.outs(op)) for op in order}
     made: set[Op] = set()

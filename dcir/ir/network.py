@@ -287,6 +287,10 @@ class Network:
         """Operators that run when static inputs change and not in every call (none before they have been given places)."""
         return self.preparable() if self.prepared else set()
 
+    def static_containers(self, ready: Iterable[Op] = ()) -> set[str]:
+        """Containers that change between calls and not with every call: static inputs, constants, and what ``ready`` writes."""
+        return self.static.union(self.constants, (o.data for op in ready for o in self._operands[op][1]))
+
     def result_containers(self) -> set[str]:
         """Containers that some result shows."""
         return {r.data for r in self.results}

@@ -46,7 +46,7 @@ class LowerToIm2col(Pass):
         """Visit every convolution whose weights are not static."""
         outcome = PassResult()
         ready = net.preparable()
-        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        static = net.static_containers(ready)
         unfolded: dict[tuple[Operand, LoopNest], Operand] = {}
         for op in net.ops():
             spec, ins = op.spec, net.ins(op)

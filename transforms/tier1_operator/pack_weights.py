@@ -46,7 +46,7 @@ class PackWeights(Pass):
         """Visit every product that is not static itself; equal weights are packed once."""
         outcome = PassResult()
         ready = net.preparable()
-        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        static = net.static_containers(ready)
         packed: _Packed = {}
         wide = {o.data for op in ready for o in net.outs(op) if net.readers(o.data)}
         for op in net.ops():

@@ -71,7 +71,7 @@ class UseWinograd(Pass):
         """Visit every convolution that is not static itself; equal weights are transformed once."""
         outcome = PassResult()
         ready = net.preparable()
-        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        static = net.static_containers(ready)
         made: _Made = {}
         for op in net.ops():
             spec, ins = op.spec, net.ins(op)

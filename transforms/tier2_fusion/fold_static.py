@@ -60,7 +60,7 @@ class FoldStatic(Pass):
         """Visit every pointwise program and product that is not static itself."""
         outcome = PassResult()
         ready = net.preparable()
-        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        static = net.static_containers(ready)
         if not static:
             return outcome
         for op in net.ops():

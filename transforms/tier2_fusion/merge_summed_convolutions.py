@@ -60,7 +60,7 @@ class MergeSummedConvolutions(Pass):
         """Visit sums from their last convolution back."""
         outcome = PassResult()
         ready = net.preparable()
-        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        static = net.static_containers(ready)
         done: set[Op] = set()
         for op in reversed(net.ops()):
             if op in ready or op in done:

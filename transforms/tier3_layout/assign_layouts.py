@@ -70,7 +70,7 @@ class _Plan:
     def __init__(self, net: Network, outcome: PassResult) -> None:
         self.net, self.shot, self.mapper = net, Snapshot(net), _Mapper()
         static = net.preparable()
-        fixed = {o.data for op in static for o in self.shot.ops[op].outs} | net.static | set(net.constants)
+        fixed = net.static_containers(static)
         self.known = {
             data: Layouts(net.containers[data], dims, self._channels_last(data, dims))
             for data, dims in channel_dimensions(self.shot, fixed).items()
