@@ -16,11 +16,12 @@ from dcir.codegen.cpp.print_driver import BESIDE, Call, Flow, Numbers, Place, dr
 from dcir.codegen.cpp.print_kernel import HEADER, kernel_body
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.codegen.plan import KernelPlan
-from dcir.codegen.registry import Machine, makers, plan
+from dcir.codegen.registry import Kernel, Machine, makers, plan
 from dcir.codegen.tuned import Database
 from dcir.identity import foreign_identity, source_identity
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network, Operand
+from dcir.ir.operator import Operator
 from dcir.ir.types import itemsize
 from dcir.isa import host_isa
 from dcir.ops.analysis.batch_slices import one_image
@@ -112,19 +113,20 @@ def compile_network(
     ops, prepared = net.ops(), net.prepared_ops()
     streams = {label: i for i, s in enumerate(net.streams) for label in s.ops}
     for number, op in enumerate(ops):
-        spec, ins, outs = op.spec, net.ins(op), net.outs(op)
+        ins, outs = net.ins(op), net.outs(op)
+        spec: Kernel = op.spec
         stream = streams.get(op.label, -1)
         if stream >= 0:
-            spec = one_image(spec, net.streams[stream], ins, outs)
+            spec = one_image(op.spec, net.streams[stream], ins, outs)
         places_in, places_out = (tuple(layout.place(o, stream) for o in operands) for operands in (ins, outs))
-        if getattr(spec, "kind", "") == "torch":
+        if op.spec.calls_out:
             callbacks[number] = (spec, places_in, places_out)
             calls.append(Call(None, number, (), False, False))
             continue
         types = tuple(net.containers[o.data].dtype for o in ins), tuple(net.containers[o.data].dtype for o in outs)
         given = choices.get(op.label, MODELS) if choices is not None else None
         table: tuple[Numbers, ...] = ()
-        if op in prepared and (found := sizeless(spec, machine)):
+        if op in prepared and (found := sizeless(op.spec, machine)):
             spec, table = found[0], (Numbers(found[1]),)
             types, given = ((*types[0], "i64"), types[1]), MODELS
         key = (spec, types, team_of(stream, threads), given)
@@ -195,7 +197,7 @@ def planned_bytes(net: Network, threads: int) -> int:
     streams = {label: net.streams[i] for i, s in enumerate(net.streams) for label in s.ops}
     scratch = _Scratch(net)
     for op in net.ops():
-        if getattr(op.spec, "kind", "") == "torch":
+        if op.spec.calls_out:
             continue
         stream = streams.get(op.label)
         ins, outs = net.ins(op), net.outs(op)
@@ -207,7 +209,7 @@ def planned_bytes(net: Network, threads: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _scratch(spec: Any, machine: Machine, choice: Choice) -> int:
+def _scratch(spec: Operator, machine: Machine, choice: Choice) -> int:
     return plan(spec, machine, choice).scratch
 
 

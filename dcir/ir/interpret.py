@@ -55,13 +55,7 @@ def interpret(
     with np.errstate(all="ignore"):
         for i, (op, ins, outs) in enumerate(operands):
             a, b = [elements(o.data) for o in ins], [elements(o.data) for o in outs]
-            if isinstance(op.spec, LoopNest):  # it may walk backwards from where its operands begin
-                run_program(op.spec, a, b, scalar, [o.offset for o in ins], [o.offset for o in outs])
-            else:
-                op.spec.reference(
-                    [v[o.offset :] for v, o in zip(a, ins, strict=True)],
-                    [v[o.offset :] for v, o in zip(b, outs, strict=True)],
-                )
+            op.spec.reference_at(a, b, [o.offset for o in ins], [o.offset for o in outs])
             for o in (*ins, *outs):
                 if last[o.data] == i and o.data not in kept:
                     store.pop(o.data, None)

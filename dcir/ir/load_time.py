@@ -22,7 +22,7 @@ def preparable(net: Network) -> set[Op]:
         for o in operands[op][1]:
             writers.setdefault(o.data, []).append(op)
     for op in order:  # a container is read after its last writer, so one sweep sees all writers first
-        if getattr(op.spec, "kind", "") == "torch":
+        if op.spec.calls_out:
             continue
         ins, outs = operands[op]
         if any(o.data in results or net.containers[o.data].role != "transient" for o in outs):

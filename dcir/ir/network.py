@@ -24,6 +24,7 @@ from dcir.ir.annotations import Donated, ImagePipeline
 from dcir.ir.dace.nodes import Op
 from dcir.ir.dace.objects import DACE_TYPES, access_node, array, whole_memlet
 from dcir.ir.load_time import preparable
+from dcir.ir.operator import Operator
 from dcir.ir.types import itemsize
 
 
@@ -176,7 +177,7 @@ class Network:
     # ------------------------------------------------------------------ operators
     def add_op(
         self,
-        spec: Any,
+        spec: Operator,
         ins: Sequence[Operand],
         outs: Sequence[Operand],
         *,
@@ -185,7 +186,7 @@ class Network:
         before: Op | None = None,
     ) -> Op:
         """Add an operator at the end of the order, or just ``before`` another."""
-        label = f"{spec.kind if isinstance(getattr(spec, 'kind', None), str) else type(spec).__name__}_{self._count}"
+        label = f"{spec.kind}_{self._count}"
         self._count += 1
         op = Op.made(label, spec, [o.offset for o in ins], [o.offset for o in outs], origin, made_by)
         self.state.add_node(op)
@@ -197,7 +198,7 @@ class Network:
         return op
 
     def _connect(self, op: Op, ins: Sequence[Operand], outs: Sequence[Operand]) -> None:
-        reads, writes = footprint(op.spec)
+        reads, writes = op.spec.footprint()
         for i, o in enumerate(ins):
             self.state.add_edge(self._node(o.data), None, op, f"a{i}", self._memlet(o, reads, i))
         for i, o in enumerate(outs):
@@ -205,7 +206,7 @@ class Network:
         self._operands[op] = list(ins), list(outs)
 
     def rewire(
-        self, op: Op, spec: Any, ins: Sequence[Operand], outs: Sequence[Operand], *, made_by: str | None = None
+        self, op: Op, spec: Operator, ins: Sequence[Operand], outs: Sequence[Operand], *, made_by: str | None = None
     ) -> Op:
         """Give an operator another spec and other operands; it keeps its place in the order. Linear in its operands."""
         near = {o.data for o in (*self.ins(op), *self.outs(op))}
@@ -398,9 +399,3 @@ class Network:
         net.sdfg = dace.SDFG.from_json(sdfg)
         net._restore(side)
         return net
-
-
-def footprint(spec: Any) -> tuple[Sequence[int], Sequence[int]]:
-    """Bytes a spec's operator reads from and writes to each operand."""
-    reads, writes = spec.footprint()
-    return reads, writes

@@ -29,7 +29,7 @@ def test_same_numbers(page, sample) -> None:  # type: ignore[no-untyped-def]
     want = interpret(net, buffers, reference)
     for op in net.ops():
         if isinstance(op.spec, ScatterSpec):
-            net.rewire(op, op.spec.program(), net.ins(op), net.outs(op), made_by="test")
+            net.rewire(op, op.spec.loop_nest(), net.ins(op), net.outs(op), made_by="test")
     got = interpret(net, buffers, reference)
     for r in net.results:
         a, b = want[r.data], got[r.data]

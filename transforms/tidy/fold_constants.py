@@ -68,7 +68,7 @@ class FoldConstants(Pass):
         if len(writers) > 1:
             outcome.refuse("several operators write the container")
             return
-        p, outs = writers[0].spec, net.outs(writers[0])
+        p, outs = writers[0].known(LoopNest), net.outs(writers[0])
         stores = [i for i, s in enumerate(p.body) if s.op == "store" and outs[s.attr[0]].data == data]
         if len(stores) > 1:
             outcome.refuse("the constant is written in several parts")
@@ -76,7 +76,7 @@ class FoldConstants(Pass):
         value = _number(p, p.body[stores[0]])
         before = reader.spec.bytes_moved()
         if value is not None:
-            fused: Fused | str = _with_number(reader.spec, net.ins(reader), net.outs(reader), data, value)
+            fused: Fused | str = _with_number(reader.known(LoopNest), net.ins(reader), net.outs(reader), data, value)
         else:
             fused = self._with_expression(net, writers[0], stores[0], reader, data)
         if isinstance(fused, str):
@@ -87,13 +87,13 @@ class FoldConstants(Pass):
         net.rewire(reader, fused.program, fused.ins, fused.outs, made_by=self.name)
 
     def _with_expression(self, net: Network, writer: Op, store: int, reader: Op, data: str) -> Fused | str:
-        p: LoopNest = writer.spec
+        p = writer.known(LoopNest)
         work = [s.op for s in p.body if s.op not in ("const", "index", "store")]
         if len(work) > self.max_operations or not (_ARITHMETIC | _LOGIC).issuperset(work):
             return "the constant costs more to compute than to read"
         p, at = drop_unit_loops(_rounded(p, store)), net.outs(writer)[p.body[store].attr[0]].offset
         stores = [s for s in p.body if s.op == "store"]
-        c, ins = drop_unit_loops(reader.spec), net.ins(reader)
+        c, ins = drop_unit_loops(reader.known(LoopNest)), net.ins(reader)
         reads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
         if any(c.body[i].op == "gather" or c.body[i].args for i in reads):
             return "a range is read through indices or a mask"

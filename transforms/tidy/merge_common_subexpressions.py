@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ops.library.torch_call import has_effects
 from dcir.transforms.base import Pass, PassResult
 
 
@@ -48,7 +47,7 @@ class MergeCommonSubexpressions(Pass):
 
     def _merge(self, net: Network, first: Op, second: Op, results: set[str]) -> str | None:
         """Let readers of ``second`` read ``first``; the reason why not."""
-        if has_effects(first.spec):
+        if first.spec.has_effects:
             return "operators with effects or random numbers differ from call to call"
         ours, theirs = net.outs(first), net.outs(second)
         moves: dict[str, str] = {}  # container that goes -> container that stays

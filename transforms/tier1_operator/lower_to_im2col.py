@@ -97,17 +97,18 @@ def _tidy(program: LoopNest) -> LoopNest:
 
 def _image(net: Network, op: Op, x: Operand, unfolded: _Unfolded, name: str) -> Operand:
     """The unfolded image of a forward convolution or a weight gradient."""
-    program = _tidy(unfold(op.spec, op.spec.w[1:]))
+    spec = op.known(ConvolutionSpec)
+    program = _tidy(unfold(spec, spec.w[1:]))
     key = x, program
     if key not in unfolded:
-        unfolded[key] = Operand(net.add_container((positions(op.spec), depth(op.spec)), op.spec.dtype))
+        unfolded[key] = Operand(net.add_container((positions(spec), depth(spec)), spec.dtype))
         net.add_op(program, [x], [unfolded[key]], origin=op.origin, made_by=name, before=op)
     return unfolded[key]
 
 
 def _rows(net: Network, op: Op, y: Operand, name: str) -> Operand:
     """The error signal as a matrix of positions by channels."""
-    spec = op.spec
+    spec = op.known(ConvolutionSpec)
     shape = spec.shapes[2]
     body = LoopNestBuilder(shape)
     body.store(body.output(spec.dtype), _matrix(spec), body.load(body.input(spec.dtype), spec.y))
@@ -123,7 +124,7 @@ def _matrix(spec: ConvolutionSpec) -> tuple[int, ...]:
 
 
 def _forward(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
-    spec, ins, outs = op.spec, net.ins(op), net.outs(op)
+    spec, ins, outs = op.known(ConvolutionSpec), net.ins(op), net.outs(op)
     rows, columns, taps = positions(spec), spec.cout, depth(spec)
     u = _image(net, op, ins[0], unfolded, name)
     t = Operand(net.add_container((rows, columns), spec.dtype))
@@ -156,7 +157,7 @@ def _after(spec: ConvolutionSpec) -> LoopNest:
 
 
 def _data(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
-    spec, ins, outs = op.spec, net.ins(op), net.outs(op)
+    spec, ins, outs = op.known(ConvolutionSpec), net.ins(op), net.outs(op)
     rows, columns, taps = positions(spec), spec.cout, depth(spec)
     u = Operand(net.add_container((rows, taps), spec.dtype))
     product = ContractionSpec(
@@ -168,7 +169,7 @@ def _data(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
 
 
 def _weight(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
-    spec, ins, outs = op.spec, net.ins(op), net.outs(op)
+    spec, ins, outs = op.known(ConvolutionSpec), net.ins(op), net.outs(op)
     rows, columns, taps = positions(spec), spec.cout, depth(spec)
     u = _image(net, op, ins[0], unfolded, name)
     error = _rows(net, op, ins[1], name)

@@ -24,9 +24,9 @@ from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
+from dcir.ops.library.product import Product, packs_much
 from dcir.ops.pages.pointwise import rounded
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_epilogues import Product, packs_much
 
 _Widened = dict[tuple[Operand, tuple[tuple[int, int], ...]], Operand]
 

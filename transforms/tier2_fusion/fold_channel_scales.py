@@ -180,7 +180,7 @@ def _small(net: Network, scale: Operand) -> bool:
     """Whether everything written to the scale's container is at most ``MOST``."""
     writers = net.writers(scale.data)
     for op in writers:
-        p = op.spec if isinstance(op.spec, LoopNest) else getattr(op.spec, "epilogue", None)
+        p = op.spec.stored_by
         if p is None:
             return False
         for s in p.body:

@@ -27,8 +27,8 @@ from dcir.ir.scalars import evaluate
 from dcir.ir.types import FLOATS
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.product import VALUE, Product, epilogue_of, is_product, set_epilogue
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_epilogues import VALUE, Product, epilogue_of, is_product, set_epilogue
 
 _STORED = frozenset({"f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"})
 
@@ -74,7 +74,7 @@ class FoldStatic(Pass):
         return outcome
 
     def _program(self, net: Network, op: Op, static: set[str], outcome: PassResult) -> None:
-        old = Fused(op.spec, tuple(net.ins(op)), tuple(net.outs(op)))
+        old = Fused(op.known(LoopNest), tuple(net.ins(op)), tuple(net.outs(op)))
         new = _Rewriting(old, static).plain()
         new = self._hoist(net, op, new, static, outcome)
         if new is not old:

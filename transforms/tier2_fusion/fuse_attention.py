@@ -62,11 +62,11 @@ class FuseAttention(Pass):
             return "the scores or their softmax are read by others"
         if net.outs(first)[0].offset != scores.offset or net.ins(second)[0] != weights:
             return "the second product reads another part of the softmax"
-        a: ContractionSpec = first.spec
-        b: ContractionSpec = second.spec
+        a = first.known(ContractionSpec)
+        b = second.known(ContractionSpec)
         if a.dtype != b.dtype or a.dtype not in FLOATS or a.panel or b.panel or b.epilogue is not None:
             return "one of the products has another type or more to do"
-        rows = drop_unit_loops(softmax.spec)
+        rows = drop_unit_loops(softmax.known(LoopNest))
         walk = next(s.attr[1] for s in rows.body if s.op == "load")
         if rows.inner != (a.n,) or walk[-1] != a.c[-1]:
             return "the softmax goes along another dimension"

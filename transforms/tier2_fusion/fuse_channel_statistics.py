@@ -23,8 +23,8 @@ from dcir.ir.network import Network, Operand
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.convolution_statistics import ADDED, ConvolutionStatisticsSpec, over, sums_suit
 from dcir.ops.library.epilogue import identity_epilogue
+from dcir.ops.library.product import place_of_both
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_epilogues import place_of_both
 
 LEAST_BYTES = 1 << 18
 """Of a result: a small one is read again from the nearest cache."""
@@ -77,7 +77,7 @@ class FuseChannelStatistics(Pass):
         if net.readers(read.data) == [consumer] and read.data not in net.result_containers():
             lean = replace(spec, kept=False)
             # Tiles that only add have no form: something is stored.
-            spec = lean if any(s.op == "store" and s.attr[2:] != (ADDED,) for s in lean.epilogue().body) else spec
+            spec = lean if any(s.op == "store" and s.attr[2:] != (ADDED,) for s in lean.whole_epilogue().body) else spec
         ins, outs = [*net.ins(product), *others], [*spec.stored(net.outs(product)), *net.outs(consumer)]
         fused = net.add_op(spec, ins, outs, origin=product.origin, made_by=self.name, before=where)
         position[fused] = position[where]
@@ -115,7 +115,7 @@ def summed(
     net: Network, product: Op, consumer: Op, read: Operand
 ) -> tuple[ConvolutionStatisticsSpec, list[Operand]] | str:
     """The product with the consumer's sums, and the operands that the latter adds; or why not."""
-    spec, outs, ins = product.spec, net.outs(product), net.ins(consumer)
+    spec, outs, ins = product.known(ConvolutionSpec), net.outs(product), net.ins(consumer)
     forward = spec.kind == "forward"
     shape, strides = (spec.shapes[2], spec.y) if forward else (spec.shapes[0], spec.x)
     stored = spec.epilogue or identity_epilogue(shape, spec.dtype, strides)
@@ -124,7 +124,7 @@ def summed(
         return "the product writes it in several parts, or in another type"
     if {o.data for o in outs} & {o.data for o in ins} != {read.data} or sum(o.data == read.data for o in ins) != 1:
         return "the sums read several results of the product"
-    c = drop_unit_loops(consumer.spec)
+    c = drop_unit_loops(consumer.known(LoopNest))
     reason = sums_suit(c)
     if reason:
         return reason

@@ -18,21 +18,15 @@ from typing import ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, same_way
 from dcir.ir.loop_forms import drop_unit_loops
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
-from dcir.ir.network import Network, Operand, contiguous
-from dcir.ir.types import FLOATS
-from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec, packs
+from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.network import Network
+from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.epilogue import first_store, identity_epilogue
+from dcir.ops.library.product import VALUE, Product, epilogue_of, is_product, packs_much, place_of_both, set_epilogue
 from dcir.transforms.base import Pass, PassResult
-
-VALUE = Operand("", 0)
-"""Stands for the product's value among the operands of an epilogue."""
 
 LEAST_ROWS = 32
 """Rows of a product that are worth a matrix of their own in a batch."""
-
-Product = ContractionSpec | ConvolutionSpec
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,12 @@ class FuseEpilogues(Pass):
         outcome = PassResult()
         position = {op: float(i) for i, op in enumerate(net.ops())}
         for op in net.ops():
-            if is_product(op.spec) and op.spec.kind == "forward" and op.spec.bias and op.spec.epilogue is None:
+            if (
+                is_product(op.spec)
+                and isinstance(op.spec, ConvolutionSpec)
+                and op.spec.bias
+                and op.spec.epilogue is None
+            ):
                 spec, epilogue = epilogue_of(net, op)
                 set_epilogue(net, op, spec, epilogue, self.name)
                 outcome.changed += 1
@@ -87,7 +86,7 @@ class FuseEpilogues(Pass):
         if packs_much(net, product):
             return "with an epilogue the product would have to pack a large operand in every call"
         spec, old = epilogue_of(net, product)
-        c, ins = drop_unit_loops(consumer.spec), net.ins(consumer)
+        c, ins = drop_unit_loops(consumer.known(LoopNest)), net.ins(consumer)
         loads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
         if any(c.body[i].op == "gather" or c.body[i].args for i in loads):
             return "the consumer reads it through indices or a mask"
@@ -163,75 +162,8 @@ class FuseEpilogues(Pass):
         return False
 
 
-def is_product(spec: object) -> bool:
-    """Whether an operator can have an epilogue."""
-    if isinstance(spec, ContractionSpec):
-        return spec.dtype in FLOATS
-    if not isinstance(spec, ConvolutionSpec) or spec.kind != "forward" or (spec.bias and spec.epilogue is not None):
-        return False
-    return spec.dtype in FLOATS
-
-
-def epilogue_of(net: Network, op: Op) -> tuple[Product, Fused]:
-    """A product without bias, and its epilogue with the operands (``VALUE`` first); the trivial one if it has none."""
-    spec: Product = op.spec
-    ins, outs = net.ins(op), tuple(net.outs(op))
-    if spec.epilogue is not None:
-        return spec, Fused(spec.epilogue, (VALUE, *ins[2:]), outs)
-    shape, strides = spec.shapes[2], spec.c if isinstance(spec, ContractionSpec) else spec.y
-    if isinstance(spec, ContractionSpec) or not spec.bias:
-        return spec, Fused(identity_epilogue(shape, spec.dtype, strides), (VALUE,), outs)
-    body = LoopNestBuilder(shape)
-    value = body.load(body.input(spec.dtype), contiguous(shape))
-    bias = body.load(body.input(spec.dtype), [1 if d == 1 else 0 for d in range(len(shape))])
-    body.store(body.output(spec.dtype), strides, value + bias)
-    return replace(spec, bias=False), Fused(body.finish(), (VALUE, ins[2]), outs)
-
-
-def set_epilogue(
-    net: Network, op: Op, spec: Product, epilogue: Fused, by: str, *, before: Op | None = None, origin: str = ""
-) -> Op:
-    """Give a product this epilogue (none if it only stores): in place, or as a new operator ``before`` another."""
-    steps, usual = first_store(epilogue.program).attr[1], spec.c if isinstance(spec, ContractionSpec) else spec.y
-    # Along extents of 1 any stride is right, and a usual one names a layout.
-    strides = tuple(u if n == 1 else s for s, u, n in zip(steps, usual, spec.shapes[2], strict=True))
-    trivial = [s.op for s in epilogue.program.body] == ["load", "store"] and epilogue.program.outputs == (spec.dtype,)
-    program = None if trivial else epilogue.program
-    made: Product
-    if isinstance(spec, ContractionSpec):
-        made = replace(spec, c=strides, epilogue=program)
-    else:
-        made = replace(spec, y=strides, epilogue=program)
-    ins = [*net.ins(op)[:2], *epilogue.ins[1:]]
-    if before is None:
-        return net.rewire(op, made, ins, epilogue.outs, made_by=by)
-    return net.add_op(made, ins, epilogue.outs, origin=op.origin or origin, made_by=by, before=before)
-
-
 def _pointwise(p: LoopNest) -> bool:
     return not p.inner and p.points() > 0 and not any(s.op == "reduce" for s in p.body)
-
-
-def place_of_both(net: Network, product: Op, consumer: Op, position: dict[Op, float]) -> Op | None:
-    """The place of the consumer if nobody needs the product's results before, else the product's if possible."""
-    readers = {r for o in net.outs(product) for r in net.readers(o.data)} - {consumer}
-    if all(position[r] > position[consumer] for r in readers):
-        return consumer
-    sources = [w for o in net.ins(consumer) for w in net.writers(o.data) if w is not product]
-    return product if all(position[w] < position[product] for w in sources) else None
-
-
-def packs_much(net: Network, product: Op) -> bool:
-    """Whether an epilogue would cost more than it saves: without one, tiles read both operands where they lie."""
-    spec = product.spec
-    if not isinstance(spec, ContractionSpec) or spec.epilogue is not None or spec.panel:
-        return False
-    which, nbytes = packs(spec)
-    if nbytes <= MOST_PACKED_BYTES:
-        return False
-    data = net.ins(product)[which].data
-    ready = net.preparable()
-    return not (data in net.static or data in net.constants or any(w in ready for w in net.writers(data)))
 
 
 def _remove(net: Network, ops: Sequence[Op], position: dict[Op, float]) -> None:
@@ -329,11 +261,11 @@ def _split(spec: Product, d: int, inner: int) -> ContractionSpec | str:
 def _inlined(net: Network, product: Op, producer: Op, old: Fused, data: str, static: set[Op]) -> Fused | str:
     """The epilogue with an operand's pointwise producer inside."""
     also = net.result_containers() | {o.data for o in net.ins(product)[:2]}
-    if net.readers(data) != [product] or data in also or len(producer.spec.outputs) != 1:
+    if net.readers(data) != [product] or data in also or len(producer.known(LoopNest).outputs) != 1:
         return "an operand has other readers"
     if producer in static:
         return "an operand is computed once, before the calls"
-    p, outs = drop_unit_loops(producer.spec), net.outs(producer)
+    p, outs = drop_unit_loops(producer.known(LoopNest)), net.outs(producer)
     (store,) = (s for s in p.body if s.op == "store")
     e = old.program
     loads = [i for i, s in enumerate(e.body) if s.op in ("load", "gather") and old.ins[s.attr[0]].data == data]

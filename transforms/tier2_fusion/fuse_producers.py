@@ -119,11 +119,15 @@ class FuseProducers(Pass):
             if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest) or writers[0] is consumer:
                 continue
             if sums_convolved(net, writers[0]) != self.convolved and (
-                self.convolved or consumer.spec.points() >= writers[0].spec.points()
+                self.convolved or consumer.known(LoopNest).points() >= writers[0].spec.points()
             ):
                 outcome.refuse("a convolution may take the sums")
                 continue
-            if writers[0] in static and consumer not in static and _worth_preparing(writers[0].spec, consumer.spec):
+            if (
+                writers[0] in static
+                and consumer not in static
+                and _worth_preparing(writers[0].spec, consumer.known(LoopNest))
+            ):
                 outcome.refuse("the value is computed once, before the calls")
                 continue
             new = self._try(net, writers[0], consumer, data, progress)
@@ -135,7 +139,7 @@ class FuseProducers(Pass):
         return None
 
     def _try(self, net: Network, producer: Op, consumer: Op, data: str, progress: _Progress) -> Op | str:
-        p, c = drop_unit_loops(producer.spec), drop_unit_loops(consumer.spec)
+        p, c = drop_unit_loops(producer.known(LoopNest)), drop_unit_loops(consumer.known(LoopNest))
         if len(p.body) + len(c.body) > self.max_statements:
             return "the fused kernel would be too long"
         if len(p.inputs) + len(c.inputs) + len(p.outputs) + len(c.outputs) > self.max_operands:

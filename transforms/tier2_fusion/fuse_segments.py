@@ -18,9 +18,9 @@ from dcir.ir.fuse import Fused, extend, inline, match, moved_loads
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ops.library.segments import SegmentSpec
+from dcir.ops.library.product import VALUE, place_of_both
+from dcir.ops.library.segments import GroupSpec, SegmentSpec
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_epilogues import VALUE, place_of_both
 from dcir.transforms.tier2_fusion.fuse_producers import COSTLY
 
 _MOST_REPEATED = 12
@@ -55,9 +55,9 @@ class FuseSegments(Pass):
 
     def _pull(self, net: Network, op: Op, outcome: PassResult) -> bool:
         """Move a producer of the values into the fold, if one fits."""
-        first = _first_value(op.spec)
+        first = _first_value(op.known(SegmentSpec))
         static = net.preparable()
-        for data in dict.fromkeys(o.data for o in net.ins(op)[first : first + len(op.spec.value.inputs)]):
+        for data in dict.fromkeys(o.data for o in net.ins(op)[first : first + len(op.known(SegmentSpec).value.inputs)]):
             writers = net.writers(data)
             if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest):
                 continue
@@ -75,8 +75,8 @@ class FuseSegments(Pass):
 
     def _valued(self, net: Network, op: Op, producer: Op, data: str) -> int | str:
         """Inline ``producer``; the bytes that this saves, or why it is not done."""
-        spec: SegmentSpec = op.spec
-        p, ins, outs = drop_unit_loops(producer.spec), net.ins(op), net.outs(producer)
+        spec = op.known(SegmentSpec)
+        p, ins, outs = drop_unit_loops(producer.known(LoopNest)), net.ins(op), net.outs(producer)
         first = _first_value(spec)
         own = tuple(ins[first : first + len(spec.value.inputs)])
         if p.inner or any(s.op == "reduce" for s in p.body):
@@ -126,8 +126,8 @@ class FuseSegments(Pass):
         return None
 
     def _finished(self, net: Network, op: Op, consumer: Op, data: str) -> Op | str:
-        spec: SegmentSpec = op.spec
-        c, ins, outs = drop_unit_loops(consumer.spec), net.ins(consumer), tuple(net.outs(op))
+        spec = op.known(SegmentSpec)
+        c, ins, outs = drop_unit_loops(consumer.known(LoopNest)), net.ins(consumer), tuple(net.outs(op))
         first = _first_value(spec) + len(spec.value.inputs)
         old = Fused(spec.finish, (VALUE, *net.ins(op)[first:]), outs)
         if c.inner or any(s.op == "reduce" for s in c.body):
@@ -195,7 +195,7 @@ def _others(spec: SegmentSpec, ins: Sequence[Operand]) -> list[Operand]:
 
 def _sees_all(net: Network, op: Op) -> bool:
     """Whether every point is in some group."""
-    return all(w.spec.skip is None for w in net.writers(net.ins(op)[1].data))
+    return all(w.known(GroupSpec).skip is None for w in net.writers(net.ins(op)[1].data))
 
 
 def _value_first(f: Fused) -> Fused:

@@ -76,7 +76,7 @@ class FuseSiblings(Pass):
             return "one depends on the other"
         if position[second] - position[first] > self.max_distance:
             return "they are far apart in execution order"
-        a, b = drop_unit_loops(first.spec), drop_unit_loops(second.spec)
+        a, b = drop_unit_loops(first.known(LoopNest)), drop_unit_loops(second.known(LoopNest))
         if len(a.body) + len(b.body) > self.max_statements:
             return "the fused kernel would be too long"
         if len(a.inputs) + len(b.inputs) + len(a.outputs) + len(b.outputs) > self.max_operands:

@@ -144,7 +144,7 @@ class GroupScatters(Pass):
 
 def _computed(net: Network, op: Op) -> bool:
     """Whether the source may be computed where it is summed: by a pointwise program; if others need it too, by one that reads little."""
-    data = net.ins(op)[0 if op.spec.base is None else 1].data
+    data = net.ins(op)[0 if op.known(ScatterSpec).base is None else 1].data
     writers = net.writers(data)
     if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest):
         return False

@@ -99,7 +99,7 @@ class MergeSummedConvolutions(Pass):
         return reason
 
     def _join(self, net: Network, chain: Sequence[Term], outcome: PassResult) -> None:
-        spec: ConvolutionSpec = chain[0].op.spec
+        spec = chain[0].op.known(ConvolutionSpec)
         weights, image = (itemsize(spec.dtype) * math.prod(spec.shapes[i]) for i in (1, 0))
         most = min(self.max_weights // weights, self.max_images // image)
         if most < 2:
@@ -116,7 +116,8 @@ class MergeSummedConvolutions(Pass):
 
     def _convolution(self, net: Network, part: Sequence[Term]) -> Op:
         """One convolution in place of the part's last."""
-        last, spec = part[-1].op, part[-1].op.spec
+        last = part[-1].op
+        spec = last.known(ConvolutionSpec)
         images = _side_by_side(net, [t.op for t in part])
         weights = self._weights(net, part)
         epilogue, ins = self._epilogue(net, part)
@@ -137,7 +138,7 @@ class MergeSummedConvolutions(Pass):
 
     def _weights(self, net: Network, part: Sequence[Term]) -> Operand:
         """The weights one after the other, as a static value."""
-        spec: ConvolutionSpec = part[0].op.spec
+        spec = part[0].op.known(ConvolutionSpec)
         size = math.prod(spec.shapes[1])
         name = net.add_container((len(part), *spec.shapes[1]), spec.dtype)
         body = LoopNestBuilder(spec.shapes[1])
@@ -161,7 +162,7 @@ class MergeSummedConvolutions(Pass):
 
         def load(operand: Operand, strides: tuple[int, ...]) -> int:
             ins.append(operand)
-            inputs.append(first.op.spec.dtype)
+            inputs.append(first.op.known(ConvolutionSpec).dtype)
             body.append(Stmt("load", (), p.body[old].dtype, (len(inputs) - 1, strides)))
             return len(body) - 1
 
@@ -190,7 +191,7 @@ class MergeSummedConvolutions(Pass):
 
     def _fixed(self, net: Network, part: Sequence[Term], fixed: Sequence[tuple[Operand, int]]) -> Operand:
         """The sum of numbers per channel, as a static value."""
-        spec: ConvolutionSpec = part[-1].op.spec
+        spec = part[-1].op.known(ConvolutionSpec)
         body = LoopNestBuilder((spec.cout,))
         total = None
         for _, step in fixed:
@@ -212,7 +213,7 @@ def _operand(op: Op, number: int) -> int:
 
 def _epilogue(op: Op) -> LoopNest:
     """What a convolution does with its value, which may be to store it."""
-    spec: ConvolutionSpec = op.spec
+    spec = op.known(ConvolutionSpec)
     return spec.epilogue or identity_epilogue(spec.shapes[2], spec.dtype, spec.y)
 
 
@@ -300,7 +301,7 @@ def _unfit(net: Network, term: Term, reader: Term, number: int, at: Operand) -> 
 
 def _apart(net: Network, term: Term, chain: Sequence[Term]) -> str | None:
     """Why a term's image cannot lie beside those of a chain."""
-    one, other = term.op.spec, chain[-1].op.spec
+    one, other = (t.op.known(ConvolutionSpec) for t in (term, chain[-1]))
     if replace(one, epilogue=None, y=(), w=()) != replace(other, epilogue=None, y=(), w=()):
         return "the convolutions that are added differ"
     image, beside = net.ins(term.op)[0], net.ins(chain[-1].op)[0]
@@ -334,8 +335,8 @@ def _weight_strides(spec: ConvolutionSpec) -> tuple[int, ...]:
 
 def _twice(op: Op, out: int) -> LoopNest | None:
     """The operator's program, or its epilogue, with result number ``out`` stored once more; None where that is not possible."""
-    p = op.spec if isinstance(op.spec, LoopNest) else getattr(op.spec, "epilogue", None)
-    if not isinstance(p, LoopNest):
+    p = op.spec.stored_by
+    if p is None:
         return None
     stores = [s for s in p.body if s.op == "store" and s.attr[0] == out]
     if len(stores) != 1 or len(stores[0].args) != 1:
@@ -370,7 +371,7 @@ def _side_by_side(net: Network, ops: Sequence[Op]) -> Operand:
         number = [o.data for o in outs].index(name)
         program = _twice(writer, number)
         assert program is not None
-        spec = program if isinstance(writer.spec, LoopNest) else replace(writer.spec, epilogue=program)
+        spec = writer.spec.stored_as(program)
         net.rewire(writer, spec, net.ins(writer), [*outs, Operand(whole, outs[number].offset + place[name])])
         del place[name]
     for op in dict.fromkeys(op for name in place for op in (*net.writers(name), *net.readers(name))):

@@ -54,7 +54,7 @@ class RoundAsPacked(Pass):
 
     def _round(self, net: Network, op: Op, spec: ContractionSpec, maker: Op) -> str | None:
         """Let ``op`` read what ``maker`` rounds; the reason why not, "" if it rounds nothing."""
-        p, outs, (a, b, *rest) = maker.spec, net.outs(maker), net.ins(op)
+        p, outs, (a, b, *rest) = maker.known(LoopNest), net.outs(maker), net.ins(op)
         stores = [s for s in p.body if s.op == "store" and outs[s.attr[0]] == b]
         if p.inner or len(stores) != 1 or stores[0].dtype != "f32":
             return ""
@@ -81,7 +81,7 @@ class RoundAsPacked(Pass):
 
     def _leave_out(self, net: Network, maker: Op, b: Operand) -> None:
         """What nobody reads is not stored."""
-        p, ins, outs = maker.spec, net.ins(maker), net.outs(maker)
+        p, ins, outs = maker.known(LoopNest), net.ins(maker), net.outs(maker)
         if len(outs) == 1:
             net.remove_op(maker)
         else:

@@ -58,7 +58,8 @@ class ShareKeys(Pass):
 
     def _share(self, net: Network, op: Op, outcome: PassResult) -> str:
         """Rewire one attention, or say why not; "" where nothing is repeated."""
-        spec, first = op.spec, 2 if op.spec.grads else 1
+        spec = op.known(AttentionSpec)
+        first = 2 if spec.grads else 1
         found = [_once(net, spec, net.ins(op)[first + i], st) for i, st in enumerate((spec.k, spec.v))]
         if not any(found):
             return ""

@@ -22,6 +22,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.network import Container, Network, Operand
+from dcir.ir.operator import Operator
 from dcir.ir.types import itemsize
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -184,7 +185,7 @@ def same_places(layouts: Layouts) -> bool:
     return all(n == 1 or a == b for n, a, b in zip(c.shape, c.strides, layouts.last, strict=True))
 
 
-def _is_copy(spec: Any) -> bool:
+def _is_copy(spec: Operator) -> bool:
     return isinstance(spec, LoopNest) and [s.op for s in spec.body] == ["load", "store"]
 
 

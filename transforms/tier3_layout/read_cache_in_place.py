@@ -82,7 +82,7 @@ class ReadCacheInPlace(Pass):
             return "keys and values are joined at different positions"
         q, _, _, *mask = net.ins(op)
         spec = replace(
-            op.spec,
+            op.known(AttentionSpec),
             k=keys.kept_strides,
             v=values.kept_strides,
             first=keys.first,
@@ -101,7 +101,7 @@ class ReadCacheInPlace(Pass):
 
     def _cut(self, net: Network, op: Op, i: int, changed: dict[Op, Wired], made: list[str]) -> _Cut | str:
         """Cut the keys (``i`` = 1) or the values (2); what writers will be goes to ``changed``."""
-        spec: AttentionSpec = op.spec
+        spec = op.known(AttentionSpec)
         ins, strides = net.ins(op), getattr(spec, _FIELDS[i])
         joined = ins[i].data
         if joined in net.result_containers() or net.readers(joined) != [op] or [o.data for o in ins].count(joined) > 1:

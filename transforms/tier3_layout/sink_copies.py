@@ -85,7 +85,7 @@ class SinkCopies(Pass):
 
     def _taken_out(self, net: Network, op: Op, store: Stmt, results: set[str]) -> list[_Rewired] | str:
         """The writer of what ``store`` copies as a writer of where to, and ``op`` as its reader."""
-        p, ins, outs = op.spec, net.ins(op), net.outs(op)
+        p, ins, outs = op.known(LoopNest), net.ins(op), net.outs(op)
         load = p.body[store.args[0]]
         source, target = ins[load.attr[0]], outs[store.attr[0]]
         if p.inputs[load.attr[0]] != p.outputs[store.attr[0]] or load.args or len(store.args) > 1:

@@ -16,6 +16,7 @@ from typing import Any
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network, Operand
+from dcir.ir.operator import Operator
 from dcir.ops.analysis.batch_slices import Range, Share, shares
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.scan import ScanSpec
@@ -64,10 +65,8 @@ def _operator(
 ) -> str | None:
     """Note the steps of an operator's results; the reason if it has none."""
     net = pair[0]
-    if (
-        getattr(ops[0].spec, "kind", "") == "torch"
-    ):  # it may draw random numbers: once for a batch is not once for a piece
-        return f"{ops[0].spec.name} runs in torch"
+    if ops[0].spec.calls_out:  # it may draw random numbers: once for a batch is not once for a piece
+        return f"{ops[0].spec.calls_out} runs in torch"
     ins, outs = net.ins(ops[0]), net.outs(ops[0])
     if (ins, outs) != (pair[1].ins(ops[1]), pair[1].outs(ops[1])):
         return "operands lie elsewhere for another batch"
@@ -89,7 +88,7 @@ def _same(pair: tuple[Network, Network], name: str) -> bool:
 
 
 def _agreed(
-    part: Share, ins: Sequence[Operand], outs: Sequence[Operand], steps: dict[str, int]
+    part: Share[Operator], ins: Sequence[Operand], outs: Sequence[Operand], steps: dict[str, int]
 ) -> dict[str, int] | None:
     """The steps that a share wants, if they are those already known and no image reaches into the next one."""
     new: dict[str, int] = {}
@@ -123,7 +122,7 @@ def _results(pair: tuple[Network, Network], images: tuple[int, int], steps: dict
     return None
 
 
-def _shares(spec: Any, images: int) -> Iterator[Share]:
+def _shares(spec: Operator, images: int) -> Iterator[Share[Operator]]:
     """Of the operators that streams know, and of some more."""
     if isinstance(spec, AttentionSpec):
         yield from _attention(spec, images)
@@ -133,7 +132,7 @@ def _shares(spec: Any, images: int) -> Iterator[Share]:
         yield from shares(spec, images, checked=True)
 
 
-def _attention(spec: AttentionSpec, images: int) -> Iterator[Share]:
+def _attention(spec: AttentionSpec, images: int) -> Iterator[Share[Operator]]:
     if spec.grads or spec.batch % images:
         return
     one = replace(spec, batch=spec.batch // images)
@@ -145,7 +144,7 @@ def _attention(spec: AttentionSpec, images: int) -> Iterator[Share]:
     yield _share(one, one.batch, reads, writes)
 
 
-def _rows(spec: SortSpec | ScanSpec, images: int) -> Iterator[Share]:
+def _rows(spec: SortSpec | ScanSpec, images: int) -> Iterator[Share[Operator]]:
     for d, extent in enumerate(spec.rows):
         if extent % images:
             continue
@@ -164,7 +163,7 @@ def _share(
     reads: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
     writes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
     d: int = 0,
-) -> Share:
+) -> Share[Operator]:
     def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> Range:
         low = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
         return low, sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)

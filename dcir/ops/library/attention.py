@@ -16,16 +16,15 @@ import torch
 
 from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.operator import Operator, Steps
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
 from dcir.ops.library.torch_call import window_tensor
 
-Steps = tuple[list[tuple[str, str, int]], list[tuple[LoopNest, list[str], list[str]]]]
-
 
 @register
 @dataclass(frozen=True)
-class AttentionSpec:
+class AttentionSpec(Operator):
     """Forward: reads q, k, v[, k2, v2][, mask], writes o, lse. Backward: reads do, q, k, v, o, lse[, mask], writes dq, dk, dv.
 
     Attributes:
@@ -152,6 +151,11 @@ class AttentionSpec:
         for i, of_heads in ((1, ds.transpose(-1, -2) @ q), (2, p.transpose(-1, -2) @ do)):
             shared = of_heads.unflatten(1, (self.key_heads, self.group)).sum(2)
             window(outs[i], keys, self.grads[1 + i]).copy_(shared)
+
+    def describe(self) -> str:
+        """Its extents."""
+        causal = " causal" if self.causal else ""
+        return f"{self.kind} {self.batch}x{self.heads} of m{self.m} n{self.n} d{self.d}{causal}"
 
     def steps(self) -> Steps:
         """The same as loop nests over temporaries, the score matrix among them: the plain form for stock DaCe."""

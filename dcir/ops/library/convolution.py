@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from dcir.ir.describe import sizes_text
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import contiguous
+from dcir.ir.operator import Operator
 from dcir.ir.serialize import register
-from dcir.ir.types import compute_type, itemsize
+from dcir.ir.types import FLOATS, compute_type, itemsize
 from dcir.ops.library import winograd
 from dcir.ops.library.convolution_loops import convolution_loops
-from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
+from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, epilogue_text, run_epilogue
 from dcir.ops.library.operand_types import OperandTypes, Scales
 from dcir.ops.library.packing import pack_program, packed_shape, panels, spans_groups
 from dcir.ops.library.torch_call import window_tensor
@@ -41,7 +43,7 @@ def _met(size: int, taps: int, results: int, stride: int, padding: int, dilation
 
 @register
 @dataclass(frozen=True)
-class ConvolutionSpec:
+class ConvolutionSpec(Operator):
     """One of the three products of y[n,g,o,p] = sum_{i,k} x[n,g,i,p*stride - padding + k*dilation] * w[g,o,i,k].
 
     kind "forward" reads (x, w[, bias]) and writes y; "backward_data" reads (y, w) and writes x (also what a transposed
@@ -98,6 +100,20 @@ class ConvolutionSpec:
     def dtype(self) -> str:
         """The type of x, w and y; empty if they are not alike, which is for loop nests alone."""
         return self.types.common if self.types.a == self.types.b else ""
+
+    @property
+    def takes_epilogue(self) -> bool:
+        """Whether it may have an epilogue, or another one; a bias becomes a part of the first."""
+        return self.kind == "forward" and not (self.bias and self.epilogue is not None) and self.dtype in FLOATS
+
+    @property
+    def result_strides(self) -> tuple[int, ...]:
+        """Strides of y."""
+        return self.y
+
+    def with_epilogue(self, epilogue: LoopNest | None, strides: tuple[int, ...]) -> ConvolutionSpec:
+        """The same with another epilogue, whose first store has these strides."""
+        return replace(self, y=strides, epilogue=epilogue)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -258,7 +274,18 @@ class ConvolutionSpec:
         w = w.reshape(packed[0], packed[1], *self.kernel, self.cin, self.panel).movedim(-1, 2).flatten(1, 2)
         return w[:, : self.groups * self.cout // packed[0]].movedim(-1, 2).reshape(self.shapes[1])
 
-    def program(self) -> LoopNest:
+    def describe(self) -> str:
+        """Its images, taps and channels, and what is done with w before and y after."""
+        extents = [sizes_text(s) for s in (self.in_size, self.kernel, self.stride)]
+        channels = f"{self.groups * self.cin}->{self.groups * self.cout}"
+        groups = f" groups{self.groups}" if self.groups > 1 else ""
+        packed = " packed" if self.panel else ""
+        return (
+            f"convolution {self.kind} n{self.n} {channels} at {extents[0]} kernel {extents[1]} stride {extents[2]}"
+            f"{groups}{packed}{epilogue_text(self.epilogue)}"
+        )
+
+    def loop_nest(self) -> LoopNest:
         """The same as a loop nest that gathers: every result sums over all taps, with zero outside."""
         program = convolution_loops(self)
         if self.epilogue is None:

@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dcir.ir.describe import words_of
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest, Stmt, simplify
+from dcir.ir.operator import Operator, Steps
 from dcir.ir.scalars import reference as reference_of
 from dcir.ir.serialize import register
 from dcir.ir.types import FLOATS
@@ -24,7 +26,7 @@ ADDED = "sum"
 
 @register
 @dataclass(frozen=True)
-class ConvolutionStatisticsSpec:
+class ConvolutionStatisticsSpec(Operator):
     """A convolution, and a program that sums over one of its results.
 
     Inputs are the convolution's and then the program's from its second on; outputs are the convolution's (without a result that is not
@@ -89,11 +91,15 @@ class ConvolutionStatisticsSpec:
         self.product.reference(first, results)
         run_program(self.sums, second, made, reference_of)
 
-    def steps(self) -> tuple[list[tuple[str, str, int]], list[tuple[LoopNest, list[str], list[str]]]]:
+    def steps(self) -> Steps:
         """The same as two loop nests, over a temporary if the result is not kept."""
         first, results, second, made = self.names("result")
         temporaries = [] if self.kept else [("result", "f32", self.result_size())]
-        return temporaries, [(self.product.program(), first, results), (self.sums, second, made)]
+        return temporaries, [(self.product.loop_nest(), first, results), (self.sums, second, made)]
+
+    def describe(self) -> str:
+        """Both, one after the other."""
+        return f"{self.product.describe()}, then {words_of(self.sums)}"
 
     def _first(self) -> LoopNest:
         """The product's epilogue."""
@@ -101,7 +107,7 @@ class ConvolutionStatisticsSpec:
         shape, strides = (spec.shapes[2], spec.y) if spec.kind == "forward" else (spec.shapes[0], spec.x)
         return spec.epilogue or identity_epilogue(shape, spec.dtype, strides)
 
-    def epilogue(self) -> LoopNest:
+    def whole_epilogue(self) -> LoopNest:
         """The product's epilogue with the part of the program that runs over all points.
 
         Its inputs and outputs are the node's, and one more output per sum, to which a store of kind ``ADDED`` adds.

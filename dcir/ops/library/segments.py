@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from dcir.errors import IndexOutOfRange
+from dcir.ir.describe import sizes_text
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.operator import Operator
 from dcir.ir.scalars import reference
 from dcir.ir.serialize import register
 from dcir.ir.types import bf16_to_f32, compute_type, itemsize, to_numpy
@@ -22,7 +24,7 @@ from dcir.ops.library.scatter import OPERATIONS
 
 @register
 @dataclass(frozen=True)
-class GroupSpec:
+class GroupSpec(Operator):
     """A counting sort of points by their indices, in compressed rows: those of group g are order[starts[g] : starts[g + 1]].
 
     A point's number is its row-major position in the loops, its group the row-major position of its indices in their
@@ -69,6 +71,10 @@ class GroupSpec:
         """A point is counted and placed, a group's start is a sum."""
         return 2 * self.points + self.groups
 
+    def describe(self) -> str:
+        """Its loops' extents."""
+        return f"{self.kind} {sizes_text(self.dims)}"
+
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over NumPy buffers.
 
@@ -93,7 +99,7 @@ class GroupSpec:
 
 @register
 @dataclass(frozen=True)
-class SegmentSpec:
+class SegmentSpec(Operator):
     """out = finish(base op value[p] op value[q] op …) over the points p, q, … of every group, in their order.
 
     Operands: ``starts`` and ``order`` of a ``GroupSpec``, the base (unless filled), those of ``value``, those of ``finish``.
@@ -134,6 +140,10 @@ class SegmentSpec:
     def operations(self) -> int:
         """Those of the values, one per value to fold it, and those of the finish."""
         return self.value.operations() + self.points * self.columns + self.finish.operations()
+
+    def describe(self) -> str:
+        """Its kind of fold."""
+        return f"{self.kind} {self.op}"
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over NumPy buffers."""

@@ -57,8 +57,7 @@ class Snapshot:
 
     def program(self, op: Op) -> LoopNest | None:
         """The loop nest of an operator, or that of its epilogue."""
-        spec = self.ops[op].spec
-        return spec if isinstance(spec, LoopNest) else getattr(spec, "epilogue", None)
+        return self.ops[op].spec.stored_by
 
     def accesses(self, op: Op) -> list[Access]:
         """What that program loads and stores."""

@@ -17,10 +17,12 @@ from dcir.ir.fuse import compact, match
 from dcir.ir.loop_forms import collapse, drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest, Stmt
 from dcir.ir.network import Network, Operand
+from dcir.ir.operator import Operator
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store
+from dcir.ops.library.product import Product
 from dcir.ops.library.torch_call import TorchCall
 from dcir.transforms.tier3_layout.layout.guarded_loads import guarded_walk
 
@@ -104,7 +106,7 @@ def copy_between(p: LoopNest, source: Operand, target: Operand) -> LayoutCopy:
 class Wired(NamedTuple):
     """A spec and its operands."""
 
-    spec: Any
+    spec: Operator
     ins: Sequence[Operand]
     outs: Sequence[Operand]
 
@@ -119,7 +121,7 @@ def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
         lean = compact(mapped[0], ins, outs)
         return Wired(lean.program, lean.ins, lean.outs)
     product = was
-    if getattr(was.spec, "epilogue", None) is not None:
+    if was.spec.epilogue is not None:
         after = _moved_epilogue(was, copy, walked, way)
         if isinstance(after, str) or way == "out":
             return after
@@ -138,14 +140,14 @@ def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
 
 def _own_inputs(was: Wired) -> int:
     """How many operands an operator reads before those of its epilogue."""
-    epilogue = getattr(was.spec, "epilogue", None)
+    epilogue = was.spec.epilogue
     return len(was.ins) - (len(epilogue.inputs) - 1 if epilogue is not None else 0)
 
 
 def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
     """The epilogue's operands; its input 0 is the product, which lies nowhere."""
-    own = _own_inputs(was)
-    p = was.spec.epilogue
+    own, p = _own_inputs(was), was.spec.epilogue
+    assert p is not None and isinstance(was.spec, Product)
     ins = [Operand(""), *was.ins[own:]]
     mapped = _moved_program(p, copy, walked, ins if way == "in" else was.outs, way)
     if isinstance(mapped, str):
@@ -156,11 +158,9 @@ def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wir
     if not lean.ins or lean.ins[0].data:
         return "the epilogue does not use the product"
     # Along extents of 1 the product keeps its strides, which name a layout; the epilogue's are 0.
-    field = "c" if isinstance(was.spec, ContractionSpec) else "y"
-    kept = zip(getattr(was.spec, field), first_store(lean.program).attr[1], p.dims, strict=True)
+    kept = zip(was.spec.result_strides, first_store(lean.program).attr[1], p.dims, strict=True)
     strides = tuple(old if n == 1 else new for old, new, n in kept)
-    spec = replace(was.spec, epilogue=lean.program, **{field: strides})
-    return Wired(spec, (*was.ins[:own], *lean.ins[1:]), lean.outs)
+    return Wired(was.spec.with_epilogue(lean.program, strides), (*was.ins[:own], *lean.ins[1:]), lean.outs)
 
 
 def _moved_contraction(
@@ -183,7 +183,7 @@ def _moved_contraction(
 
 
 def _moved_windows(
-    spec: Any, copy: LayoutCopy, walked: Side, ins: Sequence[Operand], outs: Sequence[Operand], way: str
+    spec: Operator, copy: LayoutCopy, walked: Side, ins: Sequence[Operand], outs: Sequence[Operand], way: str
 ) -> Wired | str:
     """A spec that is no program, with every operand on one side of the copy put on the other."""
     fixed = f"an operator of kind {spec.kind} keeps the layout of its operands"
@@ -202,9 +202,10 @@ def _moved_windows(
             return to
         if any(s < 0 for s in to[0]):
             return "the copy goes backwards"
-        spec = _with_strides(spec, w, to[0])
-        if spec is None:
+        placed_spec = _with_strides(spec, w, to[0])
+        if placed_spec is None:
             return fixed
+        spec = placed_spec
         placed[i] = Operand(other.at.data, to[1])
     return Wired(spec, placed, outs) if way == "in" else Wired(spec, ins, placed)
 
@@ -307,7 +308,7 @@ class Window(NamedTuple):
     place: int | None = None
 
 
-def windows(spec: Any) -> tuple[list[Window | None], list[Window | None]] | None:
+def windows(spec: Operator) -> tuple[list[Window | None], list[Window | None]] | None:
     """A spec's own inputs and outputs (None: packed), or None for a spec that says nothing about strides."""
     if isinstance(spec, ConvolutionSpec):
         x, w, y = (Window(s, getattr(spec, f), f) for s, f in zip(spec.shapes, "xwy", strict=True))
@@ -333,14 +334,19 @@ def windows(spec: Any) -> tuple[list[Window | None], list[Window | None]] | None
     return None
 
 
-def _with_strides(spec: Any, w: Window, strides: tuple[int, ...]) -> Any:
+def _with_strides(spec: Operator, w: Window, strides: tuple[int, ...]) -> Operator | None:
     """The spec with other strides of one operand, or None if they are fixed."""
     if strides == w.strides:
         return spec
     if not w.field:
         return None
     if w.place is None:
-        return replace(spec, **{w.field: strides})
+        return _replaced(spec, w.field, strides)
     table = list(getattr(spec, w.field))
     table[w.place] = (w.shape, strides, table[w.place][2]) if isinstance(spec, TorchCall) else strides
-    return replace(spec, **{w.field: tuple(table)})
+    return _replaced(spec, w.field, tuple(table))
+
+
+def _replaced(spec: Any, field: str, value: object) -> Operator:
+    made: Operator = replace(spec, **{field: value})
+    return made
