@@ -20,6 +20,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ir.types import FLOATS
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -57,9 +58,9 @@ class LowerToIm2col(Pass):
             if spec.kind != "backward_weight" and ins[1].data in static:
                 outcome.refuse("its weights are packed once")
                 continue
-            reason = self._unfit(spec)
-            if reason:
-                outcome.refuse(reason)
+            refusal = self._unfit(spec)
+            if refusal is not None:
+                outcome.refuse(refusal)
                 continue
             {"forward": _forward, "backward_data": _data, "backward_weight": _weight}[spec.kind](
                 net, op, unfolded, self.name
@@ -67,14 +68,14 @@ class LowerToIm2col(Pass):
             outcome.changed += 1
         return outcome
 
-    def _unfit(self, spec: ConvolutionSpec) -> str:
+    def _unfit(self, spec: ConvolutionSpec) -> Refusal | None:
         if spec.groups != 1 or spec.dtype not in FLOATS:
-            return "it has groups, or a half type"
+            return Refusal("it has groups, or a half type")
         if spec.cout < self.channels * positions(spec) or spec.cout * depth(spec) < self.least:
-            return "it has too many results for its weights"
+            return Refusal("it has too many results for its weights")
         if _order(spec) is None:
-            return "the weights of one output channel do not lie together"
-        return ""
+            return Refusal("the weights of one output channel do not lie together")
+        return None
 
 
 _Unfolded = dict[tuple[Operand, LoopNest], Operand]

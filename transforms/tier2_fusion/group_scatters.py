@@ -19,6 +19,7 @@ from typing import ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ir.types import compute_type
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.ops.library.scatter import ScatterSpec, unambiguous
@@ -65,7 +66,7 @@ class GroupScatters(Pass):
             if not isinstance(op.spec, ScatterSpec) or op.spec.op == "set":
                 continue
             parts = self._parts(op.spec, net.ins(op))
-            if isinstance(parts, str):
+            if isinstance(parts, Refusal):
                 outcome.refuse(parts)
             elif parts.spec.points * parts.spec.columns < self.min_points:
                 small.append((op, parts, "there are few points"))
@@ -84,27 +85,27 @@ class GroupScatters(Pass):
                 outcome.refuse(reason)
         return outcome
 
-    def _parts(self, s: ScatterSpec, ins: Sequence[Operand]) -> _Parts | str:
+    def _parts(self, s: ScatterSpec, ins: Sequence[Operand]) -> _Parts | Refusal:
         """What takes the place of a scatter, or why nothing does."""
         columns = [d for d, to in enumerate(s.to) if to and s.dims[d] > 1]
         points = [d for d, to in enumerate(s.to) if not to or s.dims[d] == 1]
         if s.dtype == "bool":
-            return "truth values are not folded"
+            return Refusal("truth values are not folded")
         if any(st[d] for st in s.indices for d in columns):
-            return "every column has indices of its own"
+            return Refusal("every column has indices of its own")
         if not unambiguous(s):
-            return "different indices may name one place"
+            return Refusal("different indices may name one place")
         count, width = math.prod(s.dims[d] for d in points), math.prod(s.dims[d] for d in columns)
         if width > self.max_columns:
-            return "rows are long enough to be shared out by columns"
+            return Refusal("rows are long enough to be shared out by columns")
         groups = math.prod(s.extents)
         if not groups:
-            return "there are no places"
+            return Refusal("there are no places")
         if max(groups, count) >= _MOST:
-            return "there are more points than a list has numbers"
+            return Refusal("there are more points than a list has numbers")
         order = _places(s, columns)
         if order is None:
-            return "it does not reach all of the result"
+            return Refusal("it does not reach all of the result")
         base, out = order
         first = 0 if s.base is None else 1
         group = _merged(GroupSpec(

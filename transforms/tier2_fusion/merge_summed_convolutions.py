@@ -20,6 +20,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ir.types import FLOATS, itemsize
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store, identity_epilogue
@@ -70,7 +71,7 @@ class MergeSummedConvolutions(Pass):
                 continue
             chain = [term]
             while (found := self._before(net, chain, static)) is not None:
-                if isinstance(found, str):
+                if isinstance(found, Refusal):
                     outcome.refuse(found)
                     break
                 chain.append(found)
@@ -79,10 +80,10 @@ class MergeSummedConvolutions(Pass):
                 self._join(net, chain[::-1], outcome)
         return outcome
 
-    def _before(self, net: Network, chain: Sequence[Term], static: set[str]) -> Term | str | None:
+    def _before(self, net: Network, chain: Sequence[Term], static: set[str]) -> Term | Refusal | None:
         """The term whose sum the chain's earliest one adds; None if it adds no convolution, else the reason why not."""
         last = chain[-1]
-        reason = None
+        refusal = None
         for number in last.others:
             ins = net.ins(last.op)
             at = ins[_operand(last.op, number)]
@@ -91,12 +92,12 @@ class MergeSummedConvolutions(Pass):
                 continue
             term = _term(net, writers[0], static)
             if term is None:
-                reason = "a convolution that is added has no static weights in their own order"
+                refusal = Refusal("a convolution that is added has no static weights in their own order")
                 continue
-            reason = _unfit(net, term, last, number, at) or _apart(net, term, chain)
-            if reason is None:
+            refusal = _unfit(net, term, last, number, at) or _apart(net, term, chain)
+            if refusal is None:
                 return term
-        return reason
+        return refusal
 
     def _join(self, net: Network, chain: Sequence[Term], outcome: PassResult) -> None:
         spec = chain[0].op.known(ConvolutionSpec)
@@ -280,50 +281,50 @@ def _summands(p: LoopNest) -> tuple[list[int], bool]:
     return leaves, plain
 
 
-def _unfit(net: Network, term: Term, reader: Term, number: int, at: Operand) -> str | None:
+def _unfit(net: Network, term: Term, reader: Term, number: int, at: Operand) -> Refusal | None:
     """Why a term's sum cannot be left to the one that reads it, by statement ``number`` from ``at`` on."""
     op = term.op
     if not term.plain or len(term.others) > 1 or len(net.outs(op)) != 1:
-        return "a convolution that is added does more than add to it"
+        return Refusal("a convolution that is added does more than add to it")
     if set(net.readers(at.data)) != {reader.op} or at.data in net.result_containers():
-        return "the sum so far has other readers"
+        return Refusal("the sum so far has other readers")
     if sum(o.data == at.data for o in net.ins(reader.op)) != 1:
-        return "the sum so far has other readers"
+        return Refusal("the sum so far has other readers")
     store, load = first_store(_epilogue(op)), _epilogue(reader.op).body[number]
     same = all(
         n == 1 or a == b for n, a, b in zip(_epilogue(op).outer, store.attr[1], load.attr[1], strict=True)
     )  # fmt: skip
     loads = [s for s in _epilogue(reader.op).body if s.op in ("load", "gather") and s.attr[0] == load.attr[0]]
     if not same or len(loads) != 1 or net.outs(op)[0] != at:
-        return "the sum so far is read in another order"
+        return Refusal("the sum so far is read in another order")
     return None
 
 
-def _apart(net: Network, term: Term, chain: Sequence[Term]) -> str | None:
+def _apart(net: Network, term: Term, chain: Sequence[Term]) -> Refusal | None:
     """Why a term's image cannot lie beside those of a chain."""
     one, other = (t.op.known(ConvolutionSpec) for t in (term, chain[-1]))
     if replace(one, epilogue=None, y=(), w=()) != replace(other, epilogue=None, y=(), w=()):
-        return "the convolutions that are added differ"
+        return Refusal("the convolutions that are added differ")
     image, beside = net.ins(term.op)[0], net.ins(chain[-1].op)[0]
     a, b = net.containers[image.data], net.containers[beside.data]
     if (a.shape, a.strides, a.dtype, image.offset) != (b.shape, b.strides, b.dtype, beside.offset):
-        return "the images of convolutions that are added lie in different ways"
+        return Refusal("the images of convolutions that are added lie in different ways")
     names = [net.ins(t.op)[0].data for t in chain]
     kept = net.result_containers() | {*net.updates, *net.updates.values()}
     if image.data in names or any(net.containers[n].role != "transient" or n in kept for n in (image.data, *names)):
-        return "the images of convolutions that are added have places of their own"
+        return Refusal("the images of convolutions that are added have places of their own")
     return _fixed_image(net, chain[-1].op) or _fixed_image(net, term.op)
 
 
-def _fixed_image(net: Network, op: Op) -> str | None:
+def _fixed_image(net: Network, op: Op) -> Refusal | None:
     """Why a convolution's image cannot be written elsewhere."""
     name = net.ins(op)[0].data
     writers = net.writers(name)
     if len(writers) != 1 or sum(o.data == name for o in net.outs(writers[0])) != 1:
-        return "several operators write an image of convolutions that are added"
+        return Refusal("several operators write an image of convolutions that are added")
     number = [o.data for o in net.outs(writers[0])].index(name)
     if net.readers(name) != [op] and _twice(writers[0], number) is None:
-        return "the writer of an image that others read too cannot store it twice"
+        return Refusal("the writer of an image that others read too cannot store it twice")
     return None
 
 

@@ -14,6 +14,7 @@ from dcir.ir.describe import sizes_text
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import contiguous
 from dcir.ir.operator import Operator
+from dcir.ir.refusal import Refusal
 from dcir.ir.serialize import register
 from dcir.ir.types import FLOATS, compute_type, itemsize
 from dcir.ops.library import winograd
@@ -292,3 +293,15 @@ class ConvolutionSpec(Operator):
             return program
         # The program's channels are two loops.
         return attach_epilogue(program, self.epilogue.split(1, self.cout))
+
+
+NO_VECTORS = Refusal("Winograd's form takes whole vectors of float32 channels of one group")
+
+
+def refused_by_winograd(spec: ConvolutionSpec) -> Refusal | None:
+    """Why Winograd's form does not exist for a convolution, whatever its layout."""
+    if spec.kernel != (3, 3) or spec.stride != (1, 1) or spec.dilation != (1, 1):
+        return Refusal("Winograd's form is for 3 x 3 taps without stride or dilation")
+    if spec.groups != 1 or spec.cin % 16 or spec.dtype != "f32":
+        return NO_VECTORS
+    return None

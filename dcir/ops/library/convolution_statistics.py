@@ -12,6 +12,7 @@ from dcir.ir.describe import words_of
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest, Stmt, simplify
 from dcir.ir.operator import Operator, Steps
+from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import reference as reference_of
 from dcir.ir.serialize import register
 from dcir.ir.types import FLOATS
@@ -35,7 +36,7 @@ class ConvolutionStatisticsSpec(Operator):
     Attributes:
         product: "forward" or "backward_data".
         sums: loops (channel,) outside and (n, *spatial) inside; its input 0 is result number ``result`` of the product, as stored.
-            ``sums_suit`` says what it may hold.
+            ``refused_as_sums`` says what it may hold.
         result: which result.
         kept: whether that result is an output. If only the sums read it, it is not stored, and the outputs after it move up.
     """
@@ -179,20 +180,20 @@ class ConvolutionStatisticsSpec(Operator):
         return simplify(replace(p, inner=(jobs,), inputs=inputs, outputs=outputs, body=tuple(body))), made
 
 
-def sums_suit(p: LoopNest) -> str:
-    """Why a program of one outer loop cannot follow a convolution, or nothing."""
+def refused_as_sums(p: LoopNest) -> Refusal | None:
+    """Why a program of one outer loop cannot follow a convolution."""
     if len(p.outer) != 1 or not p.inner:
-        return "it does not sum over all but the channels"
+        return Refusal("it does not sum over all but the channels")
     for s, (stage, full) in zip(p.body, p.levels(), strict=True):
         if s.op in ("gather", "index") or (s.op == "load" and s.args):
-            return "it reads through indices or a mask"
+            return Refusal("it reads through indices or a mask")
         if s.op == "reduce" and (s.attr != ("sum",) or s.dtype not in FLOATS or stage != 1):
-            return "it takes something else than sums of one sweep"
+            return Refusal("it takes something else than sums of one sweep")
         if full and stage:
-            return "a later stage goes over the inner loops again"
+            return Refusal("a later stage goes over the inner loops again")
         if not _is_float32(p, s, full):
-            return "it computes in types that a convolution's tiles do not have"
-    return "" if any(s.op == "reduce" for s in p.body) else "it sums nothing"
+            return Refusal("it computes in types that a convolution's tiles do not have")
+    return None if any(s.op == "reduce" for s in p.body) else Refusal("it sums nothing")
 
 
 def _is_float32(p: LoopNest, s: Stmt, full: bool) -> bool:

@@ -18,8 +18,7 @@ from dcir.ir.network import Container
 from dcir.ir.types import itemsize
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
-from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.transforms.tier1_operator.use_winograd import unfit
+from dcir.ops.library.convolution import ConvolutionSpec, refused_by_winograd
 from dcir.transforms.tier3_layout.layout.channels import Access, Snapshot, channel_loops, digits, image_windows
 from dcir.transforms.tier3_layout.layout.relayout import windows
 
@@ -138,7 +137,7 @@ def convolution_costs(
         along_space += 0 if few else volume
     if spec.epilogue is not None:
         along_space += math.prod(spec.shapes[2]) * itemsize(spec.dtype)
-    if not unfit(spec):
+    if refused_by_winograd(spec) is None:
         # What Winograd's form saves, which exists along channels alone, is time for so many bytes.
         mode(spec.operations() // (2 * FLOPS_PER_BYTE), 0)
     if spec.kind == "forward":

@@ -18,6 +18,7 @@ from dcir.ir.loop_forms import collapse, drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest, Stmt
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
+from dcir.ir.refusal import Refusal
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -47,7 +48,7 @@ class LayoutCopy(NamedTuple):
 
     def map(
         self, walked: Side, program: LoopNest, number: int, offset: int
-    ) -> tuple[LoopNest, tuple[int, ...], int] | str:
+    ) -> tuple[LoopNest, tuple[int, ...], int] | Refusal:
         """A statement that walks one side from ``offset`` on, put on the other side.
 
         Returns:
@@ -56,10 +57,10 @@ class LayoutCopy(NamedTuple):
         """
         other = self.other(walked)
         if any(s == 0 for s in walked.strides):
-            return "the copy repeats elements"
+            return Refusal("the copy repeats elements")
         store = Stmt("store", (), "", (0, walked.strides))
         m = match(LoopNest(self.dims, (), (), (), ()), store, walked.at.offset, program, [(number, offset)])
-        if not isinstance(m, str):
+        if not isinstance(m, Refusal):
             program, starts, rows = m.consumer, m.start, m.coefficients
         else:
             walk = guarded_walk(self.dims, walked.strides, program, number, offset - walked.at.offset)
@@ -75,15 +76,15 @@ class LayoutCopy(NamedTuple):
 
     def map_window(
         self, walked: Side, shape: Sequence[int], strides: Sequence[int], offset: int
-    ) -> tuple[tuple[int, ...], int] | str:
+    ) -> tuple[tuple[int, ...], int] | Refusal:
         """The same for a window, whose dimensions cannot be split; dimensions of extent 1 keep their stride."""
         window = LoopNest(tuple(shape), (), ("",), (), (Stmt("load", (), "", (0, tuple(strides))),))
         mapped = self.map(walked, window, 0, offset)
-        if isinstance(mapped, str):
+        if isinstance(mapped, Refusal):
             return mapped
         program, new, start = mapped
         if program is not window:
-            return "a dimension runs over several dimensions of the copy"
+            return Refusal("a dimension runs over several dimensions of the copy")
         return tuple(old if n == 1 else s for old, s, n in zip(strides, new, shape, strict=True)), start
 
 
@@ -111,11 +112,11 @@ class Wired(NamedTuple):
     outs: Sequence[Operand]
 
 
-def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
+def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | Refusal:
     """An operator with its operands on one side of the copy put on the other, or why it cannot be; ``way``: "in" or "out"."""
     if isinstance(was.spec, LoopNest):
         mapped = _moved_program(was.spec, copy, walked, was.ins if way == "in" else was.outs, way)
-        if isinstance(mapped, str):
+        if isinstance(mapped, Refusal):
             return mapped
         ins, outs = (mapped[1], was.outs) if way == "in" else (was.ins, mapped[1])
         lean = compact(mapped[0], ins, outs)
@@ -123,7 +124,7 @@ def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
     product = was
     if was.spec.epilogue is not None:
         after = _moved_epilogue(was, copy, walked, way)
-        if isinstance(after, str) or way == "out":
+        if isinstance(after, Refusal) or way == "out":
             return after
         product = after
     own = _own_inputs(was)
@@ -133,7 +134,7 @@ def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
         new = _moved_contraction(spec, copy, walked, ins, product.outs, way)
     else:
         new = _moved_windows(spec, copy, walked, ins, product.outs, way)
-    if isinstance(new, str):
+    if isinstance(new, Refusal):
         return new
     return Wired(new.spec, (*new.ins, *product.ins[own:]), new.outs)
 
@@ -144,19 +145,19 @@ def _own_inputs(was: Wired) -> int:
     return len(was.ins) - (len(epilogue.inputs) - 1 if epilogue is not None else 0)
 
 
-def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
+def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | Refusal:
     """The epilogue's operands; its input 0 is the product, which lies nowhere."""
     own, p = _own_inputs(was), was.spec.epilogue
     assert p is not None and isinstance(was.spec, Product)
     ins = [Operand(""), *was.ins[own:]]
     mapped = _moved_program(p, copy, walked, ins if way == "in" else was.outs, way)
-    if isinstance(mapped, str):
+    if isinstance(mapped, Refusal):
         return mapped
     if mapped[0].dims != p.dims:
-        return "a dimension runs over several dimensions of the copy"
+        return Refusal("a dimension runs over several dimensions of the copy")
     lean = compact(mapped[0], *((mapped[1], was.outs) if way == "in" else (ins, mapped[1])))
     if not lean.ins or lean.ins[0].data:
-        return "the epilogue does not use the product"
+        return Refusal("the epilogue does not use the product")
     # Along extents of 1 the product keeps its strides, which name a layout; the epilogue's are 0.
     kept = zip(was.spec.result_strides, first_store(lean.program).attr[1], p.dims, strict=True)
     strides = tuple(old if n == 1 else new for old, new, n in kept)
@@ -165,16 +166,16 @@ def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wir
 
 def _moved_contraction(
     old: ContractionSpec, copy: LayoutCopy, walked: Side, ins: Sequence[Operand], outs: Sequence[Operand], way: str
-) -> Wired | str:
+) -> Wired | Refusal:
     if old.panel and way == "in" and ins[1].data == walked.at.data:
-        return "a packed operand keeps its layout"
+        return Refusal("a packed operand keeps its layout")
     mapped = _moved_program(_as_loops(old), copy, walked, ins if way == "in" else outs, way)
-    if isinstance(mapped, str):
+    if isinstance(mapped, Refusal):
         return mapped
     if (old.panel or old.epilogue is not None) and mapped[0].dims != (*old.batch, old.m, old.n, old.k):
-        return "a dimension runs over several dimensions of the copy"
+        return Refusal("a dimension runs over several dimensions of the copy")
     spec = _as_contraction(old, mapped[0])
-    if isinstance(spec, str):
+    if isinstance(spec, Refusal):
         return spec
     numbers = [s.attr[0] for s in (mapped[0].body[:2] if way == "in" else mapped[0].body[2:])]
     placed = [mapped[1][n] for n in numbers]
@@ -184,9 +185,9 @@ def _moved_contraction(
 
 def _moved_windows(
     spec: Operator, copy: LayoutCopy, walked: Side, ins: Sequence[Operand], outs: Sequence[Operand], way: str
-) -> Wired | str:
+) -> Wired | Refusal:
     """A spec that is no program, with every operand on one side of the copy put on the other."""
-    fixed = f"an operator of kind {spec.kind} keeps the layout of its operands"
+    fixed = Refusal(f"an operator of kind {spec.kind} keeps the layout of its operands")
     table = windows(spec)
     if table is None:
         return fixed
@@ -196,12 +197,12 @@ def _moved_windows(
         if o.data != walked.at.data:
             continue
         if w is None:
-            return "a packed operand keeps its layout"
+            return Refusal("a packed operand keeps its layout")
         to = copy.map_window(walked, w.shape, w.strides, o.offset)
-        if isinstance(to, str):
+        if isinstance(to, Refusal):
             return to
         if any(s < 0 for s in to[0]):
-            return "the copy goes backwards"
+            return Refusal("the copy goes backwards")
         placed_spec = _with_strides(spec, w, to[0])
         if placed_spec is None:
             return fixed
@@ -220,14 +221,14 @@ def _as_loops(spec: ContractionSpec) -> LoopNest:
     return LoopNest((*spec.batch, spec.m, spec.n, spec.k), (), (spec.dtype,) * 2, (spec.dtype,), body)
 
 
-def _as_contraction(old: ContractionSpec, p: LoopNest) -> ContractionSpec | str:
+def _as_contraction(old: ContractionSpec, p: LoopNest) -> ContractionSpec | Refusal:
     """The inverse of ``_as_loops``."""
     *batch, m, n, k = p.dims
     if (m, n, k) != (old.m, old.n, old.k):
-        return "a dimension runs over several dimensions of the copy"
+        return Refusal("a dimension runs over several dimensions of the copy")
     a, b, c = (s.attr[1] for s in p.body)
     if any(s < 0 for s in (*a, *b, *c)):
-        return "the copy goes backwards"
+        return Refusal("the copy goes backwards")
     rank = len(batch)
     new = [(*a[:rank], a[rank], a[-1]), (*b[:rank], b[-1], b[rank + 1]), c[:-1]]
     extents, before = ((m, k), (k, n), (m, n)), (old.a, old.b, old.c)
@@ -249,7 +250,7 @@ def _rows_first(spec: ContractionSpec, ins: Sequence[Operand]) -> tuple[Contract
 
 def _moved_program(
     p: LoopNest, copy: LayoutCopy, walked: Side, operands: Sequence[Operand], way: str
-) -> tuple[LoopNest, list[Operand]] | str:
+) -> tuple[LoopNest, list[Operand]] | Refusal:
     """A program with every statement on one side of the copy put on the other; and its operands, old and new."""
     placed = list(operands)
     other = copy.other(walked)
@@ -265,7 +266,7 @@ def _moved_program(
             number += 1
             continue
         mapped = mapped_statement(p, number, copy, walked, placed[s.attr[0]].offset)
-        if isinstance(mapped, str):
+        if isinstance(mapped, Refusal):
             return mapped
         p, rest, start = mapped
         number = next(i for i in range(number, len(p.body)) if on_this_side(p.body[i]))  # a split adds statements
@@ -285,16 +286,16 @@ def _moved_program(
 
 def mapped_statement(
     p: LoopNest, number: int, copy: LayoutCopy, walked: Side, offset: int
-) -> tuple[LoopNest, tuple[Any, ...], int] | str:
+) -> tuple[LoopNest, tuple[Any, ...], int] | Refusal:
     """A load, gather or store on the other side: the program (perhaps split), what follows the operand in the
     statement's ``attr``, and the offset."""
     s = p.body[number]
     if s.op != "gather":
         mapped = copy.map(walked, p, number, offset)
-        return mapped if isinstance(mapped, str) else (mapped[0], (mapped[1],), mapped[2])
+        return mapped if isinstance(mapped, Refusal) else (mapped[0], (mapped[1],), mapped[2])
     rank = len(p.dims)  # its computed indices are loops like others, only that they cannot be split
     to = copy.map_window(walked, (*p.dims, *s.attr[2]), (*s.attr[1], *s.attr[3]), offset)
-    if isinstance(to, str):
+    if isinstance(to, Refusal):
         return to
     return p, (to[0][:rank], s.attr[2], to[0][rank:], s.attr[4]), to[1]
 
