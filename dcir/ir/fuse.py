@@ -12,8 +12,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt, simplify
-from dcir.ir.network import Operand
+from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
 
 
@@ -340,3 +341,12 @@ def side_by_side(parts: Sequence[tuple[LoopNest, Sequence[Operand], Sequence[Ope
     for p, ins, outs in parts:
         out.take(p, ins, outs, lambda st: (tuple(st), 0), lambda d: out.body.index(d).n, {}, lambda s: True)
     return out.finish()
+
+
+def place_of_both(net: Network, producer: Op, consumer: Op, position: dict[Op, float]) -> Op | None:
+    """The place of the consumer if nobody needs the producer's results before, else the producer's if possible."""
+    readers = {r for o in net.outs(producer) for r in net.readers(o.data)} - {consumer}
+    if all(position[r] > position[consumer] for r in readers):
+        return consumer
+    sources = [w for o in net.ins(consumer) for w in net.writers(o.data) if w is not producer]
+    return producer if all(position[w] < position[producer] for w in sources) else None

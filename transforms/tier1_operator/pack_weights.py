@@ -25,9 +25,16 @@ from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import reorder_epilogue
 from dcir.ops.library.operand_types import alike
-from dcir.ops.library.packing import pack_program, packed_shape, pair_program, panel_width, panels, wants_panels
+from dcir.ops.library.packing import (
+    pack_program,
+    packed_shape,
+    pair_program,
+    panel_width,
+    panels,
+    strides_at_source,
+    wants_panels,
+)
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier1_operator.widen_products import strides_at_source
 
 _Packed = dict[tuple[Operand, LoopNest], Operand]
 

@@ -21,8 +21,8 @@ from dcir.ir.loop_nest import LoopNest, Stmt, simplify
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
 from dcir.ir.types import compute_type
+from dcir.ops.library.convolution_statistics import sums_convolved
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_channel_statistics import sums_convolved
 
 _STORED = {"f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"}
 

@@ -11,24 +11,19 @@ and its store, where the product has other results (dx' above) and only the sums
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import match
+from dcir.ir.fuse import match, place_of_both
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.convolution_statistics import ADDED, ConvolutionStatisticsSpec, over, refused_as_sums
+from dcir.ops.library.convolution_statistics import ADDED, LEAST_BYTES, ConvolutionStatisticsSpec, over, refused_as_sums
 from dcir.ops.library.epilogue import identity_epilogue
-from dcir.ops.library.product import place_of_both
 from dcir.transforms.base import Pass, PassResult
-
-LEAST_BYTES = 1 << 18
-"""Of a result: a small one is read again from the nearest cache."""
 
 
 @dataclass(frozen=True)
@@ -88,28 +83,6 @@ class FuseChannelStatistics(Pass):
         if not spec.kept:
             net.remove_container(read.data)
         return None
-
-
-def sums_convolved(net: Network, op: Op) -> bool:
-    """Whether a program's sums are those of a convolution's result, so that they may join it once layouts are chosen."""
-    p = op.spec
-    if not isinstance(p, LoopNest) or not any(s.op == "reduce" for s in p.body) or refused_as_sums(drop_unit_loops(p)):
-        return False
-    return _follows(net, op, p.points())
-
-
-def _follows(net: Network, op: Op, points: int, depth: int = 4) -> bool:
-    """Whether a program reads a convolution's result of so many points, by itself or through pointwise programs that may join it."""
-    for o in net.ins(op):
-        c = net.containers[o.data]
-        if math.prod(c.shape) != points or c.nbytes < LEAST_BYTES:
-            continue
-        for w in net.writers(o.data):
-            if isinstance(w.spec, ConvolutionSpec) and w.spec.kind != "backward_weight" and w.spec.dtype == "f32":
-                return True
-            if depth and isinstance(w.spec, LoopNest) and not w.spec.inner and _follows(net, w, points, depth - 1):
-                return True
-    return False
 
 
 def summed(

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, same_way
+from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, same_way
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest, Stmt
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.product import VALUE, Product, epilogue_of, is_product, packs_much, place_of_both, set_epilogue
+from dcir.ops.library.product import VALUE, Product, epilogue_of, is_product, packs_much, set_epilogue
 from dcir.transforms.base import Pass, PassResult
 
 LEAST_ROWS = 32

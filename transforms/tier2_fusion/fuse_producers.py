@@ -15,21 +15,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, same_way
+from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, same_way
 from dcir.ir.loop_forms import drop_unit_loops, side_by_side
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
+from dcir.ir.scalars import COSTLY
+from dcir.ops.library.convolution_statistics import sums_convolved
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_channel_statistics import sums_convolved
-
-COSTLY = frozenset(
-    {
-        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "erfc", "erfinv", "pow"),
-        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh"),
-        *("lgamma", "digamma", "sqrt", "rsqrt", "div", "reciprocal", "idiv_floor", "idiv_trunc", "mod", "fmod"),
-    }
-)
 
 
 @dataclass
@@ -172,7 +165,7 @@ class FuseProducers(Pass):
         if pure and kept and self._everywhere(pair, progress):
             fused = self._inline(pair, m, numbers, keep=False)
             return self._replace(pair, fused, consumer, progress, drop_producer=False)
-        at = self._place(pair, progress.position)
+        at = place_of_both(net, producer, consumer, progress.position)
         if pure and (at is None or not _may_keep(pair, m)):
             # The container stays for its other readers; this one computes the value again if that is cheap.
             if not self._cheap(pair, m):
@@ -198,16 +191,7 @@ class FuseProducers(Pass):
         """Whether a reduction has too few rows to keep the threads busy with anything else."""
         return math.prod(p.outer) < self.min_rows and p.points() > 16384
 
-    # ------------------------------------------------------------------ where the fused operator may stand
-    def _place(self, pair: _Pair, position: dict[Op, float]) -> Op | None:
-        """The place of the consumer if nobody needs the producer's results before, else the producer's if possible."""
-        net, p, c = pair.net, pair.producer, pair.consumer
-        readers = {r for o in net.outs(p) for r in net.readers(o.data)} - {c}
-        if all(position[r] > position[c] for r in readers):
-            return c
-        sources = [w for o in net.ins(c) for w in net.writers(o.data) if w is not p]
-        return p if all(position[w] < position[p] for w in sources) else None
-
+    # ------------------------------------------------------------------ who had better compute the value
     def _everywhere(self, pair: _Pair, progress: _Progress) -> bool:
         """Whether every reader had better compute the value itself: it reads most of what the value is made of in any case."""
         net, p = pair.net, pair.p

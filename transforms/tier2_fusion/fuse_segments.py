@@ -14,18 +14,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, extend, inline, match, moved_loads
+from dcir.ir.fuse import Fused, extend, inline, match, moved_loads, place_of_both
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
-from dcir.ops.library.product import VALUE, place_of_both
-from dcir.ops.library.segments import GroupSpec, SegmentSpec
+from dcir.ir.scalars import COSTLY
+from dcir.ops.library.product import VALUE
+from dcir.ops.library.segments import GroupSpec, SegmentSpec, cheap_to_repeat
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_producers import COSTLY
-
-_MOST_REPEATED = 12
-"""Statements of a value that is computed once more."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class FuseSegments(Pass):
         kept = (
             data in net.result_containers() or net.readers(data) != [op] or data in {o.data for o in _others(spec, ins)}
         )
-        if kept and not cheap(p):
+        if kept and not cheap_to_repeat(p):
             return Refusal("other operators need the value too, and computing it twice costs more")
         if any(s.op == "gather" and s.attr[4] == "checked" for s in p.body) and not _sees_all(net, op):
             return Refusal("indices of points that are passed over have to be checked")
@@ -176,11 +173,6 @@ class FuseSegments(Pass):
         if data not in kept:
             net.remove_container(data)
         return fused
-
-
-def cheap(p: LoopNest) -> bool:
-    """Whether a value may be computed once more, where others need it too."""
-    return len(p.body) <= _MOST_REPEATED and not any(s.op in COSTLY for s in p.body)
 
 
 def _first_value(spec: SegmentSpec) -> int:

@@ -23,9 +23,8 @@ from dcir.ir.refusal import Refusal
 from dcir.ir.types import compute_type
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.ops.library.scatter import ScatterSpec, unambiguous
-from dcir.ops.library.segments import GroupSpec, SegmentSpec
+from dcir.ops.library.segments import GroupSpec, SegmentSpec, cheap_to_repeat
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_segments import cheap
 
 _MOST = 2**31 - 1
 Key = tuple[GroupSpec, tuple[Operand, ...]]
@@ -155,7 +154,7 @@ def _computed(net: Network, op: Op) -> bool:
     if net.readers(data) == [op] and data not in net.result_containers():
         return True
     reads, writes = p.footprint()
-    return cheap(p) and 2 * sum(reads) <= sum(writes)
+    return cheap_to_repeat(p) and 2 * sum(reads) <= sum(writes)
 
 
 def _earliest(net: Network, op: Op, indices: Sequence[Operand], at: dict[Op, int]) -> Op:

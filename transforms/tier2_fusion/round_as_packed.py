@@ -19,8 +19,8 @@ from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
 from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec, rows_suit
+from dcir.ops.library.packing import strides_at_source
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier1_operator.widen_products import strides_at_source
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
+from dcir.ir.dace.nodes import Op
 from dcir.ir.describe import words_of
 from dcir.ir.interpret import run_program
+from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest, Stmt, simplify
+from dcir.ir.network import Network
 from dcir.ir.operator import Operator, Steps
 from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import reference as reference_of
@@ -23,6 +27,9 @@ _R = TypeVar("_R")
 
 ADDED = "sum"
 """Third in a store's ``attr``: the value is added up, over all points that share the address, in float64."""
+
+LEAST_BYTES = 1 << 18
+"""Of a result: a small one is read again from the nearest cache."""
 
 
 @register
@@ -218,3 +225,25 @@ def over(p: LoopNest, order: Sequence[int | None], outer: int, extents: Sequence
             s = s._replace(attr=(s.attr[0], tuple(0 if k is None else s.attr[1][k] for k in order), *s.attr[2:]))
         body.append(s)
     return replace(p, outer=tuple(extents[:outer]), inner=tuple(extents[outer:]), body=tuple(body))
+
+
+def sums_convolved(net: Network, op: Op) -> bool:
+    """Whether a program's sums are those of a convolution's result, so that they may join it once layouts are chosen."""
+    p = op.spec
+    if not isinstance(p, LoopNest) or not any(s.op == "reduce" for s in p.body) or refused_as_sums(drop_unit_loops(p)):
+        return False
+    return _follows(net, op, p.points())
+
+
+def _follows(net: Network, op: Op, points: int, depth: int = 4) -> bool:
+    """Whether a program reads a convolution's result of so many points, by itself or through pointwise programs that may join it."""
+    for o in net.ins(op):
+        c = net.containers[o.data]
+        if math.prod(c.shape) != points or c.nbytes < LEAST_BYTES:
+            continue
+        for w in net.writers(o.data):
+            if isinstance(w.spec, ConvolutionSpec) and w.spec.kind != "backward_weight" and w.spec.dtype == "f32":
+                return True
+            if depth and isinstance(w.spec, LoopNest) and not w.spec.inner and _follows(net, w, points, depth - 1):
+                return True
+    return False

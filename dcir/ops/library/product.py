@@ -56,15 +56,6 @@ def set_epilogue(
     return net.add_op(made, ins, epilogue.outs, origin=op.origin or origin, made_by=by, before=before)
 
 
-def place_of_both(net: Network, product: Op, consumer: Op, position: dict[Op, float]) -> Op | None:
-    """The place of the consumer if nobody needs the product's results before, else the product's if possible."""
-    readers = {r for o in net.outs(product) for r in net.readers(o.data)} - {consumer}
-    if all(position[r] > position[consumer] for r in readers):
-        return consumer
-    sources = [w for o in net.ins(consumer) for w in net.writers(o.data) if w is not product]
-    return product if all(position[w] < position[product] for w in sources) else None
-
-
 def packs_much(net: Network, product: Op) -> bool:
     """Whether an epilogue would cost more than it saves: without one, tiles read both operands where they lie."""
     spec = product.spec

@@ -14,12 +14,15 @@ from dcir.ir.describe import sizes_text
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator
-from dcir.ir.scalars import reference
+from dcir.ir.scalars import COSTLY, reference
 from dcir.ir.serialize import register
 from dcir.ir.types import bf16_to_f32, compute_type, itemsize, to_numpy
 from dcir.ops.library.epilogue import run_epilogue
 from dcir.ops.library.scan import grid
 from dcir.ops.library.scatter import OPERATIONS
+
+_MOST_REPEATED = 12
+"""Statements of a value that is computed once more."""
 
 
 @register
@@ -181,3 +184,8 @@ def _leading(dims: Sequence[int], count: int) -> int:
         found += 1
     assert reach == count
     return found
+
+
+def cheap_to_repeat(p: LoopNest) -> bool:
+    """Whether a value may be computed once more, where others need it too."""
+    return len(p.body) <= _MOST_REPEATED and not any(s.op in COSTLY for s in p.body)
