@@ -20,7 +20,6 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.interpret import interpret
 from dcir.ir.network import Network, Operand, Result
 from dcir.ir.operator import Operator
-from dcir.ir.scalars import reference
 from dcir.ir.types import TYPES, bf16_to_f32, to_numpy
 from dcir.isa import host_isa
 from dcir.ops.analysis.batch_slices import one_image
@@ -214,7 +213,7 @@ def _store(
     buffers |= {n: _flat(t) for n, t in done.constants.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return interpret(net, buffers, reference, keep=keep)
+        return interpret(net, buffers, keep=keep)
 
 
 def _interpreted(done: Imported, part: Slice, values: Mapping[str, Tensor], seed: int) -> list[Tensor]:
