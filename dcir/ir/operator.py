@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dcir.errors import InvalidOperator
 
@@ -17,6 +17,24 @@ Temporary = tuple[str, str, int]
 Step = tuple["LoopNest", list[str], list[str]]
 """A loop nest with the names of its operands: a0, o0 … or those of temporaries."""
 Steps = tuple[list[Temporary], list[Step]]
+
+
+class OperandWindow(NamedTuple):
+    """How an operator walks an operand from where that begins.
+
+    Attributes:
+        shape, strides: extents and steps, in elements.
+        field, place: the field that holds the strides, and the entry in it if it holds several; "" where they are fixed.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    field: str = ""
+    place: int | None = None
+
+
+Windows = tuple[list[OperandWindow | None], list[OperandWindow | None]]
+"""Of inputs and of outputs; None where an operand is packed and has no strides."""
 
 
 class Operator:
@@ -125,6 +143,25 @@ class Operator:
         """The loop nest whose statements store the results: an epilogue, or the operator that is one; None where it stores by itself."""
         return self.epilogue
 
+    def windows(self) -> Windows | None:
+        """How it walks its operands, those of an epilogue left out; None where their layout is not for others to choose."""
+        return None
+
+    def with_strides(self, window: OperandWindow, strides: tuple[int, ...]) -> Operator | None:
+        """The same with other strides of one of its ``windows``, None where they are fixed."""
+        if strides == window.strides:
+            return self
+        if not window.field:
+            return None
+        if window.place is None:
+            return self._having(window.field, strides)
+        table = list(getattr(self, window.field))
+        table[window.place] = strides
+        return self._having(window.field, tuple(table))
+
+    def _having(self, field: str, value: object) -> Operator:
+        return dataclasses.replace(cast("Any", self), **{field: value})  # type: ignore[no-any-return]
+
     @property
     def updates_first_input(self) -> bool:
         """Whether its one result is its first input with some elements changed, each where it lies there: the two may share memory."""
@@ -137,7 +174,7 @@ class Operator:
     def stored_as(self, nest: LoopNest) -> Operator:
         """The same with ``nest`` in place of ``stored_by``, where there is one."""
         assert self.epilogue is not None
-        return dataclasses.replace(cast("Any", self), epilogue=nest)  # type: ignore[no-any-return]
+        return self._having("epilogue", nest)
 
     def describe(self) -> str:
         """The operator with the sizes that decide its time, on one line."""

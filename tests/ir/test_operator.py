@@ -18,7 +18,9 @@ from dcir.ir.operator import Operator
 from dcir.ir.updates import keeps_most
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.convolution_statistics import ConvolutionStatisticsSpec
+from dcir.ops.library.operand_types import alike
 from dcir.ops.library.scan import ScanSpec
 from dcir.ops.library.scatter import ScatterSpec
 from dcir.ops.library.segments import GroupSpec, SegmentSpec
@@ -115,7 +117,12 @@ def test_every_saved_operator_keeps_the_contract():
 def test_answers_where_there_is_nothing_to_say():
     spec = Doubled(5)
     assert (spec.epilogue, spec.stored_by, spec.calls_out, spec.has_effects) == (None, None, "", False)
-    assert not spec.updates_first_input and spec.with_result_apart() is spec and spec.describe() == "doubled"
+    assert (
+        spec.windows() is None
+        and not spec.updates_first_input
+        and spec.with_result_apart() is spec
+        and spec.describe() == "doubled"
+    )
     assert SortSpec("f32", (3,), 5, 2, False, (5, 1), (2, 1), (2, 1)).steps() is None
 
 
@@ -161,3 +168,23 @@ def test_who_stores_may_be_replaced():
     product = ContractionSpec("f32", (), 5, 1, 3, (3, 1), (1, 1), (1, 1), epilogue=double(5))
     assert product.stored_by == double(5) and product.stored_as(double(6)).epilogue == double(6)
     assert double(5).stored_by == double(5) and double(5).stored_as(double(6)) == double(6)
+
+
+def test_windows_have_strides_that_others_may_choose():
+    rows = (24, 12, 4, 1)
+    forward = AttentionSpec("f32", 2, 3, 4, 5, 6, 1.0, False, rows, rows, rows, rows, (12, 4, 1))
+    (q, _, _), (o, _) = forward.windows()
+    assert q.shape == o.shape == (2, 3, 4, 6) and forward.with_strides(q, rows) is forward
+    assert forward.with_strides(q, (1, 2, 3, 4)).q == (1, 2, 3, 4)
+    backward = AttentionSpec("f32", 2, 3, 4, 5, 6, 1.0, False, rows, rows, rows, rows, (12, 4, 1), grads=(rows,) * 4)
+    _, (_, dk, _) = backward.windows()
+    assert backward.with_strides(dk, (9, 8, 7, 6)).grads == (rows, rows, (9, 8, 7, 6), rows)
+    call = TorchCall("aten.add.Tensor", (), (), (((3,), (1,), "f32"), ((3,), (2,), "f64")), (((3,), (1,), "f64"),))
+    (_, second), (out,) = call.windows()
+    moved = call.with_strides(second, (5,)).with_strides(out, (7,))
+    assert moved.ins[1] == ((3,), (5,), "f64") and moved.outs == (((3,), (7,), "f64"),)
+    sizes = ((5, 5), (3, 3), (3, 3), (1, 1), (0, 0), (1, 1))
+    strides = ((50, 25, 5, 1), (18, 9, 3, 1), (36, 9, 3, 1))
+    layer = ConvolutionSpec("forward", alike("f32"), 1, 1, 2, 4, *sizes, *strides, bias=True, panel=16)
+    (x, weight, bias), (y,) = layer.windows()
+    assert weight is None and layer.with_strides(bias, (2,)) is None and (x.field, y.field) == ("x", "y")

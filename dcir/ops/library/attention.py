@@ -16,7 +16,7 @@ import torch
 
 from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
 from dcir.ir.network import contiguous
-from dcir.ir.operator import Operator, Steps
+from dcir.ir.operator import OperandWindow, Operator, Steps, Windows
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
 from dcir.ops.library.torch_call import window_tensor
@@ -104,6 +104,20 @@ class AttentionSpec(Operator):
             return [((b, h, n, d), st) for st in (self.k, self.v)]
         kept, new = (b, h, self.first, d), (b, h, n - self.first, d)
         return [(kept, self.k), (kept, self.v), (new, self.more[0]), (new, self.more[1])]
+
+    def windows(self) -> Windows:
+        """Of all operands."""
+        rows, keys = (self.batch, self.heads, self.m, self.d), (self.batch, self.key_heads, self.n, self.d)
+        q = OperandWindow(rows, self.q, "q")
+        fields: list[tuple[str, int | None]] = [("k", None), ("v", None), ("more", 0), ("more", 1)]
+        kv = [OperandWindow(shape, st, *f) for (shape, st), f in zip(self.pieces(), fields, strict=False)]
+        o, lse = OperandWindow(rows, self.o, "o"), OperandWindow(rows[:3], self.lse, "lse")
+        mask = [OperandWindow((*rows[:3], self.n), self.mask, "mask")] if self.mask else []
+        if not self.grads:
+            return [q, *kv, *mask], [o, lse]
+        shapes = enumerate((rows, rows, keys, keys))
+        do, *made = (OperandWindow(shape, self.grads[i], "grads", i) for i, shape in shapes)
+        return [do, q, *kv, o, lse, *mask], [*made]
 
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Distinct bytes of every operand."""

@@ -13,7 +13,7 @@ import torch
 from dcir.ir.describe import sizes_text
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import contiguous
-from dcir.ir.operator import Operator
+from dcir.ir.operator import OperandWindow, Operator, Windows
 from dcir.ir.refusal import Refusal
 from dcir.ir.serialize import register
 from dcir.ir.types import FLOATS, compute_type, itemsize
@@ -146,6 +146,15 @@ class ConvolutionSpec(Operator):
             return (self.groups, panels(self.cout, self.panel), rows, columns, self.cin, self.panel)
         groups, columns = (1, self.groups * self.cout) if self.spanned else (self.groups, self.cout)
         return packed_shape((groups,), columns, math.prod(self.kernel) * self.cin, self.panel)
+
+    def windows(self) -> Windows:
+        """Of x, w, y and the bias; packed weights have none."""
+        shapes = zip(self.shapes, (self.x, self.w, self.y), "xwy", strict=True)
+        x, w, y = (OperandWindow(shape, strides, field) for shape, strides, field in shapes)
+        if self.kind != "forward":
+            return ([y, w], [x]) if self.kind == "backward_data" else ([x, y], [w])
+        bias = [OperandWindow((self.groups * self.cout,), (1,))] if self.bias else []
+        return [x, None if self.panel else w, *bias], [y]
 
     def _met(self) -> list[tuple[int, int]]:
         """Per dimension: pairs of an output position and a tap inside x, and the positions of x that some pair meets."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch._higher_order_ops.effects import has_effects as torch_has_effects
 from torch.utils import _pytree as pytree
 
 from dcir.errors import FallbackFailed
-from dcir.ir.operator import Operator
+from dcir.ir.operator import OperandWindow, Operator, Windows
 from dcir.ir.serialize import register
 from dcir.ir.types import itemsize
 from dcir.ops.library.subgraphs import Subgraph, graph_of
@@ -79,6 +79,21 @@ class TorchCall(Operator):
         """Run it over NumPy buffers."""
         self.call([window_tensor(b, w) for b, w in zip(ins, self.ins, strict=True)],
                   [window_tensor(b, w) for b, w in zip(outs, self.outs, strict=True)])  # fmt: skip
+
+    def windows(self) -> Windows:
+        """As torch sees its operands."""
+        ins, outs = (
+            [OperandWindow(shape, strides, field, i) for i, (shape, strides, _) in enumerate(side)]
+            for field, side in (("ins", self.ins), ("outs", self.outs))
+        )
+        return [*ins], [*outs]
+
+    def with_strides(self, window: OperandWindow, strides: tuple[int, ...]) -> TorchCall:
+        """A window holds its strides between its shape and its type."""
+        assert window.place is not None
+        side = list(self.ins if window.field == "ins" else self.outs)
+        side[window.place] = (window.shape, strides, side[window.place][2])
+        return replace(self, ins=tuple(side)) if window.field == "ins" else replace(self, outs=tuple(side))
 
     def describe(self) -> str:
         """The operator's name."""

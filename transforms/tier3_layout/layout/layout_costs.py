@@ -20,7 +20,6 @@ from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec, refused_by_winograd
 from dcir.transforms.tier3_layout.layout.channels import Access, Snapshot, channel_loops, digits, image_windows
-from dcir.transforms.tier3_layout.layout.relayout import windows
 
 ACROSS = 3
 """Additional traffic of an operand that a program walks across, in its bytes: a cache line for every vector lane."""
@@ -155,8 +154,7 @@ def window_costs(shot: Snapshot, op: Op, known: dict[str, Layouts], add: Terms) 
         if w.spec.epilogue is not None:
             table.pop()
     elif isinstance(w.spec, AttentionSpec):
-        own = windows(w.spec)
-        assert own is not None
+        own = w.spec.windows()
         pairs = [*zip(w.ins, own[0], strict=True), *zip(w.outs, own[1], strict=True)]
         table = [(o, v.shape[-1:], v.strides[-1:]) for o, v in pairs if v is not None]
     else:

@@ -19,12 +19,9 @@ from dcir.ir.loop_nest import LoopNest, Stmt
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
 from dcir.ir.refusal import Refusal
-from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
-from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store
 from dcir.ops.library.product import Product
-from dcir.ops.library.torch_call import TorchCall
 from dcir.transforms.tier3_layout.layout.guarded_loads import guarded_walk
 
 
@@ -188,7 +185,7 @@ def _moved_windows(
 ) -> Wired | Refusal:
     """A spec that is no program, with every operand on one side of the copy put on the other."""
     fixed = Refusal(f"an operator of kind {spec.kind} keeps the layout of its operands")
-    table = windows(spec)
+    table = spec.windows()
     if table is None:
         return fixed
     operands = ins if way == "in" else outs
@@ -203,7 +200,7 @@ def _moved_windows(
             return to
         if any(s < 0 for s in to[0]):
             return Refusal("the copy goes backwards")
-        placed_spec = _with_strides(spec, w, to[0])
+        placed_spec = spec.with_strides(w, to[0])
         if placed_spec is None:
             return fixed
         spec = placed_spec
@@ -298,56 +295,3 @@ def mapped_statement(
     if isinstance(to, Refusal):
         return to
     return p, (to[0][:rank], s.attr[2], to[0][rank:], s.attr[4]), to[1]
-
-
-class Window(NamedTuple):
-    """An operand of a spec that is no program: its shape, its strides, and the field that holds them."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    field: str = ""
-    place: int | None = None
-
-
-def windows(spec: Operator) -> tuple[list[Window | None], list[Window | None]] | None:
-    """A spec's own inputs and outputs (None: packed), or None for a spec that says nothing about strides."""
-    if isinstance(spec, ConvolutionSpec):
-        x, w, y = (Window(s, getattr(spec, f), f) for s, f in zip(spec.shapes, "xwy", strict=True))
-        weight = None if spec.panel else w
-        bias = [Window((spec.groups * spec.cout,), (1,))] if spec.bias else []
-        if spec.kind == "forward":
-            return [x, weight, *bias], [y]
-        return ([y, w], [x]) if spec.kind == "backward_data" else ([x, y], [w])
-    if isinstance(spec, AttentionSpec):
-        rows, keys = (spec.batch, spec.heads, spec.m, spec.d), (spec.batch, spec.key_heads, spec.n, spec.d)
-        q = Window(rows, spec.q, "q")
-        fields: list[tuple[str, int | None]] = [("k", None), ("v", None), ("more", 0), ("more", 1)]
-        kv = [Window(s, st, *f) for (s, st), f in zip(spec.pieces(), fields, strict=False)]
-        o, lse = Window(rows, spec.o, "o"), Window(rows[:3], spec.lse, "lse")
-        mask = [Window((*rows[:3], spec.n), spec.mask, "mask")] if spec.mask else []
-        if not spec.grads:
-            return [q, *kv, *mask], [o, lse]
-        do, *rest = (Window(s, spec.grads[i], "grads", i) for i, s in enumerate((rows, rows, keys, keys)))
-        return [do, q, *kv, o, lse, *mask], [*rest]
-    if isinstance(spec, TorchCall):
-        ins, outs = ([Window(s, t, f, i) for i, (s, t, _) in enumerate(getattr(spec, f))] for f in ("ins", "outs"))
-        return [*ins], [*outs]
-    return None
-
-
-def _with_strides(spec: Operator, w: Window, strides: tuple[int, ...]) -> Operator | None:
-    """The spec with other strides of one operand, or None if they are fixed."""
-    if strides == w.strides:
-        return spec
-    if not w.field:
-        return None
-    if w.place is None:
-        return _replaced(spec, w.field, strides)
-    table = list(getattr(spec, w.field))
-    table[w.place] = (w.shape, strides, table[w.place][2]) if isinstance(spec, TorchCall) else strides
-    return _replaced(spec, w.field, tuple(table))
-
-
-def _replaced(spec: Any, field: str, value: object) -> Operator:
-    made: Operator = replace(spec, **{field: value})
-    return made
