@@ -17,3 +17,6 @@ class Refusal:
     """
 
     reason: str
+
+    def __str__(self) -> str:
+        return self.reason

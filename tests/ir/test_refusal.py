@@ -10,6 +10,7 @@ from dcir.transforms.base import PassResult
 
 def test_refusals_are_equal_by_their_reason():
     assert Refusal("too long") == Refusal("too long") != Refusal("too wide")
+    assert str(Refusal("too long")) == "too long"
     assert len({Refusal("too long"), Refusal("too long")}) == 1
     with pytest.raises(AttributeError):
         Refusal("too long").reason = "too wide"
