@@ -23,6 +23,7 @@ from dcir.identity import foreign_identity, source_identity
 from dcir.ir.dace.nodes import Op
 from dcir.ir.memory_plan import ARENA, PREPARED, aligned
 from dcir.ir.network import Network, Operand
+from dcir.ir.operator import Operator
 from dcir.ir.types import itemsize
 from dcir.isa import host_isa
 
@@ -237,7 +238,7 @@ def planned_bytes(net: Network, threads: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _scratch(spec: Any, machine: Machine, choice: Choice) -> int:
+def _scratch(spec: Operator, machine: Machine, choice: Choice) -> int:
     return plan(spec, machine, choice).scratch
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from dcir.ir.network import Network, Operand
+from dcir.ir.operator import Operator
 from dcir.ops.analysis.batch_slices import one_image
 
 Types = tuple[tuple[str, ...], tuple[str, ...]]
@@ -29,7 +29,7 @@ class Invocation:
 
     number: int
     label: str
-    spec: Any
+    spec: Operator
     ins: list[Operand]
     outs: list[Operand]
     types: Types
@@ -39,7 +39,7 @@ class Invocation:
     @property
     def calls_torch(self) -> bool:
         """Whether it has no kernel and runs through torch."""
-        return getattr(self.spec, "kind", "") == "torch"
+        return bool(self.spec.calls_out)
 
 
 def invocations(net: Network, threads: int) -> Iterator[Invocation]:

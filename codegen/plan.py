@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+class SizeGeneric:
+    """Base of what stands for all operators that differ only in sizes, which their one kernel reads from a table: a frozen dataclass."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """One parallel step of a kernel: ``jobs`` independent iterations, then an implicit barrier.

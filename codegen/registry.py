@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcir.codegen.choices import MODELS, Choice, Decisions, deciding
-from dcir.codegen.plan import KernelPlan
+from dcir.codegen.plan import KernelPlan, SizeGeneric
 from dcir.errors import Unsupported
+from dcir.ir.operator import Operator
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Machine:
     threads: int
 
 
+Kernel = Operator | SizeGeneric
+"""What a kernel is made of."""
 Planner = Callable[[Any, Machine], KernelPlan]
 _PLANNERS: dict[type, Planner] = {}
 _loaded = False
@@ -41,7 +44,7 @@ def planner(spec: type) -> Callable[[Planner], Planner]:
     return register
 
 
-def plan(spec: Any, machine: Machine, choice: Choice | None = None) -> KernelPlan:
+def plan(spec: Kernel, machine: Machine, choice: Choice | None = None) -> KernelPlan:
     """The kernel of a spec: by its own emitter, else as the loop nest that it is equal to.
 
     Args:
@@ -62,20 +65,22 @@ def plan(spec: Any, machine: Machine, choice: Choice | None = None) -> KernelPla
         for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
             importlib.import_module(f"{package.__name__}.{info.name}")
         _loaded = True
-    if type(spec) not in _PLANNERS and hasattr(spec, "program"):
-        return plan(spec.program(), machine)
-    if type(spec) not in _PLANNERS:
+    emitter = _PLANNERS.get(type(spec))
+    if emitter is not None:
+        return emitter(spec, machine)
+    nest = spec.loop_nest() if isinstance(spec, Operator) else None
+    if nest is None:
         raise Unsupported.collect([(f"generated code for {type(spec).__name__}", "")])
-    return _PLANNERS[type(spec)](spec, machine)
+    return plan(nest, machine)
 
 
-def makers(spec: Any) -> list[Any]:
+def makers(spec: Kernel) -> list[Any]:
     """The classes and functions that decide a kernel's text besides those of the package: the spec's, its emitter."""
     found = _PLANNERS.get(type(spec))
     return [type(spec), *([found] if found is not None else [])]
 
 
-def decisions(spec: Any, machine: Machine, choice: Choice = MODELS) -> Decisions:
+def decisions(spec: Kernel, machine: Machine, choice: Choice = MODELS) -> Decisions:
     """What the emitter of a spec decides under a choice, and what else it offers."""
     with deciding(choice) as made:
         plan(spec, machine)
@@ -83,7 +88,7 @@ def decisions(spec: Any, machine: Machine, choice: Choice = MODELS) -> Decisions
 
 
 def alternatives(
-    spec: Any, machine: Machine, start: Choice = MODELS, fixed: frozenset[str] = frozenset()
+    spec: Kernel, machine: Machine, start: Choice = MODELS, fixed: frozenset[str] = frozenset()
 ) -> list[Choice]:
     """``start``, and then every choice that differs from it in one decision: those that a model ranks higher first.
 

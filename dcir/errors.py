@@ -105,6 +105,10 @@ class InvalidGraph(DcirError):
     """The internal graph breaks a rule of the IR; shows a window of ten operators around the fault."""
 
 
+class InvalidOperator(DcirError, TypeError):
+    """A class of operators lacks something that every operator says of itself."""
+
+
 class CompilerNotFound(DcirError):
     """No C++ compiler was found on this machine."""
 

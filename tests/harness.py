@@ -73,7 +73,7 @@ def run_interpreted(done: Imported, tensors: Sequence[torch.Tensor]) -> list[Any
     """Run an imported graph with the reference interpreter; returns tensors and literals."""
     net = done.network
     verify(net)
-    return _results(done, interpret(net, _buffers(done, tensors), scalar_reference()))
+    return _results(done, interpret(net, _buffers(done, tensors)))
 
 
 def run_dace(done: Imported, tensors: Sequence[torch.Tensor]) -> list[Any]:

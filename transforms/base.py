@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dcir.ir.network import Network
+from dcir.ir.refusal import Refusal
 
 
 @dataclass
@@ -24,9 +25,9 @@ class PassResult:
     refused: Counter[str] = field(default_factory=Counter)
     saved_bytes: int = 0
 
-    def refuse(self, reason: str) -> None:
-        """Record a rewrite that was not done."""
-        self.refused[reason] += 1
+    def refuse(self, why: Refusal | str) -> None:
+        """Record a rewrite that was not done, by its refusal or the reason alone."""
+        self.refused[why.reason if isinstance(why, Refusal) else why] += 1
 
 
 @dataclass(frozen=True)

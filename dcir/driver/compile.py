@@ -22,7 +22,7 @@ from dcir.driver.verify.debug_folder import GraphFolder, graph_folder
 from dcir.errors import MemoryLimitTooLow, OptionError, Unsupported
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext
 from dcir.frontends.torch.importer import Imported, import_graph
-from dcir.ir.network import Network, footprint
+from dcir.ir.network import Network
 from dcir.isa import host_isa, require_executable
 from dcir.runtime.donation import Donation
 from dcir.runtime.program import Program
@@ -250,21 +250,19 @@ def _tuned(net: Network, library: Library) -> list[tuple[str, str, int]]:
     """The kernels of a library that run a measured choice: what they are, the choice, and in how many steps they run."""
     if not library.tuned:
         return []
-    from dcir.driver.measure.profile import describe
-
     ops = net.ops()
     steps: dict[str, list[int]] = {}
     for kernel, number in library.steps:
         if kernel in library.tuned:
             steps.setdefault(kernel, []).append(number)
-    return [(describe(ops[n[0]].spec), str(library.tuned[kernel]), len(n)) for kernel, n in steps.items()]
+    return [(ops[n[0]].spec.describe(), str(library.tuned[kernel]), len(n)) for kernel, n in steps.items()]
 
 
 def _work(net: Network) -> list[tuple[int, int]]:
     """Operations and distinct bytes of every operator that runs in every call."""
     prepared = net.prepared_ops()
     specs = [op.spec for op in net.ops() if op not in prepared]
-    return [(spec.operations(), sum(map(sum, footprint(spec)))) for spec in specs]
+    return [(spec.operations(), spec.bytes_moved()) for spec in specs]
 
 
 class _Late:

@@ -12,8 +12,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt, simplify
-from dcir.ir.network import Operand
+from dcir.ir.network import Network, Operand
+from dcir.ir.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Match:
 
 def match(
     producer: LoopNest, store: Stmt, store_offset: int, consumer: LoopNest, loads: Sequence[tuple[int, int]]
-) -> Match | str:
+) -> Match | Refusal:
     """Map the consumer's loops to the producer's.
 
     Args:
@@ -59,32 +61,32 @@ def match(
     )
     walked = {d for _, _, d in digits}
     if any(s <= 0 for s, _, _ in digits):
-        return "the producer stores backwards"
+        return Refusal("the producer stores backwards")
     for (high, _, _), (low, n, _) in itertools.pairwise(digits):
         if high < low * n:
-            return "the producer's store overlaps itself"
+            return Refusal("the producer's store overlaps itself")
     for _ in range(16):
         number, offset = loads[0]
         load = consumer.body[number]
         for other, off in loads[1:]:
             if consumer.body[other].attr[1] != load.attr[1] or off != offset:
-                return "the consumer reads it in two ways"
+                return Refusal("the consumer reads it in two ways")
         start, rest = {}, offset - store_offset
         for stride, _, d in digits:
             start[d], rest = divmod(rest, stride)
         if rest or any(v < 0 for v in start.values()):
-            return "the consumer reads outside what is stored"
+            return Refusal("the consumer reads outside what is stored")
         rows = {d: [0] * len(consumer.dims) for d in walked}
         for k, (stride, n) in enumerate(zip(load.attr[1], consumer.dims, strict=True)):
             if n == 1 or stride == 0:
                 continue
             if stride < 0:
-                return "the consumer reads backwards"
+                return Refusal("the consumer reads backwards")
             rest = stride
             for step, _, d in digits:
                 rows[d][k], rest = divmod(rest, step)
             if rest:
-                return "the consumer's strides are no multiples of the producer's"
+                return Refusal("the consumer's strides are no multiples of the producer's")
         cut = _carry(consumer, digits, start, rows)
         if cut is None:
             return Match(
@@ -95,13 +97,13 @@ def match(
                     for d, n in enumerate(producer.dims)
                 ),
             )
-        if isinstance(cut, str):
+        if isinstance(cut, Refusal):
             return cut
         k, factor = cut
         places: list[int] = []
         consumer = _split_tracked(consumer, k, factor, [n for n, _ in loads], places)
         loads = [(new, off) for new, (_, off) in zip(places, loads, strict=True)]
-    return "the consumer's loops do not tile the producer's"
+    return Refusal("the consumer's loops do not tile the producer's")
 
 
 def _carry(
@@ -109,7 +111,7 @@ def _carry(
     digits: Sequence[tuple[int, int, int]],
     start: dict[int, int],
     rows: dict[int, list[int]],
-) -> tuple[int, int] | str | None:
+) -> tuple[int, int] | Refusal | None:
     """None if no address carries from one digit to the next; else the consumer loop to split and its factor."""
     for _, extent, d in digits:
         reach = start[d] + sum(q * (consumer.dims[k] - 1) for k, q in enumerate(rows[d]))
@@ -117,12 +119,12 @@ def _carry(
             continue
         used = [k for k, q in enumerate(rows[d]) if q]
         if not used:  # one place, and beyond the digit: what lies there is no element of this store
-            return "the consumer reads outside what is stored"
+            return Refusal("the consumer reads outside what is stored")
         k = max(used, key=lambda k: rows[d][k] * consumer.dims[k])
         q, n = rows[d][k], consumer.dims[k]
         if start[d] == 0 and extent % q == 0 and 1 < extent // q < n and n % (extent // q) == 0:
             return k, extent // q
-        return "the consumer's loops do not tile the producer's"
+        return Refusal("the consumer's loops do not tile the producer's")
     return None
 
 
@@ -153,7 +155,7 @@ def same_way(
     if len(stores) != 1 or any(c.body[i].op == "gather" or c.body[i].args for i in reads):
         return None
     other = match(p, stores[0], outs[stores[0].attr[0]].offset, c, [(i, ins[c.body[i].attr[0]].offset) for i in reads])
-    if isinstance(other, str) or other.consumer is not c:
+    if isinstance(other, Refusal) or other.consumer is not c:
         return None
     for d, row in enumerate(other.coefficients):  # a row's result does not walk the reduced loops: they may be anything
         if row is not None and (row, other.start[d]) != (m.coefficients[d], m.start[d]):
@@ -339,3 +341,12 @@ def side_by_side(parts: Sequence[tuple[LoopNest, Sequence[Operand], Sequence[Ope
     for p, ins, outs in parts:
         out.take(p, ins, outs, lambda st: (tuple(st), 0), lambda d: out.body.index(d).n, {}, lambda s: True)
     return out.finish()
+
+
+def place_of_both(net: Network, producer: Op, consumer: Op, position: dict[Op, float]) -> Op | None:
+    """The place of the consumer if nobody needs the producer's results before, else the producer's if possible."""
+    readers = {r for o in net.outs(producer) for r in net.readers(o.data)} - {consumer}
+    if all(position[r] > position[consumer] for r in readers):
+        return consumer
+    sources = [w for o in net.ins(consumer) for w in net.writers(o.data) if w is not producer]
+    return producer if all(position[w] < position[producer] for w in sources) else None

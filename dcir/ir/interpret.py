@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dcir.errors import IndexOutOfRange
-from dcir.ir.loop_nest import LoopNest
-from dcir.ir.network import Network
 from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
+
+if TYPE_CHECKING:
+    from dcir.ir.loop_nest import LoopNest
+    from dcir.ir.network import Network
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -23,7 +25,6 @@ LIVE_POINTS = 4_000_000
 def interpret(
     net: Network,
     buffers: Mapping[str, Array],
-    scalar: Callable[[str], Callable[..., Any]],
     keep: Iterable[str] | None = None,
 ) -> dict[str, Array]:
     """Run ``net``.
@@ -31,7 +32,6 @@ def interpret(
     Args:
         net: the network.
         buffers: for every input and constant container, its elements from the first to the last, 1-D, storage type.
-        scalar: the reference function of a scalar operator, by name.
         keep: containers to return; the others' memory is given back after their last use. None: all of them.
 
     Returns:
@@ -55,13 +55,7 @@ def interpret(
     with np.errstate(all="ignore"):
         for i, (op, ins, outs) in enumerate(operands):
             a, b = [elements(o.data) for o in ins], [elements(o.data) for o in outs]
-            if isinstance(op.spec, LoopNest):  # it may walk backwards from where its operands begin
-                run_program(op.spec, a, b, scalar, [o.offset for o in ins], [o.offset for o in outs])
-            else:
-                op.spec.reference(
-                    [v[o.offset :] for v, o in zip(a, ins, strict=True)],
-                    [v[o.offset :] for v, o in zip(b, outs, strict=True)],
-                )
+            op.spec.reference_at(a, b, [o.offset for o in ins], [o.offset for o in outs])
             for o in (*ins, *outs):
                 if last[o.data] == i and o.data not in kept:
                     store.pop(o.data, None)

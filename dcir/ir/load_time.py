@@ -27,7 +27,7 @@ def load_time_operators(
         for name, _ in operands[op][1]:
             writers.setdefault(name, []).append(op)
     for op in order:  # a container is read after its last writer, so one sweep sees all writers first
-        if getattr(op.spec, "kind", "") == "torch":
+        if op.spec.calls_out:
             continue
         ins, outs = operands[op]
         if any(name in kept for name, _ in outs):

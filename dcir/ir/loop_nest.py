@@ -29,6 +29,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from dcir.ir.describe import sizes_text, words_of
+from dcir.ir.operator import Operator
 from dcir.ir.types import FLOATS, itemsize
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
@@ -44,7 +46,7 @@ class Stmt(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class LoopNest:
+class LoopNest(Operator):
     """A loop nest of scalar statements. Immutable and hashable: equal programs are the same kernel.
 
     Attributes:
@@ -140,10 +142,36 @@ class LoopNest:
             reads[k] = max(reads[k], min(n, reach[k]) * itemsize(self.inputs[k]))
         return tuple(reads), tuple(writes)
 
-    def bytes_moved(self) -> int:
-        """Bytes read plus bytes written, each distinct element once."""
-        reads, writes = self.footprint()
-        return sum(reads) + sum(writes)
+    def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Run it with the interpreter."""
+        self.reference_at(ins, outs, (), ())
+
+    def reference_at(
+        self, ins: Sequence[Any], outs: Sequence[Any], in_starts: Sequence[int], out_starts: Sequence[int]
+    ) -> None:
+        """A loop nest may walk backwards from where its operands begin."""
+        from dcir.ir.interpret import run_program
+        from dcir.ir.scalars import reference
+
+        run_program(self, ins, outs, reference, in_starts, out_starts)
+
+    def loop_nest(self) -> LoopNest:
+        """Itself."""
+        return self
+
+    @property
+    def stored_by(self) -> LoopNest:
+        """Itself."""
+        return self
+
+    def stored_as(self, nest: LoopNest) -> LoopNest:
+        """The other one."""
+        return nest
+
+    def describe(self) -> str:
+        """Its loops' extents and its distinct operations."""
+        inner = f" over {sizes_text(self.inner)}" if self.inner else ""
+        return f"loops {sizes_text(self.outer) or '1'}{inner}: {words_of(self)}"
 
     def split(self, dim: int, factor: int) -> LoopNest:
         """The same program with loop ``dim`` (extent n) as two loops of extents (n // factor, factor)."""

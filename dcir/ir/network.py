@@ -25,6 +25,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.dace.objects import DACE_TYPES, access_node, array, whole_memlet
 from dcir.ir.load_time import load_time_operators
 from dcir.ir.memory_plan import PREPARED, MemoryPlan
+from dcir.ir.operator import Operator
 from dcir.ir.types import itemsize
 
 
@@ -164,7 +165,7 @@ class Network:
     # ------------------------------------------------------------------ operators
     def add_op(
         self,
-        spec: Any,
+        spec: Operator,
         ins: Sequence[Operand],
         outs: Sequence[Operand],
         *,
@@ -173,7 +174,7 @@ class Network:
         before: Op | None = None,
     ) -> Op:
         """Add an operator at the end of the order, or just ``before`` another."""
-        label = f"{spec.kind if isinstance(getattr(spec, 'kind', None), str) else type(spec).__name__}_{self._count}"
+        label = f"{spec.kind}_{self._count}"
         self._count += 1
         op = Op.made(label, spec, [o.offset for o in ins], [o.offset for o in outs], origin, made_by)
         self.state.add_node(op)
@@ -185,7 +186,7 @@ class Network:
         return op
 
     def _connect(self, op: Op, ins: Sequence[Operand], outs: Sequence[Operand]) -> None:
-        reads, writes = footprint(op.spec)
+        reads, writes = op.spec.footprint()
         for i, o in enumerate(ins):
             self.state.add_edge(self._node(o.data), None, op, f"a{i}", self._memlet(o, reads, i))
         for i, o in enumerate(outs):
@@ -193,7 +194,7 @@ class Network:
         self._operands[op] = list(ins), list(outs)
 
     def rewire(
-        self, op: Op, spec: Any, ins: Sequence[Operand], outs: Sequence[Operand], *, made_by: str | None = None
+        self, op: Op, spec: Operator, ins: Sequence[Operand], outs: Sequence[Operand], *, made_by: str | None = None
     ) -> Op:
         """Give an operator another spec and other operands; it keeps its place in the order. Linear in its operands."""
         near = {o.data for o in (*self.ins(op), *self.outs(op))}
@@ -270,7 +271,7 @@ class Network:
     def preparable(self) -> set[Op]:
         """Operators that depend on nothing but static inputs and constants, make no result, and call nothing outside."""
         kept = self.result_containers() | {name for name, c in self.containers.items() if c.role != "transient"}
-        return load_time_operators(self._order, self._operands, self.static | set(self.constants), kept)
+        return load_time_operators(self._order, self._operands, self.static_containers(), kept)
 
     def prepared_ops(self) -> set[Op]:
         """Operators that run when static inputs change and not in every call (none before they have been given places)."""
@@ -281,6 +282,10 @@ class Network:
         prepared = self.prepared_ops()
         order = sorted(self._order, key=lambda op: op not in prepared) if prepared else self._order
         return {op: i for i, op in enumerate(order)}
+
+    def static_containers(self, ready: Iterable[Op] = ()) -> set[str]:
+        """Containers that change between calls and not with every call: static inputs, constants, and what ``ready`` writes."""
+        return self.static.union(self.constants, (o.data for op in ready for o in self._operands[op][1]))
 
     def result_containers(self) -> set[str]:
         """Containers that some result shows."""
@@ -377,9 +382,3 @@ class Network:
         net.sdfg = dace.SDFG.from_json(sdfg)
         net._restore(side)
         return net
-
-
-def footprint(spec: Any) -> tuple[Sequence[int], Sequence[int]]:
-    """Bytes a spec's operator reads from and writes to each operand."""
-    reads, writes = spec.footprint()
-    return reads, writes

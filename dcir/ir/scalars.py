@@ -12,6 +12,15 @@ from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
 
 Fn = Callable[..., Any]
 
+COSTLY = frozenset(
+    {
+        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "erfc", "erfinv", "pow"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh"),
+        *("lgamma", "digamma", "sqrt", "rsqrt", "div", "reciprocal", "idiv_floor", "idiv_trunc", "mod", "fmod"),
+    }
+)
+"""Operators that take many cycles: what they make is not computed again for another reader."""
+
 
 def _elementwise(fn: Callable[[float], float]) -> Fn:
     """A Python float function over arrays, NaN where it raises."""

@@ -8,12 +8,19 @@ from typing import Any
 
 from dcir.errors import InvalidGraph
 from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.operator import Operator, check_operator
 
 _CLASSES: dict[str, type] = {}
 
 
 def register(cls: type) -> type:
-    """Class decorator: a frozen dataclass that may appear in a saved graph."""
+    """Class decorator: a frozen dataclass that may appear in a saved graph.
+
+    Raises:
+        InvalidOperator: an operator that does not say all that an operator must.
+    """
+    if issubclass(cls, Operator):
+        check_operator(cls)
     _CLASSES[cls.__name__] = cls
     return cls
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable
-from dataclasses import replace
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
@@ -69,7 +68,7 @@ def _sorted(net: Network) -> tuple[list[Op], set[Op]]:
         for r in net.readers(source):
             for w in writers if r not in writers else ():
                 before(r, w)
-    effects = [op for op in ops if getattr(op.spec, "kind", "") == "torch"]
+    effects = [op for op in ops if op.spec.calls_out]
     for first, then in itertools.pairwise(effects):
         before(first, then)
     heap = [position[op] for op in ops if not waits[op]]
@@ -88,22 +87,22 @@ def _sorted(net: Network) -> tuple[list[Op], set[Op]]:
 def _in_place(net: Network, op: Op, data: str, source: str) -> bool:
     """Whether an operator that reads ``source`` and writes ``data`` needs each element only where it writes it."""
     spec, first = op.spec, 0
-    if getattr(spec, "kind", "") == "scatter":
+    if spec.updates_first_input:
         return keeps_most(net, op, data, source)
-    if not isinstance(spec, LoopNest):
-        epilogue = getattr(spec, "epilogue", None)
-        ins = net.ins(op)
-        first = len(ins) - (len(epilogue.inputs) - 1) if epilogue is not None else len(ins)
-        if epilogue is None or any(o.data == source for o in ins[:first]):
-            return False
-        spec, first = epilogue, first - 1
-    if any(s.op == "reduce" for s in spec.body):
+    ins, outs, p = net.ins(op), net.outs(op), spec.stored_by
+    if p is None:
         return False
-    ins, outs = net.ins(op), net.outs(op)
+    if p is not spec:
+        first = len(ins) - (len(p.inputs) - 1)
+        if any(o.data == source for o in ins[:first]):
+            return False
+        first -= 1
+    if any(s.op == "reduce" for s in p.body):
+        return False
     ways = set()
-    for s in spec.body:
+    for s in p.body:
         if s.op == "store" and outs[s.attr[0]].data == data:
-            if any(d > 1 and not st for d, st in zip(spec.dims, s.attr[1], strict=True)):
+            if any(d > 1 and not st for d, st in zip(p.dims, s.attr[1], strict=True)):
                 return False
             ways.add((outs[s.attr[0]].offset, s.attr[1]))
         elif s.op in ("load", "gather") and (first == 0 or s.attr[0] > 0) and ins[s.attr[0] + first].data == source:
@@ -126,8 +125,8 @@ def keeps_most(net: Network, op: Op, data: str, source: str, distance: int = 0) 
     read = [o for o in ins if o.data == source]
     if len(read) != 1 or len(outs) != 1 or outs[0].data != data or read[0].offset != outs[0].offset + distance:
         return False
-    if getattr(spec, "kind", "") == "scatter":
-        return spec.base is not None and ins[0] is read[0] and _same(spec.shape, spec.base, spec.out)
+    if spec.updates_first_input:
+        return ins[0] is read[0]
     if not isinstance(spec, LoopNest) or [s.op for s in spec.body] != ["load", "store"] or spec.body[0].args:
         return False
     return len(spec.body[1].args) == 1 and _same(spec.dims, spec.body[0].attr[1], spec.body[1].attr[1])
@@ -148,8 +147,7 @@ def _copy_last(net: Network, data: str) -> None:
     made = net.add_container(c.shape, c.dtype, "transient", c.strides)
     for op in net.writers(data):
         outs = [Operand(made, o.offset) if o.data == data else o for o in net.outs(op)]
-        spec = replace(op.spec, kept=False) if op.spec.kind == "scatter" else op.spec
-        net.rewire(op, spec, net.ins(op), outs)
+        net.rewire(op, op.spec.with_result_apart(), net.ins(op), outs)
     for op in net.readers(data):
         ins = [Operand(made, o.offset) if o.data == data else o for o in net.ins(op)]
         net.rewire(op, op.spec, ins, net.outs(op))

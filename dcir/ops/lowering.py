@@ -13,6 +13,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.operator import Operator
 from dcir.ir.types import TYPES, compute_type, words
 from dcir.ops.library.torch_call import TorchCall
 from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
@@ -181,7 +182,7 @@ class Lowering:
         rows = any(isinstance(a, Ref) and a.shape == meta.shape and is_contiguous(a.shape, a.strides) for a in args)
         return self.new(meta.shape, meta.dtype) if rows else self.result()
 
-    def emit(self, spec: Any, ins: Sequence[Operand | Ref], outs: Sequence[Operand | Ref]) -> Op:
+    def emit(self, spec: Operator, ins: Sequence[Operand | Ref], outs: Sequence[Operand | Ref]) -> Op:
         """Add a node computing ``spec``.
 
         Raises:
@@ -285,7 +286,7 @@ class Lowering:
         return replace(ref, shape=tuple(int(d) for d in shape), strides=strides)
 
 
-def _check_types(spec: Any, types: Sequence[str]) -> None:
+def _check_types(spec: Operator, types: Sequence[str]) -> None:
     """Refuse what generated code cannot do on element types that it only moves and converts, or not even that.
 
     Raises:

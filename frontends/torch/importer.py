@@ -144,7 +144,7 @@ class _Importer:
                     self.owner.setdefault(ref.data, node)
         self.net.memory = self.net.memory.with_donated(self.donated)
         calls = [op for op in self.net.ops() if isinstance(op.spec, TorchCall) and op not in self.ctx.drawn]
-        self.done.fallbacks = [(op.spec.name, op.origin) for op in calls]
+        self.done.fallbacks = [(op.known(TorchCall).name, op.origin) for op in calls]
         return self.done
 
     def _placeholder(self, node: fx.Node) -> Any:

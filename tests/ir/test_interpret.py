@@ -9,7 +9,6 @@ import pytest
 
 from dcir.ir import interpret as module
 from dcir.ir.interpret import interpret
-from dcir.ir.scalars import reference
 from tests.transforms.build import binary, network, reduce, unary
 from tests.transforms.random_network import random_network, results
 
@@ -36,8 +35,8 @@ def test_the_same_numbers_in_blocks(seed: int, monkeypatch: pytest.MonkeyPatch) 
 def test_memory_given_back() -> None:
     net = network([(4,)], lambda c, x: [binary(c, "add", unary(c, "neg", unary(c, "exp", x)), x)])
     x = {net.inputs[0]: np.ones(4, np.float32)}
-    everything = interpret(net, x, reference)
-    some = interpret(net, x, reference, keep=net.result_containers())
+    everything = interpret(net, x)
+    some = interpret(net, x, keep=net.result_containers())
     assert set(everything) == set(net.containers) and set(some) == net.result_containers()
     for name, values in some.items():
         np.testing.assert_array_equal(values, everything[name])

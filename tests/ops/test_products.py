@@ -68,7 +68,7 @@ def test_program_equals_reference(spec: Any) -> None:
     ins, outs = _buffers(spec)
     other = [o.copy() for o in outs]
     spec.reference(ins, outs)
-    program = spec.program()
+    program = spec.loop_nest()
     run_program(program, ins, other, scalar_reference())
     tolerance = {"f32": 1e-5, "f64": 1e-13, "bf16": 2e-2, "f16": 2e-3}[spec.dtype]
     torch.testing.assert_close(

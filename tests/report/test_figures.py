@@ -122,8 +122,7 @@ class Planned(BaseException):
 
 def counted(net, op):
     """Bytes of every operand of ``op`` that its loop nest really touches, input operands first; and its program."""
-    spec = op.spec
-    program = spec if isinstance(spec, LoopNest) else spec.program()
+    program = op.spec.loop_nest()
 
     def buffer(operand):
         c = net.containers[operand.data]
@@ -154,7 +153,7 @@ def test_bytes_are_those_that_are_touched(name, level, train):
         for op in net.ops():
             told = [n for part in op.spec.footprint() for n in part]
             total += 0 if op in prepared else sum(told)
-            if not isinstance(op.spec, LoopNest) and not hasattr(op.spec, "program"):
+            if op.spec.loop_nest() is None:
                 continue
             truth, program = counted(net, op)
             if is_plain(program):

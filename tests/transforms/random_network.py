@@ -9,7 +9,6 @@ import numpy as np
 
 from dcir.ir.interpret import interpret
 from dcir.ir.network import Network, Result
-from dcir.ir.scalars import reference
 from dcir.ops.lowering import Lowering, Meta, Ref
 
 SHAPES = ((6, 4, 10), (4, 10), (24, 10), (6, 40), (10,), (6, 1, 10))
@@ -120,7 +119,7 @@ def results(net: Network, seed: int = 0) -> list[np.ndarray]:
     """The network's results on random inputs."""
     rng = np.random.default_rng(seed)
     buffers = {n: rng.uniform(-2, 2, net.containers[n].size).astype(np.float32) for n in net.inputs}
-    store = interpret(net, buffers, reference)
+    store = interpret(net, buffers)
     return [
         np.lib.stride_tricks.as_strided(store[r.data][r.offset :], r.shape, [s * 4 for s in r.strides]).copy()
         for r in net.results

@@ -20,6 +20,7 @@ from dcir.ir.fuse import Fused, compact, inline, match
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest, Stmt, simplify
 from dcir.ir.network import Network, Operand
+from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import evaluate
 from dcir.ir.types import compute_type
 from dcir.transforms.base import Pass, PassResult
@@ -68,7 +69,7 @@ class FoldConstants(Pass):
         if len(writers) > 1:
             outcome.refuse("several operators write the container")
             return
-        p, outs = writers[0].spec, net.outs(writers[0])
+        p, outs = writers[0].known(LoopNest), net.outs(writers[0])
         stores = [i for i, s in enumerate(p.body) if s.op == "store" and outs[s.attr[0]].data == data]
         if len(stores) > 1:
             outcome.refuse("the constant is written in several parts")
@@ -76,29 +77,31 @@ class FoldConstants(Pass):
         value = _number(p, p.body[stores[0]])
         before = reader.spec.bytes_moved()
         if value is not None:
-            fused: Fused | str = _with_number(reader.spec, net.ins(reader), net.outs(reader), data, value)
+            fused: Fused | Refusal = _with_number(
+                reader.known(LoopNest), net.ins(reader), net.outs(reader), data, value
+            )
         else:
             fused = self._with_expression(net, writers[0], stores[0], reader, data)
-        if isinstance(fused, str):
+        if isinstance(fused, Refusal):
             outcome.refuse(fused)
             return
         outcome.changed += 1
         outcome.saved_bytes += before - fused.program.bytes_moved()
         net.rewire(reader, fused.program, fused.ins, fused.outs, made_by=self.name)
 
-    def _with_expression(self, net: Network, writer: Op, store: int, reader: Op, data: str) -> Fused | str:
-        p: LoopNest = writer.spec
+    def _with_expression(self, net: Network, writer: Op, store: int, reader: Op, data: str) -> Fused | Refusal:
+        p = writer.known(LoopNest)
         work = [s.op for s in p.body if s.op not in ("const", "index", "store")]
         if len(work) > self.max_operations or not (_ARITHMETIC | _LOGIC).issuperset(work):
-            return "the constant costs more to compute than to read"
+            return Refusal("the constant costs more to compute than to read")
         p, at = drop_unit_loops(_rounded(p, store)), net.outs(writer)[p.body[store].attr[0]].offset
         stores = [s for s in p.body if s.op == "store"]
-        c, ins = drop_unit_loops(reader.spec), net.ins(reader)
+        c, ins = drop_unit_loops(reader.known(LoopNest)), net.ins(reader)
         reads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
         if any(c.body[i].op == "gather" or c.body[i].args for i in reads):
-            return "a range is read through indices or a mask"
+            return Refusal("a range is read through indices or a mask")
         m = match(p, stores[0], at, c, [(i, ins[c.body[i].attr[0]].offset) for i in reads])
-        if isinstance(m, str):
+        if isinstance(m, Refusal):
             return m
         moved = [i for i, s in enumerate(m.consumer.body) if s.op == "load" and ins[s.attr[0]].data == data]
         loads = dict.fromkeys(moved, stores[0].args[0])
@@ -138,7 +141,9 @@ def _compared(body: list[Stmt], how: str, index: int, limit: int) -> int:
     return len(body) - 1
 
 
-def _with_number(p: LoopNest, ins: Sequence[Operand], outs: Sequence[Operand], data: str, value: Any) -> Fused | str:
+def _with_number(
+    p: LoopNest, ins: Sequence[Operand], outs: Sequence[Operand], data: str, value: Any
+) -> Fused | Refusal:
     """The reader with a number in place of its loads."""
     body: list[Stmt] = []
     where: list[int] = []
@@ -147,7 +152,7 @@ def _with_number(p: LoopNest, ins: Sequence[Operand], outs: Sequence[Operand], d
         if s.op in ("load", "gather") and ins[s.attr[0]].data == data:
             indices = len(s.attr[2]) if s.op == "gather" else 0
             if s.op == "gather" and s.attr[4] == "checked":
-                return "the indices have to be checked"
+                return Refusal("the indices have to be checked")
             wanted, other = list(args[indices : indices + 1]), args[indices + 1 :]
             if s.op == "gather":  # outside of the operand, it gives its other value, and 0 if it has none
                 for index, extent in zip(args[:indices], s.attr[2], strict=True):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ops.library.torch_call import has_effects
+from dcir.ir.refusal import Refusal
 from dcir.transforms.base import Pass, PassResult
 
 
@@ -46,22 +46,22 @@ class MergeCommonSubexpressions(Pass):
             outcome.saved_bytes += sum(sum(table) for table in spec.footprint())
         return outcome
 
-    def _merge(self, net: Network, first: Op, second: Op, results: set[str]) -> str | None:
+    def _merge(self, net: Network, first: Op, second: Op, results: set[str]) -> Refusal | None:
         """Let readers of ``second`` read ``first``; the reason why not."""
-        if has_effects(first.spec):
-            return "operators with effects or random numbers differ from call to call"
+        if first.spec.has_effects:
+            return Refusal("operators with effects or random numbers differ from call to call")
         ours, theirs = net.outs(first), net.outs(second)
         moves: dict[str, str] = {}  # container that goes -> container that stays
         for a, b in zip(ours, theirs, strict=True):
             if a.offset != b.offset or net.containers[a.data].size != net.containers[b.data].size:
-                return "they write into different places of their containers"
+                return Refusal("they write into different places of their containers")
             if len(net.writers(a.data)) > 1 or len(net.writers(b.data)) > 1:
-                return "other operators write into the same container"
+                return Refusal("other operators write into the same container")
             if a.data in results and b.data in results:
-                return "both are results of the network"
+                return Refusal("both are results of the network")
             gone, stays = (a, b) if b.data in results else (b, a)
             if moves.setdefault(gone.data, stays.data) != stays.data:
-                return "they write into different places of their containers"
+                return Refusal("they write into different places of their containers")
         for old, new in moves.items():
             for reader in net.readers(old):
                 net.rewire(reader, reader.spec, _renamed(net.ins(reader), old, new), net.outs(reader))

@@ -16,7 +16,6 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.network import Network
-from dcir.ops.library.torch_call import has_effects
 from dcir.transforms.base import Pass, PassResult
 
 
@@ -38,10 +37,10 @@ class RemoveDeadCode(Pass):
             elif live:
                 if any(o.data not in live for o in outs):
                     outcome.refuse("an operator that is no loop nest computes all its results")
-            elif has_effects(op.spec):
+            elif op.spec.has_effects:
                 outcome.refuse("the operator has effects, or moves the random generator")
             else:
-                outcome.saved_bytes += sum(sum(table) for table in op.spec.footprint())
+                outcome.saved_bytes += op.spec.bytes_moved()
                 outcome.changed += 1
                 net.remove_op(op)
         self._containers(net, results, outcome)
@@ -49,7 +48,7 @@ class RemoveDeadCode(Pass):
 
     def _trim(self, net: Network, op: Op, live: set[str], outcome: PassResult) -> None:
         """Stores to ``live`` containers stay, with what they need."""
-        p, ins, outs = op.spec, net.ins(op), net.outs(op)
+        p, ins, outs = op.known(LoopNest), net.ins(op), net.outs(op)
         needed = simplify(p, lambda s: s.op == "store" and outs[s.attr[0]].data in live)
         lean = compact(needed, ins, outs)
         if len(needed.body) == len(p.body) and len(lean.ins) == len(ins) and len(lean.outs) == len(outs):

@@ -20,6 +20,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ir.types import FLOATS
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -46,7 +47,7 @@ class LowerToIm2col(Pass):
         """Visit every convolution whose weights are not static."""
         outcome = PassResult()
         ready = net.preparable()
-        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        static = net.static_containers(ready)
         unfolded: dict[tuple[Operand, LoopNest], Operand] = {}
         for op in net.ops():
             spec, ins = op.spec, net.ins(op)
@@ -57,9 +58,9 @@ class LowerToIm2col(Pass):
             if spec.kind != "backward_weight" and ins[1].data in static:
                 outcome.refuse("its weights are packed once")
                 continue
-            reason = self._unfit(spec)
-            if reason:
-                outcome.refuse(reason)
+            refusal = self._unfit(spec)
+            if refusal is not None:
+                outcome.refuse(refusal)
                 continue
             {"forward": _forward, "backward_data": _data, "backward_weight": _weight}[spec.kind](
                 net, op, unfolded, self.name
@@ -67,14 +68,14 @@ class LowerToIm2col(Pass):
             outcome.changed += 1
         return outcome
 
-    def _unfit(self, spec: ConvolutionSpec) -> str:
+    def _unfit(self, spec: ConvolutionSpec) -> Refusal | None:
         if spec.groups != 1 or spec.dtype not in FLOATS:
-            return "it has groups, or a half type"
+            return Refusal("it has groups, or a half type")
         if spec.cout < self.channels * positions(spec) or spec.cout * depth(spec) < self.least:
-            return "it has too many results for its weights"
+            return Refusal("it has too many results for its weights")
         if _order(spec) is None:
-            return "the weights of one output channel do not lie together"
-        return ""
+            return Refusal("the weights of one output channel do not lie together")
+        return None
 
 
 _Unfolded = dict[tuple[Operand, LoopNest], Operand]
@@ -97,17 +98,18 @@ def _tidy(program: LoopNest) -> LoopNest:
 
 def _image(net: Network, op: Op, x: Operand, unfolded: _Unfolded, name: str) -> Operand:
     """The unfolded image of a forward convolution or a weight gradient."""
-    program = _tidy(unfold(op.spec, op.spec.w[1:]))
+    spec = op.known(ConvolutionSpec)
+    program = _tidy(unfold(spec, spec.w[1:]))
     key = x, program
     if key not in unfolded:
-        unfolded[key] = Operand(net.add_container((positions(op.spec), depth(op.spec)), op.spec.dtype))
+        unfolded[key] = Operand(net.add_container((positions(spec), depth(spec)), spec.dtype))
         net.add_op(program, [x], [unfolded[key]], origin=op.origin, made_by=name, before=op)
     return unfolded[key]
 
 
 def _rows(net: Network, op: Op, y: Operand, name: str) -> Operand:
     """The error signal as a matrix of positions by channels."""
-    spec = op.spec
+    spec = op.known(ConvolutionSpec)
     shape = spec.shapes[2]
     body = LoopNestBuilder(shape)
     body.store(body.output(spec.dtype), _matrix(spec), body.load(body.input(spec.dtype), spec.y))
@@ -123,7 +125,7 @@ def _matrix(spec: ConvolutionSpec) -> tuple[int, ...]:
 
 
 def _forward(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
-    spec, ins, outs = op.spec, net.ins(op), net.outs(op)
+    spec, ins, outs = op.known(ConvolutionSpec), net.ins(op), net.outs(op)
     rows, columns, taps = positions(spec), spec.cout, depth(spec)
     u = _image(net, op, ins[0], unfolded, name)
     t = Operand(net.add_container((rows, columns), spec.dtype))
@@ -156,7 +158,7 @@ def _after(spec: ConvolutionSpec) -> LoopNest:
 
 
 def _data(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
-    spec, ins, outs = op.spec, net.ins(op), net.outs(op)
+    spec, ins, outs = op.known(ConvolutionSpec), net.ins(op), net.outs(op)
     rows, columns, taps = positions(spec), spec.cout, depth(spec)
     u = Operand(net.add_container((rows, taps), spec.dtype))
     product = ContractionSpec(
@@ -168,7 +170,7 @@ def _data(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
 
 
 def _weight(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
-    spec, ins, outs = op.spec, net.ins(op), net.outs(op)
+    spec, ins, outs = op.known(ConvolutionSpec), net.ins(op), net.outs(op)
     rows, columns, taps = positions(spec), spec.cout, depth(spec)
     u = _image(net, op, ins[0], unfolded, name)
     error = _rows(net, op, ins[1], name)

@@ -19,14 +19,22 @@ from typing import ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ir.types import FLOATS, HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import reorder_epilogue
 from dcir.ops.library.operand_types import alike
-from dcir.ops.library.packing import pack_program, packed_shape, pair_program, panel_width, panels, wants_panels
+from dcir.ops.library.packing import (
+    pack_program,
+    packed_shape,
+    pair_program,
+    panel_width,
+    panels,
+    strides_at_source,
+    wants_panels,
+)
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier1_operator.widen_products import strides_at_source
 
 _Packed = dict[tuple[Operand, LoopNest], Operand]
 
@@ -46,7 +54,7 @@ class PackWeights(Pass):
         """Visit every product that is not static itself; equal weights are packed once."""
         outcome = PassResult()
         ready = net.preparable()
-        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        static = net.static_containers(ready)
         packed: _Packed = {}
         wide = {o.data for op in ready for o in net.outs(op) if net.readers(o.data)}
         for op in net.ops():
@@ -56,11 +64,11 @@ class PackWeights(Pass):
             if spec.dtype not in FLOATS or not any(o.data in static for o in net.ins(op)[:2]):
                 continue
             work = self._contraction if isinstance(spec, ContractionSpec) else self._convolution
-            reason = work(net, op, spec, static, packed)  # type: ignore[arg-type]
-            if reason is None:
+            done = work(net, op, spec, static, packed)  # type: ignore[arg-type]
+            if isinstance(done, Refusal):
+                outcome.refuse(done)
+            elif done:
                 outcome.changed += 1
-            elif reason:
-                outcome.refuse(reason)
         for op in ready:
             outs = {o.data for o in net.outs(op)}
             if outs <= wide and not any(net.readers(name) for name in outs):
@@ -71,15 +79,15 @@ class PackWeights(Pass):
 
     def _contraction(
         self, net: Network, op: Op, spec: ContractionSpec, static: set[str], packed: _Packed
-    ) -> str | None:
+    ) -> bool | Refusal:
         ins = net.ins(op)
         if ins[1].data not in static:
             if spec.c[-2] != 1 and spec.n != 1:
-                return "the weights are on the left, and the result does not lie along their rows"
+                return Refusal("the weights are on the left, and the result does not lie along their rows")
             spec, ins = _transposed(spec), [ins[1], ins[0], *ins[2:]]
         rank = len(spec.batch)
         if not wants_panels(spec.dtype, spec.n, spec.k):
-            return "too few columns for a panel"
+            return Refusal("too few columns for a panel")
         own = [d for d in range(rank) if spec.b[d]]
         source, strides, stored = _as_stored(net, spec, ins[1])
         panel = panel_width(spec.dtype, stored=stored)
@@ -97,19 +105,19 @@ class PackWeights(Pass):
         b = (*(steps.get(d, 0) for d in range(rank)), 0, 0)
         made = replace(spec, b=b, panel=panel, types=alike(spec.dtype, stored), dots=dots)
         net.rewire(op, made, [ins[0], weights, *ins[2:]], net.outs(op), made_by=self.name)
-        return None
+        return True
 
     def _convolution(
         self, net: Network, op: Op, spec: ConvolutionSpec, static: set[str], packed: _Packed
-    ) -> str | None:
+    ) -> bool | Refusal:
         ins = net.ins(op)
         if spec.kind != "forward" or ins[1].data not in static:
-            return "only convolutions read packed weights" if spec.kind != "forward" else ""
+            return Refusal("only convolutions read packed weights") if spec.kind != "forward" else False
         kernel, channels = spec.kernel, spec.groups * spec.cout
         if spec.cin == spec.cout == 1 and spec.groups > 1:
             last = (1, channels, *(channels * s for s in contiguous(kernel)))
             if all(n == 1 or a == b for n, a, b in zip(spec.shapes[1], spec.w, last, strict=True)):
-                return ""
+                return False
             body = LoopNestBuilder((*kernel, channels))
             value = body.load(body.input(spec.dtype), (*spec.w[2:], spec.w[0]))
             body.store(body.output(spec.dtype), contiguous(body.outer), value)
@@ -122,11 +130,11 @@ class PackWeights(Pass):
                 and not made.spanned
                 and spec.cout < self.least_filled * panel * panels(spec.cout, panel)
             ):
-                return "the channels of a group would leave most of a panel empty"
+                return Refusal("the channels of a group would leave most of a panel empty")
             program = made.packing()
         weights = self._pack(net, op, program, ins[1], packed)
         net.rewire(op, made, [ins[0], weights, *ins[2:]], net.outs(op), made_by=self.name)
-        return None
+        return True
 
     def _pack(self, net: Network, op: Op, program: LoopNest, source: Operand, packed: _Packed) -> Operand:
         """The packed form of the weights; made before ``op`` if no operator before has made it."""

@@ -19,9 +19,10 @@ from dcir.ir.fuse import compact
 from dcir.ir.loop_forms import collapse, drop_unit_loops, side_by_side
 from dcir.ir.loop_nest import LoopNest, Stmt, simplify
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ir.types import compute_type
+from dcir.ops.library.convolution_statistics import sums_convolved
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_channel_statistics import sums_convolved
 
 _STORED = {"f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"}
 
@@ -71,24 +72,24 @@ class SplitReduction(Pass):
                 outcome.refuse(reason)
         return outcome
 
-    def _split(self, net: Network, op: Op, p: LoopNest) -> str | None:
+    def _split(self, net: Network, op: Op, p: LoopNest) -> Refusal | None:
         """Put two operators in the place of ``op``; the reason why not."""
         reduces = [i for i, s in enumerate(p.body) if s.op == "reduce"]
         levels = p.levels()
         lanes = side_by_side(p)
         jobs = -(-math.prod(p.outer) // lanes)
         if jobs > self.max_jobs:
-            return "it has enough results for all threads"
+            return Refusal("it has enough results for all threads")
         if any(p.body[i].attr[0].startswith("arg") for i in reduces):
-            return "the first position of a largest value has to be found in order"
+            return Refusal("the first position of a largest value has to be found in order")
         if any(levels[i][0] > 1 for i in reduces) or any(stage and full for stage, full in levels):
-            return "a later stage goes over the inner loops again"
+            return Refusal("a later stage goes over the inner loops again")
         if any(p.body[i].dtype not in _STORED for i in reduces):
-            return "partial results of this type cannot be stored"
+            return Refusal("partial results of this type cannot be stored")
         wanted = min(math.prod(p.inner) * lanes // self.chunk, self.max_chunks)
         cut = _cut(p, wanted)
         if cut is None:
-            return "the inner loops have no divisor near the chunk"
+            return Refusal("the inner loops have no divisor near the chunk")
         self._replace(net, op, p, *cut)
         return None
 

@@ -38,7 +38,7 @@ class UseDots(Pass):
         if not self.dots:
             return outcome
         ready = net.preparable()
-        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        static = net.static_containers(ready)
         known: dict[str, bool] = {}
         for op in net.ops():
             spec = op.spec

@@ -19,8 +19,9 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import Network, Operand
+from dcir.ir.refusal import Refusal
 from dcir.ops.library import winograd
-from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.convolution import NO_VECTORS, ConvolutionSpec, refused_by_winograd
 from dcir.ops.library.packing import panel_width, panels
 from dcir.transforms.base import Pass, PassResult
 
@@ -31,8 +32,7 @@ _START = 40e3  # cycles of one more barrier, with what was measured around it
 # Of the direct form on a matrix unit: channels of a step, multiply-adds like ``per_cycle``, and what gathering a strip of pixels takes
 # beside a panel of output channels. Measured on a Xeon with AMX: 500 GFLOP/s of 512 channels, 430 of 128, 350 of 64.
 _MATRIX_STEP, _MATRIX_RATE, _GATHERED = 32, 2.7, 0.8
-_TOO_LITTLE = "the transforms would cost more than they save"
-_VECTORS = "Winograd's form takes whole vectors of float32 channels of one group"
+_TOO_LITTLE = Refusal("the transforms would cost more than they save")
 
 
 @dataclass(frozen=True)
@@ -71,27 +71,27 @@ class UseWinograd(Pass):
         """Visit every convolution that is not static itself; equal weights are transformed once."""
         outcome = PassResult()
         ready = net.preparable()
-        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        static = net.static_containers(ready)
         made: _Made = {}
         for op in net.ops():
             spec, ins = op.spec, net.ins(op)
             if op in ready or not isinstance(spec, ConvolutionSpec) or spec.panel or spec.winograd:
                 continue
             if spec.kind == "backward_weight":
-                reason = self._gradient(net, op, spec, made)
-                if reason:
-                    outcome.refuse(reason)
-                else:
+                refusal = self._gradient(net, op, spec, made)
+                if refusal is None:
                     outcome.changed += 1
+                else:
+                    outcome.refuse(refusal)
                 continue
             flipped = spec.kind == "backward_data"
             if flipped:
                 spec = _as_forward(spec)
-            reason = unfit(spec)
-            tile = None if reason else self._choose(spec, static=ins[1].data in static)
+            refusal = refused_by_winograd(spec)
+            tile = None if refusal else self._choose(spec, static=ins[1].data in static)
             if tile is None:
                 if math.prod(spec.kernel) > 1:
-                    outcome.refuse(reason or _TOO_LITTLE)
+                    outcome.refuse(refusal or _TOO_LITTLE)
                 continue
             self._rewrite(net, op, spec, tile, made, flipped=flipped)
             outcome.changed += 1
@@ -145,11 +145,11 @@ class UseWinograd(Pass):
         """Cycles of weights that are packed and transformed in every call."""
         return spec.cin * spec.cout * winograd.points(tile) * self.transform / self.cores
 
-    def _gradient(self, net: Network, op: Op, spec: ConvolutionSpec, made: _Made) -> str:
+    def _gradient(self, net: Network, op: Op, spec: ConvolutionSpec, made: _Made) -> Refusal | None:
         """A weight gradient in this form; or why not."""
-        reason = unfit(spec) or ("" if spec.cout % _LANES == 0 else _VECTORS)
-        if reason:
-            return reason
+        refusal = refused_by_winograd(spec) or (None if spec.cout % _LANES == 0 else NO_VECTORS)
+        if refusal is not None:
+            return refusal
         costs = [(self._tiles(spec, tile) + self._sums(spec, tile), tile) for tile in self.tiles]
         cost, tile = min(costs, default=(math.inf, (0, 0)))
         images = zip(spec.shapes[::2], net.ins(op), (spec.x, spec.y), strict=True)
@@ -161,7 +161,7 @@ class UseWinograd(Pass):
         image, x = self._turned(net, op, spec.dtype, spec.shapes[0], ins[0], spec.x, made)
         error, y = self._turned(net, op, spec.dtype, spec.shapes[2], ins[1], spec.y, made)
         net.rewire(op, replace(spec, x=x, y=y, winograd=tile), [image, error], net.outs(op), made_by=self.name)
-        return ""
+        return None
 
     def _rewrite(
         self, net: Network, op: Op, spec: ConvolutionSpec, tile: tuple[int, int], made: _Made, *, flipped: bool
@@ -206,19 +206,10 @@ class UseWinograd(Pass):
 def _as_forward(spec: ConvolutionSpec) -> ConvolutionSpec:
     """A data gradient as a convolution of the error signal, but for its taps, which come in the other order.
 
-    Of one with a stride or several groups that makes no sense, and ``unfit`` says so.
+    Of one with a stride or several groups that makes no sense, and ``refused_by_winograd`` says so.
     """
     padding = tuple(d * (k - 1) - p for d, k, p in zip(spec.dilation, spec.kernel, spec.padding, strict=True))
     return replace(
         spec, kind="forward", cin=spec.cout, cout=spec.cin, in_size=spec.out_size, out_size=spec.in_size, padding=padding,
         x=spec.y, y=spec.x, w=(spec.w[1], spec.w[0], *spec.w[2:]),
     )  # fmt: skip
-
-
-def unfit(spec: ConvolutionSpec) -> str:
-    """Why the form does not exist for a convolution, whatever its layout, or nothing."""
-    if spec.kernel != (3, 3) or spec.stride != (1, 1) or spec.dilation != (1, 1):
-        return "Winograd's form is for 3 x 3 taps without stride or dilation"
-    if spec.groups != 1 or spec.cin % 16 or spec.dtype != "f32":
-        return _VECTORS
-    return ""

@@ -24,9 +24,9 @@ from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
+from dcir.ops.library.product import Product, packs_much
 from dcir.ops.pages.pointwise import rounded
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_epilogues import Product, packs_much
 
 _Widened = dict[tuple[Operand, tuple[tuple[int, int], ...]], Operand]
 
@@ -120,22 +120,6 @@ def _dense(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(
         places[n, s].pop(0) if n != 1 and s != 0 else math.prod(m for m, t in walk if t < s) if s else 0
         for n, s in zip(shape, strides, strict=True)
-    )
-
-
-def strides_at_source(
-    shape: Sequence[int], strides: Sequence[int], extents: Sequence[int], read: Sequence[int], written: Sequence[int]
-) -> tuple[int, ...] | None:
-    """Strides of a window of a copy in what it was copied from; None if it walks other dimensions than the copy did.
-
-    Args:
-        shape, strides: the window of the copy, from where that begins.
-        extents, read, written: of the copy's loops: extents, strides in its source and in itself.
-    """
-    places = {(w, n): r for n, r, w in zip(extents, read, written, strict=True) if n != 1}
-    walked = [(s, n) if n != 1 and s else None for n, s in zip(shape, strides, strict=True)]
-    return (
-        tuple(0 if d is None else places[d] for d in walked) if all(d is None or d in places for d in walked) else None
     )
 
 

@@ -17,6 +17,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ops.library import matrix_unit
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -69,23 +70,24 @@ class FoldChannelScales(Pass):
             found = _scaling(net, op, spec)
             if found is None:
                 continue
-            reason = found if isinstance(found, str) else self._unfit(spec)
-            if reason or isinstance(found, str):
-                outcome.refuse(reason)
+            refusal = found if isinstance(found, Refusal) else self._unfit(spec)
+            if refusal is not None:
+                outcome.refuse(refusal)
                 continue
+            assert isinstance(found, Scaling)
             outcome.changed += 1
             outcome.saved_bytes += found.op.spec.bytes_moved()
             outcome.saved_bytes -= self._move(net, op, spec, found)
         return outcome
 
-    def _unfit(self, spec: ConvolutionSpec) -> str:
+    def _unfit(self, spec: ConvolutionSpec) -> Refusal | None:
         if math.prod(spec.out_size) < self.least * spec.panel * panels(spec.cout, spec.panel):
-            return "the image has too few positions for its weights"
+            return Refusal("the image has too few positions for its weights")
         if self.matrix and spec.n > 1:
             sizes = math.prod(spec.out_size), spec.cout, spec.cin
             if matrix_unit.matrix_wins(1, spec.n * sizes[0], *sizes[1:]) and not matrix_unit.matrix_wins(1, *sizes):
-                return "the matrix unit wants all images in one product"
-        return ""
+                return Refusal("the matrix unit wants all images in one product")
+        return None
 
     def _move(self, net: Network, op: Op, spec: ConvolutionSpec, found: Scaling) -> int:
         """Rewrite; the bytes that scaling the weights moves."""
@@ -123,7 +125,7 @@ def _pointwise(spec: ConvolutionSpec) -> bool:
     )
 
 
-def _scaling(net: Network, op: Op, spec: ConvolutionSpec) -> Scaling | str | None:
+def _scaling(net: Network, op: Op, spec: ConvolutionSpec) -> Scaling | Refusal | None:
     """What scales the convolution's image; None if nothing does."""
     image = net.ins(op)[0]
     writers = net.writers(image.data)
@@ -147,18 +149,18 @@ def _scaling(net: Network, op: Op, spec: ConvolutionSpec) -> Scaling | str | Non
     scale, x = loads[fixed.index(True)], loads[fixed.index(False)]
     container = net.containers[image.data]
     if container.role != "transient" or image.data in net.result_containers() or net.readers(image.data) != [op]:
-        return "others read the scaled image"
+        return Refusal("others read the scaled image")
     if net.outs(writers[0])[0] != image:
-        return "the image is a part of what is scaled"
+        return Refusal("the image is a part of what is scaled")
     if not _small(net, ins[scale.attr[0]]):
-        return "the scale is not known to be small"
+        return Refusal("the scale is not known to be small")
     rank = 2 + len(spec.kernel)
     steps, scale_steps = [0] * rank, [0] * rank
     for d, t, u in zip(walked, x.attr[1], scale.attr[1], strict=True):
         if d is not None:
             steps[d], scale_steps[d] = t, u
     if steps[1] != 1 and spec.cin > 1:
-        return "the image's channels do not lie together"
+        return Refusal("the image's channels do not lie together")
     return Scaling(writers[0], ins[x.attr[0]], ins[scale.attr[0]], tuple(steps), (scale_steps[0], scale_steps[1]))
 
 
@@ -180,7 +182,7 @@ def _small(net: Network, scale: Operand) -> bool:
     """Whether everything written to the scale's container is at most ``MOST``."""
     writers = net.writers(scale.data)
     for op in writers:
-        p = op.spec if isinstance(op.spec, LoopNest) else getattr(op.spec, "epilogue", None)
+        p = op.spec.stored_by
         if p is None:
             return False
         for s in p.body:

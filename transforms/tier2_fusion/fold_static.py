@@ -23,12 +23,13 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused, compact
 from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder, Stmt, simplify
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import evaluate
 from dcir.ir.types import FLOATS
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.product import VALUE, Product, epilogue_of, is_product, set_epilogue
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_epilogues import VALUE, Product, epilogue_of, is_product, set_epilogue
 
 _STORED = frozenset({"f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"})
 
@@ -60,7 +61,7 @@ class FoldStatic(Pass):
         """Visit every pointwise program and product that is not static itself."""
         outcome = PassResult()
         ready = net.preparable()
-        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        static = net.static_containers(ready)
         if not static:
             return outcome
         for op in net.ops():
@@ -74,7 +75,7 @@ class FoldStatic(Pass):
         return outcome
 
     def _program(self, net: Network, op: Op, static: set[str], outcome: PassResult) -> None:
-        old = Fused(op.spec, tuple(net.ins(op)), tuple(net.outs(op)))
+        old = Fused(op.known(LoopNest), tuple(net.ins(op)), tuple(net.outs(op)))
         new = _Rewriting(old, static).plain()
         new = self._hoist(net, op, new, static, outcome)
         if new is not old:
@@ -86,12 +87,12 @@ class FoldStatic(Pass):
         spec, old = epilogue_of(net, op)
         rewriting = _Rewriting(old, static)
         factor, before = rewriting.common_factor(), sum(map(sum, op.spec.footprint()))
-        side = _weights(spec, net.ins(op), static) if factor is not None else ""
-        if factor is not None and not isinstance(side, str) and not rewriting.walks(factor) <= set(_along(spec, side)):
-            side = "the factor varies along other dimensions than the weights"
-        if factor is None or isinstance(side, str):
-            if side:
-                outcome.refuse(str(side))
+        side = _weights(spec, net.ins(op), static) if factor is not None else None
+        if factor is not None and isinstance(side, int) and not rewriting.walks(factor) <= set(_along(spec, side)):
+            side = Refusal("the factor varies along other dimensions than the weights")
+        if factor is None or not isinstance(side, int):
+            if isinstance(side, Refusal):
+                outcome.refuse(side)
             new = self._hoist(net, op, rewriting.plain(), static, outcome)
         else:
             taken, new = _take(self._hoist(net, op, rewriting.without(factor), static, outcome))
@@ -388,15 +389,15 @@ def _alone(p: LoopNest, values: Sequence[int], loops: Sequence[int]) -> LoopNest
     return body.finish()
 
 
-def _weights(spec: Product, ins: Sequence[Operand], static: set[str]) -> int | str:
+def _weights(spec: Product, ins: Sequence[Operand], static: set[str]) -> int | Refusal:
     """Which operand the static weights are: 0 or 1."""
     if spec.panel:
-        return "the weights are packed"
+        return Refusal("the weights are packed")
     if ins[1].data in static:
         return 1
     if isinstance(spec, ContractionSpec) and ins[0].data in static:
         return 0
-    return "the weights of the product are not static"
+    return Refusal("the weights of the product are not static")
 
 
 def _window(spec: Product, side: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -23,6 +23,7 @@ from dcir.ir.interpret import run_program
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt, simplify
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import reference
 from dcir.ir.types import FLOATS
 from dcir.ops.library.attention import AttentionSpec
@@ -51,36 +52,36 @@ class FuseAttention(Pass):
                     outcome.refuse(reason)
         return outcome
 
-    def _try(self, net: Network, softmax: Op, outcome: PassResult) -> str | None:
+    def _try(self, net: Network, softmax: Op, outcome: PassResult) -> Refusal | None:
         """Replace the softmax and its two products; the reason why not."""
         (scores,), (weights,) = net.ins(softmax), net.outs(softmax)
         first, second = _only(net.writers(scores.data)), _only(net.readers(weights.data))
         if first is None or second is None or not all(isinstance(op.spec, ContractionSpec) for op in (first, second)):
-            return "the softmax is not between two products"
+            return Refusal("the softmax is not between two products")
         kept = net.result_containers()
         if net.readers(scores.data) != [softmax] or {scores.data, weights.data} & kept or len(net.outs(first)) != 1:
-            return "the scores or their softmax are read by others"
+            return Refusal("the scores or their softmax are read by others")
         if net.outs(first)[0].offset != scores.offset or net.ins(second)[0] != weights:
-            return "the second product reads another part of the softmax"
-        a: ContractionSpec = first.spec
-        b: ContractionSpec = second.spec
+            return Refusal("the second product reads another part of the softmax")
+        a = first.known(ContractionSpec)
+        b = second.known(ContractionSpec)
         if a.dtype != b.dtype or a.dtype not in FLOATS or a.panel or b.panel or b.epilogue is not None:
-            return "one of the products has another type or more to do"
-        rows = drop_unit_loops(softmax.spec)
+            return Refusal("one of the products has another type or more to do")
+        rows = drop_unit_loops(softmax.known(LoopNest))
         walk = next(s.attr[1] for s in rows.body if s.op == "load")
         if rows.inner != (a.n,) or walk[-1] != a.c[-1]:
-            return "the softmax goes along another dimension"
+            return Refusal("the softmax goes along another dimension")
         if b.k != a.n or walk[-1] != b.a[-1]:
-            return "the second product reads another part of the softmax"
+            return Refusal("the second product reads another part of the softmax")
         mine = _digits((*a.batch, a.m), a.c[:-1])
         digits = _common(mine, _digits((*b.batch, b.m), b.a[:-1]))
         if digits is None or _common(mine, _digits(rows.outer, walk[:-1])) is None:
-            return "the softmax and the products walk the scores differently"
+            return Refusal("the softmax and the products walk the scores differently")
         between = self._between(a)
-        if isinstance(between, str):
+        if isinstance(between, Refusal):
             return between
         spec = _attention(a, b, digits, between)
-        if isinstance(spec, str):
+        if isinstance(spec, Refusal):
             return spec
         ins = [*net.ins(first)[:2], net.ins(second)[1]]
         if between.mask is not None:
@@ -98,7 +99,7 @@ class FuseAttention(Pass):
         outcome.saved_bytes += before - sum(map(sum, fused.spec.footprint()))
         return None
 
-    def _between(self, a: ContractionSpec) -> _Between | str:
+    def _between(self, a: ContractionSpec) -> _Between | Refusal:
         """What happens to the scores before the softmax."""
         if a.epilogue is None:
             return _Between()
@@ -106,25 +107,25 @@ class FuseAttention(Pass):
         free = _without_value(body)
         stores = [s for s in body if s.op == "store"]
         if len(stores) != 1 or stores[0].attr[1] != a.c:
-            return "the scores are stored elsewhere too"
+            return Refusal("the scores are stored elsewhere too")
         found, at = _Between(), stores[0].args[0]
         while True:
             s = body[at]
             if s.op == "load" and s.attr[0] == 0:
                 return found
             if found.factor is not None and s.op in ("where", "add"):
-                return "the scores are scaled after their mask"
+                return Refusal("the scores are scaled after their mask")
             if s.op == "where" and not free[at]:
                 seen, other = (1, 2) if free[s.args[2]] else (2, 1)
                 if not free[s.args[0]] or not free[s.args[other]] or body[s.args[other]].attr != (-math.inf,):
-                    return "scores are replaced by something else than -inf"
+                    return Refusal("scores are replaced by something else than -inf")
                 shown = _Mask(a.epilogue, s.args[0], negated=seen == 2)
                 if not found.causal and found.mask is None and self._is_causal(a, shown):
                     found.causal = True
                 elif found.mask is None:
                     found.mask = shown
                 else:
-                    return "the scores have more than one mask"
+                    return Refusal("the scores have more than one mask")
                 at = s.args[seen]
             elif s.op == "add" and free[s.args[0]] != free[s.args[1]] and found.mask is None:
                 more = s.args[0 if free[s.args[0]] else 1]
@@ -133,11 +134,11 @@ class FuseAttention(Pass):
             elif s.op in ("mul", "div") and free[s.args[1]] and body[s.args[1]].op == "const":
                 factor = float(body[s.args[1]].attr[0])
                 if factor == 0 or not math.isfinite(factor):
-                    return "the scores have a factor that is not a number"
+                    return Refusal("the scores have a factor that is not a number")
                 found.factor = (found.factor or 1.0) * (factor if s.op == "mul" else 1 / factor)
                 at = s.args[0]
             else:
-                return f"the scores go through {s.op}"
+                return Refusal(f"the scores go through {s.op}")
 
     def _is_causal(self, a: ContractionSpec, mask: _Mask) -> bool:
         """Whether a mask of positions alone is the lower triangle, for every head."""
@@ -298,15 +299,17 @@ def _common(a: list[tuple[int, int, int]], b: list[tuple[int, int, int]]) -> lis
     return None if a or b else found
 
 
-def _attention(a: ContractionSpec, b: ContractionSpec, digits: list[_Digit], between: _Between) -> AttentionSpec | str:
+def _attention(
+    a: ContractionSpec, b: ContractionSpec, digits: list[_Digit], between: _Between
+) -> AttentionSpec | Refusal:
     """The spec over the digits: one counts queries, the others, joined where all operands allow it, batch and heads."""
     rows, mixed = len(a.batch), len(b.batch)
     mask = between.mask.strides() if between.mask is not None else (0,) * (rows + 2)
     query = next((g for g in digits if g.at == rows and g.other == mixed), None)
     if query is None and a.m > 1:
-        return "queries of the two products differ"
+        return Refusal("queries of the two products differ")
     if between.causal and query is not None and query.extent != a.m:
-        return "positions are cut in parts"
+        return Refusal("positions are cut in parts")
 
     def walks(g: _Digit) -> tuple[int, ...]:
         """Strides of q, k, v, o and the mask."""
@@ -325,7 +328,7 @@ def _attention(a: ContractionSpec, b: ContractionSpec, digits: list[_Digit], bet
         else:
             outer.append((g.extent, walks(g)))
     if len(outer) > 2:
-        return "more than two dimensions besides queries and keys"
+        return Refusal("more than two dimensions besides queries and keys")
     outer += [(1, (0,) * 5)] * (2 - len(outer))
     (heads, h), (batch, i) = outer
     m, w = (query.extent, walks(query)) if query is not None else (1, (0,) * 5)
@@ -338,7 +341,7 @@ def _attention(a: ContractionSpec, b: ContractionSpec, digits: list[_Digit], bet
         a.dtype, batch, heads, m, a.n, a.k, between.factor or 1.0, between.causal, q, k, v, o, lse, strict=True
     )
     if b.n != a.k:
-        return "keys and values differ in length"
+        return Refusal("keys and values differ in length")
     if between.mask is None:
         return spec
     return replace(spec, mask=(i[4], h[4], w[4], mask[-1]), mask_dtype=between.mask.dtype())

@@ -11,23 +11,19 @@ and its store, where the product has other results (dx' above) and only the sums
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import match
+from dcir.ir.fuse import match, place_of_both
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
+from dcir.ir.refusal import Refusal
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.convolution_statistics import ADDED, ConvolutionStatisticsSpec, over, sums_suit
+from dcir.ops.library.convolution_statistics import ADDED, LEAST_BYTES, ConvolutionStatisticsSpec, over, refused_as_sums
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_epilogues import place_of_both
-
-LEAST_BYTES = 1 << 18
-"""Of a result: a small one is read again from the nearest cache."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +59,21 @@ class FuseChannelStatistics(Pass):
                 outcome.refuse(reason)
         return outcome
 
-    def _try(self, net: Network, product: Op, consumer: Op, read: Operand, position: dict[Op, float]) -> str | None:
+    def _try(self, net: Network, product: Op, consumer: Op, read: Operand, position: dict[Op, float]) -> Refusal | None:
         """Move ``consumer`` into ``product``; the reason why not."""
         made = summed(net, product, consumer, read)
-        if isinstance(made, str):
+        if isinstance(made, Refusal):
             return made
         spec, others = made
         if len(others) > self.max_operands:
-            return "the sums would have too many operands"
+            return Refusal("the sums would have too many operands")
         where = place_of_both(net, product, consumer, position)
         if where is None:
-            return "another operator needs the product first"
+            return Refusal("another operator needs the product first")
         if net.readers(read.data) == [consumer] and read.data not in net.result_containers():
             lean = replace(spec, kept=False)
             # Tiles that only add have no form: something is stored.
-            spec = lean if any(s.op == "store" and s.attr[2:] != (ADDED,) for s in lean.epilogue().body) else spec
+            spec = lean if any(s.op == "store" and s.attr[2:] != (ADDED,) for s in lean.whole_epilogue().body) else spec
         ins, outs = [*net.ins(product), *others], [*spec.stored(net.outs(product)), *net.outs(consumer)]
         fused = net.add_op(spec, ins, outs, origin=product.origin, made_by=self.name, before=where)
         position[fused] = position[where]
@@ -89,56 +85,34 @@ class FuseChannelStatistics(Pass):
         return None
 
 
-def sums_convolved(net: Network, op: Op) -> bool:
-    """Whether a program's sums are those of a convolution's result, so that they may join it once layouts are chosen."""
-    p = op.spec
-    if not isinstance(p, LoopNest) or not any(s.op == "reduce" for s in p.body) or sums_suit(drop_unit_loops(p)):
-        return False
-    return _follows(net, op, p.points())
-
-
-def _follows(net: Network, op: Op, points: int, depth: int = 4) -> bool:
-    """Whether a program reads a convolution's result of so many points, by itself or through pointwise programs that may join it."""
-    for o in net.ins(op):
-        c = net.containers[o.data]
-        if math.prod(c.shape) != points or c.nbytes < LEAST_BYTES:
-            continue
-        for w in net.writers(o.data):
-            if isinstance(w.spec, ConvolutionSpec) and w.spec.kind != "backward_weight" and w.spec.dtype == "f32":
-                return True
-            if depth and isinstance(w.spec, LoopNest) and not w.spec.inner and _follows(net, w, points, depth - 1):
-                return True
-    return False
-
-
 def summed(
     net: Network, product: Op, consumer: Op, read: Operand
-) -> tuple[ConvolutionStatisticsSpec, list[Operand]] | str:
+) -> tuple[ConvolutionStatisticsSpec, list[Operand]] | Refusal:
     """The product with the consumer's sums, and the operands that the latter adds; or why not."""
-    spec, outs, ins = product.spec, net.outs(product), net.ins(consumer)
+    spec, outs, ins = product.known(ConvolutionSpec), net.outs(product), net.ins(consumer)
     forward = spec.kind == "forward"
     shape, strides = (spec.shapes[2], spec.y) if forward else (spec.shapes[0], spec.x)
     stored = spec.epilogue or identity_epilogue(shape, spec.dtype, strides)
     stores = [s for s in stored.body if s.op == "store" and outs[s.attr[0]].data == read.data]
     if len(stores) != 1 or stores[0].dtype != "f32":
-        return "the product writes it in several parts, or in another type"
+        return Refusal("the product writes it in several parts, or in another type")
     if {o.data for o in outs} & {o.data for o in ins} != {read.data} or sum(o.data == read.data for o in ins) != 1:
-        return "the sums read several results of the product"
-    c = drop_unit_loops(consumer.spec)
-    reason = sums_suit(c)
-    if reason:
-        return reason
+        return Refusal("the sums read several results of the product")
+    c = drop_unit_loops(consumer.known(LoopNest))
+    refusal = refused_as_sums(c)
+    if refusal is not None:
+        return refusal
     loads = [(i, ins[s.attr[0]].offset) for i, s in enumerate(c.body) if s.op == "load" and ins[s.attr[0]] == read]
     m = match(stored, stores[0], outs[stores[0].attr[0]].offset, c, loads)
-    if isinstance(m, str):
+    if isinstance(m, Refusal):
         return m
     loops = [None if n == 1 else m.partner(d) for d, n in enumerate(shape)]
     found = [k for k in loops if k is not None]
     c = m.consumer
     if any(k is None or c.dims[k] != n for k, n in zip(loops, shape, strict=True) if n > 1):
-        return "the sums do not run over the product's results one to one"
+        return Refusal("the sums do not run over the product's results one to one")
     if len(c.outer) != 1 or loops[1] != 0 or sorted(found) != list(range(len(c.dims))):
-        return "the sums do not run over the product's results one to one"
+        return Refusal("the sums do not run over the product's results one to one")
     n, channel, *spatial = zip(loops, shape, strict=True)
     order, extents = zip(channel, n, *spatial, strict=True)
     sums = over(c, order, 1, extents)

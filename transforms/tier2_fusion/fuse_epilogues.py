@@ -16,23 +16,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, same_way
+from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, same_way
 from dcir.ir.loop_forms import drop_unit_loops
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
-from dcir.ir.network import Network, Operand, contiguous
-from dcir.ir.types import FLOATS
-from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec, packs
+from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.network import Network
+from dcir.ir.refusal import Refusal
+from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.epilogue import first_store, identity_epilogue
+from dcir.ops.library.product import VALUE, Product, epilogue_of, is_product, packs_much, set_epilogue
 from dcir.transforms.base import Pass, PassResult
-
-VALUE = Operand("", 0)
-"""Stands for the product's value among the operands of an epilogue."""
 
 LEAST_ROWS = 32
 """Rows of a product that are worth a matrix of their own in a batch."""
-
-Product = ContractionSpec | ConvolutionSpec
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,12 @@ class FuseEpilogues(Pass):
         outcome = PassResult()
         position = {op: float(i) for i, op in enumerate(net.ops())}
         for op in net.ops():
-            if is_product(op.spec) and op.spec.kind == "forward" and op.spec.bias and op.spec.epilogue is None:
+            if (
+                is_product(op.spec)
+                and isinstance(op.spec, ConvolutionSpec)
+                and op.spec.bias
+                and op.spec.epilogue is None
+            ):
                 spec, epilogue = epilogue_of(net, op)
                 set_epilogue(net, op, spec, epilogue, self.name)
                 outcome.changed += 1
@@ -82,30 +82,30 @@ class FuseEpilogues(Pass):
 
     def _try(
         self, net: Network, product: Op, consumer: Op, data: str, position: dict[Op, float], outcome: PassResult
-    ) -> str | None:
+    ) -> Refusal | None:
         """Move ``consumer`` into the epilogue of ``product``, which wrote ``data``; the reason why not."""
         if packs_much(net, product):
-            return "with an epilogue the product would have to pack a large operand in every call"
+            return Refusal("with an epilogue the product would have to pack a large operand in every call")
         spec, old = epilogue_of(net, product)
-        c, ins = drop_unit_loops(consumer.spec), net.ins(consumer)
+        c, ins = drop_unit_loops(consumer.known(LoopNest)), net.ins(consumer)
         loads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
         if any(c.body[i].op == "gather" or c.body[i].args for i in loads):
-            return "the consumer reads it through indices or a mask"
+            return Refusal("the consumer reads it through indices or a mask")
         stores = [s for s in old.program.body if s.op == "store" and old.outs[s.attr[0]].data == data]
         if len(stores) != 1:
-            return "the product writes it in several parts"
+            return Refusal("the product writes it in several parts")
         at = old.outs[stores[0].attr[0]].offset
         m = match(old.program, stores[0], at, c, [(i, ins[c.body[i].attr[0]].offset) for i in loads])
-        if isinstance(m, str):
+        if isinstance(m, Refusal):
             return m
         numbers = dict.fromkeys(moved_loads(m.consumer, ins, data), stores[0].args[0])
         for other in {o.data for o in old.outs} & {o.data for o in ins} - {data}:
             more = same_way(old.program, old.outs, m, ins, other)
             if more is None:
-                return "the consumer reads two results of the product in different ways"
+                return Refusal("the consumer reads two results of the product in different ways")
             numbers.update(more)
         fitted = _fit(spec, old, m)
-        if isinstance(fitted, str):
+        if isinstance(fitted, Refusal):
             return fitted
         spec, old, whole, place = fitted
         results = net.result_containers()
@@ -119,7 +119,7 @@ class FuseEpilogues(Pass):
             return reason
         where = place_of_both(net, product, consumer, position)
         if where is None:
-            return "another operator needs the product first"
+            return Refusal("another operator needs the product first")
         outcome.changed += 1
         outcome.saved_bytes += sum(map(sum, product.spec.footprint())) + consumer.spec.bytes_moved()
         fused = set_epilogue(net, product, spec, new, self.name, before=where, origin=consumer.origin)
@@ -128,16 +128,16 @@ class FuseEpilogues(Pass):
         _remove(net, [consumer, product], position)
         return None
 
-    def _unfit(self, new: Fused) -> str | None:
+    def _unfit(self, new: Fused) -> Refusal | None:
         p = new.program
         if not new.ins or new.ins[0] != VALUE:
-            return "the consumer does not need the product"
+            return Refusal("the consumer does not need the product")
         if len(new.ins) - 1 > self.max_operands:
-            return "the epilogue would have too many operands"
+            return Refusal("the epilogue would have too many operands")
         if len(p.body) > self.max_statements:
-            return "the epilogue would be too long"
+            return Refusal("the epilogue would be too long")
         if any(s.op == "gather" and s.attr[4] == "checked" for s in p.body):
-            return "indices have to be checked before the product"
+            return Refusal("indices have to be checked before the product")
         return None
 
     def _pull(self, net: Network, product: Op, position: dict[Op, float], static: set[Op], outcome: PassResult) -> bool:
@@ -149,7 +149,7 @@ class FuseEpilogues(Pass):
                 continue
             producer = writers[0]
             new = _inlined(net, product, producer, old, data, static)
-            if not isinstance(new, str):
+            if not isinstance(new, Refusal):
                 reason = self._unfit(new)
                 if reason is None:
                     outcome.changed += 1
@@ -163,75 +163,8 @@ class FuseEpilogues(Pass):
         return False
 
 
-def is_product(spec: object) -> bool:
-    """Whether an operator can have an epilogue."""
-    if isinstance(spec, ContractionSpec):
-        return spec.dtype in FLOATS
-    if not isinstance(spec, ConvolutionSpec) or spec.kind != "forward" or (spec.bias and spec.epilogue is not None):
-        return False
-    return spec.dtype in FLOATS
-
-
-def epilogue_of(net: Network, op: Op) -> tuple[Product, Fused]:
-    """A product without bias, and its epilogue with the operands (``VALUE`` first); the trivial one if it has none."""
-    spec: Product = op.spec
-    ins, outs = net.ins(op), tuple(net.outs(op))
-    if spec.epilogue is not None:
-        return spec, Fused(spec.epilogue, (VALUE, *ins[2:]), outs)
-    shape, strides = spec.shapes[2], spec.c if isinstance(spec, ContractionSpec) else spec.y
-    if isinstance(spec, ContractionSpec) or not spec.bias:
-        return spec, Fused(identity_epilogue(shape, spec.dtype, strides), (VALUE,), outs)
-    body = LoopNestBuilder(shape)
-    value = body.load(body.input(spec.dtype), contiguous(shape))
-    bias = body.load(body.input(spec.dtype), [1 if d == 1 else 0 for d in range(len(shape))])
-    body.store(body.output(spec.dtype), strides, value + bias)
-    return replace(spec, bias=False), Fused(body.finish(), (VALUE, ins[2]), outs)
-
-
-def set_epilogue(
-    net: Network, op: Op, spec: Product, epilogue: Fused, by: str, *, before: Op | None = None, origin: str = ""
-) -> Op:
-    """Give a product this epilogue (none if it only stores): in place, or as a new operator ``before`` another."""
-    steps, usual = first_store(epilogue.program).attr[1], spec.c if isinstance(spec, ContractionSpec) else spec.y
-    # Along extents of 1 any stride is right, and a usual one names a layout.
-    strides = tuple(u if n == 1 else s for s, u, n in zip(steps, usual, spec.shapes[2], strict=True))
-    trivial = [s.op for s in epilogue.program.body] == ["load", "store"] and epilogue.program.outputs == (spec.dtype,)
-    program = None if trivial else epilogue.program
-    made: Product
-    if isinstance(spec, ContractionSpec):
-        made = replace(spec, c=strides, epilogue=program)
-    else:
-        made = replace(spec, y=strides, epilogue=program)
-    ins = [*net.ins(op)[:2], *epilogue.ins[1:]]
-    if before is None:
-        return net.rewire(op, made, ins, epilogue.outs, made_by=by)
-    return net.add_op(made, ins, epilogue.outs, origin=op.origin or origin, made_by=by, before=before)
-
-
 def _pointwise(p: LoopNest) -> bool:
     return not p.inner and p.points() > 0 and not any(s.op == "reduce" for s in p.body)
-
-
-def place_of_both(net: Network, product: Op, consumer: Op, position: dict[Op, float]) -> Op | None:
-    """The place of the consumer if nobody needs the product's results before, else the product's if possible."""
-    readers = {r for o in net.outs(product) for r in net.readers(o.data)} - {consumer}
-    if all(position[r] > position[consumer] for r in readers):
-        return consumer
-    sources = [w for o in net.ins(consumer) for w in net.writers(o.data) if w is not product]
-    return product if all(position[w] < position[product] for w in sources) else None
-
-
-def packs_much(net: Network, product: Op) -> bool:
-    """Whether an epilogue would cost more than it saves: without one, tiles read both operands where they lie."""
-    spec = product.spec
-    if not isinstance(spec, ContractionSpec) or spec.epilogue is not None or spec.panel:
-        return False
-    which, nbytes = packs(spec)
-    if nbytes <= MOST_PACKED_BYTES:
-        return False
-    data = net.ins(product)[which].data
-    ready = net.preparable()
-    return not (data in net.static or data in net.constants or any(w in ready for w in net.writers(data)))
 
 
 def _remove(net: Network, ops: Sequence[Op], position: dict[Op, float]) -> None:
@@ -246,12 +179,12 @@ def _remove(net: Network, ops: Sequence[Op], position: dict[Op, float]) -> None:
                 net.remove_container(name)
 
 
-def _fit(spec: Product, old: Fused, m: Match) -> tuple[Product, Fused, LoopNest, list[int]] | str:
+def _fit(spec: Product, old: Fused, m: Match) -> tuple[Product, Fused, LoopNest, list[int]] | Refusal:
     """The consumer over the product's loops: the product and its epilogue (dimensions of the batch, or rows, may have been cut in parts),
     the consumer with loops in the product's order, and for each of them the product's dimension it is."""
     c, used, groups = m.consumer, set[int](), []
     if c.points() < old.program.points():
-        return "the consumer reads only a part of the product"
+        return Refusal("the consumer reads only a part of the product")
     for d, (row, extent) in enumerate(zip(m.coefficients, old.program.outer, strict=True)):
         if extent == 1:
             continue
@@ -260,13 +193,13 @@ def _fit(spec: Product, old: Fused, m: Match) -> tuple[Product, Fused, LoopNest,
         for k in loops:
             step, rest = divmod(step, c.dims[k])
             if rest or row is None or row[k] != step or k in used:
-                return "the consumer does not run over the product's results one to one"
+                return Refusal("the consumer does not run over the product's results one to one")
             used.add(k)
         if step != 1 or m.start[d]:
-            return "the consumer does not run over the product's results one to one"
+            return Refusal("the consumer does not run over the product's results one to one")
         groups.append((d, loops))
     if any(k not in used for k, n in enumerate(c.dims) if n > 1) or len(used) != len(c.dims):
-        return "the consumer does not run over the product's results one to one"
+        return Refusal("the consumer does not run over the product's results one to one")
     whole = c.reorder([k for _, loops in groups for k in loops], ())
     place: list[int] = []
     added = 0
@@ -280,10 +213,10 @@ def _fit(spec: Product, old: Fused, m: Match) -> tuple[Product, Fused, LoopNest,
                 continue
             inner = old.program.outer[d] // whole.outer[at]
             parts = _split(spec, d, inner)
-            if isinstance(parts, str):
+            if isinstance(parts, Refusal):
                 return parts
             if any(s.op == "index" and s.attr[0] == d for s in old.program.body):
-                return "the epilogue counts along a dimension that would be cut in parts"
+                return Refusal("the epilogue counts along a dimension that would be cut in parts")
             spec, old = parts, replace(old, program=old.program.split(d, inner))
             place.append(d)
             added, d = added + 1, d + 1
@@ -309,11 +242,11 @@ def _merged(p: LoopNest, at: int) -> LoopNest | None:
     return replace(p, outer=(*p.outer[:at], p.outer[at] * n, *p.outer[at + 2 :]), body=tuple(body))
 
 
-def _split(spec: Product, d: int, inner: int) -> ContractionSpec | str:
+def _split(spec: Product, d: int, inner: int) -> ContractionSpec | Refusal:
     """The product with dimension ``d`` in two, of which the second has ``inner`` elements: one more dimension of the batch."""
     rank = len(spec.batch) if isinstance(spec, ContractionSpec) else -1
     if not isinstance(spec, ContractionSpec) or d > rank or (d == rank and inner < LEAST_ROWS):
-        return "an operand walks a dimension of the product in several parts"
+        return Refusal("an operand walks a dimension of the product in several parts")
 
     def cut(strides: tuple[int, ...]) -> tuple[int, ...]:
         return (*strides[:d], strides[d] * inner, *strides[d:])
@@ -326,26 +259,26 @@ def _split(spec: Product, d: int, inner: int) -> ContractionSpec | str:
     return replace(spec, batch=batch, a=cut(spec.a), b=cut(spec.b), c=cut(spec.c))
 
 
-def _inlined(net: Network, product: Op, producer: Op, old: Fused, data: str, static: set[Op]) -> Fused | str:
+def _inlined(net: Network, product: Op, producer: Op, old: Fused, data: str, static: set[Op]) -> Fused | Refusal:
     """The epilogue with an operand's pointwise producer inside."""
     also = net.result_containers() | {o.data for o in net.ins(product)[:2]}
-    if net.readers(data) != [product] or data in also or len(producer.spec.outputs) != 1:
-        return "an operand has other readers"
+    if net.readers(data) != [product] or data in also or len(producer.known(LoopNest).outputs) != 1:
+        return Refusal("an operand has other readers")
     if producer in static:
-        return "an operand is computed once, before the calls"
-    p, outs = drop_unit_loops(producer.spec), net.outs(producer)
+        return Refusal("an operand is computed once, before the calls")
+    p, outs = drop_unit_loops(producer.known(LoopNest)), net.outs(producer)
     (store,) = (s for s in p.body if s.op == "store")
     e = old.program
     loads = [i for i, s in enumerate(e.body) if s.op in ("load", "gather") and old.ins[s.attr[0]].data == data]
     if any(e.body[i].op == "gather" or e.body[i].args for i in loads):
-        return "the epilogue reads an operand through indices or a mask"
+        return Refusal("the epilogue reads an operand through indices or a mask")
     m = match(p, store, outs[0].offset, e, [(i, old.ins[e.body[i].attr[0]].offset) for i in loads])
-    if isinstance(m, str):
+    if isinstance(m, Refusal):
         return m
     if m.consumer is not e:
-        return "an operand's producer cuts the product's dimensions in parts"
+        return Refusal("an operand's producer cuts the product's dimensions in parts")
     if e.points() > p.points():
-        return "an operand would be computed once per broadcast element"
+        return Refusal("an operand would be computed once per broadcast element")
     numbers = dict.fromkeys(loads, store.args[0])
     return _value_first(inline(p, net.ins(producer), outs, m, old.ins, old.outs, numbers, keep_stores=False))
 

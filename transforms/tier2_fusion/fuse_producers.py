@@ -15,20 +15,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, same_way
+from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, same_way
 from dcir.ir.loop_forms import drop_unit_loops, side_by_side
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
+from dcir.ir.refusal import Refusal
+from dcir.ir.scalars import COSTLY
+from dcir.ops.library.convolution_statistics import sums_convolved
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_channel_statistics import sums_convolved
-
-COSTLY = frozenset(
-    {
-        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "erfc", "erfinv", "pow"),
-        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh"),
-        *("lgamma", "digamma", "sqrt", "rsqrt", "div", "reciprocal", "idiv_floor", "idiv_trunc", "mod", "fmod"),
-    }
-)
 
 
 @dataclass
@@ -119,31 +113,35 @@ class FuseProducers(Pass):
             if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest) or writers[0] is consumer:
                 continue
             if sums_convolved(net, writers[0]) != self.convolved and (
-                self.convolved or consumer.spec.points() >= writers[0].spec.points()
+                self.convolved or consumer.known(LoopNest).points() >= writers[0].spec.points()
             ):
                 outcome.refuse("a convolution may take the sums")
                 continue
-            if writers[0] in static and consumer not in static and _worth_preparing(writers[0].spec, consumer.spec):
+            if (
+                writers[0] in static
+                and consumer not in static
+                and _worth_preparing(writers[0].spec, consumer.known(LoopNest))
+            ):
                 outcome.refuse("the value is computed once, before the calls")
                 continue
             new = self._try(net, writers[0], consumer, data, progress)
-            if isinstance(new, str):
+            if isinstance(new, Refusal):
                 outcome.refuse(new)
                 continue
             outcome.changed += 1
             return new
         return None
 
-    def _try(self, net: Network, producer: Op, consumer: Op, data: str, progress: _Progress) -> Op | str:
-        p, c = drop_unit_loops(producer.spec), drop_unit_loops(consumer.spec)
+    def _try(self, net: Network, producer: Op, consumer: Op, data: str, progress: _Progress) -> Op | Refusal:
+        p, c = drop_unit_loops(producer.known(LoopNest)), drop_unit_loops(consumer.known(LoopNest))
         if len(p.body) + len(c.body) > self.max_statements:
-            return "the fused kernel would be too long"
+            return Refusal("the fused kernel would be too long")
         if len(p.inputs) + len(c.inputs) + len(p.outputs) + len(c.outputs) > self.max_operands:
-            return "the fused kernel would have too many operands"
+            return Refusal("the fused kernel would have too many operands")
         outs = net.outs(producer)
         stores = [i for i, s in enumerate(p.body) if s.op == "store" and outs[s.attr[0]].data == data]
         if len(stores) != 1:
-            return "the producer writes it in several parts"
+            return Refusal("the producer writes it in several parts")
         kept = data in progress.results or any(r is not consumer for r in net.readers(data))
         pair = _Pair(net, producer, consumer, data, p, c, stores[0], kept)
         ins = net.ins(consumer)
@@ -153,38 +151,38 @@ class FuseProducers(Pass):
             if s.op in ("load", "gather") and ins[s.attr[0]].data == data
         ]
         if any(c.body[i].op == "gather" or c.body[i].args for i, _ in loads):
-            return "the consumer reads it through indices or a mask"
+            return Refusal("the consumer reads it through indices or a mask")
         m = match(p, p.body[stores[0]], outs[p.body[stores[0]].attr[0]].offset, c, loads)
-        if isinstance(m, str):
+        if isinstance(m, Refusal):
             return m
         numbers = dict.fromkeys(moved_loads(m.consumer, ins, data), p.body[stores[0]].args[0])
         for other in {o.data for o in outs} & {o.data for o in ins} - {data}:
             more = same_way(p, outs, m, ins, other)
             if more is None:
-                return "the consumer reads two results of the producer in different ways"
+                return Refusal("the consumer reads two results of the producer in different ways")
             numbers.update(more)
         pure = not p.inner and not any(s.op == "reduce" for s in p.body)
         if pure and kept and self._everywhere(pair, progress):
             fused = self._inline(pair, m, numbers, keep=False)
             return self._replace(pair, fused, consumer, progress, drop_producer=False)
-        at = self._place(pair, progress.position)
+        at = place_of_both(net, producer, consumer, progress.position)
         if pure and (at is None or not _may_keep(pair, m)):
             # The container stays for its other readers; this one computes the value again if that is cheap.
             if not self._cheap(pair, m):
-                return "other operators need the value first, and computing it twice costs more"
+                return Refusal("other operators need the value first, and computing it twice costs more")
             fused = self._inline(pair, m, numbers, keep=False)
             return self._replace(pair, fused, consumer, progress, drop_producer=not kept and len(p.outputs) == 1)
         if at is None:
-            return "another operator needs the value first"
+            return Refusal("another operator needs the value first")
         if pure:
             if m.consumer.points() > 4 * p.points() and any(s.op in COSTLY for s in p.body):
-                return "the value would be computed once per broadcast element"
+                return Refusal("the value would be computed once per broadcast element")
             if kept and m.consumer.inner and self._starved(m.consumer):
-                return "the reduction has too few rows for more work"
+                return Refusal("the reduction has too few rows for more work")
             fused = self._inline(pair, m, numbers, keep=kept or len(p.outputs) > 1)
         else:
             later = self._extend(pair, m, numbers)
-            if isinstance(later, str):
+            if isinstance(later, Refusal):
                 return later
             fused = later
         return self._replace(pair, fused, at, progress, drop_producer=True)
@@ -193,16 +191,7 @@ class FuseProducers(Pass):
         """Whether a reduction has too few rows to keep the threads busy with anything else."""
         return math.prod(p.outer) < self.min_rows and p.points() > 16384
 
-    # ------------------------------------------------------------------ where the fused operator may stand
-    def _place(self, pair: _Pair, position: dict[Op, float]) -> Op | None:
-        """The place of the consumer if nobody needs the producer's results before, else the producer's if possible."""
-        net, p, c = pair.net, pair.producer, pair.consumer
-        readers = {r for o in net.outs(p) for r in net.readers(o.data)} - {c}
-        if all(position[r] > position[c] for r in readers):
-            return c
-        sources = [w for o in net.ins(c) for w in net.writers(o.data) if w is not p]
-        return p if all(position[w] < position[p] for w in sources) else None
-
+    # ------------------------------------------------------------------ who had better compute the value
     def _everywhere(self, pair: _Pair, progress: _Progress) -> bool:
         """Whether every reader had better compute the value itself: it reads most of what the value is made of in any case."""
         net, p = pair.net, pair.p
@@ -241,31 +230,31 @@ class FuseProducers(Pass):
         )  # fmt: skip
         return fused if not keep or pair.kept else _without(fused, pair.data)
 
-    def _extend(self, pair: _Pair, m: Match, loads: dict[int, int]) -> Fused | str:
+    def _extend(self, pair: _Pair, m: Match, loads: dict[int, int]) -> Fused | Refusal:
         p = pair.p
         lanes = side_by_side(p)
         if math.prod(p.inner) * 8 * lanes > (self.row_bytes if lanes == 1 else self.block_bytes):
-            return "the rows of the reduction do not fit into cache"
+            return Refusal("the rows of the reduction do not fit into cache")
         if self._starved(p):
-            return "the reduction has too few rows for more work"
+            return Refusal("the reduction has too few rows for more work")
         n_outer = len(p.outer)
         full = any(p.body[pair.store].attr[1][n_outer:])
         place: dict[int, int] = {}
         for d in range(len(p.dims) if full else n_outer):
             k = m.partner(d)
             if k is None or k in place or m.consumer.dims[k] != p.dims[d]:
-                return "the consumer does not run over the reduction's rows"
+                return Refusal("the consumer does not run over the reduction's rows")
             place[k] = d
         c = m.consumer
         free = [k for k in range(len(c.dims)) if k not in place]
         inner = list(range(len(c.outer), len(c.dims)))
         if full and (free or (inner and sorted(place[k] for k in inner) != list(range(n_outer, len(p.dims))))):
-            return "the consumer's loops differ from the reduction's"
+            return Refusal("the consumer's loops differ from the reduction's")
         if not full and inner and free != inner:
-            return "the consumer reduces over other loops"
+            return Refusal("the consumer reduces over other loops")
         if free:
             if [c.dims[k] for k in free] != list(p.inner):
-                return "the consumer's rows differ from the reduction's"
+                return Refusal("the consumer's rows differ from the reduction's")
             place.update({k: n_outer + i for i, k in enumerate(free)})
         net = pair.net
         outs = net.outs(pair.producer)

@@ -14,17 +14,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, extend, inline, match, moved_loads
+from dcir.ir.fuse import Fused, extend, inline, match, moved_loads, place_of_both
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ops.library.segments import SegmentSpec
+from dcir.ir.refusal import Refusal
+from dcir.ir.scalars import COSTLY
+from dcir.ops.library.product import VALUE
+from dcir.ops.library.segments import GroupSpec, SegmentSpec, cheap_to_repeat
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_epilogues import VALUE, place_of_both
-from dcir.transforms.tier2_fusion.fuse_producers import COSTLY
-
-_MOST_REPEATED = 12
-"""Statements of a value that is computed once more."""
 
 
 @dataclass(frozen=True)
@@ -55,55 +53,55 @@ class FuseSegments(Pass):
 
     def _pull(self, net: Network, op: Op, outcome: PassResult) -> bool:
         """Move a producer of the values into the fold, if one fits."""
-        first = _first_value(op.spec)
+        first = _first_value(op.known(SegmentSpec))
         static = net.preparable()
-        for data in dict.fromkeys(o.data for o in net.ins(op)[first : first + len(op.spec.value.inputs)]):
+        for data in dict.fromkeys(o.data for o in net.ins(op)[first : first + len(op.known(SegmentSpec).value.inputs)]):
             writers = net.writers(data)
             if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest):
                 continue
-            reason = "the value is computed once, before the calls"
+            refusal = Refusal("the value is computed once, before the calls")
             # A constant needs no operand, and no place to be kept in.
             if writers[0] not in static or op in static or not writers[0].spec.inputs:
                 found = self._valued(net, op, writers[0], data)
-                if not isinstance(found, str):
+                if not isinstance(found, Refusal):
                     outcome.changed += 1
                     outcome.saved_bytes += found
                     return True
-                reason = found
-            outcome.refuse(reason)
+                refusal = found
+            outcome.refuse(refusal)
         return False
 
-    def _valued(self, net: Network, op: Op, producer: Op, data: str) -> int | str:
+    def _valued(self, net: Network, op: Op, producer: Op, data: str) -> int | Refusal:
         """Inline ``producer``; the bytes that this saves, or why it is not done."""
-        spec: SegmentSpec = op.spec
-        p, ins, outs = drop_unit_loops(producer.spec), net.ins(op), net.outs(producer)
+        spec = op.known(SegmentSpec)
+        p, ins, outs = drop_unit_loops(producer.known(LoopNest)), net.ins(op), net.outs(producer)
         first = _first_value(spec)
         own = tuple(ins[first : first + len(spec.value.inputs)])
         if p.inner or any(s.op == "reduce" for s in p.body):
-            return "the value is a reduction"
+            return Refusal("the value is a reduction")
         if len(p.outputs) != 1:
-            return "the producer has several results"
+            return Refusal("the producer has several results")
         kept = (
             data in net.result_containers() or net.readers(data) != [op] or data in {o.data for o in _others(spec, ins)}
         )
-        if kept and not cheap(p):
-            return "other operators need the value too, and computing it twice costs more"
+        if kept and not cheap_to_repeat(p):
+            return Refusal("other operators need the value too, and computing it twice costs more")
         if any(s.op == "gather" and s.attr[4] == "checked" for s in p.body) and not _sees_all(net, op):
-            return "indices of points that are passed over have to be checked"
+            return Refusal("indices of points that are passed over have to be checked")
         (store,) = (s for s in p.body if s.op == "store")
         v = spec.value
         loads = [i for i, s in enumerate(v.body) if s.op in ("load", "gather") and own[s.attr[0]].data == data]
         if any(v.body[i].op == "gather" or v.body[i].args for i in loads):
-            return "the values are read through indices or a mask"
+            return Refusal("the values are read through indices or a mask")
         m = match(p, store, outs[0].offset, v, [(i, own[v.body[i].attr[0]].offset) for i in loads])
-        if isinstance(m, str):
+        if isinstance(m, Refusal):
             return m
         if p.points() * 4 < v.points() and any(s.op in COSTLY for s in p.body):
-            return "the value would be computed once per broadcast element"
+            return Refusal("the value would be computed once per broadcast element")
         numbers = dict.fromkeys(moved_loads(m.consumer, own, data), store.args[0])
         new = inline(p, net.ins(producer), outs, m, own, (VALUE,), numbers, keep_stores=False)
         if len(new.program.body) > self.max_statements or len(new.ins) > self.max_operands:
-            return "the fold would be too long"
+            return Refusal("the fold would be too long")
         before = sum(map(sum, spec.footprint()))
         made = replace(spec, value=new.program)
         net.rewire(op, made, [*ins[:first], *new.ins, *ins[first + len(own) :]], net.outs(op), made_by=self.name)
@@ -125,29 +123,29 @@ class FuseSegments(Pass):
                 outcome.refuse(found)
         return None
 
-    def _finished(self, net: Network, op: Op, consumer: Op, data: str) -> Op | str:
-        spec: SegmentSpec = op.spec
-        c, ins, outs = drop_unit_loops(consumer.spec), net.ins(consumer), tuple(net.outs(op))
+    def _finished(self, net: Network, op: Op, consumer: Op, data: str) -> Op | Refusal:
+        spec = op.known(SegmentSpec)
+        c, ins, outs = drop_unit_loops(consumer.known(LoopNest)), net.ins(consumer), tuple(net.outs(op))
         first = _first_value(spec) + len(spec.value.inputs)
         old = Fused(spec.finish, (VALUE, *net.ins(op)[first:]), outs)
         if c.inner or any(s.op == "reduce" for s in c.body):
-            return "the consumer reduces"
+            return Refusal("the consumer reduces")
         if any(o.data in {out.data for out in outs} - {data} for o in ins):
-            return "the consumer reads two results of the fold"
+            return Refusal("the consumer reads two results of the fold")
         loads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
         if any(c.body[i].op == "gather" or c.body[i].args for i in loads):
-            return "the consumer reads it through indices or a mask"
+            return Refusal("the consumer reads it through indices or a mask")
         stores = [s for s in old.program.body if s.op == "store" and outs[s.attr[0]].data == data]
         if len(stores) != 1:
-            return "the fold writes it in several parts"
+            return Refusal("the fold writes it in several parts")
         at = outs[stores[0].attr[0]].offset
         m = match(old.program, stores[0], at, c, [(i, ins[c.body[i].attr[0]].offset) for i in loads])
-        if isinstance(m, str):
+        if isinstance(m, Refusal):
             return m
         partners = {d: m.partner(d) for d in range(len(old.program.outer))}
         place = {k: d for d, k in partners.items() if k is not None and m.consumer.dims[k] == old.program.outer[d]}
         if len(place) != len(old.program.outer) or len(place) != len(m.consumer.dims):
-            return "the consumer does not run over the folded rows one to one"
+            return Refusal("the consumer does not run over the folded rows one to one")
         numbers = dict.fromkeys(moved_loads(m.consumer, ins, data), stores[0].args[0])
         results = net.result_containers()
         kept = {o.data for o in outs if o.data in results or set(net.readers(o.data)) - {consumer}}
@@ -156,15 +154,15 @@ class FuseSegments(Pass):
             [place[k] for k in range(len(place))], keep=lambda s: outs[s.attr[0]].data in kept,
         ))  # fmt: skip
         if not new.ins or new.ins[0] != VALUE:
-            return "the consumer does not need the folded value"
+            return Refusal("the consumer does not need the folded value")
         if len(new.program.body) > self.max_statements or len(new.ins) > self.max_operands:
-            return "the finish would be too long"
+            return Refusal("the finish would be too long")
         if any(s.op == "gather" and s.attr[4] == "checked" for s in new.program.body):
-            return "indices have to be checked before the fold"
+            return Refusal("indices have to be checked before the fold")
         position = {o: float(i) for i, o in enumerate(net.ops())}
         where = place_of_both(net, op, consumer, position)
         if where is None:
-            return "another operator needs the folded rows first"
+            return Refusal("another operator needs the folded rows first")
         made = replace(spec, finish=new.program)
         fused = net.add_op(
             made, [*net.ins(op)[:first], *new.ins[1:]], new.outs, origin=consumer.origin or op.origin,
@@ -175,11 +173,6 @@ class FuseSegments(Pass):
         if data not in kept:
             net.remove_container(data)
         return fused
-
-
-def cheap(p: LoopNest) -> bool:
-    """Whether a value may be computed once more, where others need it too."""
-    return len(p.body) <= _MOST_REPEATED and not any(s.op in COSTLY for s in p.body)
 
 
 def _first_value(spec: SegmentSpec) -> int:
@@ -195,7 +188,7 @@ def _others(spec: SegmentSpec, ins: Sequence[Operand]) -> list[Operand]:
 
 def _sees_all(net: Network, op: Op) -> bool:
     """Whether every point is in some group."""
-    return all(w.spec.skip is None for w in net.writers(net.ins(op)[1].data))
+    return all(w.known(GroupSpec).skip is None for w in net.writers(net.ins(op)[1].data))
 
 
 def _value_first(f: Fused) -> Fused:

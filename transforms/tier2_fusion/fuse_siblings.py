@@ -18,6 +18,7 @@ from dcir.ir.fuse import Fused, Match, extend, match
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
+from dcir.ir.refusal import Refusal
 from dcir.transforms.base import Pass, PassResult
 
 
@@ -61,7 +62,7 @@ class FuseSiblings(Pass):
                     outcome.refuse("one of them is computed once, before the calls")
                     continue
                 answer = self._try(net, data, first, second, position)
-                if isinstance(answer, str):
+                if isinstance(answer, Refusal):
                     outcome.refuse(answer)
                     continue
                 if first in static:
@@ -70,23 +71,23 @@ class FuseSiblings(Pass):
                 done = False
                 break
 
-    def _try(self, net: Network, data: str, first: Op, second: Op, position: dict[Op, float]) -> Op | str:
+    def _try(self, net: Network, data: str, first: Op, second: Op, position: dict[Op, float]) -> Op | Refusal:
         at = _place(net, first, second, position)
         if at is None:
-            return "one depends on the other"
+            return Refusal("one depends on the other")
         if position[second] - position[first] > self.max_distance:
-            return "they are far apart in execution order"
-        a, b = drop_unit_loops(first.spec), drop_unit_loops(second.spec)
+            return Refusal("they are far apart in execution order")
+        a, b = drop_unit_loops(first.known(LoopNest)), drop_unit_loops(second.known(LoopNest))
         if len(a.body) + len(b.body) > self.max_statements:
-            return "the fused kernel would be too long"
+            return Refusal("the fused kernel would be too long")
         if len(a.inputs) + len(b.inputs) + len(a.outputs) + len(b.outputs) > self.max_operands:
-            return "the fused kernel would have too many operands"
+            return Refusal("the fused kernel would have too many operands")
         if b.inner and not a.inner:
             a, b, first, second = b, a, second, first
         if a.inner and not b.inner and math.prod(a.outer) < 64:
-            return "the reduction has too few rows for more work"
+            return Refusal("the reduction has too few rows for more work")
         fused = _merge(net, data, first, second, a, b)
-        if isinstance(fused, str):
+        if isinstance(fused, Refusal):
             return fused
         new = net.add_op(fused.program, fused.ins, fused.outs, origin=first.origin, made_by=self.name, before=at)
         position[new] = position[at]
@@ -104,23 +105,23 @@ def _place(net: Network, first: Op, second: Op, position: dict[Op, float]) -> Op
     return first if all(position[w] < position[first] for w in sources) else None
 
 
-def _merge(net: Network, data: str, first: Op, second: Op, a: LoopNest, b: LoopNest) -> Fused | str:
+def _merge(net: Network, data: str, first: Op, second: Op, a: LoopNest, b: LoopNest) -> Fused | Refusal:
     ins_a, ins_b = net.ins(first), net.ins(second)
     loads_a = [s for s in a.body if s.op == "load" and not s.args and ins_a[s.attr[0]].data == data]
     loads_b = [i for i, s in enumerate(b.body) if s.op == "load" and not s.args and ins_b[s.attr[0]].data == data]
-    reason = "they share it through indices or a mask only"
+    refusal = Refusal("they share it through indices or a mask only")
     for load in loads_a:
         for i in loads_b:
             m = match(a, load, ins_a[load.attr[0]].offset, b, [(i, ins_b[b.body[i].attr[0]].offset)])
-            if isinstance(m, str):
-                reason = m
+            if isinstance(m, Refusal):
+                refusal = m
                 continue
             place = _one_to_one(a, m)
             if place is None:
-                reason = "their loops differ"
+                refusal = Refusal("their loops differ")
                 continue
             return extend(a, ins_a, net.outs(first), m, ins_b, net.outs(second), {}, place, keep=lambda s: True)
-    return reason
+    return refusal
 
 
 def _one_to_one(a: LoopNest, m: Match) -> list[int] | None:

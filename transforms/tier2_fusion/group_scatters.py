@@ -19,12 +19,12 @@ from typing import ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ir.types import compute_type
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.ops.library.scatter import ScatterSpec, unambiguous
-from dcir.ops.library.segments import GroupSpec, SegmentSpec
+from dcir.ops.library.segments import GroupSpec, SegmentSpec, cheap_to_repeat
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier2_fusion.fuse_segments import cheap
 
 _MOST = 2**31 - 1
 Key = tuple[GroupSpec, tuple[Operand, ...]]
@@ -65,7 +65,7 @@ class GroupScatters(Pass):
             if not isinstance(op.spec, ScatterSpec) or op.spec.op == "set":
                 continue
             parts = self._parts(op.spec, net.ins(op))
-            if isinstance(parts, str):
+            if isinstance(parts, Refusal):
                 outcome.refuse(parts)
             elif parts.spec.points * parts.spec.columns < self.min_points:
                 small.append((op, parts, "there are few points"))
@@ -84,27 +84,27 @@ class GroupScatters(Pass):
                 outcome.refuse(reason)
         return outcome
 
-    def _parts(self, s: ScatterSpec, ins: Sequence[Operand]) -> _Parts | str:
+    def _parts(self, s: ScatterSpec, ins: Sequence[Operand]) -> _Parts | Refusal:
         """What takes the place of a scatter, or why nothing does."""
         columns = [d for d, to in enumerate(s.to) if to and s.dims[d] > 1]
         points = [d for d, to in enumerate(s.to) if not to or s.dims[d] == 1]
         if s.dtype == "bool":
-            return "truth values are not folded"
+            return Refusal("truth values are not folded")
         if any(st[d] for st in s.indices for d in columns):
-            return "every column has indices of its own"
+            return Refusal("every column has indices of its own")
         if not unambiguous(s):
-            return "different indices may name one place"
+            return Refusal("different indices may name one place")
         count, width = math.prod(s.dims[d] for d in points), math.prod(s.dims[d] for d in columns)
         if width > self.max_columns:
-            return "rows are long enough to be shared out by columns"
+            return Refusal("rows are long enough to be shared out by columns")
         groups = math.prod(s.extents)
         if not groups:
-            return "there are no places"
+            return Refusal("there are no places")
         if max(groups, count) >= _MOST:
-            return "there are more points than a list has numbers"
+            return Refusal("there are more points than a list has numbers")
         order = _places(s, columns)
         if order is None:
-            return "it does not reach all of the result"
+            return Refusal("it does not reach all of the result")
         base, out = order
         first = 0 if s.base is None else 1
         group = _merged(GroupSpec(
@@ -144,7 +144,7 @@ class GroupScatters(Pass):
 
 def _computed(net: Network, op: Op) -> bool:
     """Whether the source may be computed where it is summed: by a pointwise program; if others need it too, by one that reads little."""
-    data = net.ins(op)[0 if op.spec.base is None else 1].data
+    data = net.ins(op)[0 if op.known(ScatterSpec).base is None else 1].data
     writers = net.writers(data)
     if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest):
         return False
@@ -154,7 +154,7 @@ def _computed(net: Network, op: Op) -> bool:
     if net.readers(data) == [op] and data not in net.result_containers():
         return True
     reads, writes = p.footprint()
-    return cheap(p) and 2 * sum(reads) <= sum(writes)
+    return cheap_to_repeat(p) and 2 * sum(reads) <= sum(writes)
 
 
 def _earliest(net: Network, op: Op, indices: Sequence[Operand], at: dict[Op, int]) -> Op:

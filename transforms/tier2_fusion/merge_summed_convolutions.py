@@ -20,6 +20,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ir.types import FLOATS, itemsize
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store, identity_epilogue
@@ -60,7 +61,7 @@ class MergeSummedConvolutions(Pass):
         """Visit sums from their last convolution back."""
         outcome = PassResult()
         ready = net.preparable()
-        static = net.static | set(net.constants) | {o.data for op in ready for o in net.outs(op)}
+        static = net.static_containers(ready)
         done: set[Op] = set()
         for op in reversed(net.ops()):
             if op in ready or op in done:
@@ -70,7 +71,7 @@ class MergeSummedConvolutions(Pass):
                 continue
             chain = [term]
             while (found := self._before(net, chain, static)) is not None:
-                if isinstance(found, str):
+                if isinstance(found, Refusal):
                     outcome.refuse(found)
                     break
                 chain.append(found)
@@ -79,10 +80,10 @@ class MergeSummedConvolutions(Pass):
                 self._join(net, chain[::-1], outcome)
         return outcome
 
-    def _before(self, net: Network, chain: Sequence[Term], static: set[str]) -> Term | str | None:
+    def _before(self, net: Network, chain: Sequence[Term], static: set[str]) -> Term | Refusal | None:
         """The term whose sum the chain's earliest one adds; None if it adds no convolution, else the reason why not."""
         last = chain[-1]
-        reason = None
+        refusal = None
         for number in last.others:
             ins = net.ins(last.op)
             at = ins[_operand(last.op, number)]
@@ -91,15 +92,15 @@ class MergeSummedConvolutions(Pass):
                 continue
             term = _term(net, writers[0], static)
             if term is None:
-                reason = "a convolution that is added has no static weights in their own order"
+                refusal = Refusal("a convolution that is added has no static weights in their own order")
                 continue
-            reason = _unfit(net, term, last, number, at) or _apart(net, term, chain)
-            if reason is None:
+            refusal = _unfit(net, term, last, number, at) or _apart(net, term, chain)
+            if refusal is None:
                 return term
-        return reason
+        return refusal
 
     def _join(self, net: Network, chain: Sequence[Term], outcome: PassResult) -> None:
-        spec: ConvolutionSpec = chain[0].op.spec
+        spec = chain[0].op.known(ConvolutionSpec)
         weights, image = (itemsize(spec.dtype) * math.prod(spec.shapes[i]) for i in (1, 0))
         most = min(self.max_weights // weights, self.max_images // image)
         if most < 2:
@@ -116,7 +117,8 @@ class MergeSummedConvolutions(Pass):
 
     def _convolution(self, net: Network, part: Sequence[Term]) -> Op:
         """One convolution in place of the part's last."""
-        last, spec = part[-1].op, part[-1].op.spec
+        last = part[-1].op
+        spec = last.known(ConvolutionSpec)
         images = _side_by_side(net, [t.op for t in part])
         weights = self._weights(net, part)
         epilogue, ins = self._epilogue(net, part)
@@ -137,7 +139,7 @@ class MergeSummedConvolutions(Pass):
 
     def _weights(self, net: Network, part: Sequence[Term]) -> Operand:
         """The weights one after the other, as a static value."""
-        spec: ConvolutionSpec = part[0].op.spec
+        spec = part[0].op.known(ConvolutionSpec)
         size = math.prod(spec.shapes[1])
         name = net.add_container((len(part), *spec.shapes[1]), spec.dtype)
         body = LoopNestBuilder(spec.shapes[1])
@@ -161,7 +163,7 @@ class MergeSummedConvolutions(Pass):
 
         def load(operand: Operand, strides: tuple[int, ...]) -> int:
             ins.append(operand)
-            inputs.append(first.op.spec.dtype)
+            inputs.append(first.op.known(ConvolutionSpec).dtype)
             body.append(Stmt("load", (), p.body[old].dtype, (len(inputs) - 1, strides)))
             return len(body) - 1
 
@@ -190,7 +192,7 @@ class MergeSummedConvolutions(Pass):
 
     def _fixed(self, net: Network, part: Sequence[Term], fixed: Sequence[tuple[Operand, int]]) -> Operand:
         """The sum of numbers per channel, as a static value."""
-        spec: ConvolutionSpec = part[-1].op.spec
+        spec = part[-1].op.known(ConvolutionSpec)
         body = LoopNestBuilder((spec.cout,))
         total = None
         for _, step in fixed:
@@ -212,7 +214,7 @@ def _operand(op: Op, number: int) -> int:
 
 def _epilogue(op: Op) -> LoopNest:
     """What a convolution does with its value, which may be to store it."""
-    spec: ConvolutionSpec = op.spec
+    spec = op.known(ConvolutionSpec)
     return spec.epilogue or identity_epilogue(spec.shapes[2], spec.dtype, spec.y)
 
 
@@ -279,50 +281,50 @@ def _summands(p: LoopNest) -> tuple[list[int], bool]:
     return leaves, plain
 
 
-def _unfit(net: Network, term: Term, reader: Term, number: int, at: Operand) -> str | None:
+def _unfit(net: Network, term: Term, reader: Term, number: int, at: Operand) -> Refusal | None:
     """Why a term's sum cannot be left to the one that reads it, by statement ``number`` from ``at`` on."""
     op = term.op
     if not term.plain or len(term.others) > 1 or len(net.outs(op)) != 1:
-        return "a convolution that is added does more than add to it"
+        return Refusal("a convolution that is added does more than add to it")
     if set(net.readers(at.data)) != {reader.op} or at.data in net.result_containers():
-        return "the sum so far has other readers"
+        return Refusal("the sum so far has other readers")
     if sum(o.data == at.data for o in net.ins(reader.op)) != 1:
-        return "the sum so far has other readers"
+        return Refusal("the sum so far has other readers")
     store, load = first_store(_epilogue(op)), _epilogue(reader.op).body[number]
     same = all(
         n == 1 or a == b for n, a, b in zip(_epilogue(op).outer, store.attr[1], load.attr[1], strict=True)
     )  # fmt: skip
     loads = [s for s in _epilogue(reader.op).body if s.op in ("load", "gather") and s.attr[0] == load.attr[0]]
     if not same or len(loads) != 1 or net.outs(op)[0] != at:
-        return "the sum so far is read in another order"
+        return Refusal("the sum so far is read in another order")
     return None
 
 
-def _apart(net: Network, term: Term, chain: Sequence[Term]) -> str | None:
+def _apart(net: Network, term: Term, chain: Sequence[Term]) -> Refusal | None:
     """Why a term's image cannot lie beside those of a chain."""
-    one, other = term.op.spec, chain[-1].op.spec
+    one, other = (t.op.known(ConvolutionSpec) for t in (term, chain[-1]))
     if replace(one, epilogue=None, y=(), w=()) != replace(other, epilogue=None, y=(), w=()):
-        return "the convolutions that are added differ"
+        return Refusal("the convolutions that are added differ")
     image, beside = net.ins(term.op)[0], net.ins(chain[-1].op)[0]
     a, b = net.containers[image.data], net.containers[beside.data]
     if (a.shape, a.strides, a.dtype, image.offset) != (b.shape, b.strides, b.dtype, beside.offset):
-        return "the images of convolutions that are added lie in different ways"
+        return Refusal("the images of convolutions that are added lie in different ways")
     names = [net.ins(t.op)[0].data for t in chain]
     kept = net.result_containers() | {*net.updates, *net.updates.values()}
     if image.data in names or any(net.containers[n].role != "transient" or n in kept for n in (image.data, *names)):
-        return "the images of convolutions that are added have places of their own"
+        return Refusal("the images of convolutions that are added have places of their own")
     return _fixed_image(net, chain[-1].op) or _fixed_image(net, term.op)
 
 
-def _fixed_image(net: Network, op: Op) -> str | None:
+def _fixed_image(net: Network, op: Op) -> Refusal | None:
     """Why a convolution's image cannot be written elsewhere."""
     name = net.ins(op)[0].data
     writers = net.writers(name)
     if len(writers) != 1 or sum(o.data == name for o in net.outs(writers[0])) != 1:
-        return "several operators write an image of convolutions that are added"
+        return Refusal("several operators write an image of convolutions that are added")
     number = [o.data for o in net.outs(writers[0])].index(name)
     if net.readers(name) != [op] and _twice(writers[0], number) is None:
-        return "the writer of an image that others read too cannot store it twice"
+        return Refusal("the writer of an image that others read too cannot store it twice")
     return None
 
 
@@ -334,8 +336,8 @@ def _weight_strides(spec: ConvolutionSpec) -> tuple[int, ...]:
 
 def _twice(op: Op, out: int) -> LoopNest | None:
     """The operator's program, or its epilogue, with result number ``out`` stored once more; None where that is not possible."""
-    p = op.spec if isinstance(op.spec, LoopNest) else getattr(op.spec, "epilogue", None)
-    if not isinstance(p, LoopNest):
+    p = op.spec.stored_by
+    if p is None:
         return None
     stores = [s for s in p.body if s.op == "store" and s.attr[0] == out]
     if len(stores) != 1 or len(stores[0].args) != 1:
@@ -370,7 +372,7 @@ def _side_by_side(net: Network, ops: Sequence[Op]) -> Operand:
         number = [o.data for o in outs].index(name)
         program = _twice(writer, number)
         assert program is not None
-        spec = program if isinstance(writer.spec, LoopNest) else replace(writer.spec, epilogue=program)
+        spec = writer.spec.stored_as(program)
         net.rewire(writer, spec, net.ins(writer), [*outs, Operand(whole, outs[number].offset + place[name])])
         del place[name]
     for op in dict.fromkeys(op for name in place for op in (*net.writers(name), *net.readers(name))):

@@ -16,10 +16,11 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.network import Network, Operand
+from dcir.ir.refusal import Refusal
 from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec, rows_suit
+from dcir.ops.library.packing import strides_at_source
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier1_operator.widen_products import strides_at_source
 
 
 @dataclass(frozen=True)
@@ -44,44 +45,44 @@ class RoundAsPacked(Pass):
             writers = net.writers(net.ins(op)[1].data)
             if len(writers) != 1 or writers[0] in ready or not isinstance(writers[0].spec, LoopNest):
                 continue
-            reason = self._round(net, op, spec, writers[0])
-            if reason is None:
+            done = self._round(net, op, spec, writers[0])
+            if isinstance(done, Refusal):
+                outcome.refuse(done)
+            elif done:
                 outcome.changed += 1
                 outcome.saved_bytes += 8 * spec.n * spec.k
-            elif reason:
-                outcome.refuse(reason)
         return outcome
 
-    def _round(self, net: Network, op: Op, spec: ContractionSpec, maker: Op) -> str | None:
-        """Let ``op`` read what ``maker`` rounds; the reason why not, "" if it rounds nothing."""
-        p, outs, (a, b, *rest) = maker.spec, net.outs(maker), net.ins(op)
+    def _round(self, net: Network, op: Op, spec: ContractionSpec, maker: Op) -> bool | Refusal:
+        """Let ``op`` read what ``maker`` rounds; whether it does, False if that rounds nothing."""
+        p, outs, (a, b, *rest) = maker.known(LoopNest), net.outs(maker), net.ins(op)
         stores = [s for s in p.body if s.op == "store" and outs[s.attr[0]] == b]
         if p.inner or len(stores) != 1 or stores[0].dtype != "f32":
-            return ""
+            return False
         value = p.body[stores[0].args[0]]
         if value.op != "narrow" or value.attr[0] not in HALVES:
-            return ""
+            return False
         load = p.body[value.args[0]]
         if load.op != "load" or load.args or p.inputs[load.attr[0]] != "f32":
-            return "what is rounded is computed first"
+            return Refusal("what is rounded is computed first")
         rows = spec.m * math.prod(n for n, s in zip(spec.batch, spec.b, strict=False) if not s)
         if not spec.dots and (spec.epilogue is None or rows < self.least_rows or rows_suit(spec)):
-            return "the product may read its operand where it lies"
+            return Refusal("the product may read its operand where it lies")
         if net.readers(b.data) != [op] or b.data in net.result_containers():
-            return "others read the rounded operand too"
+            return Refusal("others read the rounded operand too")
         strides = strides_at_source(spec.shapes[1], spec.b, p.outer, load.attr[1], stores[0].attr[1])
         if strides is None:
-            return "the product walks the operand in other dimensions than its rounding"
+            return Refusal("the product walks the operand in other dimensions than its rounding")
         source = net.ins(maker)[load.attr[0]]
         net.rewire(
             op, replace(spec, b=strides, rounds=value.attr[0]), [a, source, *rest], outs=net.outs(op), made_by=self.name
         )
         self._leave_out(net, maker, b)
-        return None
+        return True
 
     def _leave_out(self, net: Network, maker: Op, b: Operand) -> None:
         """What nobody reads is not stored."""
-        p, ins, outs = maker.spec, net.ins(maker), net.outs(maker)
+        p, ins, outs = maker.known(LoopNest), net.ins(maker), net.outs(maker)
         if len(outs) == 1:
             net.remove_op(maker)
         else:

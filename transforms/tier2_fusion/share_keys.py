@@ -18,6 +18,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest, Stmt
 from dcir.ir.network import Network, Operand
+from dcir.ir.refusal import Refusal
 from dcir.ops.library.attention import AttentionSpec
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier3_layout.layout.relayout import copy_of
@@ -51,27 +52,28 @@ class ShareKeys(Pass):
         outcome = PassResult()
         for op in net.ops():
             if isinstance(op.spec, AttentionSpec) and op.spec.group == 1 and not op.spec.more and op.spec.heads > 1:
-                reason = self._share(net, op, outcome)
-                if reason:
-                    outcome.refuse(reason)
+                refusal = self._share(net, op, outcome)
+                if refusal is not None:
+                    outcome.refuse(refusal)
         return outcome
 
-    def _share(self, net: Network, op: Op, outcome: PassResult) -> str:
-        """Rewire one attention, or say why not; "" where nothing is repeated."""
-        spec, first = op.spec, 2 if op.spec.grads else 1
+    def _share(self, net: Network, op: Op, outcome: PassResult) -> Refusal | None:
+        """Rewire one attention where keys and values are repeated, or say why not."""
+        spec = op.known(AttentionSpec)
+        first = 2 if spec.grads else 1
         found = [_once(net, spec, net.ins(op)[first + i], st) for i, st in enumerate((spec.k, spec.v))]
         if not any(found):
-            return ""
+            return None
         k, v = found
         if k is None or v is None or k.group != v.group:
-            return "keys and values are repeated in different ways"
+            return Refusal("keys and values are repeated in different ways")
         ins, outs, grads = net.ins(op), net.outs(op), spec.grads
         ins[first : first + 2] = [k.operand, v.operand]
         done = [k.copy, v.copy]
         if grads:
             sums = [_summed(net, spec, outs[i], grads[1 + i], k.group) for i in (1, 2)]
             if None in sums:
-                return "gradients of every head are asked for"
+                return Refusal("gradients of every head are asked for")
             dk, dv = (s for s in sums if s is not None)
             outs[1:], grads = [dk.operand, dv.operand], (*grads[:2], dk.strides, dv.strides)
             for s in (dk, dv):
@@ -85,7 +87,7 @@ class ShareKeys(Pass):
                 outcome.saved_bytes += copy.spec.bytes_moved()
                 net.remove_op(copy)
         outcome.changed += 1
-        return ""
+        return None
 
 
 def _once(net: Network, spec: AttentionSpec, operand: Operand, strides: tuple[int, ...]) -> _Once | None:
@@ -99,7 +101,7 @@ def _once(net: Network, spec: AttentionSpec, operand: Operand, strides: tuple[in
     shape = (spec.batch, spec.heads, spec.n, spec.d)
     walk = LoopNest(shape, (), ("",), (), (Stmt("load", (), "", (0, strides)),))
     mapped = copy.map(copy.target, walk, 0, operand.offset)
-    if isinstance(mapped, str):
+    if isinstance(mapped, Refusal):
         return None
     program, steps, start = mapped
     parts = _dealt(program.dims, steps, shape)

@@ -22,6 +22,8 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.network import Container, Network, Operand
+from dcir.ir.operator import Operator
+from dcir.ir.refusal import Refusal
 from dcir.ir.types import itemsize
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -70,7 +72,7 @@ class _Plan:
     def __init__(self, net: Network, outcome: PassResult) -> None:
         self.net, self.shot, self.mapper = net, Snapshot(net), _Mapper()
         static = net.preparable()
-        fixed = {o.data for op in static for o in self.shot.ops[op].outs} | net.static | set(net.constants)
+        fixed = net.static_containers(static)
         self.known = {
             data: Layouts(net.containers[data], dims, self._channels_last(data, dims))
             for data, dims in channel_dimensions(self.shot, fixed).items()
@@ -109,18 +111,18 @@ class _Plan:
             return False
         return any(isinstance(s, ConvolutionSpec | ContractionSpec) for s in readers)
 
-    def _immovable(self, data: str, layouts: Layouts) -> str | None:
+    def _immovable(self, data: str, layouts: Layouts) -> Refusal | None:
         """Why some operator or result cannot follow a container to its other layout."""
         for ops, way in ((self.shot.writers[data], "out"), (self.shot.readers[data], "in")):
             for op in ops:
                 new = self.mapper.moved(self.shot.ops[op], Move(data, layouts), way)
-                if isinstance(new, str):
+                if isinstance(new, Refusal):
                     return new
         copy = Move(data, layouts).copy(joined=True)
         for r in self.net.results:
             if r.data == data:
                 to = copy.map_window(copy.source, r.shape, r.strides, r.offset)
-                if isinstance(to, str):
+                if isinstance(to, Refusal):
                     return to
         return None
 
@@ -175,7 +177,7 @@ class _Plan:
             return False
         if all(o.data != data for o, _, _ in image_windows(self.shot.ops[op])):
             return False
-        return not isinstance(self.mapper.moved(self.shot.ops[op], Move(data, self.known[data]), "in"), str)
+        return not isinstance(self.mapper.moved(self.shot.ops[op], Move(data, self.known[data]), "in"), Refusal)
 
 
 def same_places(layouts: Layouts) -> bool:
@@ -184,7 +186,7 @@ def same_places(layouts: Layouts) -> bool:
     return all(n == 1 or a == b for n, a, b in zip(c.shape, c.strides, layouts.last, strict=True))
 
 
-def _is_copy(spec: Any) -> bool:
+def _is_copy(spec: Operator) -> bool:
     return isinstance(spec, LoopNest) and [s.op for s in spec.body] == ["load", "store"]
 
 
@@ -215,12 +217,12 @@ class _Mapper:
     """Moves operators; equal operators with equal operands once."""
 
     def __init__(self) -> None:
-        self._done: dict[Any, Wired | str] = {}
+        self._done: dict[Any, Wired | Refusal] = {}
 
-    def moved(self, w: Wired, move: Move, way: str) -> Wired | str:
+    def moved(self, w: Wired, move: Move, way: str) -> Wired | Refusal:
         """The operator with its operands in the old container put into the new one."""
         if isinstance(w.spec, TorchCall):
-            return "calls into torch keep the layout of their operands"
+            return Refusal("calls into torch keep the layout of their operands")
         names: dict[str, str] = {}
 
         def plain(o: Operand) -> Operand:
@@ -233,7 +235,7 @@ class _Mapper:
         if key not in self._done:
             self._done[key] = self._first(Wired(w.spec, ins, outs), move, way)
         new = self._done[key]
-        if isinstance(new, str):
+        if isinstance(new, Refusal):
             return new
         back = {v: k for k, v in names.items()} | {"target": move.new}
         return Wired(
@@ -243,15 +245,15 @@ class _Mapper:
         )
 
     @staticmethod
-    def _first(w: Wired, move: Move, way: str) -> Wired | str:
+    def _first(w: Wired, move: Move, way: str) -> Wired | Refusal:
         """Over joined dimensions, which may run as one; else over each, which guards speak of."""
         plain = Move("source", move.layouts, "target")
         copy = plain.copy(joined=True)
         new = moved(w, copy, copy.source, way)
-        if isinstance(new, str):
+        if isinstance(new, Refusal):
             copy = plain.copy(joined=False)
             again = moved(w, copy, copy.source, way)
-            new = new if isinstance(again, str) else again
+            new = new if isinstance(again, Refusal) else again
         return new
 
 
@@ -279,7 +281,7 @@ class _Rewriter:
             for i, r in enumerate(net.results):
                 if r.data == data:
                     to = copy.map_window(copy.source, r.shape, r.strides, r.offset)
-                    assert not isinstance(to, str)
+                    assert not isinstance(to, Refusal)
                     net.results[i] = replace(r, data=new, strides=to[0], offset=to[1])
         order = {op: i for i, op in enumerate(shot.ops)}
         for data, users in turned.items():
@@ -302,7 +304,7 @@ class _Rewriter:
     def _move(self, ops: Sequence[Op], move: Move, way: str) -> None:
         for op in ops:
             new = self.plan.mapper.moved(self.todo[op], move, way)
-            assert not isinstance(new, str)
+            assert not isinstance(new, Refusal)
             self.todo[op] = new
             self.touched.add(op)
 

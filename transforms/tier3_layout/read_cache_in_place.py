@@ -17,6 +17,7 @@ from typing import ClassVar, NamedTuple
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.torch_call import TorchCall
 from dcir.transforms.base import Pass, PassResult
@@ -68,21 +69,21 @@ class ReadCacheInPlace(Pass):
                     net.remove_container(name)
         return outcome
 
-    def _try(self, net: Network, op: Op, outcome: PassResult, made: list[str]) -> str | None:
+    def _try(self, net: Network, op: Op, outcome: PassResult, made: list[str]) -> Refusal | None:
         """Cut both; the reason why not. ``made`` are the containers that were added."""
         changed: dict[Op, Wired] = {}
         cuts: list[_Cut] = []
         for i in _FIELDS:
             cut = self._cut(net, op, i, changed, made)
-            if isinstance(cut, str):
+            if isinstance(cut, Refusal):
                 return cut
             cuts.append(cut)
         keys, values = cuts
         if keys.first != values.first:
-            return "keys and values are joined at different positions"
+            return Refusal("keys and values are joined at different positions")
         q, _, _, *mask = net.ins(op)
         spec = replace(
-            op.spec,
+            op.known(AttentionSpec),
             k=keys.kept_strides,
             v=values.kept_strides,
             first=keys.first,
@@ -99,13 +100,13 @@ class ReadCacheInPlace(Pass):
         outcome.changed += 1
         return None
 
-    def _cut(self, net: Network, op: Op, i: int, changed: dict[Op, Wired], made: list[str]) -> _Cut | str:
+    def _cut(self, net: Network, op: Op, i: int, changed: dict[Op, Wired], made: list[str]) -> _Cut | Refusal:
         """Cut the keys (``i`` = 1) or the values (2); what writers will be goes to ``changed``."""
-        spec: AttentionSpec = op.spec
+        spec = op.known(AttentionSpec)
         ins, strides = net.ins(op), getattr(spec, _FIELDS[i])
         joined = ins[i].data
         if joined in net.result_containers() or net.readers(joined) != [op] or [o.data for o in ins].count(joined) > 1:
-            return "joined keys or values are read by others"
+            return Refusal("joined keys or values are read by others")
         writers = net.writers(joined)
         for copied in writers:
             copy = copy_of(net, copied)
@@ -114,12 +115,12 @@ class ReadCacheInPlace(Pass):
                 continue
             part = Wired(replace(spec, n=first), ins, net.outs(op))
             new = moved(part, copy, copy.target, "in")
-            if isinstance(new, str):
+            if isinstance(new, Refusal):
                 continue
             kept: tuple[int, ...] = getattr(new.spec, _FIELDS[i])
             rest = self._rest(net, spec, first, kept, made)
             if rest is None:
-                return "the first piece has no rows in order"
+                return Refusal("the first piece has no rows in order")
             name, rest_strides = rest
             shape = (spec.batch, spec.key_heads, spec.n - first, spec.d)
             away = _window(spec.dtype, shape, strides, rest_strides)
@@ -129,14 +130,14 @@ class ReadCacheInPlace(Pass):
                 if writer is copied:
                     continue
                 if isinstance(writer.spec, TorchCall):
-                    return "calls into torch keep the layout of their results"
+                    return Refusal("calls into torch keep the layout of their results")
                 was = changed.get(writer, Wired(writer.spec, net.ins(writer), net.outs(writer)))
                 there = moved(was, aside, aside.source, "out")
-                if isinstance(there, str):
+                if isinstance(there, Refusal):
                     return there
                 changed[writer] = there
             return _Cut(copied, first, new.ins[i], kept, joined, name, rest_strides)
-        return "no copy brings the first keys and values"
+        return Refusal("no copy brings the first keys and values")
 
     def _rest(
         self, net: Network, spec: AttentionSpec, first: int, kept: tuple[int, ...], made: list[str]

@@ -22,6 +22,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, Stmt
 from dcir.ir.network import Network
+from dcir.ir.refusal import Refusal
 from dcir.ops.library.torch_call import TorchCall
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier3_layout.layout.relayout import LayoutCopy, Wired, copy_between, copy_of, moved
@@ -50,10 +51,10 @@ class SinkCopies(Pass):
                 self._beside(net, op, results, outcome)
                 continue
             plan, gone = self._readers(net, copy, results), copy.target.at.data
-            if isinstance(plan, str):
+            if isinstance(plan, Refusal):
                 outcome.refuse(plan)
                 plan, gone = self._writer(net, op, copy, results), copy.source.at.data
-            if isinstance(plan, str):
+            if isinstance(plan, Refusal):
                 outcome.refuse(plan)
                 continue
             outcome.changed += 1
@@ -69,7 +70,7 @@ class SinkCopies(Pass):
         while isinstance(op.spec, LoopNest) and len(op.spec.outputs) > 1:
             for store in (s for s in op.spec.body if s.op == "store" and op.spec.body[s.args[0]].op == "load"):
                 plan = self._taken_out(net, op, store, results)
-                if isinstance(plan, str):
+                if isinstance(plan, Refusal):
                     outcome.refuse(plan)
                     continue
                 outcome.changed += 1
@@ -83,22 +84,22 @@ class SinkCopies(Pass):
             else:
                 return
 
-    def _taken_out(self, net: Network, op: Op, store: Stmt, results: set[str]) -> list[_Rewired] | str:
+    def _taken_out(self, net: Network, op: Op, store: Stmt, results: set[str]) -> list[_Rewired] | Refusal:
         """The writer of what ``store`` copies as a writer of where to, and ``op`` as its reader."""
-        p, ins, outs = op.spec, net.ins(op), net.outs(op)
+        p, ins, outs = op.known(LoopNest), net.ins(op), net.outs(op)
         load = p.body[store.args[0]]
         source, target = ins[load.attr[0]], outs[store.attr[0]]
         if p.inputs[load.attr[0]] != p.outputs[store.attr[0]] or load.args or len(store.args) > 1:
-            return "it is not copied as it is"
+            return Refusal("it is not copied as it is")
         if net.writers(target.data) != [op] or [o.data for o in outs].count(target.data) > 1:
-            return "other operators write into the copy's container"
+            return Refusal("other operators write into the copy's container")
         if any(s.op in ("load", "gather") and ins[s.attr[0]].data == source.data and s != load for s in p.body):
-            return "the source is read in another way too"
+            return Refusal("the source is read in another way too")
         types = (p.inputs[load.attr[0]],)
         body = (Stmt("load", (), load.dtype, (0, load.attr[1])), Stmt("store", (0,), store.dtype, (0, store.attr[1])))
         copy = copy_between(LoopNest(p.dims, (), types, types, body), source, target)
         plan = self._writer(net, op, copy, results)
-        if isinstance(plan, str):
+        if isinstance(plan, Refusal):
             return plan
         reads = load._replace(attr=(len(p.inputs), store.attr[1]))
         changed = [reads if s == load else s for s in p.body]
@@ -108,31 +109,31 @@ class SinkCopies(Pass):
         lean = compact(replace(p, inputs=(*p.inputs, *types), body=rest), [*ins, target], outs)
         return [*plan, _Rewired(op, Wired(lean.program, lean.ins, lean.outs))]
 
-    def _readers(self, net: Network, copy: LayoutCopy, results: set[str]) -> list[_Rewired] | str:
+    def _readers(self, net: Network, copy: LayoutCopy, results: set[str]) -> list[_Rewired] | Refusal:
         """All readers of the copy as readers of its source."""
         data = copy.target.at.data
         if data in results:
-            return "the copy makes a result of the network"
+            return Refusal("the copy makes a result of the network")
         if len(net.writers(data)) > 1:
-            return "other operators write into the copy's container"
+            return Refusal("other operators write into the copy's container")
         plan = []
         for reader in net.readers(data):
             if isinstance(reader.spec, TorchCall):
-                return "calls into torch keep the layout of their operands"
+                return Refusal("calls into torch keep the layout of their operands")
             new = moved(Wired(reader.spec, net.ins(reader), net.outs(reader)), copy, copy.target, "in")
-            if isinstance(new, str):
+            if isinstance(new, Refusal):
                 return new
             plan.append(_Rewired(reader, new))
-        return plan or "nobody reads the copy"
+        return plan or Refusal("nobody reads the copy")
 
-    def _writer(self, net: Network, op: Op, copy: LayoutCopy, results: set[str]) -> list[_Rewired] | str:
+    def _writer(self, net: Network, op: Op, copy: LayoutCopy, results: set[str]) -> list[_Rewired] | Refusal:
         """The writer of the copy's source as a writer of its target."""
         data = copy.source.at.data
         if net.containers[data].role in ("input", "constant") or data in results:
-            return "the copy's source is an input or a result"
+            return Refusal("the copy's source is an input or a result")
         writers = net.writers(data)
         if len(writers) != 1 or net.readers(data) != [op]:
-            return "the copy's source has other readers or writers"
+            return Refusal("the copy's source has other readers or writers")
         writer = writers[0]
         new = moved(Wired(writer.spec, net.ins(writer), net.outs(writer)), copy, copy.source, "out")
-        return new if isinstance(new, str) else [_Rewired(writer, new)]
+        return new if isinstance(new, Refusal) else [_Rewired(writer, new)]

@@ -18,6 +18,7 @@ from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, Stmt, simplify
 from dcir.ir.network import Network
 from dcir.ir.updates import keeps_most
+from dcir.ops.library.scatter import ScatterSpec
 from dcir.transforms.base import Pass, PassResult
 
 
@@ -34,7 +35,7 @@ class KeepInPlace(Pass):
             for op in net.writers(data):
                 if isinstance(op.spec, LoopNest):
                     self._lean(net, op, data, source, outcome)
-                elif op.spec.kind == "scatter" and not op.spec.kept and keeps_most(net, op, data, source):
+                elif isinstance(op.spec, ScatterSpec) and not op.spec.kept and keeps_most(net, op, data, source):
                     before = sum(map(sum, op.spec.footprint()))
                     net.rewire(op, replace(op.spec, kept=True), net.ins(op), net.outs(op), made_by=self.name)
                     outcome.saved_bytes += before - sum(map(sum, op.spec.footprint()))
@@ -43,7 +44,7 @@ class KeepInPlace(Pass):
 
     def _lean(self, net: Network, op: Op, data: str, source: str, outcome: PassResult) -> None:
         """Take out the stores of a loop nest that change nothing."""
-        p, ins, outs = op.spec, net.ins(op), net.outs(op)
+        p, ins, outs = op.known(LoopNest), net.ins(op), net.outs(op)
 
         def idle(s: Stmt) -> bool:
             if s.op != "store" or len(s.args) > 1 or outs[s.attr[0]].data != data:

@@ -20,7 +20,6 @@ from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
-from dcir.ops.library.torch_call import has_effects
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier4_movement.plan_arena import Lifetime, lifetimes, most_alive
 
@@ -107,7 +106,7 @@ class _Schedule:
             for name in donated.keys() - net.result_containers():
                 part = donated[name]
                 self.freed[name] = part.nbytes // parts[part.buffer]
-        effects = [i for i, op in enumerate(ops) if has_effects(op.spec)]
+        effects = [i for i, op in enumerate(ops) if op.spec.has_effects]
         self.next_effect = dict(itertools.pairwise(effects))
         self.waits = [sum(1 for name in names if self.unwritten[name]) for names in self.reads]
         for i in effects[1:]:

@@ -22,6 +22,7 @@ from typing import ClassVar
 from dcir.ir.annotations import ImagePipeline
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
+from dcir.ir.operator import Operator
 from dcir.ir.types import itemsize
 from dcir.ops.analysis.batch_slices import Share, shares
 from dcir.ops.library import matrix_unit
@@ -103,7 +104,7 @@ class RunPerImage(Pass):
         segment: list[Op],
         position: dict[Op, int],
         steps: dict[str, int],
-        parts: dict[Op, Share],
+        parts: dict[Op, Share[Operator]],
         images: int,
     ) -> tuple[int, int, int] | None:
         """The best run [i, j) of a segment and the bytes inside it; None if none gains."""
@@ -146,12 +147,13 @@ class RunPerImage(Pass):
                     best, result = value, (i, j + 1, moved)
         return result
 
-    def _apart(self, op: Op, part: Share, images: int) -> float:
+    def _apart(self, op: Op, part: Share[Operator], images: int) -> float:
         """Seconds that ``images`` products take longer than one: of a matrix unit, or since they pack what all images share."""
         if not self.matrix:
             whole, one = op.spec, part.spec
             if not isinstance(whole, ContractionSpec) or whole.panel or whole.epilogue is None:
                 return 0.0
+            assert isinstance(one, ContractionSpec)
             return max(0, images * packs(one)[1] - packs(whole)[1]) * self.packing
         return max(0.0, images * matrix_unit.seconds(part.spec) - matrix_unit.seconds(op.spec))
 
@@ -165,13 +167,13 @@ def _images(net: Network) -> int:
     return max(found, key=lambda n: (found[n], n), default=0)
 
 
-def _agree(net: Network, order: list[Op], images: int) -> tuple[dict[str, int], dict[Op, Share]]:
+def _agree(net: Network, order: list[Op], images: int) -> tuple[dict[str, int], dict[Op, Share[Operator]]]:
     """Elements between two images for every container, and the parts of the operators that agree with them.
 
     Convolutions speak first: they know what an image is, where a loop's extent may divide by chance.
     """
     steps: dict[str, int] = {}
-    parts: dict[Op, Share] = {}
+    parts: dict[Op, Share[Operator]] = {}
     kept = {*net.updates, *net.updates.values()}
     for op in sorted(order, key=lambda op: not isinstance(op.spec, ConvolutionSpec)):
         operands = (*net.ins(op), *net.outs(op))
@@ -198,7 +200,7 @@ def _inside(net: Network, name: str, run: list[Op]) -> bool:
     )  # fmt: skip
 
 
-def _shared_bytes(part: Share) -> int:
+def _shared_bytes(part: Share[Operator]) -> int:
     reads, _ = part.spec.footprint()
     return sum(n for n, step in zip(reads, part.ins, strict=True) if not step)
 

@@ -17,6 +17,7 @@ from typing import ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
+from dcir.ir.refusal import Refusal
 from dcir.ir.updates import keeps_most
 from dcir.transforms.base import Pass, PassResult
 
@@ -35,33 +36,33 @@ class WriteInPlace(Pass):
             while again:
                 again = False
                 for op in net.writers(data):
-                    reason = self._place(net, op, data, source)
-                    if reason is None:
+                    done = self._place(net, op, data, source)
+                    if isinstance(done, Refusal):
+                        outcome.refuse(done)
+                    elif done:
                         outcome.changed, again = outcome.changed + 1, True
                         break
-                    if reason:
-                        outcome.refuse(reason)
         return outcome
 
-    def _place(self, net: Network, op: Op, data: str, source: str) -> str | None:
-        """Have the source of the copy ``op`` lie in the update ``data`` of ``source``; or why not, "" for no such copy."""
+    def _place(self, net: Network, op: Op, data: str, source: str) -> bool | Refusal:
+        """Have the source of the copy ``op`` lie in the update ``data`` of ``source``; whether it does, False for no such copy."""
         distance = _distance(net, op)
         if distance is None:
-            return ""
+            return False
         made = net.ins(op)[0].data
         c, writers = net.containers[made], net.writers(made)
         if c.role != "transient" or not writers:
-            return ""
+            return False
         if not any(keeps_most(net, w, made, source, distance) for w in writers):
-            return "the update changes all of its input"
+            return Refusal("the update changes all of its input")
         after = _depending(net, made)
         for reader in net.readers(source):
             if reader in writers and not keeps_most(net, reader, made, source, distance):
-                return "what is written is made of other old contents"
+                return Refusal("what is written is made of other old contents")
             if reader in after:
-                return "the old contents are read after the new ones"
+                return Refusal("the old contents are read after the new ones")
         if any(w in after for w in net.writers(data) if w is not op):
-            return "the update consists of several steps"
+            return Refusal("the update consists of several steps")
         net.remove_op(op)
 
         def there(o: Operand) -> Operand:
@@ -71,7 +72,7 @@ class WriteInPlace(Pass):
             ins, outs = map(there, net.ins(user)), map(there, net.outs(user))
             net.rewire(user, user.spec, list(ins), list(outs), made_by=self.name)
         net.remove_container(made)
-        return None
+        return True
 
 
 def _distance(net: Network, op: Op) -> int | None:

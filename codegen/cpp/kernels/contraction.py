@@ -13,5 +13,5 @@ from dcir.ops.library.contraction import ContractionSpec
 def plan_contraction(spec: ContractionSpec, machine: Machine) -> KernelPlan:
     """The kernel of a batched matrix product."""
     if not gemm_suits(spec):
-        return plan(spec.program(), machine)
+        return plan(spec.loop_nest(), machine)
     return plan_gemm(spec, ISAS[machine.isa], machine.threads)

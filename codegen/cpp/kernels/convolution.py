@@ -15,7 +15,7 @@ from dcir.ops.library.winograd import WinogradWeightsSpec
 def plan_convolution_node(spec: ConvolutionSpec, machine: Machine) -> KernelPlan:
     """The kernel of one of a convolution's three products."""
     if not convolution_suits(spec):
-        return plan(spec.program(), machine)
+        return plan(spec.loop_nest(), machine)
     return plan_convolution(spec, ISAS[machine.isa], machine.threads)
 
 

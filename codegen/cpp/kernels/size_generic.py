@@ -10,15 +10,15 @@ vectorises.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dcir.codegen.cpp.kernels.loop_nest import SERIAL_POINTS
 from dcir.codegen.cpp.kernels.loop_nest_statements import Statements
 from dcir.codegen.cpp.tiles.conv.winograd_weights import weights_sizeless
-from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.plan import KernelPlan, Phase, SizeGeneric
 from dcir.codegen.registry import Machine, planner
 from dcir.ir.loop_forms import collapse, drop_roundings, drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.operator import Operator
 from dcir.isa import ISAS
 from dcir.ops.library.winograd import WinogradWeightsSpec
 
@@ -29,7 +29,7 @@ _IN_TEXT = 2
 
 
 @dataclass(frozen=True)
-class SizelessProgram:
+class SizelessProgram(SizeGeneric):
     """All pointwise programs that differ only in their sizes.
 
     Attributes:
@@ -44,7 +44,7 @@ class SizelessProgram:
     kind = "sizeless"
 
 
-def sizeless(spec: Any, machine: Machine) -> tuple[Any, tuple[int, ...]] | None:
+def sizeless(spec: Operator, machine: Machine) -> tuple[SizeGeneric, tuple[int, ...]] | None:
     """The spec of the kernel for all sizes, whose last input is a table, and that table. None: there is no such kernel."""
     if isinstance(spec, WinogradWeightsSpec):
         return weights_sizeless(spec, ISAS[machine.isa], machine.threads)

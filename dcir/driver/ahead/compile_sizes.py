@@ -28,6 +28,7 @@ from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.export import Exported, export_for_batches, export_inference
 from dcir.frontends.torch.importer import import_graph
 from dcir.frontends.torch.shapes.batch_buckets import SHOWN, difference, find_batch
+from dcir.ir.refusal import Refusal
 from dcir.runtime.sized_manifest import Dimension
 
 Bounds = Mapping[str, tuple[int | None, int | None]]
@@ -183,16 +184,16 @@ def compile_for_sizes(
         Unsupported: it would take too many programs, or the forward pass cannot be captured.
     """
     call = _Call(module, args, kwargs or {}, dimensions)
-    reason = "few sizes are within the bounds"
+    refusal = Refusal("few sizes are within the bounds")
     for batch, d in enumerate(dimensions):
         pieces = [s for s in PIECES if d.most is None or s <= d.most]
         pieces = [1, *pieces] if d.least == 1 else pieces
         if any(dim for _, dim in d.places) or (d.most is not None and d.most - d.least < len(pieces)):
             continue
         found = _in_pieces(call, batch, pieces, session.options.shape_limit)
-        if not isinstance(found, str):
+        if not isinstance(found, Refusal):
             return Sized(dimensions, batch, tuple(_compiled(found, session, dimensions, batch, inputs, outputs)))
-        reason = found
+        refusal = found
     open_ones = [d.name for d in dimensions if d.most is None]
     total = math.prod(1 if d.most is None else d.most - d.least + 1 for d in dimensions)
     limit = session.options.shape_limit
@@ -202,7 +203,7 @@ def compile_for_sizes(
         )
         raise Unsupported(
             "a file for these sizes would need too many programs",
-            details=[("one each", many), ("in pieces", reason)],
+            details=[("one each", many), ("in pieces", refusal.reason)],
             hint="narrower bounds, a higher shape_limit, or dcir.optimize(model, dynamic=...) in this process",
         )
     whole = {sizes: export_inference(module, *call.like(sizes)) for sizes in _combinations(dimensions)}
@@ -218,24 +219,24 @@ def _combinations(dimensions: Sequence[Dimension]) -> Iterator[tuple[int, ...]]:
 _Graph = tuple[tuple[int, ...], Exported, torch.fx.GraphModule]
 
 
-def _in_pieces(call: _Call, batch: int, pieces: Sequence[int], limit: int) -> list[_Graph] | str:
+def _in_pieces(call: _Call, batch: int, pieces: Sequence[int], limit: int) -> list[_Graph] | Refusal:
     """Graphs of all pieces, for all sizes of the other dimensions; or why there are none."""
     others = [d for i, d in enumerate(call.dimensions) if i != batch]
     if any(d.most is None for d in others):
-        return "two dimensions have no upper bound"
+        return Refusal("two dimensions have no upper bound")
     total = math.prod((d.most or 0) - d.least + 1 for d in others)
     if total * len(pieces) > limit:
-        return f"{total * len(pieces)} programs, shape_limit is {limit}"
+        return Refusal(f"{total * len(pieces)} programs, shape_limit is {limit}")
     graphs: list[_Graph] = []
     for rest in _combinations(others):
         found = _pieces_of(call, batch, pieces, rest)
-        if isinstance(found, str):
+        if isinstance(found, Refusal):
             return found
         graphs += found
     return graphs
 
 
-def _pieces_of(call: _Call, batch: int, pieces: Sequence[int], rest: tuple[int, ...]) -> list[_Graph] | str:
+def _pieces_of(call: _Call, batch: int, pieces: Sequence[int], rest: tuple[int, ...]) -> list[_Graph] | Refusal:
     d = call.dimensions[batch]
     batched = [number for number, _ in d.places]
 
@@ -246,9 +247,9 @@ def _pieces_of(call: _Call, batch: int, pieces: Sequence[int], rest: tuple[int, 
     try:
         program = export_for_batches(call.module, *call.like(sizes(3)), batched, most)
     except Unsupported as error:
-        return error.message
+        return Refusal(error.message)
     found = find_batch(program.graph_module)
-    if isinstance(found, str):
+    if isinstance(found, Refusal):
         return found
     wanted = sorted({*pieces, *SHOWN})
     exported = {n: export_inference(program, *call.like(sizes(n))) for n in wanted if n > 1}
@@ -257,13 +258,13 @@ def _pieces_of(call: _Call, batch: int, pieces: Sequence[int], rest: tuple[int, 
     first = exported[SHOWN[0]]
     states = len(first.state)
     if [i - states for i in found.tensors] != sorted(batched) or found.numbers:
-        return "the batch is in other inputs, too"
+        return Refusal("the batch is in other inputs, too")
     if any(e.result != first.result for e in exported.values()):
-        return "a result that is no tensor changes with the batch"
+        return Refusal("a result that is no tensor changes with the batch")
     graphs = {n: closed(e) for n, e in exported.items()}
     leaves = [v for v in pytree.tree_leaves(first.result) if type(v).__name__ == "Leaf"]
-    reason = difference(import_graph(graphs[SHOWN[0]]), import_graph(graphs[SHOWN[1]]), sorted(batched), len(leaves))
-    return reason or [(sizes(n), exported[n], graphs[n]) for n in pieces]
+    refusal = difference(import_graph(graphs[SHOWN[0]]), import_graph(graphs[SHOWN[1]]), sorted(batched), len(leaves))
+    return refusal or [(sizes(n), exported[n], graphs[n]) for n in pieces]
 
 
 def _compiled(

@@ -69,52 +69,10 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
     for kernel, number in library.steps:
         spec = ops[number].spec
         reads, writes = spec.footprint()
-        name = kernel if kernel is not None else spec.name
+        name = kernel if kernel is not None else spec.calls_out
         moved = sum(reads) + sum(writes)
-        steps.append(ProfileStep(graph, name, describe(spec), ops[number].origin, spec.operations(), moved))
+        steps.append(ProfileStep(graph, name, spec.describe(), ops[number].origin, spec.operations(), moved))
     return steps
-
-
-def describe(spec: Any) -> str:
-    """An operator with the sizes that decide its time, on one line."""
-    kind = str(getattr(spec, "kind", type(spec).__name__))
-    if kind == "torch":
-        return f"torch {spec.name}"
-    if kind == "contraction":
-        batch = f"{'x'.join(map(str, spec.batch))} of " if spec.batch else ""
-        return f"product {batch}m{spec.m} n{spec.n} k{spec.k}{_extras(spec)}"
-    if hasattr(spec, "product"):
-        return f"{describe(spec.product)}, then {_words(spec.sums)}"
-    if hasattr(spec, "in_size"):
-        sizes = ["x".join(map(str, s)) for s in (spec.in_size, spec.kernel, spec.stride)]
-        groups = f" groups{spec.groups}" if spec.groups > 1 else ""
-        channels = f"{spec.groups * spec.cin}->{spec.groups * spec.cout}"
-        return f"convolution {kind} n{spec.n} {channels} at {sizes[0]} kernel {sizes[1]} stride {sizes[2]}{groups}{_extras(spec)}"
-    if kind.startswith("attention"):
-        causal = " causal" if spec.causal else ""
-        return f"{kind} {spec.batch}x{spec.heads} of m{spec.m} n{spec.n} d{spec.d}{causal}"
-    if kind == "program":
-        inner = f" over {'x'.join(map(str, spec.inner))}" if spec.inner else ""
-        return f"loops {'x'.join(map(str, spec.outer)) or '1'}{inner}: {_words(spec)}"
-    if kind == "winograd weights":
-        return f"{kind} {spec.cin}->{spec.cout}"
-    sizes = [*getattr(spec, "rows", getattr(spec, "dims", ())), *([spec.n] if hasattr(spec, "n") else [])]
-    return f"{kind} {getattr(spec, 'op', '')} {'x'.join(map(str, sizes))}".replace("  ", " ")
-
-
-def _extras(spec: Any) -> str:
-    text = " packed" if getattr(spec, "panel", 0) else ""
-    epilogue = getattr(spec, "epilogue", None)
-    return text + (f" + {_words(epilogue)}" if epilogue is not None else "")
-
-
-_SILENT = frozenset(("load", "store", "const", "index", "cast", "narrow"))
-
-
-def _words(program: Any, limit: int = 6) -> str:
-    """The distinct operations of a loop nest in order; a program without any is a copy."""
-    words = list(dict.fromkeys(s.attr[0] if s.op == "reduce" else s.op for s in program.body if s.op not in _SILENT))
-    return " ".join([*words[:limit], *(["…"] if len(words) > limit else [])]) or "copy"
 
 
 def profile(

@@ -15,7 +15,6 @@ from dcir.codegen.invocations import invocations
 from dcir.codegen.registry import Machine, alternatives, decisions
 from dcir.codegen.tuned import Database, Verdict
 from dcir.driver.measure.machine import machine, refuse_if_busy, share_of_others
-from dcir.driver.measure.profile import describe
 from dcir.driver.measure.tune_bench import BenchedKernel, Buffers, Trial
 from dcir.errors import CompilerFailed, MachineBusy
 from dcir.identity import source_identity
@@ -210,7 +209,7 @@ def kernels(net: Network, threads: int) -> list[BenchedKernel]:
 
 def _varied(kernel: BenchedKernel, planned: Machine) -> bool:
     """Whether a kernel can be made in several ways, and checked."""
-    if not hasattr(kernel.spec, "reference") or not all(kernel.sizes):
+    if not all(kernel.sizes):
         return False
     return any(len(offered) > 1 for offered in decisions(kernel.spec, planned).offered.values())
 
@@ -234,7 +233,7 @@ def _parameter_bytes(net: Network) -> int:
 
 
 def _row(kernel: BenchedKernel, v: Verdict) -> TuningRow:
-    return TuningRow(describe(kernel.spec), kernel.calls, v.models, v.seconds, v.spread, v.tried, str(v.choice))
+    return TuningRow(kernel.spec.describe(), kernel.calls, v.models, v.seconds, v.spread, v.tried, str(v.choice))
 
 
 def _low(times: Sequence[float]) -> float:

@@ -16,6 +16,7 @@ from dcir.codegen.choices import Choice
 from dcir.codegen.compile import compile_network
 from dcir.driver.verify.compare import compare
 from dcir.ir.network import Network, Operand
+from dcir.ir.operator import Operator
 from dcir.ir.types import TYPES, itemsize
 from dcir.machine import MachineModel
 
@@ -43,7 +44,7 @@ class BenchedKernel:
         team: threads that run it.
     """
 
-    spec: Any
+    spec: Operator
     ins: tuple[str, ...]
     outs: tuple[str, ...]
     sizes: tuple[int, ...]

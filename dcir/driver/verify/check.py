@@ -15,7 +15,6 @@ from dcir.errors import FallbackFailed, VerificationFailed
 from dcir.ir.interpret import interpret
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Result
-from dcir.ir.scalars import reference
 from dcir.ir.types import TYPES, bf16_to_f32, f32_to_bf16, to_numpy
 from dcir.ops.library.torch_call import TorchCall
 from dcir.transforms.base import Pass
@@ -152,7 +151,7 @@ class PassChecker:
         # Real numbers, although the graph is being traced.
         with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            store = interpret(net, buffers, reference, keep=net.result_containers())
+            store = interpret(net, buffers, keep=net.result_containers())
         return [_window(store[r.data], r) for r in net.results]
 
 

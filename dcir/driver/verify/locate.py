@@ -18,10 +18,9 @@ from dcir.driver.verify.check import Array, distance, index_bounds
 from dcir.driver.verify.slices import Slice
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.dace.nodes import Op
-from dcir.ir.interpret import interpret, run_program
-from dcir.ir.loop_nest import LoopNest
+from dcir.ir.interpret import interpret
 from dcir.ir.network import Network, Operand, Result
-from dcir.ir.scalars import reference
+from dcir.ir.operator import Operator
 from dcir.ir.types import TYPES, bf16_to_f32, to_numpy
 from dcir.isa import host_isa
 from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
@@ -214,7 +213,7 @@ def _store(
     buffers |= {n: _flat(t) for n, t in done.constants.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return interpret(net, buffers, reference, keep=keep)
+        return interpret(net, buffers, keep=keep)
 
 
 def _interpreted(done: Imported, part: Slice, values: Mapping[str, Tensor], seed: int) -> list[Tensor]:
@@ -262,7 +261,7 @@ def _wrong_kernel(
 
 
 def _kernel_differs(
-    net: Network, op: Op, spec: Any, store: Mapping[str, Array], threads: int, bounds: Mapping[str, int]
+    net: Network, op: Op, spec: Operator, store: Mapping[str, Array], threads: int, bounds: Mapping[str, int]
 ) -> tuple[float, float, int] | None:
     """How far one kernel's code is off; only elements that the operator writes count."""
     alone, ins, outs = Network(), net.ins(op), net.outs(op)
@@ -313,7 +312,7 @@ def _other_bits(net: Network, name: str, buffer: Array) -> Array:
 
 
 def _referenced(
-    net: Network, spec: Any, given: Mapping[str, Array], made: Any
+    net: Network, spec: Operator, given: Mapping[str, Array], made: Any
 ) -> tuple[list[Array], list[np.ndarray[Any, np.dtype[np.bool_]]]]:
     """Elements of the results by the reference, and which of them it writes: those that do not depend on what was there."""
     (op,) = net.ops()
@@ -322,13 +321,12 @@ def _referenced(
     for fill in (0, 1):
         b = {n: np.full(net.containers[n].size, fill, to_numpy(net.containers[n].dtype)) for n in made}
         with np.errstate(all="ignore"):
-            if isinstance(spec, LoopNest):
-                run_program(
-                    spec, [given[o.data] for o in ins], [b[o.data] for o in outs], reference,
-                    [o.offset for o in ins], [o.offset for o in outs],
-                )  # fmt: skip
-            else:
-                spec.reference([given[o.data][o.offset :] for o in ins], [b[o.data][o.offset :] for o in outs])
+            spec.reference_at(
+                [given[o.data] for o in ins],
+                [b[o.data] for o in outs],
+                [o.offset for o in ins],
+                [o.offset for o in outs],
+            )
         runs.append(b)
     wide = [bf16_to_f32(v) if net.containers[n].dtype == "bf16" else v for n, v in runs[0].items()]
     masks = []

@@ -20,6 +20,7 @@ from dcir.ir.dace import tasklets
 from dcir.ir.dace.maps import add_map, address, address_text, element, enter, leave_to, outer_place
 from dcir.ir.dace.objects import DACE_TYPES
 from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.operator import Operator, Step
 from dcir.ir.types import FLOATS, HALVES, TYPES
 
 # Half types travel as their bits, which tasklets widen.
@@ -35,9 +36,6 @@ _LAST = 1 << 62
 
 def expand_node(node: Any, state: Any, sdfg: Any) -> Any:
     """The nested SDFG that computes what ``node`` does.
-
-    A spec may be a program, have a ``program()``, or have ``steps()``: temporaries as (name, dtype, elements) and the
-    programs to run in order, each with the names of its operands (a0, o0 … and the temporaries).
 
     Raises:
         Unsupported: the operator has no form in maps and tasklets (a call into torch, a sort).
@@ -74,20 +72,15 @@ class _Operand:
         self.array, self.offset = array, offset
 
 
-def _steps(spec: Any, nested: Any, operands: dict[str, _Operand]) -> list[tuple[LoopNest, list[str], list[str]]]:
-    if not isinstance(spec, LoopNest) and hasattr(spec, "program"):
-        spec = spec.program()
-    if isinstance(spec, LoopNest):
-        ins, outs = ([n for n in operands if n[0] == c] for c in "ao")
-        return [(spec, ins, outs)]
-    if not hasattr(spec, "steps"):
-        name = getattr(spec, "name", None) or getattr(spec, "kind", None) or type(spec).__name__
-        raise Unsupported.collect([(f"{name} through stock DaCe", "")])
-    temporaries, steps = spec.steps()
+def _steps(spec: Operator, nested: Any, operands: dict[str, _Operand]) -> list[Step]:
+    found = spec.steps()
+    if found is None:
+        raise Unsupported.collect([(f"{spec.describe()} through stock DaCe", "")])
+    temporaries, steps = found
     for name, dtype, size in temporaries:
         nested.add_transient(name, [max(size, 1)], _STORAGE[dtype])
         operands[name] = _Operand(name, 0)
-    return list(steps)
+    return steps
 
 
 class _Writer:

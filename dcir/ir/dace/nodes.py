@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import dace
 import dace.library
@@ -13,7 +13,10 @@ from dace.sdfg import nodes
 from dace.transformation.transformation import ExpandTransformation
 
 from dcir.ir.dace.objects import like
+from dcir.ir.operator import Operator
 from dcir.ir.serialize import decode, encode
+
+_Known = TypeVar("_Known", bound=Operator)
 
 
 @dace.library.expansion
@@ -34,8 +37,8 @@ class ExpandPure(ExpandTransformation):  # type: ignore[misc]
 class Op(nodes.LibraryNode):  # type: ignore[misc]
     """One operator of the network.
 
-    Inputs arrive at connectors a0, a1, …, outputs leave at o0, o1, …; several may name the same container. ``spec`` is a
-    frozen dataclass (a ``LoopNest``, a ``ContractionSpec`` …) that says everything about the computation except where its
+    Inputs arrive at connectors a0, a1, …, outputs leave at o0, o1, …; several may name the same container. ``spec``, an
+    ``Operator`` (a ``LoopNest``, a ``ContractionSpec`` …), says everything about the computation except where its
     operands begin: ``in_offsets`` and ``out_offsets`` give each operand's first element within its container.
     """
 
@@ -51,7 +54,7 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
     def __init__(
         self,
         name: str = "op",
-        spec: Any = None,
+        spec: Operator | None = None,
         n_in: int = 0,
         n_out: int = 0,
         in_offsets: list[int] | None = None,
@@ -64,13 +67,15 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
             inputs={f"a{i}": None for i in range(n_in)},
             outputs={f"o{i}": None for i in range(n_out)},
         )
-        self._spec: Any = spec
+        self._spec: Operator | None = spec
         self.in_offsets = in_offsets or [0] * n_in
         self.out_offsets = out_offsets or [0] * n_out
         self.origin, self.made_by = origin, made_by
 
     @classmethod
-    def made(cls, name: str, spec: Any, in_offsets: list[int], out_offsets: list[int], origin: str, made_by: str) -> Op:
+    def made(
+        cls, name: str, spec: Operator, in_offsets: list[int], out_offsets: list[int], origin: str, made_by: str
+    ) -> Op:
         """The same as the constructor, which sets and checks every property one by one, at a tenth of the time."""
         found: Op = like(
             _pattern(len(in_offsets), len(out_offsets)), _name=name, _label=name, _spec=spec, _in_offsets=in_offsets,
@@ -79,15 +84,22 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
         return found
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> Operator:
         """The operator's spec."""
-        if getattr(self, "_spec", None) is None:
-            self._spec = decode(json.loads(self.spec_json))
-        return self._spec
+        spec: Operator | None = self._spec
+        if spec is None:
+            spec = self._spec = decode(json.loads(self.spec_json))
+        return spec
 
     @spec.setter
-    def spec(self, value: Any) -> None:
+    def spec(self, value: Operator) -> None:
         self._spec = value
+
+    def known(self, kind: type[_Known]) -> _Known:
+        """The spec, where the class of it is known."""
+        spec = self.spec
+        assert isinstance(spec, kind)
+        return spec
 
     def to_json(self, parent: Any) -> Any:
         """DaCe's serialisation; the spec becomes text only here, since passes replace it often."""

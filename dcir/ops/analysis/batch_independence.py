@@ -16,13 +16,15 @@ from typing import Any
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network, Operand
+from dcir.ir.operator import Operator
+from dcir.ir.refusal import Refusal
 from dcir.ops.analysis.batch_slices import Range, Share, shares
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.scan import ScanSpec
 from dcir.ops.library.sort import SortSpec
 
 
-def inseparable(first: Network, second: Network, images: tuple[int, int], batched: Sequence[int]) -> str | None:
+def inseparable(first: Network, second: Network, images: tuple[int, int], batched: Sequence[int]) -> Refusal | None:
     """Why two networks are not one function, applied to 2 numbers of images; None if they are.
 
     Args:
@@ -32,9 +34,9 @@ def inseparable(first: Network, second: Network, images: tuple[int, int], batche
     """
     pair = (first, second)
     if first.inputs != second.inputs or len(first.ops()) != len(second.ops()):
-        return "the graph has other operators for another batch"
+        return Refusal("the graph has other operators for another batch")
     if first.updates or second.updates:
-        return "an input is written to"
+        return Refusal("an input is written to")
     steps: dict[str, int] = {}
     for number, name in enumerate(first.inputs):
         if not name:
@@ -42,35 +44,33 @@ def inseparable(first: Network, second: Network, images: tuple[int, int], batche
         a, b = (net.containers[name] for net in pair)
         if number in batched:
             if a.shape[1:] != b.shape[1:] or a.strides != b.strides or (a.shape[0], b.shape[0]) != images:
-                return "an input is laid out differently for another batch"
+                return Refusal("an input is laid out differently for another batch")
             steps[name] = a.strides[0]
         elif (a.shape, a.strides) != (b.shape, b.strides):
-            return "another input changes with the batch"
+            return Refusal("another input changes with the batch")
         else:
             steps[name] = 0
     for name in first.constants:
         if first.containers[name] != second.containers.get(name):
-            return "a constant changes with the batch"
+            return Refusal("a constant changes with the batch")
         steps[name] = 0
     for a, b in zip(first.ops(), second.ops(), strict=True):
-        reason = _operator(pair, (a, b), images, steps)
-        if reason is not None:
-            return f"{reason} ({a.origin or a.label})"
+        refusal = _operator(pair, (a, b), images, steps)
+        if refusal is not None:
+            return Refusal(f"{refusal.reason} ({a.origin or a.label})")
     return _results(pair, images, steps)
 
 
 def _operator(
     pair: tuple[Network, Network], ops: tuple[Op, Op], images: tuple[int, int], steps: dict[str, int]
-) -> str | None:
+) -> Refusal | None:
     """Note the steps of an operator's results; the reason if it has none."""
     net = pair[0]
-    if (
-        getattr(ops[0].spec, "kind", "") == "torch"
-    ):  # it may draw random numbers: once for a batch is not once for a piece
-        return f"{ops[0].spec.name} runs in torch"
+    if ops[0].spec.calls_out:  # it may draw random numbers: once for a batch is not once for a piece
+        return Refusal(f"{ops[0].spec.calls_out} runs in torch")
     ins, outs = net.ins(ops[0]), net.outs(ops[0])
     if (ins, outs) != (pair[1].ins(ops[1]), pair[1].outs(ops[1])):
-        return "operands lie elsewhere for another batch"
+        return Refusal("operands lie elsewhere for another batch")
     shared = all(steps.get(o.data) == 0 for o in ins) and ops[0].spec == ops[1].spec
     if shared and all(steps.get(o.data, 0) == 0 and _same(pair, o.data) for o in outs):
         steps.update((o.data, 0) for o in outs)
@@ -81,7 +81,7 @@ def _operator(
         if new is not None and (part.spec, part.ins, part.outs, part.read, part.written) in others:
             steps.update(new)
             return None
-    return f"{ops[0].label.rsplit('_', 1)[0]} mixes the images of a batch"
+    return Refusal(f"{ops[0].label.rsplit('_', 1)[0]} mixes the images of a batch")
 
 
 def _same(pair: tuple[Network, Network], name: str) -> bool:
@@ -89,7 +89,7 @@ def _same(pair: tuple[Network, Network], name: str) -> bool:
 
 
 def _agreed(
-    part: Share, ins: Sequence[Operand], outs: Sequence[Operand], steps: dict[str, int]
+    part: Share[Operator], ins: Sequence[Operand], outs: Sequence[Operand], steps: dict[str, int]
 ) -> dict[str, int] | None:
     """The steps that a share wants, if they are those already known and no image reaches into the next one."""
     new: dict[str, int] = {}
@@ -101,13 +101,13 @@ def _agreed(
     return new if all(o.data in steps for o in ins) else None
 
 
-def _results(pair: tuple[Network, Network], images: tuple[int, int], steps: dict[str, int]) -> str | None:
+def _results(pair: tuple[Network, Network], images: tuple[int, int], steps: dict[str, int]) -> Refusal | None:
     first, second = pair
     if len(first.results) != len(second.results) or len(first.result_containers()) != len(first.results):
-        return "results share memory"
+        return Refusal("results share memory")
     for a, b in zip(first.results, second.results, strict=True):
         if first.containers[a.data].role != "result":
-            return "a result is an input"
+            return Refusal("a result is an input")
         same = (a.data, a.shape[1:], a.strides, a.offset, a.dtype) == (
             b.data,
             b.shape[1:],
@@ -116,14 +116,14 @@ def _results(pair: tuple[Network, Network], images: tuple[int, int], steps: dict
             b.dtype,
         )
         if not same or (a.shape[:1], b.shape[:1]) != tuple((n,) for n in images) or a.strides[0] != steps[a.data]:
-            return "a result has no dimension of images in front"
+            return Refusal("a result has no dimension of images in front")
         span = sum((d - 1) * s for d, s in zip(a.shape[1:], a.strides[1:], strict=True))
         if a.strides[0] <= 0 or a.offset + span >= a.strides[0]:
-            return "the images of a result lie in between each other"
+            return Refusal("the images of a result lie in between each other")
     return None
 
 
-def _shares(spec: Any, images: int) -> Iterator[Share]:
+def _shares(spec: Operator, images: int) -> Iterator[Share[Operator]]:
     """Of the operators that streams know, and of some more."""
     if isinstance(spec, AttentionSpec):
         yield from _attention(spec, images)
@@ -133,7 +133,7 @@ def _shares(spec: Any, images: int) -> Iterator[Share]:
         yield from shares(spec, images, checked=True)
 
 
-def _attention(spec: AttentionSpec, images: int) -> Iterator[Share]:
+def _attention(spec: AttentionSpec, images: int) -> Iterator[Share[Operator]]:
     if spec.grads or spec.batch % images:
         return
     one = replace(spec, batch=spec.batch // images)
@@ -145,7 +145,7 @@ def _attention(spec: AttentionSpec, images: int) -> Iterator[Share]:
     yield _share(one, one.batch, reads, writes)
 
 
-def _rows(spec: SortSpec | ScanSpec, images: int) -> Iterator[Share]:
+def _rows(spec: SortSpec | ScanSpec, images: int) -> Iterator[Share[Operator]]:
     for d, extent in enumerate(spec.rows):
         if extent % images:
             continue
@@ -164,7 +164,7 @@ def _share(
     reads: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
     writes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
     d: int = 0,
-) -> Share:
+) -> Share[Operator]:
     def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> Range:
         low = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
         return low, sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Generic, TypeVar
 
 from dcir.ir.annotations import ImagePipeline
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Operand
+from dcir.ir.operator import Operator
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 
 Range = tuple[int, int]
+_Spec = TypeVar("_Spec", bound=Operator, covariant=True)
 
 
 @dataclass(frozen=True)
-class Share:
+class Share(Generic[_Spec]):
     """One image's part of an operator.
 
     Attributes:
@@ -30,14 +32,14 @@ class Share:
         read, written: per operand, the first and last element of one image, relative to where the operand begins.
     """
 
-    spec: Any
+    spec: _Spec
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     read: tuple[Range, ...]
     written: tuple[Range, ...]
 
 
-def shares(spec: Any, images: int, *, checked: bool = False) -> Iterator[Share]:
+def shares(spec: Operator, images: int, *, checked: bool = False) -> Iterator[Share[Operator]]:
     """Every way in which ``spec`` is ``images`` runs of a smaller operator; most have one or none.
 
     A ContractionSpec may have its images in the first batch dimension or in its rows, a LoopNest in any outer loop: which one
@@ -54,7 +56,7 @@ def shares(spec: Any, images: int, *, checked: bool = False) -> Iterator[Share]:
         yield from _contraction(spec, images)
 
 
-def _program(p: LoopNest, dim: int, images: int, checked: bool = False) -> Share | None:
+def _program(p: LoopNest, dim: int, images: int, checked: bool = False) -> Share[LoopNest] | None:
     part = p.outer[dim] // images
     if p.outer[dim] % images or not all(p.dims):
         return None
@@ -86,7 +88,7 @@ def _program(p: LoopNest, dim: int, images: int, checked: bool = False) -> Share
     return _checked(Share(one, steps[0], steps[1], read, written))
 
 
-def _checked(share: Share) -> Share | None:
+def _checked(share: Share[_Spec]) -> Share[_Spec] | None:
     """Results of different images must not share memory."""
     return share if share.outs and min(share.outs) > 0 and min(share.ins, default=0) >= 0 else None
 
@@ -121,7 +123,7 @@ def _strided(shape: Sequence[int], strides: Sequence[int]) -> Range:
 _NOTHING: Range = (0, 0)
 
 
-def _convolution(spec: ConvolutionSpec, images: int) -> Iterator[Share]:
+def _convolution(spec: ConvolutionSpec, images: int) -> Iterator[Share[Operator]]:
     if spec.n % images or spec.kind == "backward_weight":
         return
     n = spec.n // images
@@ -132,7 +134,7 @@ def _convolution(spec: ConvolutionSpec, images: int) -> Iterator[Share]:
     one = replace(spec, n=n, x=x, y=y, epilogue=tail.spec if tail else None)
     ends = [_strided(*pair) for pair in zip(one.shapes, (one.x, one.w, one.y), strict=True)]
     bias = int(spec.bias)
-    share: Share | None
+    share: Share[Operator] | None
     if spec.kind == "backward_data":
         share = Share(one, (n * spec.y[0], 0), (n * spec.x[0],), (ends[2], _NOTHING), (ends[0],))
     elif tail is None:
@@ -146,7 +148,7 @@ def _convolution(spec: ConvolutionSpec, images: int) -> Iterator[Share]:
         yield share
 
 
-def _contraction(spec: ContractionSpec, images: int) -> Iterator[Share]:
+def _contraction(spec: ContractionSpec, images: int) -> Iterator[Share[Operator]]:
     rank = len(spec.batch)
     places = [(0, spec.batch[0], True)] if rank else []
     for dim, extent, batched in (*places, (rank, spec.m, False)):
@@ -176,7 +178,7 @@ def _contraction(spec: ContractionSpec, images: int) -> Iterator[Share]:
             yield share
 
 
-def one_image(spec: Any, stream: ImagePipeline, ins: Sequence[Operand], outs: Sequence[Operand]) -> Any:
+def one_image(spec: Operator, stream: ImagePipeline, ins: Sequence[Operand], outs: Sequence[Operand]) -> Operator:
     """The operator of one image of a stream that holds ``spec``."""
     steps = [tuple(stream.steps[o.data] for o in operands) for operands in (ins, outs)]
     return next(s.spec for s in shares(spec, stream.images) if [s.ins, s.outs] == steps)

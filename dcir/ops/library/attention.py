@@ -16,16 +16,15 @@ import torch
 
 from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.operator import OperandWindow, Operator, Steps, Windows
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
 from dcir.ops.library.torch_call import window_tensor
 
-Steps = tuple[list[tuple[str, str, int]], list[tuple[LoopNest, list[str], list[str]]]]
-
 
 @register
 @dataclass(frozen=True)
-class AttentionSpec:
+class AttentionSpec(Operator):
     """Forward: reads q, k, v[, k2, v2][, mask], writes o, lse. Backward: reads do, q, k, v, o, lse[, mask], writes dq, dk, dv.
 
     Attributes:
@@ -106,6 +105,20 @@ class AttentionSpec:
         kept, new = (b, h, self.first, d), (b, h, n - self.first, d)
         return [(kept, self.k), (kept, self.v), (new, self.more[0]), (new, self.more[1])]
 
+    def windows(self) -> Windows:
+        """Of all operands."""
+        rows, keys = (self.batch, self.heads, self.m, self.d), (self.batch, self.key_heads, self.n, self.d)
+        q = OperandWindow(rows, self.q, "q")
+        fields: list[tuple[str, int | None]] = [("k", None), ("v", None), ("more", 0), ("more", 1)]
+        kv = [OperandWindow(shape, st, *f) for (shape, st), f in zip(self.pieces(), fields, strict=False)]
+        o, lse = OperandWindow(rows, self.o, "o"), OperandWindow(rows[:3], self.lse, "lse")
+        mask = [OperandWindow((*rows[:3], self.n), self.mask, "mask")] if self.mask else []
+        if not self.grads:
+            return [q, *kv, *mask], [o, lse]
+        shapes = enumerate((rows, rows, keys, keys))
+        do, *made = (OperandWindow(shape, self.grads[i], "grads", i) for i, shape in shapes)
+        return [do, q, *kv, o, lse, *mask], [*made]
+
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Distinct bytes of every operand."""
 
@@ -152,6 +165,11 @@ class AttentionSpec:
         for i, of_heads in ((1, ds.transpose(-1, -2) @ q), (2, p.transpose(-1, -2) @ do)):
             shared = of_heads.unflatten(1, (self.key_heads, self.group)).sum(2)
             window(outs[i], keys, self.grads[1 + i]).copy_(shared)
+
+    def describe(self) -> str:
+        """Its extents."""
+        causal = " causal" if self.causal else ""
+        return f"{self.kind} {self.batch}x{self.heads} of m{self.m} n{self.n} d{self.d}{causal}"
 
     def steps(self) -> Steps:
         """The same as loop nests over temporaries, the score matrix among them: the plain form for stock DaCe."""

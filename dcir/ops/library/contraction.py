@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from dcir.ir.describe import sizes_text
 from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder, Stmt
 from dcir.ir.network import contiguous
+from dcir.ir.operator import Operator
 from dcir.ir.serialize import register
-from dcir.ir.types import compute_type, is_float, itemsize
+from dcir.ir.types import FLOATS, compute_type, is_float, itemsize
 from dcir.isa import Isa, host_isa
-from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
+from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, epilogue_text, run_epilogue
 from dcir.ops.library.operand_types import OperandTypes, Scales
 from dcir.ops.library.packing import packed_shape, read_packed, read_pairs, takes_turns
 from dcir.ops.library.torch_call import window_tensor
@@ -37,7 +39,7 @@ MOST_PACKED_BYTES = 32 << 20
 
 @register
 @dataclass(frozen=True)
-class ContractionSpec:
+class ContractionSpec(Operator):
     """Shapes in elements; strides in elements, batch strides first. A stride of 0 broadcasts.
 
     Attributes:
@@ -81,6 +83,20 @@ class ContractionSpec:
     def stored(self) -> str:
         """The half type that a packed B is kept in and widened from, else empty; its panels' columns may lie in another order."""
         return self.types.b if self.types.b != self.types.common else ""
+
+    @property
+    def takes_epilogue(self) -> bool:
+        """Whether it may have an epilogue, or another one."""
+        return self.dtype in FLOATS
+
+    @property
+    def result_strides(self) -> tuple[int, ...]:
+        """Strides of C."""
+        return self.c
+
+    def with_epilogue(self, epilogue: LoopNest | None, strides: tuple[int, ...]) -> ContractionSpec:
+        """The same with another epilogue, whose first store has these strides."""
+        return replace(self, c=strides, epilogue=epilogue)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -164,7 +180,13 @@ class ContractionSpec:
         target = window_tensor(outs[0], (shapes[2], self.c, types.c))
         target.copy_(product * scale if scales is not None else product)
 
-    def program(self) -> LoopNest:
+    def describe(self) -> str:
+        """Its extents, and what is done with B before and C after."""
+        batch = f"{sizes_text(self.batch)} of " if self.batch else ""
+        packed = " packed" if self.panel else ""
+        return f"product {batch}m{self.m} n{self.n} k{self.k}{packed}{epilogue_text(self.epilogue)}"
+
+    def loop_nest(self) -> LoopNest:
         """The same as a loop nest: outer (*batch, m, n), inner (k,)."""
         product = contraction_program(self)
         return product if self.epilogue is None else attach_epilogue(product, self.epilogue)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from dcir.ir.describe import sizes_text
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import contiguous
+from dcir.ir.operator import OperandWindow, Operator, Windows
+from dcir.ir.refusal import Refusal
 from dcir.ir.serialize import register
-from dcir.ir.types import compute_type, itemsize
+from dcir.ir.types import FLOATS, compute_type, itemsize
 from dcir.ops.library import winograd
 from dcir.ops.library.convolution_loops import convolution_loops
-from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, run_epilogue
+from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, epilogue_text, run_epilogue
 from dcir.ops.library.operand_types import OperandTypes, Scales
 from dcir.ops.library.packing import pack_program, packed_shape, panels, spans_groups
 from dcir.ops.library.torch_call import window_tensor
@@ -41,7 +44,7 @@ def _met(size: int, taps: int, results: int, stride: int, padding: int, dilation
 
 @register
 @dataclass(frozen=True)
-class ConvolutionSpec:
+class ConvolutionSpec(Operator):
     """One of the three products of y[n,g,o,p] = sum_{i,k} x[n,g,i,p*stride - padding + k*dilation] * w[g,o,i,k].
 
     kind "forward" reads (x, w[, bias]) and writes y; "backward_data" reads (y, w) and writes x (also what a transposed
@@ -100,6 +103,20 @@ class ConvolutionSpec:
         return self.types.common if self.types.a == self.types.b else ""
 
     @property
+    def takes_epilogue(self) -> bool:
+        """Whether it may have an epilogue, or another one; a bias becomes a part of the first."""
+        return self.kind == "forward" and not (self.bias and self.epilogue is not None) and self.dtype in FLOATS
+
+    @property
+    def result_strides(self) -> tuple[int, ...]:
+        """Strides of y."""
+        return self.y
+
+    def with_epilogue(self, epilogue: LoopNest | None, strides: tuple[int, ...]) -> ConvolutionSpec:
+        """The same with another epilogue, whose first store has these strides."""
+        return replace(self, y=strides, epilogue=epilogue)
+
+    @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Shapes of x, w and y."""
         return (
@@ -129,6 +146,15 @@ class ConvolutionSpec:
             return (self.groups, panels(self.cout, self.panel), rows, columns, self.cin, self.panel)
         groups, columns = (1, self.groups * self.cout) if self.spanned else (self.groups, self.cout)
         return packed_shape((groups,), columns, math.prod(self.kernel) * self.cin, self.panel)
+
+    def windows(self) -> Windows:
+        """Of x, w, y and the bias; packed weights have none."""
+        shapes = zip(self.shapes, (self.x, self.w, self.y), "xwy", strict=True)
+        x, w, y = (OperandWindow(shape, strides, field) for shape, strides, field in shapes)
+        if self.kind != "forward":
+            return ([y, w], [x]) if self.kind == "backward_data" else ([x, y], [w])
+        bias = [OperandWindow((self.groups * self.cout,), (1,))] if self.bias else []
+        return [x, None if self.panel else w, *bias], [y]
 
     def _met(self) -> list[tuple[int, int]]:
         """Per dimension: pairs of an output position and a tap inside x, and the positions of x that some pair meets."""
@@ -258,10 +284,33 @@ class ConvolutionSpec:
         w = w.reshape(packed[0], packed[1], *self.kernel, self.cin, self.panel).movedim(-1, 2).flatten(1, 2)
         return w[:, : self.groups * self.cout // packed[0]].movedim(-1, 2).reshape(self.shapes[1])
 
-    def program(self) -> LoopNest:
+    def describe(self) -> str:
+        """Its images, taps and channels, and what is done with w before and y after."""
+        extents = [sizes_text(s) for s in (self.in_size, self.kernel, self.stride)]
+        channels = f"{self.groups * self.cin}->{self.groups * self.cout}"
+        groups = f" groups{self.groups}" if self.groups > 1 else ""
+        packed = " packed" if self.panel else ""
+        return (
+            f"convolution {self.kind} n{self.n} {channels} at {extents[0]} kernel {extents[1]} stride {extents[2]}"
+            f"{groups}{packed}{epilogue_text(self.epilogue)}"
+        )
+
+    def loop_nest(self) -> LoopNest:
         """The same as a loop nest that gathers: every result sums over all taps, with zero outside."""
         program = convolution_loops(self)
         if self.epilogue is None:
             return program
         # The program's channels are two loops.
         return attach_epilogue(program, self.epilogue.split(1, self.cout))
+
+
+NO_VECTORS = Refusal("Winograd's form takes whole vectors of float32 channels of one group")
+
+
+def refused_by_winograd(spec: ConvolutionSpec) -> Refusal | None:
+    """Why Winograd's form does not exist for a convolution, whatever its layout."""
+    if spec.kernel != (3, 3) or spec.stride != (1, 1) or spec.dilation != (1, 1):
+        return Refusal("Winograd's form is for 3 x 3 taps without stride or dilation")
+    if spec.groups != 1 or spec.cin % 16 or spec.dtype != "f32":
+        return NO_VECTORS
+    return None

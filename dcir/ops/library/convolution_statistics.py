@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
+from dcir.ir.dace.nodes import Op
+from dcir.ir.describe import words_of
 from dcir.ir.interpret import run_program
+from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest, Stmt, simplify
+from dcir.ir.network import Network
+from dcir.ir.operator import Operator, Steps
+from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import reference as reference_of
 from dcir.ir.serialize import register
 from dcir.ir.types import FLOATS
@@ -21,10 +28,13 @@ _R = TypeVar("_R")
 ADDED = "sum"
 """Third in a store's ``attr``: the value is added up, over all points that share the address, in float64."""
 
+LEAST_BYTES = 1 << 18
+"""Of a result: a small one is read again from the nearest cache."""
+
 
 @register
 @dataclass(frozen=True)
-class ConvolutionStatisticsSpec:
+class ConvolutionStatisticsSpec(Operator):
     """A convolution, and a program that sums over one of its results.
 
     Inputs are the convolution's and then the program's from its second on; outputs are the convolution's (without a result that is not
@@ -33,7 +43,7 @@ class ConvolutionStatisticsSpec:
     Attributes:
         product: "forward" or "backward_data".
         sums: loops (channel,) outside and (n, *spatial) inside; its input 0 is result number ``result`` of the product, as stored.
-            ``sums_suit`` says what it may hold.
+            ``refused_as_sums`` says what it may hold.
         result: which result.
         kept: whether that result is an output. If only the sums read it, it is not stored, and the outputs after it move up.
     """
@@ -89,11 +99,15 @@ class ConvolutionStatisticsSpec:
         self.product.reference(first, results)
         run_program(self.sums, second, made, reference_of)
 
-    def steps(self) -> tuple[list[tuple[str, str, int]], list[tuple[LoopNest, list[str], list[str]]]]:
+    def steps(self) -> Steps:
         """The same as two loop nests, over a temporary if the result is not kept."""
         first, results, second, made = self.names("result")
         temporaries = [] if self.kept else [("result", "f32", self.result_size())]
-        return temporaries, [(self.product.program(), first, results), (self.sums, second, made)]
+        return temporaries, [(self.product.loop_nest(), first, results), (self.sums, second, made)]
+
+    def describe(self) -> str:
+        """Both, one after the other."""
+        return f"{self.product.describe()}, then {words_of(self.sums)}"
 
     def _first(self) -> LoopNest:
         """The product's epilogue."""
@@ -101,7 +115,7 @@ class ConvolutionStatisticsSpec:
         shape, strides = (spec.shapes[2], spec.y) if spec.kind == "forward" else (spec.shapes[0], spec.x)
         return spec.epilogue or identity_epilogue(shape, spec.dtype, strides)
 
-    def epilogue(self) -> LoopNest:
+    def whole_epilogue(self) -> LoopNest:
         """The product's epilogue with the part of the program that runs over all points.
 
         Its inputs and outputs are the node's, and one more output per sum, to which a store of kind ``ADDED`` adds.
@@ -173,20 +187,20 @@ class ConvolutionStatisticsSpec:
         return simplify(replace(p, inner=(jobs,), inputs=inputs, outputs=outputs, body=tuple(body))), made
 
 
-def sums_suit(p: LoopNest) -> str:
-    """Why a program of one outer loop cannot follow a convolution, or nothing."""
+def refused_as_sums(p: LoopNest) -> Refusal | None:
+    """Why a program of one outer loop cannot follow a convolution."""
     if len(p.outer) != 1 or not p.inner:
-        return "it does not sum over all but the channels"
+        return Refusal("it does not sum over all but the channels")
     for s, (stage, full) in zip(p.body, p.levels(), strict=True):
         if s.op in ("gather", "index") or (s.op == "load" and s.args):
-            return "it reads through indices or a mask"
+            return Refusal("it reads through indices or a mask")
         if s.op == "reduce" and (s.attr != ("sum",) or s.dtype not in FLOATS or stage != 1):
-            return "it takes something else than sums of one sweep"
+            return Refusal("it takes something else than sums of one sweep")
         if full and stage:
-            return "a later stage goes over the inner loops again"
+            return Refusal("a later stage goes over the inner loops again")
         if not _is_float32(p, s, full):
-            return "it computes in types that a convolution's tiles do not have"
-    return "" if any(s.op == "reduce" for s in p.body) else "it sums nothing"
+            return Refusal("it computes in types that a convolution's tiles do not have")
+    return None if any(s.op == "reduce" for s in p.body) else Refusal("it sums nothing")
 
 
 def _is_float32(p: LoopNest, s: Stmt, full: bool) -> bool:
@@ -211,3 +225,25 @@ def over(p: LoopNest, order: Sequence[int | None], outer: int, extents: Sequence
             s = s._replace(attr=(s.attr[0], tuple(0 if k is None else s.attr[1][k] for k in order), *s.attr[2:]))
         body.append(s)
     return replace(p, outer=tuple(extents[:outer]), inner=tuple(extents[outer:]), body=tuple(body))
+
+
+def sums_convolved(net: Network, op: Op) -> bool:
+    """Whether a program's sums are those of a convolution's result, so that they may join it once layouts are chosen."""
+    p = op.spec
+    if not isinstance(p, LoopNest) or not any(s.op == "reduce" for s in p.body) or refused_as_sums(drop_unit_loops(p)):
+        return False
+    return _follows(net, op, p.points())
+
+
+def _follows(net: Network, op: Op, points: int, depth: int = 4) -> bool:
+    """Whether a program reads a convolution's result of so many points, by itself or through pointwise programs that may join it."""
+    for o in net.ins(op):
+        c = net.containers[o.data]
+        if math.prod(c.shape) != points or c.nbytes < LEAST_BYTES:
+            continue
+        for w in net.writers(o.data):
+            if isinstance(w.spec, ConvolutionSpec) and w.spec.kind != "backward_weight" and w.spec.dtype == "f32":
+                return True
+            if depth and isinstance(w.spec, LoopNest) and not w.spec.inner and _follows(net, w, points, depth - 1):
+                return True
+    return False

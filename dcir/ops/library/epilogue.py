@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dcir.ir.describe import words_of
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt, simplify
 from dcir.ir.network import contiguous
@@ -36,6 +37,11 @@ def epilogue_footprint(epilogue: LoopNest) -> tuple[tuple[int, ...], tuple[int, 
     """Bytes of its operands other than the product's value, and of its outputs."""
     reads, writes = epilogue.footprint()
     return reads[1:], writes
+
+
+def epilogue_text(epilogue: LoopNest | None) -> str:
+    """What a product's description says of its epilogue."""
+    return "" if epilogue is None else f" + {words_of(epilogue)}"
 
 
 def run_epilogue(epilogue: LoopNest, product: Any, ins: Sequence[Any], outs: Sequence[Any]) -> None:

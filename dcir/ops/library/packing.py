@@ -163,3 +163,19 @@ def read_pairs(
     pairs = pairs_of(depth)
     extents, steps = (panels(columns, panel), pairs, 2 * panel), (pairs * 2 * panel, 2 * panel, 1)
     return body.gather(operand, strides, [number, pair, lane], extents, steps, "trusted")
+
+
+def strides_at_source(
+    shape: Sequence[int], strides: Sequence[int], extents: Sequence[int], read: Sequence[int], written: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Strides of a window of a copy in what it was copied from; None if it walks other dimensions than the copy did.
+
+    Args:
+        shape, strides: the window of the copy, from where that begins.
+        extents, read, written: of the copy's loops: extents, strides in its source and in itself.
+    """
+    places = {(w, n): r for n, r, w in zip(extents, read, written, strict=True) if n != 1}
+    walked = [(s, n) if n != 1 and s else None for n, s in zip(shape, strides, strict=True)]
+    return (
+        tuple(0 if d is None else places[d] for d in walked) if all(d is None or d in places for d in walked) else None
+    )

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from dcir.ir.describe import sizes_text
+from dcir.ir.operator import Operator
 from dcir.ir.serialize import register
 from dcir.ir.types import bf16_to_f32, compute_type, f32_to_bf16, itemsize, to_numpy
 
 
 @register
 @dataclass(frozen=True)
-class ScanSpec:
+class ScanSpec(Operator):
     """y[row, i] = x[row, 0] op … op x[row, i]; extremes also tell the last position that set them.
 
     Attributes:
@@ -47,6 +49,10 @@ class ScanSpec:
     def operations(self) -> int:
         """One operation per element."""
         return math.prod(self.rows) * self.n
+
+    def describe(self) -> str:
+        """Its extents."""
+        return f"{self.kind} {self.op} {sizes_text((*self.rows, self.n))}"
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over NumPy buffers."""

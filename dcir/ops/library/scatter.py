@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dcir.errors import IndexOutOfRange
+from dcir.ir.describe import sizes_text
 from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.operator import Operator
 from dcir.ir.serialize import register
 from dcir.ir.types import bf16_to_f32, compute_type, f32_to_bf16, itemsize, to_numpy
 from dcir.ops.library.scan import grid
@@ -22,7 +24,7 @@ OPERATIONS = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.ma
 
 @register
 @dataclass(frozen=True)
-class ScatterSpec:
+class ScatterSpec(Operator):
     """out = base; then for every point of the loops, in row-major order, out[address] = or += … source.
 
     The address is sum(loop * to) + sum(index * step). Operands: the base (unless filled), the source, the indices.
@@ -113,7 +115,22 @@ class ScatterSpec:
         OPERATIONS[self.op].at(values, at, _widen(source, self.dtype))
         out[...] = _narrow(values, self.dtype)
 
-    def program(self) -> LoopNest:
+    @property
+    def updates_first_input(self) -> bool:
+        """Where there is a base, in the result's layout."""
+        if self.base is None:
+            return False
+        return all(b == o for n, b, o in zip(self.shape, self.base, self.out, strict=True) if n > 1)
+
+    def with_result_apart(self) -> ScatterSpec:
+        """Nothing of the result is there already."""
+        return replace(self, kept=False)
+
+    def describe(self) -> str:
+        """Its loops' extents."""
+        return f"{self.kind} {self.op} {sizes_text(self.dims)}"
+
+    def loop_nest(self) -> LoopNest:
         """The same as a loop nest in gather form: for every element of the result, all points that hit it.
 
         Its work is the product of both sizes, which is why it serves stock DaCe and no kernel.

@@ -10,19 +10,24 @@ from typing import Any
 import numpy as np
 
 from dcir.errors import IndexOutOfRange
+from dcir.ir.describe import sizes_text
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest
-from dcir.ir.scalars import reference
+from dcir.ir.operator import Operator
+from dcir.ir.scalars import COSTLY, reference
 from dcir.ir.serialize import register
 from dcir.ir.types import bf16_to_f32, compute_type, itemsize, to_numpy
 from dcir.ops.library.epilogue import run_epilogue
 from dcir.ops.library.scan import grid
 from dcir.ops.library.scatter import OPERATIONS
 
+_MOST_REPEATED = 12
+"""Statements of a value that is computed once more."""
+
 
 @register
 @dataclass(frozen=True)
-class GroupSpec:
+class GroupSpec(Operator):
     """A counting sort of points by their indices, in compressed rows: those of group g are order[starts[g] : starts[g + 1]].
 
     A point's number is its row-major position in the loops, its group the row-major position of its indices in their
@@ -69,6 +74,10 @@ class GroupSpec:
         """A point is counted and placed, a group's start is a sum."""
         return 2 * self.points + self.groups
 
+    def describe(self) -> str:
+        """Its loops' extents."""
+        return f"{self.kind} {sizes_text(self.dims)}"
+
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over NumPy buffers.
 
@@ -93,7 +102,7 @@ class GroupSpec:
 
 @register
 @dataclass(frozen=True)
-class SegmentSpec:
+class SegmentSpec(Operator):
     """out = finish(base op value[p] op value[q] op …) over the points p, q, … of every group, in their order.
 
     Operands: ``starts`` and ``order`` of a ``GroupSpec``, the base (unless filled), those of ``value``, those of ``finish``.
@@ -135,6 +144,10 @@ class SegmentSpec:
         """Those of the values, one per value to fold it, and those of the finish."""
         return self.value.operations() + self.points * self.columns + self.finish.operations()
 
+    def describe(self) -> str:
+        """Its kind of fold."""
+        return f"{self.kind} {self.op}"
+
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over NumPy buffers."""
         starts, order, rest = ins[0], ins[1], list(ins[2:])
@@ -171,3 +184,8 @@ def _leading(dims: Sequence[int], count: int) -> int:
         found += 1
     assert reach == count
     return found
+
+
+def cheap_to_repeat(p: LoopNest) -> bool:
+    """Whether a value may be computed once more, where others need it too."""
+    return len(p.body) <= _MOST_REPEATED and not any(s.op in COSTLY for s in p.body)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from dcir.ir.describe import sizes_text
+from dcir.ir.operator import Operator
 from dcir.ir.serialize import register
 from dcir.ir.types import bf16_to_f32, itemsize
 from dcir.ops.library.scan import grid
@@ -16,7 +18,7 @@ from dcir.ops.library.scan import grid
 
 @register
 @dataclass(frozen=True)
-class SortSpec:
+class SortSpec(Operator):
     """The first ``k`` elements of every row in order, and where each stood; equal elements keep their order.
 
     NaN counts as larger than everything.
@@ -50,6 +52,10 @@ class SortSpec:
     def operations(self) -> int:
         """Comparisons of a merge sort."""
         return math.prod(self.rows) * self.n * max((self.n - 1).bit_length(), 1)
+
+    def describe(self) -> str:
+        """Its extents."""
+        return f"{self.kind} {sizes_text((*self.rows, self.n))}"
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over NumPy buffers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch._higher_order_ops.effects import has_effects as torch_has_effects
 from torch.utils import _pytree as pytree
 
 from dcir.errors import FallbackFailed
+from dcir.ir.operator import OperandWindow, Operator, Windows
 from dcir.ir.serialize import register
 from dcir.ir.types import itemsize
 from dcir.ops.library.subgraphs import Subgraph, graph_of
@@ -28,7 +29,7 @@ Window = tuple[tuple[int, ...], tuple[int, ...], str]
 
 @register
 @dataclass(frozen=True)
-class TorchCall:
+class TorchCall(Operator):
     """One call of a torch operator.
 
     Attributes:
@@ -49,6 +50,19 @@ class TorchCall:
 
     kind = "torch"
 
+    @property
+    def calls_out(self) -> str:
+        """The operator."""
+        return self.name
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether it moves a random generator's state, prints, or talks to other processes; it may do what is in graphs that it calls."""
+        if calls_graphs(self) or self.name.startswith((_COLLECTIVES, "_dtensor.")):
+            return True
+        op = overload(self.name)
+        return op is None or torch.Tag.nondeterministic_seeded in op.tags or torch_has_effects(op)
+
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Bytes of each operand, once."""
         size = (
@@ -65,6 +79,25 @@ class TorchCall:
         """Run it over NumPy buffers."""
         self.call([window_tensor(b, w) for b, w in zip(ins, self.ins, strict=True)],
                   [window_tensor(b, w) for b, w in zip(outs, self.outs, strict=True)])  # fmt: skip
+
+    def windows(self) -> Windows:
+        """As torch sees its operands."""
+        ins, outs = (
+            [OperandWindow(shape, strides, field, i) for i, (shape, strides, _) in enumerate(side)]
+            for field, side in (("ins", self.ins), ("outs", self.outs))
+        )
+        return [*ins], [*outs]
+
+    def with_strides(self, window: OperandWindow, strides: tuple[int, ...]) -> TorchCall:
+        """A window holds its strides between its shape and its type."""
+        assert window.place is not None
+        side = list(self.ins if window.field == "ins" else self.outs)
+        side[window.place] = (window.shape, strides, side[window.place][2])
+        return replace(self, ins=tuple(side)) if window.field == "ins" else replace(self, outs=tuple(side))
+
+    def describe(self) -> str:
+        """The operator's name."""
+        return f"torch {self.name}"
 
     def call(self, ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         """Run it: read ``ins``, write ``outs``.
@@ -164,17 +197,3 @@ def _unpack(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
 def calls_graphs(spec: TorchCall) -> bool:
     """Whether an operator calls graphs, which belong to this process."""
     return spec.name.partition(".")[0] == HIGHER_ORDER
-
-
-def has_effects(spec: Any) -> bool:
-    """Whether an operator does more than compute its results.
-
-    Random operators move the generator's state, others print or talk to other processes: none may vanish, merge with
-    its like, or overtake another of them. Operators that call graphs may do what is in those.
-    """
-    if not isinstance(spec, TorchCall):
-        return False
-    if calls_graphs(spec) or spec.name.startswith((_COLLECTIVES, "_dtensor.")):
-        return True
-    op = overload(spec.name)
-    return op is None or torch.Tag.nondeterministic_seeded in op.tags or torch_has_effects(op)

@@ -23,6 +23,7 @@ import numpy as np
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.operator import Operator
 from dcir.ir.scalars import reference as reference_of
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
@@ -74,7 +75,7 @@ def _expand(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
 
 @register
 @dataclass(frozen=True)
-class WinogradWeightsSpec:
+class WinogradWeightsSpec(Operator):
     """u = G w G^T: weights of a 3 x 3 convolution packed in panels and transformed for tiles of results.
 
     Reads w, writes u; sizes and strides in elements.
@@ -114,9 +115,13 @@ class WinogradWeightsSpec:
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over 1-D NumPy buffers."""
-        run_program(self.program(), ins, outs, reference_of)
+        run_program(self.loop_nest(), ins, outs, reference_of)
 
-    def program(self) -> LoopNest:
+    def describe(self) -> str:
+        """Its channels."""
+        return f"{self.kind} {self.cin}->{self.cout}"
+
+    def loop_nest(self) -> LoopNest:
         """The same as a loop nest, whose coefficients are chosen by the loops' variables."""
         gh, gw = (matrices(m)[1] for m in self.tile)
         shape = self.packed_weights[1:]

@@ -43,7 +43,7 @@ def product(
         return
     if bias is not None:
         ins.append(ctx.contiguous(bias))
-    ctx.emit(spec if is_float(x.dtype) else spec.program(), ins, [target])
+    ctx.emit(spec if is_float(x.dtype) else spec.loop_nest(), ins, [target])
 
 
 def _per_channel(bias: Ref, like: Ref) -> Ref:

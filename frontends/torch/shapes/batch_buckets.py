@@ -18,6 +18,7 @@ from torch import fx
 from dcir.batch_buckets import cover
 from dcir.frontends.torch.context import Sizes
 from dcir.frontends.torch.importer import Imported
+from dcir.ir.refusal import Refusal
 from dcir.ops.analysis.batch_independence import inseparable
 
 SHOWN = (2, 4)
@@ -62,7 +63,7 @@ class Batch:
         return part
 
 
-def find_batch(gm: fx.GraphModule) -> Batch | str:
+def find_batch(gm: fx.GraphModule) -> Batch | Refusal:
     """The symbol that is a batch: the first dimension of arguments and of all results, and nothing else; or why there is none."""
     examples = [_value(n) for n in gm.graph.nodes if n.op == "placeholder"]
     results = next(n for n in gm.graph.nodes if n.op == "output").args[0]
@@ -71,41 +72,41 @@ def find_batch(gm: fx.GraphModule) -> Batch | str:
     for value in examples:
         if isinstance(value, torch.Tensor) and value.ndim and (s := _symbol(value.shape[0])) is not None:
             symbols[s] = None
-    reason = "no first dimension of an input changes"
+    refusal = Refusal("no first dimension of an input changes")
     for s in symbols:
         found = _batch(gm, examples, results, s)
         if isinstance(found, Batch):
             return found
-        reason = found
-    return reason
+        refusal = found
+    return refusal
 
 
-def _batch(gm: fx.GraphModule, examples: Sequence[Any], results: Sequence[Any], s: Any) -> Batch | str:
+def _batch(gm: fx.GraphModule, examples: Sequence[Any], results: Sequence[Any], s: Any) -> Batch | Refusal:
     tensors, numbers = [], []
     for i, value in enumerate(examples):
         if isinstance(value, torch.Tensor):
             if _symbol(value.shape[0] if value.ndim else 1) == s:
                 tensors.append(i)
             elif s in _free(*value.shape):
-                return "the batch is in another dimension than the first"
+                return Refusal("the batch is in another dimension than the first")
             if s in _free(*value.shape[1:], *value.stride(), value.storage_offset()):
-                return "the batch is in several dimensions of an input"
+                return Refusal("the batch is in several dimensions of an input")
         elif s in _free(value):
             if _symbol(value) != s:
-                return "an input is a number made from the batch"
+                return Refusal("an input is a number made from the batch")
             numbers.append(i)
     for value in results:
         if value is None or isinstance(value, bool | int | float | str):
             continue
         if not isinstance(value, torch.Tensor) or not value.ndim or _symbol(value.shape[0]) != s:
-            return "a result has no dimension of images in front"
+            return Refusal("a result has no dimension of images in front")
         if s in _free(*value.shape[1:]):
-            return "the batch is in several dimensions of a result"
+            return Refusal("the batch is in several dimensions of a result")
     for node in gm.graph.nodes:
         value = _value(node)
         for number in value if isinstance(value, tuple | list) else (value,):
             if s in _free(number) and not _affine(number, s):
-                return f"a number is made from the batch ({node.name})"
+                return Refusal(f"a number is made from the batch ({node.name})")
     return Batch(tuple(tensors), tuple(numbers))
 
 
@@ -154,26 +155,26 @@ Trace = Callable[[Sequence[Any]], list[Traced]]
 """From arguments to what a graph becomes for them."""
 
 
-def in_pieces(trace: Trace, batch: Batch, args: Sequence[Any], results: int) -> dict[int, Traced] | str:
+def in_pieces(trace: Trace, batch: Batch, args: Sequence[Any], results: int) -> dict[int, Traced] | Refusal:
     """Why a graph is not one function of every image; if it is, it as it was traced for some numbers of images."""
     traced: dict[int, Traced] = {}
     for images in SHOWN:
         like = batch.examples(args, images)
         found = trace(like)
         if len(found) != 1 or found[0].kind != "inference":
-            return "only inference is done in pieces"
+            return Refusal("only inference is done in pieces")
         done = found[0].done
         shapes = [(name and done.network.containers[name].shape) for name in done.network.inputs]
         wanted = [tuple(a.shape) if isinstance(a, torch.Tensor) else "" for a in like]
         if shapes != wanted or len(done.outputs) != results or any(kind != "result" for kind, _ in done.outputs):
-            return "the graph writes to its inputs, or returns something else than new tensors"
+            return Refusal("the graph writes to its inputs, or returns something else than new tensors")
         traced[images] = found[0]
     first, second = (traced[images].done for images in SHOWN)
-    reason = difference(first, second, batch.tensors, results)
-    return traced if reason is None else reason
+    refusal = difference(first, second, batch.tensors, results)
+    return traced if refusal is None else refusal
 
 
-def difference(first: Imported, second: Imported, batched: Sequence[int], results: int) -> str | None:
+def difference(first: Imported, second: Imported, batched: Sequence[int], results: int) -> Refusal | None:
     """Why a graph, imported for `SHOWN` numbers of images, is not one function of every image; None if it is.
 
     Args:
@@ -182,12 +183,12 @@ def difference(first: Imported, second: Imported, batched: Sequence[int], result
         results: how many the graph has.
     """
     if [v for _, v in first.outputs] != list(range(results)) or first.outputs != second.outputs:
-        return "results share memory"
+        return Refusal("results share memory")
     same = first.constants.keys() == second.constants.keys() and all(
         torch.equal(t, second.constants[name]) for name, t in first.constants.items()
     )
     if not same:
-        return "a constant changes with the batch"
+        return Refusal("a constant changes with the batch")
     return inseparable(first.network, second.network, SHOWN, batched)
 
 

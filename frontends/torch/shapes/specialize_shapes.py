@@ -20,6 +20,7 @@ from dcir.errors import RecompileWarning, Unsupported
 from dcir.frontends.torch.admission import argument_name
 from dcir.frontends.torch.context import Sizes
 from dcir.frontends.torch.shapes.batch_buckets import Pieces, Trace, Traced, find_batch, in_pieces
+from dcir.ir.refusal import Refusal
 from dcir.user_code import warn_user
 
 OnSizes = Callable[[Sizes, Sequence[Sizes]], None]
@@ -54,7 +55,7 @@ class BySize:
         self.gm, self._specialise, self._limit, self._on_sizes = gm, specialise, limit, on_sizes
         self._trace = trace
         self.batch = find_batch(gm)
-        self.pieces: dict[Any, Pieces | str] = {}
+        self.pieces: dict[Any, Pieces | Refusal] = {}
         self.places = symbolic_places(gm, examples, inputs)
         self._numbers = _number_places(gm)
         self.programs: dict[Any, Callable[..., Any]] = {}
@@ -89,7 +90,7 @@ class BySize:
 
     def _in_pieces(self, args: Sequence[Any]) -> Callable[..., Any] | None:
         """The program of any batch, if it is ready for this one."""
-        if isinstance(self.batch, str) or not self.pieces or self.batch.size(args) < 2:
+        if isinstance(self.batch, Refusal) or not self.pieces or self.batch.size(args) < 2:
             return None
         found = self.pieces.get(self._key(args, self.batch.tensors, self.batch.numbers))
         return found if isinstance(found, Pieces) and found.ready(args) else None
@@ -118,7 +119,7 @@ class BySize:
             if isinstance(found, Pieces):
                 found.prepare(args)
                 return found
-            remark = f"each batch is compiled for itself: {found}"
+            remark = f"each batch is compiled for itself: {found.reason}"
         sizes = self.sizes(args)
         if len(self.programs) >= self._limit and self._strict:
             raise Unsupported(
@@ -152,21 +153,21 @@ class BySize:
         known = self.programs.get(self._key(like))  # a batch that was compiled as a whole may be of that size
         return known if known is not None else self._compile(like, f"a piece of any batch: {images} images", traced)
 
-    def _split(self, args: Sequence[Any]) -> Pieces | str:
+    def _split(self, args: Sequence[Any]) -> Pieces | Refusal:
         """The program of any batch, or why there is none."""
         batch = self.batch
-        if isinstance(batch, str):
+        if isinstance(batch, Refusal):
             return batch
         if batch.size(args) < 2:
-            return "there are no two images"
+            return Refusal("there are no two images")
         if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-            return "only inference is done in pieces"
+            return Refusal("only inference is done in pieces")
         key = self._key(args, batch.tensors, batch.numbers)
         if key not in self.pieces:
             (output,) = (n for n in self.gm.graph.nodes if n.op == "output")
             results = len(output.args[0]) if isinstance(output.args[0], tuple | list) else 1
             found = in_pieces(self._trace(self._with_numbers(args)), batch, args, results)
-            self.pieces[key] = found if isinstance(found, str) else Pieces(batch, found, self._piece)
+            self.pieces[key] = found if isinstance(found, Refusal) else Pieces(batch, found, self._piece)
         return self.pieces[key]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dcir
-from dcir.driver.measure.profile import Recorder, describe
+from dcir.driver.measure.profile import Recorder
 from dcir.driver.session import Session
 from dcir.errors import InvalidInput, OptionError
 from dcir.ops.library.operand_types import alike
@@ -123,13 +123,13 @@ def test_names_are_on_one_line():
     from dcir.ops.library.winograd import WinogradWeightsSpec
 
     spec = ContractionSpec(alike("f32"), (3,), 4, 5, 6, (24, 6, 1), (30, 5, 1), (20, 5, 1))
-    assert describe(spec) == "product 3 of m4 n5 k6"
+    assert spec.describe() == "product 3 of m4 n5 k6"
     x, w = (252, 1, 21, 3), (27, 1, 9, 3)
     sizes = ((12, 7), (3, 3), (12, 7), (1, 1), (1, 1), (1, 1))
     layer = ConvolutionSpec("forward", alike("f32"), 2, 1, 3, 3, *sizes, x, w, x)
-    assert describe(layer) == "convolution forward n2 3->3 at 12x7 kernel 3x3 stride 1x1"
+    assert layer.describe() == "convolution forward n2 3->3 at 12x7 kernel 3x3 stride 1x1"
     body = LoopNestBuilder((3,), (2, 12, 7))
     body.store(body.output("f32"), (1, 0, 0, 0), body.reduce("sum", body.load(body.input("f32"), (1, 252, 21, 3))))
-    assert describe(ConvolutionStatisticsSpec(layer, body.finish())) == f"{describe(layer)}, then sum"
+    assert ConvolutionStatisticsSpec(layer, body.finish()).describe() == f"{layer.describe()}, then sum"
     weights = WinogradWeightsSpec("f32", (2, 4), 3, 5, 16, (27, 9, 3, 1), False)
-    assert describe(weights) == "winograd weights 3->5"
+    assert weights.describe() == "winograd weights 3->5"

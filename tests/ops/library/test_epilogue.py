@@ -48,7 +48,7 @@ def _check(spec: Any, ins: list[Any], sizes: list[int], expected: torch.Tensor) 
     outs = [np.zeros(n, ins[0].dtype) for n in sizes]
     other = [o.copy() for o in outs]
     spec.reference(ins, outs)
-    run_program(spec.program(), ins, other, scalar_reference())
+    run_program(spec.loop_nest(), ins, other, scalar_reference())
     for a, b in zip(outs, other, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(outs[1], expected.numpy().reshape(-1), rtol=2e-5, atol=2e-5)

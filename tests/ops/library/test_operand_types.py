@@ -155,7 +155,7 @@ def test_the_reference_says_what_torch_says(spec: Any) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_loop_nest_is_the_same(spec: Any) -> None:
     ins, out = buffers(spec)
-    nest = spec.program()
+    nest = spec.loop_nest()
     assert nest.inputs == in_types(spec)
     run_program(nest, [raw(t) for t in ins], [raw(out)], scalar_reference())
     close(out, wanted(spec, ins))

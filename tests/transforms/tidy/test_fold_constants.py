@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dcir.ir.interpret import interpret
-from dcir.ir.scalars import reference
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Meta, Ref
 from dcir.transforms.tidy.fold_constants import FoldConstants
@@ -147,7 +146,7 @@ def test_numbers_outside(other: float | None) -> None:
     net = network([(6,)], make)
     assert FoldConstants().apply(net).changed == 2
     verify(net)
-    got = interpret(net, {net.inputs[0]: np.array([1, 1, 1, -1, 1, 1], np.float32)}, reference)[net.results[0].data]
+    got = interpret(net, {net.inputs[0]: np.array([1, 1, 1, -1, 1, 1], np.float32)})[net.results[0].data]
     outside = other or 0.0
     # Places -3, -1, 1, 3, 5, 7 of 4.
     assert got.tolist() == [outside, outside, 5.0, 5.0 if other is None else other, outside, outside]

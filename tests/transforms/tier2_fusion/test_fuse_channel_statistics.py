@@ -96,7 +96,7 @@ def test_sums_of_functions(function: str, kernel: int, groups: int) -> None:
         check_close(got, near, right)
     if "exp" in function:
         spec = summed(net)[0]
-        epilogue = Epilogue(spec.epilogue(), "f32", 2, 1, 3)
+        epilogue = Epilogue(spec.whole_epilogue(), "f32", 2, 1, 3)
         read = "load(t + r * stride)" not in epilogue.text(ISAS["avx2"])
         assert read == ("stored" in function)
 

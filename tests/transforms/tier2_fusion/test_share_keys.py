@@ -10,7 +10,6 @@ import torch
 from dcir.ops.library.attention import AttentionSpec
 from dcir.transforms.tidy.remove_dead_code import RemoveDeadCode
 from dcir.transforms.tier2_fusion.share_keys import ShareKeys
-from dcir.transforms.tier3_layout.layout.relayout import windows
 from dcir.transforms.tier3_layout.read_cache_in_place import ReadCacheInPlace
 from dcir.transforms.tier3_layout.sink_copies import SinkCopies
 from tests.harness import run_cpp
@@ -90,7 +89,7 @@ def test_windows_of_shared_keys_are_moved():
     SinkCopies().apply(done.network)
     assert [op.spec.kind for op in done.network.ops()] == ["attention", "attention_backward"]
     for op in done.network.ops():
-        reads, writes = windows(op.spec)
+        reads, writes = op.spec.windows()
         for window in [*reads, *writes]:
             assert window.shape[1] == (2 if window.field in ("k", "v") or window.place in (2, 3) else 6)
     same_numbers(laid_out_anew, *given, passes=(ShareKeys(), SinkCopies()))

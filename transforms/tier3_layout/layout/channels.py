@@ -10,13 +10,12 @@ import functools
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, Stmt
 from dcir.ir.network import Container, Network, Operand
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.transforms.tier3_layout.layout.relayout import Wired, windows
+from dcir.transforms.tier3_layout.layout.relayout import Wired
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,7 @@ class Snapshot:
 
     def program(self, op: Op) -> LoopNest | None:
         """The loop nest of an operator, or that of its epilogue."""
-        spec = self.ops[op].spec
-        return spec if isinstance(spec, LoopNest) else getattr(spec, "epilogue", None)
+        return self.ops[op].spec.stored_by
 
     def accesses(self, op: Op) -> list[Access]:
         """What that program loads and stores."""
@@ -183,12 +181,10 @@ def channel_loops(shot: Snapshot, op: Op, data: str, channels: frozenset[int]) -
 
 def image_windows(w: Wired) -> list[tuple[Operand, tuple[int, ...], tuple[int, ...]]]:
     """A convolution's operands that are images: where they begin, shapes and strides over (n, channel, *space)."""
-    spec: Any = w.spec
+    spec = w.spec
     if not isinstance(spec, ConvolutionSpec):
         return []
-    table = windows(spec)
-    assert table is not None
-    ins, outs = table
+    ins, outs = spec.windows()
     if spec.epilogue is not None:
         outs = []  # the epilogue's stores say it
     pairs = [*zip(w.ins, ins, strict=False), *zip(w.outs, outs, strict=False)]

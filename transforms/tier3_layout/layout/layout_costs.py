@@ -18,10 +18,8 @@ from dcir.ir.network import Container
 from dcir.ir.types import itemsize
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
-from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.transforms.tier1_operator.use_winograd import unfit
+from dcir.ops.library.convolution import ConvolutionSpec, refused_by_winograd
 from dcir.transforms.tier3_layout.layout.channels import Access, Snapshot, channel_loops, digits, image_windows
-from dcir.transforms.tier3_layout.layout.relayout import windows
 
 ACROSS = 3
 """Additional traffic of an operand that a program walks across, in its bytes: a cache line for every vector lane."""
@@ -138,7 +136,7 @@ def convolution_costs(
         along_space += 0 if few else volume
     if spec.epilogue is not None:
         along_space += math.prod(spec.shapes[2]) * itemsize(spec.dtype)
-    if not unfit(spec):
+    if refused_by_winograd(spec) is None:
         # What Winograd's form saves, which exists along channels alone, is time for so many bytes.
         mode(spec.operations() // (2 * FLOPS_PER_BYTE), 0)
     if spec.kind == "forward":
@@ -156,8 +154,7 @@ def window_costs(shot: Snapshot, op: Op, known: dict[str, Layouts], add: Terms) 
         if w.spec.epilogue is not None:
             table.pop()
     elif isinstance(w.spec, AttentionSpec):
-        own = windows(w.spec)
-        assert own is not None
+        own = w.spec.windows()
         pairs = [*zip(w.ins, own[0], strict=True), *zip(w.outs, own[1], strict=True)]
         table = [(o, v.shape[-1:], v.strides[-1:]) for o, v in pairs if v is not None]
     else:

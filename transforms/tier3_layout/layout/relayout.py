@@ -17,11 +17,11 @@ from dcir.ir.fuse import compact, match
 from dcir.ir.loop_forms import collapse, drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest, Stmt
 from dcir.ir.network import Network, Operand
-from dcir.ops.library.attention import AttentionSpec
+from dcir.ir.operator import Operator
+from dcir.ir.refusal import Refusal
 from dcir.ops.library.contraction import ContractionSpec
-from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store
-from dcir.ops.library.torch_call import TorchCall
+from dcir.ops.library.product import Product
 from dcir.transforms.tier3_layout.layout.guarded_loads import guarded_walk
 
 
@@ -45,7 +45,7 @@ class LayoutCopy(NamedTuple):
 
     def map(
         self, walked: Side, program: LoopNest, number: int, offset: int
-    ) -> tuple[LoopNest, tuple[int, ...], int] | str:
+    ) -> tuple[LoopNest, tuple[int, ...], int] | Refusal:
         """A statement that walks one side from ``offset`` on, put on the other side.
 
         Returns:
@@ -54,10 +54,10 @@ class LayoutCopy(NamedTuple):
         """
         other = self.other(walked)
         if any(s == 0 for s in walked.strides):
-            return "the copy repeats elements"
+            return Refusal("the copy repeats elements")
         store = Stmt("store", (), "", (0, walked.strides))
         m = match(LoopNest(self.dims, (), (), (), ()), store, walked.at.offset, program, [(number, offset)])
-        if not isinstance(m, str):
+        if not isinstance(m, Refusal):
             program, starts, rows = m.consumer, m.start, m.coefficients
         else:
             walk = guarded_walk(self.dims, walked.strides, program, number, offset - walked.at.offset)
@@ -73,15 +73,15 @@ class LayoutCopy(NamedTuple):
 
     def map_window(
         self, walked: Side, shape: Sequence[int], strides: Sequence[int], offset: int
-    ) -> tuple[tuple[int, ...], int] | str:
+    ) -> tuple[tuple[int, ...], int] | Refusal:
         """The same for a window, whose dimensions cannot be split; dimensions of extent 1 keep their stride."""
         window = LoopNest(tuple(shape), (), ("",), (), (Stmt("load", (), "", (0, tuple(strides))),))
         mapped = self.map(walked, window, 0, offset)
-        if isinstance(mapped, str):
+        if isinstance(mapped, Refusal):
             return mapped
         program, new, start = mapped
         if program is not window:
-            return "a dimension runs over several dimensions of the copy"
+            return Refusal("a dimension runs over several dimensions of the copy")
         return tuple(old if n == 1 else s for old, s, n in zip(strides, new, shape, strict=True)), start
 
 
@@ -104,24 +104,24 @@ def copy_between(p: LoopNest, source: Operand, target: Operand) -> LayoutCopy:
 class Wired(NamedTuple):
     """A spec and its operands."""
 
-    spec: Any
+    spec: Operator
     ins: Sequence[Operand]
     outs: Sequence[Operand]
 
 
-def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
+def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | Refusal:
     """An operator with its operands on one side of the copy put on the other, or why it cannot be; ``way``: "in" or "out"."""
     if isinstance(was.spec, LoopNest):
         mapped = _moved_program(was.spec, copy, walked, was.ins if way == "in" else was.outs, way)
-        if isinstance(mapped, str):
+        if isinstance(mapped, Refusal):
             return mapped
         ins, outs = (mapped[1], was.outs) if way == "in" else (was.ins, mapped[1])
         lean = compact(mapped[0], ins, outs)
         return Wired(lean.program, lean.ins, lean.outs)
     product = was
-    if getattr(was.spec, "epilogue", None) is not None:
+    if was.spec.epilogue is not None:
         after = _moved_epilogue(was, copy, walked, way)
-        if isinstance(after, str) or way == "out":
+        if isinstance(after, Refusal) or way == "out":
             return after
         product = after
     own = _own_inputs(was)
@@ -131,50 +131,48 @@ def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
         new = _moved_contraction(spec, copy, walked, ins, product.outs, way)
     else:
         new = _moved_windows(spec, copy, walked, ins, product.outs, way)
-    if isinstance(new, str):
+    if isinstance(new, Refusal):
         return new
     return Wired(new.spec, (*new.ins, *product.ins[own:]), new.outs)
 
 
 def _own_inputs(was: Wired) -> int:
     """How many operands an operator reads before those of its epilogue."""
-    epilogue = getattr(was.spec, "epilogue", None)
+    epilogue = was.spec.epilogue
     return len(was.ins) - (len(epilogue.inputs) - 1 if epilogue is not None else 0)
 
 
-def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | str:
+def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | Refusal:
     """The epilogue's operands; its input 0 is the product, which lies nowhere."""
-    own = _own_inputs(was)
-    p = was.spec.epilogue
+    own, p = _own_inputs(was), was.spec.epilogue
+    assert p is not None and isinstance(was.spec, Product)
     ins = [Operand(""), *was.ins[own:]]
     mapped = _moved_program(p, copy, walked, ins if way == "in" else was.outs, way)
-    if isinstance(mapped, str):
+    if isinstance(mapped, Refusal):
         return mapped
     if mapped[0].dims != p.dims:
-        return "a dimension runs over several dimensions of the copy"
+        return Refusal("a dimension runs over several dimensions of the copy")
     lean = compact(mapped[0], *((mapped[1], was.outs) if way == "in" else (ins, mapped[1])))
     if not lean.ins or lean.ins[0].data:
-        return "the epilogue does not use the product"
+        return Refusal("the epilogue does not use the product")
     # Along extents of 1 the product keeps its strides, which name a layout; the epilogue's are 0.
-    field = "c" if isinstance(was.spec, ContractionSpec) else "y"
-    kept = zip(getattr(was.spec, field), first_store(lean.program).attr[1], p.dims, strict=True)
+    kept = zip(was.spec.result_strides, first_store(lean.program).attr[1], p.dims, strict=True)
     strides = tuple(old if n == 1 else new for old, new, n in kept)
-    spec = replace(was.spec, epilogue=lean.program, **{field: strides})
-    return Wired(spec, (*was.ins[:own], *lean.ins[1:]), lean.outs)
+    return Wired(was.spec.with_epilogue(lean.program, strides), (*was.ins[:own], *lean.ins[1:]), lean.outs)
 
 
 def _moved_contraction(
     old: ContractionSpec, copy: LayoutCopy, walked: Side, ins: Sequence[Operand], outs: Sequence[Operand], way: str
-) -> Wired | str:
+) -> Wired | Refusal:
     if old.panel and way == "in" and ins[1].data == walked.at.data:
-        return "a packed operand keeps its layout"
+        return Refusal("a packed operand keeps its layout")
     mapped = _moved_program(_as_loops(old), copy, walked, ins if way == "in" else outs, way)
-    if isinstance(mapped, str):
+    if isinstance(mapped, Refusal):
         return mapped
     if (old.panel or old.epilogue is not None) and mapped[0].dims != (*old.batch, old.m, old.n, old.k):
-        return "a dimension runs over several dimensions of the copy"
+        return Refusal("a dimension runs over several dimensions of the copy")
     spec = _as_contraction(old, mapped[0])
-    if isinstance(spec, str):
+    if isinstance(spec, Refusal):
         return spec
     numbers = [s.attr[0] for s in (mapped[0].body[:2] if way == "in" else mapped[0].body[2:])]
     placed = [mapped[1][n] for n in numbers]
@@ -183,11 +181,11 @@ def _moved_contraction(
 
 
 def _moved_windows(
-    spec: Any, copy: LayoutCopy, walked: Side, ins: Sequence[Operand], outs: Sequence[Operand], way: str
-) -> Wired | str:
+    spec: Operator, copy: LayoutCopy, walked: Side, ins: Sequence[Operand], outs: Sequence[Operand], way: str
+) -> Wired | Refusal:
     """A spec that is no program, with every operand on one side of the copy put on the other."""
-    fixed = f"an operator of kind {spec.kind} keeps the layout of its operands"
-    table = windows(spec)
+    fixed = Refusal(f"an operator of kind {spec.kind} keeps the layout of its operands")
+    table = spec.windows()
     if table is None:
         return fixed
     operands = ins if way == "in" else outs
@@ -196,15 +194,16 @@ def _moved_windows(
         if o.data != walked.at.data:
             continue
         if w is None:
-            return "a packed operand keeps its layout"
+            return Refusal("a packed operand keeps its layout")
         to = copy.map_window(walked, w.shape, w.strides, o.offset)
-        if isinstance(to, str):
+        if isinstance(to, Refusal):
             return to
         if any(s < 0 for s in to[0]):
-            return "the copy goes backwards"
-        spec = _with_strides(spec, w, to[0])
-        if spec is None:
+            return Refusal("the copy goes backwards")
+        placed_spec = spec.with_strides(w, to[0])
+        if placed_spec is None:
             return fixed
+        spec = placed_spec
         placed[i] = Operand(other.at.data, to[1])
     return Wired(spec, placed, outs) if way == "in" else Wired(spec, ins, placed)
 
@@ -219,14 +218,14 @@ def _as_loops(spec: ContractionSpec) -> LoopNest:
     return LoopNest((*spec.batch, spec.m, spec.n, spec.k), (), (spec.dtype,) * 2, (spec.dtype,), body)
 
 
-def _as_contraction(old: ContractionSpec, p: LoopNest) -> ContractionSpec | str:
+def _as_contraction(old: ContractionSpec, p: LoopNest) -> ContractionSpec | Refusal:
     """The inverse of ``_as_loops``."""
     *batch, m, n, k = p.dims
     if (m, n, k) != (old.m, old.n, old.k):
-        return "a dimension runs over several dimensions of the copy"
+        return Refusal("a dimension runs over several dimensions of the copy")
     a, b, c = (s.attr[1] for s in p.body)
     if any(s < 0 for s in (*a, *b, *c)):
-        return "the copy goes backwards"
+        return Refusal("the copy goes backwards")
     rank = len(batch)
     new = [(*a[:rank], a[rank], a[-1]), (*b[:rank], b[-1], b[rank + 1]), c[:-1]]
     extents, before = ((m, k), (k, n), (m, n)), (old.a, old.b, old.c)
@@ -248,7 +247,7 @@ def _rows_first(spec: ContractionSpec, ins: Sequence[Operand]) -> tuple[Contract
 
 def _moved_program(
     p: LoopNest, copy: LayoutCopy, walked: Side, operands: Sequence[Operand], way: str
-) -> tuple[LoopNest, list[Operand]] | str:
+) -> tuple[LoopNest, list[Operand]] | Refusal:
     """A program with every statement on one side of the copy put on the other; and its operands, old and new."""
     placed = list(operands)
     other = copy.other(walked)
@@ -264,7 +263,7 @@ def _moved_program(
             number += 1
             continue
         mapped = mapped_statement(p, number, copy, walked, placed[s.attr[0]].offset)
-        if isinstance(mapped, str):
+        if isinstance(mapped, Refusal):
             return mapped
         p, rest, start = mapped
         number = next(i for i in range(number, len(p.body)) if on_this_side(p.body[i]))  # a split adds statements
@@ -284,63 +283,15 @@ def _moved_program(
 
 def mapped_statement(
     p: LoopNest, number: int, copy: LayoutCopy, walked: Side, offset: int
-) -> tuple[LoopNest, tuple[Any, ...], int] | str:
+) -> tuple[LoopNest, tuple[Any, ...], int] | Refusal:
     """A load, gather or store on the other side: the program (perhaps split), what follows the operand in the
     statement's ``attr``, and the offset."""
     s = p.body[number]
     if s.op != "gather":
         mapped = copy.map(walked, p, number, offset)
-        return mapped if isinstance(mapped, str) else (mapped[0], (mapped[1],), mapped[2])
+        return mapped if isinstance(mapped, Refusal) else (mapped[0], (mapped[1],), mapped[2])
     rank = len(p.dims)  # its computed indices are loops like others, only that they cannot be split
     to = copy.map_window(walked, (*p.dims, *s.attr[2]), (*s.attr[1], *s.attr[3]), offset)
-    if isinstance(to, str):
+    if isinstance(to, Refusal):
         return to
     return p, (to[0][:rank], s.attr[2], to[0][rank:], s.attr[4]), to[1]
-
-
-class Window(NamedTuple):
-    """An operand of a spec that is no program: its shape, its strides, and the field that holds them."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    field: str = ""
-    place: int | None = None
-
-
-def windows(spec: Any) -> tuple[list[Window | None], list[Window | None]] | None:
-    """A spec's own inputs and outputs (None: packed), or None for a spec that says nothing about strides."""
-    if isinstance(spec, ConvolutionSpec):
-        x, w, y = (Window(s, getattr(spec, f), f) for s, f in zip(spec.shapes, "xwy", strict=True))
-        weight = None if spec.panel else w
-        bias = [Window((spec.groups * spec.cout,), (1,))] if spec.bias else []
-        if spec.kind == "forward":
-            return [x, weight, *bias], [y]
-        return ([y, w], [x]) if spec.kind == "backward_data" else ([x, y], [w])
-    if isinstance(spec, AttentionSpec):
-        rows, keys = (spec.batch, spec.heads, spec.m, spec.d), (spec.batch, spec.key_heads, spec.n, spec.d)
-        q = Window(rows, spec.q, "q")
-        fields: list[tuple[str, int | None]] = [("k", None), ("v", None), ("more", 0), ("more", 1)]
-        kv = [Window(s, st, *f) for (s, st), f in zip(spec.pieces(), fields, strict=False)]
-        o, lse = Window(rows, spec.o, "o"), Window(rows[:3], spec.lse, "lse")
-        mask = [Window((*rows[:3], spec.n), spec.mask, "mask")] if spec.mask else []
-        if not spec.grads:
-            return [q, *kv, *mask], [o, lse]
-        do, *rest = (Window(s, spec.grads[i], "grads", i) for i, s in enumerate((rows, rows, keys, keys)))
-        return [do, q, *kv, o, lse, *mask], [*rest]
-    if isinstance(spec, TorchCall):
-        ins, outs = ([Window(s, t, f, i) for i, (s, t, _) in enumerate(getattr(spec, f))] for f in ("ins", "outs"))
-        return [*ins], [*outs]
-    return None
-
-
-def _with_strides(spec: Any, w: Window, strides: tuple[int, ...]) -> Any:
-    """The spec with other strides of one operand, or None if they are fixed."""
-    if strides == w.strides:
-        return spec
-    if not w.field:
-        return None
-    if w.place is None:
-        return replace(spec, **{w.field: strides})
-    table = list(getattr(spec, w.field))
-    table[w.place] = (w.shape, strides, table[w.place][2]) if isinstance(spec, TorchCall) else strides
-    return replace(spec, **{w.field: tuple(table)})

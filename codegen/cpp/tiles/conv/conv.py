@@ -111,7 +111,7 @@ def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPla
 
 def summed_draft(spec: ConvolutionStatisticsSpec, isa: Isa, threads: int) -> Draft | None:
     """A channels-last convolution whose last step also adds up its jobs' sums, if there is such a kernel."""
-    product = replace(spec.product, epilogue=spec.epilogue())
+    product = replace(spec.product, epilogue=spec.whole_epilogue())
     if (
         product.x[1] != 1
         or product.y[1] != 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dcir.codegen.cpp.tiles.conv.winograd import transform_text
 from dcir.codegen.cpp.tiles.emit import Draft, TileStep, assemble, ceil_div, lanes, render
-from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.plan import KernelPlan, Phase, SizeGeneric
 from dcir.isa import Isa
 from dcir.ops.library import winograd
 from dcir.ops.library.packing import panels
@@ -60,7 +60,7 @@ _SIZES = ("blocks", "ci", "co", "wo", "wi", "wh", "ww")
 
 
 @dataclass(frozen=True)
-class SizelessWinogradWeights:
+class SizelessWinogradWeights(SizeGeneric):
     """All transforms of weights that differ only in their sizes.
 
     Attributes:

@@ -98,7 +98,7 @@ def test_pairs(number, kernels):
     assert np.abs(got.numpy() - want).max() <= 4e-6 * scale
     if m * n * k < 50000:
         looped = np.zeros(count * m * n, np.float32)
-        run_program(spec.program(), [a.numpy(), b, *(r.numpy() for r in rest)], [looped], reference)
+        run_program(spec.loop_nest(), [a.numpy(), b, *(r.numpy() for r in rest)], [looped], reference)
         assert np.abs(looped - want).max() <= 4e-6 * scale
 
 

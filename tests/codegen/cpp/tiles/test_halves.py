@@ -76,7 +76,7 @@ def test_half_panels(number, half_kernels):
     again = replace(spec, panel=0, types=alike("f32"), b=(1, spec.k))
     again.reference([given[0], w.float().numpy().reshape(-1), *given[2:]], plain)
     looped = [np.zeros(spec.m * spec.n, NUMPY[t]) for t in outs]
-    run_program(spec.program(), given, looped, reference)
+    run_program(spec.loop_nest(), given, looped, reference)
     for t, got, want, same, loop in zip(outs, results, exact, plain, looped, strict=True):
         np.testing.assert_array_equal(want, same)  # the packed form says the same as the operand it was made of
         if t == "f32":

@@ -149,7 +149,7 @@ def test_the_plain_form_agrees(tile):
     given, result, _ = operands(spec)
     wanted = result.copy()
     spec.reference(given, [wanted])
-    run_program(spec.program(), given, [result], reference)
+    run_program(spec.loop_nest(), given, [result], reference)
     np.testing.assert_allclose(result, wanted, rtol=1e-11, atol=1e-11)
 
 

@@ -1,0 +1,204 @@
+"""The contract of an operator: what every spec of a node says of itself, whoever wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from dcir.errors import InvalidOperator
+
+if TYPE_CHECKING:
+    from dcir.ir.loop_nest import LoopNest
+
+Temporary = tuple[str, str, int]
+"""An array that exists while an operator runs: its name, its element type, its elements."""
+Step = tuple["LoopNest", list[str], list[str]]
+"""A loop nest with the names of its operands: a0, o0 … or those of temporaries."""
+Steps = tuple[list[Temporary], list[Step]]
+
+
+class OperandWindow(NamedTuple):
+    """How an operator walks an operand from where that begins.
+
+    Attributes:
+        shape, strides: extents and steps, in elements.
+        field, place: the field that holds the strides, and the entry in it if it holds several; "" where they are fixed.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    field: str = ""
+    place: int | None = None
+
+
+Windows = tuple[list[OperandWindow | None], list[OperandWindow | None]]
+"""Of inputs and of outputs; None where an operand is packed and has no strides."""
+
+
+class Operator:
+    """What a node of the network computes; all of it but where its operands begin.
+
+    An operator is a frozen dataclass that inherits from this class, of plain values, so that equal operators share one kernel
+    (its ``repr`` names it) and ``serialize.register`` can save it. It says
+
+    - ``kind``: its name for labels and reports; a class attribute, a field or a property;
+    - ``footprint``, ``operations``, ``reference``: what it moves, what it computes, and the numbers themselves,
+
+    and, where it has something to say, what follows below. An operator without a ``loop_nest`` or ``steps`` needs an emitter of its own
+    (``codegen.registry.planner``).
+
+    The class is no ABC: passes ask a thousand nodes for their class many times, which an ABC answers five times slower; what is
+    missing is told when a subclass is defined (``partial=True`` in the class's header puts that off to its subclasses).
+
+    Attributes:
+        kind: name for labels and reports.
+        epilogue: what is done to every element of the result before it is stored (``ops/library/epilogue.py``), None for nothing.
+        calls_out: what it calls outside the generated code, by a call back into torch at its place in the order; "" for nothing.
+        has_effects: whether it does more than compute its results: it may not vanish, merge with its like, or overtake another such.
+    """
+
+    def __init_subclass__(cls, *, partial: bool = False, **kwargs: Any) -> None:
+        """Refuse a class that does not say what every operator must.
+
+        Raises:
+            InvalidOperator: with all that is missing.
+        """
+        super().__init_subclass__(**kwargs)
+        if partial:
+            return
+        missing = [f"{name}()" for name in _REQUIRED if getattr(cls, name) is getattr(Operator, name)]
+        if missing:
+            raise _incomplete(
+                cls, missing, "define what is missing, or write class …(…, partial=True) for a base of others"
+            )
+
+    # Fields may override read-only properties; but a dataclass would take a real one for the default of a field of its name.
+    if TYPE_CHECKING:
+
+        @property
+        def kind(self) -> str: ...
+
+        @property
+        def epilogue(self) -> LoopNest | None: ...
+
+        @property
+        def calls_out(self) -> str: ...
+
+        @property
+        def has_effects(self) -> bool: ...
+    else:
+        epilogue = None
+        calls_out = ""
+        has_effects = False
+
+    @abstractmethod
+    def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Distinct bytes that each input operand and each output operand touches."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def operations(self) -> int:
+        """Scalar arithmetic operations of one run."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Run it with NumPy, to check what everything else makes.
+
+        Args:
+            ins, outs: per operand, a 1-D array of its storage type whose element 0 is where the operand begins.
+        """
+        raise NotImplementedError
+
+    def reference_at(
+        self, ins: Sequence[Any], outs: Sequence[Any], in_starts: Sequence[int], out_starts: Sequence[int]
+    ) -> None:
+        """``reference`` over whole containers, with the element in each where the operand begins."""
+        self.reference(
+            [a[start:] for a, start in zip(ins, in_starts, strict=True)],
+            [a[start:] for a, start in zip(outs, out_starts, strict=True)],
+        )
+
+    def bytes_moved(self) -> int:
+        """Bytes read plus bytes written, each distinct element once."""
+        reads, writes = self.footprint()
+        return sum(reads) + sum(writes)
+
+    def loop_nest(self) -> LoopNest | None:
+        """The same as one loop nest; None where there is none."""
+        return None
+
+    def steps(self) -> Steps | None:
+        """The same as loop nests one after the other, over temporaries; None where there are none."""
+        nest = self.loop_nest()
+        if nest is None:
+            return None
+        reads, writes = self.footprint()
+        return [], [(nest, [f"a{i}" for i in range(len(reads))], [f"o{i}" for i in range(len(writes))])]
+
+    @property
+    def stored_by(self) -> LoopNest | None:
+        """The loop nest whose statements store the results: an epilogue, or the operator that is one; None where it stores by itself."""
+        return self.epilogue
+
+    def windows(self) -> Windows | None:
+        """How it walks its operands, those of an epilogue left out; None where their layout is not for others to choose."""
+        return None
+
+    def with_strides(self, window: OperandWindow, strides: tuple[int, ...]) -> Operator | None:
+        """The same with other strides of one of its ``windows``, None where they are fixed."""
+        if strides == window.strides:
+            return self
+        if not window.field:
+            return None
+        if window.place is None:
+            return self._having(window.field, strides)
+        table = list(getattr(self, window.field))
+        table[window.place] = strides
+        return self._having(window.field, tuple(table))
+
+    def _having(self, field: str, value: object) -> Operator:
+        return dataclasses.replace(cast("Any", self), **{field: value})  # type: ignore[no-any-return]
+
+    @property
+    def updates_first_input(self) -> bool:
+        """Whether its one result is its first input with some elements changed, each where it lies there: the two may share memory."""
+        return False
+
+    def with_result_apart(self) -> Operator:
+        """The same where the result does not share memory with the first input."""
+        return self
+
+    def stored_as(self, nest: LoopNest) -> Operator:
+        """The same with ``nest`` in place of ``stored_by``, where there is one."""
+        assert self.epilogue is not None
+        return self._having("epilogue", nest)
+
+    def describe(self) -> str:
+        """The operator with the sizes that decide its time, on one line."""
+        return self.kind
+
+
+def check_operator(cls: type[Any]) -> None:
+    """What can be told of a class of operators only once it is a dataclass.
+
+    Raises:
+        InvalidOperator: it is no frozen dataclass, or has no ``kind``.
+    """
+    params = getattr(cls, "__dataclass_params__", None)
+    if params is None or not params.frozen:
+        raise _incomplete(cls, ["frozen fields"], "write @dataclass(frozen=True) under @register")
+    if not hasattr(cls, "kind") and "kind" not in {f.name for f in dataclasses.fields(cls)}:
+        raise _incomplete(cls, ["kind"], 'kind = "…", a field, or a property')
+
+
+def _incomplete(cls: type[Operator], missing: list[str], hint: str) -> InvalidOperator:
+    what = ", ".join(missing)
+    return InvalidOperator(
+        f"operator {cls.__name__} lacks {what}", where=f"{cls.__module__}.{cls.__qualname__}", hint=hint
+    )
+
+
+_REQUIRED = ("footprint", "operations", "reference")
