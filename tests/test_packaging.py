@@ -46,5 +46,8 @@ def test_a_wheel_holds_nothing_but_dcir(monkeypatch, tmp_path):
     outputs = [Path(path).relative_to(tmp_path) for path in command.get_outputs(include_bytecode=False)]
     assert {path.parts[0] for path in outputs} == {"dcir"}
     assert Path("dcir/codegen/cpp/toolchain.py") in outputs
-    sources = {path.relative_to(ROOT / "codegen") for path in (ROOT / "codegen").rglob("*.h")}
+    sources = {
+        path.relative_to(ROOT / "codegen") for ext in ("h", "inc") for path in (ROOT / "codegen").rglob(f"*.{ext}")
+    }
+    assert len({path.suffix for path in sources}) == 2
     assert sources <= {path.relative_to("dcir/codegen") for path in outputs if path.parts[1] == "codegen"}

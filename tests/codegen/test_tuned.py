@@ -11,7 +11,7 @@ import pytest
 from dcir.cache import Cache
 from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.compile import compile_network, planned_bytes
-from dcir.codegen.cpp.tiles.gemm import packed as gemm_packed
+from dcir.codegen.cpp.tiles.gemm import packed_blocking
 from dcir.codegen.registry import Machine, alternatives, decisions, plan
 from dcir.codegen.tuned import KIND, Database, Verdict
 from dcir.driver.measure.machine import machine
@@ -190,12 +190,12 @@ def test_every_alternative_computes_the_same(cache, name, threads):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_tiles_that_are_fed_ahead(cache, monkeypatch, slow, threads):
     """Rows packed and the next panel fetched: taken where caches fill slowly, offered elsewhere, right on every processor."""
-    monkeypatch.setattr(gemm_packed, "slow_to_fill", lambda: slow)
+    monkeypatch.setattr(packed_blocking, "slow_to_fill", lambda: slow)
     monkeypatch.setenv("DCIR_ISA", host_isa().vectors)
     spec = product(101, 1000, 700)
     taken = decisions(spec, Machine(host_isa().name, threads)).taken
     if host_isa().vectors == "avx512" and not host_isa().matrix_unit:
-        assert (taken["copy"] == gemm_packed.PACKED, bool(taken["spread"])) == (slow, slow)
+        assert (taken["copy"] == packed_blocking.PACKED, bool(taken["spread"])) == (slow, slow)
     _check_alternatives(cache, spec, sizes_of(spec), threads)
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.kernels.attention_backward import place_function, plan_backward, scratch_at
-from dcir.codegen.cpp.kernels.attention_few_text import FEW
-from dcir.codegen.cpp.kernels.attention_text import COMMON, FORWARD, LEAST
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, Split, ceil_div, core, lanes, render, round_up
+from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, Split, ceil_div, core, lanes, round_up
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.registry import Machine, planner
 from dcir.isa import ISAS, Isa
 from dcir.ops.library.attention import AttentionSpec
+
+few_text = templates("attention/few")
+text_of = templates("attention/attention")
 
 # Accumulators of a register tile and vectors of its widest row: what the registers hold besides the operands.
 TILES = {"avx512": (24, 4), "avx2": (12, 3), "generic": (12, 3)}
@@ -98,8 +100,8 @@ def _common(b: _Blocks) -> str:
     lines.append(place_function("mask", spec.mask or none, "b", "h", "i", "c"))
     lines += [_rows(b, "K", spec.k, *spec.more[:1]), _rows(b, "V", spec.v, *spec.more[1:])]
     flat = not spec.mask or spec.mask[2] == 0
-    return core(b.isa, spec.compute, COMMON) + render(
-        COMMON, S=STORED[spec.dtype], acc=acc, wide=wide, bv=b.queries.size, nb=b.nb, d=spec.d, dp=b.dp,
+    return core(b.isa, spec.compute, text_of.common.text) + text_of.common(
+        S=STORED[spec.dtype], acc=acc, wide=wide, bv=b.queries.size, nb=b.nb, d=spec.d, dp=b.dp,
         m=spec.m, n=spec.n, first=spec.first, heads=spec.heads, qblocks=b.queries.parts, larger=b.queries.larger,
         scale=repr(float(spec.scale)), causal=int(spec.causal), masked=int(bool(spec.mask)), flat=int(flat),
         selects=int(spec.mask_dtype == "bool"), strict=int(spec.strict),
@@ -112,7 +114,7 @@ def _forward(b: _Blocks) -> KernelPlan:
     mask = f"a{1 + len(b.spec.pieces())}" if b.spec.mask else "nullptr"
     # A mask of bools becomes zeros and minus infinity: no other number hides anything.
     numbers = bool(b.spec.mask) and b.spec.mask_dtype != "bool"
-    common = _common(b) + (render(LEAST) if numbers else "")
+    common = _common(b) + (text_of.least() if numbers else "")
     if b.spec.m <= FEW_QUERIES:
         rows, padded = b.all_heads * b.spec.m, round_up(b.spec.n + (b.vl if b.spec.more else 0), 16)
         some = {"hidden": "== -INF", "most": "", "seen": ""}
@@ -122,10 +124,10 @@ def _forward(b: _Blocks) -> KernelPlan:
                 "most": " T most = -INF;",
                 "seen": " most = most < LEAST ? any_hidden_from(high) : most;",
             }
-        text = f"namespace dcir_attention {{{common}{render(FEW, padded=padded, **some)}}}\n"
+        text = f"namespace dcir_attention {{{common}{few_text.few(some, padded=padded)}}}\n"
         phase = Phase(rows, f"dcir_attention::attend(j, a0, {kv}, {mask}, {scratch_at(0)}, o0, o1);")
         return KernelPlan("attention_few", text, (phase,), rows * padded * ELEMENT_BYTES[b.spec.compute])
     hidden = "hidden<W>(add, cols, high)" if numbers else "hidden<W>(add, cols)"
-    text = f"namespace dcir_attention {{{common}{render(FORWARD, hidden=hidden)}}}\n"
+    text = f"namespace dcir_attention {{{common}{text_of.forward(hidden=hidden)}}}\n"
     phase = Phase(b.all_heads * b.queries.parts, f"dcir_attention::attend(j, a0, {kv}, {mask}, o0, o1);")
     return KernelPlan("attention", text, (phase,))

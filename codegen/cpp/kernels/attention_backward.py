@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcir.codegen.cpp.kernels.attention_backward_text import BACKWARD, COMMON
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, render, round_up
+from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, round_up
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.isa import Isa
 from dcir.ops.library.attention import AttentionSpec
+
+text_of = templates("attention/backward")
 
 # Rows by vectors of a register tile: what 32 or 16 vector registers hold besides the operands.
 TILES = {"avx512": (6, 4), "avx2": (6, 2), "generic": (6, 2)}
@@ -107,8 +109,8 @@ def _common(b: _BackwardBlocks) -> str:
     lines = [place_function(name, st, "b", "h", "i", "e") for name, st in places.items()]
     lines.append(place_function("lse", spec.lse, "b", "h", "i"))
     lines.append(place_function("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
-    return core(b.isa, spec.compute, COMMON) + render(
-        COMMON, S=STORED[spec.dtype], mr=mr, nv=nv, qb=b.qb, nb=b.nb, d=spec.d, dp=b.dp,
+    return core(b.isa, spec.compute, text_of.common.text) + text_of.common(
+        S=STORED[spec.dtype], mr=mr, nv=nv, qb=b.qb, nb=b.nb, d=spec.d, dp=b.dp,
         m=spec.m, n=spec.n, heads=spec.heads, group=spec.group, qblocks=b.query_blocks, kblocks=b.key_blocks, scale=repr(float(spec.scale)),
         causal=int(spec.causal), masked=int(bool(spec.mask)), places="\n".join(lines),
     )  # fmt: skip
@@ -122,7 +124,7 @@ def scratch_at(offset: int) -> str:
 def plan_backward(spec: AttentionSpec, isa: Isa) -> KernelPlan:
     """The kernel of the gradients."""
     b = _BackwardBlocks(spec, isa)
-    text = f"namespace dcir_attention {{{_common(b)}{render(BACKWARD, parts=b.parts, heads_total=b.all_heads)}}}\n"
+    text = f"namespace dcir_attention {{{_common(b)}{text_of.backward(parts=b.parts, heads_total=b.all_heads)}}}\n"
     sizes = {"kt": b.kt, "vt": b.kt, "kp": b.rows, "qs": b.queries, "gs": b.queries,
              "delta": round_up(b.all_heads * b.query_blocks * b.qb, 16), "part": b.parts * b.queries}  # fmt: skip
     place, at = {}, 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dcir.codegen.cpp.tiles.gemm.gemm import gemm_suits, plan_gemm
+from dcir.codegen.cpp.tiles.gemm.gemm import plan_gemm, supports_product
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.registry import Machine, plan, planner
 from dcir.isa import ISAS
@@ -12,6 +12,6 @@ from dcir.ops.library.contraction import ContractionSpec
 @planner(ContractionSpec)
 def plan_contraction(spec: ContractionSpec, machine: Machine) -> KernelPlan:
     """The kernel of a batched matrix product."""
-    if not gemm_suits(spec):
+    if not supports_product(spec):
         return plan(spec.loop_nest(), machine)
     return plan_gemm(spec, ISAS[machine.isa], machine.threads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dcir.codegen.cpp.tiles.conv.conv import convolution_suits, plan_convolution
+from dcir.codegen.cpp.tiles.conv.conv import plan_convolution, supports_convolution
 from dcir.codegen.cpp.tiles.conv.winograd_weights import SizelessWinogradWeights, plan_weights, plan_weights_sizeless
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.registry import Machine, plan, planner
@@ -14,7 +14,7 @@ from dcir.ops.library.winograd import WinogradWeightsSpec
 @planner(ConvolutionSpec)
 def plan_convolution_node(spec: ConvolutionSpec, machine: Machine) -> KernelPlan:
     """The kernel of one of a convolution's three products."""
-    if not convolution_suits(spec):
+    if not supports_convolution(spec):
         return plan(spec.loop_nest(), machine)
     return plan_convolution(spec, ISAS[machine.isa], machine.threads)
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from dcir.codegen.cpp.kernels.loop_nest_statements import Statements
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.registry import Machine, planner
 from dcir.ir.loop_nest import LoopNest
@@ -33,18 +34,7 @@ LEAST_COLUMNS = 16
 # Vectors of a row that stay in registers while points are folded into it, and operations of a value for which there is room beside them.
 MOST_VECTORS, LIGHT = 8, 4
 
-_FUNCTIONS = """
-static inline long long d_within(long long at, long long points) { return at < 0 ? 0 : at < points ? at : points; }
-// The first group before which there are ``work`` points and groups.
-static inline long long d_group_after(const int* starts, long long groups, long long work) {
-  long long lo = 0, hi = groups;
-  while (lo < hi) {
-    const long long mid = (lo + hi) / 2;
-    if (starts[mid] + mid < work) lo = mid + 1; else hi = mid;
-  }
-  return lo;
-}
-"""
+_FUNCTIONS = templates("kernels/segments").functions()
 
 
 @planner(SegmentSpec)

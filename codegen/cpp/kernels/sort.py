@@ -10,6 +10,7 @@ import math
 
 from dcir.codegen.cpp.kernels.scan import row_address
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, cast_expr
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.registry import Machine, planner
 from dcir.ir.types import FLOATS, compute_type
@@ -21,40 +22,6 @@ SERIAL_POINTS = 4096
 SHORT_LIST = 128
 # A key of up to 8 bytes and a position.
 PAIR_BYTES = 16
-
-_FUNCTIONS = """
-struct d_pair { KEY key; long long at; };
-static inline bool d_before(KEY a, KEY b) { return BEFORE; }
-static void d_sort_pairs(d_pair* a, d_pair* b, long long n, long long* in_b) {
-  for (long long lo = 0; lo < n; lo += 16) {
-    long long hi = lo + 16 < n ? lo + 16 : n;
-    for (long long i = lo + 1; i < hi; i++) {
-      d_pair p = a[i];
-      long long k = i;
-      for (; k > lo && d_before(p.key, a[k - 1].key); k--) a[k] = a[k - 1];
-      a[k] = p;
-    }
-  }
-  *in_b = 0;
-  for (long long run = 16; run < n; run *= 2) {
-    for (long long lo = 0; lo < n; lo += 2 * run) {
-      long long mid = lo + run < n ? lo + run : n, hi = lo + 2 * run < n ? lo + 2 * run : n;
-      long long i = lo, k = mid, to = lo;
-      while (i < mid && k < hi) b[to++] = d_before(a[k].key, a[i].key) ? a[k++] : a[i++];
-      while (i < mid) b[to++] = a[i++];
-      while (k < hi) b[to++] = a[k++];
-    }
-    d_pair* t = a; a = b; b = t;
-    *in_b = !*in_b;
-  }
-}
-static void d_best_pairs(d_pair* a, d_pair p, long long* found, long long k) {
-  if (*found == k && !d_before(p.key, a[k - 1].key)) return;
-  long long i = *found < k ? (*found)++ : k - 1;
-  for (; i > 0 && d_before(p.key, a[i - 1].key); i--) a[i] = a[i - 1];
-  a[i] = p;
-}
-"""
 
 
 @planner(SortSpec)
@@ -98,7 +65,7 @@ def plan_sort(spec: SortSpec, machine: Machine) -> KernelPlan:
         "}",
         "}",
     ]
-    functions = _FUNCTIONS.replace("KEY", CPP_TYPE[compute]).replace("BEFORE", _before(compute, spec.descending))
+    functions = templates("kernels/sort").functions(key=CPP_TYPE[compute], before=_before(compute, spec.descending))
     return KernelPlan("sort", functions, (Phase(jobs, "\n".join(lines)),), room * jobs)
 
 

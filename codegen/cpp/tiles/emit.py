@@ -2,115 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from string import Template
 
+from dcir.codegen.cpp.template import Template, templates
 from dcir.codegen.cpp.tiles.epilogue.protocol import TileEpilogue
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.ir.types import FLOATS, HALVES, TYPES
 from dcir.isa import Isa
 
+text_of = templates("core")
+
 ELEMENT_BYTES = {name: TYPES[name].itemsize for name in (*FLOATS, *HALVES)}
 STORED = {name: TYPES[name].cpp for name in (*FLOATS, *HALVES)}
 HALF = HALVES
-INLINE = "static inline __attribute__((always_inline))"
-NOINLINE = "static __attribute__((noinline, noclone))"
+_NONE: Mapping[str, object] = {}
 PARAMETERS = "L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch"
 EPILOGUE_PARAMETER = ", const Operands &e"
 
-_CORE = """
-typedef $T T;
-typedef T V __attribute__((vector_size($VB)));
-typedef T U __attribute__((vector_size($VB), aligned($EB), may_alias));
-typedef $I M __attribute__((vector_size($VB)));
-typedef long long L;
-constexpr int VL = $VL;
-$inline V load(const T *p) { return *(const U *)p; }
-$inline void store(T *p, V v) { *(U *)p = v; }
-// The first n lanes only, 0 <= n <= VL; no byte beyond them is touched.
-$part
-$inline T sum(V v) {
-$halvings
-    return v[0];
-}
-$transposition
-// Before a loop over the steps of a register tile. Macros know no namespace: kernels of a bundle have constants of their own named STEPS.
-#define DCIR_STEPS $steps
-// acc[i][v] += a[R::at(i)] * b[v] over count steps: the register tile that everything here is built on.
-template <int MR, int NV, class R>
-$inline void multiply_add(V (&acc)[MR][NV], const T *a, L ak, const T *b, L bk, L count) {
-    DCIR_STEPS for (L k = 0; k < count; k++, a += ak, b += bk) {
-        V bv[NV];
-#pragma GCC unroll 32
-        for (int v = 0; v < NV; v++) bv[v] = load(b + v * VL);
-#pragma GCC unroll 32
-        for (int i = 0; i < MR; i++) {
-            const T s = a[R::at(i)];
-#pragma GCC unroll 8
-            for (int v = 0; v < NV; v++) acc[i][v] += s * bv[v];
-        }
-    }
-}
-template <int MR, int NV> $inline void clear(V (&acc)[MR][NV]) {
-#pragma GCC unroll 32
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 8
-        for (int v = 0; v < NV; v++) acc[i][v] = V{};
-}
-"""
 # AVX2's tiles use a step up in six cycles. On a core that is shared with a neighbour its branch and its pointers show: products of
 # 512 x 768 x 768 at 0.76 to 0.89 of MKL's speed step by step, at 0.92 to 0.98 by fours (Zen 3; alone 0 to 1 % faster). Unrolled before
 # registers are allotted, which a loop over a constant would be, sums are spilled.
 _FOUR_STEPS = '_Pragma("GCC unroll 4")'
-_TRANSPOSITION = """
-// A block of up to VL x VL: d[c][r] = s[r][c] + add[r] for r < rows, c < cols. Rows of d are written up to `lanes`; those from `rows`
-// on get zeros. Each step of the exchange swaps blocks of lanes between rows that lie as far apart.
-$noinline void transpose_block(const T *s, L ss, int rows, int cols, V add, T *d, L ds, int lanes) {
-    alignas(64) T t[VL * VL];
-    if (rows != VL || cols != VL) {
-        for (int i = 0; i < VL; i++)
-            store(t + i * VL, i >= rows ? V{} : cols == VL ? load(s + i * ss) : load_part(s + i * ss, cols));
-        s = t;
-        ss = VL;
-    }
-    const bool whole = cols == VL && lanes == VL;
-    T *to = whole ? d : t;
-    const L step = whole ? ds : VL;
-$exchanges
-    if (whole) return;
-    for (int i = 0; i < cols; i++)
-        if (lanes == VL) store(d + i * ds, load(t + i * VL));
-        else store_part(d + i * ds, load(t + i * VL), lanes);
-}"""
-_PART = """template <int B> $inline void copy_bits(T *d, const T *s, int n) {
-    if constexpr (B > 0) {
-        if (n & B) { __builtin_memcpy(d, s, B * sizeof(T)); d += B; s += B; }
-        copy_bits<B / 2>(d, s, n);
-    }
-}
-$noinline V load_part(const T *p, int n) {
-    alignas(64) T t[VL] = {};
-    copy_bits<VL>(t, p, n);
-    return load(t);
-}
-$noinline void store_part(T *p, V v, int n) {
-    alignas(64) T t[VL];
-    store(t, v);
-    copy_bits<VL>(p, t, n);
-}"""
-_PART_MASKED = """$inline V load_part(const T *p, int n) {
-    return __builtin_ia32_loadup${s}512_mask(p, V{}, (unsigned $m)((1u << n) - 1));
-}
-$inline void store_part(T *p, V v, int n) {
-    __builtin_ia32_storeup${s}512_mask(p, v, (unsigned $m)((1u << n) - 1));
-}"""
 
 
-def render(text: str, **values: object) -> str:
-    """``text`` with its $names replaced; $inline and $noinline are always known."""
-    return Template(text).substitute(inline=INLINE, noinline=NOINLINE, **values)
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Template:
+    return Template.of(text)
+
+
+def render(text: str, shared: Mapping[str, object] = _NONE, /, **values: object) -> str:
+    """A few lines of C++ with their $names filled in, as a `Template` does."""
+    return _parsed(text)(shared, **values)
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -136,11 +61,11 @@ def core(isa: Isa, dtype: str, user: str = "") -> str:
     transposition = ""
     if "transpose_block" in user:
         lines = exchanges(width, lambda i: f"load(s + {i} * ss)", lambda v, i: f"store(to + {i} * step, {v} + add)")
-        transposition = render(_TRANSPOSITION, exchanges=lines)
+        transposition = text_of.transposition(exchanges=lines)
     masked = {"s": "s" if dtype == "f32" else "d", "m": "short" if dtype == "f32" else "char"}
-    part = render(_PART_MASKED, **masked) if isa.vectors == "avx512" else render(_PART)
-    return render(
-        _CORE, part=part, T=STORED[dtype], I="int" if dtype == "f32" else "long long", VB=isa.vector_bytes, VL=width,
+    part = text_of.part_masked(masked) if isa.vectors == "avx512" else text_of.part()
+    return text_of.core(
+        part=part, T=STORED[dtype], I="int" if dtype == "f32" else "long long", VB=isa.vector_bytes, VL=width,
         EB=ELEMENT_BYTES[dtype], halvings="\n".join(halvings), transposition=transposition,
         steps="" if isa.vectors == "avx512" else _FOUR_STEPS,
     )  # fmt: skip
@@ -304,25 +229,8 @@ def assemble(draft: Draft, isa: Isa, n_inputs: int, *, casts: bool = False) -> K
     return KernelPlan(draft.name, text, tuple(phases), size)
 
 
-_CONVERT = """
-$noinline void $name(L j, const $from *s, $to *d) {
-    for (L row = j * $rows / $jobs; row < (j + 1) * $rows / $jobs; row++) {
-        $offsets
-        for (L i = 0; i < $n; i++) d[p + i * $di] = $put(s[q + i * $si]);
-    }
-}
-"""
-_WIDEN = {
-    "bf16": f"{INLINE} float widen(unsigned short x) {{ return __builtin_bit_cast(float, (unsigned)x << 16); }}",
-    "f16": f"{INLINE} float widen(_Float16 x) {{ return (float)x; }}",
-}
-_NARROW = {
-    "bf16": f"""{INLINE} unsigned short narrow(float x) {{
-    const unsigned u = __builtin_bit_cast(unsigned, x);
-    return x != x ? (unsigned short)(u >> 16 | 64) : (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}}""",
-    "f16": f"{INLINE} _Float16 narrow(float x) {{ return (_Float16)x; }}",
-}
+_WIDEN = {"bf16": text_of.widen_bf16, "f16": text_of.widen_f16}
+_NARROW = {"bf16": text_of.narrow_bf16, "f16": text_of.narrow_f16}
 
 
 def assemble_half(
@@ -342,7 +250,7 @@ def assemble_half(
     phases = draft.calls(pointers, result)
     text, jobs = _convert("narrow0", output.dense(), output, dtype, threads, False)
     after = Phase(jobs, f"dcir_tile::narrow0(j, {result}, o0);")
-    scalar = f"{_WIDEN[dtype]}\n{_NARROW[dtype]}\n"
+    scalar = f"{_WIDEN[dtype]()}\n{_NARROW[dtype]()}\n"
     own = f"{draft.text}{scalar}{''.join(texts)}{text}"
     text = f"namespace dcir_tile {{{core(isa, 'f32', own)}{own}}}\n"
     # Nothing is computed without a job, and then nothing needs converting either.
@@ -363,9 +271,8 @@ def _convert(
     jobs = min(rows, 4 * threads) if rows * n else 0
     offsets = unravel("row", outer, {"p": (0, target.strides[:-1]), "q": (0, source.strides[:-1])})
     stored = STORED[dtype]
-    text = render(
-        _CONVERT, name=name, rows=rows, jobs=max(1, jobs), offsets=offsets,
-        n=n, di=target.strides[-1], si=source.strides[-1], put="widen" if widen else "narrow",
-        **{"from": stored if widen else "float", "to": "float" if widen else stored},
+    text = text_of.convert(
+        {"from": stored if widen else "float"}, to="float" if widen else stored, name=name, rows=rows, jobs=max(1, jobs),
+        offsets=offsets, n=n, di=target.strides[-1], si=source.strides[-1], put="widen" if widen else "narrow",
     )  # fmt: skip
     return text, jobs

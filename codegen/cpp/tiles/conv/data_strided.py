@@ -8,15 +8,17 @@ belong; all of a job's products follow each other in one step. Positions that no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-from dcir.codegen.cpp.tiles.conv.matrix import matrix_last_suits, pixel_rows
+from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles.conv.matrix import matrix_last_refusal, pixel_rows
 from dcir.codegen.cpp.tiles.conv.nhwc import pack_text
-from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
-from dcir.codegen.cpp.tiles.emit import Draft, TileStep, render, round_up
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, DataGradient
+from dcir.codegen.cpp.tiles.emit import Draft, TileStep, round_up
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.matrix import product_draft
+from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.epilogue import identity_epilogue
@@ -24,38 +26,24 @@ from dcir.ops.library.matrix_unit import COLUMNS
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panels
 
-_RESULT = """
-$inline L result_row(L m) {
-    return m / ${image}LL * ${yn}LL + m / ${plane}LL % $od * ${yd}LL + m / $ow % $oh * ${yh}LL + m % $ow * ${yw}LL;
-}
-"""
-_ZERO = """
-$noinline void zero(L j, T *o0) {
-    for (L r = j * $rows / $jobs; r < (j + 1) * $rows / $jobs; r++) {
-        T *d = o0 + r / ${planes}LL * ${yn}LL + r / $oh % $od * ${yd}LL + r % $oh * ${yh}LL;
-        for (L w = 0; w < $ow; w++, d += $yw)
-            for (L i = 0; i < $channels; i += VL) store_part(d + i, V{}, $channels - i < VL ? (int)($channels - i) : VL);
-    }
-}
-"""
-_STEP = """
-$noinline void $name(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *scratch) {
-$calls
-}
-"""
+text_of = templates("conv/data_strided")
 
 
-def data_strided_suits(problems: Sequence[ConvolutionProblem], isa: Isa) -> bool:
-    """Whether the residues' problems, of which some have taps, are better computed on the matrix unit."""
-    found = [p for p in problems if p.taps and math.prod(p.out)]
-    return len(problems) > 1 and bool(found) and all(_suits(p, isa) for p in found)
+def _refusal(gradient: DataGradient, isa: Isa, threads: int) -> Refusal | None:
+    if len(gradient.residues) == 1:
+        return Refusal("a gradient without strides is a forward problem")
+    if not gradient.met:
+        return Refusal("no tap meets a position")
+    return next((reason for p in gradient.met if (reason := _refused(p, isa)) is not None), None)
 
 
-def _suits(p: ConvolutionProblem, isa: Isa) -> bool:
-    if p.dtype != "f32" or p.groups != 1 or p.ys[2] != 1 or p.bias or math.prod(p.inp) == 0:
-        return False
+def _refused(p: ConvolutionProblem, isa: Isa) -> Refusal | None:
+    if p.dtype != "f32":
+        return Refusal(f"numbers of {p.dtype}")
+    if p.groups != 1 or p.ys[2] != 1 or p.bias or math.prod(p.inp) == 0:
+        return Refusal("several groups, or results that are not in channels-last")
     p = replace(p, panel=COLUMNS, ys=_dense(p))
-    return matrix_last_suits(p, identity_epilogue((p.n, 1, p.co, *p.out), p.dtype, p.ys), isa)
+    return matrix_last_refusal(p, identity_epilogue((p.n, 1, p.co, *p.out), p.dtype, p.ys), isa)
 
 
 def _dense(p: ConvolutionProblem) -> tuple[int, ...]:
@@ -64,20 +52,21 @@ def _dense(p: ConvolutionProblem) -> tuple[int, ...]:
     return (d * h * w * p.co, 0, 1, h * w * p.co, w * p.co, p.co)
 
 
-def data_strided_draft(name: str, problems: Sequence[ConvolutionProblem], threads: int) -> Draft:
+def data_strided_draft(name: str, gradient: DataGradient, isa: Isa, threads: int) -> Draft:
     """The gradient of x: a0 = gradient of y, a1 = w. Scratch holds all panels, then what a job's products use one after the other."""
+    problems = gradient.residues
     texts: list[str] = []
     before: list[str] = []
     after: list[str] = []
     packed, packing, jobs = 0, 0, max(1, threads)
-    made = {p: _product(name, p, threads) for p in problems if p.taps and math.prod(p.out)}
+    made = {p: _product(name, p, threads) for p in gradient.met}
     job_bytes = max(d.scratch // d.steps[0].jobs for d in made.values())
     at = sum(map(_packed_bytes, made))
     for i, p in enumerate(p for p in problems if math.prod(p.out)):
         if p.taps == 0:
             after.append(f"    part{i}::zero(j, o0 + {p.y0}LL);")
-            text = render(
-                _ZERO, rows=p.n * p.out[0] * p.out[1], jobs=jobs, planes=p.out[0] * p.out[1], od=p.out[0], oh=p.out[1],
+            text = text_of.zero(
+                rows=p.n * p.out[0] * p.out[1], jobs=jobs, planes=p.out[0] * p.out[1], od=p.out[0], oh=p.out[1],
                 ow=p.out[2], channels=p.co, yn=p.ys[0], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5],
             )  # fmt: skip
         else:
@@ -93,8 +82,8 @@ def data_strided_draft(name: str, problems: Sequence[ConvolutionProblem], thread
             after.append(f"    if (j < {step.jobs}) {call}")
             packed, packing = packed + _packed_bytes(p), packing + count
         texts.append(f"namespace part{i} {{{text}}}\n")
-    texts.append(render(_STEP, name="prepare", calls="\n".join(before)))
-    texts.append(render(_STEP, name="compute", calls="\n".join(after)))
+    texts.append(text_of.step(name="prepare", calls="\n".join(before)))
+    texts.append(text_of.step(name="compute", calls="\n".join(after)))
     steps = (TileStep(packing, "prepare"), TileStep(jobs, "compute"))
     return Draft(name, problems[0].dtype, "".join(texts), steps, at + jobs * job_bytes)
 
@@ -109,8 +98,11 @@ def _product(name: str, p: ConvolutionProblem, threads: int) -> Draft:
     spec = ContractionSpec(alike(p.dtype), (), p.n * d * h * w, p.co, p.taps * p.ci, (1, 0), (0, 0), (0, 1), COLUMNS)
     form = ProductForm(spec, None, ())
     rows = pixel_rows(replace(p, panel=COLUMNS), form)
-    text = render(
-        _RESULT, image=d * h * w, plane=h * w, od=d, oh=h, ow=w, yn=p.ys[0], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5]
+    text = text_of.result(
+        image=d * h * w, plane=h * w, od=d, oh=h, ow=w, yn=p.ys[0], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5]
     )
     rows = replace(rows, text=rows.text + text, result="result_row")
     return product_draft(name, form, rows, threads, source="a1 + pb")
+
+
+DATA_STRIDED = Method("strided", data_strided_draft, refusal=_refusal, asked=ON_UNIT)

@@ -9,90 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import channels_draft, channels_suit
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, ceil
 from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, EPILOGUE_PARAMETER, Draft, TileStep, lanes, render, round_up
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
+from dcir.codegen.cpp.tiles.method import Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
+
+text_of = templates("conv/depthwise")
 
 MOST_TAPS = 49
 STACK_BYTES = 512 << 10
 NARROW = 0.8  # share of useful lanes below which a plane is treated as one row
 SERIAL_WORK = 1 << 15
-
-_FORWARD = """
-$inline void copy_in(T *x, const T *s) {
-$copies
-}
-$blocks
-$noinline void run(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch$parameter) {
-    $x_buffer
-    for (L i = 0; i < $x_size; i++) x[i] = 0;
-    for (L p = j * $planes / $jobs; p < (j + 1) * $planes / $jobs; p++) {
-        const L n = p / $groups, g = p % $groups;
-        copy_in(x, a0 + n * ${xn}LL + g * ${xg}LL);
-        for (L o = 0; o < $co; o++) {
-            T w[$taps];
-            const T *s = a1 + ${w0}LL + g * ${wg}LL + o * ${wo}LL;
-            for (int t = 0; t < $taps; t++) w[t] = s[t / $khw * ${wd}LL + t / $kw % $kh * ${wh}LL + t % $kw * ${ww}LL];
-            const T bias = $bias;
-            T *y = o0 + ${y0}LL + n * ${yn}LL + g * ${yg}LL + o * ${yc}LL;
-$out
-        }
-    }
-}
-"""
-_DIRECT_OUT = """            L r = 0;
-            for (; r + $tall <= $rows; r += $tall)
-                for (L v = 0; v < $vectors; v++)
-                    rows$tall(x + r * $pitch + v * VL, w, bias, y + r * ${yh}LL + v * VL, ${yh}LL, v == $vectors - 1);
-            for (; r < $rows; r++)
-                for (L v = 0; v < $vectors; v++)
-                    rows1(x + r * $pitch + v * VL, w, bias, y + r * ${yh}LL + v * VL, ${yh}LL, v == $vectors - 1);"""
-_BUFFERED_OUT = """            $t_buffer
-            for (L v = 0; v < $flat_vectors; v++) rows1(x + v * VL, w, bias, t + v * VL, 0, false);
-            for (L r = 0; r < $oh; r++)
-                for (L c = 0; c < $ow; c++) y[r * ${yh}LL + c * ${yw}LL] = t[r * $pitch + c];"""
-
-_FINISHED_OUT = """            $t_buffer
-            for (L v = 0; v < $flat_vectors; v++) rows1(x + v * VL, w, 0, t + v * VL, 0, false);
-            for (L r = 0; r < $oh; r++) finish(e, n, g, o, 0, r, 0, t + r * $pitch, $ow);"""
-
-_WEIGHT = """
-$inline void copy_in(T *x, const T *s) {
-$copies
-}
-$noinline void run(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *scratch) {
-    $x_buffer
-    $t_buffer
-    for (L i = 0; i < $x_size; i++) x[i] = 0;
-    for (L i = 0; i < $t_size; i++) t[i] = 0;
-    for (L p = j * $planes / $jobs; p < (j + 1) * $planes / $jobs; p++) {
-        const L g = p / $co, o = p % $co;
-        V total[$taps];
-        for (int k = 0; k < $taps; k++) total[k] = V{};
-        for (L n = 0; n < $n; n++) {
-            copy_in(x, a0 + n * ${xn}LL + g * ${xg}LL);
-            const T *y = a1 + n * ${yn}LL + g * ${yg}LL + o * ${yc}LL;
-            for (L r = 0; r < $oh; r++)
-                for (L c = 0; c < $ow; c++) t[r * $pitch + c] = y[r * ${yh}LL + c * ${yw}LL];
-$chunks
-        }
-        T *d = o0 + g * ${wg}LL + o * ${wo}LL;
-        for (int k = 0; k < $taps; k++)
-            d[k / $khw * ${wd}LL + k / $kw % $kh * ${wh}LL + k % $kw * ${ww}LL] = sum(total[k]);
-    }
-}
-"""
-_CHUNK = """            {
-                V acc[$count];
-                for (int k = 0; k < $count; k++) acc[k] = total[$first + k];
-                for (L v = 0; v < $flat_vectors; v++) {
-                    const V b = load(t + v * VL);
-$lines
-                }
-                for (int k = 0; k < $count; k++) total[$first + k] = acc[k];
-            }"""
 
 
 @dataclass(frozen=True)
@@ -105,9 +35,13 @@ class Plane:
     offsets: tuple[int, ...]
 
 
-def depthwise_suits(p: ConvolutionProblem) -> bool:
-    """One input channel per group, at most two spatial dimensions, few taps."""
-    return p.ci == 1 and p.ker[0] == 1 and p.out[0] == 1 and p.stride[0] == 1 and p.base[0] == 0 and p.taps <= MOST_TAPS
+def depthwise_refusal(p: ConvolutionProblem) -> Refusal | None:
+    """Why a problem is not depthwise: one input channel per group, at most two spatial dimensions, few taps."""
+    if p.ci != 1:
+        return Refusal("several input channels in a group")
+    if p.ker[0] != 1 or p.out[0] != 1 or p.stride[0] != 1 or p.base[0] != 0:
+        return Refusal("three dimensions")
+    return Refusal(f"more than {MOST_TAPS} taps") if p.taps > MOST_TAPS else None
 
 
 def _plane(p: ConvolutionProblem, width: int) -> Plane:
@@ -187,10 +121,8 @@ def _values(p: ConvolutionProblem, plane: Plane) -> dict[str, object]:
 
 
 def depthwise_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
-    """A problem that ``depthwise_suits``, not empty."""
+    """A depthwise problem, not empty."""
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
-    if channels_suit(p):
-        return channels_draft(name, p, isa, threads)
     plane = _plane(p, width)
     planes = p.n * p.groups
     jobs = 1 if p.work < SERIAL_WORK else min(planes, threads)
@@ -202,25 +134,24 @@ def depthwise_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) ->
     sizes = {"x": plane.size} | ({} if direct else {"t": flat_vectors * width})
     buffers, scratch = _buffers(sizes, element)
     if direct:
-        out = render(_DIRECT_OUT, tall=tall, rows=p.out[1], vectors=vectors, pitch=plane.pitch, yh=p.ys[4])
+        out = text_of.direct_out(tall=tall, rows=p.out[1], vectors=vectors, pitch=plane.pitch, yh=p.ys[4])
         blocks = "".join(_rows(t, plane, p.out[2] % width) for t in sorted({1, tall}))
     elif p.epilogue is not None:
-        out = render(_FINISHED_OUT, t_buffer=buffers["t"], flat_vectors=flat_vectors, **values)
+        out = text_of.finished_out(values, t_buffer=buffers["t"], flat_vectors=flat_vectors)
         blocks = _rows(1, plane, 0)
     else:
-        out = render(_BUFFERED_OUT, t_buffer=buffers["t"], flat_vectors=flat_vectors, **values)
+        out = text_of.buffered_out(values, t_buffer=buffers["t"], flat_vectors=flat_vectors)
         blocks = _rows(1, plane, 0)
-    text = render(
-        _FORWARD, parameter=EPILOGUE_PARAMETER if p.epilogue is not None else "", out=out,
+    text = text_of.forward(
+        values, parameter=EPILOGUE_PARAMETER if p.epilogue is not None else "", out=out,
         blocks=blocks, planes=planes, jobs=jobs, w0=p.w0, y0=p.y0, x_buffer=buffers["x"],
-        bias=f"a2[g * {p.co} + o]" if p.bias else "0", **values,
-    )  # fmt: skip
+        bias=f"a2[g * {p.co} + o]" if p.bias else "0", )  # fmt: skip
     epilogue = Epilogue(p.epilogue, p.dtype, 2, 5) if p.epilogue is not None else None
     return Draft(name, p.dtype, text, (TileStep(0, ""), TileStep(jobs, "run")), scratch * jobs, epilogue=epilogue)
 
 
 def depthwise_weight_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
-    """The weight gradient of a problem that ``depthwise_suits``: sums over rows in registers, all taps side by side."""
+    """The weight gradient of a depthwise problem: sums over rows in registers, all taps side by side."""
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
     plane = _plane(p, width)
     flat_vectors = ceil((p.out[1] - 1) * plane.pitch + p.out[2], width)
@@ -235,10 +166,17 @@ def depthwise_weight_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: 
             f"                    acc[{k}] += b * load(x + v * VL + {plane.offsets[first + k]});" for k in range(count)
         ]
         chunks.append(
-            render(_CHUNK, first=first, count=count, flat_vectors=flat_vectors, lines="\n".join(lines))
+            text_of.chunk(first=first, count=count, flat_vectors=flat_vectors, lines="\n".join(lines))
         )  # fmt: skip
-    text = render(
-        _WEIGHT, x_buffer=buffers["x"], t_buffer=buffers["t"],
-        t_size=flat_vectors * width, planes=planes, jobs=jobs, n=p.n, chunks="\n".join(chunks), **_values(p, plane),
-    )  # fmt: skip
+    text = text_of.weight(
+        _values(p, plane), x_buffer=buffers["x"], t_buffer=buffers["t"],
+        t_size=flat_vectors * width, planes=planes, jobs=jobs, n=p.n, chunks="\n".join(chunks), )  # fmt: skip
     return Draft(name, p.dtype, text, (TileStep(jobs, "run"),), scratch * jobs)
+
+
+def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    return Refusal("packed weights") if p.panel else depthwise_refusal(p)
+
+
+DEPTHWISE = Method("depthwise", depthwise_draft, refusal=_refusal)
+DEPTHWISE_WEIGHT = Method("depthwise", depthwise_weight_draft, refusal=lambda p, isa, threads: depthwise_refusal(p))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles.conv.depthwise import depthwise_refusal
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import (
     ELEMENT_BYTES,
@@ -18,50 +20,19 @@ from dcir.codegen.cpp.tiles.emit import (
     TileStep,
     ceil_div,
     lanes,
-    render,
     round_up,
 )
-from dcir.codegen.cpp.tiles.epilogue.epilogue import GROUPED, Epilogue
+from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
+from dcir.codegen.cpp.tiles.epilogue.groups import GROUPED
+from dcir.codegen.cpp.tiles.method import Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
+
+text_of = templates("conv/depthwise_nhwc")
 
 SERIAL_WORK = 1 << 15
 AHEAD = 4  # vectors of channels, that what sums read is asked for before
 ROW_BYTES = 128 << 10  # a row of results waits on the stack for an epilogue that wants long runs
-
-_TILE = """
-$inline void $name(const T *x, const T *w, $to, L kh0, L kh1) {
-$ahead$clear
-    for (L kh = kh0; kh < kh1; kh++) {
-        const T *p = x + kh * ${row}LL, *q = w + kh * ${wh}LL;
-$weights
-$taps
-    }
-$stop
-}
-"""
-_RUN = """
-$noinline void run(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch$parameter) {
-    $copy
-    const L n = j / $blocks, block = j % $blocks;
-    for (L r = $row_start; r < $row_next; r++) {
-        const L h = r * $sh + $bh;
-        L kh0 = 0, kh1 = $kh;
-        while (kh0 < kh1 && h + kh0 * $dh < 0) kh0++;
-        while (kh1 > kh0 && h + (kh1 - 1) * $dh >= $ih) kh1--;
-        const T *x = a0 + n * ${xn}LL + h * ${xh}LL, *w = $weights;
-        $target
-        $buffer
-$tiles
-        $finish
-    }
-}
-"""
-_PACK = """
-$noinline void pack(L j, const T *, const T *a1, const T *, T *, unsigned char *scratch$parameter) {
-    const T *s = a1 + ${w0}LL + j / $kw * ${wh}LL + j % $kw * ${ww}LL;
-    for (L g = 0; g < $groups; g++) ((T *)scratch)[j * $padded + g] = s[g * ${wg}LL];
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -88,9 +59,13 @@ class DepthwiseTile:
         return found
 
 
-def channels_suit(p: ConvolutionProblem) -> bool:
-    """Whether a depthwise problem lies in channels-last."""
-    return p.co == 1 and p.groups > 1 and p.xs[1] == p.ys[1] == 1 and not p.bias
+def channels_refusal(p: ConvolutionProblem) -> Refusal | None:
+    """Why vectors cannot run along the channels of a depthwise problem."""
+    if p.co != 1 or p.groups == 1:
+        return Refusal("several output channels in a group, or one group")
+    if p.xs[1] != 1 or p.ys[1] != 1:
+        return Refusal("images that are not in channels-last")
+    return Refusal("a bias that is not the epilogue's") if p.bias else depthwise_refusal(p)
 
 
 def channels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
@@ -136,8 +111,8 @@ def channels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> 
             finish += f"\n        add_sums(e, n, 0, 0, 0, r, 0, row, {padded}, {p.out[2]}, 0, {p.groups});"
     parameter = EPILOGUE_PARAMETER if epilogue is not None else ""
     own = f"const Operands e = {'own(operands, j)' if sums else 'operands'};" if epilogue else ""
-    text = "".join(made.values()) + render(
-        _RUN, parameter=parameter.replace("&e", "&operands"), copy=own,
+    text = "".join(made.values()) + text_of.run(
+        parameter=parameter.replace("&e", "&operands"), copy=own,
         blocks=rows.parts, row_start=rows.start("block"), row_next=rows.start("block + 1"), sh=p.stride[1], bh=p.base[1],
         dh=p.dil[1], ih=p.inp[1], kh=p.ker[1], xn=p.xs[0], xh=p.xs[4],
         weights=f"a1 + {p.w0}LL" if in_place else "(const T *)scratch", target=target,
@@ -147,8 +122,8 @@ def channels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> 
     steps: tuple[TileStep, ...] = (TileStep(p.n * rows.parts, "run"),)
     scratch = 0
     if not in_place:
-        text = text + render(
-            _PACK, parameter=parameter.replace(" &e", " &"), w0=p.w0, kw=p.ker[2], wh=p.ws[4], ww=p.ws[5],
+        text = text + text_of.pack(
+            parameter=parameter.replace(" &e", " &"), w0=p.w0, kw=p.ker[2], wh=p.ws[4], ww=p.ws[5],
             wg=p.ws[0], groups=p.groups, padded=padded,
         )  # fmt: skip
         steps, scratch = (TileStep(p.taps, "pack"), *steps), p.taps * padded * element
@@ -218,7 +193,14 @@ def _tile_text(
     else:
         put = f"store_part(y + {{}}LL, y{{}}, {lanes_of});" if partial else "store(y + {}LL, y{});"
         to, stop = "T *y", ["    " + put.format(i * p.ys[5], i) for i in range(t.pixels)]
-    return render(
-        _TILE, name=t.name, to=to, ahead=ahead, clear="\n".join(f"    V y{i} = V{{}};" for i in range(t.pixels)),
+    return text_of.tile(
+        name=t.name, to=to, ahead=ahead, clear="\n".join(f"    V y{i} = V{{}};" for i in range(t.pixels)),
         row=p.dil[1] * p.xs[4], wh=wh, weights="\n".join(weights), taps="\n".join(taps), stop="\n".join(stop),
     )  # fmt: skip
+
+
+def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    return Refusal("packed weights") if p.panel else channels_refusal(p)
+
+
+DEPTHWISE_NHWC = Method("depthwise nhwc", channels_draft, refusal=_refusal)

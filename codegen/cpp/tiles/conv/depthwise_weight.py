@@ -8,62 +8,21 @@ sums of all jobs are added up in their order.
 
 from __future__ import annotations
 
-from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import DepthwiseTile, columns_of, tile_at
+from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import DepthwiseTile, channels_refusal, columns_of, tile_at
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, render, round_up
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, round_up
+from dcir.codegen.cpp.tiles.method import Method
 from dcir.isa import Isa
+
+text_of = templates("conv/depthwise_weight")
 
 SERIAL_WORK = 1 << 16
 SUMMED = 256  # pixels, about, that are summed by themselves
 
-_TILE = """
-template <bool WHOLE> $inline void $name(const T *x, const T *y, T *d, L kh0, L kh1, int n) {
-$errors
-    for (L kh = kh0; kh < kh1; kh++) {
-        const T *p = x + kh * ${row}LL;
-        T *q = d + kh * ${sums}LL;
-$clear
-$taps
-$add
-    }
-}
-"""
-_RUN = """
-template <bool WHOLE> $inline V get(const T *p, int n) { if constexpr (WHOLE) return load(p); else return load_part(p, n); }
-$tile_texts
-$noinline void run(L j, const T *a0, const T *a1, const T *, T *, unsigned char *scratch) {
-    T *total = (T *)scratch + j * ${job}LL, *part = total + ${size}LL;
-    for (L i = 0; i < $size; i++) total[i] = 0;
-    L waiting = 0;
-    for (L k = j * $rows / $jobs; k < (j + 1) * $rows / $jobs; k++) {
-        const L n = k / $oh, r = k % $oh, h = r * $sh + $bh;
-        if (waiting == 0)
-            for (L i = 0; i < $size; i++) part[i] = 0;
-        L kh0 = 0, kh1 = $kh;
-        while (kh0 < kh1 && h + kh0 * $dh < 0) kh0++;
-        while (kh1 > kh0 && h + (kh1 - 1) * $dh >= $ih) kh1--;
-        const T *x = a0 + n * ${xn}LL + h * ${xh}LL, *y = a1 + n * ${yn}LL + r * ${yh}LL;
-$calls
-        if (++waiting == $summed || k + 1 == (j + 1) * $rows / $jobs) {
-            for (L i = 0; i < $size; i += VL) store(total + i, load(total + i) + load(part + i));
-            waiting = 0;
-        }
-    }
-}
-$noinline void finish(L j, const T *, const T *, const T *, T *o0, unsigned char *scratch) {
-    const T *s = (const T *)scratch + j * ${padded}LL;
-    T *d = o0 + ${w0}LL + j / $kw * ${wh}LL + j % $kw * ${ww}LL;
-    for (L v = 0; v < $padded; v += VL) {
-        V t = V{};
-        for (L k = 0; k < $jobs; k++) t += load(s + k * ${job}LL + v);
-        for (int l = 0; l < VL && v + l < $groups; l++) d[(v + l) * ${wg}LL] = t[l];
-    }
-}
-"""
-
 
 def channels_weight_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
-    """The weight gradient of a depthwise problem that ``channels_suit``."""
+    """The weight gradient of a depthwise problem in channels-last."""
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
     padded = round_up(p.groups, width)
     size = p.taps * padded
@@ -82,8 +41,8 @@ def channels_weight_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: i
             calls.append(f"{{ const L g = {whole * width}; {t.name}<false>{call}{rest}); }}")
     rows = p.n * p.out[1]
     jobs = 1 if p.work < SERIAL_WORK else min(rows, threads)
-    text = render(
-        _RUN, tile_texts="".join(made.values()), job=2 * size, size=size, rows=rows, jobs=jobs, oh=p.out[1], sh=p.stride[1],
+    text = text_of.run(
+        tile_texts="".join(made.values()), job=2 * size, size=size, rows=rows, jobs=jobs, oh=p.out[1], sh=p.stride[1],
         bh=p.base[1], dh=p.dil[1], kh=p.ker[1], kw=p.ker[2], ih=p.inp[1], xn=p.xs[0], xh=p.xs[4], yn=p.ys[0], yh=p.ys[4],
         calls="\n".join(" " * 8 + c for c in calls), summed=ceil_div(SUMMED, p.out[2]), padded=padded, groups=p.groups,
         w0=p.w0, wg=p.ws[0], wh=p.ws[4], ww=p.ws[5],
@@ -101,7 +60,12 @@ def _tile_text(p: ConvolutionProblem, t: DepthwiseTile, padded: int) -> str:
         taps.append(f"        {{ const V v = get<WHOLE>(p + {column * p.xs[5]}LL, n); {adds} }}")
     clear = [f"        V s{kw} = load(q + {kw * padded}LL);" for kw in sorted(wanted)]
     add = [f"        store(q + {kw * padded}LL, s{kw});" for kw in sorted(wanted)]
-    return render(
-        _TILE, name=t.name, errors="\n".join(errors), row=p.dil[1] * p.xs[4], sums=p.ker[2] * padded, clear="\n".join(clear),
+    return text_of.tile(
+        name=t.name, errors="\n".join(errors), row=p.dil[1] * p.xs[4], sums=p.ker[2] * padded, clear="\n".join(clear),
         taps="\n".join(taps), add="\n".join(add),
     )  # fmt: skip
+
+
+DEPTHWISE_WEIGHT_NHWC = Method(
+    "depthwise nhwc", channels_weight_draft, refusal=lambda p, isa, threads: channels_refusal(p)
+)

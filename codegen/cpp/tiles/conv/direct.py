@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.conv import text as conv_text
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, Three
 from dcir.codegen.cpp.tiles.emit import (
     ELEMENT_BYTES,
@@ -26,8 +26,19 @@ from dcir.codegen.cpp.tiles.emit import (
 )
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 from dcir.codegen.cpp.tiles.gemm.tiles import choose
+from dcir.codegen.cpp.tiles.method import Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.packing import panels
+
+conv_text = templates("conv/direct")
+
+# Where a block's weights are, what makes the next input channels' of them, and what is done once they are used.
+# Packed weights of whole output panels lie [tap][input][lanes]; those packed by phase one, [input][tap][lanes].
+PANELS = ("    const T *w = s;", "", "w += ($in_next - ($in_start)) * $panel;")
+# The weights of an output block: packed by phase one, or packed here, a block of input channels at a time.
+PACKED = ("    const T *w = s;", "", "w += ($in_next - ($in_start)) * $taps * NV * VL;")
+FUSED = ("    alignas(64) T w[$most * $taps * NV * VL];", "fill<NV>(w, s, end, valid, $in_start, $in_next);", "")
 
 MOST_LAYOUTS = 6
 STACK_BYTES = 512 << 10
@@ -109,12 +120,12 @@ def direct_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Dr
     epilogue = None
     done = f"write<$>(result, {f'a2 + g * {p.co}' if p.bias else 'a2'}, y, {clipped}, v);"
     y0 = "q.y0" if p.family else f"{p.y0}LL"
-    target = render(conv_text.TARGET, y0=y0, yn=p.ys[0], yg=p.ys[1], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5])
+    target = conv_text.target(y0=y0, yn=p.ys[0], yg=p.ys[1], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5])
     if p.epilogue is not None:
         epilogue = Epilogue(p.epilogue, p.dtype, 2, 2 if p.ys[2] == 1 or p.out[2] == 1 else 5)
         done, target = "finish_block<$>(e, result, n, g, od, r0, c0, rows, cols, v);", ""
-    run = render(
-        conv_text.RUN, weights=source, indices=_indices(("f", "n", "g", "od", "rb", "cb", "part"), shape), per_block=lay.per_block,
+    run = conv_text.run(
+        weights=source, indices=_indices(("f", "n", "g", "od", "rb", "cb", "part"), shape), per_block=lay.per_block,
         tiles=lay.tile.wide.parts, wide_t0=lay.tile.wide.start("t0"), wide_t1=lay.tile.wide.start("t1"),
         row_start=lay.rows.start("rb"), row_next=lay.rows.start("rb + 1"), result=th * tw * vectors.size * width,
         x_buffer=buffer, xn=p.xs[0], xg=p.xs[1], target=target,
@@ -130,8 +141,8 @@ def direct_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Dr
     if epilogue is None:
         text += _write_text(p, lay, tw)
     else:
-        form = conv_text.FINISH_PIXELS if epilogue.vector == 2 else conv_text.FINISH_PLANES
-        text += render(form, co=p.co, tw=tw)
+        form = conv_text.finish_pixels if epilogue.vector == 2 else conv_text.finish_planes
+        text += form(co=p.co, tw=tw)
     text += run
     scratch = weights + (0 if on_stack else jobs * x_bytes)
     packs = 0 if fused or p.panel else members * p.groups * vectors.parts
@@ -142,7 +153,7 @@ def _residues(p: ConvolutionProblem) -> str:
     if not p.family:
         return ""
     rows = (f"{{{', '.join(map(str, (r.w0, r.y0, *r.base, *r.out)))}}}" for r in p.family)
-    return render(conv_text.RESIDUES, members=", ".join(rows))
+    return conv_text.residues(members=", ".join(rows))
 
 
 def _indices(names: tuple[str, ...], extents: tuple[int, ...]) -> str:
@@ -229,21 +240,20 @@ def _tile(p: ConvolutionProblem, width: int, registers: int) -> DirectTile:
 
 def _tile_text(p: ConvolutionProblem, lay: DirectLayout, x: TapCopy, tw: int, *, fused: bool) -> str:
     ins = {"in_start": lay.inputs.start("i"), "in_next": lay.inputs.start("i + 1"), "taps": p.taps}
-    source = conv_text.PANELS if p.panel else conv_text.FUSED if fused else conv_text.PACKED
+    source = PANELS if p.panel else FUSED if fused else PACKED
     weights, next_weights, used_weights = (
-        render(t, most=lay.inputs.size, panel=p.panel, **ins) for t in source
+        render(t, {"most": lay.inputs.size, "panel": p.panel, **ins}) for t in source
     )  # fmt: skip
     tap_step, input_step = (f"{p.ci * p.panel}LL", p.panel) if p.panel else ("NV * VL", f"{p.taps} * NV * VL")
-    form = conv_text.TAPS_INNERMOST if _taps_innermost(p) else conv_text.INPUTS_INNERMOST
-    reduce = render(
-        form, taps=p.taps, tap_step=tap_step, input_step=input_step,
+    reduce = (conv_text.taps_innermost if _taps_innermost(p) else conv_text.inputs_innermost)(
+        ins, tap_step=tap_step, input_step=input_step,
         kd=p.ker[0], kh=p.ker[1], kw=p.ker[2], kds=x.plane, khs=p.dil[1] * x.row, kws=p.dil[2] * x.pixel,
         cs=x.channel,
     )  # fmt: skip
     wide = lay.tile.wide
-    return render(
-        conv_text.TILE, rs=x.stride[1] * x.row, ps=x.stride[2] * x.pixel, tw=tw, **ins,
-        weights=weights, next_weights=next_weights, used_weights=used_weights, cs=x.channel, reduce=reduce, in_blocks=lay.inputs.parts,
+    return conv_text.tile(
+        ins, rs=x.stride[1] * x.row, ps=x.stride[2] * x.pixel, tw=tw, weights=weights,
+        next_weights=next_weights, used_weights=used_weights, cs=x.channel, reduce=reduce, in_blocks=lay.inputs.parts,
         tile_calls=choose(wide, "t", "tile<NV, TR, $>(x, w, d, i);"), tall=lay.tile.tall, wide_start=wide.start("t"),
         wide_first=wide.start("t0"),
     )  # fmt: skip
@@ -252,14 +262,14 @@ def _tile_text(p: ConvolutionProblem, lay: DirectLayout, x: TapCopy, tw: int, *,
 def copy_text(p: ConvolutionProblem, x: TapCopy) -> str:
     """The function ``copy(x, from, od, r0, c0, rows, cols)``."""
     bd, bh, bw = ("q.bd", "q.bh", "q.bw") if p.family else p.base
-    loops = render(
-        conv_text.COPY_PIXELS if x.channel == 1 and x.pixel != 1 else conv_text.COPY_PLANES, ci=p.ci, kd=p.ker[0],
+    loops = (conv_text.copy_pixels if x.channel == 1 and x.pixel != 1 else conv_text.copy_planes)(
+        {"cs": x.channel, "ps": x.pixel, "xc": p.xs[2]}, ci=p.ci, kd=p.ker[0],
         sd=p.stride[0], bd=bd, dd=p.dil[0], sh=p.stride[1], bh=bh, step_h=x.step[1], d=p.inp[0], h=p.inp[1],
-        cs=x.channel, kds=x.plane, rs=x.row, ps=x.pixel, xc=p.xs[2], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5],
+        kds=x.plane, rs=x.row, xd=p.xs[3], xh=p.xs[4], xw=p.xs[5],
         step_x=x.step[2] * p.xs[5],
     )  # fmt: skip
-    return render(
-        conv_text.COPY, th=x.stride[1], tw=x.stride[2], reach_h=(p.ker[1] - 1) * p.dil[1],
+    return conv_text.copy(
+        th=x.stride[1], tw=x.stride[2], reach_h=(p.ker[1] - 1) * p.dil[1],
         reach_w=(p.ker[2] - 1) * p.dil[2], sw=p.stride[2], bw=bw, step_w=x.step[2], w=p.inp[2], loops=loops,
         q_parameter=", const Residue &q" if p.family else "",
     )  # fmt: skip
@@ -268,22 +278,18 @@ def copy_text(p: ConvolutionProblem, x: TapCopy) -> str:
 def _write_text(p: ConvolutionProblem, lay: DirectLayout, tw: int) -> str:
     rows, cols = "rows", "cols"
     if p.ys[5] == 1 or p.out[2] == 1:
-        loops = conv_text.WRITE_TRANSPOSED
+        loops = conv_text.write_transposed
         contiguous = p.out[1] == 1 or p.ys[4] == p.out[2]
         if p.ys[5] != 1:
-            loops = conv_text.WRITE_PIXELS if p.ys[2] == 1 else conv_text.WRITE_ANY
+            loops = conv_text.write_pixels if p.ys[2] == 1 else conv_text.write_any
         elif contiguous and not p.family and tw == p.out[2] and lay.column_blocks == 1:
             rows, cols = "1", "rows * cols"
     else:
-        loops = conv_text.WRITE_PIXELS if p.ys[2] == 1 else conv_text.WRITE_ANY
+        loops = conv_text.write_pixels if p.ys[2] == 1 else conv_text.write_any
     values = {"tw": tw, "yh": p.ys[4], "yw": p.ys[5], "yc": p.ys[2], "flat_rows": rows, "flat_cols": f"({cols})"}
     bias = "valid == VL ? load(bias + o) : load_part(bias + o, valid)" if p.bias else "V{}"
-    head = (
-        render(conv_text.TRANSPOSE_PIXELS, yc=p.ys[2], plain=int(not p.bias))
-        if loops == conv_text.WRITE_TRANSPOSED
-        else ""
-    )
-    return head + render(conv_text.WRITE, co=p.co, bias=bias, yc=p.ys[2], loops=render(loops, **values))
+    head = conv_text.transpose_pixels(yc=p.ys[2], plain=int(not p.bias)) if loops == conv_text.write_transposed else ""
+    return head + conv_text.write(co=p.co, bias=bias, yc=p.ys[2], loops=loops(values))
 
 
 def _fill_text(p: ConvolutionProblem) -> str:
@@ -299,24 +305,24 @@ def _fill_text(p: ConvolutionProblem) -> str:
         f"tap / {d} % {k} * {w}LL" for d, k, w in ((kh * kw, kd, wk[0]), (kw, kh, wk[1]), (1, kw, wk[2]))
     )
     if wo == 1 and p.co > 1:
-        loops = render(conv_text.PACK_VECTORS, taps=p.taps, wi=wi, tap_offset=offset)
+        loops = conv_text.pack_vectors(taps=p.taps, wi=wi, tap_offset=offset)
     elif dense and len(signs) <= 1 and (p.ci if whole else 1) * p.taps > 2 and wo > 0 and wi >= 0:
         tap, sign = (f"{p.taps - 1} - f", "-") if flipped else ("f", "")
         run, step = (f"((c1 - c0) * {p.taps})", "c1 - c0") if whole else (str(p.taps), "1")
-        loops = render(
-            conv_text.PACK_RUNS, taps=p.taps, wi=wi, wo=wo, run=run, step=step, lowest=lowest, first_tap=tap, sign=sign
+        loops = conv_text.pack_runs(
+            taps=p.taps, wi=wi, wo=wo, run=run, step=step, lowest=lowest, first_tap=tap, sign=sign
         )  # fmt: skip
     else:
-        loops = render(conv_text.PACK_ANY, taps=p.taps, wi=wi, wo=wo, tap_offset=offset)
-    return render(conv_text.FILL, wo=wo, loops=loops)
+        loops = conv_text.pack_any(taps=p.taps, wi=wi, wo=wo, tap_offset=offset)
+    return conv_text.fill(wo=wo, loops=loops)
 
 
 def _pack_text(p: ConvolutionProblem, lay: DirectLayout, epilogue: bool) -> str:
     """The function ``pack`` of phase one."""
     vectors = lay.tile.vectors
     blocks = p.groups * vectors.parts
-    return render(
-        conv_text.PACK, parameter=EPILOGUE_PARAMETER.replace(" &e", " &") if epilogue else "",
+    return conv_text.pack(
+        parameter=EPILOGUE_PARAMETER.replace(" &e", " &") if epilogue else "",
         wo=p.ws[1], blocks=vectors.parts, vector_start=vectors.start("ob"), vectors=vectors.total,
         per_lane=p.ci * p.taps, w0="q.w0" if p.family else f"{p.w0}LL", wg=p.ws[0], groups=p.groups, co=p.co,
         m=f"j / {blocks} * {p.groups}" if p.family else "0", end=_end_of_weights(p),
@@ -330,3 +336,11 @@ def _end_of_weights(p: ConvolutionProblem) -> int:
     """Where the weights that the problem reads end, from their start."""
     extents = (p.groups, p.co, p.ci, *p.ker)
     return sum((n - 1) * s for n, s in zip(extents, p.ws, strict=True) if s > 0) + 1
+
+
+def _family_refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    return None if p.family else Refusal("a problem by itself")
+
+
+DIRECT_FAMILY = Method("family", direct_draft, refusal=_family_refusal)
+DIRECT = Method("direct", direct_draft)

@@ -12,17 +12,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.conv import grouped_text as text_of
-from dcir.codegen.cpp.tiles.conv import nhwc_text as last_text
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import DepthwiseTile, columns_of, tile_at
 from dcir.codegen.cpp.tiles.conv.nhwc import border
 from dcir.codegen.cpp.tiles.conv.nhwc_tile import CHAIN, in_chains
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, render
-from dcir.codegen.cpp.tiles.epilogue.epilogue import GROUPED, Epilogue
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes
+from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
+from dcir.codegen.cpp.tiles.epilogue.groups import GROUPED
+from dcir.codegen.cpp.tiles.method import Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.ops.library.packing import MOST_TAPS, panel_width, panels, spans_groups
+
+text_of = templates("conv/grouped")
+last_text = templates("conv/nhwc")
 
 SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
 # Of all weights: fewer come again for every tile, so that tiles read neighbouring lines; more are passed over by the whole image.
@@ -70,15 +75,24 @@ class Lanes:
         return made
 
 
-def grouped_suits(p: ConvolutionProblem, isa: Isa) -> bool:
-    """Whether a problem has this form: several groups, rows of few taps, and sums of moderate length."""
-    if p.groups == 1 or p.bias or p.family or p.y0 or p.ker[2] > MOST_TAPS or p.taps * p.ci * p.co == 0:
-        return False
+def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    if p.groups == 1 or p.taps * p.ci * p.co == 0:
+        return Refusal("one group")
+    if p.bias or p.family or p.y0:
+        return Refusal("a bias that is not the epilogue's, or a part of a result")
+    if p.ker[2] > MOST_TAPS:
+        return Refusal(f"more than {MOST_TAPS} taps in a row")
     if p.panel:
-        return p.panel % lanes(isa, p.dtype) == 0 and (spans(p) or _better(p))
-    packed = replace(p, panel=panel_width(p.dtype, isa))
-    in_place = p.xs[2] == p.ys[2] == 1 and p.epilogue is not None
-    return in_place and p.ci > 1 and p.co > 1 and (spans(packed) or _better(packed))
+        if p.panel % lanes(isa, p.dtype):
+            return Refusal("panels of another width")
+    elif p.xs[2] != 1 or p.ys[2] != 1 or p.epilogue is None:
+        return Refusal(
+            "weights that are packed in every call, of images that are not in channels-last or without an epilogue"
+        )
+    elif p.ci == 1 or p.co == 1:
+        return Refusal("one channel in a group")
+    packed = p if p.panel else replace(p, panel=panel_width(p.dtype, isa))
+    return None if spans(packed) or _better(packed) else Refusal("long sums, as fast for every group apart")
 
 
 def spans(p: ConvolutionProblem) -> bool:
@@ -91,7 +105,7 @@ def _better(p: ConvolutionProblem) -> bool:
 
 
 def grouped_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
-    """A problem that ``grouped_suits``, not empty."""
+    """A problem of this form, not empty."""
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
     channels = p.groups * p.co
     whole = (p.n, 1, channels, *p.out)
@@ -120,29 +134,29 @@ def grouped_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> D
     tiles = [tile_at(p, c, n) for c, n in columns]
     distinct = list(dict.fromkeys(kinds))
     per_panel, panel_step = p.panel // width, p.taps * p.ci * p.panel
-    place = render(
-        text_of.PLACE, per_panel=per_panel, panel_step=panel_step, spread=", ".join("x" * width)
+    place = text_of.place(
+        per_panel=per_panel, panel_step=panel_step, spread=", ".join("x" * width)
     )  # fmt: skip
     texts.append(place)
     if in_chains(p):
-        texts.append(render(last_text.REST))
+        texts.append(last_text.rest())
     if len(distinct) > 1:
         numbers = ", ".join(str(distinct.index(kind)) for kind in kinds)
         texts.append(f"\nstatic const unsigned char lanes[] = {{{numbers}}};\n")
     for number, kind in enumerate(distinct):
         texts += [_tile_text(p, t, number, kind, form, epilogue, width) for t in dict.fromkeys(tiles)]
     rows, together, parts, shares = _division(p, len(kinds), threads, element)
-    texts.append(render(
-        text_of.REGION, row_blocks=rows.parts, per_image=rows.parts * p.out[0], od=p.out[0], sd=p.stride[0], bd=p.base[0],
+    texts.append(text_of.region(
+        row_blocks=rows.parts, per_image=rows.parts * p.out[0], od=p.out[0], sd=p.stride[0], bd=p.base[0],
         dd=p.dil[0], kd=p.ker[0], id=p.inp[0], row_start=rows.start("rb"), row_next=rows.start("rb + 1"), sh=p.stride[1],
         bh=p.base[1], dh=p.dil[1], kh=p.ker[1], ih=p.inp[1], xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], bw=p.base[2],
         tiles=_calls(p, tiles, columns, kinds, form, innermost=together == 0),
     ))  # fmt: skip
     own = "own(operands, j)" if epilogue.sums else "operands"
-    rest = render(last_text.REST_PLACE, size=form.wide.size * form.vectors * width) if in_chains(p) else ""
-    walk = render(text_of.BY_VECTORS, together=together) if together else text_of.BY_TILES
-    texts.append(render(
-        text_of.RUN, own=own, rest=rest, parts=parts, blocks=len(kinds), regions=p.n * p.out[0] * rows.parts, shares=shares,
+    rest = last_text.rest_place(size=form.wide.size * form.vectors * width) if in_chains(p) else ""
+    walk = text_of.by_vectors(together=together) if together else text_of.by_tiles()
+    texts.append(text_of.run(
+        own=own, rest=rest, parts=parts, blocks=len(kinds), regions=p.n * p.out[0] * rows.parts, shares=shares,
         image=image, weights=weights, walk=walk,
     ))  # fmt: skip
     steps.append(TileStep(parts * shares, "run"))
@@ -188,7 +202,7 @@ def _calls(
         ]
         cases = " ".join(f"case {n}: {call} break;" for n, call in enumerate(calls))
         text = calls[0] if len(calls) == 1 else f"switch (lanes[b]) {{ {cases} }}"
-        return render(text_of.BLOCKS, vectors=form.vectors, channels=p.groups * p.co, co=p.co, ci=p.ci, calls=text)
+        return text_of.blocks(vectors=form.vectors, channels=p.groups * p.co, co=p.co, ci=p.ci, calls=text)
 
     if innermost:
         return "\n".join(f"        {loop}{blocks([('', tile)])}" for loop, tile in runs)
@@ -200,14 +214,14 @@ def _tile_text(
     p: ConvolutionProblem, t: DepthwiseTile, number: int, kind: Lanes, form: GroupedForm, epilogue: Epilogue, width: int
 ) -> str:
     channels, nv = p.groups * p.co, form.vectors
+    valid = "(L)(NV * VL)" if channels % (nv * width) == 0 else "q.valid"
     if epilogue.grouped:
-        stop = last_text.STOP_GROUPS.replace("$grouped", str(GROUPED))
+        stop = last_text.stop_groups({"valid": valid}, grouped=GROUPED)
     else:
         unrolled = t.pixels * nv <= UNROLLED and epilogue.in_registers and not epilogue.sums
-        stop = last_text.STOP_UNROLLED if unrolled else last_text.STOP_ROWS
+        stop = (last_text.stop_unrolled if unrolled else last_text.stop_rows)({"valid": valid})
     if epilogue.sums:
-        stop += last_text.STOP_SUMS
-    valid = "(L)(NV * VL)" if channels % (nv * width) == 0 else "q.valid"
+        stop += last_text.stop_sums({"valid": valid})
     chains = in_chains(p)
     step = _shared if form.shared else _by_taps
     line = 64 // ELEMENT_BYTES[p.dtype]
@@ -219,9 +233,7 @@ def _tile_text(
             f"                __builtin_prefetch(p + {max(p.ci, line) + (t.low + k) * p.xs[5]} + {turn} * {each * p.xs[5]}LL);"
             for k in range(each)
         ]
-        steps = render(
-            text_of.ANY_INPUT, count=count, panel=p.panel, step="\n".join([*ahead, *step(p, t, kind, nv, 0)])
-        )
+        steps = text_of.any_input(count=count, panel=p.panel, step="\n".join([*ahead, *step(p, t, kind, nv, 0)]))
     else:
         lines = []
         for i in range(p.ci):
@@ -231,12 +243,12 @@ def _tile_text(
         steps = "\n".join(lines)
     if chains:
         chain = max(1, CHAIN // p.ker[2]) if kind.uniform or not kind.within else p.ci
-        steps = render(text_of.CHAINS, ci=p.ci, chain=chain, steps=steps)
-    end = last_text.REST_END if chains else ""
-    return render(
-        text_of.TILE, name=f"{t.name}_{number}", pixels=t.pixels, vectors=nv, begin=text_of.REST_BEGIN if chains else "",
+        steps = text_of.chains(ci=p.ci, chain=chain, steps=steps)
+    end = last_text.rest_end() if chains else ""
+    return text_of.tile(
+        name=f"{t.name}_{number}", pixels=t.pixels, vectors=nv, begin=text_of.rest_begin() if chains else "",
         kds=p.dil[0] * p.xs[3], khs=p.dil[1] * p.xs[4], kh=p.ker[1], row=p.ker[2] * p.ci * p.panel, steps=steps,
-        stop=end + stop.replace("$valid", valid),
+        stop=end + stop,
     )  # fmt: skip
 
 
@@ -279,8 +291,8 @@ def _pack_text(p: ConvolutionProblem, channels: int) -> str:
     _, kh, kw = p.ker
     wg, wo, wi, wd, wh, ww = p.ws
     offset = f"tap / {kh * kw} * {wd}LL + tap / {kw} % {kh} * {wh}LL + tap % {kw} * {ww}LL"
-    return render(
-        text_of.PACK, panel_step=p.taps * p.ci * p.panel, panel=p.panel, w0=p.w0, co=p.co, wg=wg, wo=wo, wi=wi, taps=p.taps,
+    return text_of.pack(
+        panel_step=p.taps * p.ci * p.panel, panel=p.panel, w0=p.w0, co=p.co, wg=wg, wo=wo, wi=wi, taps=p.taps,
         ci=p.ci, channels=channels, offset=offset,
     )  # fmt: skip
 
@@ -339,3 +351,6 @@ def _division(p: ConvolutionProblem, blocks: int, threads: int, element: int) ->
     best = 0 if weights <= WEIGHT_BYTES[0] else 1 if weights <= WEIGHT_BYTES[1] else mine
     together = decide("together", [best, *sorted({0, 1, mine} - {best})])
     return rows, together, max(1, parts), max(1, shares)
+
+
+GROUPED_NHWC = Method("grouped", grouped_draft, refusal=_refusal)

@@ -13,16 +13,19 @@ import itertools
 import math
 from collections.abc import Callable
 
-from dcir.codegen.cpp.tiles.conv import matrix_text as text_of
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
-from dcir.codegen.cpp.tiles.emit import Draft, render
+from dcir.codegen.cpp.tiles.emit import Draft
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm, normal_form
-from dcir.codegen.cpp.tiles.gemm.matrix import ROWS_COST, Rows, matrix_suits, product_draft
+from dcir.codegen.cpp.tiles.gemm.matrix import ROWS_COST, Rows, matrix_refusal, product_draft
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.matrix_unit import DEPTH, ROWS
 from dcir.ops.library.operand_types import alike
+
+text_of = templates("conv/matrix")
 
 PIXEL_BYTES = 192  # of 32 channels in parts
 COPY_COST = 1.0  # of a strip whose rows are in parts already
@@ -30,11 +33,15 @@ BLOCK_BYTES = 1 << 20  # of strips beside the image they are copied from, which 
 OVERLAP = 1.5  # taps that read a pixel, from which on splitting it once pays
 
 
-def matrix_last_suits(p: ConvolutionProblem, epilogue: LoopNest, isa: Isa) -> bool:
-    """Whether a problem that ``last_suits``, its weights packed, is better computed on the matrix unit."""
-    if not isa.matrix_unit or p.groups != 1 or p.xs[2] != 1 or p.ci % DEPTH or max(p.inp) >= 1 << 30:
-        return False
-    return matrix_suits(_form(p, epilogue).spec, isa)
+def matrix_last_refusal(p: ConvolutionProblem, epilogue: LoopNest, isa: Isa) -> Refusal | None:
+    """Why a problem for ``conv/nhwc.py``, its weights packed, is not better computed on the matrix unit."""
+    if not isa.matrix_unit:
+        return Refusal("the processor has no matrix unit")
+    if p.groups != 1 or p.xs[2] != 1 or p.ci % DEPTH:
+        return Refusal(f"channels that do not lie side by side in steps of {DEPTH}")
+    if max(p.inp) >= 1 << 30:
+        return Refusal("positions are numbered in 32 bits")
+    return matrix_refusal(_form(p, epilogue).spec, isa)
 
 
 def matrix_last_draft(
@@ -51,21 +58,17 @@ def pixel_rows(p: ConvolutionProblem, form: ProductForm) -> Rows:
     row = f"pa + m * {form.spec.a[-2]}"
     if _kept(p):
         columns = p.out[1] == 1
-        text = render(text_of.RANGE_OF_COLUMNS if columns else text_of.RANGE_OF_ROWS, **values)
-        text += render(text_of.KEEP, **values)
-        before, step = render(text_of.KEPT_BEFORE, **values), render(text_of.KEPT_STEP, **values)
-        text += render(
-            text_of.PLACES, before=before, step=step, copy=text_of.KEPT_COPY, **values,
-            **{"from": "const B *kept, L low"},
-        )  # fmt: skip
+        text = (text_of.range_of_columns if columns else text_of.range_of_rows)(values)
+        text += text_of.keep(values)
+        before, step = text_of.kept_before(values), text_of.kept_step(values)
+        given = {**values, "from": "const B *kept, L low"}
+        text += text_of.places(given, before=before, step=step, copy=text_of.kept_copy())
         return Rows(
-            text, "a0", row, f"gather(kept, low, {row}, height, k0, depth, d);", render(text_of.KEEP_CALL, **values),
+            text, "a0", row, f"gather(kept, low, {row}, height, k0, depth, d);", text_of.keep_call(values),
             _bytes(p, form), even=True, unit=ROWS, cost=COPY_COST, block=BLOCK_BYTES,
         )  # fmt: skip
-    text = render(
-        text_of.PLACES, before="", step=render(text_of.SPLIT_STEP, **values), copy=text_of.SPLIT_COPY, **values,
-        **{"from": "const T *a"},
-    )  # fmt: skip
+    given = {**values, "from": "const T *a"}
+    text = text_of.places(given, before="", step=text_of.split_step(values), copy=text_of.split_copy())
     return Rows(text, "a0", row, f"gather(a, {row}, height, k0, depth, d);", even=True, unit=8, cost=ROWS_COST)
 
 

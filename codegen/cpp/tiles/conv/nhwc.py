@@ -11,16 +11,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.conv import nhwc_text as text_of
-from dcir.codegen.cpp.tiles.conv.matrix import matrix_last_draft, matrix_last_suits
+from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles.conv.matrix import matrix_last_draft, matrix_last_refusal
 from dcir.codegen.cpp.tiles.conv.nhwc_tile import Kind, dispatch, in_chains, reach, tile_text
+from dcir.codegen.cpp.tiles.conv.pointwise import rows_refusal
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, render, round_up
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, round_up
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
+from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.ops.library.packing import panel_width, panels
 
+text_of = templates("conv/nhwc")
+
+# Pixels; of fewer, tiles of convolutions with packed weights are faster than products row by row: data gradients of 1x1 kernels with
+# strides on Zen 3, 1024 -> 2048 at 14 x 14 52 -> 24 ms (8 images, one core), 256 -> 512 at 56 x 56 30 -> 20.
+SHORT_ROWS = 32
 SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
 WEIGHT_BYTES = 512 << 10  # of the weights of a block of vectors: they stay in the second-level cache while it runs
 IMAGE_BYTES = 400 << 10  # of the image that several blocks of weights pass over
@@ -61,96 +69,132 @@ class NhwcLayout:
     shares: int
     together: int
 
+    @property
+    def partial(self) -> int:
+        """Vectors of sums of a job that wait for the next block of input channels."""
+        if self.inputs.parts == 1:
+            return 0
+        return self.together * self.rows.size * self.columns.size * self.wide.size * self.vectors
 
-def last_suits(p: ConvolutionProblem, isa: Isa) -> bool:
-    """Whether a forward problem has this form; weights that are not in panels are packed, where the images are channels-last."""
+
+def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
     if p.bias or p.family or p.y0 or p.w0:
-        return False
-    if not p.panel:
-        return p.epilogue is not None and p.xs[2] == p.ys[2] == 1 and p.ci > 1 and p.co > 1
-    return p.panel % lanes(isa, p.dtype) == 0
+        return Refusal("a bias that is not the epilogue's, or a part of a result")
+    if p.panel:
+        return Refusal("panels of another width") if p.panel % lanes(isa, p.dtype) else None
+    if p.epilogue is None or p.xs[2] != 1 or p.ys[2] != 1:
+        return Refusal(
+            "weights that are packed in every call, of images that are not in channels-last or without an epilogue"
+        )
+    return Refusal("one channel") if p.ci == 1 or p.co == 1 else None
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Where packed weights lie: in C++, bytes of scratch that they take, and what packs them, if they come as they are."""
+
+    at: str = "a1"
+    scratch: int = 0
+    text: str = ""
+    steps: tuple[TileStep, ...] = ()
+
+
+def _weights(p: ConvolutionProblem, panel: int) -> _Weights:
+    if p.panel:
+        return _Weights()
+    count = p.groups * panels(p.co, panel)
+    size = count * p.taps * p.ci * panel * ELEMENT_BYTES[p.dtype]
+    return _Weights("(const T *)scratch", size, pack_text(replace(p, panel=panel), 0), (TileStep(count, "pack"),))
 
 
 def last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
-    """A problem that ``last_suits``, neither empty nor without taps."""
-    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    """A problem of this form, neither empty nor without taps."""
     along = 2 if p.ys[2] == 1 or p.out[2] == 1 else 5
     stored = p.epilogue or identity_epilogue((p.n, p.groups, p.co, *p.out), p.dtype, p.ys)
-    epilogue = Epilogue(stored, p.dtype, 2, along, 5 if along == 2 else -1)
-    own = "own(operands, j)" if epilogue.sums else "operands"
-    steps: list[TileStep] = []
-    texts: list[str] = []
-    scratch, weights = 0, "a1"
-    if not p.panel:
-        p = replace(p, panel=panel_width(p.dtype, isa))
-        texts.append(pack_text(p, scratch))
-        steps.append(TileStep(p.groups * panels(p.co, p.panel), "pack"))
-        weights, scratch = "(const T *)scratch", p.groups * panels(p.co, p.panel) * p.taps * p.ci * p.panel * element
-    if matrix_last_suits(p, stored, isa) and decide("unit", ["matrix", "vector"]) == "matrix":
-        draft = matrix_last_draft(name, p, stored, threads, weights=weights, scratch=scratch)
-        return replace(draft, text="".join(texts) + draft.text, steps=(*steps, *draft.steps))
+    weights = _weights(p, panel_width(p.dtype, isa))
+    p = p if p.panel else replace(p, panel=panel_width(p.dtype, isa))
+    if matrix_last_refusal(p, stored, isa) is None and ON_UNIT.answer():
+        draft = matrix_last_draft(name, p, stored, threads, weights=weights.at, scratch=weights.scratch)
+    else:
+        epilogue = Epilogue(stored, p.dtype, 2, along, 5 if along == 2 else -1)
+        draft = _tiles_draft(name, p, epilogue, isa, threads, weights)
+    return replace(draft, text=weights.text + draft.text, steps=(*weights.steps, *draft.steps))
+
+
+def _tiles_draft(
+    name: str, p: ConvolutionProblem, epilogue: Epilogue, isa: Isa, threads: int, weights: _Weights
+) -> Draft:
+    """The same with multiply-adds, over packed weights."""
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
     lay = _layout(p, isa, threads)
+    before, steps, image, scratch = "", [], "a0", weights.scratch
     if _copied(p, lay, element):
-        text, moved = border(p, width, element, scratch, bordered=_bordered(p, lay))
-        texts.append(text)
+        before, moved = border(p, width, element, scratch, bordered=_bordered(p, lay))
         steps.append(TileStep(p.n * moved.inp[0] * moved.inp[1], "border"))
         image, scratch = f"(const T *)(scratch + {scratch}LL)", scratch + p.n * moved.xs[0] * element
         p = moved
-    else:
-        image = "a0"
     kinds = _kinds(p, lay.wide)
     tiles = "".join(
         tile_text(f"tile{i}", p, kind, epilogue, width, vectors=lay.vectors, blocks=lay.blocks, blocked=lay.inputs.parts > 1)
         for i, kind in enumerate(dict.fromkeys(kinds))
     )  # fmt: skip
-    per_panel, step = p.panel // width, p.taps * p.ci * p.panel
-    near = decide("ahead", [NEAR, *FARTHER])
-    sweep = render(
-        text_of.SWEEP, panel=p.panel, per_panel=per_panel, panel_step=step, near=near // element,
-        pixel=p.stride[2] * p.xs[5], rest=render(text_of.REST) if in_chains(p) else "", **_images_ahead(p),
+    near = decide("ahead", [NEAR, *FARTHER]) // element
+    sweep = text_of.sweep(
+        _images_ahead(p), panel=p.panel, per_panel=p.panel // width, panel_step=p.taps * p.ci * p.panel, near=near,
+        pixel=p.stride[2] * p.xs[5], rest=text_of.rest() if in_chains(p) else "",
     )  # fmt: skip
     planes, waiting = _planes_text(lay, epilogue, width)
     jobs = lay.parts * lay.shares
-    tile_size = lay.wide.size * width
-    partial = lay.together * lay.rows.size * lay.columns.size * tile_size * lay.vectors if lay.inputs.parts > 1 else 0
+    partial = lay.partial * width
     partials = "T *partials = nullptr;"
     if partial * element > STACK_BYTES:
         partials = f"T *partials = (T *)(scratch + {scratch}LL + j * {partial * element}LL);"
         scratch += jobs * partial * element
     elif partial:
         partials = f"alignas(64) T partials[{partial}];"
-    total = ceil_div(p.co, width)
-    tail = total % lay.vectors
-    where = "nullptr"
-    if partial:
-        where = f"partials + (k - s) * {lay.rows.size * lay.columns.size * tile_size} * NV"
-    call = f"region<NV>(q, a + g * {p.xs[1]}LL, w, {where}, k, number);"
-    calls = call.replace("NV", str(lay.vectors))
-    if tail:
-        calls = f"if (v + {lay.vectors} <= {total}) {calls} else {call.replace('NV', str(tail))}"
-    regions = p.n * p.out[0] * lay.rows.parts * lay.columns.parts
+    own = "own(operands, j)" if epilogue.sums else "operands"
+    region = _region_text(p, lay, kinds, width, near, waiting)
+    run = _run_text(p, lay, width, own=own, image=image, weights=weights.at, partials=partials)
+    text = "".join([before, sweep, planes[0], tiles, planes[1], region, run])
+    sums = bool(epilogue.sums) and epilogue.vector == 2
+    return Draft(name, p.dtype, text, (*steps, TileStep(jobs, "run")), scratch, epilogue=epilogue, sums=sums)
+
+
+def _region_text(
+    p: ConvolutionProblem, lay: NhwcLayout, kinds: list[Kind], width: int, near: int, waiting: dict[str, str]
+) -> str:
+    """C++ that runs the tiles of a region."""
     per_plane = lay.rows.parts * lay.columns.parts
-    region = render(
-        text_of.REGION, column_blocks=lay.columns.parts, row_blocks=lay.rows.parts, per_plane=per_plane,
+    return text_of.region(
+        waiting, column_blocks=lay.columns.parts, row_blocks=lay.rows.parts, per_plane=per_plane,
         per_image=per_plane * p.out[0], od=p.out[0], sd=p.stride[0], bd=p.base[0], dd=p.dil[0], kd=p.ker[0], id=p.inp[0],
         tile_start=lay.columns.start("cb"), tile_next=f"({lay.columns.start('cb + 1')})", row_start=lay.rows.start("rb"),
         row_next=f"({lay.rows.start('rb + 1')})", sh=p.stride[1], bh=p.base[1], dh=p.dil[1], kh=p.ker[1], ih=p.inp[1],
-        xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], bw=p.base[2], partial=tile_size if partial else 0, column=lay.wide.start("t"),
-        pixel=p.stride[2] * p.xs[5], tiles=dispatch(kinds), near=near // element,
-        **waiting,
+        xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], bw=p.base[2], partial=lay.wide.size * width if lay.partial else 0,
+        column=lay.wide.start("t"), pixel=p.stride[2] * p.xs[5], tiles=dispatch(kinds), near=near,
     )  # fmt: skip
-    rest = render(text_of.REST_PLACE, size=tile_size * lay.vectors) if in_chains(p) else ""
-    run = render(
-        text_of.RUN, own=own, rest=rest, parts=lay.parts, blocks=p.groups * lay.blocks, regions=regions, shares=lay.shares, image=image,
+
+
+def _run_text(
+    p: ConvolutionProblem, lay: NhwcLayout, width: int, *, own: str, image: str, weights: str, partials: str
+) -> str:
+    """C++ of a job: groups of vectors over its regions."""
+    total, tile_size = ceil_div(p.co, width), lay.wide.size * width
+    step = p.taps * p.ci * p.panel
+    where = f"partials + (k - s) * {lay.rows.size * lay.columns.size * tile_size} * NV" if lay.partial else "nullptr"
+    call = f"region<NV>(q, a + g * {p.xs[1]}LL, w, {where}, k, number);"
+    calls, tail = call.replace("NV", str(lay.vectors)), total % lay.vectors
+    if tail:
+        calls = f"if (v + {lay.vectors} <= {total}) {calls} else {call.replace('NV', str(tail))}"
+    rest = text_of.rest_place(size=tile_size * lay.vectors) if in_chains(p) else ""
+    return text_of.run(
+        own=own, rest=rest, parts=lay.parts, blocks=p.groups * lay.blocks,
+        regions=p.n * p.out[0] * lay.rows.parts * lay.columns.parts, shares=lay.shares, image=image,
         weights=weights, partials=partials, together=lay.together, panel=p.panel, per_group=lay.blocks, vectors=lay.vectors,
-        group=panels(p.co, p.panel) * step, per_panel=per_panel, panel_step=step, co=p.co, in_blocks=lay.inputs.parts,
+        group=panels(p.co, p.panel) * step, co=p.co, in_blocks=lay.inputs.parts,
         in_start=f"({lay.inputs.start('i')}) * {lay.unit}",
         in_next=f"({lay.inputs.start('i + 1')}) * {lay.unit}", regions_calls=calls,
     )  # fmt: skip
-    steps.append(TileStep(jobs, "run"))
-    text = "".join([*texts, sweep, planes[0], tiles, planes[1], region, run])
-    sums = bool(epilogue.sums) and along == 2
-    return Draft(name, p.dtype, text, tuple(steps), scratch, epilogue=epilogue, sums=sums)
 
 
 def _planes_text(lay: NhwcLayout, epilogue: Epilogue, width: int) -> tuple[tuple[str, str], dict[str, str]]:
@@ -159,9 +203,9 @@ def _planes_text(lay: NhwcLayout, epilogue: Epilogue, width: int) -> tuple[tuple
         return ("", ""), {"rows": "", "from": "", "flush": ""}
     tiles = max(1, WAITING // lay.wide.size)
     lines = ceil_div(tiles * lay.wide.size + width, width)
-    flush = render(text_of.FLUSH_TILES, tiles=tiles, end=f"({lay.wide.start('(t + 1)')})")
-    parts = {"rows": text_of.FLUSH_ROWS, "from": render(text_of.FLUSH_FROM, tiles=tiles), "flush": flush}
-    return (render(text_of.PLANES, pitch=(lines | 1) * width), render(text_of.FLUSH)), parts
+    flush = text_of.flush_tiles(tiles=tiles, end=f"({lay.wide.start('(t + 1)')})")
+    parts = {"rows": text_of.flush_rows(), "from": text_of.flush_from(tiles=tiles), "flush": flush}
+    return (text_of.planes(pitch=(lines | 1) * width), text_of.flush()), parts
 
 
 def _images_ahead(p: ConvolutionProblem) -> dict[str, str]:
@@ -284,12 +328,12 @@ def border(
     d, h, w = (a + i + b for a, i, b in zip(low, p.inp, high, strict=True))
     row = w * pitch
     if p.xs[2] == 1 and not few:
-        copy = text_of.COPY_CHANNELS
+        copy = text_of.copy_channels
     else:
-        copy = text_of.COPY_PLANES if p.xs[5] == 1 and not few else text_of.COPY_FEW
-    body = render(copy, iw=p.inp[2], channels=channels, pitch=pitch, xw=p.xs[5], xc=p.xs[2])
-    text = render(
-        text_of.BORDER, image_at=at, row=row, height=h, depth=d, top=low[1], front=low[0], left=low[2], ih=p.inp[1],
+        copy = text_of.copy_planes if p.xs[5] == 1 and not few else text_of.copy_few
+    body = copy({"iw": p.inp[2], "channels": channels, "pitch": pitch, "xw": p.xs[5], "xc": p.xs[2]})
+    text = text_of.border(
+        image_at=at, row=row, height=h, depth=d, top=low[1], front=low[0], left=low[2], ih=p.inp[1],
         id=p.inp[0], iw=p.inp[2], pitch=pitch, xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], copy=body,
     )  # fmt: skip
     base = (p.base[0] + low[0], p.base[1] + low[1], p.base[2] + low[2])
@@ -304,11 +348,28 @@ def pack_text(p: ConvolutionProblem, at: int, *, operands: bool = True) -> str:
     dense = all(
         s == step or n == 1 for n, s, step in zip((p.ci, *p.ker), p.ws[2:], (p.taps, kh * kw, kw, 1), strict=True)
     )
-    otherwise = text_of.PACK_OUTPUTS if wo < wi else text_of.PACK_ANY
-    loops = text_of.PACK_RUNS if dense else text_of.PACK_INPUTS if wi == 1 else otherwise
+    otherwise = text_of.pack_outputs if wo < wi else text_of.pack_any
+    loops = text_of.pack_runs if dense else text_of.pack_inputs if wi == 1 else otherwise
     values = {"panel": p.panel, "taps": p.taps, "ci": p.ci, "wo": wo, "wi": wi}
     count = panels(p.co, p.panel)
-    return render(
-        text_of.PACK, panels=count, wg=p.ws[0], at=at, panel_step=p.taps * p.ci * p.panel, co=p.co, panel=p.panel, wo=wo,
-        parameter=", const Operands &" if operands else "", loops=render(loops, offset=offset, **values),
+    return text_of.pack(
+        panels=count, wg=p.ws[0], at=at, panel_step=p.taps * p.ci * p.panel, co=p.co, panel=p.panel, wo=wo,
+        parameter=", const Operands &" if operands else "", loops=loops({**values, "offset": offset}),
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- methods
+def _short_rows_refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    """Results in short rows apart from each other, as of a strided convolution's data gradient, would each pack B again as products."""
+    refused = rows_refusal(p)
+    if refused is not None or isa.vectors == "avx512":
+        return refused or Refusal("products pack so few rows as fast")
+    if p.out[1] == 1 or p.ys[4] == p.out[2] * p.ys[5] or p.out[2] > SHORT_ROWS:
+        return Refusal("long rows of results, or rows without gaps between them")
+    if p.epilogue is not None or p.panel or min(p.ci, p.co) == 1:
+        return Refusal("an epilogue, packed weights or one channel")
+    return None
+
+
+NHWC = Method("nhwc", last_draft, refusal=_refusal)
+NHWC_SHORT_ROWS = Method("nhwc", last_draft, refusal=_short_rows_refusal)

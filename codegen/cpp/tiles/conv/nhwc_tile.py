@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dcir.codegen.cpp.tiles.conv import nhwc_text as text_of
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, ceil
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, ceil_div, render, round_up
-from dcir.codegen.cpp.tiles.epilogue.epilogue import GROUPED, Epilogue
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, ceil_div, round_up
+from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
+from dcir.codegen.cpp.tiles.epilogue.groups import GROUPED
+
+text_of = templates("conv/nhwc")
 
 SHORT = 256  # a tile of fewer steps finishes its rows in registers; for others that is not worth compiling
 # Products of a chain, where a sum has more than twice as many: of 4608 products the error is 0.36 times that of one chain. A chain is a
@@ -88,25 +91,25 @@ def tile_text(
     sweeps = _sweeps(p, kind, blocked=blocked)
     rows = in_chains(p) and p.ker[0] * p.ker[1] > 1
     resting = rows or any("rest(" in sweep for sweep in sweeps)
-    row = render(text_of.REST_ROW, every=max(1, CHAIN // (p.ker[2] * p.ci))) if rows else ""
-    if epilogue.vector == 5:
-        stop = text_of.STOP_PLANES
-    elif epilogue.grouped:
-        stop = text_of.STOP_GROUPS.replace("$grouped", str(GROUPED))
-    else:
-        unrolled = p.ci * p.taps < SHORT and epilogue.in_registers and not epilogue.sums
-        stop = text_of.STOP_UNROLLED if unrolled else text_of.STOP_ROWS
-    if epilogue.sums and epilogue.vector == 2:
-        stop += text_of.STOP_SUMS
+    row = text_of.rest_row(every=max(1, CHAIN // (p.ker[2] * p.ci))) if rows else ""
     # How many channels a group's last block has is known when the code is made, where its tile is not another's.
     total = ceil_div(p.co, width)
     last = total % vectors or (vectors if blocks == 1 else 0)
     valid = f"(NV == {last} ? {p.co - (total - last) * width} : q.valid)"
-    end = (text_of.REST_END if resting else "") + (text_of.SUSPEND if blocked else "")
-    return render(
-        text_of.TILE, name=name, pixels=kind.pixels, panel=p.panel, begin=text_of.REST_BEGIN if resting else "", row=row,
+    if epilogue.vector == 5:
+        stop = text_of.stop_planes({"valid": valid})
+    elif epilogue.grouped:
+        stop = text_of.stop_groups({"valid": valid}, grouped=GROUPED)
+    else:
+        unrolled = p.ci * p.taps < SHORT and epilogue.in_registers and not epilogue.sums
+        stop = (text_of.stop_unrolled if unrolled else text_of.stop_rows)({"valid": valid})
+    if epilogue.sums and epilogue.vector == 2:
+        stop += text_of.stop_sums({"valid": valid})
+    end = (text_of.rest_end() if resting else "") + (text_of.suspend() if blocked else "")
+    return text_of.tile(
+        name=name, pixels=kind.pixels, panel=p.panel, begin=text_of.rest_begin() if resting else "", row=row,
         kds=p.dil[0] * p.xs[3], khs=p.dil[1] * p.xs[4], kh=p.ker[1], tap_row=p.ker[2] * p.ci * p.panel,
-        sweeps="\n".join(sweeps), stop=end + stop.replace("$valid", valid),
+        sweeps="\n".join(sweeps), stop=end + stop,
     )  # fmt: skip
 
 
@@ -118,15 +121,17 @@ def _sweeps(p: ConvolutionProblem, kind: Kind, *, blocked: bool) -> list[str]:
         whole, length = merged or (n == 1 and not blocked), n * p.ci
         chain = round_up(ceil_div(length, max(1, length // CHAIN)), 64 // ELEMENT_BYTES[p.dtype])
         if in_chains(p) and since >= CHAIN // 2:
-            found.append(text_of.REST_SWEEP)
+            found.append(text_of.rest_sweep())
             since = 0
-        text = text_of.SWEEP_MERGED if whole else text_of.SWEEP_TAPS
+        text = text_of.sweep_merged if whole else text_of.sweep_taps
         if whole and in_chains(p) and chain < length:
-            text, since = text_of.SWEEP_CHAINS, 0
+            text, since = text_of.sweep_chains, 0
         count = str(chain) if length % chain == 0 else f"({length} - k < {chain} ? {length} - k : {chain})"
         since += min(chain, length)
         found.append(
-            render(text, first=first, end=first + n, taps=n, lo=lo, hi=hi, kws=p.dil[2] * p.xs[5], tap=p.ci * p.panel, ci=p.ci,
-                   panel=p.panel, length=length, chain=chain, count=count)
+            text({
+                "first": first, "end": first + n, "taps": n, "lo": lo, "hi": hi, "kws": p.dil[2] * p.xs[5], "tap": p.ci * p.panel,
+                "ci": p.ci, "panel": p.panel, "length": length, "chain": chain, "count": count,
+            })
         )  # fmt: skip
     return found

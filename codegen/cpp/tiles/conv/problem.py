@@ -7,6 +7,7 @@ of the result's position: those taps that hit it form a smaller kernel, and no i
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ class ConvolutionProblem:
         bias: whether a2 holds groups * co values.
         panel: if not 0, w is packed in panels of so many output channels (``library/packing.py``), and ``ws`` says nothing.
         epilogue: what is done before storing, over (n, group, channel, 3 spatial); ``ys`` are the strides of its first store.
+        winograd: if not empty, the form of the weights: transformed for tiles of so many results.
         family: if not empty, as many problems in one, with these in place of w0, y0 and base; ``out`` is the largest.
     """
 
@@ -64,6 +66,7 @@ class ConvolutionProblem:
     bias: bool = False
     panel: int = 0
     epilogue: LoopNest | None = None
+    winograd: tuple[int, ...] = ()
     family: tuple[Residue, ...] = ()
 
     @property
@@ -75,6 +78,34 @@ class ConvolutionProblem:
     def work(self) -> int:
         """Multiply-adds."""
         return max(1, len(self.family)) * self.n * self.groups * self.co * self.ci * self.taps * math.prod(self.out)
+
+
+@dataclass(frozen=True)
+class DataGradient:
+    """The data gradient of a convolution.
+
+    Attributes:
+        spec: the convolution, of kind "backward_data".
+        forward: its forward problem, without a bias.
+    """
+
+    spec: ConvolutionSpec
+    forward: ConvolutionProblem
+
+    @functools.cached_property
+    def residues(self) -> tuple[ConvolutionProblem, ...]:
+        """The problems whose results together are the gradient."""
+        return tuple(data_problems(self.spec))
+
+    @property
+    def met(self) -> list[ConvolutionProblem]:
+        """Those of them that have taps and results."""
+        return [p for p in self.residues if p.taps and math.prod(p.out)]
+
+
+def data_gradient(s: ConvolutionSpec) -> DataGradient:
+    """The data gradient that a spec is."""
+    return DataGradient(s, forward_problem(replace(s, bias=False)))
 
 
 def _three(values: tuple[int, ...], fill: int) -> Three:
@@ -94,7 +125,7 @@ def forward_problem(s: ConvolutionSpec) -> ConvolutionProblem:
             s.dtype, s.n, s.groups, s.cin, s.cout, _three(s.in_size, 1), _three(s.kernel, 1), _three(s.out_size, 1),
             _three(s.stride, 1), low, _three(s.dilation, 1), _channels(s.x, s.cin), _channels(s.y, s.cout),
             (s.w[0] * s.cout, s.w[0], s.w[1], *_three(s.w[2:], 0)), bias=s.bias and s.kind == "forward",
-            panel=s.panel, epilogue=_six_loops(s, s.cout) if s.kind == "forward" else None,
+            panel=s.panel, epilogue=_six_loops(s, s.cout) if s.kind == "forward" else None, winograd=s.winograd,
         )
     )  # fmt: skip
 

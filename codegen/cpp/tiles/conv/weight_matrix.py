@@ -13,13 +13,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dcir.codegen.cpp.tiles.conv import weight_matrix_text as text_of
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.conv.weight import finish_text
-from dcir.codegen.cpp.tiles.emit import Draft, Split, TileStep, ceil_div, render, round_up
-from dcir.codegen.cpp.tiles.gemm import matrix_text as gemm_matrix_text
+from dcir.codegen.cpp.tiles.emit import Draft, Split, TileStep, ceil_div, round_up
+from dcir.codegen.cpp.tiles.gemm.unit import unit_support
+from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library import matrix_unit
+
+text_of = templates("conv/weight_matrix")
 
 STEP_BYTES = 6144
 DEEPEST = 768  # positions of a block
@@ -29,20 +33,29 @@ GAIN = 0.55  # of the time of multiply-adds that the model must stay below: what
 # go to memory) doubled the times of 19 layers measured
 
 
-def weight_matrix_suits(p: ConvolutionProblem, isa: Isa) -> bool:
-    """Whether a weight gradient is better computed on the matrix unit."""
-    if not isa.matrix_unit or p.dtype != "f32" or p.groups != 1 or p.ci % 32 or p.co % 32 or p.work < LEAST_WORK:
-        return False
-    if p.xs[2] != 1 or p.ys[2] != 1 or (p.inp[0], p.ker[0], p.out[0]) != (1, 1, 1) or p.y0 or p.w0:
-        return False
+def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    if not isa.matrix_unit:
+        return Refusal("the processor has no matrix unit")
+    if p.dtype != "f32" or p.groups != 1 or p.ci % 32 or p.co % 32:
+        return Refusal("channels that fill no tiles, several groups, or numbers of another type")
+    if p.work < LEAST_WORK:
+        return Refusal("too little work")
+    if p.xs[2] != 1 or p.ys[2] != 1 or p.y0 or p.w0:
+        return Refusal("images that are not in channels-last")
+    if (p.inp[0], p.ker[0], p.out[0]) != (1, 1, 1):
+        return Refusal("three dimensions")
     if p.taps > 1 and (max(p.base) > 0 or _wide(p) > DEEPEST or _phases(p) > MOST_PHASES):
-        return False
+        return Refusal("rows too long for a block, or too many phases of the image")
     if p.taps == 1 and any(p.base):
-        return False
-    return _cycles(p) <= GAIN * p.work / matrix_unit.MULTIPLY_ADDS
+        return Refusal("an offset of the image")
+    return (
+        None
+        if _cycles(p) <= GAIN * p.work / matrix_unit.MULTIPLY_ADDS
+        else Refusal("multiply-adds are faster by the model")
+    )
 
 
-def weight_matrix_draft(name: str, p: ConvolutionProblem, threads: int) -> Draft:
+def weight_matrix_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
     """The gradient of w for the forward problem ``p``: a0 = x, a1 = gradient of y, o0 = gradient of w."""
     whole, p = p, _merged(p)
     planes, rows, columns = _blocks(p)
@@ -72,21 +85,19 @@ def weight_matrix_draft(name: str, p: ConvolutionProblem, threads: int) -> Draft
         "broad": ", ".join(map(str, broad.phases)), "highs": len(high.phases), "broads": len(broad.phases),
         "offsets": ", ".join(map(str, taps)),
     }  # fmt: skip
-    text = render(gemm_matrix_text.SUPPORT, least=gemm_matrix_text.LEAST)
-    text += render(
-        text_of.BLOCKS, wide=wide, steps=steps, segment=segment, panels=panels, pitch=pitch, column_blocks=columns.parts,
+    text = unit_support()
+    text += text_of.blocks(
+        values, wide=wide, steps=steps, segment=segment, panels=panels, pitch=pitch, column_blocks=columns.parts,
         row_blocks=rows.parts, per_images=rows.parts * columns.parts, n_start=planes.start("nb"),
         n_next=planes.start("(nb + 1)"), row_start=rows.start("rb"), row_next=rows.start("(rb + 1)"),
-        column_start=columns.start("cb"), column_next=columns.start("(cb + 1)"), **values,
-    )  # fmt: skip
-    text += render(text_of.GRADIENT, **values)
+        column_start=columns.start("cb"), column_next=columns.start("(cb + 1)"), )  # fmt: skip
+    text += text_of.gradient(values)
     per_row = "q.c1 - q.c0" if p.taps == 1 else f"({p.inp[2] + p.stride[2] - 1} - g) / {p.stride[2]}"
-    text += render(text_of.IMAGE, odd=text_of.ODD, columns=per_row, **values)
-    text += render(text_of.TILE, **values)
-    text += render(
-        text_of.RUN, parts=parts, shares=shares, share_size=share_size, at=at, job_bytes=job_bytes, blocks=blocks,
-        strips=strips, **values,
-    )  # fmt: skip
+    text += text_of.image(values, odd=", ".join(map(str, range(1, 64, 2))), columns=per_row)
+    text += text_of.tile(values)
+    text += text_of.run(
+        values, parts=parts, shares=shares, share_size=share_size, at=at, job_bytes=job_bytes, blocks=blocks,
+        strips=strips, )  # fmt: skip
     text += finish_text(whole, vectors, shares, share_size, share_size, per_lane)
     work = (TileStep(shares * parts, "partial"), TileStep(vectors.parts, "finish"))
     return Draft(name, p.dtype, text, work, at + shares * parts * round_up(job_bytes, 64))
@@ -186,3 +197,6 @@ def _cycles(p: ConvolutionProblem) -> float:
     tiles = strips * panels * p.taps * (steps * matrix_unit.STEP_CYCLES * 1.15 + matrix_unit.TILE_CYCLES)
     splitting = steps * (strips * matrix_unit.ROWS_CYCLES * halo + panels * matrix_unit.PANEL_CYCLES * 1.5)
     return planes.parts * rows.parts * columns.parts * (tiles + splitting)
+
+
+WEIGHT_MATRIX = Method("matrix", weight_matrix_draft, refusal=_refusal, asked=ON_UNIT)

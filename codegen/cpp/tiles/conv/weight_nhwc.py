@@ -11,110 +11,30 @@ from __future__ import annotations
 
 import math
 
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, ceil
 from dcir.codegen.cpp.tiles.conv.weight import SERIAL_WORK, finish_text
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, render, round_up
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, round_up
 from dcir.codegen.cpp.tiles.gemm.tiles import choose
+from dcir.codegen.cpp.tiles.method import Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
+
+text_of = templates("conv/weight_nhwc")
 
 LEAST_INPUTS = 8  # input channels below which tiles need taps to be filled
 POSITIONS = 128  # of a block: sums are loaded and stored once for so many; twice as many where there are several taps
 BLOCK_BYTES = 256 << 10  # of the image under a block
 
-_TEXT = """
-// Where a block lies.
-struct Block { L p0, p1, r0, r1, c0, c1, at_x, at_y; bool first; };
-constexpr L tap_rows[][2] = {$tap_rows}, tap_columns[][2] = {$tap_columns};
-template <int NV, int TI, bool WHOLE>
-$noinline void tile(const T *x, const T *y, T *d, const Block &q, L kd, L kh, L kw, L ahead_x, L ahead_y) {
-    V acc[TI][NV];
-    clear(acc);
-    const L r0 = q.r0 > tap_rows[kh][0] ? q.r0 : tap_rows[kh][0], r1 = q.r1 < tap_rows[kh][1] ? q.r1 : tap_rows[kh][1];
-    const L c0 = q.c0 > tap_columns[kw][0] ? q.c0 : tap_columns[kw][0], c1 = q.c1 < tap_columns[kw][1] ? q.c1 : tap_columns[kw][1];
-    const L first = q.p0, end = q.p1;
-    for (L p = first; p < end; p++) {
-        const L n = p / $od, od = p % $od, z = od * $sd + kd * $dd + $bd;
-        if (z < 0 || z >= $id) continue;
-        for (L r = r0; r < r1; r++) {
-            const T *s = x + n * ${xn}LL + z * ${xd}LL + (r * $sh + kh * $dh + $bh) * ${xh}LL + (c0 * $sw + kw * $dw + $bw) * ${xw}LL;
-            const T *t = y + n * ${yn}LL + od * ${yd}LL + r * ${yh}LL + c0 * $yw;
-            for (L c = c0; c < c1; c++, s += $pixel, t += $yw) {
-                __builtin_prefetch(s + ahead_x, 0, 2);
-                __builtin_prefetch(t + ahead_y, 0, 2);
-                V b[NV];
-#pragma GCC unroll 8
-                for (int v = 0; v < NV; v++) b[v] = WHOLE || v < NV - 1 ? load(t + v * VL) : load_part(t + v * VL, $tail);
-#pragma GCC unroll 32
-                for (int i = 0; i < TI; i++) {
-                    const T a = s[i];
-#pragma GCC unroll 8
-                    for (int v = 0; v < NV; v++) acc[i][v] += a * b[v];
-                }
-            }
-        }
-    }
-    const bool fresh = q.first;
-#pragma GCC unroll 32
-    for (int i = 0; i < TI; i++)
-#pragma GCC unroll 8
-        for (int v = 0; v < NV; v++) {
-            T *to = d + i * $taps * NV * VL + v * VL;
-            store(to, fresh ? acc[i][v] : load(to) + acc[i][v]);
-        }
-}
-template <int NV, bool WHOLE> $noinline void block(const T *x, const T *y, T *d, const Block &q, L t0, L t1, L ahead_x, L ahead_y) {
-    for (L k = 0; k < $taps; k++) {
-        const L kd = k / $plane, kh = k / $kw % $kh, kw = k % $kw;
-        // The first taps ask for the next block's pixels, as many tiles as there are vectors for a vector each of its gradient.
-        const L ax = kh < $sh && kw < $sw && !kd ? ahead_x : 0;
-        for (L t = t0; t < t1; t++) {
-            const L c = $in_start, v = k * (t1 - t0) + t - t0, ay = v < NV ? ahead_y + v * VL : 0;
-            $in_calls
-        }
-    }
-}
-$inline Block place(L k) {
-    const L cb = k % $column_blocks, rb = k / $column_blocks % $row_blocks, pb = k / $per_plane;
-    Block q;
-    q.p0 = $plane_start; q.p1 = $plane_next;
-    q.r0 = $row_start; q.r1 = $row_next;
-    q.c0 = $column_start; q.c1 = $column_next;
-    const L n = q.p0 / $od, od = q.p0 % $od;
-    q.at_x = n * ${xn}LL + od * $sd * ${xd}LL + q.r0 * $sh * ${xh}LL + q.c0 * $pixel;
-    q.at_y = n * ${yn}LL + od * ${yd}LL + q.r0 * ${yh}LL + q.c0 * $yw;
-    return q;
-}
-$noinline void partial(L j, const T *a0, const T *a1, const T *, T *, unsigned char *scratch) {
-    const L share = j / $per_share, g = j / $parts % $groups, part = j % $parts;
-    const L b0 = part * $blocks / $parts, b1 = (part + 1) * $blocks / $parts;
-    T *sums = (T *)scratch + share * ${share_size}LL + g * ${group_size}LL;
-    const T *x = a0 + g * ${xg}LL, *y = a1 + g * ${yg}LL;
-    const L first = share * $list / $shares, end = (share + 1) * $list / $shares;
-    Block q = place(first);
-    for (L k = first; k < end; k++) {
-        q.first = k == first;
-        const Block next = place(k + 1 < end ? k + 1 : k);
-        for (L ib = 0; ib < $in_blocks; ib++) {
-            const L t0 = $tile_start, t1 = $tile_next;
-            const bool last = ib == $in_blocks - 1;
-            const L from = $first_in, ahead_x = last ? next.at_x - q.at_x - from : $next_in - from;
-            const L ahead_y = last ? next.at_y - q.at_y : 0;
-            for (L ob = b0; ob < b1; ob++) {
-                const L v = $vector_start, ax = ob == b0 ? ahead_x : 0;
-                T *d = sums + v * VL * ${per_lane}LL;
-                $block_calls
-            }
-        }
-        q = next;
-    }
-}
-"""
 
-
-def weight_last_suits(p: ConvolutionProblem, isa: Isa) -> bool:
-    """Whether a weight gradient has this form."""
-    partial = p.co % lanes(isa, p.dtype) != 0
-    return p.xs[2] == p.ys[2] == 1 and p.ci >= LEAST_INPUTS and p.co > 1 and (isa.vectors == "avx512" or not partial)
+def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    if p.xs[2] != 1 or p.ys[2] != 1:
+        return Refusal("images that are not in channels-last")
+    if p.ci < LEAST_INPUTS or p.co == 1:
+        return Refusal("few channels")
+    if isa.vectors != "avx512" and p.co % lanes(isa, p.dtype):
+        return Refusal("a part of a vector, without masks")
+    return None
 
 
 def weight_last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
@@ -142,8 +62,8 @@ def weight_last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) 
             found.append(f"{{{max(0, ceil(-at, p.stride[d]))}, {min(p.out[d], ceil(p.inp[d] - at, p.stride[d]))}}}")
         return ", ".join(found)
 
-    text = render(
-        _TEXT, tap_rows=reach(1), tap_columns=reach(2), od=p.out[0], sd=p.stride[0], kd=p.ker[0], kh=p.ker[1], kw=p.ker[2],
+    text = text_of.kernel(
+        tap_rows=reach(1), tap_columns=reach(2), od=p.out[0], sd=p.stride[0], kh=p.ker[1], kw=p.ker[2],
         dd=p.dil[0], bd=p.base[0], id=p.inp[0], sh=p.stride[1], dh=p.dil[1], bh=p.base[1], sw=p.stride[2], dw=p.dil[2],
         bw=p.base[2], xn=p.xs[0], xg=p.xs[1], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], yn=p.ys[0], yg=p.ys[1], yd=p.ys[3],
         yh=p.ys[4], yw=f"{p.ys[5]}LL", pixel=f"{p.stride[2] * p.xs[5]}LL", tail=tail, taps=p.taps,
@@ -212,3 +132,6 @@ def _division(p: ConvolutionProblem, vectors: Split, listed: int, threads: int) 
                 best = (total, shares, parts)
     assert best is not None
     return best[1], best[2]
+
+
+WEIGHT_NHWC = Method("nhwc", weight_last_draft, refusal=_refusal)

@@ -14,13 +14,17 @@ import math
 from dataclasses import dataclass
 
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.conv import weight_pointwise_text as text_of
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import Draft, Split, TileStep, ceil_div, exchanges, render, round_up
-from dcir.codegen.cpp.tiles.gemm import matrix_text as gemm_matrix_text
 from dcir.codegen.cpp.tiles.gemm.matrix import STEP_BYTES
+from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, unit_support, unit_tile
+from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library import matrix_unit
+
+text_of = templates("conv/weight_pointwise")
 
 LEAST_WORK = 1 << 22  # multiply-adds below which nothing is gained
 BLOCK_BYTES = 1152 << 10  # of a job's two blocks in the second-level cache, beside its sums
@@ -29,6 +33,14 @@ GAIN = 0.8  # of the time of multiply-adds that the model must stay below
 # Cycles of a core, fitted to 14 layers measured: of making a step of a channel, which is as fast as memory, of multiplying a step of a tile
 # meanwhile, or of that alone, of adding a tile to the sums, and of adding the shares' sums up.
 CHANNEL_CYCLES, TILE_CYCLES, ALONE_CYCLES, SUMS_CYCLES, FINISH_CYCLES = 34, 440, 825, 500, 2000
+
+# What is done with a row of a tile, and after its rows: columns side by side in w, rows side by side, or neither.
+ALONG = ("store_part(to + i * ${wr}LL, v, width);", "")
+ACROSS = ("store(t + i * 16, v);", "transpose_block(t, 16, rows, width, V{}, to, ${wc}LL, rows);")
+APART = (
+    "store(t + i * 16, v);",
+    "for (int i = 0; i < rows; i++)\n                for (int l = 0; l < width; l++) to[i * ${wr}LL + l * ${wc}LL] = t[i * 16 + l];",
+)
 
 
 @dataclass(frozen=True)
@@ -41,17 +53,25 @@ class _Division:
     cycles: float
 
 
-def weight_pointwise_suits(p: ConvolutionProblem, isa: Isa, threads: int) -> bool:
-    """Whether a weight gradient is better computed here than with multiply-adds."""
-    if not isa.matrix_unit or p.dtype != "f32" or (p.groups, p.taps) != (1, 1) or p.work < LEAST_WORK:
-        return False
-    if p.xs[2] != 1 or p.ys[2] != 1 or (p.inp[0], p.out[0]) != (1, 1) or p.y0 or p.w0 or any(p.base):
-        return False
+def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    if not isa.matrix_unit:
+        return Refusal("the processor has no matrix unit")
+    if p.dtype != "f32" or (p.groups, p.taps) != (1, 1):
+        return Refusal("several taps or groups, or numbers of another type")
+    if p.work < LEAST_WORK:
+        return Refusal("too little work")
+    if p.xs[2] != 1 or p.ys[2] != 1 or (p.inp[0], p.out[0]) != (1, 1):
+        return Refusal("images that are not in channels-last, or three dimensions")
+    if p.y0 or p.w0 or any(p.base):
+        return Refusal("an offset of the image, or a part of a result")
     found = _divisions(p, threads)
-    return bool(found) and found[0].cycles <= GAIN * p.work / matrix_unit.MULTIPLY_ADDS / threads
+    if not found:
+        return Refusal("two blocks and the sums do not fit into the second-level cache")
+    fast = found[0].cycles <= GAIN * p.work / matrix_unit.MULTIPLY_ADDS / threads
+    return None if fast else Refusal("multiply-adds are faster by the model")
 
 
-def weight_pointwise_draft(name: str, p: ConvolutionProblem, threads: int) -> Draft:
+def weight_pointwise_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
     """The gradient of w for the forward problem ``p``: a0 = x, a1 = gradient of y, o0 = gradient of w."""
     found: dict[tuple[int, ...], _Division] = {(d.shares, d.parts): d for d in _divisions(p, threads)}
     division = found[decide("division", list(found))]
@@ -70,32 +90,29 @@ def weight_pointwise_draft(name: str, p: ConvolutionProblem, threads: int) -> Dr
     share_size = strips * panels * 1024
     at = round_up(division.shares * share_size * 4, 64)
     jobs = division.shares * division.parts
-    put, place = text_of.ALONG if wc == 1 else text_of.ACROSS if wr == 1 else text_of.APART
+    put, place = ALONG if wc == 1 else ACROSS if wr == 1 else APART
     cut = width % 32 != 0
     tile = "matrix_tile<%d>(r + t * STEPS * STEP, c + g * STEPS * STEP, made, steps, meanwhile, ahead, [] {});"
     tiles, vectors = tile % 2, "64"
     if 0 < height % 32 <= 16:
         tiles, vectors = f"if (t < STRIPS - 1) {tile % 2} else {tile % 1}", "(t < STRIPS - 1 ? 64 : 32)"
-    text = render(gemm_matrix_text.SUPPORT, least=gemm_matrix_text.LEAST)
-    text += render(gemm_matrix_text.TILE, pieces=1, **gemm_matrix_text.ANYTHING)
-    text += render(
-        text_of.POSITIONS, steps=steps, strips=strips, most=round_up(width, 32), positions=positions, ow=ow, oh=oh,
+    text = unit_support() + unit_tile(1, ANYTHING)
+    text += text_of.positions(
+        steps=steps, strips=strips, most=round_up(width, 32), positions=positions, ow=ow, oh=oh,
         plane=oh * ow, rn=rows[0], rh=rows[1], rw=rows[2], cn=columns[0], ch=columns[1], cw=columns[2],
     )  # fmt: skip
     value = "load_part(p[{}] + at, count)" if height % 16 else "load(p[{}] + at)"
-    text += render(
-        text_of.TURN, exchanges=exchanges(16, value.format, lambda v, i: f"store(to + {i} * 32, {v})")
+    text += text_of.turn(
+        exchanges=exchanges(16, value.format, lambda v, i: f"store(to + {i} * 32, {v})")
     )  # fmt: skip
-    make = (
-        text_of.MAKE.replace("L done, stop, pace, each;", "L done, stop, pace, each, width;") if cut else text_of.MAKE
-    )
-    text += render(make, height=height, split=text_of.CUT_PANELS if cut else text_of.WHOLE_PANELS)
-    text += render(
-        text_of.RUN, parts=division.parts, shares=division.shares, panels=panels, share_size=share_size, at=at,
+    split = text_of.cut_panels() if cut else text_of.whole_panels()
+    text += text_of.make({"height": height}, width=", width" if cut else "", split=split)
+    text += text_of.run(
+        parts=division.parts, shares=division.shares, panels=panels, share_size=share_size, at=at,
         job_bytes=2 * half_bytes, half_bytes=half_bytes, blocks=ceil_div(positions, steps * 32), positions=positions,
         rows="a1" if turned else "a0", columns="a0" if turned else "a1", height=height, columns_all=width, tile=tiles, vectors=vectors,
-        width=f"m.width = {width} - g0 * 32;" if cut else "", wr=wr, wc=wc, put=render(put, wr=wr, wc=wc),
-        place=render(place, wr=wr, wc=wc),
+        width=f"m.width = {width} - g0 * 32;" if cut else "", wr=wr, wc=wc, put=render(put, {"wr": wr}),
+        place=render(place, {"wr": wr, "wc": wc}),
     )  # fmt: skip
     work = (TileStep(jobs, "partial"), TileStep(panels, "finish"))
     return Draft(name, p.dtype, text, work, at + jobs * round_up(2 * half_bytes, 64))
@@ -134,3 +151,6 @@ def _divisions(p: ConvolutionProblem, threads: int) -> list[_Division]:
         cycles = (blocks * step + making) * block + adding
         found.append(_Division(shares, parts, block, cycles))
     return sorted(found, key=lambda d: d.cycles)
+
+
+WEIGHT_POINTWISE = Method("pointwise", weight_pointwise_draft, refusal=_refusal, asked=ON_UNIT)

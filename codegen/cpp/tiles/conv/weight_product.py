@@ -17,7 +17,10 @@ from dcir.codegen.cpp.tiles.conv.weight_pointwise import one_walk, pitches
 from dcir.codegen.cpp.tiles.emit import Draft, ceil_div
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm, normal_form, transposed
 from dcir.codegen.cpp.tiles.gemm.matrix import matrix_draft
-from dcir.codegen.cpp.tiles.gemm.packed import packed_draft, packing_draft
+from dcir.codegen.cpp.tiles.gemm.packed import packed_draft
+from dcir.codegen.cpp.tiles.gemm.packing import packing_draft
+from dcir.codegen.cpp.tiles.method import ON_UNIT, Asked, Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library import matrix_unit
 from dcir.ops.library.contraction import ContractionSpec
@@ -31,21 +34,27 @@ PACKED_CHANNELS = 256
 GAIN = 0.5  # of the time of multiply-adds that the model must stay below: both operands come from far, and rows are transposed
 
 
-def weight_product_suits(p: ConvolutionProblem, isa: Isa) -> bool:
-    """Whether a weight gradient is better computed as a product on the matrix unit."""
-    if not isa.matrix_unit or p.dtype != "f32":
-        return False
+def _product_refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    if not isa.matrix_unit:
+        return Refusal("the processor has no matrix unit")
+    if p.dtype != "f32":
+        return Refusal(f"numbers of {p.dtype}")
     if not _is_product(p):
-        return False
+        return Refusal("no product of two matrices where they lie")
     m, n, k = min(p.ci, p.co), max(p.ci, p.co), p.n * math.prod(p.out)
-    if k > MOST_POSITIONS or ceil_div(m, matrix_unit.ROWS) < LEAST_STRIPS:
-        return False
-    return matrix_unit.share(m, n, k) <= GAIN
+    if k > MOST_POSITIONS:
+        return Refusal("positions that fill many blocks")
+    if ceil_div(m, matrix_unit.ROWS) < LEAST_STRIPS:
+        return Refusal("few strips of rows")
+    return None if matrix_unit.share(m, n, k) <= GAIN else Refusal("multiply-adds are faster by the model")
 
 
-def weight_panels_suits(p: ConvolutionProblem, isa: Isa) -> bool:
-    """Whether a weight gradient is better computed from packed panels than where both operands lie."""
-    return isa.vectors != "avx512" and min(p.ci, p.co) >= PACKED_CHANNELS and _is_product(p)
+def _panels_refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    if isa.vectors == "avx512":
+        return Refusal("registers for tiles that read both operands where they lie")
+    if min(p.ci, p.co) < PACKED_CHANNELS:
+        return Refusal("few channels, for which panels take longer than the product")
+    return None if _is_product(p) else Refusal("no product of two matrices where they lie")
 
 
 def _is_product(p: ConvolutionProblem) -> bool:
@@ -75,3 +84,9 @@ def _form(p: ConvolutionProblem) -> ProductForm:
     return normal_form(
         ContractionSpec(alike(p.dtype), (), p.ci, p.co, p.n * math.prod(p.out), (1, x), (y, 1), (p.ws[2], p.ws[1]))
     )
+
+
+WEIGHT_PRODUCT = Method("product", weight_product_draft, refusal=_product_refusal, asked=ON_UNIT)
+WEIGHT_PANELS = Method(
+    "panels", weight_panels_draft, refusal=_panels_refusal, asked=Asked("method", "panels", "in place")
+)

@@ -11,14 +11,18 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.conv import winograd_text as text_of
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, render
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
+from dcir.codegen.cpp.tiles.method import Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library import winograd
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.ops.library.packing import panels
+
+text_of = templates("conv/winograd")
 
 BLOCK_BYTES = (
     640 << 10
@@ -31,9 +35,9 @@ SOON = 128  # bytes fetched ahead in a tile's channels
 CHAIN = 64
 
 
-def winograd_draft(name: str, p: ConvolutionProblem, tile: Sequence[int], isa: Isa, threads: int) -> Draft:
-    """A problem of two dimensions whose packed weights are transformed for tiles of ``tile`` results."""
-    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+def winograd_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
+    """A problem of two dimensions whose packed weights are transformed for tiles of ``p.winograd`` results."""
+    width, element, tile = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype], p.winograd
     stored = p.epilogue or identity_epilogue((p.n, p.groups, p.co, *p.out), p.dtype, p.ys)
     epilogue = Epilogue(stored, p.dtype, 2, 2, 5)
     nv = 2 if p.panel // width % 2 == 0 else 1
@@ -57,8 +61,8 @@ def winograd_draft(name: str, p: ConvolutionProblem, tile: Sequence[int], isa: I
     step = p.ci * p.panel
     chain = min(CHAIN, p.ci)
     count = str(chain) if p.ci % chain == 0 else f"({p.ci} - k < {chain} ? {p.ci} - k : {chain})"
-    text = render(
-        text_of.KERNEL, own="own(operands, j)" if epilogue.sums else "operands", sums_calls=text_of.SUMS if epilogue.sums else "",
+    text = text_of.kernel(
+        own="own(operands, j)" if epilogue.sums else "operands", sums_calls=text_of.sums() if epilogue.sums else "",
         points=points, high=high, wide=wide, tile_high=tile[0], tile_wide=tile[1], rows=rows.size, nv=nv,
         pitch=pitch, size=size, ci=p.ci, panel=p.panel, zeros=p.ci, per=max(1, nv // rows.parts),
         ahead=step if rows.parts > 1 else NEAR // element, line=64 // element, soon=SOON // element, chain=chain,
@@ -138,3 +142,10 @@ def _sum(terms: dict[int, Fraction]) -> str:
         factor = float(size) * sign
         made.append((f"({inner})" if len(members) > 1 else inner) if factor == 1.0 else f"({inner}) * (S){factor!r}")
     return " + ".join(made) if made else "V{}"
+
+
+def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    return None if p.winograd else Refusal("another form was asked for")
+
+
+WINOGRAD = Method("winograd", winograd_draft, refusal=_refusal)

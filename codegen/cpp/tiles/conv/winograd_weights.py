@@ -8,54 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.winograd import transform_text
-from dcir.codegen.cpp.tiles.emit import Draft, TileStep, assemble, ceil_div, lanes, render
+from dcir.codegen.cpp.tiles.emit import Draft, TileStep, assemble, ceil_div, lanes
 from dcir.codegen.plan import KernelPlan, Phase, SizeGeneric
 from dcir.isa import Isa
 from dcir.ops.library import winograd
 from dcir.ops.library.packing import panels
 from dcir.ops.library.winograd import WinogradWeightsSpec
 
-_TEXT = """
-typedef double W __attribute__((vector_size(VL * 8)));
-$noinline void run(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *) {
-    $sizes
-    const L p = j / blocks, i0 = j % blocks * VL, i1 = i0 + VL < ci ? i0 + VL : ci;
-    for (L v = 0; v < $panel; v += VL) {
-        const L o = p * $panel + v, left = co - o;
-        const int rows = (int)(left < 0 ? 0 : left < VL ? left : VL);
-        const T *s = a0 + o * wo;
-        T *d = o0 + p * ci * ${points_of_panel}LL + v;
-        $stage
-        for (L i = i0; i < i1; i++) {
-            $turn
-            W w[$points];
-            for (int k = 0; k < 3; k++)
-                for (int l = 0; l < 3; l++) {
-                    V x = {};
-                    $load
-                    w[k * $wide + l] = __builtin_convertvector(x, W);
-                }
-            typedef W V;
-            typedef double S;
-            $transform
-#pragma GCC unroll 64
-            for (int k = 0; k < $points; k++)
-                store(d + (k * ci + i) * $panel, __builtin_convertvector(w[k], dcir_tile::V));
-        }
-    }
-}
-"""
-_STAGE = """alignas(64) T t[VL * 9 * VL];
-        for (L f = 0; f < (i1 - i0) * 9; f += VL) {
-            const L count = (i1 - i0) * 9 - f;
-            transpose_block(s + i0 * 9 + f, wo, rows, (int)(count < VL ? count : VL), dcir_tile::V{}, t + f * VL, VL, VL);
-        }"""
-_TURN = """alignas(64) T t[9 * VL];
-            transpose_block(s + i * wi, wo, rows, 9, dcir_tile::V{}, t, VL, VL);"""
-_LOAD_TURNED = "x = load(t + (($row) * 3 + $column) * VL);"
-_LOAD_STAGED = "x = load(t + ((i - i0) * 9 + ($row) * 3 + $column) * VL);"
-_LOAD_APART = "for (int n = 0; n < rows; n++) x[n] = s[n * wo + i * wi + ($row) * wh + ($column) * ww];"
+text_of = templates("conv/winograd_weights")
+
 _SIZES = ("blocks", "ci", "co", "wo", "wi", "wh", "ww")
 
 
@@ -124,10 +87,10 @@ def _text(spec: WinogradWeightsSpec | SizelessWinogradWeights, order: str, sizes
     gh, gw = (winograd.matrices(t)[1] for t in spec.tile)
     high, wide = len(gh), len(gw)
     row, column = ("2 - k", "2 - l") if spec.flipped else ("k", "l")
-    load = {"staged": _LOAD_STAGED, "turned": _LOAD_TURNED, "apart": _LOAD_APART}[order]
-    return render(
-        _TEXT, sizes=sizes, panel=spec.panel, points=high * wide, wide=wide,
-        points_of_panel=high * wide * spec.panel, stage=_STAGE if order == "staged" else "",
-        turn=_TURN if order == "turned" else "", load=render(load, row=row, column=column),
+    load = {"staged": text_of.load_staged, "turned": text_of.load_turned, "apart": text_of.load_apart}[order]
+    return text_of.kernel(
+        sizes=sizes, panel=spec.panel, points=high * wide, wide=wide,
+        points_of_panel=high * wide * spec.panel, stage=text_of.stage() if order == "staged" else "",
+        turn=text_of.turn() if order == "turned" else "", load=load(row=row, column=column),
         transform=transform_text("w", (3, 3), (gh, gw), wide),
     )  # fmt: skip

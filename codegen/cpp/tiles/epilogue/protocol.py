@@ -1,10 +1,10 @@
-"""What tiles and sums know of an epilogue; ``epilogue.py`` has the one there is."""
+"""What a draft knows of its epilogue; ``epilogue.py`` has the one there is."""
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import Protocol
 
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
 from dcir.isa import Isa
 
 
@@ -16,18 +16,6 @@ class TileEpilogue(Protocol):
         """The epilogue over the kernel's loops."""
 
     @property
-    def dtype(self) -> str:
-        """Element type of the accumulators."""
-
-    @property
-    def vector(self) -> int:
-        """The dimension that vectors run along."""
-
-    @property
-    def row(self) -> int:
-        """The dimension along which a tile's rows lie."""
-
-    @property
     def sums(self) -> int:
         """Elements of a job's sums."""
 
@@ -35,27 +23,8 @@ class TileEpilogue(Protocol):
     def simple(self) -> bool:
         """Whether every statement that varies has a form for vectors, or is a sum's."""
 
-    @property
-    def chained(self) -> bool:
-        """Whether a vector takes long chains of steps."""
-
-    def with_program(self, program: LoopNest) -> Self:
-        """It with another program over the same loops."""
-
     def text(self, isa: Isa) -> str:
         """C++ that stands before a tile's."""
 
     def operands(self, sums: int = 0) -> str:
         """A C++ expression of the operands' pointers."""
-
-    def vector_varies(self) -> list[bool]:
-        """Per statement whether it differs along a vector."""
-
-    def vector_lines(self) -> list[list[str]]:
-        """C++ of every statement."""
-
-    def as_vector(self, i: int, varies: list[bool]) -> str:
-        """A value as a vector."""
-
-    def stored(self, store: Stmt) -> str:
-        """A C++ expression of what was stored."""

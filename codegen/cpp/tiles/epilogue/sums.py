@@ -10,59 +10,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dcir.codegen.cpp.tiles.emit import lanes, render, round_up
-from dcir.codegen.cpp.tiles.epilogue.protocol import TileEpilogue
+from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles.emit import lanes, round_up
+from dcir.codegen.cpp.tiles.epilogue.bound_program import BoundProgram
+from dcir.codegen.cpp.tiles.epilogue.vectors import as_vector, read_back, vector_lines
 from dcir.ir.loop_nest import LoopNest, Stmt, simplify
 from dcir.isa import Isa
 from dcir.ops.library.convolution_statistics import ADDED
 
-_TEXT = """
-typedef float Half __attribute__((vector_size($half)));
-typedef double D __attribute__((vector_size($whole)));
-typedef double Apart __attribute__((vector_size($whole), aligned(8), may_alias));
-$inline D low(V v) { return __builtin_convertvector(__builtin_shufflevector(v, v, $first), D); }
-$inline D high(V v) { return __builtin_convertvector(__builtin_shufflevector(v, v, $second), D); }
-// The operands of job number j, whose sums start at zero.
-$inline Operands own(const Operands &given, L j) {
-    Operands e = given;
-    e.sums += j * $size;
-    for (L i = 0; i < $size; i++) e.sums[i] = 0;
-    return e;
-}
-$inline void add_to(double *to, D l, D h, int from, int n) {
-    if (from == 0 && n == VL) {
-        *(Apart *)to += l;
-        *(Apart *)(to + VL / 2) += h;
-        return;
-    }
-    for (int c = from; c < n; c++) to[c] += c < VL / 2 ? l[c] : h[c - VL / 2];
-}
-// Every other row has sums of its own, so that none waits for the one before.
-struct Sums { $sums };
-template <bool WHOLE> $inline void add_vector(const Operands &e, $indices, const T *t, L stride, L rows, int from, int n) {
-$before
-    const auto add_row = [&](L r, Sums &u) __attribute__((always_inline)) {
-        const L i$row = b$row + r;
-        const V x = $value;
-$inside
-    };
-    Sums p = {}, q = {};
-    L r = 0;
-    for (; r + 2 <= rows; r += 2) {
-        add_row(r, p);
-        add_row(r + 1, q);
-    }
-    if (r < rows) add_row(r, p);
-$after
-}
-// Rows of n results each, ``stride`` apart, that are stored already; the first ``from`` of a row are another tile's.
-$noinline void add_sums(const Operands &operands, $indices, const T *t, L stride, L rows, L from, L n) {
-    const Operands e = operands;
-    L s = 0;
-    for (; s + VL <= n; s += VL) add_vector<true>(e, $at, t + s, stride, rows, from > s ? (int)(from - s) : 0, VL);
-    if (s < n) add_vector<false>(e, $at, t + s, stride, rows, from > s ? (int)(from - s) : 0, (int)(n - s));
-}
-"""
+text_of = templates("epilogue/sums")
 
 
 def sums_of(p: LoopNest) -> list[Stmt]:
@@ -86,13 +42,13 @@ def pitch(p: LoopNest) -> int:
     return round_up(1 + sum((n - 1) * s for n, s in zip(p.outer, steps, strict=True)), 16)
 
 
-def sums_text(whole: TileEpilogue, isa: Isa) -> str:
+def sums_text(whole: BoundProgram, isa: Isa) -> str:
     """``own`` and ``add_sums`` of an epilogue with sums."""
     program, value = _from_stored(whole) or (only_sums(whole.program), "load(t + r * stride)")
-    e = whole.with_program(program)
+    e = replace(whole, program=program)
     p, row = e.program, e.row
     width = lanes(isa, e.dtype)
-    varies, lines = e.vector_varies(), e.vector_lines()
+    lines = vector_lines(e)
     walks = _walks(p, row)
     names = [f"i{d}" for d in range(len(p.outer))]
     before = [f"const L i{d} = b{d};" for d in range(len(p.outer)) if d != row]
@@ -108,26 +64,26 @@ def sums_text(whole: TileEpilogue, isa: Isa) -> str:
             continue
         sums.append(f"D l{number}, h{number};" if s.dtype == "f64" else f"V s{number};")
         if s.dtype == "f64":
-            inside += [f"u.{part[0]}{number} += {_factor(e, s.args[0], part, varies)};" for part in ("low", "high")]
+            inside += [f"u.{part[0]}{number} += {_factor(e, s.args[0], part)};" for part in ("low", "high")]
             left, right = (f"p.{c}{number} + q.{c}{number}" for c in "lh")
         else:
-            inside.append(f"u.s{number} += {e.as_vector(s.args[0], varies)};")
+            inside.append(f"u.s{number} += {as_vector(e, s.args[0])};")
             left, right = (f"{part}(p.s{number} + q.s{number})" for part in ("low", "high"))
         at = " + ".join(f"i{d} * {t}LL" for d, t in enumerate(s.attr[1]) if t)
         after.append(f"add_to(e.sums + {number * pitch(p)} + {at or 0}, {left}, {right}, from, n);")
         number += 1
     at = ", ".join(f"{n} + s" if d == e.vector else n for d, n in enumerate(names)).replace("i", "b")
-    return render(
-        _TEXT, half=width * 2, whole=width * 4, first=_list(0, width // 2), second=_list(width // 2, width),
+    return text_of.kernel(
+        half=width * 2, whole=width * 4, first=_list(0, width // 2), second=_list(width // 2, width),
         size=number * pitch(p), indices=", ".join(f"L b{d}" for d in range(len(p.outer))), row=row, at=at, sums=" ".join(sums),
         value=value, before=_lines(before, 4), inside=_lines(inside, 8), after=_lines(after, 4),
     )  # fmt: skip
 
 
-def _from_stored(whole: TileEpilogue) -> tuple[LoopNest, str] | None:
+def _from_stored(whole: BoundProgram) -> tuple[LoopNest, str] | None:
     """The epilogue that only adds, with what it stores as its input 0, and C++ that reads that; None if it would save no chain."""
     p = whole.program
-    if not whole.with_program(only_sums(p)).chained:
+    if not replace(whole, program=only_sums(p)).chains:
         return None
     stores = [s for s in p.body if s.op == "store" and s.attr[2:] != (ADDED,)]
     for store in stores:
@@ -142,8 +98,8 @@ def _from_stored(whole: TileEpilogue) -> tuple[LoopNest, str] | None:
         body[at] = given
         summing = only_sums(replace(p, body=tuple(body)))
         loads = [s for s in summing.body if s.op == "load" and s.attr[0] == 0]
-        if loads == [given] and not whole.with_program(summing).chained:
-            return summing, whole.stored(store)
+        if loads == [given] and not replace(whole, program=summing).chains:
+            return summing, read_back(whole, store)
     return None
 
 
@@ -156,12 +112,12 @@ def _walks(p: LoopNest, row: int) -> list[bool]:
     return found
 
 
-def _factor(e: TileEpilogue, number: int, part: str, varies: list[bool]) -> str:
+def _factor(e: BoundProgram, number: int, part: str) -> str:
     """A float64 value, as half a vector."""
     s = e.program.body[number]
     if s.op == "cast":
-        return f"{part}({e.as_vector(s.args[0], varies)})"
-    return f"{_factor(e, s.args[0], part, varies)} * {_factor(e, s.args[1], part, varies)}"
+        return f"{part}({as_vector(e, s.args[0])})"
+    return f"{_factor(e, s.args[0], part)} * {_factor(e, s.args[1], part)}"
 
 
 def _list(low: int, high: int) -> str:

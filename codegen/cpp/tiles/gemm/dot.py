@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import (
     ELEMENT_BYTES,
     EPILOGUE_PARAMETER,
@@ -16,13 +17,16 @@ from dcir.codegen.cpp.tiles.emit import (
     TileStep,
     ceil_div,
     lanes,
-    render,
     unravel,
 )
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
+from dcir.codegen.cpp.tiles.method import Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.packing import wants_panels
+
+text_of = templates("gemm/dot")
 
 # Above this many rows, packing B costs less than the dot products' extra loads and sums.
 MOST_ROWS = 16
@@ -40,81 +44,23 @@ PACKED_BYTES = 128 << 10
 LARGE_BYTES = 16 << 20
 PREFETCH = 512  # elements
 
-_TEXT = """
-template <int MR, int NR> $noinline void dots(const T *a, const T *b, T *c) {
-    V acc[MR][NR];
-    clear(acc);
-    L k = 0;
-    for (; k + VL <= $k; k += VL) {
-        V bv[NR];
-#pragma GCC unroll 16
-        for (int r = 0; r < NR; r++) {
-            bv[r] = load(b + r * ${bn}LL + k);
-            if ($prefetch) __builtin_prefetch(b + r * ${bn}LL + k + $prefetch);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < MR; i++) {
-            const V av = load(a + i * $am + k);
-#pragma GCC unroll 16
-            for (int r = 0; r < NR; r++) acc[i][r] += av * bv[r];
-        }
-    }
-    if constexpr ($k % VL != 0) {
-        V av[MR];
-        for (int i = 0; i < MR; i++) av[i] = load_part(a + i * $am + k, $k % VL);
-        for (int r = 0; r < NR; r++) {
-            const V bv = load_part(b + r * ${bn}LL + k, $k % VL);
-#pragma GCC unroll 16
-            for (int i = 0; i < MR; i++) acc[i][r] += av[i] * bv;
-        }
-    }
-$write
-}
-template <int NR> $noinline void rows(const T *a, const T *b, T *c) {
-    for (L t = 0; t < $m_tiles; t++) {
-        const L m = $m_start;
-        $m_calls
-    }
-}
-$noinline void skinny(L j, const T *a0, const T *a1, const T *, T *o0, unsigned char *$parameter) {
-    $offsets
-    const T *a = a0 + pa;
-$pack
-    const L part = j % $parts, end = (part + 1) * $groups / $parts;
-$columns
-}
-"""
-_COLUMNS = """    for (L g = part * $groups / $parts; g < end; g++) {
-        const L n = $n_start;
-        $n_calls
-    }"""
-_COLUMNS_WAIT = """    alignas(64) T t[$m * $waiting];
-    for (L g0 = part * $groups / $parts; g0 < end; g0 += $chunk) {
-        const L g1 = g0 + $chunk < end ? g0 + $chunk : end, from = $from, columns = $to - from;
-        for (L g = g0; g < g1; g++) {
-            const L n = $n_start;
-            $n_calls
-        }
-        for (L m = 0; m < $m; m++) finish(e, $indices, t + m * $waiting, columns);
-    }"""
-_WRITE = """#pragma GCC unroll 16
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 16
-        for (int r = 0; r < NR; r++) c[i * ${cm}LL + r * ${cn}LL] = sum(acc[i][r]);"""
-_PACK = """    alignas(64) T packed[$m * $k];
-    for (L k = 0; k < $k; k++)
-        for (L m = 0; m < $m; m++) packed[m * $k + k] = a[m * ${am}LL + k * ${ak}LL];
-    a = packed;"""
 
-
-def dot_suits(form: ProductForm, isa: Isa) -> bool:
-    """Whether the product should be computed by dot products over k."""
+def dot_refusal(form: ProductForm, isa: Isa, threads: int = 1) -> Refusal | None:
+    """Why the product should not be computed by dot products over k."""
     spec = form.spec
+    if spec.dots or spec.rounds:
+        return Refusal("numbers are rounded as B is packed")
+    if spec.m > MOST_ROWS:
+        return Refusal(f"more than {MOST_ROWS} rows")
     few = form.epilogue is not None and not wants_panels(spec.dtype, spec.n, spec.k, isa)
     steps = (STEPS_PER_ROW_FEW_COLUMNS if few else STEPS_PER_ROW) * spec.m
-    if spec.m > MOST_ROWS or spec.k < max(2 * lanes(isa, spec.dtype), steps) or spec.b[-2] != 1:
-        return False
-    return spec.a[-1] == 1 or spec.m * spec.k * 8 <= PACKED_BYTES
+    if spec.k < max(2 * lanes(isa, spec.dtype), steps):
+        return Refusal("too few steps for the sums over lanes at their end")
+    if spec.b[-2] != 1:
+        return Refusal("B is not contiguous along k")
+    if spec.a[-1] != 1 and spec.m * spec.k * 8 > PACKED_BYTES:
+        return Refusal("A is not contiguous along k, and too large to be packed on the stack")
+    return None
 
 
 def dot_draft(name: str, form: ProductForm, isa: Isa, threads: int) -> Draft:
@@ -127,16 +73,16 @@ def dot_draft(name: str, form: ProductForm, isa: Isa, threads: int) -> Draft:
     parts = 1 if batch * work < 1 << 15 else min(n_split.parts, ceil_div(threads, math.gcd(threads, batch)))
     packs = spec.a[-1] != 1
     am = spec.k if packs else spec.a[-2]
-    pack = render(_PACK, m=spec.m, k=spec.k, am=spec.a[-2], ak=spec.a[-1]) if packs else ""
+    pack = text_of.pack(m=spec.m, k=spec.k, am=spec.a[-2], ak=spec.a[-1]) if packs else ""
     sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[:-2])}
     parameter, names, epilogue, cm, cn, to = "", [], None, spec.c[-2], spec.c[-1], f"o0 + pc + n * {spec.c[-1]}LL"
-    columns = _COLUMNS
+    columns = text_of.columns
     if form.epilogue is None:
         sums["pc"] = (0, spec.c[:-2])
     else:
         parameter, names = EPILOGUE_PARAMETER, [f"x{d}" for d in range(len(spec.batch))]
         epilogue = Epilogue(form.epilogue, spec.dtype, 2, form.places[-1])
-        columns, cm, cn, to = _COLUMNS_WAIT, WAITING, 1, "t + (n - from)"
+        columns, cm, cn, to = text_of.columns_wait, WAITING, 1, "t + (n - from)"
     # Operands that come from memory rather than a cache are fetched well ahead.
     large = spec.n * spec.k * ELEMENT_BYTES[spec.dtype] > LARGE_BYTES
     walk = {
@@ -148,10 +94,10 @@ def dot_draft(name: str, form: ProductForm, isa: Isa, threads: int) -> Draft:
             "m": spec.m, "waiting": WAITING, "chunk": WAITING // n_split.size, "from": n_split.start("g0"),
             "to": n_split.start("g1"), "indices": form.indices(names, "m", "from"),
         }  # fmt: skip
-    text = render(
-        _TEXT, prefetch=PREFETCH if large else 0, k=spec.k, am=f"{am}LL", bn=spec.b[-1],
-        write=render(_WRITE, cm=cm, cn=cn), parameter=parameter, m_tiles=m_split.parts, m_start=m_split.start("t"),
-        parts=parts, pack=pack, offsets=unravel(f"j / {parts}", spec.batch, sums, names), columns=render(columns, **walk),
+    text = text_of.kernel(
+        prefetch=PREFETCH if large else 0, k=spec.k, am=f"{am}LL", bn=spec.b[-1],
+        write=text_of.write(cm=cm, cn=cn), parameter=parameter, m_tiles=m_split.parts, m_start=m_split.start("t"),
+        parts=parts, pack=pack, offsets=unravel(f"j / {parts}", spec.batch, sums, names), columns=columns(walk),
         groups=n_split.parts, m_calls=_calls(m_split, "t", f"dots<$, NR>(a + m * {am}LL, b, c + m * {cm}LL);"),
     )  # fmt: skip
     return Draft(name, spec.dtype, text, (TileStep(batch * parts, "skinny"),), epilogue=epilogue)
@@ -160,3 +106,6 @@ def dot_draft(name: str, form: ProductForm, isa: Isa, threads: int) -> Draft:
 def _calls(split: Split, index: str, call: str) -> str:
     first, *rest = (call.replace("$", str(size)) for size in split.sizes)
     return f"if ({index} < {split.larger}) {first} else {rest[0]}" if rest else first
+
+
+DOT = Method("dot", dot_draft, refusal=dot_refusal, estimate=lambda form, isa: 2.0)

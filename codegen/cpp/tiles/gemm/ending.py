@@ -4,92 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcir.codegen.cpp.tiles.emit import render
-from dcir.codegen.cpp.tiles.epilogue.epilogue import GROUPED, Epilogue
+from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
+from dcir.codegen.cpp.tiles.epilogue.groups import GROUPED
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 
-WRITE_ROWS = """    if ($tail == 0 || valid >= $vectors * VL) {
-#pragma GCC unroll 32
-        for (int i = 0; i < MR; i++)
-#pragma GCC unroll 32
-            for (int v = 0; v < $vectors; v++) store(c + i * ${cm}LL + v * VL, acc[i][v]);
-    } else {
-#pragma GCC unroll 32
-        for (int v = 0; v < $vectors; v++) {
-            const L left = valid - v * VL;
-            if (left >= VL)
-#pragma GCC unroll 32
-                for (int i = 0; i < MR; i++) store(c + i * ${cm}LL + v * VL, acc[i][v]);
-            else if (left > 0)
-#pragma GCC unroll 32
-                for (int i = 0; i < MR; i++) store_part(c + i * ${cm}LL + v * VL, acc[i][v], (int)left);
-        }
-    }"""
-# From registers to t, which the forms below start from.
-TO_STACK = """    alignas(64) T t[MR * $vectors * VL];
-#pragma GCC unroll 32
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 32
-        for (int v = 0; v < $vectors; v++) store(t + (i * $vectors + v) * VL, acc[i][v]);
-"""
-COLUMNS = """    const L columns = valid < $vectors * VL ? valid : $vectors * VL;
-"""
-# The same from t.
-WRITE_STACK = """    for (L i = 0; i < MR; i++)
-#pragma GCC unroll 32
-        for (int v = 0; v < $vectors; v++) {
-            const L left = $tail == 0 ? VL : columns - v * VL;
-            T *to = $row + v * VL;
-            const V x = load(t + (i * $vectors + v) * VL);
-            if (left >= VL) store(to, x);
-            else if (left > 0) store_part(to, x, (int)left);
-        }"""
-WRITE_COLUMNS = """    for (L v = 0; v < columns; v += VL)
-        for (int i = 0; i < MR; i += VL) {
-            const int rows = MR - i < VL ? MR - i : VL, left = (int)(columns - v < VL ? columns - v : VL);
-            transpose_block(t + i * $vectors * VL + v, $vectors * VL, rows, left, V{}, c + i + v * ${cn}LL, ${cn}LL, rows);
-        }"""
-WRITE_APART = """    for (L i = 0; i < MR; i++)
-        for (L l = 0; l < columns; l++) c[i * ${cm}LL + l * ${cn}LL] = t[i * $vectors * VL + l];"""
-PREFETCH_ROWS = """    for (int i = 0; i < MR; i++) prefetch_row<$vectors * VL>(operands, $indices);
-"""
-PREFETCH_COLUMNS = """    for (L l = 0; l < (valid < $vectors * VL ? valid : $vectors * VL); l++) prefetch_row<MR>(operands, $indices);
-"""
-CLAIM = "__builtin_prefetch($at, 1, 2); __builtin_prefetch($at + 16, 1, 2);"
-FINISH_UNROLLED = """    const Operands e = operands;
-#pragma GCC unroll 32
-    for (int i = 0; i < MR; i++) finish_row<$vectors>(e, $indices, acc[i], $valid);"""
-FINISH_ROWS = """    const Operands e = operands;
-#pragma GCC unroll 1
-    for (L i = 0; i < MR; i++) {
-        if constexpr (IN_REGISTERS) {
-            V v[$vectors];
-#pragma GCC unroll 32
-            for (int u = 0; u < $vectors; u++) v[u] = load(t + (i * $vectors + u) * VL);
-            finish_row<$vectors>(e, $indices, v, $valid);
-        } else
-            finish(e, $indices, t + i * $vectors * VL, columns);
-    }"""
-# Several rows take their chains of steps together.
-FINISH_GROUPS = """    const Operands e = operands;
-    constexpr int W = $vectors, R = W < $grouped ? $grouped / W : 1;
-    L i = 0;
-    if (columns == W * VL)
-        for (; i + R <= MR; i += R) {
-            V x[R * W];
-#pragma GCC unroll 16
-            for (int u = 0; u < R * W; u++) x[u] = load(t + (i * W + u) * VL);
-            finish_group<R, W>(e, $indices, x);
-        }
-    for (; i < MR; i++) finish(e, $indices, t + i * W * VL, columns);"""
-SUMS = """
-    add_sums(e, $indices, t, $vectors * VL, MR, 0, columns);"""
-FINISH_COLUMNS = """    constexpr int HEIGHT = (MR + VL - 1) / VL * VL;
-    alignas(64) T r[$vectors * VL * HEIGHT];
-    for (L v = 0; v < columns; v += VL)
-        for (int i = 0; i < MR; i += VL)
-            transpose_block(t + i * $vectors * VL + v, $vectors * VL, MR - i < VL ? MR - i : VL, VL, V{}, r + i + v * HEIGHT, HEIGHT, VL);
-    for (L l = 0; l < columns; l++) finish(operands, $indices, r + l * HEIGHT, MR);"""
+text_of = templates("gemm/ending")
 
 
 @dataclass(frozen=True)
@@ -142,15 +62,17 @@ def ending(
     down = form.along(-2) and not form.along(-1) and spec.m > 1
     values = {"vectors": vectors, "tail": tail, "cm": spec.c[-2], "cn": spec.c[-1]}
     values["row"] = f"c + {row_at}(m + i) + n" if row_at else f"c + i * {spec.c[-2]}LL"
-    before = render(("" if on_stack else TO_STACK) + COLUMNS, **values)
+    before = ("" if on_stack else text_of.to_stack(values)) + text_of.columns(values)
     if form.epilogue is None:
         plain = spec.c[-1] == 1 or spec.n == 1
         if plain and not on_stack:
-            stop = render(WRITE_ROWS, **values)
+            stop = text_of.write_rows(values)
         else:
-            stop = before + render(WRITE_STACK if plain else WRITE_COLUMNS if down else WRITE_APART, **values)
+            stop = before + (text_of.write_stack if plain else text_of.write_columns if down else text_of.write_apart)(
+                values
+            )
         at = f"c + {row_at}(m + i) + n" if row_at else f"c + (m + i) * {spec.c[-2]}LL + n"
-        ahead = render(CLAIM, at=at) if plain else ""
+        ahead = text_of.claim(at=at) if plain else ""
         if row_at:
             return Ending(None, "T *c, L m, L n", "c, m, n", "", stop, False, ahead)
         to = f"c + m * {spec.c[-2]}LL + n * {spec.c[-1]}LL"
@@ -162,13 +84,15 @@ def ending(
     values |= {"indices": indices, "grouped": GROUPED, "valid": "valid" if tail else f"{vectors} * VL"}
     prefetch = ""
     if epilogue.streams and prefetched:
-        prefetch = render(PREFETCH_COLUMNS if down else PREFETCH_ROWS, **values)
+        prefetch = (text_of.prefetch_columns if down else text_of.prefetch_rows)(values)
     if unrolled and epilogue.in_registers and not sums and not down:
-        stop = render(FINISH_UNROLLED, **values)
+        stop = text_of.finish_unrolled(values)
     else:
         grouped = epilogue.grouped and not epilogue.in_registers
-        stop = before + render(FINISH_COLUMNS if down else FINISH_GROUPS if grouped else FINISH_ROWS, **values)
+        stop = before + (text_of.finish_columns if down else text_of.finish_groups if grouped else text_of.finish_rows)(
+            values
+        )
     if sums:
-        stop += render(SUMS, **values | {"indices": form.indices(batch, "m", "n")})
+        stop += text_of.sums(values | {"indices": form.indices(batch, "m", "n")})
     ahead = "" if down else f"prefetch_row<{vectors} * VL>(e, {indices}); claim_row<{vectors} * VL>(e, {indices});"
     return Ending(epilogue, to, ", ".join(["e", *batch, "m", "n"]), prefetch, stop, sums, ahead, 16 if down else 4)

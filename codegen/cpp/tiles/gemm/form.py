@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.types import itemsize
 from dcir.ops.library.contraction import ContractionSpec
 
 
@@ -17,11 +19,13 @@ class ProductForm:
         epilogue: the epilogue over the dimensions of the node's result.
         places: the epilogue's dimension behind each of (*batch, m, n). A dimension that is gone has index 0: its extent was 1, or
             another dimension walks on over it.
+        swapped: whether it is C' = B' A' of the product that it was made from.
     """
 
     spec: ContractionSpec
     epilogue: LoopNest | None
     places: tuple[int, ...]
+    swapped: bool = False
 
     def along(self, dimension: int) -> bool:
         """Whether the first result has neighbours along a dimension (-1: n, -2: m)."""
@@ -29,6 +33,13 @@ class ProductForm:
             return self.spec.c[dimension] == 1
         stores = [s for s in self.epilogue.body if s.op == "store"]
         return bool(stores[0].attr[1][self.places[dimension]] == 1)
+
+    @property
+    def packed_bytes(self) -> int:
+        """What B takes in panels, without padding."""
+        spec = self.spec
+        held = math.prod(d for d, s in zip(spec.batch, spec.b, strict=False) if s) * spec.n * spec.k
+        return held * itemsize(spec.dtype)
 
     def indices(self, batch: list[str], m: str, n: str) -> str:
         """Arguments for the epilogue's loop variables."""
@@ -51,7 +62,7 @@ def transposed(form: ProductForm) -> ProductForm:
 
     spec = form.spec
     made = replace(spec, m=spec.n, n=spec.m, a=swap(spec.b), b=swap(spec.a), c=swap(spec.c))
-    return replace(form, spec=made, places=swap(form.places))
+    return replace(form, spec=made, places=swap(form.places), swapped=not form.swapped)
 
 
 def merge_batch(form: ProductForm) -> ProductForm:

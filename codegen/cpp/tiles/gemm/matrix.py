@@ -13,17 +13,22 @@ its panels once, and each strip of rows meanwhile.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.emit import EPILOGUE_PARAMETER, Draft, Split, TileStep, ceil_div, render, round_up, unravel
-from dcir.codegen.cpp.tiles.gemm import matrix_text as text_of
-from dcir.codegen.cpp.tiles.gemm.ending import ending
+from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles.emit import EPILOGUE_PARAMETER, Draft, Split, TileStep, ceil_div, round_up, unravel
+from dcir.codegen.cpp.tiles.gemm.ending import Ending, ending
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
+from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, quarters, splitting, unit_support, unit_tile
+from dcir.codegen.cpp.tiles.method import LAST, ON_UNIT, Method
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
-from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec
 from dcir.ops.library.matrix_unit import COLUMNS, DEPTH, ROWS, matrix_wins
+
+text_of = templates("gemm/matrix")
 
 STEP_BYTES = 6 * ROWS * DEPTH  # of the parts of either operand
 BLOCK_BYTES = 768 << 10  # of rows in parts, beside two panels, in the second-level cache
@@ -38,14 +43,27 @@ SUMS_BYTES = 1 << 20  # of two blocks of sums
 PIECE = 128  # results that are finished at once
 STREAMS, STREAMED_BYTES = 2, 1 << 20  # matrices, and of how many bytes, that are read in the order of memory
 SERIAL_WORK = 1 << 18  # multiply-adds below which a second thread does not pay
+MANY_ROWS = 1024  # for which panels are packed first, as they are for multiply-adds (``gemm/packing.py``)
+# Columns; of wider rows each is on a page of its own, and packing them first was 3 to 8 % faster, but for few rows of A up to 15 % slower.
+WIDEST, FEW_ROWS = 1536, 256
+# Numbers of a B that many rows split again and again; larger ones were 10 % slower than packed first.
+SPLIT_OFTEN = 1 << 17
 ROWS_COST, PANEL_COST = 4.0, 0.65  # of splitting a strip of rows, and a panel for a block of rows, beside a tile
 
 
-def matrix_suits(spec: ContractionSpec, isa: Isa) -> bool:
-    """Whether the product, once its B is packed, is better computed on the matrix unit than with multiply-adds."""
-    if not isa.matrix_unit or spec.dtype != "f32" or spec.panel not in (0, COLUMNS):
-        return False
-    return matrix_wins(math.prod(spec.batch), spec.m, spec.n, spec.k)
+def matrix_refusal(spec: ContractionSpec, isa: Isa) -> Refusal | None:
+    """Why the product, once its B is packed, is not better computed on the matrix unit than with multiply-adds."""
+    if not isa.matrix_unit:
+        return Refusal("the processor has no matrix unit")
+    if spec.dtype != "f32":
+        return Refusal(f"numbers of {spec.dtype}")
+    if spec.panel not in (0, COLUMNS):
+        return Refusal(f"panels of {spec.panel} columns")
+    if spec.stored:
+        return Refusal(f"B is kept in {spec.stored}")
+    if not matrix_wins(math.prod(spec.batch), spec.m, spec.n, spec.k):
+        return Refusal("multiply-adds are faster by the model")
+    return None
 
 
 @dataclass(frozen=True)
@@ -78,11 +96,6 @@ class Rows:
     result: str = ""
 
 
-def matrix_in_place_suits(spec: ContractionSpec, isa: Isa) -> bool:
-    """Whether the product is better computed on the matrix unit, B where it lies: rows or columns of neighbours."""
-    return 1 in spec.b[-2:] and matrix_suits(spec, isa)
-
-
 @dataclass(frozen=True)
 class Columns:
     """How panels of B are split.
@@ -106,24 +119,26 @@ class Columns:
         """The argument for panel ``g``."""
         return f", {self.n} - ({g}) * {COLUMNS}" if self.n else ""
 
-    def meanwhile(self, ready: bool) -> dict[str, object]:
+    def meanwhile(self, ready: bool) -> Mapping[str, object]:
         """What a tile does meanwhile: whatever its caller says, if panels are ``ready``, or splitting the next."""
-        if ready:
-            return dict(text_of.ANYTHING)
-        return {k: render(v, together=self.together, **self.names) for k, v in text_of.PANEL.items()}
+        return ANYTHING if ready else splitting(self.together, cut=self.n > 0)
 
 
 def _columns(spec: ContractionSpec) -> Columns:
+    cut = 0 if spec.panel or spec.n % COLUMNS == 0 else spec.n
+    columns = Columns("", cut, 1 if spec.panel or spec.b[-1] == 1 else 8)
+    facts: dict[str, object] = {
+        "bk": spec.b[-2],
+        "bn": spec.b[-1],
+        "whole": "valid" if cut else COLUMNS,
+        **columns.names,
+    }
     if spec.panel:
-        columns = Columns(text_of.PACKED + text_of.SPLIT_PANEL)
+        text = text_of.packed(facts, panel=spec.k * spec.panel) + text_of.split_panel(facts)
     elif spec.b[-1] == 1:
-        columns = Columns(text_of.ROWS_OF_B + text_of.SPLIT_PANEL, spec.n if spec.n % COLUMNS else 0)
+        text = text_of.rows_of_b(facts) + text_of.split_panel(facts)
     else:
-        columns = Columns(text_of.COLUMNS_OF_B, spec.n if spec.n % COLUMNS else 0, 8)
-    text = render(
-        columns.text, panel=spec.k * spec.panel, bk=spec.b[-2], bn=spec.b[-1], whole="valid" if columns.n else COLUMNS,
-        quarters=text_of.quarters(), **columns.names,
-    )  # fmt: skip
+        text = text_of.columns_of_b(facts, quarters=quarters())
     return replace(columns, text=text)
 
 
@@ -136,31 +151,92 @@ def matrix_draft(
     """
     spec = form.spec
     am, ak = spec.a[-2], 1 if spec.k == 1 else spec.a[-1]
-    text = render(text_of.ELEMENT, am=am, ak=ak)
+    text = text_of.element(am=am, ak=ak)
     if ak == 1:
-        text += render(text_of.SPLIT_ROWS_ALONG, am=am)
+        text += text_of.split_rows_along(am=am)
     else:
-        fill = render(text_of.FILL_TRANSPOSED if am == 1 else text_of.FILL_ANY, am=am, ak=ak)
-        text += render(text_of.SPLIT_ROWS_ACROSS, fill=fill)
+        fill = (text_of.fill_transposed if am == 1 else text_of.fill_any)({"am": am}, ak=ak)
+        text += text_of.split_rows_across(fill=fill)
     rows = Rows(
         text, "a0 + pa", "m", f"split_rows(a + m * {am}LL + k0 * {ak}LL, height, depth, d);", unit=1 if ak == 1 else 16
     )
     return product_draft(name, form, rows, threads, source=source, scratch=scratch)
 
 
-def product_draft(name: str, form: ProductForm, rows: Rows, threads: int, *, source: str, scratch: int = 0) -> Draft:
-    """The product of such rows and such a B, of whose ``form.spec`` A's strides are only added up, to ``pa``."""
+@dataclass(frozen=True)
+class UnitBlocking:
+    """How a product on the unit is divided.
+
+    Attributes:
+        strips, panels: of rows and of columns.
+        depth: steps of k in blocks, counted in ``unit``.
+        unit: steps that stay together.
+        strip: bytes of a strip of rows in parts, and of a panel.
+        p, q: jobs per batch element along the strips and the panels.
+        by_rows: whether results pass through the epilogue in the order of memory.
+        ready: whether all panels of a job are split before; else the next one while one is multiplied.
+        per_block: strips in a block.
+        kept: bytes beside a block for what its rows are made from.
+    """
+
+    strips: int
+    panels: int
+    depth: Split
+    unit: int
+    strip: int
+    p: int
+    q: int
+    by_rows: bool
+    ready: bool
+    per_block: int
+    kept: int
+
+    @property
+    def blocked(self) -> bool:
+        """Whether sums wait for the next block of steps."""
+        return self.depth.parts > 1
+
+    @property
+    def wide(self) -> int:
+        """Panels of a job."""
+        return ceil_div(self.panels, self.q)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of strips in parts."""
+        return (2 if self.ready else self.per_block) * self.strip
+
+    @property
+    def column_bytes(self) -> int:
+        """Of panels in parts."""
+        return (self.wide if self.ready else 2) * self.strip
+
+    @property
+    def sums(self) -> int:
+        """Bytes of a block of sums."""
+        return self.per_block * self.wide * TILE_BYTES
+
+    @property
+    def kept_at(self) -> int:
+        """Where, behind the panels, ``kept`` is: behind the sums that wait."""
+        return self.column_bytes + (self.sums if self.blocked else 0)
+
+    @property
+    def job_bytes(self) -> int:
+        """Of a job's scratch."""
+        return self.row_bytes + self.kept_at + self.kept + (2 * self.sums if self.by_rows else 0)
+
+
+def _blocking(form: ProductForm, rows: Rows, threads: int, *, sums: bool) -> UnitBlocking:
+    """The division by the cost model, or as decided; ``sums``, if the epilogue adds up."""
     spec = form.spec
     strips, panels = ceil_div(spec.m, ROWS), ceil_div(spec.n, COLUMNS)
-    batch = math.prod(spec.batch)
     unit = DEPTH if rows.even else 1
     depth = Split.at_most(spec.k // unit, DEEPEST // unit)
     strip = ceil_div(depth.size * unit, DEPTH) * STEP_BYTES
-    most = max(1, rows.block // strip)
-    p, q = _grid(spec, strips, panels, batch, threads, most, rows.cost)
+    p, q = _grid(spec, strips, panels, math.prod(spec.batch), threads, max(1, rows.block // strip), rows.cost)
     tall, wide = ceil_div(strips, p), ceil_div(panels, q)
-    end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True, row_at=rows.result)
-    by_rows = _by_rows(form) and not end_of.sums
+    by_rows = _by_rows(form) and not sums
     ready = not by_rows and depth.parts == 1 and wide * strip <= READY_BYTES and tall >= READY_STRIPS
     if by_rows:
         per_block = min(tall, max(LEAST_STRIPS, SUMS_BYTES // (2 * wide * TILE_BYTES)))
@@ -170,94 +246,93 @@ def product_draft(name: str, form: ProductForm, rows: Rows, threads: int, *, sou
     else:
         offered = [max(1, min(tall, max(LEAST_STRIPS, size // strip))) for size in (rows.block, *OTHER_BLOCK_BYTES)]
         per_block = decide("strips", list(dict.fromkeys(offered)))
-    blocked = depth.parts > 1
-    items = batch * p * q
-    jobs = min(items, threads)
-    row_bytes, column_bytes = (2 if ready else per_block) * strip, (wide if ready else 2) * strip
-    block = per_block * wide * TILE_BYTES
-    partials = block if blocked else 0
     kept = round_up(rows.bytes(per_block), 64)
-    job_bytes = row_bytes + column_bytes + partials + kept + (2 * block if by_rows else 0)
+    return UnitBlocking(strips, panels, depth, unit, strip, p, q, by_rows, ready, per_block, kept)
 
-    text = render(text_of.SUPPORT, least=text_of.LEAST) + rows.text
+
+def product_draft(name: str, form: ProductForm, rows: Rows, threads: int, *, source: str, scratch: int = 0) -> Draft:
+    """The product of such rows and such a B, of whose ``form.spec`` A's strides are only added up, to ``pa``."""
+    spec = form.spec
+    end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True, row_at=rows.result)
+    made = _blocking(form, rows, threads, sums=end_of.sums)
     columns = _columns(spec)
-    text += columns.text + render(text_of.TILE, pieces=ROWS // end_of.rows, **columns.meanwhile(ready))
-    text += render(text_of.FINISH_TILE, to=end_of.to, stop=end_of.stop, k=spec.k)
-
-    whole, left = divmod(spec.m, ROWS)
-    sizes = ([ROWS] if whole else []) + ([left] if left else [])
-    start, end, ahead = f"const L k0 = 0, depth = {spec.k};", "", "" if by_rows else end_of.ahead
-    parts = add_parts = ""
-    if blocked:
-        k0, k1 = (f"({depth.start(part)}) * {unit}" for part in ("kb", "kb + 1"))
-        start = f"for (L kb = 0; kb < {depth.parts}; kb++) {{ const L k0 = {k0}, depth = {k1} - k0;"
-        end = "}"
-        add_parts = render(text_of.ADD_PARTS, last=depth.parts - 1)
-        parts = render(text_of.PARTS, column_bytes=column_bytes, per_block=per_block)
-        ahead = render(text_of.PARTS_AHEAD, last=depth.parts - 1, ahead=ahead)
-    split = "meanwhile" if ready else "next, to, begin, until, depth" + columns.left("g + 1")
-    tile = _by_strip(
-        (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, {split}, ahead, finish_piece);" for size in sizes),
-        whole,
-    )  # fmt: skip
-
-    def finish(height: int) -> str:
-        return render(text_of.FINISH, mr=height, arguments=end_of.arguments, n=spec.n, row=rows.row)
-
-    each = end_of.rows
-    finished = _by_strip(([text_of.NEXT] if whole else []) + ([finish(left)] if left else []), whole)
-    pending = render(text_of.PENDING, rows=each, finish=finish(each)) if whole else text_of.ALONE
-    flush, rows_left, last_rows = text_of.FLUSH if whole else "", "", ""
-    if by_rows:
-        pitch = wide * COLUMNS
-        pending = render(
-            text_of.BY_ROWS, at=column_bytes + partials + kept, size=block // 4, pitch=pitch, row=rows.row, n=spec.n
-        )
-        names = [f"x{d}" for d in range(len(spec.batch))]
-        rows_left = render(text_of.ROWS_LEFT, pitch=pitch, piece=PIECE, indices=form.indices(names, "m", "n"))
-        flush, last_rows = text_of.FLUSH_ROWS, text_of.LAST_ROWS
-    batch_names = [f"x{d}" for d in range(len(spec.batch))]
+    items = math.prod(spec.batch) * made.p * made.q
+    jobs = min(items, threads)
+    names = [f"x{d}" for d in range(len(spec.batch))]
     sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[: len(spec.batch)])}
     body = form.epilogue is not None
-    offsets = unravel(f"j / {p * q}", spec.batch, sums, batch_names if body else ())
     if not body:
-        offsets = unravel(f"j / {p * q}", spec.batch, sums | {"pc": (0, spec.c[:-2])}) + "\n    T *c = o0 + pc;"
-    values: dict[str, object] = {
-        "together": columns.together,
-        "strip": strip,
-        "unit": rows.unit,
-        "depth": spec.k,
-        "m": spec.m,
-        "fill": rows.fill,
-    }
-    values |= {"of_first": columns.left("g0"), "of_next": columns.left("g_next")}
-    values |= {
-        "tile": tile,
-        "finish": finished,
-        "parts": parts,
-        "add_parts": add_parts,
-        "ahead": ahead,
-        "k_loop": start,
-        "k_end": end,
-    }
-    text += render(
-        text_of.PRODUCT, parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",
-        own="const Operands e = own(given, job);" if end_of.sums else "", offsets=offsets, source=source, p=p, q=q,
-        strips=strips, panels=panels, per_block=per_block, at=scratch, bytes=job_bytes, row_bytes=row_bytes, items=items,
-        jobs=jobs, image=rows.image, m=spec.m,
-        start=f"B *kept = columns + {column_bytes + partials}LL; {rows.start}" if rows.start else "",
-        pending=pending, flush=flush, rows_left=rows_left, last_rows=last_rows,
-        body=render(text_of.STRIPS if ready else text_of.BLOCKS, **values),
+        sums["pc"] = (0, spec.c[:-2])
+    offsets = unravel(f"j / {made.p * made.q}", spec.batch, sums, names if body else ())
+    text = unit_support() + rows.text
+    text += columns.text + unit_tile(ROWS // end_of.rows, columns.meanwhile(made.ready))
+    text += text_of.finish_tile(to=end_of.to, stop=end_of.stop, k=spec.k)
+    text += text_of.product(
+        _finish_text(form, made, end_of, rows.row),
+        parameter=EPILOGUE_PARAMETER.replace("&e", "&given" if end_of.sums else "&e") if body else "",
+        own="const Operands e = own(given, job);" if end_of.sums else "",
+        offsets=offsets + ("" if body else "\n    T *c = o0 + pc;"), source=source, p=made.p, q=made.q,
+        strips=made.strips, panels=made.panels, per_block=made.per_block, at=scratch, bytes=made.job_bytes,
+        row_bytes=made.row_bytes, items=items, jobs=jobs, image=rows.image, m=spec.m,
+        start=f"B *kept = columns + {made.kept_at}LL; {rows.start}" if rows.start else "",
+        body=_body_text(spec, made, end_of, rows, columns),
     )  # fmt: skip
     return Draft(
         name,
         spec.dtype,
         text,
         (TileStep(jobs, "product"),),
-        scratch + jobs * job_bytes,
+        scratch + jobs * made.job_bytes,
         epilogue=end_of.epilogue,
         sums=end_of.sums,
     )
+
+
+def _body_text(spec: ContractionSpec, made: UnitBlocking, end_of: Ending, rows: Rows, columns: Columns) -> str:
+    """C++ of the blocks of a job."""
+    whole, left = divmod(spec.m, ROWS)
+    sizes = ([ROWS] if whole else []) + ([left] if left else [])
+    k_loop, ahead = f"const L k0 = 0, depth = {spec.k};", "" if made.by_rows else end_of.ahead
+    parts = add_parts = ""
+    if made.blocked:
+        k0, k1 = (f"({made.depth.start(part)}) * {made.unit}" for part in ("kb", "kb + 1"))
+        k_loop = f"for (L kb = 0; kb < {made.depth.parts}; kb++) {{ const L k0 = {k0}, depth = {k1} - k0;"
+        add_parts = text_of.add_parts(last=made.depth.parts - 1)
+        parts = text_of.parts(column_bytes=made.column_bytes, per_block=made.per_block)
+        ahead = text_of.parts_ahead(last=made.depth.parts - 1, ahead=ahead)
+    split = "meanwhile" if made.ready else "next, to, begin, until, depth" + columns.left("g + 1")
+    tile = _by_strip(
+        (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, {split}, ahead, finish_piece);" for size in sizes),
+        whole,
+    )  # fmt: skip
+    last = [text_of.finish(mr=left, arguments=end_of.arguments, n=spec.n, row=rows.row)] if left else []
+    values = {
+        "together": columns.together, "strip": made.strip, "unit": rows.unit, "depth": spec.k, "m": spec.m, "fill": rows.fill,
+        "of_first": columns.left("g0"), "of_next": columns.left("g_next"), "tile": tile,
+        "finish": _by_strip(([text_of.next()] if whole else []) + last, whole),
+        "parts": parts, "add_parts": add_parts, "ahead": ahead, "k_loop": k_loop, "k_end": "}" if made.blocked else "",
+    }  # fmt: skip
+    return (text_of.strips if made.ready else text_of.blocks)(values)
+
+
+def _finish_text(form: ProductForm, made: UnitBlocking, end_of: Ending, row: str) -> dict[str, str]:
+    """C++ that finishes the results of the tile before, while another is computed, and what is left of them at the end."""
+    spec = form.spec
+    if made.by_rows:
+        pitch, at = made.wide * COLUMNS, made.kept_at + made.kept
+        names = [f"x{d}" for d in range(len(spec.batch))]
+        return {
+            "pending": text_of.by_rows(at=at, size=made.sums // 4, pitch=pitch, row=row, n=spec.n),
+            "flush": text_of.flush_rows(),
+            "rows_left": text_of.rows_left(pitch=pitch, piece=PIECE, indices=form.indices(names, "m", "n")),
+            "last_rows": text_of.last_rows(),
+        }
+    if spec.m < ROWS:
+        return {"pending": text_of.alone(), "flush": "", "rows_left": "", "last_rows": ""}
+    finish = text_of.finish(mr=end_of.rows, arguments=end_of.arguments, n=spec.n, row=row)
+    return {
+        "pending": text_of.pending(rows=end_of.rows, finish=finish), "flush": text_of.flush(), "rows_left": "", "last_rows": ""
+    }  # fmt: skip
 
 
 def _by_rows(form: ProductForm) -> bool:
@@ -296,3 +371,27 @@ def _grid(
             found.append((ceil_div(batch * p * q, threads) * cost * (1 + 0.001 * p * q), p, q))
     p, q = decide("grid", [(p, q) for _, p, q in sorted(found)[:4]])
     return p, q
+
+
+# ------------------------------------------------------------------ methods
+def _in_place_refusal(form: ProductForm, isa: Isa, threads: int) -> Refusal | None:
+    if form.spec.dots or form.spec.rounds:
+        return Refusal("numbers are rounded as B is packed")
+    if 1 not in form.spec.b[-2:]:
+        return Refusal("neither rows nor columns of B are of neighbours")
+    return matrix_refusal(form.spec, isa)
+
+
+def _in_place_estimate(form: ProductForm, isa: Isa) -> float:
+    """First where panels are better split from where B lies than packed first, or may not be packed."""
+    spec = form.spec
+    narrow = spec.b[-1] != 1 or spec.n <= WIDEST or spec.m <= FEW_ROWS
+    in_place = narrow and (spec.m <= MANY_ROWS or spec.n * spec.k <= SPLIT_OFTEN)
+    packable = form.epilogue is not None or form.packed_bytes <= MOST_PACKED_BYTES
+    return 0.0 if in_place or not packable else LAST
+
+
+MATRIX = Method("matrix", matrix_draft, refusal=_in_place_refusal, estimate=_in_place_estimate)
+MATRIX_OF_PANELS = Method(
+    "matrix", matrix_draft, refusal=lambda form, isa, threads: matrix_refusal(form.spec, isa), asked=ON_UNIT
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import (
     ELEMENT_BYTES,
     Draft,
@@ -16,94 +17,21 @@ from dcir.codegen.cpp.tiles.emit import (
     TileStep,
     ceil_div,
     lanes,
-    render,
     round_up,
     unravel,
 )
+from dcir.codegen.cpp.tiles.gemm.form import ProductForm
+from dcir.codegen.cpp.tiles.method import Method
 from dcir.codegen.cpp.tiles.pack_text import pack_rows, pack_vectors
+from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
+
+text_of = templates("gemm/tiles")
 
 KC = 384
 CHUNK_BYTES = 384 << 10
 SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
-
-_TEXT = """
-struct Rows { static constexpr L at(int i) { return i * ${ai}LL; } };
-template <int MR, int NV>
-$noinline void tile(const T *a, const T *b, T *c, L depth, bool first, int valid$bias_parameter) {
-    V acc[MR][NV];
-    clear(acc);
-    multiply_add<MR, NV, Rows>(acc, a, $ak, b, $bk, depth);
-$bias
-$write
-}
-$pack_a
-$pack_b
-template <int MR>
-$inline void row(const T *a, const T *b, T *c, L depth, bool first, L p0, L p1$bias_parameter) {
-$use_a
-    for (L p = p0; p < p1; p++) {
-        const L v = $panel_start;
-        const T *pb = $panel_b;
-        const L n = v * VL;
-        $panel_calls
-    }
-}
-$noinline void product(L j, const T *a0, const T *a1, const T *a2, T *o0, unsigned char *scratch) {
-    $offsets
-    const T *a = a0 + pa, *b = a1 + pb;
-    T *c = o0 + pc;
-    const L mp = j / $q % $p, np = j % $q;
-    const L t0 = mp * $m_tiles / $p, t1 = (mp + 1) * $m_tiles / $p;
-    const L q0 = np * $n_panels / $q, q1 = (np + 1) * $n_panels / $q;
-$buffer
-    for (L kb = 0; kb < $k_blocks; kb++) {
-        const L k = $k_start, depth = $k_end - k;
-        for (L p0 = q0; p0 < q1; p0 += $chunk) {
-            const L p1 = p0 + $chunk < q1 ? p0 + $chunk : q1;
-$fill
-            for (L t = t0; t < t1; t++) {
-                const L m = $m_start;
-                const T *ta = a + m * ${am}LL + k * ${ak_source}LL;
-                T *tc = c + m * ${cm}LL;
-                $row_calls
-            }
-        }
-    }
-}
-"""
-_WRITE_ROWS = """#pragma GCC unroll 32
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 8
-        for (int v = 0; v < NV; v++) {
-            T *p = c + i * ${cm}LL + v * VL;
-            if ($tail == 0 || v < NV - 1 || valid == NV * VL) store(p, first ? acc[i][v] : acc[i][v] + load(p));
-            else store_part(p, first ? acc[i][v] : acc[i][v] + load_part(p, $tail), $tail);
-        }"""
-_WRITE_ANY = """    for (int i = 0; i < MR; i++)
-        for (int v = 0; v < NV; v++) {
-            alignas(64) T t[VL];
-            store(t, acc[i][v]);
-            for (int l = 0; l < VL && v * VL + l < valid; l++) {
-                T *p = c + i * ${cm}LL + (v * VL + l) * ${cn}LL;
-                *p = first ? t[l] : *p + t[l];
-            }
-        }"""
-_BIAS = """    if (first)
-#pragma GCC unroll 32
-        for (int i = 0; i < MR; i++)
-#pragma GCC unroll 8
-            for (int v = 0; v < NV; v++) acc[i][v] += bias[i];"""
-_USE_A = """    alignas(64) T packed[MR * $kc + VL];
-    rows_of_a<MR>(packed, a, depth);
-    a = packed;"""
-_FILL = """            for (L p = p0; p < p1; p++) {
-                const L v = $panel_start;
-                T *to = buffer + (v - $chunk_start) * VL * depth;
-                const T *from = b + k * ${bk}LL + v * VL * ${bn}LL;
-                $fill_calls
-            }"""
 
 
 @dataclass(frozen=True)
@@ -167,20 +95,20 @@ def tiles_draft(name: str, spec: ContractionSpec, isa: Isa, threads: int, bias: 
         row_b = f"b + k * {bk}LL"
     else:
         panel_b = f"b + (v - {panels.start('p0')}) * VL * depth"
-        fill = render(
-            _FILL, panel_start=panels.start("p"), chunk_start=panels.start("p0"), bk=bk, bn=bn,
+        fill = text_of.fill(
+            panel_start=panels.start("p"), chunk_start=panels.start("p0"), bk=bk, bn=bn,
             fill_calls=choose(panels, "p", f"panel_of_b<$>(to, from, depth, {spec.n} - v * VL < $ * VL ? "
                               f"{spec.n} - v * VL : $ * VL);"),
         )  # fmt: skip
         size = min(chunk * panels.size * width, padded) * depth.size
         buffer, b_step, row_b = f"    alignas(64) T buffer[{size}];", "NV * VL", "buffer"
-    text = render(
-        _TEXT, ai=1 if pack_a else am, ak="MR" if pack_a else f"{ak}LL", bk=b_step,
-        write=render(_WRITE_ROWS if cn == 1 else _WRITE_ANY, cm=cm, cn=cn, tail=tail),
-        bias=_BIAS if bias is not None else "", bias_parameter=", const T *bias" if bias is not None else "",
+    text = text_of.kernel(
+        ai=1 if pack_a else am, ak="MR" if pack_a else f"{ak}LL", bk=b_step,
+        write=(text_of.write_rows if cn == 1 else text_of.write_any)({"cn": cn, "tail": tail}, cm=cm),
+        bias=text_of.bias() if bias is not None else "", bias_parameter=", const T *bias" if bias is not None else "",
         pack_a=pack_rows("rows_of_a", am, ak) if pack_a else "",
         pack_b="" if in_place else pack_vectors("panel_of_b", bn, bk),
-        use_a=render(_USE_A, kc=round_up(depth.size, width)) if pack_a else "",
+        use_a=text_of.use_a(kc=round_up(depth.size, width)) if pack_a else "",
         panel_start=panels.start("p"), panel_b=panel_b, panel_calls=choose(panels, "p", call),
         offsets=unravel(f"j / {p * q}", spec.batch, sums), p=p, q=q, m_tiles=rows.parts, n_panels=panels.parts,
         buffer=buffer, k_blocks=depth.parts if spec.k else 1, k_start=depth.start("kb"),
@@ -212,3 +140,18 @@ def _grid(spec: ContractionSpec, shape: Shape, batch: int, threads: int, width: 
                 best = (total, p, q)
     assert best is not None
     return best[1], best[2]
+
+
+def _refusal(form: ProductForm, isa: Isa, threads: int) -> Refusal | None:
+    if form.spec.dots or form.spec.rounds:
+        return Refusal("numbers are rounded as B is packed")
+    if form.epilogue is not None:
+        return Refusal("sums wait in C between two blocks of k, where an epilogue would find parts of them")
+    return None
+
+
+def _draft(name: str, form: ProductForm, isa: Isa, threads: int) -> Draft:
+    return tiles_draft(name, form.spec, isa, threads, None)
+
+
+TILES = Method("tiles", _draft, refusal=_refusal, estimate=lambda form, isa: 3.0)

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
-from dcir.codegen.cpp.tiles.conv.data_strided import data_strided_suits
-from dcir.codegen.cpp.tiles.conv.problem import data_problems
+from dcir.codegen.cpp.tiles.conv.data_strided import DATA_STRIDED
+from dcir.codegen.cpp.tiles.conv.problem import data_gradient
 from dcir.isa import ISAS
 from tests.codegen.cpp.tiles.conv.gradient_harness import (
     BAD_VALUES,
@@ -77,7 +77,7 @@ def test_what_is_not_finite_reaches_only_what_it_should(kernels, name, value, op
 def test_which_problems_have_this_form():
     def suits(n, cin, cout, size, k, stride, isa="amx"):
         spec = square_spec("backward_data", n, cin, cout, size, k, stride)
-        return data_strided_suits(list(data_problems(spec)), ISAS[isa])
+        return DATA_STRIDED.suits(data_gradient(spec), ISAS[isa])
 
     assert suits(8, 128, 128, 56, 3, 2) and suits(8, 256, 512, 56, 1, 2)
     assert not suits(8, 128, 128, 56, 3, 2, "avx512")

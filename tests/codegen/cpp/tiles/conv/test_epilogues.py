@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.cpp.tiles.conv.conv import convolution_suits, plan_convolution
+from dcir.codegen.cpp.tiles.conv.conv import plan_convolution, supports_convolution
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import contiguous
@@ -117,7 +117,7 @@ def compiled():
     entries, found = [], []
     for i, (name, dtype, isa, xl, yl, gap, packed, kind) in enumerate(cases()):
         spec, given, made = problem(name, dtype, xl, yl, gap, packed, kind, bias=i % 5 == 0)
-        assert convolution_suits(spec)
+        assert supports_convolution(spec)
         plan = plan_convolution(spec, isa_of(isa), 2)
         types = {np.dtype(np.float32): "f32", np.dtype(np.float64): "f64", np.dtype(bool): "bool"}
         entries.append((plan, tuple(types[a.dtype] for a in given), tuple(types[a.dtype] for a in made)))
@@ -141,4 +141,4 @@ def test_equals_reference(compiled, number):
 
 def test_refuses_what_has_no_kernel():
     spec, *_ = problem("3x3", "f32", "last", "last", 0, True, "relu", False)
-    assert not convolution_suits(replace(spec, types=alike("bf16")))
+    assert not supports_convolution(replace(spec, types=alike("bf16")))

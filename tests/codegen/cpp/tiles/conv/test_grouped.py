@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
-from dcir.codegen.cpp.tiles.conv.grouped import grouped_suits
+from dcir.codegen.cpp.tiles.conv.grouped import GROUPED_NHWC
 from dcir.codegen.cpp.tiles.conv.problem import forward_problem
 from dcir.isa import ISAS
 from tests.codegen.cpp.tiles.conv.test_nhwc import extent, operands, spec_of
@@ -135,12 +135,12 @@ def test_weights_are_padded_once():
 def test_refuses_other_forms():
     few = forward_problem(replace(spec_of(SHAPES["fours"], "f32", "last", "last", "bias"), panel=16))
     isa = ISAS["avx2"]
-    assert grouped_suits(few, isa) and grouped_suits(replace(few, panel=0), isa)
-    assert not grouped_suits(replace(few, panel=12), isa)  # vectors of another width
-    assert not grouped_suits(replace(few, panel=0, epilogue=None), isa)  # nothing to store through
-    assert not grouped_suits(replace(few, groups=1), isa) and not grouped_suits(replace(few, bias=True), isa)
-    assert not grouped_suits(replace(few, ker=(1, 3, 9)), isa)  # code that names every tap
+    assert GROUPED_NHWC.suits(few, isa) and GROUPED_NHWC.suits(replace(few, panel=0), isa)
+    assert not GROUPED_NHWC.suits(replace(few, panel=12), isa)  # vectors of another width
+    assert not GROUPED_NHWC.suits(replace(few, panel=0, epilogue=None), isa)  # nothing to store through
+    assert not GROUPED_NHWC.suits(replace(few, groups=1), isa) and not GROUPED_NHWC.suits(replace(few, bias=True), isa)
+    assert not GROUPED_NHWC.suits(replace(few, ker=(1, 3, 9)), isa)  # code that names every tap
     deep = forward_problem(
         replace(spec_of((1, 2, 64, 64, (7, 7), THREE, ONE, ONE, ONE, ONE), "f32", "last", "last", "bias"), panel=16)
     )
-    assert not grouped_suits(deep, isa)  # as dense ones
+    assert not GROUPED_NHWC.suits(deep, isa)  # as dense ones

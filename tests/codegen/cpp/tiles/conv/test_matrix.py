@@ -143,9 +143,11 @@ def test_where_it_is_used():
     shape = (8, 1, 128, 128, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
     problem = replace(forward_problem(test_conv_last.spec_of(shape, "f32", "last", "last", "none")), panel=32)
     epilogue = identity_epilogue((8, 1, 128, 1, 14, 14), "f32", problem.ys)
-    assert conv_matrix.matrix_last_suits(problem, epilogue, ISAS["amx"])
-    assert not conv_matrix.matrix_last_suits(problem, epilogue, ISAS["avx512"])
-    assert not conv_matrix.matrix_last_suits(
-        replace(problem, panel=16), epilogue, ISAS["amx"]
-    )  # panels of another processor
-    assert not conv_matrix.matrix_last_suits(replace(problem, ci=40), epilogue, ISAS["amx"])
+
+    def refusal(p, isa):
+        return conv_matrix.matrix_last_refusal(p, epilogue, ISAS[isa])
+
+    assert refusal(problem, "amx") is None
+    assert "no matrix unit" in str(refusal(problem, "avx512"))
+    assert "panels of 16 columns" in str(refusal(replace(problem, panel=16), "amx"))  # of another processor
+    assert "channels" in str(refusal(replace(problem, ci=40), "amx"))

@@ -10,7 +10,7 @@ import torch
 
 from dcir.codegen.cpp.tiles.conv import nhwc as conv_last
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
-from dcir.codegen.cpp.tiles.conv.nhwc import last_suits
+from dcir.codegen.cpp.tiles.conv.nhwc import NHWC
 from dcir.codegen.cpp.tiles.conv.nhwc_tile import Kind, reach
 from dcir.codegen.cpp.tiles.conv.problem import forward_problem
 from dcir.ir.interpret import run_program
@@ -139,7 +139,7 @@ def kernels():
     entries = []
     for name, dtype, isa, x_layout, y_layout, epilogue, threads, *w_layout in CASES:
         spec = spec_of(name, dtype, x_layout, y_layout, epilogue, *w_layout)
-        assert w_layout or last_suits(forward_problem(spec), isa_of(isa))
+        assert w_layout or NHWC.suits(forward_problem(spec), isa_of(isa))
         ins = 2 if spec.epilogue is None else 1 + len(spec.epilogue.inputs)
         entries.append((plan_convolution(spec, isa_of(isa), threads), (dtype,) * ins, (dtype,)))
     return dict(zip(CASES, compile_plans(entries, ["-O1"]), strict=True))
@@ -198,8 +198,8 @@ def test_half_types_keep_their_own_stores():
 
 def test_refuses_other_forms():
     problem = forward_problem(spec_of("seven", "f32", "last", "last", "none"))
-    assert not last_suits(replace(problem, panel=0), ISAS["avx512"])  # nothing to store through
+    assert not NHWC.suits(replace(problem, panel=0), ISAS["avx512"])  # nothing to store through
     apart = spec_of("seven", "f32", "plain", "last", "bias", "plain")
-    assert not last_suits(forward_problem(apart), ISAS["avx512"])
-    assert not last_suits(replace(problem, bias=True), ISAS["avx512"])
-    assert not last_suits(replace(problem, panel=24), ISAS["avx512"])
+    assert not NHWC.suits(forward_problem(apart), ISAS["avx512"])
+    assert not NHWC.suits(replace(problem, bias=True), ISAS["avx512"])
+    assert not NHWC.suits(replace(problem, panel=24), ISAS["avx512"])

@@ -8,7 +8,7 @@ import pytest
 from dcir.codegen.cpp.tiles.conv import weight_matrix as conv_weight_matrix
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
 from dcir.codegen.cpp.tiles.conv.problem import forward_problem
-from dcir.codegen.cpp.tiles.conv.weight_matrix import weight_matrix_suits
+from dcir.codegen.cpp.tiles.conv.weight_matrix import WEIGHT_MATRIX
 from dcir.isa import ISAS
 from tests.codegen.cpp.tiles.conv.gradient_harness import (
     BAD_VALUES,
@@ -112,7 +112,7 @@ def test_blocks_shares_and_parts_are_tested():
 def test_which_problems_have_this_form():
     def suits(n, cin, cout, size, k, stride, isa="amx"):
         spec = square_spec("backward_weight", n, cin, cout, size, k, stride)
-        return weight_matrix_suits(forward_problem(spec), ISAS[isa])
+        return WEIGHT_MATRIX.suits(forward_problem(spec), ISAS[isa])
 
     assert suits(8, 256, 256, 14, 3, 1) and suits(8, 512, 512, 28, 1, 1) and suits(8, 256, 512, 56, 1, 2)
     assert not suits(8, 256, 256, 14, 3, 1, "avx512")

@@ -9,7 +9,7 @@ import torch
 
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
 from dcir.codegen.cpp.tiles.conv.problem import forward_problem
-from dcir.codegen.cpp.tiles.conv.weight_nhwc import weight_last_suits
+from dcir.codegen.cpp.tiles.conv.weight_nhwc import WEIGHT_NHWC
 from dcir.ir.network import contiguous
 from dcir.isa import ISAS
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -101,11 +101,11 @@ def test_which_problems_have_this_form():
     wide, generic = ISAS["avx512"], ISAS["generic"]
     whole = forward_problem(spec_of(("1x1", "avx512", 1, 0, "f32")))
     tail = forward_problem(spec_of(("1x1-tail", "avx512", 1, 0, "f32")))
-    assert weight_last_suits(whole, wide) and weight_last_suits(whole, generic)
-    assert weight_last_suits(tail, wide) and not weight_last_suits(tail, generic)
+    assert WEIGHT_NHWC.suits(whole, wide) and WEIGHT_NHWC.suits(whole, generic)
+    assert WEIGHT_NHWC.suits(tail, wide) and not WEIGHT_NHWC.suits(tail, generic)
     plain = ConvolutionSpec("backward_weight", alike("f32"), 1, 1, 16, 16, (4, 4), (1, 1), (4, 4), (1, 1), (0, 0), (1, 1),
                             (256, 16, 4, 1), (16, 1, 1, 1), (256, 16, 4, 1))  # fmt: skip
-    assert not weight_last_suits(forward_problem(plain), wide)
+    assert not WEIGHT_NHWC.suits(forward_problem(plain), wide)
 
 
 def test_blocks_shares_and_parts_are_tested():

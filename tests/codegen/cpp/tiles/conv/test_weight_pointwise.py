@@ -11,7 +11,7 @@ from dcir.codegen.cpp.tiles.conv import weight_pointwise as conv_weight_pointwis
 from dcir.codegen.cpp.tiles.conv import weight_product
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
 from dcir.codegen.cpp.tiles.conv.problem import flat, forward_problem
-from dcir.codegen.cpp.tiles.conv.weight_pointwise import weight_pointwise_suits
+from dcir.codegen.cpp.tiles.conv.weight_pointwise import WEIGHT_POINTWISE
 from dcir.isa import ISAS
 from tests.codegen.cpp.tiles.conv.gradient_harness import (
     BAD_VALUES,
@@ -123,7 +123,7 @@ def test_blocks_shares_and_parts_are_tested():
 def test_which_problems_have_this_form():
     def suits(n, cin, cout, size, k=1, stride=1, isa="amx", threads=2):
         spec = square_spec("backward_weight", n, cin, cout, size, k, stride)
-        return weight_pointwise_suits(flat(forward_problem(spec)), ISAS[isa], threads)
+        return WEIGHT_POINTWISE.suits(flat(forward_problem(spec)), ISAS[isa], threads)
 
     assert suits(8, 256, 128, 56) and suits(8, 512, 128, 28) and suits(8, 256, 512, 56, stride=2)
     assert not suits(8, 256, 128, 56, isa="avx512") and not suits(8, 256, 128, 56, k=3)

@@ -8,7 +8,7 @@ import pytest
 from dcir.codegen.cpp.tiles.conv import weight_product as conv_weight_product
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
 from dcir.codegen.cpp.tiles.conv.problem import flat, forward_problem
-from dcir.codegen.cpp.tiles.conv.weight_product import weight_panels_suits, weight_product_suits
+from dcir.codegen.cpp.tiles.conv.weight_product import WEIGHT_PANELS, WEIGHT_PRODUCT
 from dcir.isa import ISAS
 from tests.codegen.cpp.tiles.conv.gradient_harness import (
     BAD_VALUES,
@@ -79,7 +79,7 @@ def test_panels_equal_reference(panel_kernels, case):
 
 def test_which_problems_have_panels():
     def suits(n, cin, cout, size, k=1, stride=1, isa="avx2"):
-        return weight_panels_suits(
+        return WEIGHT_PANELS.suits(
             flat(forward_problem(square_spec("backward_weight", n, cin, cout, size, k, stride))), ISAS[isa]
         )
 
@@ -92,7 +92,7 @@ def test_which_problems_have_panels():
 def test_which_problems_have_this_form():
     def suits(n, cin, cout, size, stride=1, isa="amx"):
         spec = square_spec("backward_weight", n, cin, cout, size, 1, stride)
-        return weight_product_suits(flat(forward_problem(spec)), ISAS[isa])
+        return WEIGHT_PRODUCT.suits(flat(forward_problem(spec)), ISAS[isa])
 
     assert suits(8, 512, 2048, 7) and suits(8, 1024, 256, 14)
     assert not suits(8, 512, 2048, 7, isa="avx512")

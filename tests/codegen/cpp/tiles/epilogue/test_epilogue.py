@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dcir.codegen.cpp.tiles.emit import Draft, TileStep, assemble, render
-from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue, epilogue_suits
+from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue, supports_epilogue
 from dcir.ir.loop_nest import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.types import bf16_to_f32, f32_to_bf16
@@ -209,7 +209,7 @@ def build(isa, dtype, kind, across):
     case = Case(dtype)
     kind(case)
     program = case.body.finish()
-    assert epilogue_suits(program, dtype)
+    assert supports_epilogue(program, dtype)
     text, jobs, vector = (_ACROSS, 5 * 43, 0) if across else (_TEXT, 15, 2)
     draft = Draft("rows", dtype, render(text), (TileStep(jobs, "rows"),), epilogue=Epilogue(program, dtype, 1, vector))
     return assemble(draft, isa_of(isa), 1), program
@@ -389,8 +389,8 @@ def test_refused():
     case = Case("f32")
     b = case.body
     case.store(case.x + b.gather(b.input("f32"), (0, 0, 0), [b.index(1)], (5,), (1,), "checked"))
-    assert not epilogue_suits(b.finish(), "f32")
+    assert not supports_epilogue(b.finish(), "f32")
     case = Case("f32")
     relu(case)
-    assert not epilogue_suits(case.body.finish(), "f64")
-    assert not epilogue_suits(case.body.finish(), "bf16")
+    assert not supports_epilogue(case.body.finish(), "f64")
+    assert not supports_epilogue(case.body.finish(), "bf16")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.cpp.tiles.gemm.gemm import gemm_suits
+from dcir.codegen.cpp.tiles.gemm.gemm import supports_product
 from dcir.codegen.registry import Machine, plan
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNestBuilder
@@ -166,7 +166,7 @@ def kernels():
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)).replace(" ", ""))
 def test_product(kernels, case):
     call, spec, _, ins, outs, *_ = kernels[case]
-    assert gemm_suits(spec)
+    assert supports_product(spec)
     expected = [o.copy() for o in outs]
     spec.reference(ins, expected)
     mine = [o.copy() for o in outs]
@@ -237,7 +237,7 @@ def test_fall_back():
     x = body.load(body.input("f32"), (5, 1))
     body.store(body.output("f32"), (5, 1), x + body.gather(body.input("f32"), (0, 0), [body.index(1)], (5,), (1,)))
     spec = ContractionSpec(alike("f32"), (), 4, 5, 6, (6, 1), (5, 1), (5, 1), 0, body.finish())
-    assert not gemm_suits(spec)
+    assert not supports_product(spec)
     made = plan(spec, Machine("avx512", 2))
     assert made.globals == plan(spec.loop_nest(), Machine("avx512", 2)).globals
-    assert not gemm_suits(replace(spec, types=alike("bf16"), epilogue=None, panel=64))
+    assert not supports_product(replace(spec, types=alike("bf16"), epilogue=None, panel=64))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dcir.codegen.choices import Choice
-from dcir.codegen.cpp.tiles.gemm.matrix import matrix_suits
+from dcir.codegen.cpp.tiles.gemm.matrix import matrix_refusal
 from dcir.codegen.registry import Machine, decisions, plan
 from dcir.isa import ISAS, host_isa
 from dcir.ops.library.contraction import ContractionSpec
@@ -186,10 +186,10 @@ def test_errors_beside_multiply_adds(k):
 
 def test_where_it_is_used():
     spec, _ = packed(256, 256, 256)
-    assert matrix_suits(spec, ISAS["amx"])
-    assert not matrix_suits(spec, ISAS["avx512"])
+    assert matrix_refusal(spec, ISAS["amx"]) is None
+    assert matrix_refusal(spec, ISAS["avx512"]) is not None
     for other in ({"m": 16}, {"dtype": "f64"}, {"k": 9}, {"n": 34}, {"m": 64, "n": 64}):
-        assert not matrix_suits(replace(spec, **other), ISAS["amx"])
+        assert matrix_refusal(replace(spec, **other), ISAS["amx"]) is not None
     assert decisions(spec, Machine("amx", 1)).offered["unit"] == ("matrix", "vector")
     assert "tdpbf16ps" not in plan(spec, Machine("amx", 1), Choice((("unit", "vector"),))).globals
 

@@ -1,0 +1,74 @@
+"""Convolutions with 1x1 kernels as products of matrices: rows are pixels in channels-last, columns are pixels in planes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, flat, is_pointwise
+from dcir.codegen.cpp.tiles.emit import Draft, lanes, round_up
+from dcir.codegen.cpp.tiles.gemm.gemm import gemm_draft
+from dcir.codegen.cpp.tiles.method import Method
+from dcir.ir.refusal import Refusal
+from dcir.isa import Isa
+from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.operand_types import alike
+from dcir.ops.library.packing import panels
+
+FILLED = 0.85  # of the lanes of a plane's vectors that hold pixels; of fewer, products waste too much
+
+
+def rows_refusal(p: ConvolutionProblem) -> Refusal | None:
+    """Why a problem is no product whose rows are pixels."""
+    if p.family or not is_pointwise(p):
+        return Refusal("more than one tap, or other positions than the image's")
+    if p.xs[2] != 1 or p.ys[2] != 1:
+        return Refusal("images that are not in channels-last")
+    return Refusal("a bias that is not the epilogue's, or a part of a result") if p.bias or p.y0 or p.w0 else None
+
+
+def merged(p: ConvolutionProblem) -> ConvolutionProblem:
+    """A problem whose columns may be pixels with its spatial dimensions merged; others as they are."""
+    columns = is_pointwise(p) and p.ci > 0 and not p.family and not p.panel and p.epilogue is None
+    return flat(p) if columns and rows_refusal(p) is not None else p
+
+
+def _rows_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
+    """A pointwise problem in channels-last as Y[n,g,d,h] = X[n,g,d,h] W[g]: rows are pixels, columns are channels."""
+    *outer, w = p.out
+    group = p.ws[0] if not p.panel else panels(p.co, p.panel) * p.ci * p.panel
+    b = (0, group if p.groups > 1 else 0, 0, 0, *((0, 0) if p.panel else (p.ws[2], p.ws[1])))
+    epilogue = p.epilogue
+    if epilogue is not None:
+        epilogue = epilogue.reorder((0, 1, 3, 4, 5, 2), ())
+    spec = ContractionSpec(
+        alike(p.dtype), (p.n, p.groups, *outer), w, p.co, p.ci, (*p.xs[:2], *p.xs[3:], p.xs[2]), b,
+        (*p.ys[:2], *p.ys[3:], p.ys[2]), p.panel, epilogue,
+    )  # fmt: skip
+    return replace(gemm_draft(spec, isa, threads), name=name)
+
+
+def _columns_refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    if p.family or not is_pointwise(p):
+        return Refusal("more than one tap, or other positions than the image's")
+    if p.panel or p.epilogue is not None:
+        return Refusal("packed weights, or an epilogue")
+    if p.inp[0] * p.inp[1] != 1 or p.ys[5] != 1 or p.y0 or p.w0:
+        return Refusal("positions that are not one dimension")
+    if p.out[2] / round_up(p.out[2], lanes(isa, p.dtype)) < FILLED:
+        return Refusal("pixels that do not fill vectors")
+    return None
+
+
+def _columns_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
+    """Y[n,g] = W[g] X[n,g]."""
+    pixels = p.out[2]
+    spec = ContractionSpec(
+        alike(p.dtype), (p.n, p.groups), p.co, pixels, p.ci, (0, *p.ws[:3]), (*p.xs[:3], p.xs[5]), (*p.ys[:3], 1)
+    )
+    draft = gemm_draft(spec, isa, threads, (0, p.co) if p.bias else None)
+    # The product's left operand is the weight, the convolution's is the image.
+    return replace(draft, name=name, swapped=not draft.swapped)
+
+
+POINTWISE_ROWS = Method("pointwise rows", _rows_draft, refusal=lambda p, isa, threads: rows_refusal(p))
+POINTWISE_COLUMNS = Method("pointwise columns", _columns_draft, refusal=_columns_refusal)

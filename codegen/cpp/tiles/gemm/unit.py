@@ -1,0 +1,53 @@
+"""What all kernels on a matrix unit build on: how numbers are put in three parts, and the tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dcir.codegen.cpp.template import templates
+
+text_of = templates("gemm/matrix")
+LEAST = f"0x{(127 - 86) << 23:x}u"  # 2^-86: of smaller results the parts have lost bits
+ANYTHING: Mapping[str, object] = {
+    "type": ", class W", "given": "const W &meanwhile", "before": "", "meanwhile": "meanwhile();"
+}  # fmt: skip
+"""What a tile does meanwhile: whatever its caller says."""
+
+
+def unit_support() -> str:
+    """C++ of the parts."""
+    return text_of.support(least=LEAST)
+
+
+def unit_tile(pieces: int, meanwhile: Mapping[str, object]) -> str:
+    """C++ of the tile.
+
+    Args:
+        pieces: pieces of the last results that are finished while a tile is computed.
+        meanwhile: what else is done: ANYTHING, or ``splitting``.
+    """
+    return text_of.tile(meanwhile, pieces=pieces)
+
+
+def splitting(together: int, *, cut: bool) -> Mapping[str, object]:
+    """What a tile does meanwhile: pairs of the next panel are split, so many of them in a pause; ``cut``, if some have fewer columns."""
+    valid, passed = (", L valid", ", valid") if cut else ("", "")
+    call = f"split_panel(next, to, u, u + {together}, depth{passed});"
+    return {
+        "type": "",
+        "given": f"const T *next, B *to, L u, L end, L depth{valid}",
+        "before": f"const int pauses = 3 * (int)steps, groups = (int)(end - u) / {together}; int due = 0;",
+        "meanwhile": f"for (due += groups; due >= pauses; due -= pauses, u += {together}) {call}",
+    }
+
+
+def quarters() -> str:
+    """C++ that transposes the four by four numbers in every quarter of four vectors."""
+    lines = []
+    for step, pairs in ((2, ((0, 2), (1, 3))), (1, ((0, 1), (2, 3)))):
+        for i, j in pairs:
+            low = ", ".join(str((n & -4) + n % 4 + (16 - step if n & step else 0)) for n in range(16))
+            high = ", ".join(str((n & -4) + n % 4 + (16 if n & step else step)) for n in range(16))
+            lines.append(f"    const V l{step}{i} = __builtin_shuffle(v[{i}], v[{j}], M{{{low}}});")
+            lines.append(f"    v[{j}] = __builtin_shuffle(v[{i}], v[{j}], M{{{high}}}), v[{i}] = l{step}{i};")
+    return "\n".join(lines)
