@@ -31,10 +31,10 @@ from dcir.codegen.cpp.tiles.emit import HALF, INLINE, lanes, render
 from dcir.codegen.cpp.tiles.epilogue import text as text_of
 from dcir.codegen.cpp.tiles.epilogue.halves import ROUNDING, half_vectors
 from dcir.codegen.cpp.tiles.epilogue.sums import only_sums, pitch, sums_of, sums_text, without_sums
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Access, Cast, Const, Gather, Index, Load, Narrow, Reduce, Statement, Store
 from dcir.ir.types import FLOATS, compute_type
 from dcir.isa import Isa
-from dcir.ops.library.convolution_statistics import ADDED
 
 LONGEST_INLINE = 14
 """Vector statements of an epilogue that is worth repeating for every row of a tile."""
@@ -64,7 +64,7 @@ def epilogue_suits(program: LoopNest, dtype: str) -> bool:
         and not program.inner
         and bool(program.outer)
         and program.inputs[0] == dtype
-        and all(s.op != "reduce" and not (s.op == "gather" and s.attr[4] == "checked") for s in program.body)
+        and all(not isinstance(s, Reduce) and not (isinstance(s, Gather) and s.checked) for s in program.body)
     )
 
 
@@ -109,7 +109,9 @@ class Epilogue:
         """Whether every statement that varies has a form for vectors, or is a sum's."""
         body = self.program.body
         return all(
-            self._simple(i) or s.attr[2:] == (ADDED,) or (s.dtype == "f64" and s.op in ("cast", "mul"))
+            self._simple(i)
+            or (isinstance(s, Store) and s.added)
+            or (s.dtype == "f64" and (isinstance(s, Cast) or s.op == "mul"))
             for i, (s, varies) in enumerate(zip(body, self.vector_varies(), strict=True))
             if varies
         )
@@ -141,9 +143,9 @@ class Epilogue:
         """Vectors that are rounded, and the half types they are rounded to."""
         varies = self.vector_varies()
         return {
-            (s.args[0], s.attr[0] if s.op == "narrow" else s.dtype)
+            (s.args[0], s.storage if isinstance(s, Narrow) else s.dtype)
             for i, s in enumerate(self.program.body)
-            if varies[i] and ((s.op == "narrow" and s.attr) or (s.op == "store" and s.dtype in HALF))
+            if varies[i] and (isinstance(s, Narrow) or (isinstance(s, Store) and s.dtype in HALF))
         }
 
     @property
@@ -166,9 +168,9 @@ class Epilogue:
         """Whether a vector takes long chains of steps."""
         return bool(self._chains)
 
-    def stored(self, store: Stmt) -> str:
+    def stored(self, store: Store) -> str:
         """A C++ expression of what was stored: a vector of n lanes."""
-        step, at = store.attr[1][self.vector], f"e.o{store.attr[0]} + {self._address(store)}"
+        step, at = store.strides[self.vector], f"e.o{store.operand} + {self._address(store)}"
         return f"get<WHOLE>({at}, n)" if step == 1 else f"get_apart<WHOLE>({at}, {step}LL, n)"
 
     def stores(self, isa: Isa, prefetches: list[str], more: str = "", math: str | None = None) -> str:
@@ -209,38 +211,38 @@ class Epilogue:
     def _prefetches(self) -> list[str]:
         found: dict[str, None] = {}
         for s in self.program.body:
-            if s.op == "load" and s.attr[0] != 0 and s.attr[1][self.vector] == 1 and sum(map(bool, s.attr[1])) > 1:
-                kind = CPP_TYPE[self.program.inputs[s.attr[0]]]
-                text = render(text_of.PREFETCH_ROW, type=kind, number=s.attr[0], address=self._address(s))
+            if isinstance(s, Load) and s.operand != 0 and s.strides[self.vector] == 1 and sum(map(bool, s.strides)) > 1:
+                kind = CPP_TYPE[self.program.inputs[s.operand]]
+                text = render(text_of.PREFETCH_ROW, type=kind, number=s.operand, address=self._address(s))
                 found[text] = None
         return list(found)
 
     def _claims(self) -> list[str]:
         found: dict[str, None] = {}
         for s in self.program.body:
-            if s.op == "store" and s.attr[1][self.vector] == 1 and sum(map(bool, s.attr[1])) > 1:
-                kind = CPP_TYPE[self.program.outputs[s.attr[0]]]
+            if isinstance(s, Store) and s.strides[self.vector] == 1 and sum(map(bool, s.strides)) > 1:
+                kind = CPP_TYPE[self.program.outputs[s.operand]]
                 address = self._address(s)
                 # A tensor that is written where it is read (a parameter by its update) is on its way already.
                 read = [
-                    f"(const void *)e.o{s.attr[0]} != e.a{r.attr[0]}"
+                    f"(const void *)e.o{s.operand} != e.a{r.operand}"
                     for r in self.program.body
-                    if r.op == "load" and r.attr[0] != 0 and r.attr[1] == s.attr[1] and self._address(r) == address
+                    if isinstance(r, Load) and r.operand != 0 and r.strides == s.strides and self._address(r) == address
                 ]
                 apart = f"if ({' && '.join(dict.fromkeys(read))}) " if read else ""
-                found[apart + render(text_of.CLAIM_ROW, type=kind, number=s.attr[0], address=address)] = None
+                found[apart + render(text_of.CLAIM_ROW, type=kind, number=s.operand, address=address)] = None
         return list(found)
 
     def vector_varies(self) -> list[bool]:
         """Per statement whether it differs along a vector."""
         varies: list[bool] = []
         for s in self.program.body:
-            own = s.op in ("load", "gather", "store") and s.attr[1][self.vector] != 0
+            own = isinstance(s, Access) and s.strides[self.vector] != 0
             own = (
                 own
-                or s.op == "store"
-                or (s.op == "load" and s.attr[0] == 0)
-                or (s.op == "index" and s.attr[0] == self.vector)
+                or isinstance(s, Store)
+                or (isinstance(s, Load) and s.operand == 0)
+                or (isinstance(s, Index) and s.dim == self.vector)
             )
             varies.append(own or any(varies[a] for a in s.args))
         return varies
@@ -252,13 +254,13 @@ class Epilogue:
         types = (self.dtype, "bool")
         stored = (*types, *HALF) if self.dtype == "f32" else types
         given = [body[a].dtype for a in s.args]
-        if s.op == "load":
-            return not s.args and s.dtype in types and self.program.inputs[s.attr[0]] in stored
-        if s.op == "store":
+        if isinstance(s, Load):
+            return not s.args and s.dtype in types and self.program.inputs[s.operand] in stored
+        if isinstance(s, Store):
             return s.dtype in stored
-        if s.op == "narrow":
-            return s.dtype == self.dtype == "f32" and s.attr[:1] in (("bf16",), ("f16",))
-        if s.op == "cast":
+        if isinstance(s, Narrow):
+            return s.dtype == self.dtype == "f32" and s.storage in HALF
+        if isinstance(s, Cast):
             return given == ["bool"] and s.dtype == self.dtype
         if any(t not in types for t in (s.dtype, *given)):
             return False
@@ -281,9 +283,9 @@ class Epilogue:
                 found.append([])
                 continue
             args = [self.as_vector(a, varies) for a in s.args]
-            if s.op == "store":
-                step = s.attr[1][self.vector]
-                at = f"e.o{s.attr[0]} + {self._address(s)}"
+            if isinstance(s, Store):
+                step = s.strides[self.vector]
+                at = f"e.o{s.operand} + {self._address(s)}"
                 if s.dtype == "bool":
                     found.append([f"put_bool<WHOLE>({at}, {step}, {args[0]}, n);"])
                 elif s.dtype in HALF:
@@ -324,7 +326,7 @@ class Epilogue:
     def _halves(self) -> set[str]:
         """Half types of vectors."""
         p, varies = self.program, self.vector_varies()
-        loads = {p.inputs[s.attr[0]] for s, v in zip(p.body, varies, strict=True) if v and s.op == "load"}
+        loads = {p.inputs[s.operand] for s, v in zip(p.body, varies, strict=True) if v and isinstance(s, Load)}
         return {t for t in loads if t in HALF} | {t for _, t in self._roundings}
 
     def _group(self) -> str:
@@ -333,19 +335,19 @@ class Epilogue:
         # Where vectors lie along a tile's rows there is one row of them.
         moves = {self.row: " + u / NV", self.vector: " + u % NV * VL"}
         places = [f"const L i{d} = b{d}{moves.get(d, '')};" for d in range(len(self.program.outer))]
-        kept = [i for i, s in enumerate(body) if varies[i] and s.op != "store"]
+        kept = [i for i, s in enumerate(body) if varies[i] and not isinstance(s, Store)]
         parts = [f"    {self._kind(i)} w{i}[N];" for i in kept]
         bounds = [0, *(i + 1 for i in self._chains), len(body)]
         for low, high in itertools.pairwise(bounds):
             last = high == len(body)
-            here = [i for i in range(high) if (last if body[i].op == "store" else i >= low)]
+            here = [i for i in range(high) if (last if isinstance(body[i], Store) else i >= low)]
             needed = {a for i in here if varies[i] for a in body[i].args}
             for i in reversed(range(high)):
                 if i in needed and not varies[i]:  # the same for all of a vector: computed again
                     needed.update(body[i].args)
             lines = [*places, "const V x = given[u];"]
             for i in range(high):
-                if body[i].op == "store":
+                if isinstance(body[i], Store):
                     lines += made[i] if i in here else []
                 elif i < low and varies[i]:
                     lines += [f"const {self._kind(i)} v{i} = w{i}[u];"] if i in needed else []
@@ -364,22 +366,22 @@ class Epilogue:
     def _kind(self, i: int) -> str:
         return "M" if self.program.body[i].dtype == "bool" else "V"
 
-    def _vector_value(self, s: Stmt, args: list[str]) -> str:
+    def _vector_value(self, s: Statement, args: list[str]) -> str:
         p = self.program
-        if s.op == "load":
-            if s.attr[0] == 0:
+        if isinstance(s, Load):
+            if s.operand == 0:
                 return "x"
-            step, at = s.attr[1][self.vector], f"e.a{s.attr[0]} + {self._address(s)}"
-            kind = p.inputs[s.attr[0]]
+            step, at = s.strides[self.vector], f"e.a{s.operand} + {self._address(s)}"
+            kind = p.inputs[s.operand]
             if kind == "bool":
                 return f"get_bool<WHOLE>({at}, {step}, n)"
             if kind in HALF:
                 return f"widen_{kind}(get_halves<WHOLE>({at}, {step}LL, n))"
             return f"get<WHOLE>({at}, n)" if step == 1 else f"get_apart<WHOLE>({at}, {step}LL, n)"
-        if s.op == "cast":
+        if isinstance(s, Cast):
             return f"{args[0]} ? splat(1) : splat(0)"
-        if s.op == "narrow":
-            return f"round_{s.attr[0]}({args[0]})"
+        if isinstance(s, Narrow):
+            return f"round_{s.storage}({args[0]})"
         if s.op == "where":
             return f"{args[0]} ? {args[1]} : {args[2]}"
         if s.op in _LOGICAL:
@@ -396,7 +398,7 @@ class Epilogue:
             sign, (x, y) = _EXTREME[s.op], args
             for constant, other, a in ((x, y, s.args[0]), (y, x, s.args[1])):
                 value = p.body[a]
-                if value.op == "const" and value.attr[0] == value.attr[0]:
+                if isinstance(value, Const) and value.value == value.value:
                     return f"{'larger' if s.op == 'max' else 'smaller'}({constant}, {other})"
             return f"({x} {sign} {y}) | ({x} != {x}) ? {x} : {y}"
         return f"{args[0]} {_INFIX[s.op]} {args[1]}"
@@ -418,23 +420,25 @@ class Epilogue:
             if not varies[i]:
                 uniform += self._scalar(i, s, "")
                 continue
-            step = s.attr[1][self.vector] if s.op in ("load", "store", "gather") else 0
-            at = self._address(s, f" + s * {step}LL") if step else self._address(s) if s.op in ("load", "store") else ""
-            if s.op == "load" and s.attr[0] == 0:
+            step, at = 0, ""
+            if isinstance(s, Access):
+                step = s.strides[self.vector]
+                at = self._address(s, f" + s * {step}LL" if step else "")
+            if isinstance(s, Load) and s.operand == 0:
                 inside.append(f"const T v{i} = t{i}[c];")
                 before.append(f"alignas(64) T c{i}[VL]; const T *t{i} = fetch(t + s, 1, left, c{i});")
-            elif s.op == "load" and not s.args and step:
-                kind = CPP_TYPE[p.inputs[s.attr[0]]]
+            elif isinstance(s, Load) and not s.args and step:
+                kind = CPP_TYPE[p.inputs[s.operand]]
                 before.append(
-                    f"alignas(64) {kind} c{i}[VL]; const {kind} *t{i} = fetch(e.a{s.attr[0]} + {at}, {step}, left, c{i});"
+                    f"alignas(64) {kind} c{i}[VL]; const {kind} *t{i} = fetch(e.a{s.operand} + {at}, {step}, left, c{i});"
                 )
-                value = cast_expr(element(f"t{i}", "c", p.inputs[s.attr[0]]), p.inputs[s.attr[0]], s.dtype)
+                value = cast_expr(element(f"t{i}", "c", p.inputs[s.operand]), p.inputs[s.operand], s.dtype)
                 inside.append(f"const {CPP_TYPE[s.dtype]} v{i} = {value};")
-            elif s.op == "store":
+            elif isinstance(s, Store):
                 kind, value = CPP_TYPE[s.dtype], cast_expr(self._name(s.args[0]), compute_type(s.dtype), s.dtype)
                 whole = f"{step} == 1 && left == VL"
                 before.append(
-                    f"{kind} *p{i} = e.o{s.attr[0]} + {at}; alignas(64) {kind} c{i}[VL], *t{i} = {whole} ? p{i} : c{i};"
+                    f"{kind} *p{i} = e.o{s.operand} + {at}; alignas(64) {kind} c{i}[VL], *t{i} = {whole} ? p{i} : c{i};"
                 )
                 inside.append(f"t{i}[c] = {value};")
                 after.append(f"put_back(p{i}, {step}, left, c{i});")
@@ -444,34 +448,32 @@ class Epilogue:
         texts = (uniform, before, inside, after)
         return {k: "\n".join(" " * pad + t for t in lines) for (k, pad), lines in zip(pads.items(), texts, strict=True)}
 
-    def _scalar(self, i: int, s: Stmt, lane: str) -> list[str]:
+    def _scalar(self, i: int, s: Statement, lane: str) -> list[str]:
         """A statement of scalars; ``lane`` is what the lane adds to an address (set inside the loop over lanes only)."""
         p = self.program
-        if s.op in ("const", "index"):
+        if isinstance(s, (Const, Index)):
             return []
         varying = self.vector_varies()[i]
         guard = "c < left" if varying else "true"
-        if s.op == "load":
-            kind = p.inputs[s.attr[0]]
-            text = cast_expr(element(f"e.a{s.attr[0]}", self._address(s, lane), kind), kind, s.dtype)
+        if isinstance(s, Load):
+            kind = p.inputs[s.operand]
+            text = cast_expr(element(f"e.a{s.operand}", self._address(s, lane), kind), kind, s.dtype)
             if s.args:
                 text = f"({guard}) & {self._name(s.args[0])} ? {text} : {self._name(s.args[1])}"
             elif varying and lane:
                 text = f"{guard} ? {text} : {literal(0, s.dtype)}"
-        elif s.op == "gather":
-            operand, _, extents, steps, _ = s.attr
-            indices, rest = s.args[: len(extents)], s.args[len(extents) :]
-            good = [f"((unsigned long long){self._name(a)} < {e}ULL)" for a, e in zip(indices, extents, strict=True)]
-            test = " & ".join([f"({guard})", *good, *([self._name(rest[0])] if rest else [])])
-            at = " + ".join(
-                [self._address(s, lane), *(f"{self._name(a)} * {t}LL" for a, t in zip(indices, steps, strict=True))]
-            )
-            other = self._name(rest[1]) if rest else literal(0, s.dtype)
-            text = f"({test}) ? {cast_expr(f'e.a{operand}[{at}]', p.inputs[operand], s.dtype)} : {other}"
-        elif s.op == "cast":
+        elif isinstance(s, Gather):
+            indices = [self._name(a) for a in s.indices]
+            good = [f"((unsigned long long){x} < {e}ULL)" for x, e in zip(indices, s.extents, strict=True)]
+            test = " & ".join([f"({guard})", *good, *(self._name(a) for a in s.guard[:1])])
+            terms = [f"{x} * {t}LL" for x, t in zip(indices, s.steps, strict=True)]
+            found = f"e.a{s.operand}[{' + '.join([self._address(s, lane), *terms])}]"
+            other = self._name(s.guard[1]) if s.guard else literal(0, s.dtype)
+            text = f"({test}) ? {cast_expr(found, p.inputs[s.operand], s.dtype)} : {other}"
+        elif isinstance(s, Cast):
             text = cast_expr(self._name(s.args[0]), p.body[s.args[0]].dtype, s.dtype)
-        elif s.op == "narrow" and s.attr:
-            text = cast_expr(cast_expr(self._name(s.args[0]), s.dtype, s.attr[0]), s.attr[0], s.dtype)
+        elif isinstance(s, Narrow):
+            text = cast_expr(cast_expr(self._name(s.args[0]), s.dtype, s.storage), s.storage, s.dtype)
         else:
             operand_type = p.body[s.args[1 if s.op == "where" else 0]].dtype
             text = SCALAR_OPS[s.op].cpp([self._name(a) for a in s.args], operand_type)
@@ -479,12 +481,12 @@ class Epilogue:
 
     def _name(self, i: int) -> str:
         s = self.program.body[i]
-        if s.op == "const":
-            return literal(s.attr[0], s.dtype)
-        if s.op == "index":
-            return f"(i{s.attr[0]} + s + c)" if s.attr[0] == self.vector else f"i{s.attr[0]}"
+        if isinstance(s, Const):
+            return literal(s.value, s.dtype)
+        if isinstance(s, Index):
+            return f"(i{s.dim} + s + c)" if s.dim == self.vector else f"i{s.dim}"
         return f"v{i}"
 
-    def _address(self, s: Stmt, lane: str = "") -> str:
-        terms = [f"i{d}" if t == 1 else f"i{d} * {t}LL" for d, t in enumerate(s.attr[1]) if t]
+    def _address(self, s: Access, lane: str = "") -> str:
+        terms = [f"i{d}" if t == 1 else f"i{d} * {t}LL" for d, t in enumerate(s.strides) if t]
         return (" + ".join(terms) or "0") + lane

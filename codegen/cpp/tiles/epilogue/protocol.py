@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, Self
 
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Store
 from dcir.isa import Isa
 
 
@@ -57,5 +58,5 @@ class TileEpilogue(Protocol):
     def as_vector(self, i: int, varies: list[bool]) -> str:
         """A value as a vector."""
 
-    def stored(self, store: Stmt) -> str:
+    def stored(self, store: Store) -> str:
         """A C++ expression of what was stored."""

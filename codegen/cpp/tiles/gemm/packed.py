@@ -32,6 +32,7 @@ from dcir.codegen.cpp.tiles.gemm.tiles import choose
 from dcir.codegen.cpp.tiles.halves import widening
 from dcir.codegen.cpp.tiles.pack_text import pack_rows, pack_vectors
 from dcir.ir.network import contiguous
+from dcir.ir.statements import Load, Store
 from dcir.isa import Isa, slow_to_fill
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
@@ -359,9 +360,9 @@ def packing_draft(name: str, form: ProductForm, isa: Isa, threads: int, product:
 def _row_operands(form: ProductForm) -> int:
     """Operands of the epilogue, results included, that hold a number for every result of the product; 0 if it reads none."""
     body = () if form.epilogue is None else form.epilogue.body
-    whole = (s for s in body if s.op in ("load", "store") and (s.op, s.attr[0]) != ("load", 0) and s.attr[1][-2])
-    found = {(s.op, s.attr[0]) for s in whole if s.attr[1][-1]}
-    return len(found) if any(op == "load" for op, _ in found) else 0
+    loads = {s.operand for s in body if isinstance(s, Load) and s.operand != 0 and s.strides[-2] and s.strides[-1]}
+    stores = {s.operand for s in body if isinstance(s, Store) and s.strides[-2] and s.strides[-1]}
+    return len(loads) + len(stores) if loads else 0
 
 
 def _choose_size(split: Split, index: str) -> str:

@@ -6,7 +6,7 @@ import torch
 
 from dcir.codegen.cpp.tiles.emit import Draft, TileStep, assemble, render
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue, epilogue_suits
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.types import bf16_to_f32, f32_to_bf16
 from dcir.isa import ISAS
@@ -119,15 +119,15 @@ def guarded(c):
 def gathers(c):
     b = c.body
     place = b.op("mod", b.index(2) * b.const(7, "i64"), b.const(43, "i64"))
-    table = b.gather(b.input(c.dtype), (215, 43, 0), [place], (43,), (1,), "trusted")
-    row = b.gather(b.input(c.dtype), (0, 0, 1), [b.index(1)], (5,), (43,), "trusted")
+    table = b.gather(b.input(c.dtype), (215, 43, 0), [place], (43,), (1,), checked=False)
+    row = b.gather(b.input(c.dtype), (0, 0, 1), [b.index(1)], (5,), (43,), checked=False)
     c.store(c.x * table + row)
     c.store(b.op("add", b.convert(c.load(contiguous(SHAPE), "u8"), "i64"), b.index(0)), "i64")
 
 
 def narrowed(c):
     b = c.body
-    y = b._expr(type(b._body[0])("narrow", (c.x.n,), c.x.dtype, ("bf16",)))
+    y = b.narrow(c.x, "bf16")
     c.store(b.op("sqrt", y * y) + b.op("pow", b.op("abs", c.x), c.const(1.5)))
 
 
@@ -388,7 +388,7 @@ def test_refused():
     """What no tile can apply: an index to check, another type, a reduction."""
     case = Case("f32")
     b = case.body
-    case.store(case.x + b.gather(b.input("f32"), (0, 0, 0), [b.index(1)], (5,), (1,), "checked"))
+    case.store(case.x + b.gather(b.input("f32"), (0, 0, 0), [b.index(1)], (5,), (1,)))
     assert not epilogue_suits(b.finish(), "f32")
     case = Case("f32")
     relu(case)
