@@ -19,7 +19,7 @@ from dcir.ir.statements import (
     Statement,
     Store,
     Strides,
-)  # fmt: skip
+)
 from dcir.ir.types import FLOATS, compute_type
 
 
