@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from gemm_peak import best, build
 
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.isa import host_isa
 from dcir.ops.library.convolution import ConvolutionSpec

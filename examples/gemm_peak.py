@@ -21,7 +21,7 @@ from dcir.cache import Cache
 from dcir.codegen.cpp.print_kernel import argument_names, kernel_text
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.codegen.registry import Machine, plan
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.isa import host_isa
 from dcir.ops.library.contraction import ContractionSpec

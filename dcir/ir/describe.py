@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from dcir.ir.statements import Compute, Reduce
+
 if TYPE_CHECKING:
     from dcir.ir.loop_nest import LoopNest
 
-_SILENT = frozenset(("load", "store", "const", "index", "cast", "narrow"))
 _MOST_WORDS = 6
 
 
@@ -19,6 +20,7 @@ def sizes_text(extents: Iterable[int]) -> str:
 
 def words_of(nest: LoopNest) -> str:
     """The distinct operations of a loop nest in order, the first few of them; one without any is a copy."""
-    words = list(dict.fromkeys(s.attr[0] if s.op == "reduce" else s.op for s in nest.body if s.op not in _SILENT))
+    said = (s for s in nest.body if isinstance(s, (Reduce, Compute)))
+    words = list(dict.fromkeys(s.kind if isinstance(s, Reduce) else s.op for s in said))
     more = ["…"] if len(words) > _MOST_WORDS else []
     return " ".join([*words[:_MOST_WORDS], *more]) or "copy"

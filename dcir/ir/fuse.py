@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt, simplify
+from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Access, Gather, Index, Load, Read, Store, Strides
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Match:
 
 
 def match(
-    producer: LoopNest, store: Stmt, store_offset: int, consumer: LoopNest, loads: Sequence[tuple[int, int]]
+    producer: LoopNest, store: Access, store_offset: int, consumer: LoopNest, loads: Sequence[tuple[int, int]]
 ) -> Match | Refusal:
     """Map the consumer's loops to the producer's.
 
@@ -56,7 +58,7 @@ def match(
         The match, or the reason why there is none.
     """
     digits = sorted(
-        ((s, n, d) for d, (s, n) in enumerate(zip(store.attr[1], producer.dims, strict=True)) if n > 1 and s != 0),
+        ((s, n, d) for d, (s, n) in enumerate(zip(store.strides, producer.dims, strict=True)) if n > 1 and s != 0),
         reverse=True,
     )
     walked = {d for _, _, d in digits}
@@ -67,9 +69,9 @@ def match(
             return Refusal("the producer's store overlaps itself")
     for _ in range(16):
         number, offset = loads[0]
-        load = consumer.body[number]
+        steps = _strides(consumer, number)
         for other, off in loads[1:]:
-            if consumer.body[other].attr[1] != load.attr[1] or off != offset:
+            if _strides(consumer, other) != steps or off != offset:
                 return Refusal("the consumer reads it in two ways")
         start, rest = {}, offset - store_offset
         for stride, _, d in digits:
@@ -77,7 +79,7 @@ def match(
         if rest or any(v < 0 for v in start.values()):
             return Refusal("the consumer reads outside what is stored")
         rows = {d: [0] * len(consumer.dims) for d in walked}
-        for k, (stride, n) in enumerate(zip(load.attr[1], consumer.dims, strict=True)):
+        for k, (stride, n) in enumerate(zip(steps, consumer.dims, strict=True)):
             if n == 1 or stride == 0:
                 continue
             if stride < 0:
@@ -106,6 +108,13 @@ def match(
     return Refusal("the consumer's loops do not tile the producer's")
 
 
+def _strides(p: LoopNest, number: int) -> Strides:
+    """How the access of this number walks."""
+    s = p.body[number]
+    assert isinstance(s, Access)
+    return s.strides
+
+
 def _carry(
     consumer: LoopNest,
     digits: Sequence[tuple[int, int, int]],
@@ -130,7 +139,7 @@ def _carry(
 
 def _split_tracked(p: LoopNest, dim: int, factor: int, wanted: Sequence[int], places: list[int]) -> LoopNest:
     """``p.split`` and the new numbers of the statements ``wanted`` (a split index becomes several statements)."""
-    extra = {i for i, s in enumerate(p.body) if s.op == "index" and s.attr[0] == dim}
+    extra = {i for i, s in enumerate(p.body) if isinstance(s, Index) and s.dim == dim}
     shift, new = 0, {}
     for i in range(len(p.body)):
         if i in extra:
@@ -140,27 +149,35 @@ def _split_tracked(p: LoopNest, dim: int, factor: int, wanted: Sequence[int], pl
     return p.split(dim, factor)
 
 
+def plain_reads(c: LoopNest, ins: Sequence[Operand], data: str) -> list[tuple[int, int]] | None:
+    """Statement number and operand offset of all that reads ``data``; None if some of it goes through indices or a mask."""
+    reads = [(i, s) for i, s in enumerate(c.body) if isinstance(s, Read) and ins[s.operand].data == data]
+    if any(isinstance(s, Gather) or s.args for _, s in reads):
+        return None
+    return [(i, ins[s.operand].offset) for i, s in reads]
+
+
 def moved_loads(c: LoopNest, ins: Sequence[Operand], data: str) -> list[int]:
     """Numbers of the loads of ``data`` in a (possibly split) consumer."""
-    return [i for i, s in enumerate(c.body) if s.op == "load" and ins[s.attr[0]].data == data]
+    return [i for i, s in enumerate(c.body) if isinstance(s, Load) and ins[s.operand].data == data]
 
 
 def same_way(
     p: LoopNest, outs: Sequence[Operand], m: Match, ins: Sequence[Operand], data: str
 ) -> dict[int, int] | None:
     """Loads of another result of the producer and their values, if the same map of loops serves them."""
-    stores = [s for s in p.body if s.op == "store" and outs[s.attr[0]].data == data]
+    stores = [s for s in p.body if isinstance(s, Store) and outs[s.operand].data == data]
     c = m.consumer
-    reads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
-    if len(stores) != 1 or any(c.body[i].op == "gather" or c.body[i].args for i in reads):
+    loads = plain_reads(c, ins, data)
+    if len(stores) != 1 or loads is None:
         return None
-    other = match(p, stores[0], outs[stores[0].attr[0]].offset, c, [(i, ins[c.body[i].attr[0]].offset) for i in reads])
+    other = match(p, stores[0], outs[stores[0].operand].offset, c, loads)
     if isinstance(other, Refusal) or other.consumer is not c:
         return None
     for d, row in enumerate(other.coefficients):  # a row's result does not walk the reduced loops: they may be anything
         if row is not None and (row, other.start[d]) != (m.coefficients[d], m.start[d]):
             return None
-    return dict.fromkeys(reads, stores[0].args[0])
+    return dict.fromkeys((i for i, _ in loads), stores[0].args[0])
 
 
 @dataclass(frozen=True)
@@ -186,7 +203,7 @@ class _Merger:
         strides: Callable[[Sequence[int]], tuple[tuple[int, ...], int]],
         index: Callable[[int], int],
         values: dict[int, int],
-        keep: Callable[[Stmt], bool],
+        keep: Callable[[Store], bool],
     ) -> dict[int, int]:
         """Append ``p``'s statements; ``values`` holds those already there. Returns all value numbers."""
         where = dict(values)
@@ -194,24 +211,24 @@ class _Merger:
             if i in where:
                 continue
             args = tuple(where[a] for a in s.args)
-            if s.op in ("load", "gather"):
-                st, shift = strides(s.attr[1])
-                o = ins[s.attr[0]]
+            if isinstance(s, Read):
+                st, shift = strides(s.strides)
+                o = ins[s.operand]
                 operand = Operand(o.data, o.offset + shift)
                 if operand not in self.ins:
-                    self.ins[operand] = self.body.input(p.inputs[s.attr[0]])
-                where[i] = self.body.add(s._replace(args=args, attr=(self.ins[operand], st, *s.attr[2:])))
-            elif s.op == "store":
+                    self.ins[operand] = self.body.input(p.inputs[s.operand])
+                where[i] = self.body.add(s.with_args(args).at(self.ins[operand], st))
+            elif isinstance(s, Store):
                 if keep(s):
-                    st, shift = strides(s.attr[1])
-                    o = outs[s.attr[0]]
+                    st, shift = strides(s.strides)
+                    o = outs[s.operand]
                     self.outs.append(Operand(o.data, o.offset + shift))
-                    self.body.add(s._replace(args=args, attr=(self.body.output(s.dtype), st)))
+                    self.body.add(s.with_args(args).at(self.body.output(s.dtype), st))
                 where[i] = -1
-            elif s.op == "index":
-                where[i] = index(s.attr[0])
+            elif isinstance(s, Index):
+                where[i] = index(s.dim)
             else:
-                where[i] = self.body.add(s._replace(args=args))
+                where[i] = self.body.add(s.with_args(args))
         return where
 
     def affine(self, start: int, row: Sequence[int]) -> int:
@@ -235,7 +252,7 @@ class _Merger:
                     self.body.inner,
                     tuple(self.body.inputs),
                     tuple(self.body.outputs),
-                    tuple(self.body._body),
+                    tuple(self.body.body),
                 )
             ),
             list(self.ins),
@@ -245,14 +262,12 @@ class _Merger:
 
 def compact(p: LoopNest, ins: Sequence[Operand], outs: Sequence[Operand]) -> Fused:
     """Drop operands that no statement uses."""
-    read = sorted({s.attr[0] for s in p.body if s.op in ("load", "gather")})
-    written = sorted({s.attr[0] for s in p.body if s.op == "store"})
+    read = sorted({s.operand for s in p.body if isinstance(s, Read)})
+    written = sorted({s.operand for s in p.body if isinstance(s, Store)})
     body = []
     for s in p.body:
-        if s.op in ("load", "gather"):
-            s = s._replace(attr=(read.index(s.attr[0]), *s.attr[1:]))
-        elif s.op == "store":
-            s = s._replace(attr=(written.index(s.attr[0]), *s.attr[1:]))
+        if isinstance(s, Access):
+            s = s.with_operand((written if isinstance(s, Store) else read).index(s.operand))
         body.append(s)
     program = LoopNest(
         p.outer, p.inner, tuple(p.inputs[i] for i in read), tuple(p.outputs[i] for i in written), tuple(body)
@@ -302,7 +317,7 @@ def inline(
 def extend(
     producer: LoopNest, p_ins: Sequence[Operand], p_outs: Sequence[Operand],
     m: Match, c_ins: Sequence[Operand], c_outs: Sequence[Operand], loads: Mapping[int, int], place: Sequence[int],
-    *, keep: Callable[[Stmt], bool],
+    *, keep: Callable[[Store], bool],
 ) -> Fused:  # fmt: skip
     """The consumer appended to a producer with reduces, in the producer's nest.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dcir.errors import IndexOutOfRange
+from dcir.ir.statements import Cast, Const, Gather, Index, Load, Narrow, Reduce, Store
 from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
 
 if TYPE_CHECKING:
@@ -138,28 +139,28 @@ def _run_block(
     values: list[Any] = []
     for s in p.body:
         a = [values[i] for i in s.args]
-        if s.op == "const":
-            values.append(np.full([1] * rank, s.attr[0], to_numpy(s.dtype)))
-        elif s.op == "index":
-            values.append(grids[s.attr[0]])
-        elif s.op == "load":
-            values.append(_load(ins[s.attr[0]], address(s.attr[1], in_starts[s.attr[0]]), a, p.inputs[s.attr[0]]))
-        elif s.op == "gather":
-            values.append(_gather(s.attr, a, address(s.attr[1], in_starts[s.attr[0]]), ins, p))
-        elif s.op == "store":
-            at = address(s.attr[1], out_starts[s.attr[0]])
+        if isinstance(s, Const):
+            values.append(np.full([1] * rank, s.value, to_numpy(s.dtype)))
+        elif isinstance(s, Index):
+            values.append(grids[s.dim])
+        elif isinstance(s, Load):
+            values.append(_load(ins[s.operand], address(s.strides, in_starts[s.operand]), a, p.inputs[s.operand]))
+        elif isinstance(s, Gather):
+            values.append(_gather(s, a, address(s.strides, in_starts[s.operand]), ins, p))
+        elif isinstance(s, Store):
+            at = address(s.strides, out_starts[s.operand])
             shape = np.broadcast_shapes(at.shape, a[0].shape)
-            outs[s.attr[0]][np.broadcast_to(at, shape)] = _narrow(np.broadcast_to(a[0], shape), s.dtype)
-        elif s.op == "cast":
+            outs[s.operand][np.broadcast_to(at, shape)] = _narrow(np.broadcast_to(a[0], shape), s.dtype)
+        elif isinstance(s, Cast):
             values.append(scalar("cast:" + s.dtype)(a[0]))
-        elif s.op == "narrow":
-            values.append(_widen(_narrow(a[0], s.attr[0]), s.attr[0]))
-        elif s.op == "reduce":
-            values.append(_reduce(s.attr[0], np.broadcast_to(a[0], _full(a[0].shape, dims, n_outer)), n_outer, s.dtype))
+        elif isinstance(s, Narrow):
+            values.append(_widen(_narrow(a[0], s.storage), s.storage))
+        elif isinstance(s, Reduce):
+            values.append(_reduce(s.kind, np.broadcast_to(a[0], _full(a[0].shape, dims, n_outer)), n_outer, s.dtype))
         else:
             r = np.asarray(scalar(s.op)(*a))
             values.append(r.astype(to_numpy(s.dtype)) if r.dtype != to_numpy(s.dtype) else r)
-        if s.op == "store":
+        if isinstance(s, Store):
             values.append(None)
 
 
@@ -178,21 +179,19 @@ def _load(buffer: Array, at: Array, args: Sequence[Array], dtype: str) -> Array:
     return np.where(mask, _widen(buffer[safe], dtype), other)
 
 
-def _gather(attr: Any, args: Sequence[Array], at: Array, ins: Sequence[Array], p: LoopNest) -> Array:
-    operand, _, extents, steps, how = attr
-    indices, rest = args[: len(extents)], args[len(extents) :]
+def _gather(s: Gather, args: Sequence[Array], at: Array, ins: Sequence[Array], p: LoopNest) -> Array:
+    indices, rest = args[: len(s.extents)], args[len(s.extents) :]
     good: Array = np.ones([1] * at.ndim, bool)
-    for i, extent, step in zip(indices, extents, steps, strict=True):
+    for i, extent, step in zip(indices, s.extents, s.steps, strict=True):
         good = good & (i >= 0) & (i < extent)
         at = at + i * step
     wanted = rest[0] if rest else np.ones([1] * at.ndim, bool)
-    if how == "checked" and bool(np.any(wanted & ~good)):
+    if s.checked and bool(np.any(wanted & ~good)):
         raise IndexOutOfRange("an index lies outside its tensor")
     other = rest[1] if rest else np.zeros([1] * at.ndim, np.int64)
     mask = wanted & good
-    return _load(
-        ins[operand], at, [mask, other.astype(_widen(ins[operand][:0], p.inputs[operand]).dtype)], p.inputs[operand]
-    )
+    buffer, dtype = ins[s.operand], p.inputs[s.operand]
+    return _load(buffer, at, [mask, other.astype(_widen(buffer[:0], dtype).dtype)], dtype)
 
 
 def _reduce(kind: str, v: Array, n_outer: int, dtype: str) -> Array:

@@ -4,44 +4,39 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dcir.ir.loop_nest import LoopNest, Stmt, simplify
+from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.statements import Access, Cast, Const, Gather, Index, Load, Narrow, Reduce, Statement, Store
 
 
-def _addresses(p: LoopNest) -> list[Stmt]:
-    return [s for s in p.body if s.op in ("load", "store", "gather")]
+def _addresses(p: LoopNest) -> list[Access]:
+    return [s for s in p.body if isinstance(s, Access)]
 
 
 def drop_unit_loops(p: LoopNest) -> LoopNest:
     """Loops of extent 1 removed: their index is the constant 0, and a reduction over nothing else is its operand."""
     keep = [d for d, n in enumerate(p.dims) if n != 1]
-    if len(keep) == len(p.dims) and (p.inner or not any(s.op == "reduce" for s in p.body)):
+    if len(keep) == len(p.dims) and (p.inner or not any(isinstance(s, Reduce) for s in p.body)):
         return p
     place = {d: k for k, d in enumerate(keep)}
     n_outer = len(p.outer)
     inner = tuple(p.dims[d] for d in keep if d >= n_outer)
-    body: list[Stmt] = []
+    body: list[Statement] = []
     where: dict[int, int] = {}
     for i, s in enumerate(p.body):
-        attr, args = s.attr, tuple(where[a] for a in s.args)
-        if s.op in ("load", "store", "gather"):
-            attr = (attr[0], tuple(attr[1][d] for d in keep), *attr[2:])
-        elif s.op == "index":
-            if attr[0] not in place:
-                body.append(Stmt("const", (), "i64", (0,)))
-                where[i] = len(body) - 1
-                continue
-            attr = (place[attr[0]],)
-        elif s.op == "reduce" and not inner:
-            if attr[0] in ("argmax", "argmin"):
-                body.append(Stmt("const", (), "i64", (0,)))
-                where[i] = len(body) - 1
-            elif body[args[0]].dtype != s.dtype:  # any, all
-                body.append(Stmt("cast", args, s.dtype))
-                where[i] = len(body) - 1
+        new = s.renumbered(where)
+        if isinstance(s, Index) and s.dim not in place:
+            new = Const(0, "i64")
+        elif isinstance(s, Reduce) and not inner:
+            if s.is_place:
+                new = Const(0, "i64")
+            elif body[new.args[0]].dtype != s.dtype:  # any, all
+                new = Cast(s.dtype, new.args)
             else:
-                where[i] = args[0]
-            continue
-        body.append(s._replace(args=args, attr=attr))
+                where[i] = new.args[0]
+                continue
+        else:
+            new = new.over_loops(lambda st: tuple(st[d] for d in keep), place.__getitem__)
+        body.append(new)
         where[i] = len(body) - 1
     return replace(p, outer=tuple(p.dims[d] for d in keep if d < n_outer), inner=inner, body=tuple(body))
 
@@ -55,11 +50,11 @@ def drop_roundings(p: LoopNest) -> LoopNest:
     body = []
     for i, s in enumerate(p.body):
         args = tuple(where.get(a, a) for a in s.args)
-        if s.op == "narrow" and s.attr:
+        if isinstance(s, Narrow):
             source = p.body[args[0]]
-            if source.op == "load" and not source.args and p.inputs[source.attr[0]] == s.attr[0]:
+            if isinstance(source, Load) and not source.args and p.inputs[source.operand] == s.storage:
                 where[i] = args[0]
-        body.append(s._replace(args=args))
+        body.append(s.with_args(args))
     return simplify(replace(p, body=tuple(body))) if where else p
 
 
@@ -70,21 +65,21 @@ def order_loops(p: LoopNest) -> LoopNest:
     """
     n_outer = len(p.outer)
 
-    def weight(kinds: tuple[str, ...], d: int) -> tuple[int, ...]:
+    def weight(kinds: tuple[type[Access], ...], d: int) -> tuple[int, ...]:
         best: tuple[int, ...] = ()
         score = -1
         for s in _addresses(p):
-            if s.op in kinds:
-                width = sum(1 for st in s.attr[1] if st)
-                if width > score and any(s.attr[1]):
-                    score, best = width, s.attr[1]
+            if isinstance(s, kinds):
+                width = sum(1 for st in s.strides if st)
+                if width > score and any(s.strides):
+                    score, best = width, s.strides
         return (abs(best[d]),) if best else (0,)
 
-    outer_kinds = ("store",) if any(s.op == "store" and any(s.attr[1][:n_outer]) for s in p.body) else ("load",)
-    outer = sorted(range(n_outer), key=lambda d: weight(outer_kinds, d), reverse=True)
+    stored = any(isinstance(s, Store) and any(s.strides[:n_outer]) for s in p.body)
+    outer = sorted(range(n_outer), key=lambda d: weight((Store,) if stored else (Load,), d), reverse=True)
     inner = list(range(n_outer, len(p.dims)))
-    if not any(s.op == "reduce" and s.attr[0].startswith("arg") for s in p.body):
-        inner.sort(key=lambda d: weight(("load", "gather"), d), reverse=True)
+    if not any(isinstance(s, Reduce) and s.is_place for s in p.body):
+        inner.sort(key=lambda d: weight((Load, Gather), d), reverse=True)
     if outer == list(range(n_outer)) and inner == list(range(n_outer, len(p.dims))):
         return p
     return p.reorder(outer, inner)
@@ -96,12 +91,12 @@ def collapse(p: LoopNest) -> LoopNest:
     while changed:
         changed = False
         n_outer = len(p.outer)
-        used = {s.attr[0] for s in p.body if s.op == "index"}
+        used = {s.dim for s in p.body if isinstance(s, Index)}
         for d in range(len(p.dims) - 1):
             if d + 1 == n_outer or d in used or d + 1 in used:
                 continue
             n = p.dims[d + 1]
-            if all(s.attr[1][d] == s.attr[1][d + 1] * n for s in _addresses(p)):
+            if all(s.strides[d] == s.strides[d + 1] * n for s in _addresses(p)):
                 p = _merge(p, d)
                 changed = True
                 break
@@ -109,17 +104,10 @@ def collapse(p: LoopNest) -> LoopNest:
 
 
 def _merge(p: LoopNest, d: int) -> LoopNest:
-    body = []
-    for s in p.body:
-        attr = s.attr
-        if s.op in ("load", "store", "gather"):
-            attr = (attr[0], (*attr[1][:d], *attr[1][d + 1 :]), *attr[2:])
-        elif s.op == "index" and attr[0] > d:
-            attr = (attr[0] - 1,)
-        body.append(s._replace(attr=attr))
+    body = tuple(s.over_loops(lambda st: (*st[:d], *st[d + 1 :]), lambda i: i - (i > d)) for s in p.body)
     dims = (*p.dims[:d], p.dims[d] * p.dims[d + 1], *p.dims[d + 2 :])
     n_outer = len(p.outer) - (1 if d < len(p.outer) else 0)
-    return replace(p, outer=dims[:n_outer], inner=dims[n_outer:], body=tuple(body))
+    return replace(p, outer=dims[:n_outer], inner=dims[n_outer:], body=body)
 
 
 MOST_SIDE_BY_SIDE = 64
@@ -131,6 +119,6 @@ def side_by_side(p: LoopNest) -> int:
     if not p.outer:
         return 1
     along = len(p.outer) - 1
-    loads = [s.attr[1] for s in p.body if s.op == "load"]
+    loads = [s.strides for s in p.body if isinstance(s, Load)]
     widest = max(loads, key=lambda st: sum(1 for v in st if v), default=None)
     return min(MOST_SIDE_BY_SIDE, p.outer[-1]) if widest is not None and widest[along] == 1 else 1

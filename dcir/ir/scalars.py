@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dcir.ir.statements import Cast, Compute, Narrow, Statement
 from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
 
 Fn = Callable[..., Any]
@@ -183,24 +184,22 @@ def reference(name: str) -> Fn:
     return _cast(name[5:]) if name.startswith("cast:") else TABLE[name]
 
 
-def evaluate(
-    name: str, dtype: str, attr: tuple[Any, ...], arguments: Sequence[tuple[Any, str]]
-) -> bool | int | float | None:
+def evaluate(s: Statement, arguments: Sequence[tuple[Any, str]]) -> bool | int | float | None:
     """The value of one scalar statement whose arguments are numbers, or None where it has none.
 
     Args:
-        name, dtype, attr: of the statement (an operator of the table, "cast" or "narrow").
+        s: a ``Compute``, ``Cast`` or ``Narrow``; others have no value of their own.
         arguments: (value, element type) of each argument.
     """
     arrays = [np.full((1,), v, to_numpy(t)) for v, t in arguments]
     with np.errstate(all="ignore"):
-        if name == "narrow":
-            half = f32_to_bf16(arrays[0]) if attr[0] == "bf16" else arrays[0].astype(np.float16)
-            result = bf16_to_f32(half) if attr[0] == "bf16" else half.astype(np.float32)
-        elif name == "cast":
-            result = reference("cast:" + dtype)(arrays[0])
-        elif name in TABLE:
-            result = np.asarray(TABLE[name](*arrays)).astype(to_numpy(dtype))
+        if isinstance(s, Narrow):
+            half = f32_to_bf16(arrays[0]) if s.storage == "bf16" else arrays[0].astype(np.float16)
+            result = bf16_to_f32(half) if s.storage == "bf16" else half.astype(np.float32)
+        elif isinstance(s, Cast):
+            result = reference("cast:" + s.dtype)(arrays[0])
+        elif isinstance(s, Compute):
+            result = np.asarray(TABLE[s.op](*arrays)).astype(to_numpy(s.dtype))
         else:
             return None
     value: bool | int | float = result.item()

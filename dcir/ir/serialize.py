@@ -1,14 +1,20 @@
-"""Specs as JSON and back: frozen dataclasses of plain values, tagged by registered class name; nothing is evaluated."""
+"""Specs as JSON and back: frozen dataclasses of plain values, tagged by registered class name; nothing is evaluated.
+
+A statement of a loop nest is an object of its kind and its fields, {"s": "load", "operand": 0, "strides": [8, 1], ...}.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from dcir.errors import InvalidGraph
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator, check_operator
+from dcir.ir.scalars import TABLE
+from dcir.ir.statements import KINDS, REDUCTIONS, Statement
 
 _CLASSES: dict[str, type] = {}
 
@@ -28,10 +34,37 @@ def register(cls: type) -> type:
 register(LoopNest)
 
 
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, tuple) and all(type(v) is int for v in value)
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda v: type(v) is int,
+    "str": lambda v: type(v) is str,
+    "bool": lambda v: type(v) is bool,
+    "bool | int | float": lambda v: type(v) in (bool, int, float),
+    "Values": _are_numbers,
+    "Strides": _are_numbers,
+}
+"""What a field of a statement may hold, by its annotation."""
+_WORDS: dict[tuple[str, str], Callable[[str], bool]] = {
+    ("compute", "op"): TABLE.__contains__,
+    ("reduce", "kind"): REDUCTIONS.__contains__,
+    ("narrow", "storage"): ("bf16", "f16").__contains__,
+}
+"""Fields of statements that hold a word of a list."""
+_KINDS: dict[str, tuple[type[Statement], dict[str, str]]] = {
+    kind.__name__.lower(): (kind, {f.name: str(f.type) for f in dataclasses.fields(kind)})  # type: ignore[arg-type]
+    for kind in KINDS
+}
+"""Every kind of statement by its name in files, with its fields and their annotations."""
+
+
 def encode(value: Any) -> Any:
-    """``value`` (None, bool, int, float, str, tuple, Stmt, registered dataclass) as JSON-able data."""
-    if isinstance(value, Stmt):
-        return {"s": [value.op, list(value.args), value.dtype, encode(value.attr)]}
+    """``value`` (None, bool, int, float, str, tuple, statement, registered dataclass) as JSON-able data."""
+    if isinstance(value, Statement):
+        name = type(value).__name__.lower()
+        return {"s": name, **{field: encode(getattr(value, field)) for field in _KINDS[name][1]}}
     if isinstance(value, tuple | list):
         return [encode(v) for v in value]
     if isinstance(value, float):
@@ -55,8 +88,7 @@ def decode(data: Any) -> Any:
         return tuple(decode(d) for d in data)
     if isinstance(data, dict):
         if "s" in data:
-            op, args, dtype, attr = data["s"]
-            return Stmt(str(op), tuple(int(a) for a in args), str(dtype), decode(attr))
+            return _statement(data)
         if "f" in data:
             return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[data["f"]]
         cls = _CLASSES.get(data.get("c", ""))
@@ -67,3 +99,28 @@ def decode(data: Any) -> Any:
             raise InvalidGraph(f"unknown fields {sorted(set(data['v']) - names)} of {data['c']} in a saved graph")
         return cls(**{k: decode(v) for k, v in data["v"].items()})
     return data
+
+
+def _statement(data: dict[str, Any]) -> Statement:
+    """A statement of exactly its kind's fields.
+
+    Raises:
+        InvalidGraph: an unknown kind or operator, fields that are missing or unknown, or a value of another type.
+    """
+    name = data["s"]
+    if isinstance(name, list):
+        raise InvalidGraph(
+            "a saved graph holds loop nests as an older dcir wrote them, statements without named fields",
+            hint="save the graph again with this dcir",
+        )
+    if not isinstance(name, str) or name not in _KINDS:
+        raise InvalidGraph(f"unknown statement {name!r} in a saved graph")
+    kind, fields = _KINDS[name]
+    values = {k: decode(v) for k, v in data.items() if k != "s"}
+    if values.keys() != fields.keys():
+        raise InvalidGraph(f"a saved {name} statement must have the fields {sorted(fields)}, not {sorted(values)}")
+    for field, annotation in fields.items():
+        word = _WORDS.get((name, field))
+        if not _CHECKS[annotation](values[field]) or (word is not None and not word(values[field])):
+            raise InvalidGraph(f"{field} of a saved {name} statement cannot be {values[field]!r}")
+    return kind(**values)

@@ -15,8 +15,10 @@ import itertools
 from collections.abc import Iterable
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand
+from dcir.ir.statements import Gather, Read, Reduce, Store
 
 
 def settle(net: Network) -> None:
@@ -97,18 +99,18 @@ def _in_place(net: Network, op: Op, data: str, source: str) -> bool:
         if any(o.data == source for o in ins[:first]):
             return False
         first -= 1
-    if any(s.op == "reduce" for s in p.body):
+    if any(isinstance(s, Reduce) for s in p.body):
         return False
     ways = set()
     for s in p.body:
-        if s.op == "store" and outs[s.attr[0]].data == data:
-            if any(d > 1 and not st for d, st in zip(p.dims, s.attr[1], strict=True)):
+        if isinstance(s, Store) and outs[s.operand].data == data:
+            if any(d > 1 and not st for d, st in zip(p.dims, s.strides, strict=True)):
                 return False
-            ways.add((outs[s.attr[0]].offset, s.attr[1]))
-        elif s.op in ("load", "gather") and (first == 0 or s.attr[0] > 0) and ins[s.attr[0] + first].data == source:
-            if s.op == "gather":
+            ways.add((outs[s.operand].offset, s.strides))
+        elif isinstance(s, Read) and (first == 0 or s.operand > 0) and ins[s.operand + first].data == source:
+            if isinstance(s, Gather):
                 return False
-            ways.add((ins[s.attr[0] + first].offset, s.attr[1]))
+            ways.add((ins[s.operand + first].offset, s.strides))
     return len(ways) == 1
 
 
@@ -127,9 +129,10 @@ def keeps_most(net: Network, op: Op, data: str, source: str, distance: int = 0) 
         return False
     if spec.updates_first_input:
         return ins[0] is read[0]
-    if not isinstance(spec, LoopNest) or [s.op for s in spec.body] != ["load", "store"] or spec.body[0].args:
+    if not isinstance(spec, LoopNest):
         return False
-    return len(spec.body[1].args) == 1 and _same(spec.dims, spec.body[0].attr[1], spec.body[1].attr[1])
+    pair = spec.as_copy()
+    return pair is not None and _same(spec.dims, pair[0].strides, pair[1].strides)
 
 
 def _same(shape: Iterable[int], a: Iterable[int], b: Iterable[int]) -> bool:

@@ -6,6 +6,7 @@ from dcir.errors import InvalidGraph
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
+from dcir.ir.statements import Load, Store
 from dcir.ir.updates import violations
 from dcir.ir.verify_memory import verify_memory
 
@@ -49,8 +50,8 @@ def _check_program(net: Network, op: Op, p: LoopNest) -> None:
     if any(d == 0 for d in p.dims):
         return
     for s in p.body:
-        if s.op in ("load", "store") and not s.args[1:]:
-            _check_window(net, op, (ins if s.op == "load" else outs)[s.attr[0]], s.attr[1], p.dims)
+        if isinstance(s, (Load, Store)) and not s.args[1:]:
+            _check_window(net, op, (ins if isinstance(s, Load) else outs)[s.operand], s.strides, p.dims)
 
 
 def _check_window(net: Network, op: Op, o: Operand, strides: tuple[int, ...], dims: tuple[int, ...]) -> None:

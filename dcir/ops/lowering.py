@@ -11,9 +11,11 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.operator import Operator
+from dcir.ir.statements import Cast, Load, Store
 from dcir.ir.types import TYPES, compute_type, words
 from dcir.ops.library.torch_call import TorchCall
 from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
@@ -301,8 +303,8 @@ def _check_types(spec: Operator, types: Sequence[str]) -> None:
         if words(s.dtype) == "all":
             continue
         # Which integer a float becomes that does not fit, only torch knows.
-        whole = s.op == "cast" and TYPES[spec.body[s.args[0]].dtype].kind != "float"
-        moved = (s.op == "load" and not s.args) or (s.op == "store" and len(s.args) == 1)
+        whole = isinstance(s, Cast) and TYPES[spec.body[s.args[0]].dtype].kind != "float"
+        moved = (isinstance(s, Load) and not s.args) or isinstance(s, Store)
         if not whole and not moved:
             raise NotNative(f"{s.op} on {s.dtype}")
 

@@ -171,7 +171,7 @@ def test_check_bisects(tmp_path, monkeypatch):
         outcome = PassResult()
         for op in net.ops():
             if isinstance(op.spec, LoopNest) and any(s.op == "cos" for s in op.spec.body):
-                body = tuple(s._replace(op="tanh") if s.op == "cos" else s for s in op.spec.body)
+                body = tuple(replace(s, op="tanh") if s.op == "cos" else s for s in op.spec.body)
                 net.rewire(op, replace(op.spec, body=body), net.ins(op), net.outs(op))
                 outcome.changed += 1
         return outcome

@@ -60,7 +60,7 @@ def verify(tmp_path: Any) -> None:
 
         def apply(self, net: Network) -> PassResult:
             first, *_ = [op for op in net.ops() if hasattr(op.spec, "body")]
-            body = tuple(s._replace(op="sub") if s.op == "add" else s for s in first.spec.body)
+            body = tuple(dataclasses.replace(s, op="sub") if s.op == "add" else s for s in first.spec.body)
             net.rewire(first, dataclasses.replace(first.spec, body=body), net.ins(first), net.outs(first))
             outcome = PassResult()
             outcome.changed = 1

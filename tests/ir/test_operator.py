@@ -12,7 +12,8 @@ import pytest
 from dcir.errors import InvalidOperator
 from dcir.ir import serialize
 from dcir.ir.interpret import interpret
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
 from dcir.ir.updates import keeps_most

@@ -21,6 +21,7 @@ from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.memory_plan import ARENA, PREPARED
 from dcir.ir.scalars import reference
+from dcir.ir.statements import Gather, Load
 from dcir.ir.types import itemsize, to_numpy
 from dcir.isa import ISAS
 from dcir.options import Options
@@ -140,7 +141,7 @@ def counted(net, op):
 
 def is_plain(program):
     """Whether no load is masked and no address depends on a value, so that every count is meant to be exact."""
-    return all(s.op != "gather" and not (s.op == "load" and s.args) for s in program.body)
+    return all(not isinstance(s, Gather) and not (isinstance(s, Load) and s.args) for s in program.body)
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, compact, inline, match
+from dcir.ir.fuse import Fused, compact, inline, match, moved_loads, plain_reads
 from dcir.ir.loop_forms import drop_unit_loops
-from dcir.ir.loop_nest import LoopNest, Stmt, simplify
+from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import evaluate
+from dcir.ir.statements import Compute, Const, Gather, Index, Narrow, Read, Reduce, Statement, Store
 from dcir.ir.types import compute_type
 from dcir.transforms.base import Pass, PassResult
 
@@ -70,11 +71,11 @@ class FoldConstants(Pass):
             outcome.refuse("several operators write the container")
             return
         p, outs = writers[0].known(LoopNest), net.outs(writers[0])
-        stores = [i for i, s in enumerate(p.body) if s.op == "store" and outs[s.attr[0]].data == data]
+        stores = [i for i, s in enumerate(p.body) if isinstance(s, Store) and outs[s.operand].data == data]
         if len(stores) > 1:
             outcome.refuse("the constant is written in several parts")
             return
-        value = _number(p, p.body[stores[0]])
+        value = _number(p, stores[0])
         before = reader.spec.bytes_moved()
         if value is not None:
             fused: Fused | Refusal = _with_number(
@@ -91,39 +92,38 @@ class FoldConstants(Pass):
 
     def _with_expression(self, net: Network, writer: Op, store: int, reader: Op, data: str) -> Fused | Refusal:
         p = writer.known(LoopNest)
-        work = [s.op for s in p.body if s.op not in ("const", "index", "store")]
+        work = [s.op for s in p.body if not isinstance(s, (Const, Index, Store))]
         if len(work) > self.max_operations or not (_ARITHMETIC | _LOGIC).issuperset(work):
             return Refusal("the constant costs more to compute than to read")
-        p, at = drop_unit_loops(_rounded(p, store)), net.outs(writer)[p.body[store].attr[0]].offset
-        stores = [s for s in p.body if s.op == "store"]
+        p = drop_unit_loops(_rounded(p, store))
+        (only,), outs = (s for s in p.body if isinstance(s, Store)), net.outs(writer)
         c, ins = drop_unit_loops(reader.known(LoopNest)), net.ins(reader)
-        reads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
-        if any(c.body[i].op == "gather" or c.body[i].args for i in reads):
+        reads = plain_reads(c, ins, data)
+        if reads is None:
             return Refusal("a range is read through indices or a mask")
-        m = match(p, stores[0], at, c, [(i, ins[c.body[i].attr[0]].offset) for i in reads])
+        m = match(p, only, outs[only.operand].offset, c, reads)
         if isinstance(m, Refusal):
             return m
-        moved = [i for i, s in enumerate(m.consumer.body) if s.op == "load" and ins[s.attr[0]].data == data]
-        loads = dict.fromkeys(moved, stores[0].args[0])
-        return inline(p, [], net.outs(writer), m, ins, net.outs(reader), loads, keep_stores=False)
+        loads = dict.fromkeys(moved_loads(m.consumer, ins, data), only.args[0])
+        return inline(p, [], outs, m, ins, net.outs(reader), loads, keep_stores=False)
 
 
-def _number(p: LoopNest, store: Stmt) -> Any:
+def _number(p: LoopNest, store: int) -> Any:
     """The one number that a store writes everywhere, as a load gives it back; None if it depends on the place."""
     values: list[Any] = []
     for s in p.body:
         known = [values[a] for a in s.args]
-        if s.op == "const":
-            values.append(s.attr[0])
-        elif not s.args or s.op in ("store", "reduce") or any(v is None for v in known):
+        if isinstance(s, Const):
+            values.append(s.value)
+        elif not s.args or isinstance(s, (Store, Reduce)) or any(v is None for v in known):
             values.append(None)
         else:
             types = [p.body[a].dtype for a in s.args]
-            values.append(evaluate(s.op, s.dtype, s.attr, list(zip(known, types, strict=True))))
-    value, dtype = values[store.args[0]], store.dtype
+            values.append(evaluate(s, list(zip(known, types, strict=True))))
+    value, dtype = values[p.body[store].args[0]], p.body[store].dtype
     if value is None or compute_type(dtype) == dtype:
         return value
-    return evaluate("narrow", compute_type(dtype), (dtype,), [(value, compute_type(dtype))])
+    return evaluate(Narrow(dtype, compute_type(dtype), (0,)), [(value, compute_type(dtype))])
 
 
 def _rounded(p: LoopNest, store: int) -> LoopNest:
@@ -131,13 +131,13 @@ def _rounded(p: LoopNest, store: int) -> LoopNest:
     s = p.body[store]
     body = list(p.body[:store])
     if compute_type(s.dtype) != s.dtype:
-        body.append(Stmt("narrow", s.args, compute_type(s.dtype), (s.dtype,)))
-        s = s._replace(args=(len(body) - 1,))
+        body.append(Narrow(s.dtype, compute_type(s.dtype), s.args))
+        s = s.with_args((len(body) - 1,))
     return simplify(replace(p, body=(*body, s)))
 
 
-def _compared(body: list[Stmt], how: str, index: int, limit: int) -> int:
-    body += [Stmt("const", (), "i64", (limit,)), Stmt(how, (index, len(body)), "bool")]
+def _compared(body: list[Statement], how: str, index: int, limit: int) -> int:
+    body += [Const(limit, "i64"), Compute(how, "bool", (index, len(body)))]
     return len(body) - 1
 
 
@@ -145,29 +145,28 @@ def _with_number(
     p: LoopNest, ins: Sequence[Operand], outs: Sequence[Operand], data: str, value: Any
 ) -> Fused | Refusal:
     """The reader with a number in place of its loads."""
-    body: list[Stmt] = []
+    body: list[Statement] = []
     where: list[int] = []
     for s in p.body:
-        args = tuple(where[a] for a in s.args)
-        if s.op in ("load", "gather") and ins[s.attr[0]].data == data:
-            indices = len(s.attr[2]) if s.op == "gather" else 0
-            if s.op == "gather" and s.attr[4] == "checked":
+        new = s.renumbered(where)
+        if isinstance(new, Read) and ins[new.operand].data == data:
+            if isinstance(new, Gather) and new.checked:
                 return Refusal("the indices have to be checked")
-            wanted, other = list(args[indices : indices + 1]), args[indices + 1 :]
-            if s.op == "gather":  # outside of the operand, it gives its other value, and 0 if it has none
-                for index, extent in zip(args[:indices], s.attr[2], strict=True):
+            wanted, other = list(new.guard[:1]), new.guard[1:]
+            if isinstance(new, Gather):  # outside of the operand, it gives its other value, and 0 if it has none
+                for index, extent in zip(new.indices, new.extents, strict=True):
                     wanted += [_compared(body, "ge", index, 0), _compared(body, "lt", index, extent)]
-            body.append(Stmt("const", (), s.dtype, (value,)))
+            body.append(Const(value, s.dtype))
             if wanted:
                 number = len(body) - 1
                 if not other:
-                    body.append(Stmt("const", (), s.dtype, (0,)))
+                    body.append(Const(0, s.dtype))
                     other = (len(body) - 1,)
                 for n in wanted[1:]:
-                    body.append(Stmt("and", (wanted[0], n), "bool"))
+                    body.append(Compute("and", "bool", (wanted[0], n)))
                     wanted[0] = len(body) - 1
-                body.append(Stmt("where", (wanted[0], number, *other), s.dtype))
+                body.append(Compute("where", s.dtype, (wanted[0], number, *other)))
         else:
-            body.append(s._replace(args=args))
+            body.append(new)
         where.append(len(body) - 1)
     return compact(simplify(replace(p, body=tuple(body))), ins, outs)

@@ -16,6 +16,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.network import Network
+from dcir.ir.statements import Store
 from dcir.transforms.base import Pass, PassResult
 
 
@@ -49,7 +50,7 @@ class RemoveDeadCode(Pass):
     def _trim(self, net: Network, op: Op, live: set[str], outcome: PassResult) -> None:
         """Stores to ``live`` containers stay, with what they need."""
         p, ins, outs = op.known(LoopNest), net.ins(op), net.outs(op)
-        needed = simplify(p, lambda s: s.op == "store" and outs[s.attr[0]].data in live)
+        needed = simplify(p, lambda s: isinstance(s, Store) and outs[s.operand].data in live)
         lean = compact(needed, ins, outs)
         if len(needed.body) == len(p.body) and len(lean.ins) == len(ins) and len(lean.outs) == len(outs):
             return

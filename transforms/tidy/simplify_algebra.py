@@ -20,9 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dcir.ir.fuse import compact
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt, simplify
+from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network
 from dcir.ir.scalars import evaluate
+from dcir.ir.statements import Access, Cast, Compute, Const, Gather, Index, Load, Narrow, Read, Reduce, Statement
 from dcir.ir.types import FLOATS, keeps_values
 from dcir.transforms.base import Pass, PassResult
 
@@ -75,10 +77,10 @@ class _Simplifier:
         self.ranges: dict[int, tuple[int, int] | None] = {}
         where: list[int] = []
         for s in p.body:
-            where.append(self.emit(s._replace(args=tuple(where[a] for a in s.args))))
-        self.program = simplify(replace(p, body=tuple(self.body._body)))
+            where.append(self.emit(s.renumbered(where)))
+        self.program = simplify(replace(p, body=tuple(self.body.body)))
 
-    def emit(self, s: Stmt) -> int:
+    def emit(self, s: Statement) -> int:
         """The number of a value equal to ``s``."""
         rule = _RULES.get(s.op)
         n = self._folded(s)
@@ -89,9 +91,9 @@ class _Simplifier:
         self.applied += 1
         return n
 
-    def stmt(self, n: int) -> Stmt:
+    def stmt(self, n: int) -> Statement:
         """The statement of a value."""
-        return self.body._body[n]
+        return self.body.body[n]
 
     def const(self, value: float, dtype: str) -> int:
         """A constant."""
@@ -100,23 +102,23 @@ class _Simplifier:
     def value(self, n: int) -> Any:
         """The number that a value is, or None."""
         s = self.stmt(n)
-        return s.attr[0] if s.op == "const" else None
+        return s.value if isinstance(s, Const) else None
 
     def new(self, op: str, dtype: str, *args: int) -> int:
         """A simplified new statement."""
-        return self.emit(Stmt(op, args, dtype))
+        return self.emit(Compute(op, dtype, args))
 
-    def _folded(self, s: Stmt) -> int | None:
-        if not s.args or s.op in ("store", "reduce", "load", "gather"):
+    def _folded(self, s: Statement) -> int | None:
+        if not s.args or isinstance(s, (Access, Reduce)):
             return None
         values = [self.value(a) for a in s.args]
         if any(v is None for v in values):
             return None
-        result = evaluate(s.op, s.dtype, s.attr, [(v, self.stmt(a).dtype) for v, a in zip(values, s.args, strict=True)])
+        result = evaluate(s, [(v, self.stmt(a).dtype) for v, a in zip(values, s.args, strict=True)])
         return None if result is None else self.const(result, s.dtype)
 
     # ------------------------------------------------------------------ arithmetic
-    def add(self, s: Stmt) -> int | None:
+    def add(self, s: Statement) -> int | None:
         for x, y in (s.args, s.args[::-1]):
             v = self.value(y)
             if v is not None and v == 0:
@@ -127,7 +129,7 @@ class _Simplifier:
                 return self.new("sub", s.dtype, x, self.stmt(y).args[0])
         return None
 
-    def sub(self, s: Stmt) -> int | None:
+    def sub(self, s: Statement) -> int | None:
         x, y = s.args
         v = self.value(y)
         if v is not None and v == 0:
@@ -138,7 +140,7 @@ class _Simplifier:
             return self.new("add", s.dtype, x, self.stmt(y).args[0])
         return None
 
-    def mul(self, s: Stmt) -> int | None:
+    def mul(self, s: Statement) -> int | None:
         for x, y in (s.args, s.args[::-1]):
             v = self.value(y)
             if v is None:
@@ -153,7 +155,7 @@ class _Simplifier:
                 self.refused["x * 0 keeps NaN, infinity and the sign of zero"] += 1
         return None
 
-    def div(self, s: Stmt) -> int | None:
+    def div(self, s: Statement) -> int | None:
         x, v = s.args[0], self.value(s.args[1])
         if v is None:
             return None
@@ -163,7 +165,7 @@ class _Simplifier:
             return self.new("mul", s.dtype, x, self.const(1 / v, s.dtype))  # both round the same exact value
         return None
 
-    def whole_div(self, s: Stmt) -> int | None:
+    def whole_div(self, s: Statement) -> int | None:
         x, v, span = s.args[0], self.value(s.args[1]), self.range(s.args[0])
         if v == 1:
             return x
@@ -171,12 +173,12 @@ class _Simplifier:
             return self.const(0, s.dtype)
         return None
 
-    def mod(self, s: Stmt) -> int | None:
+    def mod(self, s: Statement) -> int | None:
         x, v, span = s.args[0], self.value(s.args[1]), self.range(s.args[0])
         inside = v is not None and span is not None and span[0] >= 0 and span[1] < v
         return x if inside else None
 
-    def pow(self, s: Stmt) -> int | None:
+    def pow(self, s: Statement) -> int | None:
         x, v = s.args[0], self.value(s.args[1])
         if v == 1:
             return x
@@ -187,19 +189,19 @@ class _Simplifier:
             return self.new("div", s.dtype, self.const(1, s.dtype), x)
         return None
 
-    def twice(self, s: Stmt) -> int | None:
+    def twice(self, s: Statement) -> int | None:
         """f(f(x)) = x."""
         inner = self.stmt(s.args[0])
         same = inner.op == s.op and inner.dtype == s.dtype == self.stmt(inner.args[0]).dtype
         return inner.args[0] if same else None
 
-    def abs(self, s: Stmt) -> int | None:
+    def abs(self, s: Statement) -> int | None:
         inner = self.stmt(s.args[0])
         if inner.op == "neg":
             return self.new("abs", s.dtype, *inner.args)
         return s.args[0] if inner.op == "abs" else None
 
-    def extreme(self, s: Stmt) -> int | None:
+    def extreme(self, s: Statement) -> int | None:
         """max and min; and, or of bools: f(x, x) = x and f(f(x, y), y) = f(x, y)."""
         x, y = s.args
         if self.stmt(x).dtype != s.dtype:
@@ -211,7 +213,7 @@ class _Simplifier:
                 return a
         return None
 
-    def logic(self, s: Stmt) -> int | None:
+    def logic(self, s: Statement) -> int | None:
         neutral = s.op == "and"
         for x, y in (s.args, s.args[::-1]):
             v = self.value(y)
@@ -221,7 +223,7 @@ class _Simplifier:
         return self.extreme(s)
 
     # ------------------------------------------------------------------ choice, comparison, conversion
-    def where(self, s: Stmt) -> int | None:
+    def where(self, s: Statement) -> int | None:
         c, a, b = s.args
         v = self.value(c)
         if v is not None:
@@ -234,7 +236,7 @@ class _Simplifier:
             return c
         return None
 
-    def compare(self, s: Stmt) -> int | None:
+    def compare(self, s: Statement) -> int | None:
         left, right = self.range(s.args[0]), self.range(s.args[1])
         if left is None or right is None:
             return None
@@ -243,39 +245,38 @@ class _Simplifier:
                 return self.const(answer, "bool")
         return None
 
-    def cast(self, s: Stmt) -> int | None:
+    def cast(self, s: Statement) -> int | None:
         x = s.args[0]
         inner = self.stmt(x)
         if inner.dtype == s.dtype:
             return x
-        if inner.op == "cast" and keeps_values(self.stmt(inner.args[0]).dtype, inner.dtype):
-            return self.new("cast", s.dtype, inner.args[0])
+        if isinstance(inner, Cast) and keeps_values(self.stmt(inner.args[0]).dtype, inner.dtype):
+            return self.emit(Cast(s.dtype, inner.args))
         return None
 
-    def narrow(self, s: Stmt) -> int | None:
+    def narrow(self, s: Statement) -> int | None:
+        assert isinstance(s, Narrow)
         inner = self.stmt(s.args[0])
-        if inner.op == "narrow" and inner.attr == s.attr:
+        if isinstance(inner, Narrow) and inner.storage == s.storage:
             return s.args[0]
-        plain = inner.op == "load" and not inner.args and self.p.inputs[inner.attr[0]] == s.attr[0]
+        plain = isinstance(inner, Load) and not inner.args and self.p.inputs[inner.operand] == s.storage
         return s.args[0] if plain else None
 
-    def read(self, s: Stmt) -> int | None:
+    def read(self, s: Statement) -> int | None:
         """A load or gather whose mask is known."""
-        indices = len(s.attr[2]) if s.op == "gather" else 0
-        if len(s.args) == indices:
+        assert isinstance(s, Read)
+        if not s.guard:
             return None
-        mask = self.value(s.args[indices])
+        mask, other = (self.value(a) for a in s.guard)
         if mask is None:
             return None
         if not mask:
-            return s.args[indices + 1]
+            return s.guard[1]
         # Outside of the operand, a gather gives its other value, and 0 if it has none.
-        other = self.value(s.args[indices + 1])
-        if not all(map(self._inside, s.args, s.attr[2] if indices else ())) and (
-            other != 0 or math.copysign(1, other) < 0
-        ):
+        inside = not isinstance(s, Gather) or all(map(self._inside, s.indices, s.extents))
+        if not inside and (other != 0 or math.copysign(1, other) < 0):
             return None
-        return self.body.add(s._replace(args=s.args[:indices]))
+        return self.body.add(s.with_args(s.indices))
 
     def _inside(self, index: int, extent: int) -> bool:
         span = self.range(index)
@@ -292,10 +293,10 @@ class _Simplifier:
         s = self.stmt(n)
         if s.dtype != "i64" or any(d == 0 for d in self.p.dims):
             return None
-        if s.op == "const":
-            return s.attr[0], s.attr[0]
-        if s.op == "index":
-            return 0, self.p.dims[s.attr[0]] - 1
+        if isinstance(s, Const):
+            return int(s.value), int(s.value)
+        if isinstance(s, Index):
+            return 0, self.p.dims[s.dim] - 1
         if s.op not in ("add", "sub", "mul"):
             return None
         left, right = self.range(s.args[0]), self.range(s.args[1])
@@ -311,7 +312,7 @@ class _Simplifier:
         return span if span[0] > -(2**62) and span[1] < 2**62 else None
 
 
-_RULES: dict[str, Callable[[_Simplifier, Stmt], int | None]] = {
+_RULES: dict[str, Callable[[_Simplifier, Statement], int | None]] = {
     "add": _Simplifier.add, "sub": _Simplifier.sub, "mul": _Simplifier.mul, "div": _Simplifier.div,
     "idiv_floor": _Simplifier.whole_div, "idiv_trunc": _Simplifier.whole_div, "mod": _Simplifier.mod,
     "pow": _Simplifier.pow, "neg": _Simplifier.twice, "not": _Simplifier.twice, "bitnot": _Simplifier.twice,

@@ -18,9 +18,11 @@ from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Compute, Load, Read, Statement
 from dcir.ir.types import FLOATS
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -140,18 +142,18 @@ def _after(spec: ConvolutionSpec) -> LoopNest:
     """What follows the product, over its matrix: the bias, if it is the convolution's own, and the epilogue."""
     p = spec.epilogue or identity_epilogue(spec.shapes[2], spec.dtype, spec.y)
     more = int(spec.bias)
-    body: list[Stmt] = []
+    body: list[Statement] = []
     where: dict[int, int] = {}
     for i, s in enumerate(p.body):
-        attr = s.attr
-        if s.op in ("load", "gather"):
-            attr = (attr[0] + more, *attr[1:]) if attr[0] else (0, _matrix(spec))
-        body.append(s._replace(args=tuple(where[a] for a in s.args), attr=attr))
+        new = s.renumbered(where)
+        if isinstance(new, Read):
+            new = new.with_operand(new.operand + more) if new.operand else new.with_strides(_matrix(spec))
+        body.append(new)
         where[i] = len(body) - 1
-        if s.op == "load" and s.attr[0] == 0 and more:
+        if isinstance(s, Load) and s.operand == 0 and more:
             each = tuple(int(d == 1) for d in range(len(p.outer)))
-            body.append(Stmt("load", (), s.dtype, (1, each)))
-            body.append(Stmt("add", (where[i], len(body) - 1), s.dtype, ()))
+            body.append(Load(1, each, s.dtype))
+            body.append(Compute("add", s.dtype, (where[i], len(body) - 1)))
             where[i] = len(body) - 1
     bias = (spec.dtype,) if more else ()
     return replace(p, inputs=(p.inputs[0], *bias, *p.inputs[1:]), body=tuple(body))

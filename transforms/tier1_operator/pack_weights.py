@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Load, Narrow, Store
 from dcir.ir.types import FLOATS, HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -150,9 +152,12 @@ def _as_stored(net: Network, spec: ContractionSpec, b: Operand) -> tuple[Operand
     shape, writers = spec.shapes[1], net.writers(b.data)
     if spec.dtype == "f32" and len(writers) == 1 and isinstance(writers[0].spec, LoopNest):
         p, (target,) = writers[0].spec, net.outs(writers[0])[:1]
-        plain = [s.op for s in p.body if s.op != "narrow"] == ["load", "store"] and not p.body[0].args and not p.inner
+        load, *rounded, store = p.body
+        if p.inner or not isinstance(load, Load) or not isinstance(store, Store):
+            return b, spec.b, ""
+        plain = all(isinstance(s, Narrow) for s in rounded)
         if plain and p.inputs[0] in HALVES and p.outputs == ("f32",) and target == b:
-            strides = strides_at_source(shape, spec.b, p.outer, p.body[0].attr[1], p.body[-1].attr[1])
+            strides = strides_at_source(shape, spec.b, p.outer, load.strides, store.strides)
             if strides is not None:
                 (source,) = net.ins(writers[0])
                 return source, strides, p.inputs[0]

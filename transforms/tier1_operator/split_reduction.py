@@ -17,9 +17,10 @@ from typing import ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_forms import collapse, drop_unit_loops, side_by_side
-from dcir.ir.loop_nest import LoopNest, Stmt, simplify
+from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Access, Load, Reduce, Statement, Store
 from dcir.ir.types import compute_type
 from dcir.ops.library.convolution_statistics import sums_convolved
 from dcir.transforms.base import Pass, PassResult
@@ -60,7 +61,7 @@ class SplitReduction(Pass):
                 continue
             if math.prod(p.inner) < (self.min_rows if side_by_side(p) > 1 else self.min_inner):
                 continue
-            if not any(s.op == "reduce" for s in p.body):
+            if not any(isinstance(s, Reduce) for s in p.body):
                 continue
             if self.leave_convolved and sums_convolved(net, op):
                 outcome.refuse("a convolution may take its sums")
@@ -74,17 +75,17 @@ class SplitReduction(Pass):
 
     def _split(self, net: Network, op: Op, p: LoopNest) -> Refusal | None:
         """Put two operators in the place of ``op``; the reason why not."""
-        reduces = [i for i, s in enumerate(p.body) if s.op == "reduce"]
+        reduces = {i: s for i, s in enumerate(p.body) if isinstance(s, Reduce)}
         levels = p.levels()
         lanes = side_by_side(p)
         jobs = -(-math.prod(p.outer) // lanes)
         if jobs > self.max_jobs:
             return Refusal("it has enough results for all threads")
-        if any(p.body[i].attr[0].startswith("arg") for i in reduces):
+        if any(s.is_place for s in reduces.values()):
             return Refusal("the first position of a largest value has to be found in order")
         if any(levels[i][0] > 1 for i in reduces) or any(stage and full for stage, full in levels):
             return Refusal("a later stage goes over the inner loops again")
-        if any(p.body[i].dtype not in _STORED for i in reduces):
+        if any(s.dtype not in _STORED for s in reduces.values()):
             return Refusal("partial results of this type cannot be stored")
         wanted = min(math.prod(p.inner) * lanes // self.chunk, self.max_chunks)
         cut = _cut(p, wanted)
@@ -98,10 +99,10 @@ class SplitReduction(Pass):
         extents, strides = first.outer[:chunks], contiguous(first.outer)
         ins, outs = net.ins(op), net.outs(op)
         first = _without_results(first)
-        reduces = [i for i, s in enumerate(first.body) if s.op == "reduce"]
+        reduces = [i for i, s in enumerate(first.body) if isinstance(s, Reduce)]
         types = tuple(first.body[i].dtype for i in reduces)
         whole, n = (*strides, *(0 for _ in first.inner)), len(first.outputs)
-        stores = (Stmt("store", (i,), types[k], (n + k, whole)) for k, i in enumerate(reduces))
+        stores = (Store(n + k, whole, types[k], (i,)) for k, i in enumerate(reduces))
         first = simplify(replace(first, outputs=(*first.outputs, *types), body=(*first.body, *stores)))
         names = [net.add_container((*extents, *p.outer), t) for t in types]
         partial = compact(first, ins, [*outs, *map(Operand, names)])
@@ -113,9 +114,11 @@ class SplitReduction(Pass):
 
 def _without_results(p: LoopNest) -> LoopNest:
     """``p`` with its stores per inner point only, renumbered; the other outputs are written no more."""
-    keep = [i for i, (s, (_, full)) in enumerate(zip(p.body, p.levels(), strict=True)) if s.op != "store" or full]
+    keep = [
+        i for i, (s, (_, full)) in enumerate(zip(p.body, p.levels(), strict=True)) if not isinstance(s, Store) or full
+    ]
     place = {old: new for new, old in enumerate(keep)}
-    return replace(p, body=tuple(p.body[i]._replace(args=tuple(place[a] for a in p.body[i].args)) for i in keep))
+    return replace(p, body=tuple(p.body[i].renumbered(place) for i in keep))
 
 
 def _cut(p: LoopNest, wanted: int) -> tuple[LoopNest, int] | None:
@@ -140,21 +143,20 @@ def _cut(p: LoopNest, wanted: int) -> tuple[LoopNest, int] | None:
 def _final(p: LoopNest, extents: tuple[int, ...], strides: list[int]) -> LoopNest:
     """The reduces of ``p`` over partial results, and everything after them."""
     n_outer = len(p.outer)
-    types = [s.dtype for s in p.body if s.op == "reduce"]
-    body: list[Stmt] = []
+    types = [s.dtype for s in p.body if isinstance(s, Reduce)]
+    body: list[Statement] = []
     where: dict[int, int] = {}
     for i, (s, (stage, full)) in enumerate(zip(p.body, p.levels(), strict=True)):
         if full and not stage:
             continue  # only the first step needs it
-        if s.op == "reduce":
-            operand = len(p.inputs) + sum(1 for t in p.body[:i] if t.op == "reduce")
-            body.append(Stmt("load", (), compute_type(s.dtype), (operand, tuple(strides))))
-            s = s._replace(args=(len(body) - 1,))
+        if isinstance(s, Reduce):
+            operand = len(p.inputs) + sum(1 for t in p.body[:i] if isinstance(t, Reduce))
+            body.append(Load(operand, tuple(strides), compute_type(s.dtype)))
+            s = s.with_args((len(body) - 1,))
         else:
-            s = s._replace(args=tuple(where[a] for a in s.args))
-            if s.op in ("load", "gather", "store"):
-                st = (*s.attr[1][:n_outer], *(0 for _ in extents))
-                s = s._replace(attr=(s.attr[0], st, *s.attr[2:]))
+            s = s.renumbered(where)
+            if isinstance(s, Access):
+                s = s.with_strides((*s.strides[:n_outer], *(0 for _ in extents)))
         body.append(s)
         where[i] = len(body) - 1
     return simplify(replace(p, inner=extents, inputs=(*p.inputs, *types), body=tuple(body)))

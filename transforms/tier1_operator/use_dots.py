@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
+from dcir.ir.statements import Narrow, Read, Store
 from dcir.ops.library.contraction import ContractionSpec, pairs_pay
 from dcir.transforms.base import Pass, PassResult
 
@@ -83,15 +84,14 @@ def _stores_halves(net: Network, writer: Op, data: str, known: dict[str, bool]) 
     else:
         product = False
     for s in spec.body:
-        if s.op != "store" or outs[s.attr[0]].data != data:
+        if not isinstance(s, Store) or outs[s.operand].data != data:
             continue
-        value: Stmt = spec.body[s.args[0]]
-        if value.op == "narrow":
-            yield value.attr == (_HALF,)
-        elif value.op in ("load", "gather") and not (product and value.attr[0] == 0):
-            source = spec.inputs[value.attr[0]]
-            masked = len(value.args) > (0 if value.op == "load" else len(value.attr[2]))
-            same = source == "f32" and _holds_halves(net, ins[value.attr[0]], known)
-            yield not masked and (source == _HALF or same)
+        value = spec.body[s.args[0]]
+        if isinstance(value, Narrow):
+            yield value.storage == _HALF
+        elif isinstance(value, Read) and not (product and value.operand == 0):
+            source = spec.inputs[value.operand]
+            same = source == "f32" and _holds_halves(net, ins[value.operand], known)
+            yield not value.guard and (source == _HALF or same)
         else:
             yield False

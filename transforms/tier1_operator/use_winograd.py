@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
 from dcir.ops.library import winograd

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec

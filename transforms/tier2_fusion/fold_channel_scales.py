@@ -15,9 +15,11 @@ from typing import ClassVar, NamedTuple
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Const, Load, Store
 from dcir.ops.library import matrix_unit
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -135,15 +137,15 @@ def _scaling(net: Network, op: Op, spec: ConvolutionSpec) -> Scaling | Refusal |
     if (
         p.inner
         or sorted(s.op for s in p.body) != ["load", "load", "mul", "store"]
-        or any(s.args for s in p.body if s.op == "load")
+        or any(s.args for s in p.body if isinstance(s, Load))
     ):
         return None
-    loads = [s for s in p.body if s.op == "load"]
-    store = p.body[-1]
-    walked = _dimensions(p, store.attr[1], spec)
+    loads = [s for s in p.body if isinstance(s, Load)]
+    (store,) = (s for s in p.body if isinstance(s, Store))
+    walked = _dimensions(p, store.strides, spec)
     if walked is None or set(p.inputs) | set(p.outputs) != {spec.dtype}:
         return None
-    fixed = [all(not t for d, t in zip(walked, s.attr[1], strict=True) if d is not None and d > 1) for s in loads]
+    fixed = [all(not t for d, t in zip(walked, s.strides, strict=True) if d is not None and d > 1) for s in loads]
     if fixed.count(True) != 1:
         return None
     scale, x = loads[fixed.index(True)], loads[fixed.index(False)]
@@ -152,16 +154,16 @@ def _scaling(net: Network, op: Op, spec: ConvolutionSpec) -> Scaling | Refusal |
         return Refusal("others read the scaled image")
     if net.outs(writers[0])[0] != image:
         return Refusal("the image is a part of what is scaled")
-    if not _small(net, ins[scale.attr[0]]):
+    if not _small(net, ins[scale.operand]):
         return Refusal("the scale is not known to be small")
     rank = 2 + len(spec.kernel)
     steps, scale_steps = [0] * rank, [0] * rank
-    for d, t, u in zip(walked, x.attr[1], scale.attr[1], strict=True):
+    for d, t, u in zip(walked, x.strides, scale.strides, strict=True):
         if d is not None:
             steps[d], scale_steps[d] = t, u
     if steps[1] != 1 and spec.cin > 1:
         return Refusal("the image's channels do not lie together")
-    return Scaling(writers[0], ins[x.attr[0]], ins[scale.attr[0]], tuple(steps), (scale_steps[0], scale_steps[1]))
+    return Scaling(writers[0], ins[x.operand], ins[scale.operand], tuple(steps), (scale_steps[0], scale_steps[1]))
 
 
 def _dimensions(p: LoopNest, stored: tuple[int, ...], spec: ConvolutionSpec) -> list[int | None] | None:
@@ -186,7 +188,7 @@ def _small(net: Network, scale: Operand) -> bool:
         if p is None:
             return False
         for s in p.body:
-            if s.op == "store" and net.outs(op)[s.attr[0]].data == scale.data and not _most(p, s.args[0]) <= MOST:
+            if isinstance(s, Store) and net.outs(op)[s.operand].data == scale.data and not _most(p, s.args[0]) <= MOST:
                 return False
     return bool(writers)
 
@@ -196,17 +198,17 @@ def _most(p: LoopNest, i: int) -> float:
     s = p.body[i]
     if s.op in ("sigmoid", "tanh"):
         return 1.0
-    if s.op == "const":
-        return abs(float(s.attr[0]))
+    if isinstance(s, Const):
+        return abs(float(s.value))
     if s.op == "mul":
         return _most(p, s.args[0]) * _most(p, s.args[1])
-    if s.op == "div" and p.body[s.args[1]].op == "const" and p.body[s.args[1]].attr[0]:
-        return _most(p, s.args[0]) / abs(float(p.body[s.args[1]].attr[0]))
+    if s.op == "div" and isinstance(by := p.body[s.args[1]], Const) and by.value:
+        return _most(p, s.args[0]) / abs(float(by.value))
     if s.op in ("min", "max"):  # between two constants
         for a, other in (s.args, s.args[::-1]):
             t = p.body[a]
-            if p.body[other].op == "const" and t.op in ("min", "max") and t.op != s.op:
-                inner = [b for b in t.args if p.body[b].op == "const"]
+            if isinstance(p.body[other], Const) and t.op in ("min", "max") and t.op != s.op:
+                inner = [b for b in t.args if isinstance(p.body[b], Const)]
                 if inner:
                     return max(_most(p, other), _most(p, inner[0]))
     return math.inf

@@ -21,10 +21,12 @@ from typing import ClassVar, NamedTuple
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused, compact
-from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder, Stmt, simplify
+from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import evaluate
+from dcir.ir.statements import Compute, Const, Index, Load, Read, Reduce, Statement, Store
 from dcir.ir.types import FLOATS
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -68,7 +70,7 @@ class FoldStatic(Pass):
             if op in ready:
                 continue
             if isinstance(op.spec, LoopNest):
-                if not op.spec.inner and not any(s.op == "reduce" for s in op.spec.body) and op.spec.points():
+                if not op.spec.inner and not any(isinstance(s, Reduce) for s in op.spec.body) and op.spec.points():
                     self._program(net, op, static, outcome)
             elif is_product(op.spec) and op.spec.epilogue is not None:
                 self._product(net, op, static, outcome)
@@ -108,7 +110,7 @@ class FoldStatic(Pass):
         p = f.program
         flags, walks = _static(p, f.ins, static), _walks(p)
         groups: dict[tuple[int, ...], list[int]] = {}
-        wanted = {s.args[0] for s in p.body if s.op == "store" and f.outs[s.attr[0]] == VALUE}
+        wanted = {s.args[0] for s in p.body if isinstance(s, Store) and f.outs[s.operand] == VALUE}
         for i in _roots(p, flags):
             s, loops = p.body[i], walks[i]
             if s.dtype not in _STORED or (not _loads(p, i) and i not in wanted):
@@ -132,13 +134,13 @@ class FoldStatic(Pass):
                 moved[i] = o, tuple(steps.get(d, 0) for d in range(len(p.outer)))
         if not moved:
             return f
-        ins, types, body = list(f.ins), list(p.inputs), list[Stmt]()
+        ins, types, body = list(f.ins), list(p.inputs), list[Statement]()
         for i, s in enumerate(p.body):
             if i in moved:
                 operand, strides = moved[i]
                 ins.append(operand)
                 types.append(s.dtype)
-                s = Stmt("load", (), s.dtype, (len(ins) - 1, strides))
+                s = Load(len(ins) - 1, strides, s.dtype)
             body.append(s)
         return _numbered(Fused(simplify(replace(p, inputs=tuple(types), body=tuple(body))), tuple(ins), f.outs))
 
@@ -181,17 +183,17 @@ class _Rewriting:
         self.chains: dict[int, _Affine] = {}
         self.readers = Counter(a for s in p.body for a in s.args)
         for i, s in enumerate(p.body):
-            self.where.append(-1 if s.op == "store" else self.body.add(self._as_was(s)))
-            if s.op != "store" and not self.flags[i]:
+            self.where.append(-1 if isinstance(s, Store) else self.body.add(self._as_was(s)))
+            if not isinstance(s, Store) and not self.flags[i]:
                 self.chains[i] = self._chain(i, s)
 
-    def _as_was(self, s: Stmt) -> Stmt:
-        return s._replace(args=tuple(self.where[a] for a in s.args))
+    def _as_was(self, s: Statement) -> Statement:
+        return s.renumbered(self.where)
 
     def _expr(self, i: int) -> Expr:
         return Expr(self.body, self.where[i], self.f.program.body[i].dtype)
 
-    def _chain(self, i: int, s: Stmt) -> _Affine:
+    def _chain(self, i: int, s: Statement) -> _Affine:
         start = _Affine(i, None, None, 0)
         if s.dtype not in FLOATS or s.op not in ("add", "sub", "mul", "div", "neg"):
             return start
@@ -226,12 +228,13 @@ class _Rewriting:
     def _two(self, op: str, *args: Expr) -> Expr:
         """An operator on static values; numbers are computed here."""
         dtype = args[0].dtype
-        known = [self.body._body[a.n] for a in args]
-        if all(k.op == "const" for k in known):
-            value = evaluate(op, dtype, (), [(k.attr[0], dtype) for k in known])
+        known = [s.value if isinstance(s, Const) else None for s in (self.body.body[a.n] for a in args)]
+        if None not in known:
+            new = Compute(op, dtype, tuple(a.n for a in args))
+            value = evaluate(new, [(k, dtype) for k in known])
             if value is not None:
                 return self.body.const(value, dtype)
-        if op == "mul" and known[0].op == "const" and known[0].attr[0] == 1:
+        if op == "mul" and known[0] == 1:
             return args[1]
         return self.body.op(op, *args)
 
@@ -247,7 +250,7 @@ class _Rewriting:
 
     def common_factor(self) -> Expr | None:
         """The factor of everything that is made of the product's value (input 0)."""
-        value = next(i for i, s in enumerate(self.f.program.body) if s.op == "load" and s.attr[0] == 0)
+        value = next(i for i, s in enumerate(self.f.program.body) if isinstance(s, Load) and s.operand == 0)
         factors = {
             e.factor.n if e.factor is not None else -1: e.factor for e in self._ends().values() if e.base == value
         }
@@ -255,7 +258,7 @@ class _Rewriting:
 
     def walks(self, value: Expr) -> set[int]:
         """The loops that a value depends on."""
-        return set(_walks(replace(self.f.program, body=tuple(self.body._body)))[value.n])
+        return set(_walks(replace(self.f.program, body=tuple(self.body.body)))[value.n])
 
     def plain(self) -> Fused:
         """With every chain that gets shorter as one multiplication and one addition."""
@@ -264,39 +267,41 @@ class _Rewriting:
 
     def without(self, factor: Expr) -> Fused:
         """For a product whose value has this factor already; a last store keeps the factor for whoever takes it (``_take``)."""
-        value = next(i for i, s in enumerate(self.f.program.body) if s.op == "load" and s.attr[0] == 0)
+        value = next(i for i, s in enumerate(self.f.program.body) if isinstance(s, Load) and s.operand == 0)
         ends = {i: c._replace(factor=None) if c.base == value else c for i, c in self._ends().items()}
         return self._finish({i: c for i, c in ends.items() if c.base == value or _links(c) < c.ops}, factor)
 
     def _finish(self, chains: Mapping[int, _Affine], factor: Expr | None) -> Fused:
         p, body = self.f.program, LoopNestBuilder(self.f.program.outer)
-        old = self.body._body
+        old = self.body.body
         copied: dict[int, int] = {}
 
         def take(n: int) -> int:
             """A value as it was."""
             if n not in copied:
-                copied[n] = body.add(old[n]._replace(args=tuple(take(a) for a in old[n].args)))
+                for a in old[n].args:
+                    take(a)
+                copied[n] = body.add(old[n].renumbered(copied))
             return copied[n]
 
         for i, s in enumerate(p.body):
-            if s.op == "store":
-                body.add(s._replace(args=(take(self.where[s.args[0]]),)))
+            if isinstance(s, Store):
+                body.add(s.with_args((take(self.where[s.args[0]]),)))
             if i not in chains:
                 continue
             c = chains[i]
             n = take(self.where[c.base])
             if c.factor is not None:
-                n = body.add(Stmt("mul", (n, take(c.factor.n)), s.dtype))
+                n = body.add(Compute("mul", s.dtype, (n, take(c.factor.n))))
             if c.shift is not None:
-                n = body.add(Stmt("add", (n, take(c.shift.n)), s.dtype))
+                n = body.add(Compute("add", s.dtype, (n, take(c.shift.n))))
             copied[self.where[i]] = n
         outputs = p.outputs
         if factor is not None:
-            body.add(Stmt("store", (take(factor.n),), factor.dtype, (len(outputs), (0,) * len(p.outer))))
+            body.add(Store(len(outputs), (0,) * len(p.outer), factor.dtype, (take(factor.n),)))
             outputs = (*outputs, factor.dtype)
         outs = self.f.outs if factor is None else (*self.f.outs, VALUE)
-        done = simplify(replace(p, outputs=outputs, body=tuple(body._body)))
+        done = simplify(replace(p, outputs=outputs, body=tuple(body.body)))
         return _numbered(Fused(done, self.f.ins, outs))
 
 
@@ -307,23 +312,25 @@ def _links(c: _Affine) -> int:
 def _take(f: Fused) -> tuple[_Factor, Fused]:
     """The factor that the last store of ``f`` holds, and ``f`` without that store."""
     p, last = f.program, len(f.program.outputs) - 1
-    held = next(s for s in p.body if s.op == "store" and s.attr[0] == last)
+    held = next(s for s in p.body if isinstance(s, Store) and s.operand == last)
     s = p.body[held.args[0]]
-    factor = _Factor(s.attr[0]) if s.op == "const" else _Factor(None, f.ins[s.attr[0]], s.attr[1])
-    rest = simplify(p, lambda s: s.op == "store" and s.attr[0] != last)
+    if isinstance(s, Const):
+        factor = _Factor(s.value)
+    else:
+        assert isinstance(s, Load)
+        factor = _Factor(None, f.ins[s.operand], s.strides)
+    rest = simplify(p, lambda s: isinstance(s, Store) and s.operand != last)
     return factor, _numbered(Fused(replace(rest, outputs=p.outputs[:-1]), f.ins, f.outs[:-1]))
 
 
 def _numbered(f: Fused) -> Fused:
     """Inputs that are read only, in the order of their first use."""
-    order = list(dict.fromkeys(s.attr[0] for s in f.program.body if s.op in ("load", "gather")))
+    order = list(dict.fromkeys(s.operand for s in f.program.body if isinstance(s, Read)))
     order.sort(key=lambda i: f.ins[i] != VALUE)
     merged = list(dict.fromkeys(f.ins[i] for i in order))
     place = {i: merged.index(f.ins[i]) for i in order}
     types = {place[i]: f.program.inputs[i] for i in order}
-    body = tuple(
-        s._replace(attr=(place[s.attr[0]], *s.attr[1:])) if s.op in ("load", "gather") else s for s in f.program.body
-    )
+    body = tuple(s.with_operand(place[s.operand]) if isinstance(s, Read) else s for s in f.program.body)
     program = replace(f.program, inputs=tuple(types[k] for k in range(len(merged))), body=body)
     return Fused(simplify(program), tuple(merged), f.outs)
 
@@ -332,8 +339,8 @@ def _static(p: LoopNest, ins: Sequence[Operand], static: set[str]) -> list[bool]
     """Which values depend on nothing but static operands and the place."""
     flags: list[bool] = []
     for s in p.body:
-        fixed = s.op != "store" and all(flags[a] for a in s.args)
-        flags.append(fixed and (s.op not in ("load", "gather") or ins[s.attr[0]].data in static))
+        fixed = not isinstance(s, Store) and all(flags[a] for a in s.args)
+        flags.append(fixed and (not isinstance(s, Read) or ins[s.operand].data in static))
     return flags
 
 
@@ -342,10 +349,10 @@ def _walks(p: LoopNest) -> list[tuple[int, ...]]:
     result: list[tuple[int, ...]] = []
     for s in p.body:
         loops = {d for a in s.args for d in result[a]}
-        if s.op in ("load", "gather"):
-            loops |= {d for d, (st, n) in enumerate(zip(s.attr[1], p.dims, strict=True)) if st and n > 1}
-        elif s.op == "index":
-            loops.add(s.attr[0])
+        if isinstance(s, Read):
+            loops |= {d for d, (st, n) in enumerate(zip(s.strides, p.dims, strict=True)) if st and n > 1}
+        elif isinstance(s, Index):
+            loops.add(s.dim)
         result.append(tuple(sorted(loops)))
     return result
 
@@ -353,7 +360,11 @@ def _walks(p: LoopNest) -> list[tuple[int, ...]]:
 def _roots(p: LoopNest, flags: Sequence[bool]) -> list[int]:
     """Static values that are computed, not just read, and that something else than a static value needs."""
     used = dict.fromkeys(a for i, s in enumerate(p.body) if not flags[i] for a in s.args if flags[a])
-    return [a for a in used if p.body[a].op not in ("const", "index") and (p.body[a].op != "load" or p.body[a].args)]
+    return [
+        a
+        for a in used
+        if not isinstance(p.body[a], (Const, Index)) and (not isinstance(p.body[a], Load) or p.body[a].args)
+    ]
 
 
 def _needed(p: LoopNest, values: Iterable[int]) -> set[int]:
@@ -367,7 +378,7 @@ def _needed(p: LoopNest, values: Iterable[int]) -> set[int]:
 
 
 def _loads(p: LoopNest, value: int) -> bool:
-    return any(p.body[i].op in ("load", "gather") for i in _needed(p, [value]))
+    return any(isinstance(p.body[i], Read) for i in _needed(p, [value]))
 
 
 def _alone(p: LoopNest, values: Sequence[int], loops: Sequence[int]) -> LoopNest:
@@ -376,13 +387,8 @@ def _alone(p: LoopNest, values: Sequence[int], loops: Sequence[int]) -> LoopNest
     body.inputs = list(p.inputs)
     where: dict[int, int] = {}
     for i in sorted(needed):
-        s = p.body[i]
-        attr = s.attr
-        if s.op in ("load", "gather"):
-            attr = (attr[0], tuple(attr[1][d] for d in loops), *attr[2:])
-        elif s.op == "index":
-            attr = (loops.index(attr[0]),)
-        where[i] = body.add(s._replace(args=tuple(where[a] for a in s.args), attr=attr))
+        s = p.body[i].renumbered(where)
+        where[i] = body.add(s.over_loops(lambda st: tuple(st[d] for d in loops), loops.index))
     for i in values:
         dtype = p.body[i].dtype
         body.store(body.output(dtype), contiguous(body.outer), Expr(body, where[i], dtype))

@@ -21,10 +21,12 @@ import numpy as np
 from dcir.ir.dace.nodes import Op
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_forms import drop_unit_loops
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt, simplify
+from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import reference
+from dcir.ir.statements import Compute, Const, Index, Load, Read, Statement, Store
 from dcir.ir.types import FLOATS
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
@@ -68,7 +70,7 @@ class FuseAttention(Pass):
         if a.dtype != b.dtype or a.dtype not in FLOATS or a.panel or b.panel or b.epilogue is not None:
             return Refusal("one of the products has another type or more to do")
         rows = drop_unit_loops(softmax.known(LoopNest))
-        walk = next(s.attr[1] for s in rows.body if s.op == "load")
+        walk = next(s.strides for s in rows.body if isinstance(s, Load))
         if rows.inner != (a.n,) or walk[-1] != a.c[-1]:
             return Refusal("the softmax goes along another dimension")
         if b.k != a.n or walk[-1] != b.a[-1]:
@@ -105,19 +107,20 @@ class FuseAttention(Pass):
             return _Between()
         body = a.epilogue.body
         free = _without_value(body)
-        stores = [s for s in body if s.op == "store"]
-        if len(stores) != 1 or stores[0].attr[1] != a.c:
+        stores = [s for s in body if isinstance(s, Store)]
+        if len(stores) != 1 or stores[0].strides != a.c:
             return Refusal("the scores are stored elsewhere too")
         found, at = _Between(), stores[0].args[0]
         while True:
             s = body[at]
-            if s.op == "load" and s.attr[0] == 0:
+            if isinstance(s, Load) and s.operand == 0:
                 return found
             if found.factor is not None and s.op in ("where", "add"):
                 return Refusal("the scores are scaled after their mask")
             if s.op == "where" and not free[at]:
                 seen, other = (1, 2) if free[s.args[2]] else (2, 1)
-                if not free[s.args[0]] or not free[s.args[other]] or body[s.args[other]].attr != (-math.inf,):
+                instead = body[s.args[other]]
+                if not free[s.args[0]] or not isinstance(instead, Const) or instead.value != -math.inf:
                     return Refusal("scores are replaced by something else than -inf")
                 shown = _Mask(a.epilogue, s.args[0], negated=seen == 2)
                 if not found.causal and found.mask is None and self._is_causal(a, shown):
@@ -131,8 +134,8 @@ class FuseAttention(Pass):
                 more = s.args[0 if free[s.args[0]] else 1]
                 found.mask = _Mask(a.epilogue, more, negated=False)
                 at = s.args[0 if more == s.args[1] else 1]
-            elif s.op in ("mul", "div") and free[s.args[1]] and body[s.args[1]].op == "const":
-                factor = float(body[s.args[1]].attr[0])
+            elif s.op in ("mul", "div") and isinstance(by := body[s.args[1]], Const):
+                factor = float(by.value)
                 if factor == 0 or not math.isfinite(factor):
                     return Refusal("the scores have a factor that is not a number")
                 found.factor = (found.factor or 1.0) * (factor if s.op == "mul" else 1 / factor)
@@ -142,7 +145,7 @@ class FuseAttention(Pass):
 
     def _is_causal(self, a: ContractionSpec, mask: _Mask) -> bool:
         """Whether a mask of positions alone is the lower triangle, for every head."""
-        if any(s.op in ("load", "gather") for s in mask.statements()) or a.m * a.n > self.max_points:
+        if any(isinstance(s, Read) for s in mask.statements()) or a.m * a.n > self.max_points:
             return False
         if mask.shape() != (*(1,) * len(a.batch), a.m, a.n):
             return False
@@ -154,8 +157,8 @@ class FuseAttention(Pass):
         """The operand of an attention: what the epilogue reads, or a smaller program's result."""
         ins: list[Operand] = [Operand("", 0), *net.ins(first)[2:]]
         s = mask.of.body[mask.value]
-        if s.op == "load" and not s.args and not mask.negated:
-            return ins[int(s.attr[0])]
+        if isinstance(s, Load) and not s.args and not mask.negated:
+            return ins[s.operand]
         program, used = mask.program(mask.shape())
         data = net.add_container(mask.shape(), program.outputs[0])
         net.add_op(program, [ins[u] for u in used], [Operand(data, 0)], made_by=self.name, before=first)
@@ -180,22 +183,22 @@ class _Mask:
                 open_ += self.of.body[at].args
         return sorted(seen)
 
-    def statements(self) -> list[Stmt]:
+    def statements(self) -> list[Statement]:
         return [self.of.body[i] for i in self.needed()]
 
     def shape(self) -> tuple[int, ...]:
         """The loops of the epilogue it varies with; the others have extent 1."""
-        used = {s.attr[0] for s in self.statements() if s.op == "index"}
+        used = {s.dim for s in self.statements() if isinstance(s, Index)}
         for s in self.statements():
-            if s.op in ("load", "gather"):
-                used |= {d for d, stride in enumerate(s.attr[1]) if stride}
+            if isinstance(s, Read):
+                used |= {d for d, stride in enumerate(s.strides) if stride}
         return tuple(e if d in used else 1 for d, e in enumerate(self.of.outer))
 
     def strides(self) -> tuple[int, ...]:
         """Over the epilogue's loops: where it lies as an operand of an attention."""
         s = self.of.body[self.value]
-        if s.op == "load" and not s.args and not self.negated:
-            return tuple(s.attr[1])
+        if isinstance(s, Load) and not s.args and not self.negated:
+            return s.strides
         shape = self.shape()
         return _dense(shape)
 
@@ -205,18 +208,17 @@ class _Mask:
     def program(self, shape: Sequence[int]) -> tuple[LoopNest, list[int]]:
         """It alone, over ``shape``, and the operands of the epilogue that it reads."""
         needed = self.needed()
-        used = sorted({s.attr[0] for s in self.statements() if s.op in ("load", "gather")})
+        used = sorted({s.operand for s in self.statements() if isinstance(s, Read)})
         place = {old: new for new, old in enumerate(needed)}
-        body = []
+        body: list[Statement] = []
         for i in needed:
-            s = self.of.body[i]
-            attr = (used.index(s.attr[0]), *s.attr[1:]) if s.op in ("load", "gather") else s.attr
-            body.append(s._replace(args=tuple(place[x] for x in s.args), attr=attr))
+            s = self.of.body[i].renumbered(place)
+            body.append(s.with_operand(used.index(s.operand)) if isinstance(s, Read) else s)
         value = len(body) - 1
         if self.negated:
-            body.append(Stmt("not", (value,), "bool"))
+            body.append(Compute("not", "bool", (value,)))
             value += 1
-        body.append(Stmt("store", (value,), body[value].dtype, (0, _dense(shape))))
+        body.append(Store(0, _dense(shape), body[value].dtype, (value,)))
         whole = LoopNest(tuple(shape), (), tuple(self.of.inputs[u] for u in used), (body[value].dtype,), tuple(body))
         return simplify(whole), used
 
@@ -256,20 +258,20 @@ def _is_softmax(p: LoopNest) -> bool:
         return False
     q = drop_unit_loops(p)
     body = LoopNestBuilder(q.outer, q.inner)
-    loads = [s for s in q.body if s.op == "load"]
+    loads = [s for s in q.body if isinstance(s, Load)]
     if len(loads) != 1 or len(q.inner) != 1:
         return False
-    x = body.load(body.input(q.inputs[0]), loads[0].attr[1])
+    x = body.load(body.input(q.inputs[0]), loads[0].strides)
     e = body.op("exp", x - body.reduce("max", x))
-    body.store(body.output(q.outputs[0]), loads[0].attr[1], e / body.reduce("sum", e))
+    body.store(body.output(q.outputs[0]), loads[0].strides, e / body.reduce("sum", e))
     return body.finish() == simplify(q)
 
 
-def _without_value(body: Sequence[Stmt]) -> list[bool]:
+def _without_value(body: Sequence[Statement]) -> list[bool]:
     """Per statement whether it needs no score."""
     free: list[bool] = []
     for s in body:
-        free.append(not (s.op == "load" and s.attr[0] == 0) and all(free[x] for x in s.args))
+        free.append(not (isinstance(s, Load) and s.operand == 0) and all(free[x] for x in s.args))
     return free
 
 

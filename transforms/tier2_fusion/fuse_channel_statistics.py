@@ -20,8 +20,9 @@ from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Load, Reduce, Store
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.convolution_statistics import ADDED, LEAST_BYTES, ConvolutionStatisticsSpec, over, refused_as_sums
+from dcir.ops.library.convolution_statistics import LEAST_BYTES, ConvolutionStatisticsSpec, over, refused_as_sums
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.transforms.base import Pass, PassResult
 
@@ -44,7 +45,7 @@ class FuseChannelStatistics(Pass):
         outcome = PassResult()
         position = {op: float(i) for i, op in enumerate(net.ops())}
         for op in net.ops():
-            if not isinstance(op.spec, LoopNest) or not any(s.op == "reduce" for s in op.spec.body):
+            if not isinstance(op.spec, LoopNest) or not any(isinstance(s, Reduce) for s in op.spec.body):
                 continue
             for o in dict.fromkeys(net.ins(op)):
                 product = _product(net, o)
@@ -73,7 +74,7 @@ class FuseChannelStatistics(Pass):
         if net.readers(read.data) == [consumer] and read.data not in net.result_containers():
             lean = replace(spec, kept=False)
             # Tiles that only add have no form: something is stored.
-            spec = lean if any(s.op == "store" and s.attr[2:] != (ADDED,) for s in lean.whole_epilogue().body) else spec
+            spec = lean if any(isinstance(s, Store) and not s.added for s in lean.whole_epilogue().body) else spec
         ins, outs = [*net.ins(product), *others], [*spec.stored(net.outs(product)), *net.outs(consumer)]
         fused = net.add_op(spec, ins, outs, origin=product.origin, made_by=self.name, before=where)
         position[fused] = position[where]
@@ -93,7 +94,7 @@ def summed(
     forward = spec.kind == "forward"
     shape, strides = (spec.shapes[2], spec.y) if forward else (spec.shapes[0], spec.x)
     stored = spec.epilogue or identity_epilogue(shape, spec.dtype, strides)
-    stores = [s for s in stored.body if s.op == "store" and outs[s.attr[0]].data == read.data]
+    stores = [s for s in stored.body if isinstance(s, Store) and outs[s.operand].data == read.data]
     if len(stores) != 1 or stores[0].dtype != "f32":
         return Refusal("the product writes it in several parts, or in another type")
     if {o.data for o in outs} & {o.data for o in ins} != {read.data} or sum(o.data == read.data for o in ins) != 1:
@@ -102,8 +103,8 @@ def summed(
     refusal = refused_as_sums(c)
     if refusal is not None:
         return refusal
-    loads = [(i, ins[s.attr[0]].offset) for i, s in enumerate(c.body) if s.op == "load" and ins[s.attr[0]] == read]
-    m = match(stored, stores[0], outs[stores[0].attr[0]].offset, c, loads)
+    loads = [(i, ins[s.operand].offset) for i, s in enumerate(c.body) if isinstance(s, Load) and ins[s.operand] == read]
+    m = match(stored, stores[0], outs[stores[0].operand].offset, c, loads)
     if isinstance(m, Refusal):
         return m
     loops = [None if n == 1 else m.partner(d) for d, n in enumerate(shape)]
@@ -119,9 +120,9 @@ def summed(
     number = ins.index(read)
     place = {k: 0 if k == number else k + (k < number) for k in range(len(ins))}
     inputs = (sums.inputs[number], *(t for k, t in enumerate(sums.inputs) if k != number))
-    body = tuple(s._replace(attr=(place[s.attr[0]], *s.attr[1:])) if s.op == "load" else s for s in sums.body)
+    body = tuple(s.with_operand(place[s.operand]) if isinstance(s, Load) else s for s in sums.body)
     made = replace(sums, inputs=inputs, body=body)
-    return ConvolutionStatisticsSpec(spec, made, stores[0].attr[0]), [o for k, o in enumerate(ins) if k != number]
+    return ConvolutionStatisticsSpec(spec, made, stores[0].operand), [o for k, o in enumerate(ins) if k != number]
 
 
 def _product(net: Network, o: Operand) -> Op | None:

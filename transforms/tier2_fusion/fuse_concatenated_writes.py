@@ -18,6 +18,7 @@ from dcir.ir.fuse import side_by_side
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
+from dcir.ir.statements import Store
 from dcir.ir.types import itemsize
 from dcir.transforms.base import Pass, PassResult
 
@@ -59,8 +60,8 @@ class FuseConcatenatedWrites(Pass):
             for op in writers if len(writers) > 1 else ():
                 part = self._part(net, op)
                 if part is not None:
-                    store = next(s for s in part.program.body if s.op == "store")
-                    kinds.setdefault((part.program.dims, store.attr[1]), []).append(part)
+                    store = next(s for s in part.program.body if isinstance(s, Store))
+                    kinds.setdefault((part.program.dims, store.strides), []).append(part)
             readers = [position[r] for r in net.readers(data)]
             for parts in kinds.values():
                 for group in self._groups(parts, position, readers):
@@ -73,10 +74,10 @@ class FuseConcatenatedWrites(Pass):
         if not isinstance(op.spec, LoopNest) or op.spec.inner or len(net.outs(op)) != 1:
             return None
         p = drop_unit_loops(op.spec)
-        stores = [s for s in p.body if s.op == "store"]
+        stores = [s for s in p.body if isinstance(s, Store)]
         if len(stores) != 1 or len(p.dims) < 2 or p.dims[0] < self.least_rows:
             return None
-        (out,), strides = net.outs(op), stores[0].attr[1]
+        (out,), strides = net.outs(op), stores[0].strides
         span = sum((n - 1) * s for n, s in zip(p.dims[1:], strides[1:], strict=True)) + 1
         begin = out.offset % strides[0] if strides[0] > 0 else -1
         if min(strides) <= 0 or begin + span > strides[0] or out.offset >= strides[0]:

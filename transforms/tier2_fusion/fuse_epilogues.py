@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, same_way
+from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, plain_reads, same_way
 from dcir.ir.loop_forms import drop_unit_loops
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Access, Gather, Index, Read, Reduce, Store
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.product import VALUE, Product, epilogue_of, is_product, packs_much, set_epilogue
@@ -88,14 +89,14 @@ class FuseEpilogues(Pass):
             return Refusal("with an epilogue the product would have to pack a large operand in every call")
         spec, old = epilogue_of(net, product)
         c, ins = drop_unit_loops(consumer.known(LoopNest)), net.ins(consumer)
-        loads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
-        if any(c.body[i].op == "gather" or c.body[i].args for i in loads):
+        loads = plain_reads(c, ins, data)
+        if loads is None:
             return Refusal("the consumer reads it through indices or a mask")
-        stores = [s for s in old.program.body if s.op == "store" and old.outs[s.attr[0]].data == data]
+        stores = [s for s in old.program.body if isinstance(s, Store) and old.outs[s.operand].data == data]
         if len(stores) != 1:
             return Refusal("the product writes it in several parts")
-        at = old.outs[stores[0].attr[0]].offset
-        m = match(old.program, stores[0], at, c, [(i, ins[c.body[i].attr[0]].offset) for i in loads])
+        at = old.outs[stores[0].operand].offset
+        m = match(old.program, stores[0], at, c, loads)
         if isinstance(m, Refusal):
             return m
         numbers = dict.fromkeys(moved_loads(m.consumer, ins, data), stores[0].args[0])
@@ -112,7 +113,7 @@ class FuseEpilogues(Pass):
         kept = {o.data for o in old.outs if o.data in results or set(net.readers(o.data)) - {consumer}}
         new = _value_first(extend(
             old.program, old.ins, old.outs, replace(m, consumer=whole), ins, net.outs(consumer), numbers, place,
-            keep=lambda s: old.outs[s.attr[0]].data in kept,
+            keep=lambda s: old.outs[s.operand].data in kept,
         ))  # fmt: skip
         reason = self._unfit(new)
         if reason is not None:
@@ -136,7 +137,7 @@ class FuseEpilogues(Pass):
             return Refusal("the epilogue would have too many operands")
         if len(p.body) > self.max_statements:
             return Refusal("the epilogue would be too long")
-        if any(s.op == "gather" and s.attr[4] == "checked" for s in p.body):
+        if any(isinstance(s, Gather) and s.checked for s in p.body):
             return Refusal("indices have to be checked before the product")
         return None
 
@@ -164,7 +165,7 @@ class FuseEpilogues(Pass):
 
 
 def _pointwise(p: LoopNest) -> bool:
-    return not p.inner and p.points() > 0 and not any(s.op == "reduce" for s in p.body)
+    return not p.inner and p.points() > 0 and not any(isinstance(s, Reduce) for s in p.body)
 
 
 def _remove(net: Network, ops: Sequence[Op], position: dict[Op, float]) -> None:
@@ -215,7 +216,7 @@ def _fit(spec: Product, old: Fused, m: Match) -> tuple[Product, Fused, LoopNest,
             parts = _split(spec, d, inner)
             if isinstance(parts, Refusal):
                 return parts
-            if any(s.op == "index" and s.attr[0] == d for s in old.program.body):
+            if any(isinstance(s, Index) and s.dim == d for s in old.program.body):
                 return Refusal("the epilogue counts along a dimension that would be cut in parts")
             spec, old = parts, replace(old, program=old.program.split(d, inner))
             place.append(d)
@@ -227,19 +228,12 @@ def _fit(spec: Product, old: Fused, m: Match) -> tuple[Product, Fused, LoopNest,
 def _merged(p: LoopNest, at: int) -> LoopNest | None:
     """The program with loops ``at`` and ``at + 1`` as one, if every address walks them as one."""
     n = p.outer[at + 1]
-    body: list[Stmt] = []
-    for s in p.body:
-        if s.op in ("load", "store", "gather"):
-            st = s.attr[1]
-            if st[at] != st[at + 1] * n:
-                return None
-            s = s._replace(attr=(s.attr[0], (*st[:at], *st[at + 1 :]), *s.attr[2:]))
-        elif s.op == "index":
-            if s.attr[0] in (at, at + 1):
-                return None
-            s = s._replace(attr=(s.attr[0] - (s.attr[0] > at),))
-        body.append(s)
-    return replace(p, outer=(*p.outer[:at], p.outer[at] * n, *p.outer[at + 2 :]), body=tuple(body))
+    if any(s.strides[at] != s.strides[at + 1] * n for s in p.body if isinstance(s, Access)):
+        return None
+    if any(s.dim in (at, at + 1) for s in p.body if isinstance(s, Index)):
+        return None
+    body = tuple(s.over_loops(lambda st: (*st[:at], *st[at + 1 :]), lambda d: d - (d > at)) for s in p.body)
+    return replace(p, outer=(*p.outer[:at], p.outer[at] * n, *p.outer[at + 2 :]), body=body)
 
 
 def _split(spec: Product, d: int, inner: int) -> ContractionSpec | Refusal:
@@ -267,30 +261,28 @@ def _inlined(net: Network, product: Op, producer: Op, old: Fused, data: str, sta
     if producer in static:
         return Refusal("an operand is computed once, before the calls")
     p, outs = drop_unit_loops(producer.known(LoopNest)), net.outs(producer)
-    (store,) = (s for s in p.body if s.op == "store")
+    (store,) = (s for s in p.body if isinstance(s, Store))
     e = old.program
-    loads = [i for i, s in enumerate(e.body) if s.op in ("load", "gather") and old.ins[s.attr[0]].data == data]
-    if any(e.body[i].op == "gather" or e.body[i].args for i in loads):
+    loads = plain_reads(e, old.ins, data)
+    if loads is None:
         return Refusal("the epilogue reads an operand through indices or a mask")
-    m = match(p, store, outs[0].offset, e, [(i, old.ins[e.body[i].attr[0]].offset) for i in loads])
+    m = match(p, store, outs[0].offset, e, loads)
     if isinstance(m, Refusal):
         return m
     if m.consumer is not e:
         return Refusal("an operand's producer cuts the product's dimensions in parts")
     if e.points() > p.points():
         return Refusal("an operand would be computed once per broadcast element")
-    numbers = dict.fromkeys(loads, store.args[0])
+    numbers = dict.fromkeys((i for i, _ in loads), store.args[0])
     return _value_first(inline(p, net.ins(producer), outs, m, old.ins, old.outs, numbers, keep_stores=False))
 
 
 def _value_first(f: Fused) -> Fused:
     """Inputs numbered by their first use, the product's value before all others."""
-    seen = dict.fromkeys(s.attr[0] for s in f.program.body if s.op in ("load", "gather"))
+    seen = dict.fromkeys(s.operand for s in f.program.body if isinstance(s, Read))
     order = sorted(seen, key=lambda i: f.ins[i] != VALUE)
     place = {old: new for new, old in enumerate(order)}
-    body = tuple(
-        s._replace(attr=(place[s.attr[0]], *s.attr[1:])) if s.op in ("load", "gather") else s for s in f.program.body
-    )
+    body = tuple(s.with_operand(place[s.operand]) if isinstance(s, Read) else s for s in f.program.body)
     return Fused(
         replace(f.program, inputs=tuple(f.program.inputs[i] for i in order), body=body),
         tuple(f.ins[i] for i in order),

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, same_way
+from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, plain_reads, same_way
 from dcir.ir.loop_forms import drop_unit_loops, side_by_side
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import COSTLY
+from dcir.ir.statements import Gather, Index, Reduce, Store
 from dcir.ops.library.convolution_statistics import sums_convolved
 from dcir.transforms.base import Pass, PassResult
 
@@ -35,7 +36,7 @@ class _Pair:
     data: str
     p: LoopNest
     c: LoopNest
-    store: int
+    store: Store
     kept: bool  # other operators, or the caller, need the container too
 
 
@@ -139,29 +140,25 @@ class FuseProducers(Pass):
         if len(p.inputs) + len(c.inputs) + len(p.outputs) + len(c.outputs) > self.max_operands:
             return Refusal("the fused kernel would have too many operands")
         outs = net.outs(producer)
-        stores = [i for i, s in enumerate(p.body) if s.op == "store" and outs[s.attr[0]].data == data]
+        stores = [s for s in p.body if isinstance(s, Store) and outs[s.operand].data == data]
         if len(stores) != 1:
             return Refusal("the producer writes it in several parts")
         kept = data in progress.results or any(r is not consumer for r in net.readers(data))
         pair = _Pair(net, producer, consumer, data, p, c, stores[0], kept)
         ins = net.ins(consumer)
-        loads = [
-            (i, ins[s.attr[0]].offset)
-            for i, s in enumerate(c.body)
-            if s.op in ("load", "gather") and ins[s.attr[0]].data == data
-        ]
-        if any(c.body[i].op == "gather" or c.body[i].args for i, _ in loads):
+        loads = plain_reads(c, ins, data)
+        if loads is None:
             return Refusal("the consumer reads it through indices or a mask")
-        m = match(p, p.body[stores[0]], outs[p.body[stores[0]].attr[0]].offset, c, loads)
+        m = match(p, stores[0], outs[stores[0].operand].offset, c, loads)
         if isinstance(m, Refusal):
             return m
-        numbers = dict.fromkeys(moved_loads(m.consumer, ins, data), p.body[stores[0]].args[0])
+        numbers = dict.fromkeys(moved_loads(m.consumer, ins, data), stores[0].args[0])
         for other in {o.data for o in outs} & {o.data for o in ins} - {data}:
             more = same_way(p, outs, m, ins, other)
             if more is None:
                 return Refusal("the consumer reads two results of the producer in different ways")
             numbers.update(more)
-        pure = not p.inner and not any(s.op == "reduce" for s in p.body)
+        pure = not p.inner and not any(isinstance(s, Reduce) for s in p.body)
         if pure and kept and self._everywhere(pair, progress):
             fused = self._inline(pair, m, numbers, keep=False)
             return self._replace(pair, fused, consumer, progress, drop_producer=False)
@@ -197,7 +194,7 @@ class FuseProducers(Pass):
         net, p = pair.net, pair.p
         if len(p.outputs) != 1 or pair.data in progress.results or len(p.body) > self.max_repeated:
             return False
-        if any(s.op in COSTLY for s in p.body) or any(s.op in ("gather", "index") for s in p.body):
+        if any(s.op in COSTLY for s in p.body) or any(isinstance(s, (Gather, Index)) for s in p.body):
             return False
         asked = progress.asked.get(pair.data)
         if asked is None or asked.producer is not pair.producer:
@@ -238,7 +235,7 @@ class FuseProducers(Pass):
         if self._starved(p):
             return Refusal("the reduction has too few rows for more work")
         n_outer = len(p.outer)
-        full = any(p.body[pair.store].attr[1][n_outer:])
+        full = any(pair.store.strides[n_outer:])
         place: dict[int, int] = {}
         for d in range(len(p.dims) if full else n_outer):
             k = m.partner(d)
@@ -261,7 +258,7 @@ class FuseProducers(Pass):
         return extend(
             p, net.ins(pair.producer), outs,
             m, net.ins(pair.consumer), net.outs(pair.consumer), loads, [place[k] for k in range(len(c.dims))],
-            keep=lambda s: pair.kept or outs[s.attr[0]].data != pair.data,
+            keep=lambda s: pair.kept or outs[s.operand].data != pair.data,
         )  # fmt: skip
 
     def _replace(self, pair: _Pair, fused: Fused, at: Op, progress: _Progress, *, drop_producer: bool) -> Op:
@@ -282,7 +279,7 @@ class FuseProducers(Pass):
 def _computes(net: Network, reader: Op, p: LoopNest, large: dict[str, int], written: int) -> bool:
     """Whether a reader of a value had better compute it by ``p`` than be given it: ``large`` is what ``p`` reads most, by container."""
     c = reader.spec
-    if not isinstance(c, LoopNest) or any(s.op == "reduce" and s.attr[0].startswith("arg") for s in c.body):
+    if not isinstance(c, LoopNest) or any(isinstance(s, Reduce) and s.is_place for s in c.body):
         return False
     known = {o.data for o in net.ins(reader)}
     if sum(n for data, n in large.items() if data not in known) > written:
@@ -308,7 +305,7 @@ def _may_keep(pair: _Pair, m: Match) -> bool:
     if any(k is None or m.consumer.dims[k] != n for k, n in zip(partners, pair.p.dims, strict=True)):
         return False  # a consumer that reads a slice would leave the rest of the container unwritten
     free = set(range(len(m.consumer.dims))) - set(partners)
-    reduces = any(s.op == "reduce" for s in m.consumer.body)
+    reduces = any(isinstance(s, Reduce) for s in m.consumer.body)
     return not free or (reduces and all(k >= len(m.consumer.outer) for k in free))
 
 
@@ -318,5 +315,5 @@ def _without(fused: Fused, data: str) -> Fused:
     from dcir.ir.loop_nest import simplify
 
     p = fused.program
-    keep = simplify(p, lambda s: s.op == "store" and fused.outs[s.attr[0]].data != data)
+    keep = simplify(p, lambda s: isinstance(s, Store) and fused.outs[s.operand].data != data)
     return compact(keep, fused.ins, fused.outs)

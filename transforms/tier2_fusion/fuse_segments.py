@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, extend, inline, match, moved_loads, place_of_both
+from dcir.ir.fuse import Fused, extend, inline, match, moved_loads, place_of_both, plain_reads
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import COSTLY
+from dcir.ir.statements import Gather, Read, Reduce, Store
 from dcir.ops.library.product import VALUE
 from dcir.ops.library.segments import GroupSpec, SegmentSpec, cheap_to_repeat
 from dcir.transforms.base import Pass, PassResult
@@ -77,7 +78,7 @@ class FuseSegments(Pass):
         p, ins, outs = drop_unit_loops(producer.known(LoopNest)), net.ins(op), net.outs(producer)
         first = _first_value(spec)
         own = tuple(ins[first : first + len(spec.value.inputs)])
-        if p.inner or any(s.op == "reduce" for s in p.body):
+        if p.inner or any(isinstance(s, Reduce) for s in p.body):
             return Refusal("the value is a reduction")
         if len(p.outputs) != 1:
             return Refusal("the producer has several results")
@@ -86,14 +87,14 @@ class FuseSegments(Pass):
         )
         if kept and not cheap_to_repeat(p):
             return Refusal("other operators need the value too, and computing it twice costs more")
-        if any(s.op == "gather" and s.attr[4] == "checked" for s in p.body) and not _sees_all(net, op):
+        if any(isinstance(s, Gather) and s.checked for s in p.body) and not _sees_all(net, op):
             return Refusal("indices of points that are passed over have to be checked")
-        (store,) = (s for s in p.body if s.op == "store")
+        (store,) = (s for s in p.body if isinstance(s, Store))
         v = spec.value
-        loads = [i for i, s in enumerate(v.body) if s.op in ("load", "gather") and own[s.attr[0]].data == data]
-        if any(v.body[i].op == "gather" or v.body[i].args for i in loads):
+        loads = plain_reads(v, own, data)
+        if loads is None:
             return Refusal("the values are read through indices or a mask")
-        m = match(p, store, outs[0].offset, v, [(i, own[v.body[i].attr[0]].offset) for i in loads])
+        m = match(p, store, outs[0].offset, v, loads)
         if isinstance(m, Refusal):
             return m
         if p.points() * 4 < v.points() and any(s.op in COSTLY for s in p.body):
@@ -128,18 +129,18 @@ class FuseSegments(Pass):
         c, ins, outs = drop_unit_loops(consumer.known(LoopNest)), net.ins(consumer), tuple(net.outs(op))
         first = _first_value(spec) + len(spec.value.inputs)
         old = Fused(spec.finish, (VALUE, *net.ins(op)[first:]), outs)
-        if c.inner or any(s.op == "reduce" for s in c.body):
+        if c.inner or any(isinstance(s, Reduce) for s in c.body):
             return Refusal("the consumer reduces")
         if any(o.data in {out.data for out in outs} - {data} for o in ins):
             return Refusal("the consumer reads two results of the fold")
-        loads = [i for i, s in enumerate(c.body) if s.op in ("load", "gather") and ins[s.attr[0]].data == data]
-        if any(c.body[i].op == "gather" or c.body[i].args for i in loads):
+        loads = plain_reads(c, ins, data)
+        if loads is None:
             return Refusal("the consumer reads it through indices or a mask")
-        stores = [s for s in old.program.body if s.op == "store" and outs[s.attr[0]].data == data]
+        stores = [s for s in old.program.body if isinstance(s, Store) and outs[s.operand].data == data]
         if len(stores) != 1:
             return Refusal("the fold writes it in several parts")
-        at = outs[stores[0].attr[0]].offset
-        m = match(old.program, stores[0], at, c, [(i, ins[c.body[i].attr[0]].offset) for i in loads])
+        at = outs[stores[0].operand].offset
+        m = match(old.program, stores[0], at, c, loads)
         if isinstance(m, Refusal):
             return m
         partners = {d: m.partner(d) for d in range(len(old.program.outer))}
@@ -151,13 +152,13 @@ class FuseSegments(Pass):
         kept = {o.data for o in outs if o.data in results or set(net.readers(o.data)) - {consumer}}
         new = _value_first(extend(
             old.program, old.ins, old.outs, m, ins, net.outs(consumer), numbers,
-            [place[k] for k in range(len(place))], keep=lambda s: outs[s.attr[0]].data in kept,
+            [place[k] for k in range(len(place))], keep=lambda s: outs[s.operand].data in kept,
         ))  # fmt: skip
         if not new.ins or new.ins[0] != VALUE:
             return Refusal("the consumer does not need the folded value")
         if len(new.program.body) > self.max_statements or len(new.ins) > self.max_operands:
             return Refusal("the finish would be too long")
-        if any(s.op == "gather" and s.attr[4] == "checked" for s in new.program.body):
+        if any(isinstance(s, Gather) and s.checked for s in new.program.body):
             return Refusal("indices have to be checked before the fold")
         position = {o: float(i) for i, o in enumerate(net.ops())}
         where = place_of_both(net, op, consumer, position)
@@ -195,8 +196,6 @@ def _value_first(f: Fused) -> Fused:
     """Inputs numbered with the folded value before all others."""
     order = sorted(range(len(f.ins)), key=lambda i: f.ins[i] != VALUE)
     place = {old: new for new, old in enumerate(order)}
-    body = tuple(
-        s._replace(attr=(place[s.attr[0]], *s.attr[1:])) if s.op in ("load", "gather") else s for s in f.program.body
-    )
+    body = tuple(s.with_operand(place[s.operand]) if isinstance(s, Read) else s for s in f.program.body)
     inputs = tuple(f.program.inputs[i] for i in order)
     return Fused(replace(f.program, inputs=inputs, body=body), tuple(f.ins[i] for i in order), f.outs)

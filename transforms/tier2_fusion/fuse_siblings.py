@@ -19,6 +19,7 @@ from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Load
 from dcir.transforms.base import Pass, PassResult
 
 
@@ -107,12 +108,16 @@ def _place(net: Network, first: Op, second: Op, position: dict[Op, float]) -> Op
 
 def _merge(net: Network, data: str, first: Op, second: Op, a: LoopNest, b: LoopNest) -> Fused | Refusal:
     ins_a, ins_b = net.ins(first), net.ins(second)
-    loads_a = [s for s in a.body if s.op == "load" and not s.args and ins_a[s.attr[0]].data == data]
-    loads_b = [i for i, s in enumerate(b.body) if s.op == "load" and not s.args and ins_b[s.attr[0]].data == data]
+    loads_a = [s for s in a.body if isinstance(s, Load) and not s.args and ins_a[s.operand].data == data]
+    loads_b = [
+        (i, ins_b[s.operand].offset)
+        for i, s in enumerate(b.body)
+        if isinstance(s, Load) and not s.args and ins_b[s.operand].data == data
+    ]
     refusal = Refusal("they share it through indices or a mask only")
     for load in loads_a:
-        for i in loads_b:
-            m = match(a, load, ins_a[load.attr[0]].offset, b, [(i, ins_b[b.body[i].attr[0]].offset)])
+        for i, offset in loads_b:
+            m = match(a, load, ins_a[load.operand].offset, b, [(i, offset)])
             if isinstance(m, Refusal):
                 refusal = m
                 continue

@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Reduce
 from dcir.ir.types import compute_type
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.ops.library.scatter import ScatterSpec, unambiguous
@@ -149,7 +151,7 @@ def _computed(net: Network, op: Op) -> bool:
     if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest):
         return False
     p = writers[0].spec
-    if p.inner or len(p.outputs) != 1 or any(s.op == "reduce" for s in p.body):
+    if p.inner or len(p.outputs) != 1 or any(isinstance(s, Reduce) for s in p.body):
         return False
     if net.readers(data) == [op] and data not in net.result_containers():
         return True

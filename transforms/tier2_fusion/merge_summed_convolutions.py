@@ -18,9 +18,11 @@ from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Compute, Load, Read, Statement, Store
 from dcir.ir.types import FLOATS, itemsize
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store, identity_epilogue
@@ -86,7 +88,7 @@ class MergeSummedConvolutions(Pass):
         refusal = None
         for number in last.others:
             ins = net.ins(last.op)
-            at = ins[_operand(last.op, number)]
+            at = ins[_loaded(last.op, number).operand + 1]
             writers = net.writers(at.data)
             if len(writers) != 1 or not isinstance(writers[0].spec, ConvolutionSpec):
                 continue
@@ -127,7 +129,7 @@ class MergeSummedConvolutions(Pass):
         made = replace(
             spec, in_size=(count, *spec.in_size), kernel=(count, *spec.kernel), out_size=(1, *spec.out_size),
             stride=(1, *spec.stride), padding=(0, *spec.padding), dilation=(1, *spec.dilation),
-            x=(*spec.x[:2], span, *spec.x[2:]), w=_weight_strides(spec), y=first_store(split).attr[1], epilogue=split,
+            x=(*spec.x[:2], span, *spec.x[2:]), w=_weight_strides(spec), y=first_store(split).strides, epilogue=split,
         )  # fmt: skip
         net.rewire(last, made, [images, weights, *ins], net.outs(last), made_by=self.name)
         for term in part[:-1]:
@@ -157,14 +159,14 @@ class MergeSummedConvolutions(Pass):
         last, first = part[-1], part[0]
         p = _epilogue(last.op)
         ins = [Operand("", 0), *net.ins(last.op)[2:]]
-        (old,) = (i for i in last.others if net.writers(ins[p.body[i].attr[0]].data) == [part[-2].op])
-        inputs, body, where = list(p.inputs), list[Stmt](), dict[int, int]()
+        (old,) = (i for i in last.others if net.writers(ins[_loaded(last.op, i).operand].data) == [part[-2].op])
+        inputs, body, where = list(p.inputs), list[Statement](), dict[int, int]()
         fixed = [f for t in part[:-1] for f in t.fixed]
 
         def load(operand: Operand, strides: tuple[int, ...]) -> int:
             ins.append(operand)
             inputs.append(first.op.known(ConvolutionSpec).dtype)
-            body.append(Stmt("load", (), p.body[old].dtype, (len(inputs) - 1, strides)))
+            body.append(Load(len(inputs) - 1, strides, p.body[old].dtype))
             return len(body) - 1
 
         for i, s in enumerate(p.body):
@@ -174,17 +176,17 @@ class MergeSummedConvolutions(Pass):
                     channel = tuple(int(d == 1) for d in range(len(p.outer)))
                     found.append(load(self._fixed(net, part, fixed), channel))
                 for number in first.others:
-                    given = _epilogue(first.op).body[number]
-                    found.append(load(net.ins(first.op)[_operand(first.op, number)], given.attr[1]))
+                    given = _loaded(first.op, number)
+                    found.append(load(net.ins(first.op)[given.operand + 1], given.strides))
                 while len(found) > 1:
-                    body.append(Stmt("add", (found.pop(), found.pop()), s.dtype, ()))
+                    body.append(Compute("add", s.dtype, (found.pop(), found.pop())))
                     found.append(len(body) - 1)
                 where[i] = found[0] if found else -1
                 continue
             if s.op == "add" and any(where[a] < 0 for a in s.args):
                 where[i] = max(where[a] for a in s.args)
                 continue
-            body.append(s._replace(args=tuple(where[a] for a in s.args)))
+            body.append(s.renumbered(where))
             where[i] = len(body) - 1
         new = replace(p, inputs=tuple(inputs), body=tuple(body))
         made = compact(new, ins, net.outs(last.op))
@@ -206,10 +208,11 @@ class MergeSummedConvolutions(Pass):
         return made
 
 
-def _operand(op: Op, number: int) -> int:
-    """Which of the convolution's operands a statement of its epilogue loads."""
-    at: int = _epilogue(op).body[number].attr[0]
-    return at + 1
+def _loaded(op: Op, number: int) -> Load:
+    """A load of a convolution's epilogue; its operand is one further among the convolution's."""
+    load = _epilogue(op).body[number]
+    assert isinstance(load, Load)
+    return load
 
 
 def _epilogue(op: Op) -> LoopNest:
@@ -238,10 +241,10 @@ def _term(net: Network, op: Op, static: set[str]) -> Term | None:
     others: list[int] = []
     for i in leaves:
         s = p.body[i]
-        if s.op != "load" or s.args or p.inputs[s.attr[0]] != spec.dtype:
+        if not isinstance(s, Load) or s.args or p.inputs[s.operand] != spec.dtype:
             plain = False
             continue
-        steps, operand = s.attr[1], ins[s.attr[0] + 1]
+        steps, operand = s.strides, ins[s.operand + 1]
         per_channel = all(d == 1 or n == 1 or not steps[d] for d, n in enumerate(p.outer))
         if per_channel and operand.data in static:
             fixed.append((operand, steps[1]))
@@ -256,7 +259,7 @@ def _summands(p: LoopNest) -> tuple[list[int], bool]:
     for i, s in enumerate(p.body):
         for a in s.args:
             users.setdefault(a, []).append(i)
-    values = [i for i, s in enumerate(p.body) if s.op == "load" and s.attr[0] == 0]
+    values = [i for i, s in enumerate(p.body) if isinstance(s, Load) and s.operand == 0]
     if len(values) != 1:
         return [], False
     at, added = values[0], 0
@@ -290,11 +293,11 @@ def _unfit(net: Network, term: Term, reader: Term, number: int, at: Operand) -> 
         return Refusal("the sum so far has other readers")
     if sum(o.data == at.data for o in net.ins(reader.op)) != 1:
         return Refusal("the sum so far has other readers")
-    store, load = first_store(_epilogue(op)), _epilogue(reader.op).body[number]
+    store, load = first_store(_epilogue(op)), _loaded(reader.op, number)
     same = all(
-        n == 1 or a == b for n, a, b in zip(_epilogue(op).outer, store.attr[1], load.attr[1], strict=True)
+        n == 1 or a == b for n, a, b in zip(_epilogue(op).outer, store.strides, load.strides, strict=True)
     )  # fmt: skip
-    loads = [s for s in _epilogue(reader.op).body if s.op in ("load", "gather") and s.attr[0] == load.attr[0]]
+    loads = [s for s in _epilogue(reader.op).body if isinstance(s, Read) and s.operand == load.operand]
     if not same or len(loads) != 1 or net.outs(op)[0] != at:
         return Refusal("the sum so far is read in another order")
     return None
@@ -339,10 +342,10 @@ def _twice(op: Op, out: int) -> LoopNest | None:
     p = op.spec.stored_by
     if p is None:
         return None
-    stores = [s for s in p.body if s.op == "store" and s.attr[0] == out]
-    if len(stores) != 1 or len(stores[0].args) != 1:
+    stores = [s for s in p.body if isinstance(s, Store) and s.operand == out]
+    if len(stores) != 1:
         return None
-    again = stores[0]._replace(attr=(len(p.outputs), *stores[0].attr[1:]))
+    again = stores[0].with_operand(len(p.outputs))
     return replace(p, outputs=(*p.outputs, p.outputs[out]), body=(*p.body, again))
 
 

@@ -17,6 +17,7 @@ from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Load, Narrow, Store
 from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec, rows_suit
 from dcir.ops.library.packing import strides_at_source
@@ -56,26 +57,26 @@ class RoundAsPacked(Pass):
     def _round(self, net: Network, op: Op, spec: ContractionSpec, maker: Op) -> bool | Refusal:
         """Let ``op`` read what ``maker`` rounds; whether it does, False if that rounds nothing."""
         p, outs, (a, b, *rest) = maker.known(LoopNest), net.outs(maker), net.ins(op)
-        stores = [s for s in p.body if s.op == "store" and outs[s.attr[0]] == b]
+        stores = [s for s in p.body if isinstance(s, Store) and outs[s.operand] == b]
         if p.inner or len(stores) != 1 or stores[0].dtype != "f32":
             return False
         value = p.body[stores[0].args[0]]
-        if value.op != "narrow" or value.attr[0] not in HALVES:
+        if not isinstance(value, Narrow) or value.storage not in HALVES:
             return False
         load = p.body[value.args[0]]
-        if load.op != "load" or load.args or p.inputs[load.attr[0]] != "f32":
+        if not isinstance(load, Load) or load.args or p.inputs[load.operand] != "f32":
             return Refusal("what is rounded is computed first")
         rows = spec.m * math.prod(n for n, s in zip(spec.batch, spec.b, strict=False) if not s)
         if not spec.dots and (spec.epilogue is None or rows < self.least_rows or rows_suit(spec)):
             return Refusal("the product may read its operand where it lies")
         if net.readers(b.data) != [op] or b.data in net.result_containers():
             return Refusal("others read the rounded operand too")
-        strides = strides_at_source(spec.shapes[1], spec.b, p.outer, load.attr[1], stores[0].attr[1])
+        strides = strides_at_source(spec.shapes[1], spec.b, p.outer, load.strides, stores[0].strides)
         if strides is None:
             return Refusal("the product walks the operand in other dimensions than its rounding")
-        source = net.ins(maker)[load.attr[0]]
+        source = net.ins(maker)[load.operand]
         net.rewire(
-            op, replace(spec, b=strides, rounds=value.attr[0]), [a, source, *rest], outs=net.outs(op), made_by=self.name
+            op, replace(spec, b=strides, rounds=value.storage), [a, source, *rest], outs=net.outs(op), made_by=self.name
         )
         self._leave_out(net, maker, b)
         return True
@@ -86,7 +87,7 @@ class RoundAsPacked(Pass):
         if len(outs) == 1:
             net.remove_op(maker)
         else:
-            rest = simplify(p, lambda s: s.op == "store" and outs[s.attr[0]] != b)
+            rest = simplify(p, lambda s: isinstance(s, Store) and outs[s.operand] != b)
             lean = compact(rest, ins, outs)
             net.rewire(maker, lean.program, lean.ins, lean.outs)
         net.remove_container(b.data)

@@ -16,9 +16,10 @@ from typing import ClassVar, NamedTuple
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Load, Reduce, Store
 from dcir.ops.library.attention import AttentionSpec
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier3_layout.layout.relayout import copy_of
@@ -99,7 +100,7 @@ def _once(net: Network, spec: AttentionSpec, operand: Operand, strides: tuple[in
     if copy is None or copy.target.at.data != operand.data:
         return None
     shape = (spec.batch, spec.heads, spec.n, spec.d)
-    walk = LoopNest(shape, (), ("",), (), (Stmt("load", (), "", (0, strides)),))
+    walk = LoopNest(shape, (), ("",), (), (Load(0, strides, ""),))
     mapped = copy.map(copy.target, walk, 0, operand.offset)
     if isinstance(mapped, Refusal):
         return None
@@ -136,21 +137,20 @@ def _summed(net: Network, spec: AttentionSpec, operand: Operand, strides: tuple[
     if shown or len(readers) != 1 or not isinstance(readers[0].spec, LoopNest):
         return None
     p = drop_unit_loops(readers[0].spec)
-    plain = [s for s in p.body if s.op != "convert"]
-    if [s.op for s in plain] != ["load", "reduce", "store"] or plain[1].attr != ("sum",) or plain[0].args:
+    if len(p.body) != 3 or p.inner != (group,) or p.outputs != (spec.dtype,):
         return None
-    if p.inner != (group,) or len(plain[2].args) > 1 or p.outputs != (spec.dtype,):
+    load, total, store = p.body
+    if not (isinstance(load, Load) and isinstance(total, Reduce) and isinstance(store, Store)) or total.kind != "sum":
         return None
     (read,), (written,) = net.ins(readers[0]), net.outs(readers[0])
-    load, store = plain[0].attr[1], plain[2].attr[1]
-    if read.offset != operand.offset or load[-1] != strides[1]:
+    if read.offset != operand.offset or load.strides[-1] != strides[1]:
         return None
     wanted = [
         (spec.batch, strides[0]),
         (spec.heads // group, strides[1] * group),
         *zip((spec.n, spec.d), strides[2:], strict=True),
     ]
-    loops = [(n, a, b) for n, a, b in zip(p.outer, load, store, strict=False) if n > 1]
+    loops = [(n, a, b) for n, a, b in zip(p.outer, load.strides, store.strides, strict=False) if n > 1]
     new = []
     for extent, step in wanted:
         at = next((i for i, (n, a, _) in enumerate(loops) if extent > 1 and (n, a) == (extent, step)), None)

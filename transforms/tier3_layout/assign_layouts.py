@@ -20,7 +20,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Container, Network, Operand
 from dcir.ir.operator import Operator
 from dcir.ir.refusal import Refusal

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
 from dcir.ops.library.attention import AttentionSpec

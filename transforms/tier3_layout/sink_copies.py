@@ -20,9 +20,10 @@ from typing import ClassVar, NamedTuple
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Load, Read, Store
 from dcir.ops.library.torch_call import TorchCall
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier3_layout.layout.relayout import LayoutCopy, Wired, copy_between, copy_of, moved
@@ -68,14 +69,16 @@ class SinkCopies(Pass):
     def _beside(self, net: Network, op: Op, results: set[str], outcome: PassResult) -> None:
         """Take the copies out of a program that computes something too."""
         while isinstance(op.spec, LoopNest) and len(op.spec.outputs) > 1:
-            for store in (s for s in op.spec.body if s.op == "store" and op.spec.body[s.args[0]].op == "load"):
-                plan = self._taken_out(net, op, store, results)
+            body = op.spec.body
+            stores = [(s, body[s.args[0]]) for s in body if isinstance(s, Store)]
+            for store, load in [(s, load) for s, load in stores if isinstance(load, Load)]:
+                plan = self._taken_out(net, op, load, store, results)
                 if isinstance(plan, Refusal):
                     outcome.refuse(plan)
                     continue
                 outcome.changed += 1
                 outcome.saved_bytes += op.spec.bytes_moved()
-                gone = net.ins(op)[op.spec.body[store.args[0]].attr[0]].data
+                gone = net.ins(op)[load.operand].data
                 for new in plan:
                     net.rewire(new.op, *new.to, made_by=self.name)
                 net.remove_container(gone)
@@ -84,28 +87,27 @@ class SinkCopies(Pass):
             else:
                 return
 
-    def _taken_out(self, net: Network, op: Op, store: Stmt, results: set[str]) -> list[_Rewired] | Refusal:
-        """The writer of what ``store`` copies as a writer of where to, and ``op`` as its reader."""
+    def _taken_out(self, net: Network, op: Op, load: Load, store: Store, results: set[str]) -> list[_Rewired] | Refusal:
+        """The writer of what ``load`` and ``store`` copy as a writer of where to, and ``op`` as its reader."""
         p, ins, outs = op.known(LoopNest), net.ins(op), net.outs(op)
-        load = p.body[store.args[0]]
-        source, target = ins[load.attr[0]], outs[store.attr[0]]
-        if p.inputs[load.attr[0]] != p.outputs[store.attr[0]] or load.args or len(store.args) > 1:
+        source, target = ins[load.operand], outs[store.operand]
+        if p.inputs[load.operand] != p.outputs[store.operand] or load.args:
             return Refusal("it is not copied as it is")
         if net.writers(target.data) != [op] or [o.data for o in outs].count(target.data) > 1:
             return Refusal("other operators write into the copy's container")
-        if any(s.op in ("load", "gather") and ins[s.attr[0]].data == source.data and s != load for s in p.body):
+        if any(isinstance(s, Read) and ins[s.operand].data == source.data and s != load for s in p.body):
             return Refusal("the source is read in another way too")
-        types = (p.inputs[load.attr[0]],)
-        body = (Stmt("load", (), load.dtype, (0, load.attr[1])), Stmt("store", (0,), store.dtype, (0, store.attr[1])))
+        types = (p.inputs[load.operand],)
+        body = (Load(0, load.strides, load.dtype), Store(0, store.strides, store.dtype, (0,)))
         copy = copy_between(LoopNest(p.dims, (), types, types, body), source, target)
         plan = self._writer(net, op, copy, results)
         if isinstance(plan, Refusal):
             return plan
-        reads = load._replace(attr=(len(p.inputs), store.attr[1]))
+        reads = load.at(len(p.inputs), store.strides)
         changed = [reads if s == load else s for s in p.body]
         kept = [i for i, s in enumerate(changed) if s != store]
         place = {old: new for new, old in enumerate(kept)}
-        rest = tuple(changed[i]._replace(args=tuple(place[a] for a in changed[i].args)) for i in kept)
+        rest = tuple(changed[i].renumbered(place) for i in kept)
         lean = compact(replace(p, inputs=(*p.inputs, *types), body=rest), [*ins, target], outs)
         return [*plan, _Rewired(op, Wired(lean.program, lean.ins, lean.outs))]
 

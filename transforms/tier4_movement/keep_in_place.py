@@ -15,8 +15,9 @@ from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
-from dcir.ir.loop_nest import LoopNest, Stmt, simplify
+from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.network import Network
+from dcir.ir.statements import Load, Statement, Store
 from dcir.ir.updates import keeps_most
 from dcir.ops.library.scatter import ScatterSpec
 from dcir.transforms.base import Pass, PassResult
@@ -46,18 +47,18 @@ class KeepInPlace(Pass):
         """Take out the stores of a loop nest that change nothing."""
         p, ins, outs = op.known(LoopNest), net.ins(op), net.outs(op)
 
-        def idle(s: Stmt) -> bool:
-            if s.op != "store" or len(s.args) > 1 or outs[s.attr[0]].data != data:
+        def idle(s: Statement) -> bool:
+            if not isinstance(s, Store) or outs[s.operand].data != data:
                 return False
             load = p.body[s.args[0]]
-            if load.op != "load" or load.args or ins[load.attr[0]].data != source:
+            if not isinstance(load, Load) or load.args or ins[load.operand].data != source:
                 return False
-            same = all(a == b for n, a, b in zip(p.dims, load.attr[1], s.attr[1], strict=True) if n > 1)
-            return same and ins[load.attr[0]].offset == outs[s.attr[0]].offset
+            same = all(a == b for n, a, b in zip(p.dims, load.strides, s.strides, strict=True) if n > 1)
+            return same and ins[load.operand].offset == outs[s.operand].offset
 
         if not any(map(idle, p.body)):
             return
-        rest = [s for s in p.body if s.op == "store" and not idle(s)]
+        rest = [s for s in p.body if isinstance(s, Store) and not idle(s)]
         if not rest and net.writers(data) == [op]:
             outcome.refuse("nothing else is written")
             return
@@ -66,6 +67,6 @@ class KeepInPlace(Pass):
         if not rest:
             net.remove_op(op)
             return
-        lean = compact(simplify(p, lambda s: s.op == "store" and not idle(s)), ins, outs)
+        lean = compact(simplify(p, lambda s: isinstance(s, Store) and not idle(s)), ins, outs)
         net.rewire(op, lean.program, lean.ins, lean.outs, made_by=self.name)
         outcome.saved_bytes -= lean.program.bytes_moved()

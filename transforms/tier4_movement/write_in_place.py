@@ -78,15 +78,16 @@ class WriteInPlace(Pass):
 def _distance(net: Network, op: Op) -> int | None:
     """How far a copy of the whole of a container moves each of its elements; None of anything else."""
     p = op.spec
-    if not isinstance(p, LoopNest) or [s.op for s in p.body] != ["load", "store"] or p.inner or p.inputs != p.outputs:
+    if not isinstance(p, LoopNest) or p.inner or p.inputs != p.outputs:
         return None
-    load, store = p.body
-    if load.args or len(store.args) > 1:
+    pair = p.as_copy()
+    if pair is None:
         return None
+    load, store = pair
     (source,), (target,) = net.ins(op), net.outs(op)
     c = net.containers[source.data]
-    same = all(a == b for n, a, b in zip(p.dims, load.attr[1], store.attr[1], strict=True) if n > 1)
-    whole = same and not source.offset and _walk(p.dims, load.attr[1]) == _walk(c.shape, c.strides)
+    same = all(a == b for n, a, b in zip(p.dims, load.strides, store.strides, strict=True) if n > 1)
+    whole = same and not source.offset and _walk(p.dims, load.strides) == _walk(c.shape, c.strides)
     return target.offset if whole else None
 
 

@@ -9,6 +9,7 @@ from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.registry import Machine, planner
 from dcir.ir.loop_forms import collapse, drop_roundings, drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Cast, Const, Index, Load, Store
 from dcir.ir.types import HALVES
 
 # Below this many points a second thread costs more than it brings (a parallel region is about 1 us).
@@ -81,11 +82,11 @@ class _Emitter(Reductions):
             self._pointwise(space)
         if self.checked:
             self.line("if (bad) d_report(status);")
-        names = "_".join(dict.fromkeys(s.op for s in p.body if s.op not in ("load", "store", "const", "cast", "index")))
+        names = "_".join(dict.fromkeys(s.op for s in p.body if not isinstance(s, (Load, Store, Const, Cast, Index))))
         return KernelPlan((names or "copy")[:40], self._globals(), (Phase(jobs, "\n".join(self.lines)),))
 
     def _globals(self) -> str:
-        kinds = {(self.p.body[r].attr[0], self.p.body[self.p.body[r].args[0]].dtype) for r in self.reduces}
+        kinds = {(self.reduction(r).kind, self.p.body[self.p.body[r].args[0]].dtype) for r in self.reduces}
         out = []
         for kind, dtype in sorted(kinds):
             if kind in ("max", "min"):
@@ -116,7 +117,7 @@ class _Emitter(Reductions):
         for d in range(space.prefix, last):
             self.loop(d, p.outer[d])
             opened += 1
-        roots = [i for i, s in enumerate(p.body) if s.op == "store"]
+        roots = [i for i, s in enumerate(p.body) if isinstance(s, Store)]
         if p.outer and last >= space.prefix:
             for part in self._apart(roots):
                 if self.checked:
@@ -134,7 +135,7 @@ class _Emitter(Reductions):
         """Stores in groups that need nothing of each other: a loop each, whose conditions the compiler can take out of it."""
         groups: list[tuple[set[int], list[int]]] = []
         for store in stores:
-            needed = {i for i in self.needs([store], set()) if self.p.body[i].op not in ("const", "index")}
+            needed = {i for i in self.needs([store], set()) if not isinstance(self.p.body[i], (Const, Index))}
             joined = [g for g in groups if not g[0].isdisjoint(needed)]
             groups = [g for g in groups if g[0].isdisjoint(needed)]
             groups.append((needed.union(*(n for n, _ in joined)), sorted([*(s for _, m in joined for s in m), store])))

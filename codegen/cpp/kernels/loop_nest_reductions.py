@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from dcir.codegen.cpp.kernels.loop_nest_statements import Statements, identity
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Access, Reduce, Store
 from dcir.ir.types import FLOATS, compute_type
 
 # Values worth a row buffer instead of a second computation.
@@ -60,7 +61,7 @@ class Reductions(Statements):
 
     def __init__(self, p: LoopNest) -> None:
         super().__init__(p)
-        self.reduces = [i for i, s in enumerate(p.body) if s.op == "reduce"]
+        self.reduces = [i for i, s in enumerate(p.body) if isinstance(s, Reduce)]
         self.stages = max((st for st, _ in self.levels), default=0)
         self.columns = bool(self.reduces) and self._by_columns()
         self.buffered = {} if self.columns else self._row_buffers()
@@ -74,9 +75,9 @@ class Reductions(Statements):
             return True
         score = 0
         for s, (_, full) in zip(p.body, self.levels, strict=True):
-            if s.op in ("load", "gather", "store") and full:
-                touched = math.prod(d for d, st in zip(p.dims, s.attr[1], strict=True) if st)
-                score += touched * ((s.attr[1][self.n_outer - 1] == 1) - (s.attr[1][-1] == 1))
+            if isinstance(s, Access) and full:
+                touched = math.prod(d for d, st in zip(p.dims, s.strides, strict=True) if st)
+                score += touched * ((s.strides[self.n_outer - 1] == 1) - (s.strides[-1] == 1))
         if score == 0:
             return p.inner[-1] < 8 <= p.outer[-1]
         return score > 0 and (p.outer[-1] >= 4 or p.inner[-1] < 4)
@@ -99,8 +100,8 @@ class Reductions(Statements):
         """Statements the inner sweep of ``stage`` is for: its reduces and its full stores."""
         roots = []
         for i, s in enumerate(self.p.body):
-            if (s.op == "reduce" and self.levels[i][0] == stage + 1) or (
-                s.op == "store" and self.levels[i] == (stage, True)
+            if (isinstance(s, Reduce) and self.levels[i][0] == stage + 1) or (
+                isinstance(s, Store) and self.levels[i] == (stage, True)
             ):
                 roots.append(i)
         return roots
@@ -146,7 +147,7 @@ class Reductions(Statements):
                 self.ready |= {v for v, born in self.buffered.items() if born == stage}
 
     def _outer_stores(self, stage: int) -> None:
-        stores = [i for i, s in enumerate(self.p.body) if s.op == "store" and self.levels[i] == (stage, False)]
+        stores = [i for i, s in enumerate(self.p.body) if isinstance(s, Store) and self.levels[i] == (stage, False)]
         if not stores:
             return
         if self.columns:
@@ -158,9 +159,9 @@ class Reductions(Statements):
 
     def _row_sweep(self, roots: list[int]) -> None:
         p = self.p
-        reduces = [r for r in roots if p.body[r].op == "reduce"]
-        stores = [r for r in roots if p.body[r].op == "store"]
-        simple = all(not p.body[r].attr[0].startswith("arg") for r in reduces)
+        reduces = [r for r in roots if isinstance(p.body[r], Reduce)]
+        stores = [r for r in roots if isinstance(p.body[r], Store)]
+        simple = all(not self.reduction(r).is_place for r in reduces)
         inner = list(self.inner_dims())
         width = next((w for w in ROW_LANES if inner and 2 * w <= p.inner[-1]), 0) if reduces and simple else 0
         for r in reduces:
@@ -182,7 +183,8 @@ class Reductions(Statements):
         else:
             names = {r: f"part{r}" if r in sums else f"v{r}" for r in reduces}
             if inner:
-                partial = [(_OMP[p.body[r].attr[0]], names[r]) for r in reduces if p.body[r].attr[0] in _OMP]
+                kinds = {r: self.reduction(r).kind for r in reduces}
+                partial = [(_OMP[kind], names[r]) for r, kind in kinds.items() if kind in _OMP]
                 if simple:
                     self.simd(partial)
                 self.loop(inner[-1], p.dims[inner[-1]])
@@ -202,7 +204,8 @@ class Reductions(Statements):
             self._fold(r, width)
 
     def _float_sums(self, reduces: list[int]) -> list[int]:
-        return [r for r in reduces if self.p.body[r].attr[0] == "sum" and compute_type(self.p.body[r].dtype)[0] == "f"]
+        found = {r: self.reduction(r) for r in reduces}
+        return [r for r, s in found.items() if s.kind == "sum" and compute_type(s.dtype)[0] == "f"]
 
     def _open_blocks(self, d: int, size: int, sums: list[int], lanes: str = "") -> None:
         """Loop ``d`` in blocks, each with partial sums of its own: the error grows with the block, not with the length."""
@@ -215,7 +218,8 @@ class Reductions(Statements):
 
     def _fold(self, r: int, width: int) -> None:
         """The partial results of a row joined: element i with element i + half, until one is left."""
-        kind, dtype = self.p.body[r].attr[0], self.p.body[self.p.body[r].args[0]].dtype
+        s = self.reduction(r)
+        kind, dtype = s.kind, self.p.body[s.args[0]].dtype
         if dtype in FLOATS and kind not in ("any", "all"):
             self.line(f"v{r} = d_fold<d_{kind}_of>(part{r});")
             return
@@ -247,17 +251,17 @@ class Reductions(Statements):
             self.close()
 
     def _reduced_type(self, r: int) -> str:
-        s = self.p.body[r]
-        return CPP_TYPE["bool" if s.attr[0] in ("any", "all") else self.p.body[s.args[0]].dtype]
+        s = self.reduction(r)
+        return CPP_TYPE["bool" if s.kind in ("any", "all") else self.p.body[s.args[0]].dtype]
 
     def _start(self, r: int) -> str:
-        s = self.p.body[r]
-        return identity(s.attr[0], self.p.body[s.args[0]].dtype)
+        s = self.reduction(r)
+        return identity(s.kind, self.p.body[s.args[0]].dtype)
 
     def _declare(self, r: int, size: str = "") -> None:
-        s = self.p.body[r]
-        kind, dtype = s.attr[0], self.p.body[s.args[0]].dtype
-        if kind.startswith("arg"):
+        s = self.reduction(r)
+        kind, dtype = s.kind, self.p.body[s.args[0]].dtype
+        if s.is_place:
             self.line(f"{CPP_TYPE[dtype]} best{r}{size}; long long v{r}{size};")
         else:
             self.line(f"{CPP_TYPE[dtype if kind not in ('any', 'all') else 'bool']} v{r}{size};")
@@ -265,9 +269,9 @@ class Reductions(Statements):
             self._initialise(r, "")
 
     def _initialise(self, r: int, at: str) -> None:
-        s = self.p.body[r]
-        kind, dtype = s.attr[0], self.p.body[s.args[0]].dtype
-        if kind.startswith("arg"):
+        s = self.reduction(r)
+        kind, dtype = s.kind, self.p.body[s.args[0]].dtype
+        if s.is_place:
             self.line(f"best{r}{at} = {identity(kind[3:], dtype)}; v{r}{at} = 0;")
         else:
             self.line(f"v{r}{at} = {identity(kind, dtype)};")
@@ -275,8 +279,8 @@ class Reductions(Statements):
     def _column_sweep(self, roots: list[int]) -> None:
         p = self.p
         last = self.n_outer - 1
-        reduces = [r for r in roots if p.body[r].op == "reduce"]
-        stores = [r for r in roots if p.body[r].op == "store"]
+        reduces = [r for r in roots if isinstance(p.body[r], Reduce)]
+        stores = [r for r in roots if isinstance(p.body[r], Store)]
         sums = self._float_sums(reduces)
         for r in reduces:
             self._declare(r, "[W]")

@@ -7,7 +7,8 @@ import operator
 from collections.abc import Callable, Sequence
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, element, literal
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Cast, Const, Gather, Index, Load, Narrow, Read, Reduce, Store
 from dcir.ir.types import FLOATS, compute_type, itemsize
 
 
@@ -35,7 +36,7 @@ class Statements:
         self.columns = False
         self.buffered: dict[int, int] = {}
         self.ready: set[int] = set()
-        self.checked = any(s.op == "gather" and s.attr[4] == "checked" for s in p.body)
+        self.checked = any(isinstance(s, Gather) and s.checked for s in p.body)
         self.starts: dict[int, str] = {}
         self.inside = ""
         self.before: set[int] = set()
@@ -71,13 +72,19 @@ class Statements:
             clauses.append(" reduction(| : bad)")
         self.line("#pragma omp simd" + "".join(clauses))
 
+    def reduction(self, r: int) -> Reduce:
+        """The reduction of this number."""
+        s = self.p.body[r]
+        assert isinstance(s, Reduce)
+        return s
+
     def needs(self, roots: list[int], known: set[int]) -> list[int]:
         """Everything to compute for ``roots`` (reduces themselves stay names), in order."""
         seen: set[int] = set()
         stack = [a for r in roots for a in self.p.body[r].args]
         while stack:
             i = stack.pop()
-            if i in seen or i in known or self.p.body[i].op == "reduce":
+            if i in seen or i in known or isinstance(self.p.body[i], Reduce):
                 continue
             seen.add(i)
             stack.extend(self.p.body[i].args)
@@ -91,15 +98,15 @@ class Statements:
             self._statement(i)
         for i in sorted([*stores, *reduces]):
             s = self.p.body[i]
-            if s.op == "store":
+            if isinstance(s, Store):
                 value = cast_expr(self.value(s.args[0]), compute_type(s.dtype), s.dtype)
                 when = f"if ({self.inside}) " if self.inside else ""
-                self.line(f"{when}o{s.attr[0]}[{self.address(s.attr[1])}] = {value};")
+                self.line(f"{when}o{s.operand}[{self.address(s.strides)}] = {value};")
             else:
                 self._accumulate(i, name(i))
 
     def combine(self, r: int, target: str, v: str, dtype: str) -> None:
-        kind = self.p.body[r].attr[0]
+        kind = self.reduction(r).kind
         if kind in ("any", "all"):
             truth = v if dtype == "bool" else f"({v} != 0)"
             joined = f"{target} {'|' if kind == 'any' else '&'} {truth}"
@@ -108,9 +115,9 @@ class Statements:
         self.line(f"{target} = {f'{self.inside} ? {joined} : {target}' if self.inside else joined};")
 
     def _accumulate(self, r: int, target: str) -> None:
-        s = self.p.body[r]
-        kind, v, dtype = s.attr[0], self.value(s.args[0]), self.p.body[s.args[0]].dtype
-        if not kind.startswith("arg"):
+        s = self.reduction(r)
+        kind, v, dtype = s.kind, self.value(s.args[0]), self.p.body[s.args[0]].dtype
+        if not s.is_place:
             self.combine(r, target, v, dtype)
         else:
             best = target.replace("v", "best", 1)
@@ -132,14 +139,14 @@ class Statements:
 
     def value(self, i: int) -> str:
         s = self.p.body[i]
-        if s.op == "const":
-            return literal(s.attr[0], "i32" if i in self._short else s.dtype)
-        if s.op == "index":
-            d = s.attr[0]
+        if isinstance(s, Const):
+            return literal(s.value, "i32" if i in self._short else s.dtype)
+        if isinstance(s, Index):
+            d = s.dim
             if i not in self._short:
                 return f"i{d}"
             return f"((int){self.starts[d]} + l)" if d in self.starts else f"(int)i{d}"
-        if s.op == "reduce" and self.columns:
+        if isinstance(s, Reduce) and self.columns:
             return f"v{i}[l]"
         if i in self.ready and i in self.buffered:
             return f"buf{i}[{self.inner_position()}]"
@@ -151,16 +158,16 @@ class Statements:
 
     def _statement(self, i: int) -> None:
         s = self.p.body[i]
-        if s.op in ("const", "index"):
+        if isinstance(s, (Const, Index)):
             return
-        if s.op == "load":
-            text = self._masked(s, self._element(s.attr[0], self.address(s.attr[1])), s.args)
-        elif s.op == "gather":
+        if isinstance(s, Load):
+            text = self._masked(s, self._element(s.operand, self.address(s.strides)))
+        elif isinstance(s, Gather):
             text = self._gather(i, s)
-        elif s.op == "cast":
+        elif isinstance(s, Cast):
             text = cast_expr(self.value(s.args[0]), self.p.body[s.args[0]].dtype, s.dtype)
-        elif s.op == "narrow":
-            text = cast_expr(cast_expr(self.value(s.args[0]), s.dtype, s.attr[0]), s.attr[0], s.dtype)
+        elif isinstance(s, Narrow):
+            text = cast_expr(cast_expr(self.value(s.args[0]), s.dtype, s.storage), s.storage, s.dtype)
         else:
             operand = self.p.body[s.args[1 if s.op == "where" else 0]].dtype
             if operand == "i64" and all(a in self._short for a in s.args) and (i in self._short or s.dtype == "bool"):
@@ -175,27 +182,28 @@ class Statements:
             return f"(((const unsigned char *)a{operand})[{at}] != 0)"
         return element(f"a{operand}", at, self.p.inputs[operand])
 
-    def _masked(self, s: Stmt, value: str, args: tuple[int, ...]) -> str:
-        text = cast_expr(value, self.p.inputs[s.attr[0]], s.dtype)
-        if not args:
+    def _masked(self, s: Load, value: str) -> str:
+        text = cast_expr(value, self.p.inputs[s.operand], s.dtype)
+        if not s.args:
             return f"{self.inside} ? {text} : {literal(0, s.dtype)}" if self.inside else text
-        test = f"({self.inside} & {self.value(args[0])})" if self.inside else self.value(args[0])
-        return f"{test} ? {text} : {self.value(args[1])}"
+        mask, other = (self.value(a) for a in s.args)
+        test = f"({self.inside} & {mask})" if self.inside else mask
+        return f"{test} ? {text} : {other}"
 
-    def _gather(self, i: int, s: Stmt) -> str:
-        operand, strides, extents, steps, _ = s.attr
-        indices, rest = s.args[: len(extents)], s.args[len(extents) :]
-        terms = [self.address(strides)] + [f"{self.value(a)} * {st}LL" for a, st in zip(indices, steps, strict=True)]
-        wanted = self.value(rest[0]) if rest else ""
+    def _gather(self, i: int, s: Gather) -> str:
+        indices, guard = s.indices, s.guard
+        terms = [f"{self.value(a)} * {st}LL" for a, st in zip(indices, s.steps, strict=True)]
+        wanted = self.value(guard[0]) if guard else ""
         if self.inside:
             wanted = f"({self.inside} & {wanted})" if wanted else self.inside
-        found = cast_expr(self._element(operand, " + ".join(terms)), self.p.inputs[operand], s.dtype)
-        if not wanted and all(self._lies_in(a, e) for a, e in zip(indices, extents, strict=True)):
+        read = self._element(s.operand, " + ".join([self.address(s.strides), *terms]))
+        found = cast_expr(read, self.p.inputs[s.operand], s.dtype)
+        if not wanted and all(self._lies_in(a, e) for a, e in zip(indices, s.extents, strict=True)):
             return found  # GCC 12 vectorises no conditional load of 64 bits beside values of 32
         if i not in self.tested:
             self._test(i, s, wanted)
         test = f"({wanted} & g{i})" if wanted else f"g{i}"
-        other = self.value(rest[1]) if rest else literal(0, s.dtype)
+        other = self.value(guard[1]) if guard else literal(0, s.dtype)
         return f"{test} ? {found} : {other}"
 
     def _lies_in(self, i: int, extent: int) -> bool:
@@ -203,37 +211,35 @@ class Statements:
         low, high = self._short.get(i, (-1, 0))
         return low >= 0 and high < extent
 
-    def _test(self, i: int, s: Stmt, wanted: str) -> None:
+    def _test(self, i: int, s: Gather, wanted: str) -> None:
         """``g<i>``: whether a gather's indices lie inside."""
-        _, _, extents, _, how = s.attr
         good = " & ".join(
-            f"((unsigned long long){self.value(a)} < {e}ULL)"
-            for a, e in zip(s.args[: len(extents)], extents, strict=True)
+            f"((unsigned long long){self.value(a)} < {e}ULL)" for a, e in zip(s.indices, s.extents, strict=True)
         )
         self.line(f"const bool g{i} = {good or 'true'};")
-        if how == "checked":
+        if s.checked:
             self.line(f"bad |= {f'{wanted} & ' if wanted else ''}!g{i};")
 
     def take_out(self, roots: list[int], d: int) -> None:
         """Before loop ``d`` is opened, look at the indices of gathers that are the same at all its points."""
         self.before, self.tested = set(), set()
         fixed: set[int] = set()
-        gathers = []
+        gathers: dict[int, Gather] = {}
         for i in self.needs(roots, set()):
             s = self.p.body[i]
             steady = all(a in fixed for a in s.args)
-            if s.op == "gather" and steady and s.attr[1][d] and len(s.args) == len(s.attr[2]):
-                gathers.append(i)
-            if steady and not (s.attr[0] == d if s.op == "index" else s.op in ("load", "gather") and s.attr[1][d]):
+            if isinstance(s, Gather) and steady and s.strides[d] and not s.guard:
+                gathers[i] = s
+            if steady and not (s.dim == d if isinstance(s, Index) else isinstance(s, Read) and s.strides[d]):
                 fixed.add(i)
-        for i in self.needs(gathers, set()):
+        for i in self.needs(list(gathers), set()):
             self._statement(i)
             self.before.add(i)
-        for i in gathers:
-            self._test(i, self.p.body[i], "")
+        for i, gather in gathers.items():
+            self._test(i, gather, "")
             self.tested.add(i)
-        inside = {i for i in self.needs(roots, self.before) if self.p.body[i].op == "gather"}
-        self.tests = any(self.p.body[i].attr[4] == "checked" for i in inside - self.tested)
+        inside = ((i, self.p.body[i]) for i in self.needs(roots, self.before) if i not in self.tested)
+        self.tests = any(isinstance(s, Gather) and s.checked for _, s in inside)
 
 
 _ON_INTEGERS: dict[str, Callable[[int, int], int]] = {
@@ -251,10 +257,10 @@ def _short(p: LoopNest) -> dict[int, tuple[int, int]]:
     for i, s in enumerate(p.body):
         if s.dtype != "i64" or any(a not in ranges for a in s.args):
             continue
-        if s.op == "index":
-            found = [0, max(p.dims[s.attr[0]] - 1, 0)]
-        elif s.op == "const":
-            found = [int(s.attr[0])]
+        if isinstance(s, Index):
+            found = [0, max(p.dims[s.dim] - 1, 0)]
+        elif isinstance(s, Const):
+            found = [int(s.value)]
         elif s.op in _ON_INTEGERS:
             first, second = (ranges[a] for a in s.args)
             fn = _ON_INTEGERS[s.op]

@@ -20,7 +20,8 @@ from dcir.codegen.cpp.kernels.loop_nest import plan_program
 from dcir.codegen.cpp.scalar_ops import SCALAR_OPS, cast_expr
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.registry import Machine, planner
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.library.scatter import ScatterSpec, unambiguous
 

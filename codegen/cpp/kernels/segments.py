@@ -20,6 +20,7 @@ from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.registry import Machine, planner
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import contiguous
+from dcir.ir.statements import Gather, Index, Load, Read, Store
 from dcir.ir.types import compute_type, itemsize
 from dcir.isa import ISAS
 from dcir.ops.library.segments import SegmentSpec, group_loops, point_loops
@@ -92,10 +93,7 @@ def _text(spec: SegmentSpec, machine: Machine, jobs: int, share: int, *, shared:
 
 def _moved(p: LoopNest, by: int, kept: int) -> LoopNest:
     """``p`` with its inputs from number ``kept`` on numbered ``by`` higher, as they are operands of the node."""
-    body = tuple(
-        s._replace(attr=(s.attr[0] + by, *s.attr[1:])) if s.op in ("load", "gather") and s.attr[0] >= kept else s
-        for s in p.body
-    )
+    body = tuple(s.with_operand(s.operand + by) if isinstance(s, Read) and s.operand >= kept else s for s in p.body)
     return replace(p, inputs=(*p.inputs[:kept], *(p.inputs[kept:][:1] * by), *p.inputs[kept:]), body=body)
 
 
@@ -108,7 +106,7 @@ class _Row(Statements):
         self.fixed = 0
         self.window = ("0", "")
         self.inside_of: set[tuple[int, int]] = set()
-        self.stores = [i for i, s in enumerate(p.body) if s.op == "store"]
+        self.stores = [i for i, s in enumerate(p.body) if isinstance(s, Store)]
 
     def digits(self, number: str) -> None:
         """The first loops' indices, from a row-major position."""
@@ -148,7 +146,8 @@ class _Row(Statements):
         for i in sorted(self.tested):
             self.line(f"if (!g{i}) continue;")
             s = self.p.body[i]
-            self.inside_of |= set(zip(s.args, s.attr[2], strict=True))
+            assert isinstance(s, Gather)
+            self.inside_of |= set(zip(s.indices, s.extents, strict=True))
 
     def _lies_in(self, i: int, extent: int) -> bool:
         return (i, extent) in self.inside_of or super()._lies_in(i, extent)
@@ -207,7 +206,8 @@ class _Value(_Row):
         """Rows lie anywhere, so the processor cannot know which comes next: first what their addresses are made of, then they."""
         columns = self.columns_of()
         rows = [i for i in self.needs(self.stores, set()) if columns and self._is_row(i, columns)]
-        made_of = [i for i in self.needs(rows, set()) if self.p.body[i].op == "load" and any(self.p.body[i].attr[1])]
+        needed = {i: self.p.body[i] for i in self.needs(rows, set())}
+        made_of = [i for i, s in needed.items() if isinstance(s, Load) and any(s.strides)]
         for ahead, wanted in ((2 * AHEAD, made_of), (AHEAD, rows)):
             if not wanted:
                 continue
@@ -228,17 +228,17 @@ class _Value(_Row):
     def _ask(self, other: _Row, i: int) -> None:
         """Ask for what a load or gather reads."""
         s = self.p.body[i]
-        gathers = s.op == "gather"
-        terms = [f"i{d} * {st}LL" for d, st in enumerate(s.attr[1][: self.fixed]) if st]
+        assert isinstance(s, Read)
+        terms = [f"i{d} * {st}LL" for d, st in enumerate(s.strides[: self.fixed]) if st]
         tests = []
-        for a, extent, step in zip(s.args, *s.attr[2:4], strict=True) if gathers else ():
+        for a, extent, step in zip(s.indices, s.extents, s.steps, strict=True) if isinstance(s, Gather) else ():
             terms.append(f"{other.value(a)} * {step}LL")
             tests.append(f"(unsigned long long){other.value(a)} < {extent}ULL")
         if tests:
             other.open(f"if ({' && '.join(tests)})")
-        row = any(s.attr[1][self.fixed :])
-        size = itemsize(self.p.inputs[s.attr[0]]) * (self.spec.columns if row else 1)
-        other.line(f"const char* next{i} = (const char*)(a{s.attr[0]} + ({' + '.join(terms) or '0'}));")
+        row = any(s.strides[self.fixed :])
+        size = itemsize(self.p.inputs[s.operand]) * (self.spec.columns if row else 1)
+        other.line(f"const char* next{i} = (const char*)(a{s.operand} + ({' + '.join(terms) or '0'}));")
         for line in range(min(LINES, -(-size // 64))):
             other.line(f"__builtin_prefetch(next{i} + {64 * line});")
         if tests:
@@ -247,21 +247,20 @@ class _Value(_Row):
     def _is_row(self, i: int, columns: range) -> bool:
         """Whether a statement reads a row of its own for every point."""
         s = self.p.body[i]
-        if s.op not in ("load", "gather") or s.attr[1][columns[-1]] != 1:
+        if not isinstance(s, Read) or s.strides[columns[-1]] != 1:
             return False
-        gathers = s.op == "gather"
-        if len(s.args) != (len(s.attr[2]) if gathers else 0) or any(self._walks(a, columns) for a in s.args):
+        if s.guard or any(self._walks(a, columns) for a in s.args):
             return False
-        strides = s.attr[1]
+        strides = s.strides
         dense = all(strides[a] == strides[b] * self.p.outer[b] for a, b in pairwise(columns))
-        return dense and (gathers or any(strides[: self.fixed]))
+        return dense and (isinstance(s, Gather) or any(strides[: self.fixed]))
 
     def _walks(self, i: int, columns: range) -> bool:
         """Whether a value depends on the column."""
         s = self.p.body[i]
-        if s.op == "index":
-            return s.attr[0] in columns
-        here = s.op in ("load", "gather") and any(s.attr[1][d] for d in columns)
+        if isinstance(s, Index):
+            return s.dim in columns
+        here = isinstance(s, Read) and any(s.strides[d] for d in columns)
         return here or any(self._walks(a, columns) for a in s.args)
 
 

@@ -17,8 +17,9 @@ from dcir.codegen.cpp.tiles.conv.winograd_weights import weights_sizeless
 from dcir.codegen.plan import KernelPlan, Phase, SizeGeneric
 from dcir.codegen.registry import Machine, planner
 from dcir.ir.loop_forms import collapse, drop_roundings, drop_unit_loops, order_loops
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator
+from dcir.ir.statements import Const, Gather, Load, Reduce, Statement, Store, Strides
 from dcir.isa import ISAS
 from dcir.ops.library.winograd import WinogradWeightsSpec
 
@@ -53,7 +54,7 @@ def sizeless(spec: Operator, machine: Machine) -> tuple[SizeGeneric, tuple[int, 
 
 def _program(program: LoopNest) -> tuple[SizelessProgram, tuple[int, ...]] | None:
     """The extents come first in the table. None: the program has reductions or gathers."""
-    if program.inner or any(s.op in ("reduce", "gather") for s in program.body):
+    if program.inner or any(isinstance(s, (Reduce, Gather)) for s in program.body):
         return None
     p = collapse(order_loops(drop_unit_loops(drop_roundings(program))))
     rank = next((r for r in _RANKS if r >= len(p.outer)), None)
@@ -66,19 +67,17 @@ def _program(program: LoopNest) -> tuple[SizelessProgram, tuple[int, ...]] | Non
         numbers.append(value)
         return len(numbers) - 1 + _IN_TEXT
 
-    body: list[Stmt] = []
-    for s in p.body:
-        attr = s.attr
-        if s.op in ("load", "store"):
-            strides = (0,) * missing + tuple(attr[1])
-            last = strides[-1] if strides[-1] in (0, 1) else entry(strides[-1])
-            attr = (attr[0], (*(entry(n) for n in strides[:-1]), last))
-        elif s.op == "index":
-            attr = (attr[0] + missing,)
-        elif s.op == "const" and s.dtype == "i64":
-            attr = (entry(int(attr[0])),)
-        body.append(s._replace(attr=attr))
-    pattern = replace(p, outer=(2,) * rank, body=tuple(body))
+    def wider(strides: Strides) -> Strides:
+        *walks, along = (0,) * missing + strides
+        last = along if along in (0, 1) else entry(along)
+        return (*(entry(n) for n in walks), last)
+
+    def in_table(s: Statement) -> Statement:
+        if isinstance(s, Const) and s.dtype == "i64":
+            return Const(entry(int(s.value)), s.dtype)
+        return s.over_loops(wider, lambda d: d + missing)
+
+    pattern = replace(p, outer=(2,) * rank, body=tuple(in_table(s) for s in p.body))
     return SizelessProgram(pattern, p.points() >= SERIAL_POINTS), tuple(numbers)
 
 
@@ -96,7 +95,7 @@ class _SizeGenericEmitter(Statements):
 
     def value(self, i: int) -> str:
         s = self.p.body[i]
-        return f"n{s.attr[0] - _IN_TEXT}" if s.op == "const" and s.dtype == "i64" else super().value(i)
+        return f"n{int(s.value) - _IN_TEXT}" if isinstance(s, Const) and s.dtype == "i64" else super().value(i)
 
     def address(self, strides: tuple[int, ...]) -> str:
         terms = [f"i{d}" if s == 1 else f"i{d} * n{s - _IN_TEXT}" for d, s in enumerate(strides) if s]
@@ -105,8 +104,8 @@ class _SizeGenericEmitter(Statements):
     def plan(self) -> KernelPlan:
         """Rows, which are runs of the last loop, are dealt to jobs; the other indices count like an odometer."""
         p, rank = self.p, self.n_outer
-        entries = [k for s in p.body if s.op in ("load", "store") for k in s.attr[1] if k >= _IN_TEXT]
-        entries += [s.attr[0] for s in p.body if s.op == "const" and s.dtype == "i64"]
+        entries = [k for s in p.body if isinstance(s, (Load, Store)) for k in s.strides if k >= _IN_TEXT]
+        entries += [int(s.value) for s in p.body if isinstance(s, Const) and s.dtype == "i64"]
         for k in [*range(rank), *(e - _IN_TEXT for e in entries)]:
             self.line(f"const long long n{k} = a{len(p.inputs)}[{k}];")
         self.line(f"const long long rows = {' * '.join(f'n{d}' for d in range(rank - 1)) or '1'};")
@@ -117,7 +116,7 @@ class _SizeGenericEmitter(Statements):
         self.open("for (; row < end; row++)")
         self.simd([])
         self.loop(rank - 1, f"n{rank - 1}")
-        self.compute([i for i, s in enumerate(p.body) if s.op == "store"])
+        self.compute([i for i, s in enumerate(p.body) if isinstance(s, Store)])
         self.close()
         for d in range(rank - 2, -1, -1):
             self.open(f"if (++i{d} == n{d})")

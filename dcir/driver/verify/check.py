@@ -15,6 +15,7 @@ from dcir.errors import FallbackFailed, VerificationFailed
 from dcir.ir.interpret import interpret
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Result
+from dcir.ir.statements import Const, Gather, Index, Read, Store
 from dcir.ir.types import TYPES, bf16_to_f32, f32_to_bf16, to_numpy
 from dcir.ops.library.torch_call import TorchCall
 from dcir.transforms.base import Pass
@@ -219,16 +220,16 @@ def index_bounds(net: Network) -> dict[str, int]:
         needs: dict[int, int] = {}
         for i in range(len(op.spec.body) - 1, -1, -1):
             s = op.spec.body[i]
-            if s.op == "store" and outs[s.attr[0]].data in bounds:
-                limit(needs, s.args[0], bounds[outs[s.attr[0]].data])
-            elif s.op == "gather":
-                for a, extent in zip(s.args, s.attr[2], strict=False):
+            if isinstance(s, Store) and outs[s.operand].data in bounds:
+                limit(needs, s.args[0], bounds[outs[s.operand].data])
+            elif isinstance(s, Gather):
+                for a, extent in zip(s.args, s.extents, strict=False):
                     limit(needs, a, extent)
             if i not in needs:
                 continue
-            if s.op in ("load", "gather"):
-                limit(bounds, ins[s.attr[0]].data, needs[i])
-            elif s.op not in ("const", "index"):
+            if isinstance(s, Read):
+                limit(bounds, ins[s.operand].data, needs[i])
+            elif not isinstance(s, (Const, Index)):
                 for a in s.args:
                     limit(needs, a, needs[i])
     return bounds

@@ -19,8 +19,9 @@ from dcir.errors import Unsupported
 from dcir.ir.dace import tasklets
 from dcir.ir.dace.maps import add_map, address, address_text, element, enter, leave_to, outer_place
 from dcir.ir.dace.objects import DACE_TYPES
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator, Step
+from dcir.ir.statements import Cast, Const, Gather, Index, Load, Narrow, Reduce, Statement, Store
 from dcir.ir.types import FLOATS, HALVES, TYPES
 
 # Half types travel as their bits, which tasklets widen.
@@ -125,31 +126,31 @@ class _Writer:
         levels = p.levels()
         results: dict[int, str] = {}
         for stage in range(max((s for s, _ in levels), default=0) + 1):
-            reduces = [i for i, s in enumerate(p.body) if s.op == "reduce" and levels[i][0] == stage + 1]
-            stores = [i for i, s in enumerate(p.body) if s.op == "store" and levels[i][0] == stage]
+            reduces = {i: s for i, s in enumerate(p.body) if isinstance(s, Reduce) and levels[i][0] == stage + 1}
+            stores = [i for i, s in enumerate(p.body) if isinstance(s, Store) and levels[i][0] == stage]
             full = [i for i in stores if levels[i][1]]
             flat = [i for i in stores if not levels[i][1]]
             if flat:
                 _Sweep(self, p, ins, outs, results, inner=False).run(flat)
-            accumulated = {i: self._accumulator(p, i) for i in reduces}
+            accumulated = {i: self._accumulator(p, i, s) for i, s in reduces.items()}
             if accumulated:
-                self._start(p, accumulated)
+                self._start(p, reduces, accumulated)
             # DaCe declares a custom reduction under one name, so a tasklet can have only one of them.
-            custom = [i for i in reduces if "dcir" in _COMBINE[p.body[i].attr[0].removeprefix("arg")]]
+            custom = [i for i, s in reduces.items() if "dcir" in _COMBINE[s.kind.removeprefix("arg")]]
             first = {i: name for i, name in accumulated.items() if i not in custom[1:]}
             if (full or first) and all(p.inner):
                 _Sweep(self, p, ins, outs, results, inner=True).run(full, first)
             for i in custom[1:] if all(p.inner) else []:
                 _Sweep(self, p, ins, outs, results, inner=True).run([], {i: accumulated[i]})
-            places = [i for i in reduces if p.body[i].attr[0].startswith("arg")]
+            places = [i for i, s in reduces.items() if s.is_place]
             if places and all(p.inner):  # the value is known now: the first place that has it
                 _Sweep(self, p, ins, outs, results, inner=True).run(
                     [], {i: accumulated[i] for i in places}, places=True
                 )
             results.update(accumulated)
 
-    def _accumulator(self, p: LoopNest, i: int) -> str:
-        kind, dtype = p.body[i].attr[0], p.body[p.body[i].args[0]].dtype
+    def _accumulator(self, p: LoopNest, i: int, s: Reduce) -> str:
+        kind, dtype = s.kind, p.body[s.args[0]].dtype
         name = f"r{self.count}_{i}"
         wide = {"sum": "f64" if dtype == "f32" else dtype, "any": "i32", "all": "i32"}.get(kind, dtype)
         self.sdfg.add_transient(name, p.outer or (1,), _STORAGE[wide])
@@ -157,12 +158,12 @@ class _Writer:
             self.sdfg.add_transient(name + "_at", p.outer or (1,), dace.int64)
         return name
 
-    def _start(self, p: LoopNest, accumulated: dict[int, str]) -> None:
+    def _start(self, p: LoopNest, reduces: dict[int, Reduce], accumulated: dict[int, str]) -> None:
         """Every accumulator at its identity; a place at one behind all."""
         state = self.state()
         entry, leave = add_map(state, "start", p.outer, 0)
         for i, name in accumulated.items():
-            kind, dtype = p.body[i].attr[0], p.body[p.body[i].args[0]].dtype
+            kind, dtype = reduces[i].kind, p.body[reduces[i].args[0]].dtype
             values = [(name, _identity(kind.removeprefix("arg"), dtype))]
             if kind.startswith("arg"):
                 values.append((name + "_at", tasklets.literal(_LAST, "i64")))
@@ -208,9 +209,10 @@ class _Sweep:
         writes: list[tuple[str, str, Any, str | None]] = []
         for i in stores:
             s = p.body[i]
+            assert isinstance(s, Store)
             self.lines.append(f"w{i} = {tasklets.narrow(self._value(s.args[0]), s.dtype)}")
-            name = self.outs[s.attr[0]]
-            at = address(s.attr[1], self.writer.operands[name].offset)
+            name = self.outs[s.operand]
+            at = address(s.strides, self.writer.operands[name].offset)
             writes.append((f"w{i}", self.writer.view(name, s.dtype), at, None))
         for i, array in accumulated.items():
             writes.append(self._accumulate(i, array, places))
@@ -218,7 +220,8 @@ class _Sweep:
 
     def _accumulate(self, i: int, array: str, places: bool) -> tuple[str, str, Any, str]:
         s = self.p.body[i]
-        kind, value, dtype = s.attr[0], self._value(s.args[0]), self.p.body[s.args[0]].dtype
+        assert isinstance(s, Reduce)
+        kind, value, dtype = s.kind, self._value(s.args[0]), self.p.body[s.args[0]].dtype
         if places:
             self.reads[f"b{i}"] = (array, outer_place(self.p.outer), False)
             here = f"(({value} == b{i}) or (({value} != {value}) and (b{i} != b{i})))"
@@ -248,49 +251,48 @@ class _Sweep:
 
     def _value(self, i: int) -> str:
         s = self.p.body[i]
-        return tasklets.literal(s.attr[0], s.dtype) if s.op == "const" else f"v{i}"
+        return tasklets.literal(s.value, s.dtype) if isinstance(s, Const) else f"v{i}"
 
-    def _statement(self, i: int, s: Stmt) -> None:
-        if s.op == "const":
+    def _statement(self, i: int, s: Statement) -> None:
+        if isinstance(s, Const):
             return
         args = [self._value(a) for a in s.args]
-        if s.op == "reduce":
-            array = self.results[i] + ("_at" if s.attr[0].startswith("arg") else "")
+        if isinstance(s, Reduce):
+            array = self.results[i] + ("_at" if s.is_place else "")
             self.reads[f"c{i}"] = (array, outer_place(self.p.outer), False)
             text = tasklets.typed(f"(c{i} != 0)" if s.dtype == "bool" else f"c{i}", s.dtype)
-        elif s.op == "index":
-            text = tasklets.typed(f"i{s.attr[0]}", "i64")
-        elif s.op == "load":
+        elif isinstance(s, Index):
+            text = tasklets.typed(f"i{s.dim}", "i64")
+        elif isinstance(s, Load):
             text = self._load(i, s, args)
-        elif s.op == "gather":
+        elif isinstance(s, Gather):
             text = self._gather(s, args)
-        elif s.op == "cast":
+        elif isinstance(s, Cast):
             text = tasklets.cast(args[0], self.p.body[s.args[0]].dtype, s.dtype)
-        elif s.op == "narrow":
-            text = tasklets.widen(tasklets.narrow(args[0], s.attr[0]), s.attr[0])
+        elif isinstance(s, Narrow):
+            text = tasklets.widen(tasklets.narrow(args[0], s.storage), s.storage)
         else:
             text = tasklets.expression(s.op, args, s.dtype)
         self.lines.append(f"v{i} = {text}")
 
-    def _load(self, i: int, s: Stmt, args: Sequence[str]) -> str:
-        name, storage = self.ins[s.attr[0]], self.p.inputs[s.attr[0]]
+    def _load(self, i: int, s: Load, args: Sequence[str]) -> str:
+        name, storage = self.ins[s.operand], self.p.inputs[s.operand]
         offset = self.writer.operands[name].offset
         if args:
-            return self._guarded(name, storage, args[0], address_text(s.attr[1], offset), args[1])
-        self.reads[f"c{i}"] = (self.writer.view(name, storage), address(s.attr[1], offset), False)
+            return self._guarded(name, storage, args[0], address_text(s.strides, offset), args[1])
+        self.reads[f"c{i}"] = (self.writer.view(name, storage), address(s.strides, offset), False)
         return tasklets.widen(f"c{i}", storage)
 
-    def _gather(self, s: Stmt, args: Sequence[str]) -> str:
-        operand, strides, extents, steps, _ = s.attr
-        indices, rest = args[: len(extents)], args[len(extents) :]
-        name = self.ins[operand]
+    def _gather(self, s: Gather, args: Sequence[str]) -> str:
+        indices, rest = args[: len(s.extents)], args[len(s.extents) :]
+        name = self.ins[s.operand]
         # A bad index cannot be reported from here; nothing outside the tensor is read either way.
-        good = [f"(({x} >= 0) and ({x} < {e}))" for x, e in zip(indices, extents, strict=True)]
+        good = [f"(({x} >= 0) and ({x} < {e}))" for x, e in zip(indices, s.extents, strict=True)]
         test = " and ".join([*([rest[0]] if rest else []), *good]) or "True"
-        at = " + ".join([address_text(strides, self.writer.operands[name].offset),
-                         *(f"{x} * dace.int64({t})" for x, t in zip(indices, steps, strict=True))])  # fmt: skip
+        at = " + ".join([address_text(s.strides, self.writer.operands[name].offset),
+                         *(f"{x} * dace.int64({t})" for x, t in zip(indices, s.steps, strict=True))])  # fmt: skip
         other = rest[1] if rest else tasklets.literal(0, s.dtype)
-        return self._guarded(name, self.p.inputs[operand], f"({test})", at, other)
+        return self._guarded(name, self.p.inputs[s.operand], f"({test})", at, other)
 
     def _guarded(self, name: str, storage: str, test: str, at: str, other: str) -> str:
         view = self.writer.view(name, storage)

@@ -15,6 +15,7 @@ from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Operand
 from dcir.ir.operator import Operator
+from dcir.ir.statements import Access, Gather, Index, Store, Strides
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 
@@ -63,21 +64,20 @@ def _program(p: LoopNest, dim: int, images: int, checked: bool = False) -> Share
     whole = p.split(dim, part)
     ins: dict[int, set[int]] = {}
     outs: dict[int, set[int]] = {}
+    dims = (*whole.dims[:dim], *whole.dims[dim + 1 :])
+
+    def strides(old: Strides) -> Strides:
+        return tuple(0 if d == 1 else t for t, d in zip((*old[:dim], *old[dim + 1 :]), dims, strict=True))
+
     body = []
     for s in whole.body:
-        attr = s.attr
-        if s.op in ("load", "store", "gather"):
-            if s.op == "gather" and s.attr[4] == "checked" and not checked:
-                return None  # only a whole kernel tells which operator failed
-            (outs if s.op == "store" else ins).setdefault(attr[0], set()).add(attr[1][dim])
-            dims = (*whole.dims[:dim], *whole.dims[dim + 1 :])
-            strides = (*attr[1][:dim], *attr[1][dim + 1 :])
-            attr = (attr[0], tuple(0 if d == 1 else t for t, d in zip(strides, dims, strict=True)), *attr[2:])
-        elif s.op == "index":
-            if attr[0] == dim:
-                return None
-            attr = (attr[0] - (attr[0] > dim),)
-        body.append(s._replace(attr=attr))
+        if isinstance(s, Gather) and s.checked and not checked:
+            return None  # only a whole kernel tells which operator failed
+        if isinstance(s, Access):
+            (outs if isinstance(s, Store) else ins).setdefault(s.operand, set()).add(s.strides[dim])
+        elif isinstance(s, Index) and s.dim == dim:
+            return None
+        body.append(s.over_loops(strides, lambda d: d - (d > dim)))
     if any(len(steps) > 1 for steps in (*ins.values(), *outs.values())):
         return None
     outer = (*whole.outer[:dim], *whole.outer[dim + 1 :])
@@ -97,12 +97,12 @@ def _ranges(p: LoopNest) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
     """First and last element that every operand's accesses can reach."""
     found: dict[tuple[bool, int], Range] = {}
     for s in p.body:
-        if s.op not in ("load", "store", "gather"):
+        if not isinstance(s, Access):
             continue
-        walks = list(zip(p.dims, s.attr[1], strict=True))
-        if s.op == "gather":
-            walks += zip(s.attr[2], s.attr[3], strict=True)
-        key = (s.op == "store", s.attr[0])
+        walks = list(zip(p.dims, s.strides, strict=True))
+        if isinstance(s, Gather):
+            walks += zip(s.extents, s.steps, strict=True)
+        key = (isinstance(s, Store), s.operand)
         low, high = found.get(key, (0, 0))
         here = _span(walks)
         found[key] = min(low, here[0]), max(high, here[1])

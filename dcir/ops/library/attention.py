@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.operator import OperandWindow, Operator, Steps, Windows
 from dcir.ir.serialize import register

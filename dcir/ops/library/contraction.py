@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from dcir.ir.describe import sizes_text
-from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder, Stmt
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.operator import Operator
 from dcir.ir.serialize import register
@@ -207,7 +208,7 @@ def contraction_program(spec: ContractionSpec) -> LoopNest:
             y = read_packed(body, b, (*b_batch, 0, 0, spec.panel), column, spec.n, spec.k, spec.panel)
     else:
         y = body.load(b, (*b_batch, 0, b_n, b_k))
-        y = Expr(body, body.add(Stmt("narrow", (y.n,), y.dtype, (spec.rounds,))), y.dtype) if spec.rounds else y
+        y = body.narrow(y, spec.rounds) if spec.rounds else y
     accumulator, compute = spec.types.accumulator, compute_type(spec.types.c)
     x, y = body.convert(x, accumulator), body.convert(y, accumulator)
     if spec.scales is not None:

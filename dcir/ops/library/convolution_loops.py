@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.types import compute_type
 from dcir.ops.library import winograd
@@ -95,7 +96,7 @@ class Loops:
             ok = good if ok is None else ok & good
         if outside is None:
             outside = self.body.const(0, compute_type(self.body.inputs[operand]))
-        return self.body.gather(operand, strides, places, extents, steps, "trusted", ok, outside)
+        return self.body.gather(operand, strides, places, extents, steps, checked=False, mask=ok, other=outside)
 
     def product(self, x: Expr, y: Expr) -> Expr:
         """The sum of products, in the type of the sums."""
@@ -167,7 +168,7 @@ def _by_points(spec: ConvolutionSpec) -> LoopNest:
     width = b.const(panel, "i64")
     column = loops.index("o", 0)
     places = [b.op("idiv_floor", column, width), b.op("mod", column, width)]
-    u = b.gather(w, strides, places, (spec.packed_weights[1], panel), (packed[1], 1), "trusted")
+    u = b.gather(w, strides, places, (spec.packed_weights[1], panel), (packed[1], 1), checked=False)
     for d, tile in enumerate(spec.winograd):
         point = b.const(0, loops.compute)
         for k, row in enumerate(winograd.inverse(tile)):

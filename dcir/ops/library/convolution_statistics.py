@@ -13,20 +13,18 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.describe import words_of
 from dcir.ir.interpret import run_program
 from dcir.ir.loop_forms import drop_unit_loops
-from dcir.ir.loop_nest import LoopNest, Stmt, simplify
+from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.network import Network
 from dcir.ir.operator import Operator, Steps
 from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import reference as reference_of
 from dcir.ir.serialize import register
+from dcir.ir.statements import Access, Cast, Const, Gather, Index, Load, Reduce, Statement, Store, Strides
 from dcir.ir.types import FLOATS
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import identity_epilogue
 
 _R = TypeVar("_R")
-
-ADDED = "sum"
-"""Third in a store's ``attr``: the value is added up, over all points that share the address, in float64."""
 
 LEAST_BYTES = 1 << 18
 """Of a result: a small one is read again from the nearest cache."""
@@ -75,9 +73,8 @@ class ConvolutionStatisticsSpec(Operator):
     def result_size(self) -> int:
         """Elements from the first to the last of the result that the sums read."""
         first = self._first()
-        (store,) = (s for s in first.body if s.op == "store" and s.attr[0] == self.result)
-        steps: tuple[int, ...] = store.attr[1]
-        return 1 + sum((d - 1) * t for d, t in zip(first.dims, steps, strict=True))
+        (store,) = (s for s in first.body if isinstance(s, Store) and s.operand == self.result)
+        return 1 + sum((d - 1) * t for d, t in zip(first.dims, store.strides, strict=True))
 
     def names(self, instead: str) -> tuple[list[str], list[str], list[str], list[str]]:
         """Operands of the convolution and of the program, inputs and outputs of each; a result that is not kept is ``instead``."""
@@ -118,37 +115,37 @@ class ConvolutionStatisticsSpec(Operator):
     def whole_epilogue(self) -> LoopNest:
         """The product's epilogue with the part of the program that runs over all points.
 
-        Its inputs and outputs are the node's, and one more output per sum, to which a store of kind ``ADDED`` adds.
+        Its inputs and outputs are the node's, and one more output per sum, to which an added store goes.
         """
         first = self._first()
         body = list(first.body)
-        ((at, value),) = ((i, s.args[0]) for i, s in enumerate(body) if s.op == "store" and s.attr[0] == self.result)
+        ((at, value),) = (
+            (i, s.args[0]) for i, s in enumerate(body) if isinstance(s, Store) and s.operand == self.result
+        )
         stored = self.stored(first.outputs)
         outputs = [*stored, *self.sums.outputs]
         if not self.kept:
-            body[at] = Stmt("const", (), "f32", (0.0,))  # nobody's: it goes below, and the others keep their numbers
+            body[at] = Const(0.0, "f32")  # nobody's: it goes below, and the others keep their numbers
             for i, s in enumerate(body):
-                if s.op == "store" and s.attr[0] > self.result:
-                    body[i] = s._replace(attr=(s.attr[0] - 1, *s.attr[1:]))
+                if isinstance(s, Store) and s.operand > self.result:
+                    body[i] = s.with_operand(s.operand - 1)
         where: dict[int, int] = {}
         channel = (0, 1, *(0 for _ in first.outer[2:]))
         for i, (s, (stage, full)) in enumerate(zip(self.sums.body, self.sums.levels(), strict=True)):
-            if s.op == "load" and s.attr[0] == 0:
+            if isinstance(s, Load) and s.operand == 0:
                 where[i] = value
                 continue
-            if s.op == "reduce":
-                outputs.append("f64")
-                s = Stmt("store", (where[s.args[0]],), s.dtype, (len(outputs) - 1, channel, ADDED))
-            elif stage or (s.op == "store" and not full):
+            if not isinstance(s, Reduce) and (stage or (isinstance(s, Store) and not full)):
                 continue
-            else:
-                attr = s.attr
-                if s.op in ("load", "store"):
-                    c, n, *rest = s.attr[1]
-                    number = s.attr[0] + (len(first.inputs) - 1 if s.op == "load" else len(stored))
-                    attr = (number, (n, c, *rest))
-                s = s._replace(args=tuple(where[a] for a in s.args), attr=attr)
-            body.append(s)
+            new = s.renumbered(where)
+            if isinstance(new, Reduce):
+                outputs.append("f64")
+                new = Store(len(outputs) - 1, channel, new.dtype, new.args, added=True)
+            elif isinstance(new, Load | Store):
+                c, n, *rest = new.strides
+                before = len(first.inputs) - 1 if isinstance(new, Load) else len(stored)
+                new = new.at(new.operand + before, (n, c, *rest))
+            body.append(new)
             where[i] = len(body) - 1
         inputs = (*first.inputs, *self.sums.inputs[1:])
         return simplify(replace(first, inputs=inputs, outputs=tuple(outputs), body=tuple(body)))
@@ -159,28 +156,28 @@ class ConvolutionStatisticsSpec(Operator):
         Its inputs are the program's from the second on, then one for every sum. Also returns which outputs it writes.
         """
         p = self.sums
-        count = sum(1 for s in p.body if s.op == "reduce")
-        body: list[Stmt] = []
+        count = sum(1 for s in p.body if isinstance(s, Reduce))
+        body: list[Statement] = []
         where: dict[int, int] = {}
         made: list[int] = []
         seen = 0
         for i, (s, (stage, full)) in enumerate(zip(p.body, p.levels(), strict=True)):
             if full and not stage:
                 continue
-            if s.op == "reduce":
-                body.append(Stmt("load", (), "f64", (len(p.inputs) - 1 + seen, (1, count * pitch))))
-                body.append(Stmt("reduce", (len(body) - 1,), "f64", s.attr))
+            if isinstance(s, Reduce):
+                body.append(Load(len(p.inputs) - 1 + seen, (1, count * pitch), "f64"))
+                body.append(Reduce(s.kind, "f64", (len(body) - 1,)))
                 if s.dtype != "f64":
-                    body.append(Stmt("cast", (len(body) - 1,), s.dtype))
+                    body.append(Cast(s.dtype, (len(body) - 1,)))
                 seen += 1
             else:
-                attr = s.attr
-                if s.op == "load":
-                    attr = (s.attr[0] - 1, (s.attr[1][0], 0))
-                elif s.op == "store":
-                    attr = (len(made), (s.attr[1][0], 0))
-                    made.append(s.attr[0])
-                body.append(s._replace(args=tuple(where[a] for a in s.args), attr=attr))
+                new = s.renumbered(where)
+                if isinstance(new, Load):
+                    new = new.at(new.operand - 1, (new.strides[0], 0))
+                elif isinstance(new, Store):
+                    made.append(new.operand)
+                    new = new.at(len(made) - 1, (new.strides[0], 0))
+                body.append(new)
             where[i] = len(body) - 1
         inputs = (*p.inputs[1:], *("f64" for _ in range(count)))
         outputs = tuple(p.outputs[k] for k in made)
@@ -192,45 +189,49 @@ def refused_as_sums(p: LoopNest) -> Refusal | None:
     if len(p.outer) != 1 or not p.inner:
         return Refusal("it does not sum over all but the channels")
     for s, (stage, full) in zip(p.body, p.levels(), strict=True):
-        if s.op in ("gather", "index") or (s.op == "load" and s.args):
+        if isinstance(s, (Gather, Index)) or (isinstance(s, Load) and s.args):
             return Refusal("it reads through indices or a mask")
-        if s.op == "reduce" and (s.attr != ("sum",) or s.dtype not in FLOATS or stage != 1):
+        if isinstance(s, Reduce) and (s.kind != "sum" or s.dtype not in FLOATS or stage != 1):
             return Refusal("it takes something else than sums of one sweep")
         if full and stage:
             return Refusal("a later stage goes over the inner loops again")
         if not _is_float32(p, s, full):
             return Refusal("it computes in types that a convolution's tiles do not have")
-    return None if any(s.op == "reduce" for s in p.body) else Refusal("it sums nothing")
+    return None if any(isinstance(s, Reduce) for s in p.body) else Refusal("it sums nothing")
 
 
-def _is_float32(p: LoopNest, s: Stmt, full: bool) -> bool:
+def _is_float32(p: LoopNest, s: Statement, full: bool) -> bool:
     """Whether a statement is one of float32 or bool, or a float64 factor of a sum."""
-    if not full or s.op == "reduce":
+    if not full or isinstance(s, Reduce):
         return True
     if s.dtype == "f64":
         given = [p.body[a] for a in s.args]
-        if s.op == "cast":
+        if isinstance(s, Cast):
             return given[0].dtype == "f32"
-        return s.op == "mul" and all(g.op == "cast" for g in given)
-    if s.op in ("load", "store"):
-        return (p.inputs if s.op == "load" else p.outputs)[s.attr[0]] in ("f32", "bool")
+        return s.op == "mul" and all(isinstance(g, Cast) for g in given)
+    if isinstance(s, (Load, Store)):
+        return (p.inputs if isinstance(s, Load) else p.outputs)[s.operand] in ("f32", "bool")
     return s.dtype in ("f32", "bool") and all(p.body[a].dtype in ("f32", "bool") for a in s.args)
 
 
 def over(p: LoopNest, order: Sequence[int | None], outer: int, extents: Sequence[int]) -> LoopNest:
     """``p`` with loops of ``extents``: loop number ``order[d]`` of ``p``, or a new one of extent 1 where that is None."""
-    body = []
-    for s in p.body:
-        if s.op in ("load", "store"):
-            s = s._replace(attr=(s.attr[0], tuple(0 if k is None else s.attr[1][k] for k in order), *s.attr[2:]))
-        body.append(s)
-    return replace(p, outer=tuple(extents[:outer]), inner=tuple(extents[outer:]), body=tuple(body))
+
+    def strides(old: Strides) -> Strides:
+        return tuple(0 if k is None else old[k] for k in order)
+
+    body = tuple(s.with_strides(strides(s.strides)) if isinstance(s, Access) else s for s in p.body)
+    return replace(p, outer=tuple(extents[:outer]), inner=tuple(extents[outer:]), body=body)
 
 
 def sums_convolved(net: Network, op: Op) -> bool:
     """Whether a program's sums are those of a convolution's result, so that they may join it once layouts are chosen."""
     p = op.spec
-    if not isinstance(p, LoopNest) or not any(s.op == "reduce" for s in p.body) or refused_as_sums(drop_unit_loops(p)):
+    if (
+        not isinstance(p, LoopNest)
+        or not any(isinstance(s, Reduce) for s in p.body)
+        or refused_as_sums(drop_unit_loops(p))
+    ):
         return False
     return _follows(net, op, p.points())
 

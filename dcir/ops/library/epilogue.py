@@ -15,9 +15,11 @@ import numpy as np
 
 from dcir.ir.describe import words_of
 from dcir.ir.interpret import run_program
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder, Stmt, simplify
+from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.scalars import reference
+from dcir.ir.statements import Access, Load, Store
 from dcir.ir.types import compute_type
 
 
@@ -28,9 +30,9 @@ def identity_epilogue(shape: Sequence[int], dtype: str, strides: Sequence[int]) 
     return body.finish()
 
 
-def first_store(epilogue: LoopNest) -> Stmt:
+def first_store(epilogue: LoopNest) -> Store:
     """The store that decides the layout of the product's result."""
-    return next(s for s in epilogue.body if s.op == "store")
+    return next(s for s in epilogue.body if isinstance(s, Store))
 
 
 def epilogue_footprint(epilogue: LoopNest) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -55,7 +57,7 @@ def reorder_epilogue(epilogue: LoopNest, order: Sequence[int]) -> LoopNest:
     made = epilogue.reorder(tuple(order), ())
     value = contiguous(made.outer)
     strides = tuple(s if n != 1 else 0 for s, n in zip(value, made.outer, strict=True))
-    body = tuple(s._replace(attr=(0, strides)) if s.op == "load" and s.attr[0] == 0 else s for s in made.body)
+    body = tuple(s.with_strides(strides) if isinstance(s, Load) and s.operand == 0 else s for s in made.body)
     return replace(made, body=body)
 
 
@@ -64,21 +66,19 @@ def attach_epilogue(product: LoopNest, epilogue: LoopNest) -> LoopNest:
     n_in, rank = len(product.inputs), len(product.inner)
     if product.outer != epilogue.outer:
         raise ValueError(f"an epilogue over {epilogue.outer} for a product over {product.outer}")
-    body: list[Stmt] = [s for s in product.body if s.op != "store"]
-    (stored,) = (s for s in product.body if s.op == "store")
-    place = {i: k for k, i in enumerate(i for i, s in enumerate(product.body) if s.op != "store")}
-    body = [s._replace(args=tuple(place[a] for a in s.args)) for s in body]
+    (stored,) = (s for s in product.body if isinstance(s, Store))
+    place = {i: k for k, i in enumerate(i for i, s in enumerate(product.body) if not isinstance(s, Store))}
+    body = [product.body[i].renumbered(place) for i in place]
     where: dict[int, int] = {}
     for i, s in enumerate(epilogue.body):
-        if s.op == "load" and s.attr[0] == 0:
+        if isinstance(s, Load) and s.operand == 0:
             where[i] = place[stored.args[0]]
             continue
-        attr = s.attr
-        if s.op in ("load", "gather"):
-            attr = (attr[0] - 1 + n_in, (*attr[1], *(0,) * rank), *attr[2:])
-        elif s.op == "store":
-            attr = (attr[0], (*attr[1], *(0,) * rank))
-        body.append(s._replace(args=tuple(where[a] for a in s.args), attr=attr))
+        new = s.renumbered(where)
+        if isinstance(new, Access):
+            number = new.operand if isinstance(new, Store) else new.operand - 1 + n_in
+            new = new.at(number, (*new.strides, *(0,) * rank))
+        body.append(new)
         where[i] = len(body) - 1
     return simplify(
         replace(product, inputs=product.inputs + epilogue.inputs[1:], outputs=epilogue.outputs, body=tuple(body))

@@ -15,7 +15,8 @@ import functools
 import operator
 from collections.abc import Sequence
 
-from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.types import FLOATS, itemsize
 from dcir.isa import Isa, host_isa
@@ -143,7 +144,7 @@ def read_packed(
         half = body.const(panel // 2, "i64")
         lane = body.op("mod", lane, half) * 2 + body.op("idiv_floor", lane, half)
     extents, steps = (panels(columns, panel), panel), (depth * panel, 1)
-    return body.gather(operand, strides, [number, lane], extents, steps, "trusted")
+    return body.gather(operand, strides, [number, lane], extents, steps, checked=False)
 
 
 def read_pairs(
@@ -162,7 +163,7 @@ def read_pairs(
     lane = body.op("mod", column, width) * 2 + body.op("mod", step, two)
     pairs = pairs_of(depth)
     extents, steps = (panels(columns, panel), pairs, 2 * panel), (pairs * 2 * panel, 2 * panel, 1)
-    return body.gather(operand, strides, [number, pair, lane], extents, steps, "trusted")
+    return body.gather(operand, strides, [number, pair, lane], extents, steps, checked=False)
 
 
 def strides_at_source(

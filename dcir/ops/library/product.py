@@ -7,7 +7,7 @@ from typing import TypeGuard
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec, packs
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -44,7 +44,7 @@ def set_epilogue(
     net: Network, op: Op, spec: Product, epilogue: Fused, by: str, *, before: Op | None = None, origin: str = ""
 ) -> Op:
     """Give a product this epilogue (none if it only stores): in place, or as a new operator ``before`` another."""
-    steps, usual = first_store(epilogue.program).attr[1], spec.result_strides
+    steps, usual = first_store(epilogue.program).strides, spec.result_strides
     # Along extents of 1 any stride is right, and a usual one names a layout.
     strides = tuple(u if n == 1 else s for s, u, n in zip(steps, usual, spec.shapes[2], strict=True))
     trivial = [s.op for s in epilogue.program.body] == ["load", "store"] and epilogue.program.outputs == (spec.dtype,)

@@ -11,9 +11,11 @@ import numpy as np
 
 from dcir.errors import IndexOutOfRange
 from dcir.ir.describe import sizes_text
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.operator import Operator
 from dcir.ir.serialize import register
+from dcir.ir.statements import Const
 from dcir.ir.types import bf16_to_f32, compute_type, f32_to_bf16, itemsize, to_numpy
 from dcir.ops.library.scan import grid
 from dcir.ops.lowering import Lowering, NotNative, Ref
@@ -177,7 +179,7 @@ class ScatterSpec(Operator):
             body.store(result, to, body.load(source, (0,) * (n_out + n_in), found, start))
             return body.finish()
         value = body.gather(
-            source, (0,) * (n_out + n_in), places[::-1], self.dims, self.source, how="trusted", mask=found, other=start
+            source, (0,) * (n_out + n_in), places[::-1], self.dims, self.source, checked=False, mask=found, other=start
         )
         body.store(result, to, value)
         return body.finish()
@@ -283,7 +285,9 @@ def constant_of(ctx: Lowering, ref: Ref) -> float | None:
     if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest):
         return None
     p = writers[0].spec
-    if [s.op for s in p.body] != ["const", "store"] or math.prod(p.dims) < ctx.net.containers[ref.data].size:
+    filled = p.body[0]
+    if [s.op for s in p.body] != ["const", "store"] or not isinstance(filled, Const):
         return None
-    value = p.body[0].attr[0]
-    return value if isinstance(value, bool | int) or math.isfinite(value) else None
+    if math.prod(p.dims) < ctx.net.containers[ref.data].size:
+        return None
+    return filled.value if math.isfinite(filled.value) else None

@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dcir.ir.interpret import run_program
-from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.operator import Operator
 from dcir.ir.scalars import reference as reference_of
@@ -139,7 +140,7 @@ class WinogradWeightsSpec(Operator):
             line: Expr | None = None
             for j in range(TAPS):
                 tap = [body.const(TAPS - 1 - k if self.flipped else k, "i64") for k in (i, j)]
-                w = body.gather(source, strides, tap, (TAPS, TAPS), self.w[2:], "trusted", inside, other)
+                w = body.gather(source, strides, tap, (TAPS, TAPS), self.w[2:], checked=False, mask=inside, other=other)
                 term = body.convert(w, "f64") * columns[j]
                 line = term if line is None else line + term
             assert line is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.pages.activations import gelu_parts
 from dcir.ops.pages.movement import window

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr, LoopNestBuilder
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Lowering, Ref
 from dcir.ops.pages.max_pooling import flat, gathered_gradient, lowest
@@ -81,7 +81,7 @@ def _load(k: Kernel, x: Ref, dims: Sequence[_Adaptive], other: float) -> tuple[E
     strides = (*x.strides[:lead], *(0,) * (2 * n))
     where = range(lead, lead + n)
     fill = b.const(other, compute_type(x.dtype))
-    return k.gather(x, strides, positions, where, how="trusted", mask=mask, other=fill), positions
+    return k.gather(x, strides, positions, where, checked=False, mask=mask, other=fill), positions
 
 
 def _average(ctx: Lowering, x: Ref, n: int) -> Ref:
@@ -118,7 +118,7 @@ def _average_gradient(ctx: Lowering, grad: Ref, x: Ref, n: int) -> Ref:
     mask = both([d.covers(b, b.index(lead + i), o) for i, (d, o) in enumerate(zip(dims, places, strict=True))])
     zero = b.const(0, compute_type(grad.dtype))
     strides = (*grad.strides[:lead], *(0,) * (2 * n))
-    g = k.gather(grad, strides, places, range(lead, rank), how="trusted", mask=mask, other=zero)
+    g = k.gather(grad, strides, places, range(lead, rank), checked=False, mask=mask, other=zero)
     assert mask is not None
     # Past the last window the reckoned count could be zero.
     k.store(dst, b.reduce("sum", b.where(mask, g / _count(b, dims, places, g.dtype), zero)), dst.strides + (0,) * n)

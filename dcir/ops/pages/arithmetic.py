@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ops.lowering import INT_TO_FLOAT, Lowering, Ref
 from dcir.ops.registry import operator
 from dcir.ops.samples import binary

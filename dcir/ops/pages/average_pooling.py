@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr, LoopNestBuilder
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.lowering import Lowering, Ref
 from dcir.ops.pages.pooling_windows import Windows, both, per_dimension
@@ -72,7 +72,7 @@ def _backward(ctx: Lowering, grad: Ref, x: Ref, w: Windows, override: int | None
     mask = both([w.covers(b, d, b.index(lead + d), o) for d, o in enumerate(places)])
     compute = compute_type(grad.dtype)
     strides = (*grad.strides[:lead], *(0,) * (2 * n))
-    g = k.gather(grad, strides, places, range(lead, rank), how="trusted", mask=mask, other=b.const(0, compute))
+    g = k.gather(grad, strides, places, range(lead, rank), checked=False, mask=mask, other=b.const(0, compute))
     by = _divisor(b, w, places, override, compute, count_pad=count_pad)
     part = g / by
     if override is None and mask is not None and not all(_full(w, d, count_pad=count_pad) for d in range(n)):

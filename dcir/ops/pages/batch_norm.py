@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
 from dcir.ops.pages.layer_norm import Results, wanted

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import FLOATS
 from dcir.ops.lowering import INT_TO_FLOAT, Lowering, NotNative, Ref
 from dcir.ops.pages.pointwise import Fn, call, const, maximum, numeric, result_type, scalar, where

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ops.lowering import BOOL, Lowering, NotNative, Ref
 from dcir.ops.pages.pointwise import Fn, result_type, rounded, scalar
 from dcir.ops.registry import Sample, operator

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
 from dcir.ops.registry import Sample, operator

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr, LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.types import compute_type
 from dcir.ops.library.epilogue import identity_epilogue
@@ -56,11 +57,11 @@ def _starts(ctx: Lowering, offsets: Ref, order: Ref, bags: int, *, to_the_end: b
     k = ctx.kernel(starts.shape)
     bag = k.body.index(0)
     if to_the_end:
-        inside = k.gather(offsets, (0,), [k.body.op("min", bag, k.body.const(bags - 1, "i64"))], [0], how="trusted")
+        inside = k.gather(offsets, (0,), [k.body.op("min", bag, k.body.const(bags - 1, "i64"))], [0], checked=False)
         here = k.body.where(bag < bags, k.body.convert(inside, "i64"), k.body.const(points, "i64"))
     else:
         here = k.load(offsets, dtype="i64")
-    before = k.gather(offsets, (0,), [k.body.op("max", bag - 1, k.body.const(0, "i64"))], [0], how="trusted")
+    before = k.gather(offsets, (0,), [k.body.op("max", bag - 1, k.body.const(0, "i64"))], [0], checked=False)
     floor = k.body.where(bag > 0, k.body.convert(before, "i64"), k.body.const(0, "i64"))
     good = (here >= floor) & ((bag > 0) | here.eq(0))
     where = k.body.where(good, here, k.body.const(-1, "i64"))

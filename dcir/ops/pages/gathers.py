@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import HALVES
 from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
 from dcir.ops.pages.movement import real
@@ -39,7 +39,7 @@ def placement(indexed: Sequence[int]) -> int:
     return indexed[0] if adjacent else 0
 
 
-def _indexed(ctx: Lowering, x: Ref, indices: Sequence[Ref | None], how: str, masked: Any = None) -> Ref:
+def _indexed(ctx: Lowering, x: Ref, indices: Sequence[Ref | None], *, checked: bool, masked: Any = None) -> Ref:
     """x[indices]: the loops of the index tensors first or in place, the other dimensions around them."""
     real(ctx)
     dims = [d for d, i in enumerate(indices) if i is not None]
@@ -68,12 +68,12 @@ def _indexed(ctx: Lowering, x: Ref, indices: Sequence[Ref | None], how: str, mas
     own = [x.strides[d] for d in others]
     strides = (*own[: len(before)], *(0,) * len(shared), *own[len(before) :])
     if masked is None:
-        v = k.gather(x, strides, where, dims, how=how)
+        v = k.gather(x, strides, where, dims, checked=checked)
     else:
         mask, fill = masked
         ok = k.load(mask, among(mask.expand_to(shared)))
         compute = "f32" if x.dtype in HALVES else x.dtype
-        v = k.gather(x, strides, where, dims, how=how, mask=ok, other=k.body.const(fill, compute))
+        v = k.gather(x, strides, where, dims, checked=checked, mask=ok, other=k.body.const(fill, compute))
     k.store(dst, v)
     k.done()
     return dst
@@ -92,13 +92,13 @@ def _indexings() -> Iterable[Sample]:
 @operator("aten.index.Tensor", samples=_indexings)
 def index(ctx: Lowering, x: Ref, indices: Sequence[Ref | None]) -> Ref:
     """x[i, :, j]: negative indices wrap, others are checked."""
-    return _indexed(ctx, x, indices, "checked")
+    return _indexed(ctx, x, indices, checked=True)
 
 
 @operator("aten._unsafe_index.Tensor", samples=_indexings)
 def unsafe_index(ctx: Lowering, x: Ref, indices: Sequence[Ref | None]) -> Ref:
     """x[i, :, j] with indices known to lie inside."""
-    return _indexed(ctx, x, indices, "trusted")
+    return _indexed(ctx, x, indices, checked=False)
 
 
 @operator("aten._unsafe_masked_index.default", samples=lambda: [
@@ -109,7 +109,7 @@ def unsafe_masked_index(ctx: Lowering, x: Ref, mask: Ref, indices: Sequence[Ref 
     """x[i, j] where the mask holds, else ``fill``."""
     if any(i is None for i in indices):
         raise NotNative("a mask with whole dimensions")
-    return _indexed(ctx, x, indices, "trusted", (mask, fill))
+    return _indexed(ctx, x, indices, checked=False, masked=(mask, fill))
 
 
 def _along(ctx: Lowering, x: Ref, dim: int, index: Ref) -> Ref:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import FLOATS
 from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
 from dcir.ops.pages.pointwise import call, clamp
@@ -58,7 +58,7 @@ def _sampled(ctx: Lowering, x: Ref, grid: Ref, mode: int, padding: int, corners:
         for axis, (at, _) in enumerate(corner):
             ok = ok & (at >= 0) & (at < x.shape[2 + axis])
         places = [at for at, _ in corner]
-        value = k.gather(x, (*x.strides[:2], *(0,) * n), places, range(2, 2 + n), how="trusted", mask=ok, other=zero)
+        value = k.gather(x, (*x.strides[:2], *(0,) * n), places, range(2, 2 + n), checked=False, mask=ok, other=zero)
         for _, weight in corner:
             value = value if mode == _NEAREST else value * weight
         total = value if total is None else total + value

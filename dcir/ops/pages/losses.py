@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr, LoopNestBuilder
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.pages.reducing import refuse_complex

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import compute_type, is_float
 from dcir.ops.library.contraction import ContractionSpec, contraction_program
 from dcir.ops.library.operand_types import OperandTypes

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr, LoopNestBuilder
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.types import compute_type, is_float
 from dcir.ops.lowering import Lowering, Ref
 from dcir.ops.pages.pooling_windows import Windows, per_dimension
@@ -90,7 +90,7 @@ def _chosen(ctx: Lowering, x: Ref, w: Windows, values: Ref, indices: Ref) -> Non
     for taps in itertools.product(*(range(size) for size in w.kernel)):
         at = [_nearest(b, w, d, b.index(lead + d) * w.stride[d] + (t * w.dilation[d] - w.padding[d]))
               for d, t in enumerate(taps)]  # fmt: skip
-        v = k.gather(x, strides, at, range(lead, lead + n), how="trusted")
+        v = k.gather(x, strides, at, range(lead, lead + n), checked=False)
         here = flat([b.convert(p, "i32") for p in at], w.size)
         if best is None or place is None:
             best, place = v, here
@@ -138,7 +138,7 @@ def gathered_gradient(
 
         def read(ref: Ref, other: Expr) -> Expr:
             strides = (*ref.strides[:lead], *(0,) * (loops - lead))
-            return k.gather(ref, strides, places, dims, how="trusted", mask=b.const(1, "bool"), other=other)
+            return k.gather(ref, strides, places, dims, checked=False, mask=b.const(1, "bool"), other=other)
 
         return b.where(read(indices, b.const(-1, "i64")).eq(mine), read(grad, zero), zero)
 
@@ -168,7 +168,7 @@ def _gradient_by_phase(ctx: Lowering, grad: Ref, indices: Ref, w: Windows) -> Re
     zero, nobody = b.const(0, compute_type(grad.dtype)), b.const(-1, "i64")
 
     def read(ref: Ref, places: Sequence[Expr]) -> Expr:
-        return k.gather(ref, (*ref.strides[:lead], *(0,) * n), places, dims, how="trusted")
+        return k.gather(ref, (*ref.strides[:lead], *(0,) * n), places, dims, checked=False)
 
     def place(d: int, distance: int) -> tuple[Expr, Expr | None]:
         """The window, or the nearest; and whether there is one, if that is not certain."""

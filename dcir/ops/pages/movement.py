@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.network import contiguous
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.pages.copies import converted

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ops.lowering import Kernel, Lowering, Ref
 from dcir.ops.pages.movement import real, window
 from dcir.ops.registry import Sample, operator
@@ -69,7 +69,7 @@ def _padded(ctx: Lowering, x: Ref, pad: Sequence[int], source: Callable[[Kernel,
     k = ctx.kernel(dst.shape)
     dims = range(lead, len(x.shape))
     places = [source(k, k.body.index(d) - p, x.shape[d]) for d, p in zip(dims, _low_ends(pad), strict=True)]
-    k.store(dst, k.gather(x, (*x.strides[:lead], *(0,) * n), places, dims, how="trusted"))
+    k.store(dst, k.gather(x, (*x.strides[:lead], *(0,) * n), places, dims, checked=False))
     k.done()
     return dst
 
@@ -126,7 +126,7 @@ def _mirrored_gradient(ctx: Lowering, grad: Ref, x: Ref, pad: Sequence[int]) -> 
         zero = zero if zero is not None else b.const(0, "f64" if grad.dtype == "f64" else "f32")
         places, strides = [at for at, _ in picked], (*grad.strides[:lead], *(0,) * n)
         dims = range(lead, len(x.shape))
-        v = k.gather(grad, strides, places, dims, how="trusted", mask=ok, other=zero)
+        v = k.gather(grad, strides, places, dims, checked=False, mask=ok, other=zero)
         total = v if total is None else total + v
     assert total is not None
     k.store(dst, total)
@@ -152,7 +152,7 @@ def _clamped_gradient(ctx: Lowering, grad: Ref, x: Ref, pad: Sequence[int]) -> R
     assert ok is not None
     zero = b.const(0, "f64" if grad.dtype == "f64" else "f32")
     strides = (*grad.strides[:lead], *(0,) * (2 * n))
-    v = k.gather(grad, strides, places, range(lead, rank), how="trusted", mask=ok, other=zero)
+    v = k.gather(grad, strides, places, range(lead, rank), checked=False, mask=ok, other=zero)
     k.store(dst, b.reduce("sum", v))
     k.done()
     return dst

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._prims_common import elementwise_dtypes
 
-from dcir.ir.loop_nest import Expr, Stmt
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import DEFAULT, Lowering, NotNative, Ref
 from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
@@ -59,7 +59,7 @@ def rounded(x: Expr, storage: str) -> Expr:
     """``x`` as it would be after a store to ``storage`` and a load: half types lose digits."""
     if compute_type(storage) == storage or x.dtype != "f32":
         return x
-    return Expr(x.body, x.body.add(Stmt("narrow", (x.n,), x.dtype, (storage,))), x.dtype)
+    return x.body.narrow(x, storage)
 
 
 def result_type(*args: Any) -> str:

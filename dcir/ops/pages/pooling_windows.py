@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dcir.ir.loop_nest import Expr, LoopNestBuilder
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Ref
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.pages.movement import real
 from dcir.ops.registry import Sample, operator
@@ -56,7 +56,7 @@ def _nearest(ctx: Lowering, x: Ref, scales: Scales, half: float) -> Ref:
             at = (k.body.convert(i, "f32") + half) * _ratio(extent, large[d], scales[d])
             i = k.body.op("min", k.body.convert(k.body.op("floor", at), "i64"), k.body.const(extent - 1, "i64"))
         places.append(i)
-    k.store(dst, k.gather(x, (*x.strides[:lead], *(0,) * n), places, range(lead, lead + n), how="trusted"))
+    k.store(dst, k.gather(x, (*x.strides[:lead], *(0,) * n), places, range(lead, lead + n), checked=False))
     k.done()
     return dst
 
@@ -143,7 +143,7 @@ def _interpolated(ctx: Lowering, x: Ref, scales: Scales, taps: Callable[..., Tap
     def blend(at: list[Expr]) -> Expr:
         """The value where the first dimensions are chosen: one sum a dimension, the last dimension innermost."""
         if len(at) == n:
-            return k.gather(x, strides, at, range(lead, lead + n), how="trusted")
+            return k.gather(x, strides, at, range(lead, lead + n), checked=False)
         axis = axes[len(at)]
         if len(axis) == 1:
             return blend([*at, axis[0][0]])
@@ -192,7 +192,7 @@ def _interpolated_gradient(
         weight, ok = weight * share, ok & share.ne(0.0)
         places.append(o)
     strides = (*grad.strides[:lead], *(0,) * (2 * n))
-    v = k.gather(grad, strides, places, range(lead, rank), how="trusted", mask=ok, other=zero)
+    v = k.gather(grad, strides, places, range(lead, rank), checked=False, mask=ok, other=zero)
     k.store(dst, b.reduce("sum", v * weight))
     k.done()
     return dst

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.pages.pointwise import call, finite_for, scalar, selected, where
 from dcir.ops.registry import Sample, operator

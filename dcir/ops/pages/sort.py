@@ -173,7 +173,7 @@ def median_dim(ctx: Lowering, x: Ref, dim: int, keepdim: bool = False) -> tuple[
     at = b.where(nans > 0, n - nans, b.const((n - 1) // 2, "i64"))
     for dst, source in ((values, sorted_values), (positions, sorted_positions)):
         strides = over(dst)[:-1] if len(dst.shape) == len(x.shape) else dst.strides
-        chosen = k.gather(source, (*over(source)[:-1], 0), [at], [d], how="trusted")
+        chosen = k.gather(source, (*over(source)[:-1], 0), [at], [d], checked=False)
         k.store(dst, chosen, (*strides, 0))
     k.done()
     return values, positions

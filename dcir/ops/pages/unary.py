@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import is_float
 from dcir.ops.lowering import BOOL, INT_TO_FLOAT, Lowering, NotNative, Ref
 from dcir.ops.pages.pointwise import Fn, call, clamp, numeric, scalar, where

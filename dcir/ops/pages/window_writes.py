@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcir.ir.loop_nest import Expr
+from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import HALVES
 from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
 from dcir.ops.pages.copies import converted
@@ -88,7 +88,7 @@ def _masked(ctx: Lowering, source: Ref, dims: Sequence[int], where: Any, backgro
     ok, places, strides = where(k)
     compute = "f32" if source.dtype in HALVES else source.dtype
     other = k.body.const(0, compute) if background is None else k.load(background, dtype=compute)
-    k.store(dst, k.gather(source, strides, places, dims, how="trusted", mask=ok, other=other))
+    k.store(dst, k.gather(source, strides, places, dims, checked=False, mask=ok, other=other))
     k.done()
     return dst
 
@@ -205,7 +205,7 @@ def im2col(
     ok = _inside(places, (h, w))
     other = k.body.const(0, "f64" if x.dtype == "f64" else "f32")
     v = k.gather(
-        x, (*x.strides[: rank + 1], 0, 0, 0, 0), places, (rank + 1, rank + 2), how="trusted", mask=ok, other=other
+        x, (*x.strides[: rank + 1], 0, 0, 0, 0), places, (rank + 1, rank + 2), checked=False, mask=ok, other=other
     )
     columns, area = sizes[0] * sizes[1], kernel[0] * kernel[1]
     k.store(dst, v, (*dst.strides[:rank], area * columns, kernel[1] * columns, columns, sizes[1], 1))
@@ -256,7 +256,7 @@ def col2im(
     grid = replace(x, shape=tuple(sizes), strides=(sizes[1] * column, column))
     strides = (*lead, area * row, 0, 0, kernel[1] * row, row)
     other = b.const(0, "f64" if x.dtype == "f64" else "f32")
-    v = k.gather(grid, strides, places, (0, 1), how="trusted", mask=ok, other=other)
+    v = k.gather(grid, strides, places, (0, 1), checked=False, mask=ok, other=other)
     k.store(dst, b.reduce("sum", v))
     k.done()
     return dst

@@ -9,7 +9,7 @@ import torch
 from dcir.codegen.compile import compile_network
 from dcir.driver.assemble import assemble
 from dcir.frontends.torch.importer import Imported
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, Result
 
 ROWS = 9

@@ -8,9 +8,10 @@ import dcir
 from dcir.codegen.cpp.kernels.size_generic import sizeless
 from dcir.codegen.registry import Machine, plan
 from dcir.ir.interpret import run_program
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.scalars import reference as reference_of
+from dcir.ir.statements import Load, Store
 from dcir.ops.library.packing import pack_program
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
 
@@ -57,8 +58,8 @@ def reach(program, kind, operand):
     """Elements of an operand, and where its lowest address is."""
     low = high = 0
     for s in program.body:
-        if s.op == kind and s.attr[0] == operand:
-            ends = [st * (n - 1) for st, n in zip(s.attr[1], program.dims, strict=True)]
+        if isinstance(s, kind) and s.operand == operand:
+            ends = [st * (n - 1) for st, n in zip(s.strides, program.dims, strict=True)]
             low, high = min(low, sum(e for e in ends if e < 0)), max(high, sum(e for e in ends if e > 0))
     return high - low + 1 + 64, -low
 
@@ -76,9 +77,9 @@ def test_equals_program(kernels, number):
     program = PROGRAMS[number]
     spec, table = sizeless(program, MACHINE)
     rng = np.random.default_rng(number)
-    ins = [rng.uniform(-1, 1, reach(program, "load", i)[0]).astype("f4") for i in range(len(program.inputs))]
-    starts = [reach(program, "load", i)[1] for i in range(len(ins))]
-    sizes = [reach(program, "store", i)[0] for i in range(len(program.outputs))]
+    ins = [rng.uniform(-1, 1, reach(program, Load, i)[0]).astype("f4") for i in range(len(program.inputs))]
+    starts = [reach(program, Load, i)[1] for i in range(len(ins))]
+    sizes = [reach(program, Store, i)[0] for i in range(len(program.outputs))]
     wanted, got = ([np.full(n, 7, "f4") for n in sizes] for _ in range(2))
     run_program(program, ins, wanted, reference_of, starts)
     tensors = [torch.from_numpy(a)[start:] for a, start in zip(ins, starts, strict=True)]

@@ -116,7 +116,7 @@ def test_what_cannot_be_profiled_is_refused():
 
 
 def test_names_are_on_one_line():
-    from dcir.ir.loop_nest import LoopNestBuilder
+    from dcir.ir.loop_nest_builder import LoopNestBuilder
     from dcir.ops.library.contraction import ContractionSpec
     from dcir.ops.library.convolution import ConvolutionSpec
     from dcir.ops.library.convolution_statistics import ConvolutionStatisticsSpec

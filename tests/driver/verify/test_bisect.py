@@ -39,7 +39,7 @@ class TanhIsSine(Pass):
         outcome = PassResult()
         for op in net.ops():
             if isinstance(op.spec, LoopNest) and any(s.op == "tanh" for s in op.spec.body):
-                body = tuple(s._replace(op=self.new) if s.op == "tanh" else s for s in op.spec.body)
+                body = tuple(replace(s, op=self.new) if s.op == "tanh" else s for s in op.spec.body)
                 net.rewire(op, replace(op.spec, body=body), net.ins(op), net.outs(op))
                 outcome.changed += 1
         return outcome
@@ -127,7 +127,7 @@ def _wrong(right: Callable[[LoopNest, registry.Machine], object]) -> Callable[[L
     """The emitter of loop nests, with a power of two for every exponential."""
 
     def emit(spec: LoopNest, machine: registry.Machine) -> object:
-        body = tuple(s._replace(op="exp2") if s.op == "exp" else s for s in spec.body)
+        body = tuple(replace(s, op="exp2") if s.op == "exp" else s for s in spec.body)
         return right(replace(spec, body=body), machine)
 
     return emit
@@ -190,23 +190,23 @@ def test_a_broken_arena(tmp_path, monkeypatch, fresh) -> None:
 
 def test_what_no_drawn_input_shows_is_written_down(tmp_path, monkeypatch) -> None:
     """A pass that is wrong for one value only: the reproducer holds the model's own numbers."""
-    text = BROKEN.replace('body = tuple(s._replace(op=self.new) if s.op == "tanh" else s for s in op.spec.body)',
+    text = BROKEN.replace('body = tuple(replace(s, op=self.new) if s.op == "tanh" else s for s in op.spec.body)',
                           "body = self.changed(op.spec.body)")  # fmt: skip
     text = (
         text.replace("TanhIsSine", "WrongAtSeven").replace('s.op == "tanh"', 's.op == "tanh"')
         + '''
     def changed(self, body):
         """tanh(x) becomes 5 where x is exactly 7."""
-        from dcir.ir.loop_nest import Stmt
+        from dcir.ir.statements import Compute, Const
         out, where = [], {}
         for i, s in enumerate(body):
             args = tuple(where[a] for a in s.args)
-            out.append(s._replace(args=args))
+            out.append(s.with_args(args))
             where[i] = len(out) - 1
             if s.op == "tanh":
-                seven, five = Stmt("const", (), s.dtype, (7.0,)), Stmt("const", (), s.dtype, (5.0,))
-                out += [seven, five, Stmt("eq", (args[0], len(out)), "bool")]
-                out.append(Stmt("where", (len(out) - 1, len(out) - 2, where[i]), s.dtype))
+                seven, five = Const(7.0, s.dtype), Const(5.0, s.dtype)
+                out += [seven, five, Compute("eq", "bool", (args[0], len(out)))]
+                out.append(Compute("where", s.dtype, (len(out) - 1, len(out) - 2, where[i])))
                 where[i] = len(out) - 1
         return tuple(out)
 '''

@@ -30,7 +30,7 @@ class SwapOperators(Pass):
         outcome = PassResult()
         for op in net.ops():
             if isinstance(op.spec, LoopNest) and any(s.op == self.old for s in op.spec.body):
-                body = tuple(s._replace(op=self.new) if s.op == self.old else s for s in op.spec.body)
+                body = tuple(replace(s, op=self.new) if s.op == self.old else s for s in op.spec.body)
                 net.rewire(op, replace(op.spec, body=body), net.ins(op), net.outs(op))
                 outcome.changed += 1
         return outcome

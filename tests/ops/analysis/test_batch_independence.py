@@ -2,7 +2,7 @@
 
 import pytest
 
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, Result, contiguous
 from dcir.ops.analysis.batch_independence import inseparable
 from dcir.ops.library.contraction import ContractionSpec

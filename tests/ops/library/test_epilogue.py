@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from dcir.ir.interpret import run_program
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.serialize import decode, encode
 from dcir.ops.library.contraction import ContractionSpec

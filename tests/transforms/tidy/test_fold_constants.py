@@ -139,7 +139,7 @@ def test_numbers_outside(other: float | None) -> None:
         dst, k = c.new((6,), "f32"), c.kernel((6,))
         masked = {} if other is None else {"mask": k.load(x) > 0.0, "other": k.body.const(other, "f32")}
         places = [k.body.index(0) * 2 - 3]
-        k.store(dst, k.gather(fill(c, 5.0, (4,)), (0,), places, [0], how="trusted", **masked))
+        k.store(dst, k.gather(fill(c, 5.0, (4,)), (0,), places, [0], checked=False, **masked))
         k.done()
         return [dst]
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from dcir.ir.interpret import interpret
-from dcir.ir.loop_nest import Expr, LoopNestBuilder
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import Network
+from dcir.ir.statements import Gather, Load, Store
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Meta, Ref
 from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
@@ -72,7 +73,7 @@ def test_changed(name: str) -> None:
     before = run(net)
     assert SimplifyAlgebra().apply(net).changed
     (done,) = net.ops()
-    assert [s.op for s in done.spec.body if s.op not in ("load", "store")] == left
+    assert [s.op for s in done.spec.body if not isinstance(s, (Load, Store))] == left
     verify(net)
     net.validate()
     tolerance = 1e-6 if name in ("squared", "to the third") else 0.0
@@ -122,7 +123,7 @@ def test_changed_masked_load() -> None:
     net = network([(4, 6), (4, 6)], make)
     assert SimplifyAlgebra().apply(net).saved_bytes == 4 * 24
     (done,) = net.ops()
-    assert [s.args for s in done.spec.body if s.op == "load"] == [()] and len(net.ins(done)) == 1
+    assert [s.args for s in done.spec.body if isinstance(s, Load)] == [()] and len(net.ins(done)) == 1
     verify(net)
 
 
@@ -135,14 +136,14 @@ def test_mask_of_gather(first: int, other: float, kept: bool) -> None:
     def make(c: Lowering, x: Ref) -> list[Ref]:
         dst, k = c.new((6,), "f32"), c.kernel((6,))
         mask, value = k.body.const(1, "bool"), k.body.const(other, "f32")
-        k.store(dst, k.gather(x, (0,), [k.body.index(0) + first], [0], how="trusted", mask=mask, other=value))
+        k.store(dst, k.gather(x, (0,), [k.body.index(0) + first], [0], checked=False, mask=mask, other=value))
         k.done()
         return [dst]
 
     net, before = network([(6,)], make), network([(6,)], make)
     SimplifyAlgebra().apply(net)
     verify(net)
-    assert [len(s.args) for op in net.ops() for s in op.spec.body if s.op == "gather"] == [3 if kept else 1]
+    assert [len(s.args) for op in net.ops() for s in op.spec.body if isinstance(s, Gather)] == [3 if kept else 1]
     assert run(net).tobytes() == run(before).tobytes()
 
 

@@ -10,6 +10,7 @@ import torch
 
 from dcir.codegen.cpp.kernels.loop_nest import plan_program
 from dcir.codegen.registry import Machine
+from dcir.ir.statements import Load, Store
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
 from dcir.transforms.tier1_operator.split_reduction import SplitReduction
@@ -39,7 +40,7 @@ def test_changed_columns_have_fewer_jobs_than_results() -> None:
     first, last = net.ops()
     assert first.spec.outer == (32, 768) and first.spec.inner == (256,)
     assert last.spec.outer == (768,) and last.spec.inner == (32,)
-    assert last.spec.body[0].attr == (0, (1, 768))
+    assert last.spec.body[0] == Load(0, (1, 768), last.spec.body[0].dtype)
 
 
 def test_changed_several_loops() -> None:
@@ -80,7 +81,7 @@ def test_changed_what_is_stored_per_point() -> None:
         step.apply(done.network)
     first, last = done.network.ops()
     assert len(first.spec.outputs) == 3 and len(last.spec.outputs) == 2
-    assert not any(s.op == "store" and all(s.attr[1]) for s in last.spec.body)
+    assert not any(isinstance(s, Store) and all(s.strides) for s in last.spec.body)
     for got, want in zip(run_cpp(done, list(args)), stored_and_summed(*args), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 

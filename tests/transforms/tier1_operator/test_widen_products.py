@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from dcir.ir.network import Network, Operand
+from dcir.ir.statements import Narrow
 from dcir.ir.verify import verify
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
@@ -119,7 +120,7 @@ def test_operands_are_rounded_where_they_are_made(dtype: str) -> None:
         lambda x, w, b, v: F.relu(F.linear(x, w, b)) @ v, x, w, b, v, more=(FuseEpilogues(), FuseProducers()), dynamic=1
     )
     first = products(net)[0]
-    assert first.epilogue.outputs == ("f32",) and any(s.op == "narrow" for s in first.epilogue.body)
+    assert first.epilogue.outputs == ("f32",) and any(isinstance(s, Narrow) for s in first.epilogue.body)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

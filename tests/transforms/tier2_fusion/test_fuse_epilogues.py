@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
+from dcir.ir.statements import Load, Store
 from dcir.ir.verify import verify
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.tier1_operator.pack_weights import PackWeights
@@ -139,14 +140,14 @@ def _check_form(op: Op) -> None:
         return
     spec, p = op.spec, op.spec.epilogue
     assert p.outer == spec.shapes[2] and not p.inner and p.inputs[0] == spec.dtype
-    used = list(dict.fromkeys(s.attr[0] for s in p.body if s.op == "load" and s.attr[0]))
+    used = list(dict.fromkeys(s.operand for s in p.body if isinstance(s, Load) and s.operand))
     assert used == list(range(1, len(p.inputs)))
     for s in p.body:
-        if s.op in ("load", "store"):
-            assert all(n != 1 or not st for n, st in zip(p.outer, s.attr[1], strict=True))
-    first = next(s for s in p.body if s.op == "store")
+        if isinstance(s, (Load, Store)):
+            assert all(n != 1 or not st for n, st in zip(p.outer, s.strides, strict=True))
+    first = next(s for s in p.body if isinstance(s, Store))
     strides = spec.c if spec.kind == "contraction" else spec.y
-    assert first.attr[1] == tuple(st if n != 1 else 0 for st, n in zip(strides, p.outer, strict=True))
+    assert first.strides == tuple(st if n != 1 else 0 for st, n in zip(strides, p.outer, strict=True))
 
 
 def test_equal_layers_are_equal_kernels() -> None:

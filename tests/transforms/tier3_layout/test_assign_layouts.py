@@ -12,8 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import dcir
-from dcir.ir.loop_nest import LoopNest, LoopNestBuilder
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand
+from dcir.ir.statements import Load, Store
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store
 from dcir.ops.library.packing import panel_width
@@ -320,7 +322,7 @@ def test_epilogues_and_packed_weights() -> None:
     assert outcome.changed and not outcome.refused
     spec, (a, _, b) = second.spec, graph.ins(second)
     assert a.data == b.data and b.offset == 1 and spec.x[1] == 1 and spec.y[1] == 1
-    assert first_store(spec.epilogue).attr[1] == spec.y
+    assert first_store(spec.epilogue).strides == spec.y
     for got, want in zip(run_interpreted(done, inputs), before, strict=True):
         check_close(got, want, want)
     assert panel_width("f32") and first.spec.y[1] == 1
@@ -340,7 +342,7 @@ def test_kernels_of_equal_layers_stay_equal() -> None:
     assert len(set(specs[2:11])) == 2
     for op in net.ops():  # loops in the order of memory: the last one runs along channels
         if isinstance(op.spec, LoopNest) and not op.spec.inner:
-            assert all(s.attr[1][-1] == 1 for s in op.spec.body if s.op in ("load", "store"))
+            assert all(s.strides[-1] == 1 for s in op.spec.body if isinstance(s, (Load, Store)))
 
 
 def test_a_network_of_many_operators() -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import dcir
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.memory_plan import ARENA, PREPARED
 from dcir.ir.network import Network, Operand, Result
 from dcir.transforms.tier4_movement.plan_arena import PlanArena

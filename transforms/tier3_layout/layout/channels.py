@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Container, Network, Operand
+from dcir.ir.statements import Access, Index, Read, Store
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.transforms.tier3_layout.layout.relayout import Wired
 
 
 @dataclass(frozen=True)
-class Access:
+class ContainerAccess:
     """One statement of a program that reads or writes a container.
 
     Attributes:
@@ -30,14 +31,13 @@ class Access:
 
     operand: Operand
     number: int
-    stmt: Stmt
+    stmt: Access
     moving: frozenset[int] = frozenset()
 
     @property
     def strides(self) -> tuple[int, ...]:
         """Over the program's loops."""
-        strides: tuple[int, ...] = self.stmt.attr[1]
-        return strides
+        return self.stmt.strides
 
 
 class Snapshot:
@@ -52,19 +52,19 @@ class Snapshot:
             for operands, table in ((w.ins, self.readers), (w.outs, self.writers)):
                 for data in dict.fromkeys(o.data for o in operands):
                     table[data].append(op)
-        self._accesses: dict[Op, list[Access]] = {}
+        self._accesses: dict[Op, list[ContainerAccess]] = {}
 
     def program(self, op: Op) -> LoopNest | None:
         """The loop nest of an operator, or that of its epilogue."""
         return self.ops[op].spec.stored_by
 
-    def accesses(self, op: Op) -> list[Access]:
+    def accesses(self, op: Op) -> list[ContainerAccess]:
         """What that program loads and stores."""
         if op not in self._accesses:
             self._accesses[op] = list(self._walk(op))
         return self._accesses[op]
 
-    def _walk(self, op: Op) -> Iterator[Access]:
+    def _walk(self, op: Op) -> Iterator[ContainerAccess]:
         p, w = self.program(op), self.ops[op]
         if p is None:
             return
@@ -73,11 +73,10 @@ class Snapshot:
             ins = [Operand(""), *ins[len(ins) - len(p.inputs) + 1 :]]
         moving = dependence(p)
         for i, s in enumerate(p.body):
-            if s.op == "store":
-                yield Access(w.outs[s.attr[0]], i, s)
-            elif s.op in ("load", "gather") and ins[s.attr[0]].data:
-                inner = s.args[: len(s.attr[2])] if s.op == "gather" else ()
-                yield Access(ins[s.attr[0]], i, s, frozenset().union(*(moving[a] for a in inner)))
+            if isinstance(s, Store):
+                yield ContainerAccess(w.outs[s.operand], i, s)
+            elif isinstance(s, Read) and ins[s.operand].data:
+                yield ContainerAccess(ins[s.operand], i, s, frozenset().union(*(moving[a] for a in s.indices)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -86,10 +85,10 @@ def dependence(p: LoopNest) -> tuple[frozenset[int], ...]:
     found: list[frozenset[int]] = []
     for s in p.body:
         loops = frozenset().union(*(found[a] for a in s.args))
-        if s.op == "index":
-            loops |= {s.attr[0]}
-        elif s.op in ("load", "gather", "store"):
-            loops |= {k for k, st in enumerate(s.attr[1]) if st}
+        if isinstance(s, Index):
+            loops |= {s.dim}
+        elif isinstance(s, Access):
+            loops |= {k for k, st in enumerate(s.strides) if st}
         found.append(loops)
     return tuple(found)
 
@@ -147,7 +146,7 @@ def channel_dimensions(shot: Snapshot, fixed: set[str]) -> dict[str, frozenset[i
             note(operand.data, walked(operand.data, strides[1], shape[1]))
         if isinstance(w.spec, ConvolutionSpec) and w.spec.epilogue is not None:
             for a in shot.accesses(op):
-                if a.stmt.op == "store" and a.strides[1]:
+                if isinstance(a.stmt, Store) and a.strides[1]:
                     note(a.operand.data, walked(a.operand.data, a.strides[1], w.spec.epilogue.dims[1]))
     while queue:
         data = queue.popleft()

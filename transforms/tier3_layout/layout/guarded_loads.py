@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Sequence
 
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Const, Index, Load
 
 _Affine = tuple[int, tuple[int, ...]]
 """A constant, and a coefficient for every loop."""
@@ -32,14 +33,14 @@ def guarded_walk(
         if the mask does not keep every digit inside.
     """
     load = p.body[number]
-    if load.op != "load" or not load.args or any(s < 0 for s in load.attr[1]):
+    if not isinstance(load, Load) or not load.args or any(s < 0 for s in load.strides):
         return None
     order = sorted((d for d, n in enumerate(dims) if n > 1), key=lambda d: steps[d], reverse=True)
     for high, low in itertools.pairwise(order):
         if steps[high] < steps[low] * dims[low]:
             return None
     rows = [[0] * len(p.dims) for _ in dims]
-    for k, (stride, n) in enumerate(zip(load.attr[1], p.dims, strict=True)):
+    for k, (stride, n) in enumerate(zip(load.strides, p.dims, strict=True)):
         rest = stride if n > 1 else 0
         for d in order:
             rows[d][k], rest = divmod(rest, steps[d])
@@ -93,10 +94,10 @@ def _affine(p: LoopNest, number: int) -> _Affine | None:
     s = p.body[number]
     if s.dtype != "i64":
         return None
-    if s.op == "index":
-        return 0, tuple(int(k == s.attr[0]) for k in range(len(p.dims)))
-    if s.op == "const":
-        return int(s.attr[0]), (0,) * len(p.dims)
+    if isinstance(s, Index):
+        return 0, tuple(int(k == s.dim) for k in range(len(p.dims)))
+    if isinstance(s, Const):
+        return int(s.value), (0,) * len(p.dims)
     if s.op not in ("add", "sub", "mul"):
         return None
     a, b = (_affine(p, i) for i in s.args)

@@ -19,7 +19,7 @@ from dcir.ir.types import itemsize
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec, refused_by_winograd
-from dcir.transforms.tier3_layout.layout.channels import Access, Snapshot, channel_loops, digits, image_windows
+from dcir.transforms.tier3_layout.layout.channels import ContainerAccess, Snapshot, channel_loops, digits, image_windows
 
 ACROSS = 3
 """Additional traffic of an operand that a program walks across, in its bytes: a cache line for every vector lane."""
@@ -73,10 +73,10 @@ def program_costs(
         if data in known:
             channels |= dict.fromkeys(channel_loops(shot, op, data, known[data].channels))
 
-    def width(a: Access) -> int:
+    def width(a: ContainerAccess) -> int:
         return math.prod(n for k, n in enumerate(p.dims) if a.strides[k] or k in a.moving)
 
-    def stride(a: Access, k: int, *, moved: bool) -> int:
+    def stride(a: ContainerAccess, k: int, *, moved: bool) -> int:
         layouts = known.get(a.operand.data)
         return layouts.stride(a.strides[k], p.dims[k], moved=moved) if layouts else a.strides[k]
 

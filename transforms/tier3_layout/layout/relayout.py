@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact, match
 from dcir.ir.loop_forms import collapse, drop_unit_loops, order_loops
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Access, Gather, Load, Statement, Store
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.epilogue import first_store
 from dcir.ops.library.product import Product
@@ -55,7 +56,7 @@ class LayoutCopy(NamedTuple):
         other = self.other(walked)
         if any(s == 0 for s in walked.strides):
             return Refusal("the copy repeats elements")
-        store = Stmt("store", (), "", (0, walked.strides))
+        store = Store(0, walked.strides, "", ())
         m = match(LoopNest(self.dims, (), (), (), ()), store, walked.at.offset, program, [(number, offset)])
         if not isinstance(m, Refusal):
             program, starts, rows = m.consumer, m.start, m.coefficients
@@ -75,7 +76,7 @@ class LayoutCopy(NamedTuple):
         self, walked: Side, shape: Sequence[int], strides: Sequence[int], offset: int
     ) -> tuple[tuple[int, ...], int] | Refusal:
         """The same for a window, whose dimensions cannot be split; dimensions of extent 1 keep their stride."""
-        window = LoopNest(tuple(shape), (), ("",), (), (Stmt("load", (), "", (0, tuple(strides))),))
+        window = LoopNest(tuple(shape), (), ("",), (), (Load(0, tuple(strides), ""),))
         mapped = self.map(walked, window, 0, offset)
         if isinstance(mapped, Refusal):
             return mapped
@@ -88,9 +89,9 @@ class LayoutCopy(NamedTuple):
 def copy_of(net: Network, op: Op) -> LayoutCopy | None:
     """The copy that an operator is, over as few loops as possible."""
     p = op.spec
-    if not isinstance(p, LoopNest) or [s.op for s in p.body] != ["load", "store"] or p.inner:
+    if not isinstance(p, LoopNest) or p.as_copy() is None or p.inner:
         return None
-    if p.inputs != p.outputs or p.body[0].args or p.points() == 0:
+    if p.inputs != p.outputs or p.points() == 0:
         return None
     return copy_between(p, net.ins(op)[0], net.outs(op)[0])
 
@@ -98,7 +99,9 @@ def copy_of(net: Network, op: Op) -> LayoutCopy | None:
 def copy_between(p: LoopNest, source: Operand, target: Operand) -> LayoutCopy:
     """The copy that a load and a store make of two operands, over as few loops as possible."""
     p = collapse(order_loops(drop_unit_loops(p)))
-    return LayoutCopy(p.dims, Side(source, p.body[0].attr[1]), Side(target, p.body[1].attr[1]))
+    pair = p.as_copy()
+    assert pair is not None
+    return LayoutCopy(p.dims, Side(source, pair[0].strides), Side(target, pair[1].strides))
 
 
 class Wired(NamedTuple):
@@ -156,7 +159,7 @@ def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wir
     if not lean.ins or lean.ins[0].data:
         return Refusal("the epilogue does not use the product")
     # Along extents of 1 the product keeps its strides, which name a layout; the epilogue's are 0.
-    kept = zip(was.spec.result_strides, first_store(lean.program).attr[1], p.dims, strict=True)
+    kept = zip(was.spec.result_strides, first_store(lean.program).strides, p.dims, strict=True)
     strides = tuple(old if n == 1 else new for old, new, n in kept)
     return Wired(was.spec.with_epilogue(lean.program, strides), (*was.ins[:own], *lean.ins[1:]), lean.outs)
 
@@ -174,8 +177,8 @@ def _moved_contraction(
     spec = _as_contraction(old, mapped[0])
     if isinstance(spec, Refusal):
         return spec
-    numbers = [s.attr[0] for s in (mapped[0].body[:2] if way == "in" else mapped[0].body[2:])]
-    placed = [mapped[1][n] for n in numbers]
+    kind = Load if way == "in" else Store
+    placed = [mapped[1][s.operand] for s in mapped[0].body if isinstance(s, kind)]
     ins, outs = (placed, outs) if way == "in" else (ins, placed)
     return Wired(*_rows_first(spec, ins), outs)
 
@@ -213,8 +216,8 @@ def _as_loops(spec: ContractionSpec) -> LoopNest:
     rank = len(spec.batch)
     a = (*spec.a[:rank], spec.a[rank], 0, spec.a[rank + 1])
     b = (*spec.b[:rank], 0, 0, 0) if spec.panel else (*spec.b[:rank], 0, spec.b[rank + 1], spec.b[rank])
-    body = (Stmt("load", (), spec.dtype, (0, a)), Stmt("load", (), spec.dtype, (1, b)),
-            Stmt("store", (0,), spec.dtype, (0, (*spec.c, 0))))  # fmt: skip
+    body = (Load(0, a, spec.dtype), Load(1, b, spec.dtype),
+            Store(0, (*spec.c, 0), spec.dtype, (0,)))  # fmt: skip
     return LoopNest((*spec.batch, spec.m, spec.n, spec.k), (), (spec.dtype,) * 2, (spec.dtype,), body)
 
 
@@ -223,7 +226,7 @@ def _as_contraction(old: ContractionSpec, p: LoopNest) -> ContractionSpec | Refu
     *batch, m, n, k = p.dims
     if (m, n, k) != (old.m, old.n, old.k):
         return Refusal("a dimension runs over several dimensions of the copy")
-    a, b, c = (s.attr[1] for s in p.body)
+    a, b, c = (s.strides for s in p.body if isinstance(s, Access))
     if any(s < 0 for s in (*a, *b, *c)):
         return Refusal("the copy goes backwards")
     rank = len(batch)
@@ -251,31 +254,31 @@ def _moved_program(
     """A program with every statement on one side of the copy put on the other; and its operands, old and new."""
     placed = list(operands)
     other = copy.other(walked)
-    kinds = ("load", "gather") if way == "in" else ("store",)
 
-    def on_this_side(s: Stmt) -> bool:
-        return s.op in kinds and placed[s.attr[0]].data == walked.at.data
+    def on_this_side(s: Statement) -> Access | None:
+        if not isinstance(s, Access) or isinstance(s, Store) != (way == "out"):
+            return None
+        return s if placed[s.operand].data == walked.at.data else None
 
     number = 0
     while number < len(p.body):
-        s = p.body[number]
-        if not on_this_side(s):
+        s = on_this_side(p.body[number])
+        if s is None:
             number += 1
             continue
-        mapped = mapped_statement(p, number, copy, walked, placed[s.attr[0]].offset)
+        mapped = mapped_statement(p, number, copy, walked, placed[s.operand].offset)
         if isinstance(mapped, Refusal):
             return mapped
-        p, rest, start = mapped
+        p, moved, start = mapped
         number = next(i for i in range(number, len(p.body)) if on_this_side(p.body[i]))  # a split adds statements
         operand = Operand(other.at.data, start)
         known = operand in placed and way == "in"
-        attr = (placed.index(operand) if known else len(placed), *rest)
-        body = (*p.body[:number], p.body[number]._replace(attr=attr), *p.body[number + 1 :])
-        p = replace(p, body=body)
+        moved = moved.with_args(p.body[number].args).with_operand(placed.index(operand) if known else len(placed))
+        p = replace(p, body=(*p.body[:number], moved, *p.body[number + 1 :]))
         if not known:
             placed.append(operand)
             if way == "in":
-                p = replace(p, inputs=(*p.inputs, p.inputs[s.attr[0]]))
+                p = replace(p, inputs=(*p.inputs, p.inputs[s.operand]))
             else:
                 p = replace(p, outputs=(*p.outputs, s.dtype))
     return p, placed
@@ -283,15 +286,15 @@ def _moved_program(
 
 def mapped_statement(
     p: LoopNest, number: int, copy: LayoutCopy, walked: Side, offset: int
-) -> tuple[LoopNest, tuple[Any, ...], int] | Refusal:
-    """A load, gather or store on the other side: the program (perhaps split), what follows the operand in the
-    statement's ``attr``, and the offset."""
+) -> tuple[LoopNest, Access, int] | Refusal:
+    """A load, gather or store on the other side: the program (perhaps split), the statement, and the offset."""
     s = p.body[number]
-    if s.op != "gather":
+    assert isinstance(s, Access)
+    if not isinstance(s, Gather):
         mapped = copy.map(walked, p, number, offset)
-        return mapped if isinstance(mapped, Refusal) else (mapped[0], (mapped[1],), mapped[2])
+        return mapped if isinstance(mapped, Refusal) else (mapped[0], s.with_strides(mapped[1]), mapped[2])
     rank = len(p.dims)  # its computed indices are loops like others, only that they cannot be split
-    to = copy.map_window(walked, (*p.dims, *s.attr[2]), (*s.attr[1], *s.attr[3]), offset)
+    to = copy.map_window(walked, (*p.dims, *s.extents), (*s.strides, *s.steps), offset)
     if isinstance(to, Refusal):
         return to
-    return p, (to[0][:rank], s.attr[2], to[0][rank:], s.attr[4]), to[1]
+    return p, replace(s, strides=to[0][:rank], steps=to[0][rank:]), to[1]

@@ -10,8 +10,9 @@ from dcir.codegen.cpp.tiles.conv.problem import data_gradient, forward_problem, 
 from dcir.codegen.cpp.tiles.emit import HALF, Draft, TileOperand, assemble, assemble_half
 from dcir.codegen.cpp.tiles.epilogue.epilogue import supports_epilogue
 from dcir.codegen.plan import KernelPlan
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.statements import Load, Read
 from dcir.ir.types import FLOATS
 from dcir.isa import Isa
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -99,13 +100,13 @@ def _bias_first(spec: ConvolutionSpec) -> ConvolutionSpec:
     body = LoopNestBuilder(shape)
     value, bias = body.input(spec.dtype), body.input(spec.dtype)
     total = body.load(value, contiguous(shape)) + body.load(bias, [1 if d == 1 else 0 for d in range(len(shape))])
-    made, where = list(body._body), {}
+    made, where = list(body.body), {}
     for i, s in enumerate(epilogue.body):
-        if s.op == "load" and s.attr[0] == 0:
+        if isinstance(s, Load) and s.operand == 0:
             where[i] = total.n
             continue
-        attr = (s.attr[0] + 1, *s.attr[1:]) if s.op in ("load", "gather") else s.attr
-        made.append(s._replace(args=tuple(where[a] for a in s.args), attr=attr))
+        new = s.renumbered(where)
+        made.append(new.with_operand(new.operand + 1) if isinstance(new, Read) else new)
         where[i] = len(made) - 1
     inputs = (spec.dtype, spec.dtype, *epilogue.inputs[1:])
     return replace(spec, bias=False, epilogue=replace(epilogue, inputs=inputs, body=tuple(made)))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Strides
 from dcir.ops.library.convolution import ConvolutionSpec
 
 Three = tuple[int, int, int]
@@ -137,18 +138,11 @@ def _six_loops(s: ConvolutionSpec, channels: int) -> LoopNest | None:
     e = s.epilogue.split(1, channels)
     missing = 3 - len(s.out_size)
 
-    def wider(strides: tuple[int, ...]) -> tuple[int, ...]:
+    def wider(strides: Strides) -> Strides:
         return (*strides[:3], *(0,) * missing, *strides[3:])
 
-    body = []
-    for st in e.body:
-        attr = st.attr
-        if st.op in ("load", "store", "gather"):
-            attr = (attr[0], wider(attr[1]), *attr[2:])
-        elif st.op == "index" and attr[0] >= 3:
-            attr = (attr[0] + missing,)
-        body.append(st._replace(attr=attr))
-    return replace(e, outer=(*e.outer[:3], *(1,) * missing, *e.outer[3:]), body=tuple(body))
+    body = tuple(s.over_loops(wider, lambda d: d + missing if d >= 3 else d) for s in e.body)
+    return replace(e, outer=(*e.outer[:3], *(1,) * missing, *e.outer[3:]), body=body)
 
 
 def data_problems(s: ConvolutionSpec) -> Iterator[ConvolutionProblem]:

@@ -6,7 +6,8 @@ import functools
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.scalar_ops import literal
-from dcir.ir.loop_nest import LoopNest, Stmt
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Access, Const, Index, Load, Store
 
 CHAINS = {"exp": "exponentials", "erf": "errors"}
 """Long chains of steps, and the functions that take several vectors through one."""
@@ -33,12 +34,12 @@ class BoundProgram:
         """Per statement whether it differs along a vector."""
         varies: list[bool] = []
         for s in self.program.body:
-            own = s.op in ("load", "gather", "store") and s.attr[1][self.vector] != 0
+            own = isinstance(s, Access) and s.strides[self.vector] != 0
             own = (
                 own
-                or s.op == "store"
-                or (s.op == "load" and s.attr[0] == 0)
-                or (s.op == "index" and s.attr[0] == self.vector)
+                or isinstance(s, Store)
+                or (isinstance(s, Load) and s.operand == 0)
+                or (isinstance(s, Index) and s.dim == self.vector)
             )
             varies.append(own or any(varies[a] for a in s.args))
         return varies
@@ -51,13 +52,13 @@ class BoundProgram:
     def name(self, i: int) -> str:
         """A value in C++; of an index, inside the loop over lanes."""
         s = self.program.body[i]
-        if s.op == "const":
-            return literal(s.attr[0], s.dtype)
-        if s.op == "index":
-            return f"(i{s.attr[0]} + s + c)" if s.attr[0] == self.vector else f"i{s.attr[0]}"
+        if isinstance(s, Const):
+            return literal(s.value, s.dtype)
+        if isinstance(s, Index):
+            return f"(i{s.dim} + s + c)" if s.dim == self.vector else f"i{s.dim}"
         return f"v{i}"
 
-    def address(self, s: Stmt, lane: str = "") -> str:
+    def address(self, s: Access, lane: str = "") -> str:
         """Where a statement reads or writes, as an index; ``lane`` is what the lane adds."""
-        terms = [f"i{d}" if t == 1 else f"i{d} * {t}LL" for d, t in enumerate(s.attr[1]) if t]
+        terms = [f"i{d}" if t == 1 else f"i{d} * {t}LL" for d, t in enumerate(s.strides) if t]
         return (" + ".join(terms) or "0") + lane

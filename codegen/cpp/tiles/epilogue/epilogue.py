@@ -33,9 +33,9 @@ from dcir.codegen.cpp.tiles.epilogue.scalars import lane_statements
 from dcir.codegen.cpp.tiles.epilogue.sums import only_sums, pitch, sums_of, sums_text, without_sums
 from dcir.codegen.cpp.tiles.epilogue.vectors import all_simple, is_simple, roundings, vector_lines, vector_math
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Cast, Gather, Reduce, Store
 from dcir.ir.types import FLOATS
 from dcir.isa import Isa
-from dcir.ops.library.convolution_statistics import ADDED
 
 text_of = templates("epilogue/epilogue")
 
@@ -56,7 +56,7 @@ def supports_epilogue(program: LoopNest, dtype: str) -> bool:
         and not program.inner
         and bool(program.outer)
         and program.inputs[0] == dtype
-        and all(s.op != "reduce" and not (s.op == "gather" and s.attr[4] == "checked") for s in program.body)
+        and all(not isinstance(s, Reduce) and not (isinstance(s, Gather) and s.checked) for s in program.body)
     )
 
 
@@ -102,7 +102,9 @@ class Epilogue:
         """Whether every statement that varies has a form for vectors, or is a sum's."""
         body = self.program.body
         return all(
-            is_simple(self.bound, i) or s.attr[2:] == (ADDED,) or (s.dtype == "f64" and s.op in ("cast", "mul"))
+            is_simple(self.bound, i)
+            or (isinstance(s, Store) and s.added)
+            or (s.dtype == "f64" and (isinstance(s, Cast) or s.op == "mul"))
             for i, (s, varies) in enumerate(zip(body, self.bound.varies, strict=True))
             if varies
         )

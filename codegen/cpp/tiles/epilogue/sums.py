@@ -14,31 +14,31 @@ from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import lanes, round_up
 from dcir.codegen.cpp.tiles.epilogue.bound_program import BoundProgram
 from dcir.codegen.cpp.tiles.epilogue.vectors import as_vector, read_back, vector_lines
-from dcir.ir.loop_nest import LoopNest, Stmt, simplify
+from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.statements import Cast, Load, Store
 from dcir.isa import Isa
-from dcir.ops.library.convolution_statistics import ADDED
 
 text_of = templates("epilogue/sums")
 
 
-def sums_of(p: LoopNest) -> list[Stmt]:
+def sums_of(p: LoopNest) -> list[Store]:
     """The stores that add."""
-    return [s for s in p.body if s.op == "store" and s.attr[2:] == (ADDED,)]
+    return [s for s in p.body if isinstance(s, Store) and s.added]
 
 
 def without_sums(p: LoopNest) -> LoopNest:
     """The epilogue that only stores; operands keep their numbers."""
-    return simplify(p, keep=lambda s: s.op == "store" and s.attr[2:] != (ADDED,))
+    return simplify(p, keep=lambda s: isinstance(s, Store) and not s.added)
 
 
 def only_sums(p: LoopNest) -> LoopNest:
     """The epilogue that only adds."""
-    return simplify(p, keep=lambda s: s.op == "store" and s.attr[2:] == (ADDED,))
+    return simplify(p, keep=lambda s: isinstance(s, Store) and s.added)
 
 
 def pitch(p: LoopNest) -> int:
     """Elements from one sum's channels to the next sum's."""
-    steps = sums_of(p)[0].attr[1]
+    steps = sums_of(p)[0].strides
     return round_up(1 + sum((n - 1) * s for n, s in zip(p.outer, steps, strict=True)), 16)
 
 
@@ -57,9 +57,9 @@ def sums_text(whole: BoundProgram, isa: Isa) -> str:
     sums: list[str] = []
     number = 0
     for i, s in enumerate(p.body):
-        if s.dtype == "f64" and s.op != "store":
+        if s.dtype == "f64" and not isinstance(s, Store):
             continue
-        if s.op != "store":
+        if not isinstance(s, Store):
             (inside if walks[i] else before).extend(lines[i])
             continue
         sums.append(f"D l{number}, h{number};" if s.dtype == "f64" else f"V s{number};")
@@ -69,7 +69,7 @@ def sums_text(whole: BoundProgram, isa: Isa) -> str:
         else:
             inside.append(f"u.s{number} += {as_vector(e, s.args[0])};")
             left, right = (f"{part}(p.s{number} + q.s{number})" for part in ("low", "high"))
-        at = " + ".join(f"i{d} * {t}LL" for d, t in enumerate(s.attr[1]) if t)
+        at = " + ".join(f"i{d} * {t}LL" for d, t in enumerate(s.strides) if t)
         after.append(f"add_to(e.sums + {number * pitch(p)} + {at or 0}, {left}, {right}, from, n);")
         number += 1
     at = ", ".join(f"{n} + s" if d == e.vector else n for d, n in enumerate(names)).replace("i", "b")
@@ -85,19 +85,18 @@ def _from_stored(whole: BoundProgram) -> tuple[LoopNest, str] | None:
     p = whole.program
     if not replace(whole, program=only_sums(p)).chains:
         return None
-    stores = [s for s in p.body if s.op == "store" and s.attr[2:] != (ADDED,)]
+    stores = [s for s in p.body if isinstance(s, Store) and not s.added]
     for store in stores:
         at = store.args[0]
         if not store.dtype == p.body[at].dtype == whole.dtype:
             continue
         # Nothing but what is stored may depend on the accumulators, of which a marked load tells them apart.
-        given = Stmt("load", (), whole.dtype, (0, tuple(1 for _ in p.dims)))
-        body = [
-            s._replace(attr=(0, tuple(0 for _ in p.dims))) if s.op == "load" and s.attr[0] == 0 else s for s in p.body
-        ]
+        given = Load(0, tuple(1 for _ in p.dims), whole.dtype)
+        still = tuple(0 for _ in p.dims)
+        body = [s.with_strides(still) if isinstance(s, Load) and s.operand == 0 else s for s in p.body]
         body[at] = given
         summing = only_sums(replace(p, body=tuple(body)))
-        loads = [s for s in summing.body if s.op == "load" and s.attr[0] == 0]
+        loads = [s for s in summing.body if isinstance(s, Load) and s.operand == 0]
         if loads == [given] and not replace(whole, program=summing).chains:
             return summing, read_back(whole, store)
     return None
@@ -107,7 +106,7 @@ def _walks(p: LoopNest, row: int) -> list[bool]:
     """Per statement whether it differs from row to row."""
     found: list[bool] = []
     for s in p.body:
-        own = s.op == "load" and (s.attr[0] == 0 or s.attr[1][row] != 0)
+        own = isinstance(s, Load) and (s.operand == 0 or s.strides[row] != 0)
         found.append(own or any(found[a] for a in s.args))
     return found
 
@@ -115,7 +114,7 @@ def _walks(p: LoopNest, row: int) -> list[bool]:
 def _factor(e: BoundProgram, number: int, part: str) -> str:
     """A float64 value, as half a vector."""
     s = e.program.body[number]
-    if s.op == "cast":
+    if isinstance(s, Cast):
         return f"{part}({as_vector(e, s.args[0])})"
     return f"{_factor(e, s.args[0], part)} * {_factor(e, s.args[1], part)}"
 

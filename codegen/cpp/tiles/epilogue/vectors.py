@@ -10,7 +10,7 @@ from dcir.codegen.cpp.tiles.emit import HALF, lanes
 from dcir.codegen.cpp.tiles.epilogue.bound_program import CHAINS, BoundProgram
 from dcir.codegen.cpp.tiles.epilogue.halves import half_vectors
 from dcir.codegen.cpp.tiles.epilogue.scalars import scalar
-from dcir.ir.loop_nest import Stmt
+from dcir.ir.statements import Cast, Const, Load, Narrow, Statement, Store
 from dcir.isa import Isa
 
 text_of = templates("epilogue/epilogue")
@@ -29,13 +29,13 @@ def is_simple(b: BoundProgram, i: int) -> bool:
     types = (b.dtype, "bool")
     stored = (*types, *HALF) if b.dtype == "f32" else types
     given = [body[a].dtype for a in s.args]
-    if s.op == "load":
-        return not s.args and s.dtype in types and b.program.inputs[s.attr[0]] in stored
-    if s.op == "store":
+    if isinstance(s, Load):
+        return not s.args and s.dtype in types and b.program.inputs[s.operand] in stored
+    if isinstance(s, Store):
         return s.dtype in stored
-    if s.op == "narrow":
-        return s.dtype == b.dtype == "f32" and s.attr[:1] in (("bf16",), ("f16",))
-    if s.op == "cast":
+    if isinstance(s, Narrow):
+        return s.dtype == b.dtype == "f32" and s.storage in HALF
+    if isinstance(s, Cast):
         return given == ["bool"] and s.dtype == b.dtype
     if any(t not in types for t in (s.dtype, *given)):
         return False
@@ -57,9 +57,9 @@ def roundings(b: BoundProgram) -> set[tuple[int, str]]:
     """Vectors that are rounded, and the half types they are rounded to."""
     varies = b.varies
     return {
-        (s.args[0], s.attr[0] if s.op == "narrow" else s.dtype)
+        (s.args[0], s.storage if isinstance(s, Narrow) else s.dtype)
         for i, s in enumerate(b.program.body)
-        if varies[i] and ((s.op == "narrow" and s.attr) or (s.op == "store" and s.dtype in HALF))
+        if varies[i] and (isinstance(s, Narrow) or (isinstance(s, Store) and s.dtype in HALF))
     }
 
 
@@ -74,17 +74,17 @@ def vector_lines(b: BoundProgram) -> list[list[str]]:
             found.append([])
             continue
         args = [as_vector(b, a) for a in s.args]
-        if s.op == "store":
+        if isinstance(s, Store):
             found.append([_stored(b, s, args[0])])
             continue
         found.append([f"const {kind_of(b, i)} v{i} = {_value(b, s, args)};"])
     return found
 
 
-def _stored(b: BoundProgram, s: Stmt, vector: str) -> str:
+def _stored(b: BoundProgram, s: Store, vector: str) -> str:
     """C++ that stores a vector."""
-    step = s.attr[1][b.vector]
-    at = f"e.o{s.attr[0]} + {b.address(s)}"
+    step = s.strides[b.vector]
+    at = f"e.o{s.operand} + {b.address(s)}"
     if s.dtype == "bool":
         return f"put_bool<WHOLE>({at}, {step}, {vector}, n);"
     if s.dtype in HALF:
@@ -100,13 +100,13 @@ def kind_of(b: BoundProgram, i: int) -> str:
     return "M" if b.program.body[i].dtype == "bool" else "V"
 
 
-def _value(b: BoundProgram, s: Stmt, args: list[str]) -> str:
-    if s.op == "load":
+def _value(b: BoundProgram, s: Statement, args: list[str]) -> str:
+    if isinstance(s, Load):
         return _loaded(b, s)
-    if s.op == "cast":
+    if isinstance(s, Cast):
         return f"{args[0]} ? splat(1) : splat(0)"
-    if s.op == "narrow":
-        return f"round_{s.attr[0]}({args[0]})"
+    if isinstance(s, Narrow):
+        return f"round_{s.storage}({args[0]})"
     if s.op == "where":
         return f"{args[0]} ? {args[1]} : {args[2]}"
     if s.op in _LOGICAL:
@@ -123,18 +123,18 @@ def _value(b: BoundProgram, s: Stmt, args: list[str]) -> str:
         sign, (x, y) = _EXTREME[s.op], args
         for constant, other, a in ((x, y, s.args[0]), (y, x, s.args[1])):
             value = b.program.body[a]
-            if value.op == "const" and value.attr[0] == value.attr[0]:
+            if isinstance(value, Const) and value.value == value.value:
                 return f"{'larger' if s.op == 'max' else 'smaller'}({constant}, {other})"
         return f"({x} {sign} {y}) | ({x} != {x}) ? {x} : {y}"
     return f"{args[0]} {_INFIX[s.op]} {args[1]}"
 
 
-def _loaded(b: BoundProgram, s: Stmt) -> str:
+def _loaded(b: BoundProgram, s: Load) -> str:
     """What is read, as a vector."""
-    if s.attr[0] == 0:
+    if s.operand == 0:
         return "x"
-    step, at = s.attr[1][b.vector], f"e.a{s.attr[0]} + {b.address(s)}"
-    kind = b.program.inputs[s.attr[0]]
+    step, at = s.strides[b.vector], f"e.a{s.operand} + {b.address(s)}"
+    kind = b.program.inputs[s.operand]
     if kind == "bool":
         return f"get_bool<WHOLE>({at}, {step}, n)"
     if kind in HALF:
@@ -142,9 +142,9 @@ def _loaded(b: BoundProgram, s: Stmt) -> str:
     return f"get<WHOLE>({at}, n)" if step == 1 else f"get_apart<WHOLE>({at}, {step}LL, n)"
 
 
-def read_back(b: BoundProgram, store: Stmt) -> str:
+def read_back(b: BoundProgram, store: Store) -> str:
     """A C++ expression of what was stored: a vector of n lanes."""
-    step, at = store.attr[1][b.vector], f"e.o{store.attr[0]} + {b.address(store)}"
+    step, at = store.strides[b.vector], f"e.o{store.operand} + {b.address(store)}"
     return f"get<WHOLE>({at}, n)" if step == 1 else f"get_apart<WHOLE>({at}, {step}LL, n)"
 
 
@@ -182,5 +182,5 @@ def vector_math(b: BoundProgram, isa: Isa) -> str:
 def _halves(b: BoundProgram) -> set[str]:
     """Half types of vectors."""
     p, varies = b.program, b.varies
-    loads = {p.inputs[s.attr[0]] for s, v in zip(p.body, varies, strict=True) if v and s.op == "load"}
+    loads = {p.inputs[s.operand] for s, v in zip(p.body, varies, strict=True) if v and isinstance(s, Load)}
     return {t for t in loads if t in HALF} | {t for _, t in roundings(b)}

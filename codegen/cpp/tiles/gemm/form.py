@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Access, Index, Load, Store
 from dcir.ir.types import itemsize
 from dcir.ops.library.contraction import ContractionSpec
 
@@ -31,8 +32,8 @@ class ProductForm:
         """Whether the first result has neighbours along a dimension (-1: n, -2: m)."""
         if self.epilogue is None:
             return self.spec.c[dimension] == 1
-        stores = [s for s in self.epilogue.body if s.op == "store"]
-        return bool(stores[0].attr[1][self.places[dimension]] == 1)
+        stores = [s for s in self.epilogue.body if isinstance(s, Store)]
+        return stores[0].strides[self.places[dimension]] == 1
 
     @property
     def packed_bytes(self) -> int:
@@ -99,7 +100,7 @@ def _walks_on(epilogue: LoopNest | None, outer: int, inner: int, extent: int) ->
     if epilogue is None:
         return True
     return all(
-        s.attr[1][outer] == s.attr[1][inner] * extent
+        s.strides[outer] == s.strides[inner] * extent
         for s in epilogue.body
-        if s.op in ("load", "gather", "store") and not (s.op == "load" and s.attr[0] == 0)
-    ) and all(s.attr[0] not in (outer, inner) for s in epilogue.body if s.op == "index")
+        if isinstance(s, Access) and not (isinstance(s, Load) and s.operand == 0)
+    ) and all(s.dim not in (outer, inner) for s in epilogue.body if isinstance(s, Index))

@@ -24,6 +24,7 @@ from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, quarters, splitting, unit_support, unit_tile
 from dcir.codegen.cpp.tiles.method import LAST, ON_UNIT, Method
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Load
 from dcir.isa import Isa
 from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec
 from dcir.ops.library.matrix_unit import COLUMNS, DEPTH, ROWS, matrix_wins
@@ -344,9 +345,9 @@ def _by_rows(form: ProductForm) -> bool:
         return False
     row, column = form.places[-2], form.places[-1]
     read = {
-        s.attr
+        (s.operand, s.strides)
         for s in body.body
-        if s.op == "load" and s.attr[0] != 0 and s.attr[1][column] == 1 and s.attr[1][row] == spec.n
+        if isinstance(s, Load) and s.operand != 0 and s.strides[column] == 1 and s.strides[row] == spec.n
     }
     return len(read) >= STREAMS
 

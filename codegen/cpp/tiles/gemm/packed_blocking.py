@@ -10,6 +10,7 @@ from dcir.codegen.choices import decide
 from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Split, ceil_div, lanes, round_up
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.packed_tile import FEW_PANELS, Tiling, grid, tiling
+from dcir.ir.statements import Load, Store
 from dcir.isa import Isa, slow_to_fill
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
@@ -264,9 +265,9 @@ def _per_block(product: PackedProduct, job_tiles: int, depth: Split, tall: int) 
 def _row_operands(form: ProductForm) -> int:
     """Operands of the epilogue, results included, that hold a number for every result of the product; 0 if it reads none."""
     body = () if form.epilogue is None else form.epilogue.body
-    whole = (s for s in body if s.op in ("load", "store") and (s.op, s.attr[0]) != ("load", 0) and s.attr[1][-2])
-    found = {(s.op, s.attr[0]) for s in whole if s.attr[1][-1]}
-    return len(found) if any(op == "load" for op, _ in found) else 0
+    loads = {s.operand for s in body if isinstance(s, Load) and s.operand != 0 and s.strides[-2] and s.strides[-1]}
+    stores = {s.operand for s in body if isinstance(s, Store) and s.strides[-2] and s.strides[-1]}
+    return len(loads) + len(stores) if loads else 0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 
 from dcir.codegen.cpp.tiles.emit import Draft, TileStep, assemble, render
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue, supports_epilogue
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.types import bf16_to_f32, f32_to_bf16
 from dcir.isa import ISAS
@@ -388,7 +388,7 @@ def test_refused():
     """What no tile can apply: an index to check, another type, a reduction."""
     case = Case("f32")
     b = case.body
-    case.store(case.x + b.gather(b.input("f32"), (0, 0, 0), [b.index(1)], (5,), (1,), "checked"))
+    case.store(case.x + b.gather(b.input("f32"), (0, 0, 0), [b.index(1)], (5,), (1,)))
     assert not supports_epilogue(b.finish(), "f32")
     case = Case("f32")
     relu(case)

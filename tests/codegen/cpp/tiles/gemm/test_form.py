@@ -1,7 +1,7 @@
 """The normal form of products: batches dropped and merged, the epilogue's loops followed, refusals."""
 
 from dcir.codegen.cpp.tiles.gemm.form import normal_form, transposed
-from dcir.ir.loop_nest import LoopNestBuilder
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
