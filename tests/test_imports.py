@@ -74,3 +74,10 @@ def test_a_circle_is_seen(tmp_path, text):
     assert circle(package) == []
     (package / "inner" / "second.py").write_text(text)
     assert set(circle(package)) == {"small.first", "small.inner.second"}
+
+
+def test_no_pass_imports_another():
+    known = {name: path for name, path in modules(ROOT / "dcir").items() if name.startswith("dcir.transforms.t")}
+    passes = {name: path for name, path in known.items() if "(Pass):" in path.read_text()}
+    assert len(passes) > 20
+    assert {name: found for name, path in passes.items() if (found := imported(path, passes) - {name})} == {}

@@ -13,7 +13,7 @@ from dcir.driver.verify.check import PassChecker
 from dcir.ir.memory_plan import ARENA
 from dcir.transforms.pipelines import TIERS, pipeline
 from dcir.transforms.runner import run_passes
-from dcir.transforms.tier4_movement.plan_arena import live_bytes_lower_bound
+from dcir.transforms.tier4_movement.memory.lifetimes import live_bytes_lower_bound
 from tests.harness import run_cpp
 from tests.transforms.imported import imported
 from tests.transforms.random_network import random_network

@@ -21,7 +21,7 @@ from typing import ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier4_movement.plan_arena import Lifetime, lifetimes, most_alive
+from dcir.transforms.tier4_movement.memory.lifetimes import Lifetime, lifetimes, most_alive
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,16 +23,7 @@ from dcir.ir.memory_plan import ALIGNMENT, ARENA, aligned
 from dcir.ir.network import Network
 from dcir.ir.types import itemsize
 from dcir.transforms.base import Pass, PassResult
-
-
-class Lifetime(NamedTuple):
-    """When a transient is alive: positions in execution order, both included; and its bytes, aligned."""
-
-    name: str
-    first: int
-    last: int
-    nbytes: int
-
+from dcir.transforms.tier4_movement.memory.lifetimes import Lifetime, lifetimes, most_alive
 
 _ORDERS: tuple[Callable[[Lifetime], Any], ...] = (
     lambda t: (-t.nbytes, t.first),
@@ -110,32 +101,6 @@ def _lanes(
     if size:
         outside.append(Lifetime(name, first, last, size * stream.lanes))
     return sorted(outside, key=lambda t: t.first), (offsets, size)
-
-
-def lifetimes(net: Network, alignment: int = ALIGNMENT) -> list[Lifetime]:
-    """Every transient that some operator uses and that ends with the call, in order of first use."""
-    position = net.positions()
-    result = []
-    for name, c in net.containers.items():
-        planned = c.role == "transient" and net.memory.belongs_in_arena(name)
-        used = [position[op] for op in (*net.writers(name), *net.readers(name))] if planned else []
-        if used and c.nbytes:
-            result.append(Lifetime(name, min(used), max(used), aligned(c.nbytes, alignment)))
-    return sorted(result, key=lambda t: t.first)
-
-
-def live_bytes_lower_bound(net: Network, alignment: int = ALIGNMENT) -> int:
-    """The most bytes of transients alive at one time: no arena can be smaller."""
-    return most_alive(lifetimes(net, alignment))
-
-
-def most_alive(live: list[Lifetime]) -> int:
-    """The most bytes alive at one time."""
-    change = np.zeros(max((t.last for t in live), default=0) + 2, np.int64)
-    for t in live:
-        change[t.first] += t.nbytes
-        change[t.last + 1] -= t.nbytes
-    return int(change.cumsum().max())
 
 
 def _place(order: list[Lifetime]) -> tuple[dict[str, int], int]:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from dcir.ir.memory_plan import ALIGNMENT, Alias
 from dcir.ir.network import Network
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier4_movement.plan_arena import Lifetime, lifetimes
-from dcir.transforms.tier4_movement.reuse_saved_tensors import SharedBlock, large_results, spans
+from dcir.transforms.tier4_movement.memory.lifetimes import Lifetime, large_results, lifetimes, spans
+from dcir.transforms.tier4_movement.memory.shared_block import SharedBlock
 
 
 @dataclass(frozen=True)

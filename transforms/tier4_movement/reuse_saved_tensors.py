@@ -12,16 +12,22 @@ their way where these are largest.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dcir.ir.memory_plan import ALIGNMENT, Alias, aligned
+from dcir.ir.memory_plan import ALIGNMENT, Alias
 from dcir.ir.network import Network
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier4_movement.plan_arena import Lifetime, lifetimes
-
-_BEFORE, _AFTER = -1, 1 << 60  # positions before and after all operators
+from dcir.transforms.tier4_movement.memory.lifetimes import (
+    AFTER,
+    BEFORE,
+    Lifetime,
+    large_results,
+    lifetimes,
+    position_of_stream,
+    spans,
+)
+from dcir.transforms.tier4_movement.memory.shared_block import SharedBlock
 
 
 @dataclass(frozen=True)
@@ -103,114 +109,12 @@ class ReuseSavedTensors(Pass):
         ends = {label: position_of_stream(net, i)[1] for i, s in enumerate(net.streams) for label in s.ops}
         buffers: dict[int, Lifetime] = {}
         for name, part in net.memory.donated.items():
-            last = max((ends.get(r.label, position[r]) for r in net.readers(name)), default=_BEFORE)
-            last = _AFTER if name in shown else last
-            before = buffers.get(part.buffer, Lifetime(_buffer(part.buffer), _BEFORE, _BEFORE, part.nbytes))
+            last = max((ends.get(r.label, position[r]) for r in net.readers(name)), default=BEFORE)
+            last = AFTER if name in shown else last
+            before = buffers.get(part.buffer, Lifetime(_buffer(part.buffer), BEFORE, BEFORE, part.nbytes))
             buffers[part.buffer] = before._replace(last=max(before.last, last))
-        return [t for t in buffers.values() if t.nbytes >= self.kept and t.last < _AFTER]
-
-
-def large_results(net: Network, least: int) -> list[Lifetime]:
-    """Results of at least so many bytes that are shown whole and once, from their first writer on, in that order."""
-    shown = Counter(r.data for r in net.results)
-    position = net.positions()
-    begins = {label: position_of_stream(net, i)[0] for i, s in enumerate(net.streams) for label in s.ops}
-    found = []
-    for r in net.results:
-        c = net.containers[r.data]
-        whole = r.offset == 0 and r.shape == c.shape and r.strides == c.strides
-        if c.role == "result" and whole and shown[r.data] == 1 and r.data not in net.updates and c.nbytes >= least:
-            first = min((begins.get(w.label, position[w]) for w in net.writers(r.data)), default=_BEFORE)
-            found.append(Lifetime(r.data, first, _AFTER, c.nbytes))
-    return sorted(found, key=lambda t: (t.first, -t.nbytes))
+        return [t for t in buffers.values() if t.nbytes >= self.kept and t.last < AFTER]
 
 
 def _buffer(number: int) -> str:
     return f"buffer {number}"
-
-
-def position_of_stream(net: Network, number: int) -> tuple[int, int]:
-    """First and last position of a stream's operators."""
-    position = {op.label: i for op, i in net.positions().items()}
-    stream = net.streams[number]
-    return position[stream.ops[0]], position[stream.ops[-1]]
-
-
-def spans(net: Network, live: list[Lifetime]) -> list[Lifetime]:
-    """Lifetimes of what lies outside of streams; what a stream touches lives through all of it."""
-    spans = [(s, position_of_stream(net, i)) for i, s in enumerate(net.streams)]
-    result = []
-    for t in live:
-        if any(t.name in s.inside for s, _ in spans):
-            continue
-        touched = [span for s, span in spans if t.name in s.steps]
-        first = min([t.first, *(span[0] for span in touched)])
-        last = max([t.last, *(span[1] for span in touched)])
-        result.append(t._replace(first=first, last=last))
-    return result
-
-
-class SharedBlock:
-    """Memory that is used by one after the other.
-
-    Attributes:
-        result: the one that lies at its beginning and keeps it after the call.
-        places, aliases: byte offsets of inputs and the result, and of transients.
-        size: bytes.
-    """
-
-    def __init__(self, alignment: int, result: Lifetime | None = None) -> None:
-        self.alignment, self.result = alignment, result
-        self.places: dict[str, int] = {}
-        self.aliases: dict[str, int] = {}
-        self.size = 0
-        self._taken: list[tuple[Lifetime, int]] = []
-        if result is not None:
-            self._put(result, 0, self.places)
-
-    @property
-    def shared(self) -> bool:
-        """Whether one follows another here."""
-        return bool(self.aliases) or (self.result is not None and len(self.places) > 1)
-
-    def place(self, t: Lifetime, most: int | None) -> bool:
-        """Give a place to a donated input, in at most so many bytes; says whether there was one."""
-        at = self._gap(t, most)
-        if at is None:
-            return False
-        self._put(t, at, self.places)
-        return True
-
-    def alias(self, t: Lifetime) -> bool:
-        """Give a place to a transient; says whether there was one."""
-        at = self._gap(t, self.size)
-        if at is None or self._below(at) is None:
-            return False
-        self._put(t, at, self.aliases)
-        return True
-
-    def target(self, name: str) -> str:
-        """Who has the slot of the pointer table from which a transient is reached."""
-        found = self._below(self.aliases[name])
-        assert found is not None
-        return found
-
-    def _below(self, at: int) -> str | None:
-        """Whoever lies nearest below."""
-        below = [(place, o.name) for o, place in self._taken if o.name in self.places and place <= at]
-        return max(below)[1] if below else None
-
-    def _gap(self, t: Lifetime, most: int | None) -> int | None:
-        """The lowest free place."""
-        met = sorted((at, at + o.nbytes) for o, at in self._taken if o.first <= t.last and o.last >= t.first)
-        at = 0
-        for low, high in met:
-            if low - at >= t.nbytes:
-                break
-            at = max(at, aligned(high, self.alignment))
-        return at if most is None or at + t.nbytes <= most else None
-
-    def _put(self, t: Lifetime, at: int, table: dict[str, int]) -> None:
-        table[t.name] = at
-        self._taken.append((t, at))
-        self.size = max(self.size, at + t.nbytes)

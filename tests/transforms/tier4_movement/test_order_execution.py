@@ -12,8 +12,8 @@ from dcir.ir.memory_plan import BufferPart
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
+from dcir.transforms.tier4_movement.memory.lifetimes import live_bytes_lower_bound
 from dcir.transforms.tier4_movement.order_execution import OrderExecution, alive_bytes
-from dcir.transforms.tier4_movement.plan_arena import live_bytes_lower_bound
 from tests.transforms.build import binary, network, reduce, unary
 from tests.transforms.imported import imported, same_numbers
 from tests.transforms.random_network import random_network, results

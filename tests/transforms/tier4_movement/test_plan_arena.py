@@ -13,7 +13,8 @@ from dcir.ir.memory_plan import ARENA
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Meta, Ref
-from dcir.transforms.tier4_movement.plan_arena import PlanArena, lifetimes, live_bytes_lower_bound
+from dcir.transforms.tier4_movement.memory.lifetimes import lifetimes, live_bytes_lower_bound
+from dcir.transforms.tier4_movement.plan_arena import PlanArena
 from tests.harness import run_cpp, run_interpreted
 from tests.transforms.build import binary, network, reduce, unary
 from tests.transforms.imported import imported
