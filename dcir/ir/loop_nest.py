@@ -135,7 +135,7 @@ class LoopNest(Operator):
         self, ins: Sequence[Any], outs: Sequence[Any], in_starts: Sequence[int], out_starts: Sequence[int]
     ) -> None:
         """A loop nest may walk backwards from where its operands begin."""
-        from dcir.ir.interpret import run_program
+        from dcir.ir.run_nest import run_program
         from dcir.ir.scalars import reference
 
         run_program(self, ins, outs, reference, in_starts, out_starts)
@@ -149,14 +149,14 @@ class LoopNest(Operator):
         """Itself."""
         return self
 
-    def stored_as(self, nest: LoopNest) -> LoopNest:
+    def stored_as(self, nest: Operator) -> Operator:
         """The other one."""
         return nest
 
     def describe(self) -> str:
         """Its loops' extents and its distinct operations."""
         inner = f" over {sizes_text(self.inner)}" if self.inner else ""
-        return f"loops {sizes_text(self.outer) or '1'}{inner}: {words_of(self)}"
+        return f"loops {sizes_text(self.outer) or '1'}{inner}: {words_of(self.body)}"
 
     def split(self, dim: int, factor: int) -> LoopNest:
         """The same program with loop ``dim`` (extent n) as two loops of extents (n // factor, factor)."""
@@ -191,6 +191,13 @@ class LoopNest(Operator):
         dims = self.dims
         body = tuple(s.over_loops(lambda st: tuple(st[o] for o in order), back.__getitem__) for s in self.body)
         return replace(self, outer=tuple(dims[o] for o in outer), inner=tuple(dims[o] for o in inner), body=body)
+
+
+def stored_by(spec: Operator) -> LoopNest | None:
+    """The loop nest whose statements store an operator's results: itself, its epilogue, or None."""
+    nest = spec.stored_by
+    assert nest is None or isinstance(nest, LoopNest)
+    return nest
 
 
 def is_store(s: Statement) -> bool:

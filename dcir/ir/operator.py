@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dcir.errors import InvalidOperator
 
-if TYPE_CHECKING:
-    from dcir.ir.loop_nest import LoopNest
-
 Temporary = tuple[str, str, int]
 """An array that exists while an operator runs: its name, its element type, its elements."""
-Step = tuple["LoopNest", list[str], list[str]]
+Step = tuple["Operator", list[str], list[str]]
 """A loop nest with the names of its operands: a0, o0 … or those of temporaries."""
 Steps = tuple[list[Temporary], list[Step]]
 
@@ -49,6 +46,8 @@ class Operator:
     and, where it has something to say, what follows below. An operator without a ``loop_nest`` or ``steps`` needs an emitter of its own
     (``codegen.registry.planner``).
 
+    A loop nest is an operator too; what the contract calls a loop nest is one (``loop_nest.py``), which the class above it cannot name.
+
     The class is no ABC: passes ask a thousand nodes for their class many times, which an ABC answers five times slower; what is
     missing is told when a subclass is defined (``partial=True`` in the class's header puts that off to its subclasses).
 
@@ -81,7 +80,7 @@ class Operator:
         def kind(self) -> str: ...
 
         @property
-        def epilogue(self) -> LoopNest | None: ...
+        def epilogue(self) -> Operator | None: ...
 
         @property
         def calls_out(self) -> str: ...
@@ -126,7 +125,7 @@ class Operator:
         reads, writes = self.footprint()
         return sum(reads) + sum(writes)
 
-    def loop_nest(self) -> LoopNest | None:
+    def loop_nest(self) -> Operator | None:
         """The same as one loop nest; None where there is none."""
         return None
 
@@ -139,7 +138,7 @@ class Operator:
         return [], [(nest, [f"a{i}" for i in range(len(reads))], [f"o{i}" for i in range(len(writes))])]
 
     @property
-    def stored_by(self) -> LoopNest | None:
+    def stored_by(self) -> Operator | None:
         """The loop nest whose statements store the results: an epilogue, or the operator that is one; None where it stores by itself."""
         return self.epilogue
 
@@ -171,7 +170,7 @@ class Operator:
         """The same where the result does not share memory with the first input."""
         return self
 
-    def stored_as(self, nest: LoopNest) -> Operator:
+    def stored_as(self, nest: Operator) -> Operator:
         """The same with ``nest`` in place of ``stored_by``, where there is one."""
         assert self.epilogue is not None
         return self._having("epilogue", nest)

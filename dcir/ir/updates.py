@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterable
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest import LoopNest, stored_by
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand
 from dcir.ir.statements import Gather, Read, Reduce, Store
@@ -91,7 +91,7 @@ def _in_place(net: Network, op: Op, data: str, source: str) -> bool:
     spec, first = op.spec, 0
     if spec.updates_first_input:
         return keeps_most(net, op, data, source)
-    ins, outs, p = net.ins(op), net.outs(op), spec.stored_by
+    ins, outs, p = net.ins(op), net.outs(op), stored_by(spec)
     if p is None:
         return False
     if p is not spec:

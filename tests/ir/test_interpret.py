@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dcir.ir import interpret as module
+from dcir.ir import run_nest as module
 from dcir.ir.interpret import interpret
 from tests.transforms.build import binary, network, reduce, unary
 from tests.transforms.random_network import random_network, results

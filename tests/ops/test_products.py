@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dcir.frontends.torch.importer import import_graph
-from dcir.ir.interpret import run_program
+from dcir.ir.run_nest import run_program
 from dcir.ir.serialize import decode, encode
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec

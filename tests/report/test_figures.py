@@ -17,9 +17,9 @@ from dcir.driver import handle
 from dcir.driver.compile import Compilation
 from dcir.driver.optimize import compiled_with
 from dcir.driver.session import Session
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.memory_plan import ARENA, PREPARED
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.ir.statements import Gather, Load
 from dcir.ir.types import itemsize, to_numpy

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
-from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest import LoopNest, stored_by
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
@@ -184,7 +184,7 @@ def _small(net: Network, scale: Operand) -> bool:
     """Whether everything written to the scale's container is at most ``MOST``."""
     writers = net.writers(scale.data)
     for op in writers:
-        p = op.spec.stored_by
+        p = stored_by(op.spec)
         if p is None:
             return False
         for s in p.body:

@@ -19,12 +19,12 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.ir.statements import Compute, Const, Index, Load, Read, Statement, Store
 from dcir.ir.types import FLOATS

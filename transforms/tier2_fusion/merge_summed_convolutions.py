@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
-from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest import LoopNest, stored_by
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
@@ -339,7 +339,7 @@ def _weight_strides(spec: ConvolutionSpec) -> tuple[int, ...]:
 
 def _twice(op: Op, out: int) -> LoopNest | None:
     """The operator's program, or its epilogue, with result number ``out`` stored once more; None where that is not possible."""
-    p = op.spec.stored_by
+    p = stored_by(op.spec)
     if p is None:
         return None
     stores = [s for s in p.body if isinstance(s, Store) and s.operand == out]

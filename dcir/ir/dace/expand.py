@@ -61,6 +61,7 @@ def expand_node(node: Any, state: Any, sdfg: Any) -> Any:
             nested.add_datadesc(connector, desc)
     writer = _Writer(nested, operands)
     for program, ins, outs in _steps(spec, nested, operands):
+        assert isinstance(program, LoopNest)
         writer.program(program, ins, outs)
     writer.finish()
     return nested

@@ -17,7 +17,7 @@ import torch
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import contiguous
-from dcir.ir.operator import OperandWindow, Operator, Steps, Windows
+from dcir.ir.operator import OperandWindow, Operator, Step, Steps, Windows
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize
 from dcir.ops.library.torch_call import window_tensor
@@ -329,7 +329,7 @@ def _backward_steps(spec: AttentionSpec) -> Steps:
     def across(st: Sequence[int]) -> tuple[int, ...]:
         return (*st[:2], 0, st[3], st[2])
 
-    steps = [
+    steps: list[Step] = [
         (delta.finish(), ["a0", "a4"], ["delta"]),
         (body.finish(), [*names, *(["a6"] if spec.mask else []), "a5", "delta"], ["p", "ds"]),
         (_product(spec, (b, h, m, d), n, by_row, across(spec.k), dq), ["ds", "a2"], ["o0"]),

@@ -11,12 +11,12 @@ import numpy as np
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.describe import words_of
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.network import Network
 from dcir.ir.operator import Operator, Steps
 from dcir.ir.refusal import Refusal
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference as reference_of
 from dcir.ir.serialize import register
 from dcir.ir.statements import Access, Cast, Const, Gather, Index, Load, Reduce, Statement, Store, Strides
@@ -104,7 +104,7 @@ class ConvolutionStatisticsSpec(Operator):
 
     def describe(self) -> str:
         """Both, one after the other."""
-        return f"{self.product.describe()}, then {words_of(self.sums)}"
+        return f"{self.product.describe()}, then {words_of(self.sums.body)}"
 
     def _first(self) -> LoopNest:
         """The product's epilogue."""

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from dcir.ir.describe import words_of
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.ir.statements import Access, Load, Store
 from dcir.ir.types import compute_type
@@ -43,7 +43,7 @@ def epilogue_footprint(epilogue: LoopNest) -> tuple[tuple[int, ...], tuple[int, 
 
 def epilogue_text(epilogue: LoopNest | None) -> str:
     """What a product's description says of its epilogue."""
-    return "" if epilogue is None else f" + {words_of(epilogue)}"
+    return "" if epilogue is None else f" + {words_of(epilogue.body)}"
 
 
 def run_epilogue(epilogue: LoopNest, product: Any, ins: Sequence[Any], outs: Sequence[Any]) -> None:

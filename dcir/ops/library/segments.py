@@ -11,9 +11,9 @@ import numpy as np
 
 from dcir.errors import IndexOutOfRange
 from dcir.ir.describe import sizes_text
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import COSTLY, reference
 from dcir.ir.serialize import register
 from dcir.ir.types import bf16_to_f32, compute_type, itemsize, to_numpy

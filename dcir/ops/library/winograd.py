@@ -20,11 +20,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.operator import Operator
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference as reference_of
 from dcir.ir.serialize import register
 from dcir.ir.types import compute_type, itemsize

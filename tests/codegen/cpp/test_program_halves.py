@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from dcir.codegen.registry import Machine, plan
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_forms import drop_roundings
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.isa import host_isa
 from dcir.ops.pages.pointwise import rounded

@@ -7,9 +7,9 @@ import torch
 import dcir
 from dcir.codegen.cpp.kernels.size_generic import sizeless
 from dcir.codegen.registry import Machine, plan
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference as reference_of
 from dcir.ir.statements import Load, Store
 from dcir.ops.library.packing import pack_program

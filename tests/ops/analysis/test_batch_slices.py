@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.ops.analysis.batch_slices import Share, shares
 from dcir.transforms.base import Pass

@@ -13,7 +13,7 @@ import torch
 import dcir
 from dcir.codegen.registry import Machine, plan
 from dcir.frontends.torch.importer import import_graph
-from dcir.ir.interpret import run_program
+from dcir.ir.run_nest import run_program
 from dcir.ir.serialize import decode, encode
 from dcir.ir.types import to_numpy
 from dcir.isa import host_isa

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.run_nest import run_program
 from dcir.ir.serialize import decode, encode
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec

@@ -13,8 +13,8 @@ import torch
 from dcir.codegen.cpp.kernels.contraction import plan_contraction
 from dcir.codegen.cpp.kernels.convolution import plan_convolution_node
 from dcir.codegen.registry import Machine
-from dcir.ir.interpret import run_program
 from dcir.ir.network import contiguous
+from dcir.ir.run_nest import run_program
 from dcir.ir.serialize import decode, encode
 from dcir.ir.types import TYPES, is_float, itemsize
 from dcir.isa import host_isa

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest import LoopNest, stored_by
 from dcir.ir.network import Container, Network, Operand
 from dcir.ir.statements import Access, Index, Read, Store
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -56,7 +56,7 @@ class Snapshot:
 
     def program(self, op: Op) -> LoopNest | None:
         """The loop nest of an operator, or that of its epilogue."""
-        return self.ops[op].spec.stored_by
+        return stored_by(self.ops[op].spec)
 
     def accesses(self, op: Op) -> list[ContainerAccess]:
         """What that program loads and stores."""

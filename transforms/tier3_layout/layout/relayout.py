@@ -15,7 +15,7 @@ from typing import NamedTuple
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact, match
 from dcir.ir.loop_forms import collapse, drop_unit_loops, order_loops
-from dcir.ir.loop_nest import LoopNest
+from dcir.ir.loop_nest import LoopNest, stored_by
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
 from dcir.ir.refusal import Refusal
@@ -122,7 +122,7 @@ def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | Refus
         lean = compact(mapped[0], ins, outs)
         return Wired(lean.program, lean.ins, lean.outs)
     product = was
-    if was.spec.epilogue is not None:
+    if isinstance(was.spec, Product) and was.spec.epilogue is not None:
         after = _moved_epilogue(was, copy, walked, way)
         if isinstance(after, Refusal) or way == "out":
             return after
@@ -141,13 +141,13 @@ def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | Refus
 
 def _own_inputs(was: Wired) -> int:
     """How many operands an operator reads before those of its epilogue."""
-    epilogue = was.spec.epilogue
+    epilogue = stored_by(was.spec)
     return len(was.ins) - (len(epilogue.inputs) - 1 if epilogue is not None else 0)
 
 
 def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | Refusal:
     """The epilogue's operands; its input 0 is the product, which lies nowhere."""
-    own, p = _own_inputs(was), was.spec.epilogue
+    own, p = _own_inputs(was), stored_by(was.spec)
     assert p is not None and isinstance(was.spec, Product)
     ins = [Operand(""), *was.ins[own:]]
     mapped = _moved_program(p, copy, walked, ins if way == "in" else was.outs, way)

@@ -10,7 +10,7 @@ import torch
 
 from dcir.codegen.cpp.tiles.gemm import packed as gemm_packed
 from dcir.codegen.registry import Machine, plan
-from dcir.ir.interpret import run_program
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.library import contraction

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dcir.codegen.registry import Machine, plan
-from dcir.ir.interpret import run_program
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.library.contraction import ContractionSpec

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution, supports_convolution
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike

@@ -13,9 +13,9 @@ from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
 from dcir.codegen.cpp.tiles.conv.nhwc import NHWC
 from dcir.codegen.cpp.tiles.conv.nhwc_tile import Kind, reach
 from dcir.codegen.cpp.tiles.conv.problem import forward_problem
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.library.convolution import ConvolutionSpec

@@ -9,9 +9,9 @@ import torch
 
 from dcir.codegen.cpp.tiles.conv import winograd as conv_winograd
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.library import winograd

@@ -11,9 +11,9 @@ import torch
 
 from dcir.codegen.cpp.tiles.gemm.gemm import supports_product
 from dcir.codegen.registry import Machine, plan
-from dcir.ir.interpret import run_program
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
+from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
 from dcir.ops.library.contraction import ContractionSpec
