@@ -13,15 +13,16 @@ import torch
 from dcir.ir.describe import sizes_text
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import contiguous
-from dcir.ir.operator import OperandWindow, Operator, Windows
+from dcir.ir.operator import OperandWindow, Windows
 from dcir.ir.refusal import Refusal
 from dcir.ir.serialize import register
 from dcir.ir.types import FLOATS, compute_type, itemsize
 from dcir.ops.library import winograd
+from dcir.ops.library.convolution_fields import ConvolutionFields
 from dcir.ops.library.convolution_loops import convolution_loops
 from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, epilogue_text, run_epilogue
-from dcir.ops.library.operand_types import OperandTypes, Scales
-from dcir.ops.library.packing import pack_program, packed_shape, panels, spans_groups
+from dcir.ops.library.operand_types import Scales
+from dcir.ops.library.packing import pack_program
 from dcir.ops.library.torch_call import window_tensor
 from dcir.ops.torch_types import FROM_NAME
 
@@ -44,63 +45,14 @@ def _met(size: int, taps: int, results: int, stride: int, padding: int, dilation
 
 @register
 @dataclass(frozen=True)
-class ConvolutionSpec(Operator):
+class ConvolutionSpec(ConvolutionFields):
     """One of the three products of y[n,g,o,p] = sum_{i,k} x[n,g,i,p*stride - padding + k*dilation] * w[g,o,i,k].
 
     kind "forward" reads (x, w[, bias]) and writes y; "backward_data" reads (y, w) and writes x (also what a transposed
     convolution is); "backward_weight" reads (x, y) and writes w. Padding outside x counts as zero. Sizes and strides
     are in elements. Channels are split as group * channels-per-group + channel in x and y; w is
     [group*out, in, *kernel].
-
-    Attributes:
-        kind: "forward", "backward_data" or "backward_weight".
-        types: of x (a), of w (b), of the sums, and of y (c); a bias has the sums' type, or y's where that is a half type of it.
-        n: batch size.
-        groups: number of groups.
-        cin: input channels per group (channels of x).
-        cout: output channels per group (channels of y).
-        in_size, kernel, out_size: spatial extents of x, w, y (1 to 3 of them, the same number everywhere).
-        stride, padding, dilation: per spatial dimension; padding is the low side's, the high side's follows from sizes.
-        x: strides of x over (n, channel, *spatial).
-        w: strides of w over (group*cout, cin, *kernel).
-        y: strides of y over (n, channel, *spatial).
-        bias: forward only: whether a third input holds one value per output channel (contiguous).
-        panel: forward only: if not 0, w is packed (``packing.py``) in panels of so many output channels of a group: element
-            (g, o, i, tap) lies at (((g * P + o // panel) * taps + tap) * cin + i) * panel + o % panel, with P panels per group; where
-            those would be padded much (``packing.spans_groups``), the channels of all groups are those of one, o + g * cout.
-        winograd: not for backward_data, 3 x 3 taps without stride or dilation: if not empty, the arithmetic is that of the transforms of
-            tiles of so many results (``winograd.py``); forward, w is the packed form transformed, [group][panel][point][channel][column].
-        epilogue: forward only: what is done to y's elements before they are stored (``epilogue.py``), over (n, channel, *spatial);
-            it owns the stores, and ``y`` equals the strides of the first of them.
-        scales: forward only: what integers stand for, with padding that counts as zero; there is neither a panel nor an epilogue then,
-            and y is of a floating-point type. Their inputs come behind x and w.
     """
-
-    kind: str
-    types: OperandTypes
-    n: int
-    groups: int
-    cin: int
-    cout: int
-    in_size: tuple[int, ...]
-    kernel: tuple[int, ...]
-    out_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    x: tuple[int, ...]
-    w: tuple[int, ...]
-    y: tuple[int, ...]
-    bias: bool = False
-    panel: int = 0
-    epilogue: LoopNest | None = None
-    winograd: tuple[int, ...] = ()
-    scales: Scales | None = None
-
-    @property
-    def dtype(self) -> str:
-        """The type of x, w and y; empty if they are not alike, which is for loop nests alone."""
-        return self.types.common if self.types.a == self.types.b else ""
 
     @property
     def takes_epilogue(self) -> bool:
@@ -116,20 +68,6 @@ class ConvolutionSpec(Operator):
         """The same with another epilogue, whose first store has these strides."""
         return replace(self, y=strides, epilogue=epilogue)
 
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Shapes of x, w and y."""
-        return (
-            (self.n, self.groups * self.cin, *self.in_size),
-            (self.groups * self.cout, self.cin, *self.kernel),
-            (self.n, self.groups * self.cout, *self.out_size),
-        )
-
-    @property
-    def spanned(self) -> bool:
-        """Whether panels run on from one group to the next."""
-        return spans_groups(self.groups, self.cout, self.kernel[-1], self.panel)
-
     def packing(self) -> LoopNest:
         """The copy of weights that lie at ``w`` into panels, not transformed."""
         groups, columns = (1, self.groups * self.cout) if self.spanned else (self.groups, self.cout)
@@ -137,15 +75,6 @@ class ConvolutionSpec(Operator):
             self.dtype, (groups,), columns, (*self.kernel, self.cin), self.panel, (self.w[0] * columns,), self.w[0],
             (*self.w[2:], self.w[1]),
         )  # fmt: skip
-
-    @property
-    def packed_weights(self) -> tuple[int, ...]:
-        """Shape of packed weights: (group, panel number, *kernel and cin as one, column in the panel); with points for Winograd."""
-        if self.winograd:
-            rows, columns = (t + winograd.TAPS - 1 for t in self.winograd)
-            return (self.groups, panels(self.cout, self.panel), rows, columns, self.cin, self.panel)
-        groups, columns = (1, self.groups * self.cout) if self.spanned else (self.groups, self.cout)
-        return packed_shape((groups,), columns, math.prod(self.kernel) * self.cin, self.panel)
 
     def windows(self) -> Windows:
         """Of x, w, y and the bias; packed weights have none."""
@@ -176,12 +105,6 @@ class ConvolutionSpec(Operator):
             reads, writes = epilogue_footprint(self.epilogue) if self.epilogue is not None else ((), (y,))
             return (met, w, *scales, *bias, *reads), writes
         return ((y, w), (x,)) if self.kind == "backward_data" else ((met, y), (w,))
-
-    @property
-    def bias_type(self) -> str:
-        """Element type of a bias."""
-        types = self.types
-        return types.c if types.accumulator == compute_type(types.c) else types.accumulator
 
     def _scale_bytes(self, scales: Scales) -> list[int]:
         counts = [d if s else 1 for d, s in ((self.n, scales.a[0]), (self.groups * self.cout, scales.b[0]))]

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.types import compute_type
 from dcir.ops.library import winograd
+from dcir.ops.library.convolution_fields import ConvolutionFields
 from dcir.ops.library.packing import read_packed
 
-if TYPE_CHECKING:
-    from dcir.ops.library.convolution import ConvolutionSpec
 
-
-def convolution_loops(spec: ConvolutionSpec) -> LoopNest:
+def convolution_loops(spec: ConvolutionFields) -> LoopNest:
     """The convolution without its epilogue: every result sums over all taps, with zero outside."""
     make = {"forward": _forward, "backward_data": _backward_data, "backward_weight": _backward_weight}
     return _by_points(spec) if spec.winograd and spec.panel else make[spec.kind](spec)
@@ -26,7 +23,7 @@ def convolution_loops(spec: ConvolutionSpec) -> LoopNest:
 class Loops:
     """The strides of one operand over a program's loops, set by the loops' roles."""
 
-    def __init__(self, spec: ConvolutionSpec, outer: Sequence[str], inner: Sequence[str]) -> None:
+    def __init__(self, spec: ConvolutionFields, outer: Sequence[str], inner: Sequence[str]) -> None:
         rank = len(spec.kernel)
         extents = {"n": [spec.n], "g": [spec.groups], "o": [spec.cout], "i": [spec.cin],
                    "x": spec.in_size, "k": spec.kernel, "y": spec.out_size,
@@ -119,7 +116,7 @@ class Loops:
         return self.strides(g=w[0] * self.spec.cout, o=w[0], i=w[1], k=w[2:])
 
 
-def _forward(spec: ConvolutionSpec) -> LoopNest:
+def _forward(spec: ConvolutionFields) -> LoopNest:
     loops = Loops(spec, "ngoy", "ik")
     b, types = loops.body, spec.types
     x, w = b.input(types.a), b.input(types.b)
@@ -133,13 +130,13 @@ def _forward(spec: ConvolutionSpec) -> LoopNest:
     return b.finish()
 
 
-def _store(spec: ConvolutionSpec, loops: Loops, total: Expr) -> None:
+def _store(spec: ConvolutionFields, loops: Loops, total: Expr) -> None:
     y = spec.y
     where = loops.strides(n=y[0], g=y[1] * spec.cout, o=y[1], y=y[2:])
     loops.body.store(loops.body.output(spec.types.c), where, total)
 
 
-def _scaled(spec: ConvolutionSpec, loops: Loops, x: int, w: int) -> Expr:
+def _scaled(spec: ConvolutionFields, loops: Loops, x: int, w: int) -> Expr:
     """The sum of integers less their zero points, with a bias in their sums, times both scales."""
     b, types, scales = loops.body, spec.types, spec.scales
     assert scales is not None
@@ -158,7 +155,7 @@ def _scaled(spec: ConvolutionSpec, loops: Loops, x: int, w: int) -> Expr:
     return b.convert(total, compute) * scale
 
 
-def _by_points(spec: ConvolutionSpec) -> LoopNest:
+def _by_points(spec: ConvolutionFields) -> LoopNest:
     """The forward product with every weight as a sum over the points of its transform."""
     loops = Loops(spec, "ngoy", "ikp")
     b = loops.body
@@ -184,7 +181,7 @@ def _by_points(spec: ConvolutionSpec) -> LoopNest:
     return b.finish()
 
 
-def _backward_data(spec: ConvolutionSpec) -> LoopNest:
+def _backward_data(spec: ConvolutionFields) -> LoopNest:
     loops = Loops(spec, "ngix", "ok")
     b = loops.body
     y, w = b.input(spec.types.c), b.input(spec.types.b)
@@ -194,7 +191,7 @@ def _backward_data(spec: ConvolutionSpec) -> LoopNest:
     return b.finish()
 
 
-def _backward_weight(spec: ConvolutionSpec) -> LoopNest:
+def _backward_weight(spec: ConvolutionFields) -> LoopNest:
     loops = Loops(spec, "goik", "ny")
     b = loops.body
     x, y = b.input(spec.types.a), b.input(spec.types.c)
