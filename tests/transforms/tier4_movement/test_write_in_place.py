@@ -7,6 +7,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.frontends.torch.written_inputs import updates_at_the_end
@@ -27,8 +28,10 @@ def updating(fn, *inputs) -> Imported:
         return (*out,) if isinstance(out, tuple) else (out,)
 
     graph = make_fx(torch.func.functionalize(functional), decompositions(), tracing_mode="fake")(*inputs)
-    assert isinstance(graph, fx.GraphModule) and updates_at_the_end(graph, "inference")
-    done = import_graph(graph)
+    assert isinstance(graph, fx.GraphModule)
+    updates = updates_at_the_end(graph, "inference")
+    assert updates
+    done = import_graph(graph, GraphContext(updates=updates))
     settle(done.network)
     return done
 
