@@ -37,8 +37,9 @@ def verify_memory(net: Network) -> None:
     _check_names(net, plan)
     position = net.positions()
     stays = {block: list[Stay]() for block in plan.blocks}
-    _arena(net, plan, position, stays)
-    _shared(net, plan, position, stays)
+    used = _used(net, position)
+    _arena(net, plan, position, used, stays)
+    _shared(net, plan, len(position), used, stays)
     for block, rows in stays.items():
         for row in rows:
             if row.low < 0 or row.high > plan.blocks[block]:
@@ -63,19 +64,32 @@ def _check_names(net: Network, plan: MemoryPlan) -> None:
             raise InvalidGraph(f"{name} lies at byte {place.offset} of {place.block}, within an element")
 
 
-def _arena(net: Network, plan: MemoryPlan, position: dict[Op, int], stays: dict[str, list[Stay]]) -> None:
+def _used(net: Network, position: dict[Op, int]) -> dict[str, tuple[int, int]]:
+    """Per container the first and the last operator that touches it; one sweep, as asking each container is slow."""
+    used: dict[str, tuple[int, int]] = {}
+    for op, at in position.items():
+        for o in (*net.ins(op), *net.outs(op)):
+            first, last = used.get(o.data, (at, at))
+            used[o.data] = min(first, at), max(last, at)
+    return used
+
+
+def _arena(
+    net: Network,
+    plan: MemoryPlan,
+    position: dict[Op, int],
+    used: dict[str, tuple[int, int]],
+    stays: dict[str, list[Stay]],
+) -> None:
     """Transients from their first writer to their last reader; prepared values for ever."""
     label = {op.label: i for op, i in position.items()} if net.streams else {}
     streams = [(s, label[s.ops[0]], label[s.ops[-1]]) for s in net.streams]
     inside = {name: number for number, s in enumerate(net.streams) for name in s.inside}
     lanes: list[list[Stay]] = [[] for _ in streams]
     for name, (block, low) in plan.placements.items():
-        if block not in (ARENA, PREPARED):
+        if block not in (ARENA, PREPARED) or name not in used:
             continue
-        used = [position[op] for op in (*net.writers(name), *net.readers(name))]
-        if not used:
-            continue
-        first, last = min(used), max(used)
+        first, last = used[name]
         if name in inside:
             image = net.streams[inside[name]].steps[name] * itemsize(net.containers[name].dtype)
             lanes[inside[name]].append(Stay(first, last, low, low + image, name))
@@ -95,7 +109,9 @@ def _arena(net: Network, plan: MemoryPlan, position: dict[Op, int], stays: dict[
             stays[ARENA].append(Stay(first, last, s.at, s.at + s.lane_bytes * s.lanes, what))
 
 
-def _shared(net: Network, plan: MemoryPlan, position: dict[Op, int], stays: dict[str, list[Stay]]) -> None:
+def _shared(
+    net: Network, plan: MemoryPlan, end: int, used: dict[str, tuple[int, int]], stays: dict[str, list[Stay]]
+) -> None:
     """Donated inputs until their last reader, with all of their buffer; results for ever from their first writer on; aliases."""
     shared, shown = plan.shared(), net.result_containers()
     buffers: dict[int, tuple[str, Stay]] = {}
@@ -105,8 +121,8 @@ def _shared(net: Network, plan: MemoryPlan, position: dict[Op, int], stays: dict
             continue
         block, at = place
         c = net.containers[name]
-        used = [position[op] for op in (*net.writers(name), *net.readers(name))]
-        first, last = min(used, default=-1), len(position) if name in shown else max(used, default=-1)
+        first, last = used.get(name, (-1, -1))
+        last = end if name in shown else last
         if c.role != "input":
             stays[block].append(Stay(first, last, at, at + c.nbytes, name))
             continue

@@ -57,7 +57,7 @@ def reproducer_text(part: Slice, finding: Culprit, threads: int, seed: int) -> s
         imports.append("import torch")
     imports += [
         "from dcir.driver.verify.reproducer import reproduce",
-        "from dcir.driver.verify.slices import Call, Slice, Source, V",
+        "from dcir.driver.verify.slices import Slice, SliceCall, Source, V",
     ]
     lines += [*sorted(set(imports)), *loads]
     lines += ["", "SOURCES = (", *(f"    {_source(s)}," for s in part.sources), ")"]
@@ -86,7 +86,7 @@ def _call(c: SliceCall) -> str:
     if not _TARGET.fullmatch(c.target):
         raise Unsupported(f"the operator name {c.target!r} is not written to a file")
     named = f", {literal(c.kwargs)}" if c.kwargs else ""
-    return f"Call({c.name!r}, {c.target!r}, {literal(c.args)}{named})"
+    return f"SliceCall({c.name!r}, {c.target!r}, {literal(c.args)}{named})"
 
 
 def literal(value: Any) -> str:
