@@ -145,7 +145,8 @@ def depthwise_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) ->
     text = text_of.forward(
         values, parameter=EPILOGUE_PARAMETER if p.epilogue is not None else "", out=out,
         blocks=blocks, planes=planes, jobs=jobs, w0=p.w0, y0=p.y0, x_buffer=buffers["x"],
-        bias=f"a2[g * {p.co} + o]" if p.bias else "0", )  # fmt: skip
+        bias=f"a2[g * {p.co} + o]" if p.bias else "0",
+    )  # fmt: skip
     epilogue = Epilogue(p.epilogue, p.dtype, 2, 5) if p.epilogue is not None else None
     return Draft(name, p.dtype, text, (TileStep(0, ""), TileStep(jobs, "run")), scratch * jobs, epilogue=epilogue)
 
@@ -170,7 +171,8 @@ def depthwise_weight_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: 
         )  # fmt: skip
     text = text_of.weight(
         _values(p, plane), x_buffer=buffers["x"], t_buffer=buffers["t"],
-        t_size=flat_vectors * width, planes=planes, jobs=jobs, n=p.n, chunks="\n".join(chunks), )  # fmt: skip
+        t_size=flat_vectors * width, planes=planes, jobs=jobs, n=p.n, chunks="\n".join(chunks),
+    )  # fmt: skip
     return Draft(name, p.dtype, text, (TileStep(jobs, "run"),), scratch * jobs)
 
 

@@ -90,14 +90,16 @@ def weight_matrix_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int
         values, wide=wide, steps=steps, segment=segment, panels=panels, pitch=pitch, column_blocks=columns.parts,
         row_blocks=rows.parts, per_images=rows.parts * columns.parts, n_start=planes.start("nb"),
         n_next=planes.start("(nb + 1)"), row_start=rows.start("rb"), row_next=rows.start("(rb + 1)"),
-        column_start=columns.start("cb"), column_next=columns.start("(cb + 1)"), )  # fmt: skip
+        column_start=columns.start("cb"), column_next=columns.start("(cb + 1)"),
+    )  # fmt: skip
     text += text_of.gradient(values)
     per_row = "q.c1 - q.c0" if p.taps == 1 else f"({p.inp[2] + p.stride[2] - 1} - g) / {p.stride[2]}"
     text += text_of.image(values, odd=", ".join(map(str, range(1, 64, 2))), columns=per_row)
     text += text_of.tile(values)
     text += text_of.run(
         values, parts=parts, shares=shares, share_size=share_size, at=at, job_bytes=job_bytes, blocks=blocks,
-        strips=strips, )  # fmt: skip
+        strips=strips,
+    )  # fmt: skip
     text += finish_text(whole, vectors, shares, share_size, share_size, per_lane)
     work = (TileStep(shares * parts, "partial"), TileStep(vectors.parts, "finish"))
     return Draft(name, p.dtype, text, work, at + shares * parts * round_up(job_bytes, 64))

@@ -167,7 +167,8 @@ class Epilogue:
             return (vector_math(self.bound, isa) if math is None else math) + text_of.vectors(
                 shared, short="true" if self.in_registers else "false", statements=statements,
                 group=group, walk="\n".join(walk), at_vector=at(" + u * VL"),
-                at_lane=at(" + s"), )  # fmt: skip
+                at_lane=at(" + s"),
+            )  # fmt: skip
         return text_of.lanes({**lane_statements(self.bound), **shared})
 
     @functools.cached_property
