@@ -47,7 +47,7 @@ class Operator:
     - ``footprint``, ``operations``, ``reference``: what it moves, what it computes, and the numbers themselves,
 
     and, where it has something to say, what follows below. An operator without a ``loop_nest`` or ``steps`` needs an emitter of its own
-    (``codegen.registry.planner``).
+    (``codegen.registry.Emitters``).
 
     The class is no ABC: passes ask a thousand nodes for their class many times, which an ABC answers five times slower; what is
     missing is told when a subclass is defined (``partial=True`` in the class's header puts that off to its subclasses).
