@@ -11,8 +11,8 @@ from typing import Any
 
 from dcir.cache import Cache, key_of
 from dcir.codegen.choices import MODELS, Choice
-from dcir.codegen.cpp.toolchain import cpu_identity
-from dcir.codegen.registry import Machine, decisions
+from dcir.codegen.registry import Emitters
+from dcir.cost.machine import Machine
 
 KIND = "tuned"
 _FORMAT = "1"
@@ -62,12 +62,14 @@ class Database:
 
     Attributes:
         machine: what kernels are planned for.
-        emitters: a digest of the code that makes kernels; what was measured with other code does not count.
+        emitters: that plan them.
+        code: a digest of the code that makes kernels; what was measured with other code does not count.
         cache: where it lies.
     """
 
     machine: Machine
-    emitters: str
+    emitters: Emitters
+    code: str
     cache: Cache
 
     def find(self, spec: Any, types: Any, team: int) -> Verdict | None:
@@ -87,7 +89,7 @@ class Database:
         verdict = self.find(spec, types, team)
         if verdict is None or not verdict.choice:
             return MODELS
-        return decisions(spec, self.machine, verdict.choice).effective()
+        return self.emitters.decisions(spec, self.machine, verdict.choice).effective()
 
     def keep(self, spec: Any, types: Any, team: int, verdict: Verdict) -> None:
         """Remember a verdict, in place of an older one."""
@@ -100,7 +102,15 @@ class Database:
 
     def _key(self, spec: Any, types: Sequence[Any], team: int) -> str:
         return key_of(
-            KIND, _FORMAT, self.emitters, cpu_identity(), repr(self.machine), str(team), repr(types), repr(spec)
+            KIND,
+            _FORMAT,
+            self.emitters.target,
+            self.code,
+            self.machine.identity,
+            self.machine.key,
+            str(team),
+            repr(types),
+            repr(spec),
         )
 
 

@@ -126,13 +126,13 @@ def executable() -> tuple[str, ...]:
     return names[names.index(widest) :]
 
 
-def require_executable() -> None:
-    """Refuse to make code that ``DCIR_ISA`` asks for and this processor would stop at.
+def require_executable(isa: Isa) -> None:
+    """Refuse to make code for an instruction set, which ``DCIR_ISA`` asks for, that this processor would stop at.
 
     Raises:
         OptionError: the processor lacks the instruction set.
     """
-    asked = host_isa().name
+    asked = isa.name
     if asked not in executable():
         raise OptionError(
             f"this processor has no {asked}", where=f"DCIR_ISA={asked}", hint="one of " + ", ".join(executable())

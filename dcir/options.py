@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dcir.dynamic import DynamicInputs, parse_dynamic
 from dcir.errors import OptionError
+from dcir.targets import DEFAULT, known_targets, target_class
 
 LEVELS = {
     0: "lower and run",
@@ -18,7 +19,6 @@ LEVELS = {
     3: "layout",
     4: "global data movement",
 }
-TARGETS = ("cpp", "dace")
 VERIFY = ("off", "passes")
 PREPARE = ("version", "always", "frozen")
 
@@ -39,7 +39,7 @@ class Options:
 
     Attributes:
         level: 0 to 4; each level adds the passes of one tier. Levels never change precision.
-        target: "cpp" (C++/OpenMP) or "dace" (the same graph through DaCe's own compiler).
+        target: "cpp" (C++/OpenMP), "dace" (the same graph through DaCe's own compiler), or one of another package (``targets.py``).
         verify: "off", or "passes" to compare numbers after every pass.
         strict: Whether an operator without generated code is an error instead of a call to torch.
         threads: Size of the thread team; None means as many as torch uses.
@@ -59,7 +59,7 @@ class Options:
     """
 
     level: int = 4
-    target: str = "cpp"
+    target: str = DEFAULT
     verify: str = "off"
     strict: bool = False
     threads: int | None = None
@@ -78,8 +78,8 @@ class Options:
         if not _is_int(self.level) or self.level not in LEVELS:
             raise _bad("level", self.level, "one of 0, 1, 2, 3, 4")
         if self.target in NOT_YET_TARGETS:
-            raise _not_yet("target", self.target, " or ".join(TARGETS))
-        _check_choice("target", self.target, TARGETS)
+            raise _not_yet("target", self.target, " or ".join(known_targets()))
+        _check_choice("target", self.target, tuple(known_targets()))
         _check_choice("verify", self.verify, VERIFY)
         _check_choice("prepare", self.prepare, PREPARE)
         for name in ("strict", "fused_optimizers"):
@@ -98,10 +98,12 @@ class Options:
             raise _bad("shape_limit", self.shape_limit, "a number from 1 up")
         if self.memory_limit is not None and (not _is_int(self.memory_limit) or self.memory_limit <= 0):
             raise _bad("memory_limit", self.memory_limit, "a size such as '512MB' or '2GiB'")
-        if self.memory_limit is not None and self.target == "dace":
-            raise _not_yet("memory_limit", self.memory_limit, "target='cpp'; DaCe's own compiler allocates as it likes")
-        if self.tune is not None and self.target == "dace":
-            raise _not_yet("tune", self.tune, "target='cpp'; DaCe's own compiler makes its kernels in one way")
+        if self.memory_limit is not None and not target_class(self.target).plans_memory:
+            raise _not_yet(
+                "memory_limit", self.memory_limit, f"target={DEFAULT!r}; {self.target} allocates as it likes"
+            )
+        if self.tune is not None and not target_class(self.target).tunes:
+            raise _not_yet("tune", self.tune, f"target={DEFAULT!r}; {self.target} makes its kernels in one way")
         if self.precision in NOT_YET_PRECISIONS:
             raise _not_yet("precision", self.precision, "precision='fp32'")
         _check_choice("precision", self.precision, ("fp32",))

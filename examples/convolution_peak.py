@@ -67,7 +67,7 @@ def spec_of(layer: tuple[int, ...]) -> ConvolutionSpec:
     w = (1, 1, k * cout, cout) if depthwise else contiguous((cout, cin, k, k))
     return ConvolutionSpec(
         "forward", alike("f32"), n, groups, cin // groups, cout // groups, (size, size), (k, k), (out, out), (stride, stride),
-        (k // 2, k // 2), (1, 1), x, w, last(cout, out), False, 0 if depthwise else panel_width("f32"), body.finish(),
+        (k // 2, k // 2), (1, 1), x, w, last(cout, out), False, 0 if depthwise else panel_width("f32", host_isa()), body.finish(),
     )  # fmt: skip
 
 

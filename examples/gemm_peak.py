@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from dcir.cache import Cache
+from dcir.codegen.cpp.emitters import plan
 from dcir.codegen.cpp.print_kernel import argument_names, kernel_text
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
-from dcir.codegen.registry import Machine, plan
+from dcir.cost.machine import Machine
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.isa import host_isa
@@ -54,7 +55,7 @@ def spec_of(form: str, m: int, n: int, k: int) -> ContractionSpec:
     """The product in one of the forms; ``+`` adds bias and relu."""
     panel, b = 0, (1, k) if form.startswith("linear") else (n, 1)
     if form.startswith("packed"):
-        panel, b = panel_width("f32"), (0, 0)
+        panel, b = panel_width("f32", host_isa()), (0, 0)
     if not form.endswith("+"):
         return ContractionSpec(alike("f32"), (), m, n, k, (k, 1), b, (n, 1), panel)
     body = LoopNestBuilder((m, n))
@@ -68,7 +69,7 @@ def build(specs: list[tuple[ContractionSpec, int]]) -> Any:
     cache, toolchain = Cache.default(), Toolchain.find()
     units = [Unit("peak", _PEAK.format(bytes=host_isa().vector_bytes))]
     for i, (spec, threads) in enumerate(specs):
-        kernel = plan(spec, Machine(host_isa().name, threads))
+        kernel = plan(spec, Machine(host_isa(), threads))
         ins = ("f32",) * (3 if spec.epilogue is not None else 2)
         names = argument_names(len(ins), 1)
         text = kernel_text(kernel, ins, ("f32",), f"product{i}")
@@ -76,7 +77,7 @@ def build(specs: list[tuple[ContractionSpec, int]]) -> Any:
         call = f"__program_product{i}((product{i}_state_t *)0, {arguments}, (uint8_t *)p[{len(names) - 2}], (int *)p[{len(names) - 1}])"
         run = f"void run{i}(void **p) {{\n#pragma omp parallel num_threads({threads})\n{{ {call}; }}\n}}"
         units.append(Unit("", f'{text}\nextern "C" __attribute__((visibility("default"))) {run}\n'))
-    flags = (*default_flags(), "-fvisibility=default")
+    flags = (*default_flags(host_isa()), "-fvisibility=default")
     begin = time.perf_counter()
     objects = compile_objects(units, toolchain, flags, cache)
     print(f"{len(units)} kernels in {(time.perf_counter() - begin) * 1e3:.0f} ms of compiling")

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.interpret import interpret
 from dcir.ir.verify import verify
+from tests.on_host import on_host
 
 
 def graph_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[fx.GraphModule, list[torch.Tensor]]:
@@ -187,6 +188,7 @@ def check_operator(
     """One sample of one page, native, against eager torch."""
     gm, tensors = graph_of(page.overload, sample.args, sample.kwargs)
     done = import_graph(gm)
+    on_host(done.network)
     assert not done.fallbacks, f"{page.name} went through torch"
     check_results(page, sample, run(done, tensors))
 
@@ -196,7 +198,7 @@ def run_cpp(done: Imported, tensors: Sequence[torch.Tensor]) -> list[Any]:
     from dcir.codegen.compile import compile_network
     from dcir.driver.assemble import assemble
 
-    return assemble(done, compile_network(done.network, threads=2))(list(tensors))
+    return assemble(done, compile_network(on_host(done.network)))(list(tensors))
 
 
 def all_samples() -> list[tuple[Any, Any, int]]:

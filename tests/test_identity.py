@@ -14,7 +14,7 @@ VERSIONS = dict.fromkeys(LIBRARIES, "1.0")
 # One of each kind: what prints text, what is compiled with it, what chooses, what lowers and rewrites, what runs it.
 EDITED = (
     "codegen/compile.py", "codegen/cpp/tiles/gemm/packed.py", "codegen/cpp/include/prelude_math.h", "codegen/cpp/include/dace_shim.h",
-    "ops/library/winograd.py", "ops/library/matrix_unit.py", "isa.py", "machine.py", "transforms/tier2_fusion/fuse_producers.py",
+    "ops/library/winograd.py", "cost/matrix_unit.py", "isa.py", "cost/machine.py", "transforms/tier2_fusion/fuse_producers.py",
     "frontends/torch/importer.py", "frontends/onnx/ops/math.py", "ir/dace/expand.py", "runtime/program.py", "driver/compile.py",
 )  # fmt: skip
 

@@ -7,6 +7,8 @@ import dcir
 from dcir import isa
 from dcir.codegen.cpp.toolchain import default_flags
 from dcir.errors import OptionError
+from dcir.identity import package_files
+from dcir.isa import host_isa
 
 FLAGS = {
     "generic": {"sse2"},
@@ -35,7 +37,7 @@ def processor(monkeypatch):
 def test_a_processor_has_its_widest_set_and_all_narrower_ones(processor, name):
     processor(FLAGS[name])
     assert isa.host_isa().name == name and isa.executable()[0] == name and isa.executable()[-1] == "generic"
-    assert default_flags()[0] == "-march=native"
+    assert default_flags(host_isa())[0] == "-march=native"
 
 
 def test_tiles_that_the_system_withholds(processor):
@@ -46,7 +48,7 @@ def test_tiles_that_the_system_withholds(processor):
 def test_a_wider_set_than_the_processor_has_is_refused_before_anything_is_compiled(processor, monkeypatch):
     processor(FLAGS["avx2"])
     monkeypatch.setenv("DCIR_ISA", "avx512")
-    assert default_flags()[0] == "-march=skylake-avx512"
+    assert default_flags(host_isa())[0] == "-march=skylake-avx512"
     torch._dynamo.reset()
     with torch.no_grad(), pytest.raises(OptionError, match="this processor has no avx512") as refused:
         dcir.optimize(torch.exp)(torch.ones(3))
@@ -57,3 +59,9 @@ def test_an_unknown_set(monkeypatch):
     monkeypatch.setenv("DCIR_ISA", "sse")
     with pytest.raises(OptionError, match="unknown"):
         isa.host_isa()
+
+
+def test_the_driver_alone_asks_the_processor():
+    """What passes, emitters and operators know of the machine they are told; else a spec would mean another thing elsewhere."""
+    asking = {name for name, path in package_files().items() if name.endswith(".py") and "host_isa" in path.read_text()}
+    assert asking == {"isa.py", "driver/targets/host.py"}

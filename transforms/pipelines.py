@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dcir.transforms.base import Pass
 from dcir.transforms.tidy.fold_constants import FoldConstants
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
@@ -41,22 +39,9 @@ from dcir.transforms.tier4_movement.run_per_image import RunPerImage
 from dcir.transforms.tier4_movement.write_in_place import WriteInPlace
 
 
-def pipeline(level: int, *, matrix_unit: bool = False, dots: bool = False) -> tuple[Pass, ...]:
-    """The passes of ``-O<level>``: all tiers up to it; level 0 rewrites nothing.
-
-    Args:
-        level: 0 to 4.
-        matrix_unit: whether the processor has one, which some passes' costs depend on.
-        dots: whether it multiplies bf16 in pairs.
-    """
-    passes = (p for tier in range(level + 1) for p in TIERS[tier]) if level > 0 else ()
-    return tuple(_for_processor(p, matrix_unit, dots) for p in passes)
-
-
-def _for_processor(p: Pass, matrix_unit: bool, dots: bool) -> Pass:
-    if isinstance(p, UseDots):
-        return replace(p, dots=dots)
-    return replace(p, matrix=matrix_unit) if isinstance(p, UseWinograd | FoldChannelScales | RunPerImage) else p
+def pipeline(level: int) -> tuple[Pass, ...]:
+    """The passes of ``-O<level>``, 0 to 4: all tiers up to it; level 0 rewrites nothing. What they cost they ask the network's target."""
+    return tuple(p for tier in range(level + 1) for p in TIERS[tier]) if level > 0 else ()
 
 
 TIERS: dict[int, tuple[Pass, ...]] = {

@@ -21,60 +21,12 @@ into torch that failed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dcir.codegen.cpp.digest import DIGEST
 from dcir.codegen.cpp.direct import DIRECT
 from dcir.codegen.cpp.entry import ENTRY
 from dcir.codegen.cpp.watch import WATCH
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an operand lies: a slot of the table and a byte offset from what it points to; in a stream also the bytes between
-    two images, and between two lanes."""
-
-    slot: int
-    offset: int
-    image: int = 0
-    lane: int = 0
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """An operand that is a table of numbers, known when the driver is written."""
-
-    values: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Call:
-    """One step of the driver.
-
-    Attributes:
-        kernel: name of the kernel, or None for a call into torch.
-        number: the operator's number, for errors and call backs.
-        operands: inputs, then outputs, then scratch.
-        parallel: whether more than one thread has work in it.
-        checked: whether it may report a bad index.
-        stream: number of the stream it belongs to, -1 for none.
-    """
-
-    kernel: str | None
-    number: int
-    operands: tuple[Place | Numbers, ...]
-    parallel: bool
-    checked: bool
-    stream: int = -1
-
-
-@dataclass(frozen=True)
-class Flow:
-    """A stream of images: how many there are, and how many may be under way at once."""
-
-    images: int
-    lanes: int
-
+from dcir.codegen.steps import Call, Flow, Numbers, Place
 
 _O1 = '#pragma GCC optimize ("O1")'  # they do nothing but call
 BESIDE = "\n".join(

@@ -23,7 +23,7 @@ from dcir.cache import Cache, key_of
 from dcir.codegen.cpp.bundles import bundle_text, bundles, second_name
 from dcir.cores import usable_threads
 from dcir.errors import CompilerFailed, CompilerNotFound, OptionError
-from dcir.isa import executable, host_isa
+from dcir.isa import Isa, executable
 
 HEADERS = Path(__file__).resolve().parent / "include"
 DEFAULT_FLAGS = (
@@ -169,13 +169,12 @@ def find_compiler() -> str:
     return found
 
 
-def default_flags() -> tuple[str, ...]:
-    """The flags of generated code, with the sanitizers that ``DCIR_SANITIZE`` names.
+def default_flags(isa: Isa) -> tuple[str, ...]:
+    """The flags of code for an instruction set, with the sanitizers that ``DCIR_SANITIZE`` names.
 
     Their run-time libraries must be there before Python starts (`sanitizer_environment`). Code for an instruction set that this
     processor lacks, which tests compile and nobody runs here, is compiled for a processor that has it.
     """
-    isa = host_isa()
     processor = "native" if isa.name in executable() else isa.processor
     flags = (f"-march={processor}", *DEFAULT_FLAGS)
     sanitizers = _sanitize_flags()
@@ -226,7 +225,7 @@ def compile_objects(
     Args:
         units: The sources; the result has the same order.
         toolchain: The compiler.
-        flags: Compiler flags, such as `default_flags()`; the include folder of the runtime headers is added.
+        flags: Compiler flags, such as `default_flags`; the include folder of the runtime headers is added.
         cache: Where the objects are kept.
         jobs: How many compilers run side by side; as many as there are cores unless given.
         progress: Called with (finished, all) after each compiled unit, from the compiling threads.

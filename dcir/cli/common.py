@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from dcir import errors
-from dcir.options import LEVELS, TARGETS, VERIFY, parse_level
+from dcir.options import LEVELS, VERIFY, parse_level
+from dcir.targets import DEFAULT, known_targets
 
 OK = 0
 WRONG_RESULT = 1
@@ -147,7 +148,7 @@ level = click.option(
     help="Level of optimisation, 0 to 4.",
 )
 target = click.option(
-    "--target", type=click.Choice(TARGETS), default="cpp", show_default=True, help="What to generate."
+    "--target", type=click.Choice(tuple(known_targets())), default=DEFAULT, show_default=True, help="What to generate."
 )
 verify = click.option(
     "--verify", type=click.Choice(VERIFY), default="off", show_default=True, help="Compare numbers after every pass."

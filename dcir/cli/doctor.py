@@ -19,6 +19,7 @@ from dcir.cache import Cache
 from dcir.cli import common
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.cores import usable_threads
+from dcir.driver.targets.host import host_machine
 from dcir.errors import DcirError
 
 _OPENMP_TEST = """\
@@ -108,7 +109,7 @@ def _compiler() -> Diagnosis:
 def _openmp() -> Diagnosis:
     cache = Cache.default()
     toolchain = Toolchain.find(cache)
-    objects = compile_objects([Unit("", _OPENMP_TEST)], toolchain, default_flags(), cache)
+    objects = compile_objects([Unit("", _OPENMP_TEST)], toolchain, default_flags(host_machine().isa), cache)
     library = ctypes.CDLL(str(link_shared(objects, "", toolchain, cache)))
     return Diagnosis("openmp", True, f"a team of {library.dcir_team_size()} threads ran")
 

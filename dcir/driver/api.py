@@ -18,7 +18,7 @@ from dcir.driver.ahead.artefact import Compiled, write_artefact
 from dcir.driver.ahead.compile import compile_module, compile_onnx, is_artefact
 from dcir.driver.ahead.compile_sizes import Bounds, compile_file_for_sizes, compile_for_sizes, dimensions_of
 from dcir.driver.ahead.sized_artefact import write_sized_artefact
-from dcir.driver.measure.machine import machine
+from dcir.driver.measure.machine import rates
 from dcir.driver.optimize import optimize
 from dcir.driver.record import GraphRecord
 from dcir.driver.session import Progress, Session
@@ -128,7 +128,7 @@ def compile_file(
     if bounds:
         session = Session(options, progress=progress)
         sized = compile_file_for_sizes(_open_onnx(model, shapes), session, bounds)
-        report = Report(session.graphs, machine=machine())
+        report = Report(session.graphs, machine=rates())
         write_sized_artefact(destination, sized, lasting(report))
         return report
     compiled, report = _compile_onnx(model, options, shapes, progress)
@@ -312,7 +312,7 @@ def _compile_onnx(
 ) -> tuple[Compiled, Report]:
     session = Session(options, progress=progress)
     compiled = compile_onnx(_open_onnx(model, shapes), session)
-    return compiled, Report(session.graphs, machine=machine())
+    return compiled, Report(session.graphs, machine=rates())
 
 
 def _open_onnx(model: str | os.PathLike[str], shapes: Shapes | None) -> onnx_front_end.OnnxModule:
@@ -333,7 +333,7 @@ def _report_of(data: Mapping[str, Any], path: str | os.PathLike[str]) -> Report:
             graphs.append(GraphRecord(**(graph | {"passes": passes, "fallbacks": fallbacks})))
     except (KeyError, TypeError, ValueError) as error:
         raise ArtefactInvalid("the report in the file is broken", where=str(path)) from error
-    return Report(graphs, machine=machine())
+    return Report(graphs, machine=rates())
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -76,9 +76,9 @@ def _tuner_of_mode(session: Session) -> Any:
     from dcir.driver.measure.tune import Tuner
 
     class Tunes(Tuner):
-        def tune(self, net: Network, threads: int, share: float = 1.0) -> None:
+        def tune(self, net: Network, share: float = 1.0) -> None:
             try:
-                super().tune(net, threads, share)
+                super().tune(net, share)
             except MachineBusy as busy:
                 warn_user(f"kernels are not tuned: {busy.message}", UserWarning)
 

@@ -10,22 +10,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx
 
 from dcir.codegen.compile import Library, planned_bytes
-from dcir.driver.assemble import assemble
 from dcir.driver.placement import backward_blocks, buffer_parts, chosen_strides, saved_bytes
 from dcir.driver.record import GraphRecord
 from dcir.driver.session import Call, Session
+from dcir.driver.targets.base import DriverTarget
+from dcir.driver.targets.host import host_target
 from dcir.driver.verify.debug_folder import GraphFolder, graph_folder
 from dcir.errors import MemoryLimitTooLow, OptionError, Unsupported
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.network import Network
-from dcir.isa import host_isa, require_executable
 from dcir.runtime.donation import Donation
 from dcir.runtime.program import Program
+from dcir.targets import DEFAULT
 
 if TYPE_CHECKING:
     from dcir.transforms.base import Pass
@@ -49,15 +49,16 @@ def build(session: Session, gm: fx.GraphModule, context: GraphContext) -> tuple[
     """Compile one ATen graph to a library, without loading it.
 
     Raises:
-        OptionError: the target is not "cpp".
+        OptionError: no file holds code of this target.
     """
-    if session.options.target != "cpp":
+    made = Compilation(session, context)
+    if not made.target.saves:
         raise OptionError(
-            "a compiled file holds code of target 'cpp' only",
+            f"a compiled file holds code of target {DEFAULT!r} only",
             where=f"target={session.options.target!r}",
             hint=f"dcir.optimize(model, target={session.options.target!r}) runs it in this process",
         )
-    return Compilation(session, context).built(gm)
+    return made.built(gm)
 
 
 class Compilation:
@@ -66,11 +67,13 @@ class Compilation:
     Attributes:
         session: the options, and where the record goes.
         context: what is known of the graph.
+        target: what it is compiled for.
         record: what was done so far.
     """
 
     def __init__(self, session: Session, context: GraphContext) -> None:
         self.session, self.options, self.context = session, session.options, context
+        self.target: DriverTarget = host_target(session.options.threads, session.options.target)
         self.record = GraphRecord(
             context.kind, context.sizes, context.remark, together=context.pair, partition=context.partition
         )
@@ -85,8 +88,8 @@ class Compilation:
             parts, strides = buffer_parts(done), chosen_strides(done)
             if self.context.first_saved is not None:
                 self.record.saved_bytes = saved_bytes(done, self.context.first_saved)
-            if self.options.target != "cpp":
-                return CompiledGraph(self._through_dace(done), strides, parts)
+            if (whole := self._whole(done)) is not None:
+                return CompiledGraph(whole, strides, parts)
             if self.context.kind == "backward":
                 return CompiledGraph(self._backward(done), strides, parts)
             call, program = self._program(done)
@@ -120,13 +123,11 @@ class Compilation:
         return done
 
     def _passes(self, net: Network) -> None:
-        from dcir.transforms.pipelines import pipeline
         from dcir.transforms.runner import run_passes
 
-        options, record, isa = self.options, self.record, host_isa()
-        passes = options.pipeline
-        if passes is None:
-            passes = pipeline(options.level, matrix_unit=isa.matrix_unit, dots=isa.dots)
+        options, record, target = self.options, self.record, self.target
+        net.target, record.threads = target, target.machine.threads
+        passes = options.pipeline if options.pipeline is not None else target.pipeline(options.level)
         hooks = self._hooks(net)
 
         def after(p: Pass, net: Network) -> None:
@@ -134,7 +135,6 @@ class Compilation:
                 hook(p, net)
 
         record.bytes_before = net.bytes_moved()
-        net.threads = record.threads = options.threads or torch.get_num_threads()
         record.passes = run_passes(
             net,
             passes,  # type: ignore[arg-type]  # Options stands below the passes and cannot name their type
@@ -172,7 +172,7 @@ class Compilation:
         self._clock.start()
         self._prepare(done)
         library = self._library(done)
-        program = assemble(done, library, self.session.arenas, prepare=self.options.prepare)
+        program = self.target.load(done, library, self.session.arenas, prepare=self.options.prepare)
         self.session.programs.add(program)
         watch = self.session.watch
         call = program if watch is None else watch(self.record.kind, done, library, program)
@@ -180,13 +180,12 @@ class Compilation:
         self._finish()
         return call, program
 
-    def _through_dace(self, done: Imported) -> Call:
-        """What runs a rewritten graph with DaCe's own code."""
-        from dcir.driver.verify.through_dace import dace_program
-
+    def _whole(self, done: Imported) -> Call | None:
+        """What runs a rewritten graph if another compiler makes all of its code."""
         self._clock.start()
-        self._prepare(done)
-        program: Call = dace_program(done, self._kept.code if self._kept is not None else None)
+        program: Call | None = self.target.whole_program(done, self._kept.code if self._kept is not None else None)
+        if program is None:
+            return None
         self._clock.lap("code")
         self.record.calls = len(done.network.ops())
         self._finish()
@@ -201,7 +200,7 @@ class Compilation:
         self._tune(done.network)
         limit = self.options.memory_limit
         if limit is not None:
-            needed = self.record.saved_bytes + planned_bytes(done.network, self.record.threads)
+            needed = self.record.saved_bytes + planned_bytes(done.network)
             if needed > limit:
                 raise MemoryLimitTooLow.of(limit, needed)
 
@@ -212,19 +211,19 @@ class Compilation:
             from dcir.driver.measure.tune import Tuner
 
             session.tuner = Tuner(options.tune, progress=session.progress)
-        if session.tuner is not None and options.target == "cpp":
+        if session.tuner is not None and self.target.tunes:
             # A backward does twice the work of its forward.
-            session.tuner.tune(net, self.record.threads, 1 / 3 if self.record.kind == "forward" else 1.0)
+            session.tuner.tune(net, 1 / 3 if self.record.kind == "forward" else 1.0)
             self._clock.lap("tuning")
 
     def _library(self, done: Imported) -> Library:
         """Code of the rewritten network."""
         from dcir.codegen.compile import compile_network
 
-        require_executable()
+        self.target.refuse()
         record = self.record
         library = compile_network(
-            done.network, threads=record.threads, progress=self.session.step("kernels"),
+            done.network, progress=self.session.step("kernels"),
             profile=self.session.watch is not None, keep=self._kept.code if self._kept is not None else None,
         )  # fmt: skip
         self._clock.lap("code")

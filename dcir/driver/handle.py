@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from dcir.driver.measure.machine import machine
+from dcir.driver.measure.machine import rates
 from dcir.driver.session import Session
 from dcir.errors import InvalidInput
 from dcir.options import Options
@@ -60,7 +60,7 @@ class Handle:
     def explain(self) -> Report:
         """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""
         coverage = self.session.coverage
-        return Report(self.session.graphs, coverage.breaks, machine(), self._compared(), coverage.found, coverage.calls)
+        return Report(self.session.graphs, coverage.breaks, rates(), self._compared(), coverage.found, coverage.calls)
 
     def refresh(self) -> None:
         """Compute anew, in the next call, what was computed from parameters: for ``prepare="frozen"`` after they changed."""

@@ -7,7 +7,7 @@ from torch import fx
 
 from dcir.codegen.compile import planned_bytes
 from dcir.driver.compile import rewritten
-from dcir.driver.measure.machine import machine
+from dcir.driver.measure.machine import rates
 from dcir.driver.placement import saved_bytes
 from dcir.driver.session import Session
 from dcir.frontends.torch.context import GraphContext
@@ -24,7 +24,7 @@ def limited(session: Session) -> Limited | None:
     def measure(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> Plan:
         return plan(session, forward, backward, results)
 
-    model = machine()
+    model = rates()
     return Limited(limit, measure, Rates(model.flops_f32.all, model.reads[-1].all))
 
 
@@ -36,7 +36,6 @@ def plan(session: Session, forward: fx.GraphModule, backward: fx.GraphModule, re
         forward, backward: as AOTAutograd hands them on.
         results: how many results of the forward are for its caller.
     """
-    threads = session.options.threads or torch.get_num_threads()
     done = rewritten(session, forward, GraphContext("forward", first_saved=results))
     places = [n for n in backward.graph.find_nodes(op="placeholder") if "tangents" not in str(n.target)]
     before = [(n, n.meta) for n in places]
@@ -51,6 +50,4 @@ def plan(session: Session, forward: fx.GraphModule, backward: fx.GraphModule, re
     finally:
         for node, old in before:
             node.meta = old
-    return Plan(
-        saved_bytes(done, results), planned_bytes(done.network, threads), planned_bytes(second.network, threads)
-    )
+    return Plan(saved_bytes(done, results), planned_bytes(done.network), planned_bytes(second.network))

@@ -36,7 +36,7 @@ Watch = Callable[[str, Imported, Library, Program], Call]
 class Tunes(Protocol):
     """Measures the kernels of networks before their code is made (``measure/tune.py``)."""
 
-    def tune(self, net: Network, threads: int, share: float = 1.0) -> None:
+    def tune(self, net: Network, share: float = 1.0) -> None:
         """Measure the kernels of a network, within a share of the time that is left."""
 
 

@@ -99,7 +99,7 @@ class Network:
         free: numbers of results whose layout nobody but the backward graph sees: passes may choose it.
         updates: result containers that share the memory of an input and replace its contents (``updates.py``).
         static: inputs that are parameters or buffers: they change between calls, not with every call.
-        threads: how many the network will run on, as far as passes care.
+        target: what it is compiled for (``dcir.cost.target.Target``); None until the driver says. Files of it do not say.
         streams: runs of operators that take one image after the other.
     """
 
@@ -115,7 +115,7 @@ class Network:
         self.static: set[str] = set()
         self.free: set[int] = set()
         self.updates: dict[str, str] = {}
-        self.threads = 1
+        self.target: object | None = None
         self.streams: list[ImagePipeline] = []
         self._access: dict[str, Any] = {}
         self._operands: dict[Op, tuple[list[Operand], list[Operand]]] = {}
@@ -307,6 +307,7 @@ class Network:
         other = Network.__new__(Network)
         other.sdfg = copy.deepcopy(self.sdfg)
         other._restore(self._side())
+        other.target = self.target
         return other
 
     def validate(self) -> None:
@@ -338,7 +339,6 @@ class Network:
             "free": sorted(self.free),
             "updates": self.updates,
             "static": sorted(self.static),
-            "threads": self.threads,
             "streams": [asdict(s) for s in self.streams],
             "order": [op.label for op in self._order],
             "count": self._count,
@@ -352,7 +352,7 @@ class Network:
         self.names, self._count = dict(side["names"]), side["count"]
         self.memory = MemoryPlan.from_json(side["memory"])
         self.free, self.updates, self.static = set(side["free"]), dict(side["updates"]), set(side["static"])
-        self.threads, self.streams = side["threads"], [ImagePipeline(**s) for s in side["streams"]]
+        self.target, self.streams = None, [ImagePipeline(**s) for s in side["streams"]]
         self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}
         ops = {n.label: n for n in self.state.nodes() if isinstance(n, Op)}
         self._order = [ops[label] for label in side["order"]]

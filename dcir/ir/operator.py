@@ -44,7 +44,7 @@ class Operator:
     - ``footprint``, ``operations``, ``reference``: what it moves, what it computes, and the numbers themselves,
 
     and, where it has something to say, what follows below. An operator without a ``loop_nest`` or ``steps`` needs an emitter of its own
-    (``codegen.registry.planner``).
+    (``codegen.registry.Emitters``).
 
     A loop nest is an operator too; what the contract calls a loop nest is one (``loop_nest.py``), which the class above it cannot name.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dcir.machine import MachineModel
+from dcir.cost.machine import MachineRates
 
 TIERS = ("tidy", "operator-internal", "fusion", "layout", "global data movement")
 
@@ -28,7 +28,7 @@ class Report:
         self,
         graphs: Sequence[Any],
         breaks: Sequence[tuple[str, str]] = (),
-        machine: MachineModel | None = None,
+        machine: MachineRates | None = None,
         compared: Sequence[tuple[int, str]] = (),
         uncompiled: Sequence[Any] = (),
         calls: int = 0,

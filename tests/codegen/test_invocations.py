@@ -4,7 +4,7 @@ import torch
 
 from dcir.codegen.invocations import invocations
 from dcir.transforms.pipelines import pipeline
-from dcir.transforms.tier4_movement.run_per_image import RunPerImage
+from tests.on_host import target
 from tests.transforms.build import binary, network, unary
 from tests.transforms.imported import imported
 
@@ -31,9 +31,9 @@ def test_a_stream_has_one_image_and_one_thread():
         return x
 
     net = imported(chain, torch.randn(4, 8, 20, 20), torch.randn(8, 8, 3, 3)).network
-    net.threads = 2
+    net.target = target(near_bytes=0, far_bytes=0)
     for p in pipeline(4):
-        (RunPerImage(near_bytes=0, far_bytes=0) if isinstance(p, RunPerImage) else p).apply(net)
+        p.apply(net)
     rows = list(invocations(net, 2))
     assert {r.stream for r in rows if r.team == 1} == set(range(len(net.streams)))
     for r, op in zip(rows, net.ops(), strict=True):

@@ -11,14 +11,16 @@ import torch
 
 from dcir.codegen.compile import compile_network
 from dcir.codegen.cpp.kernels.scatter import plan_scatter
-from dcir.codegen.registry import Machine
+from dcir.cost.machine import Machine
 from dcir.driver.assemble import assemble
 from dcir.errors import IndexOutOfRange
 from dcir.frontends.torch.importer import import_graph
 from dcir.ir.serialize import decode, encode
+from dcir.isa import ISAS
 from dcir.ops.library.scatter import ScatterSpec, unambiguous
 from dcir.ops.samples import rand
 from tests.harness import check_close, double, graph_of, run_cpp, run_interpreted
+from tests.on_host import on_host
 
 ATEN = torch.ops.aten
 
@@ -58,7 +60,7 @@ def test_large(op: Any, args: tuple[Any, ...]) -> None:
     """Same numbers as eager, and every bit the same for one thread, for several, and again."""
     gm, tensors = graph_of(op, args, {})
     done = import_graph(gm)
-    runs = [assemble(done, compile_network(done.network, threads=n)) for n in (1, 2, 3)]
+    runs = [assemble(done, compile_network(on_host(done.network, n))) for n in (1, 2, 3)]
     first, *others = [run(list(tensors))[0] for run in (*runs, runs[-1])]
     check_close(first, op(*args), op(*double(args)), factor=8.0)
     assert all(torch.equal(first, other) for other in others)
@@ -73,7 +75,7 @@ def test_of_several_writes_the_last_stays() -> None:
     gm, tensors = graph_of(ATEN.put.default, (x, index, source, False), {})
     done = import_graph(gm)
     for n in (1, 2, 3):
-        (got,) = assemble(done, compile_network(done.network, threads=n))(list(tensors))
+        (got,) = assemble(done, compile_network(on_host(done.network, n)))(list(tensors))
         assert torch.equal(got.flatten(), torch.from_numpy(want))
 
 
@@ -94,7 +96,7 @@ SPEC = ScatterSpec(
 
 def test_parallel_only_where_addresses_differ() -> None:
     """Columns are dealt to jobs; where two indices may give one address, everything stays in order."""
-    machine = Machine("avx2", 4)
+    machine = Machine(ISAS["avx2"], 4)
     assert unambiguous(SPEC)
     assert plan_scatter(SPEC, machine).phases[-1].jobs != 1
     overlapping = replace(SPEC, index_steps=(128,))

@@ -12,16 +12,18 @@ import torch
 from dcir.codegen.compile import compile_network
 from dcir.codegen.cpp.kernels.group import plan_group
 from dcir.codegen.cpp.kernels.segments import plan_segments
-from dcir.codegen.registry import Machine
+from dcir.cost.machine import Machine
 from dcir.driver.assemble import assemble
 from dcir.errors import IndexOutOfRange
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network, Operand, Result
 from dcir.ir.serialize import decode, encode
+from dcir.isa import ISAS
 from dcir.ops.library.segments import GroupSpec, SegmentSpec
 from dcir.transforms.tier2_fusion.fuse_segments import FuseSegments
 from dcir.transforms.tier2_fusion.group_scatters import GroupScatters
 from tests.harness import check_close
+from tests.on_host import on_host
 from tests.transforms.imported import imported
 
 
@@ -70,7 +72,7 @@ def test_large(case: str) -> None:
     done = imported(fn, *args)
     assert GroupScatters(stored=True).apply(done.network).changed
     FuseSegments().apply(done.network)
-    runs = [assemble(done, compile_network(done.network, threads=n)) for n in (1, 3)]
+    runs = [assemble(done, compile_network(on_host(done.network, n))) for n in (1, 3)]
     first, *others = [run(list(args))[0] for run in (*runs, runs[-1])]
     exact = fn(*(a.double() if a.is_floating_point() else a for a in args))
     check_close(first, fn(*args), exact, what=case)
@@ -107,7 +109,7 @@ def test_a_list_from_elsewhere_leads_nowhere() -> None:
     net.add_op(spec, ins, [Operand(out)])
     net.promote(out)
     net.results.append(Result(out, (700, 9), (9, 1), 0, "i64"))
-    run = assemble(Imported(net, {}, [("result", 0)]), compile_network(net, threads=2))
+    run = assemble(Imported(net, {}, [("result", 0)]), compile_network(on_host(net, 2)))
     starts, order = torch.arange(701, dtype=torch.int32) * 30, torch.full((9000,), 9000, dtype=torch.int32)
     with pytest.raises(IndexOutOfRange):
         run([starts, order, torch.ones(9000, 9, dtype=torch.int64)])
@@ -116,8 +118,8 @@ def test_a_list_from_elsewhere_leads_nowhere() -> None:
 def test_what_is_shared_out() -> None:
     """Groups are dealt to jobs, and the columns of large groups; what is small stays with one thread."""
     group, rows, _ = specs("few places with nearly all points")
-    assert [p.jobs for p in plan_segments(rows, Machine("avx2", 2)).phases] == [16, 2]
-    assert [p.jobs for p in plan_segments(rows, Machine("avx2", 1)).phases] == [1]
-    assert [p.jobs for p in plan_group(group, Machine("avx2", 4)).phases] == [4, 2, 2, 4]
+    assert [p.jobs for p in plan_segments(rows, Machine(ISAS["avx2"], 2)).phases] == [16, 2]
+    assert [p.jobs for p in plan_segments(rows, Machine(ISAS["avx2"], 1)).phases] == [1]
+    assert [p.jobs for p in plan_group(group, Machine(ISAS["avx2"], 4)).phases] == [4, 2, 2, 4]
     # A table of many more rows than there are points has no counters for every thread.
-    assert plan_group(replace(group, extents=(1 << 20,)), Machine("avx2", 64)).scratch < 5 << 20
+    assert plan_group(replace(group, extents=(1 << 20,)), Machine(ISAS["avx2"], 64)).scratch < 5 << 20

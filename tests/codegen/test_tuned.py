@@ -11,11 +11,13 @@ import pytest
 from dcir.cache import Cache
 from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.compile import compile_network, planned_bytes
+from dcir.codegen.cpp.emitters import EMITTERS, plan
 from dcir.codegen.cpp.tiles.gemm import packed_blocking
-from dcir.codegen.registry import Machine, alternatives, decisions, plan
 from dcir.codegen.tuned import KIND, Database, Verdict
-from dcir.driver.measure.machine import machine
+from dcir.cost.machine import Machine
+from dcir.driver.measure.machine import rates
 from dcir.driver.measure.tune_bench import BenchedKernel, Buffers, Trial
+from dcir.driver.targets.host import host_machine
 from dcir.identity import source_identity
 from dcir.ir.network import Network, Operand
 from dcir.isa import host_isa
@@ -23,6 +25,7 @@ from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.winograd import points
+from tests.on_host import on_host, target
 
 SPEC = ContractionSpec(alike("f32"), (), 37, 70, 400, (400, 1), (0, 0), (70, 1), 32)
 TYPES = (("f32", "f32"), ("f32",))
@@ -50,7 +53,7 @@ def network(spec=SPEC):
 
 
 def database(cache, threads=1):
-    return Database(Machine(host_isa().name, threads), source_identity(), cache)
+    return Database(host_machine(threads), EMITTERS, source_identity(), cache)
 
 
 @pytest.fixture
@@ -93,11 +96,11 @@ def test_it_is_for_one_kernel_machine_and_code(cache):
 ])  # fmt: skip
 def test_what_cannot_be_read_changes_nothing(cache, text):
     """Sealed, hence as its writer left it; but of another program, or another version."""
-    plain = compile_network(network(), threads=1, cache=cache)
+    plain = compile_network(on_host(network(), 1), cache=cache)
     base = database(cache)
     cache.get_or_build(KIND, base._key(SPEC, TYPES, 1), ".json", lambda draft: draft.write_text(text))
     assert base.choice(SPEC, TYPES, 1) == MODELS
-    assert compile_network(network(), threads=1, cache=cache).path == plain.path
+    assert compile_network(on_host(network(), 1), cache=cache).path == plain.path
 
 
 def test_a_damaged_file_changes_nothing(cache):
@@ -109,25 +112,25 @@ def test_a_damaged_file_changes_nothing(cache):
 
 
 def test_what_is_not_offered_changes_nothing(cache):
-    plain = compile_network(network(), threads=1, cache=cache)
+    plain = compile_network(on_host(network(), 1), cache=cache)
     for choice in (Choice((("tile", (99, 2, 1)),)), Choice((("shell", "rm"),)), Choice((("tile", (13, 2, 1)),))):
         database(cache).keep(SPEC, TYPES, 1, replace(VERDICT, choice=choice))
-        assert compile_network(network(), threads=1, cache=cache).path == plain.path
+        assert compile_network(on_host(network(), 1), cache=cache).path == plain.path
 
 
 def test_a_choice_is_used_and_found_again_without_a_compiler(cache):
-    plain = compile_network(network(), threads=1, cache=cache)
+    plain = compile_network(on_host(network(), 1), cache=cache)
     assert not plain.tuned
     database(cache).keep(SPEC, TYPES, 1, VERDICT)
-    tuned = compile_network(network(), threads=1, cache=cache)
+    tuned = compile_network(on_host(network(), 1), cache=cache)
     assert list(tuned.tuned.values()) == [OTHER] and tuned.path != plain.path and tuned.compiled == 1
-    again = compile_network(network(), threads=1, cache=cache)
+    again = compile_network(on_host(network(), 1), cache=cache)
     assert again.path == tuned.path and again.compiled == 0
-    assert planned_bytes(network(), 1) == tuned.arena_bytes
-    assert plan(SPEC, Machine(host_isa().name, 1), OTHER) != plan(SPEC, Machine(host_isa().name, 1))
+    assert planned_bytes(on_host(network(), 1)) == tuned.arena_bytes
+    assert plan(SPEC, Machine(host_isa(), 1), OTHER) != plan(SPEC, Machine(host_isa(), 1))
     for entry in cache.ls(KIND):
         entry.path.unlink()
-    assert compile_network(network(), threads=1, cache=cache).path == plain.path
+    assert compile_network(on_host(network(), 1), cache=cache).path == plain.path
 
 
 _WRITER = """
@@ -193,17 +196,17 @@ def test_tiles_that_are_fed_ahead(cache, monkeypatch, slow, threads):
     monkeypatch.setattr(packed_blocking, "slow_to_fill", lambda: slow)
     monkeypatch.setenv("DCIR_ISA", host_isa().vectors)
     spec = product(101, 1000, 700)
-    taken = decisions(spec, Machine(host_isa().name, threads)).taken
+    taken = EMITTERS.decisions(spec, Machine(host_isa(), threads)).taken
     if host_isa().vectors == "avx512" and not host_isa().matrix_unit:
         assert (taken["copy"] == packed_blocking.PACKED, bool(taken["spread"])) == (slow, slow)
     _check_alternatives(cache, spec, sizes_of(spec), threads)
 
 
 def _check_alternatives(cache, spec, sizes, threads):
-    choices = alternatives(spec, Machine(host_isa().name, threads))[1:]
+    choices = EMITTERS.alternatives(spec, Machine(host_isa(), threads))[1:]
     assert len(choices) > 1
     kernel = BenchedKernel(spec, *TYPES, sizes, (0, 0, 0), (False, True, False), 1, min(threads, 2))
-    trial = Trial(Buffers(kernel, 0, machine()), [MODELS, *choices], threads, cache)
+    trial = Trial(Buffers(kernel, 0, rates()), [MODELS, *choices], target(threads), cache)
     wrong = [str(c) for i, c in enumerate(choices, 1) if not trial.right(i)]
     assert not wrong
     assert all(len(t) == 2 and min(t) > 0 for t in trial.run(0.0, 2))

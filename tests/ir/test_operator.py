@@ -17,6 +17,7 @@ from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
 from dcir.ir.updates import keeps_most
+from dcir.isa import ISAS
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -80,9 +81,10 @@ def test_an_operator_of_another_package_runs_as_a_loop_nest_does(spec):
 
 
 def test_an_operator_without_an_emitter_is_planned_as_its_loop_nest():
-    from dcir.codegen.registry import Machine, plan
+    from dcir.codegen.cpp.emitters import plan
+    from dcir.cost.machine import Machine
 
-    machine = Machine("avx2", 1)
+    machine = Machine(ISAS["avx2"], 1)
     assert plan(Doubled(5), machine) == plan(double(5), machine)
 
 

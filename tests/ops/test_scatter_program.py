@@ -9,6 +9,7 @@ from dcir.frontends.torch.importer import import_graph
 from dcir.ir.interpret import interpret
 from dcir.ops.library.scatter import ScatterSpec
 from tests.harness import all_samples, flat_buffer, graph_of
+from tests.on_host import on_host
 
 
 def cases() -> list[object]:
@@ -23,6 +24,7 @@ def cases() -> list[object]:
 def test_same_numbers(page, sample) -> None:  # type: ignore[no-untyped-def]
     gm, tensors = graph_of(page.overload, sample.args, sample.kwargs)
     done = import_graph(gm)
+    on_host(done.network)
     net = done.network
     buffers = {n: flat_buffer(t) for n, t in zip(net.inputs, tensors, strict=True) if n}
     want = interpret(net, buffers)

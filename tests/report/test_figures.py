@@ -27,7 +27,7 @@ from dcir.isa import ISAS
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.runtime import blocks
-from tests.test_machine import MODEL
+from tests.cost.test_machine import MODEL
 
 pytestmark = pytest.mark.processor
 
@@ -277,7 +277,7 @@ def test_levels_do_not_need_more_memory_or_traffic_than_none(name, isa, monkeypa
 
     def planned(self, done):
         moved.append(self.record.bytes_moved)
-        scratch.append(planned_bytes(done.network, self.record.threads))
+        scratch.append(planned_bytes(done.network))
         raise Planned
 
     monkeypatch.setattr(Compilation, "_library", planned)
@@ -290,7 +290,7 @@ def test_levels_do_not_need_more_memory_or_traffic_than_none(name, isa, monkeypa
 
 
 def test_the_floor_is_told_where_the_machine_was_measured(monkeypatch):
-    monkeypatch.setattr(handle, "machine", lambda: MODEL)
+    monkeypatch.setattr(handle, "rates", lambda: MODEL)
     fast = dcir.optimize(mlp(), threads=1)
     x = torch.randn(6, 24)
     with torch.no_grad():
@@ -308,7 +308,7 @@ def test_the_floor_is_told_where_the_machine_was_measured(monkeypatch):
 def test_a_profile_has_its_floor(monkeypatch):
     from dcir.driver.measure import profile
 
-    monkeypatch.setattr(profile, "machine", lambda: MODEL)
+    monkeypatch.setattr(profile, "rates", lambda: MODEL)
     with torch.no_grad():
         result = dcir.optimize(mlp(), threads=1).dcir.profile(torch.randn(6, 24), seconds=0.02)
     for row, floor in ((r, [s for s in result.steps if s.kernel == r.kernel]) for r in result.rows()):
@@ -316,7 +316,7 @@ def test_a_profile_has_its_floor(monkeypatch):
         assert row.floor_ratio == pytest.approx(want * 1e3 / row.least_ms)
     assert result.floor_ms == pytest.approx(sum(s.floor_ms for s in result.steps))
     assert "floor of all kernels" in result.to_text()
-    monkeypatch.setattr(profile, "machine", lambda: dataclasses.replace(MODEL, measured=False))
+    monkeypatch.setattr(profile, "rates", lambda: dataclasses.replace(MODEL, measured=False))
     with torch.no_grad():
         result = dcir.optimize(mlp(), threads=1).dcir.profile(torch.randn(6, 24), seconds=0.02)
     assert result.floor_ms is None and "unknown before" in result.to_text()

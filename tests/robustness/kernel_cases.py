@@ -18,6 +18,7 @@ from dcir.transforms.pipelines import pipeline
 from dcir.transforms.tier2_fusion.fuse_segments import FuseSegments
 from dcir.transforms.tier2_fusion.group_scatters import GroupScatters
 from tests.harness import check_close, double
+from tests.on_host import on_host
 from tests.transforms.imported import imported
 
 ATEN = torch.ops.aten
@@ -55,7 +56,7 @@ class Case:
         if self.shows is not None:
             field, value = self.shows
             assert any(getattr(op.spec, field, None) == value for op in done.network.ops()), what
-        run = assemble(done, compile_network(done.network, threads=THREADS))
+        run = assemble(done, compile_network(on_host(done.network, THREADS)))
         got = run([_alone(a) for a in self.args])
         for g, w, e in zip(got, _flat(self.fn(*self.args)), _flat(self.fn(*double(self.args))), strict=True):
             check_close(g, w, e, factor=8.0, what=what)

@@ -20,14 +20,16 @@ from torch import nn
 import dcir
 from dcir.cache import Cache
 from dcir.codegen.compile import compile_network
+from dcir.codegen.cpp.emitters import plan
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
-from dcir.codegen.registry import Machine, plan
+from dcir.cost.machine import Machine
 from dcir.driver.assemble import assemble
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.network import Network, Operand, Result
 from dcir.isa import host_isa
 from dcir.ops.library.segments import GroupSpec
 from tests.harness import all_samples, check_results, expected, graph_of_calls, run_cpp
+from tests.on_host import on_host
 from tests.robustness.kernel_cases import CASES, THREADS
 
 _GROUP = 24
@@ -116,7 +118,7 @@ def raced() -> int:
     """A list of points whose blocks count in one place; the sanitizer says so when the process ends."""
     torch.set_num_threads(THREADS)
     spec = GroupSpec((1 << 14,), ((1,),), ("i64",), (301,), False)
-    good = plan(spec, Machine(host_isa().name, THREADS))
+    good = plan(spec, Machine(host_isa(), THREADS))
     counting = good.phases[0]
     phases = (replace(counting, code=counting.code.replace("j * 301", "0 * 301")), *good.phases[1:])
     net = Network()
@@ -126,7 +128,7 @@ def raced() -> int:
     net.promote(outs[0].data)
     net.results.append(Result(outs[0].data, (302,), (1,), 0, "i32"))
     with mock.patch("dcir.codegen.compile.plan", lambda *_: replace(good, phases=phases)):
-        library = compile_network(net, threads=THREADS, cache=Cache(Path(tempfile.mkdtemp())))
+        library = compile_network(on_host(net, THREADS), cache=Cache(Path(tempfile.mkdtemp())))
     assemble(Imported(net, {}, [("result", 0)]), library)([torch.arange(1 << 14) % 301])
     return 1
 
@@ -136,7 +138,7 @@ def broken() -> int:
     text = 'extern "C" __attribute__((visibility("default"))) float f(float* x, int n) { return x[n]; }'
     cache = Cache.default()
     tools = Toolchain.find(cache)
-    path = link_shared(compile_objects([Unit("", text)], tools, default_flags(), cache), "", tools, cache)
+    path = link_shared(compile_objects([Unit("", text)], tools, default_flags(host_isa()), cache), "", tools, cache)
     x = torch.ones(12)
     ctypes.CDLL(str(path)).f(ctypes.c_void_p(x.data_ptr()), 12)
     return 1

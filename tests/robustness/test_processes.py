@@ -61,7 +61,7 @@ def test_the_same_source_under_every_hash_seed(tmp_path: Path) -> None:
     The second process finds the objects of the first, but not its libraries, so it makes all texts again.
     """
     code = """
-        from dcir.codegen import compile as compiling
+        from dcir.codegen.cpp import backend as compiling
         from dcir.codegen.cpp import toolchain as build
         units = []
         plain = compiling.compile_objects
@@ -200,7 +200,7 @@ def test_an_interrupt_leaves_the_module_usable(tmp_path: Path, parent: Parent) -
     """Ctrl-C while kernels are compiled, then the same call again in the same process."""
     code = """
         import os, signal, threading
-        from dcir.codegen import compile as compiling
+        from dcir.codegen.cpp import backend as compiling
         plain = compiling.compile_objects
         def interrupted(*arguments):
             compiling.compile_objects = plain

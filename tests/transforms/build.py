@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 from dcir.ir.network import Network, Result
 from dcir.ops.lowering import Lowering, Meta, Ref
+from tests.on_host import on_host
 
 
 def network(shapes: Sequence[Sequence[int]], make: Callable[..., Sequence[Ref]]) -> Network:
     """A network of f32 inputs; ``make(context, *inputs)`` adds operators and returns the results."""
-    net = Network()
+    net = on_host(Network())
     ctx = Lowering(net)
     refs = []
     for shape in shapes:

@@ -13,6 +13,7 @@ from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.verify import verify
 from dcir.transforms.base import Pass, PassResult
 from tests.harness import check_close, run_cpp, run_interpreted
+from tests.on_host import on_host
 
 
 def imported(fn: Callable[..., Any], *inputs: torch.Tensor) -> Imported:
@@ -22,7 +23,9 @@ def imported(fn: Callable[..., Any], *inputs: torch.Tensor) -> Imported:
         out = fn(*args)
         return tuple(out) if isinstance(out, tuple | list) else (out,)
 
-    return import_graph(make_fx(torch.func.functionalize(flat), decompositions(), tracing_mode="fake")(*inputs))
+    done = import_graph(make_fx(torch.func.functionalize(flat), decompositions(), tracing_mode="fake")(*inputs))
+    on_host(done.network)
+    return done
 
 
 def same_numbers(fn: Callable[..., Any], *inputs: torch.Tensor, passes: tuple[Pass, ...]) -> list[PassResult]:

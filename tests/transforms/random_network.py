@@ -10,6 +10,7 @@ import numpy as np
 from dcir.ir.interpret import interpret
 from dcir.ir.network import Network, Result
 from dcir.ops.lowering import Lowering, Meta, Ref
+from tests.on_host import on_host
 
 SHAPES = ((6, 4, 10), (4, 10), (24, 10), (6, 40), (10,), (6, 1, 10))
 
@@ -17,7 +18,7 @@ SHAPES = ((6, 4, 10), (4, 10), (24, 10), (6, 40), (10,), (6, 1, 10))
 def random_network(seed: int, size: int = 14) -> Network:
     """A network of about ``size`` operators whose last few values are its results."""
     rng = random.Random(seed)
-    net = Network()
+    net = on_host(Network())
     ctx = Lowering(net)
     values: list[Ref] = []
     for _ in range(3):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
@@ -88,11 +89,12 @@ class PackWeights(Pass):
                 return Refusal("the weights are on the left, and the result does not lie along their rows")
             spec, ins = _transposed(spec), [ins[1], ins[0], *ins[2:]]
         rank = len(spec.batch)
-        if not wants_panels(spec.dtype, spec.n, spec.k):
+        isa = target_of(net).machine.isa
+        if not wants_panels(spec.dtype, spec.n, spec.k, isa):
             return Refusal("too few columns for a panel")
         own = [d for d in range(rank) if spec.b[d]]
         source, strides, stored = _as_stored(net, spec, ins[1])
-        panel = panel_width(spec.dtype, stored=stored)
+        panel = panel_width(spec.dtype, isa, stored)
         groups, group_strides = tuple(spec.batch[d] for d in own), tuple(strides[d] for d in own)
         dots = spec.dots and stored == "bf16"
         if dots:
@@ -125,7 +127,7 @@ class PackWeights(Pass):
             body.store(body.output(spec.dtype), contiguous(body.outer), value)
             made, program = replace(spec, w=last), body.finish()
         else:
-            panel = panel_width(spec.dtype)
+            panel = panel_width(spec.dtype, target_of(net).machine.isa)
             made = replace(spec, panel=panel)
             if (
                 spec.groups > 1

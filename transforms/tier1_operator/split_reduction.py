@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_forms import collapse, drop_unit_loops, side_by_side
@@ -36,7 +37,7 @@ class SplitReduction(Pass):
         min_inner: least number of inner points per result.
         min_rows: the same where neighbouring results lie side by side in memory: chunks read it in order.
         min_points: least number of points of the whole program; below it a second kernel costs more than it brings.
-        max_jobs: most jobs that a program may have already.
+        max_jobs: most jobs that a program may have already; None: those that keep the target busy.
         chunk: points per job of the first step, about.
         max_chunks: most partial results per result.
         leave_convolved: leave alone what sums a convolution's result channel by channel: the convolution may do that
@@ -47,7 +48,7 @@ class SplitReduction(Pass):
     min_inner: int = 2048
     min_rows: int = 384
     min_points: int = 131072
-    max_jobs: int = 48
+    max_jobs: int | None = None
     chunk: int = 16384
     max_chunks: int = 1024
     leave_convolved: bool = True
@@ -79,7 +80,7 @@ class SplitReduction(Pass):
         levels = p.levels()
         lanes = side_by_side(p)
         jobs = -(-math.prod(p.outer) // lanes)
-        if jobs > self.max_jobs:
+        if jobs > (target_of(net).costs.busy_jobs if self.max_jobs is None else self.max_jobs):
             return Refusal("it has enough results for all threads")
         if any(s.is_place for s in reduces.values()):
             return Refusal("the first position of a largest value has to be found in order")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
@@ -24,19 +25,14 @@ _HALF = "bf16"
 
 @dataclass(frozen=True)
 class UseDots(Pass):
-    """Mark the products to be multiplied in pairs.
-
-    Attributes:
-        dots: whether the processor has the instruction; without it nothing is done.
-    """
+    """Mark the products to be multiplied in pairs, where the processor has the instruction."""
 
     tier: ClassVar[int] = 3
-    dots: bool = False
 
     def apply(self, net: Network) -> PassResult:
         """Visit every product of f32."""
         outcome = PassResult()
-        if not self.dots:
+        if not target_of(net).machine.isa.dots:
             return outcome
         ready = net.preparable()
         static = net.static_containers(ready)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
@@ -63,7 +64,9 @@ class WidenProducts(Pass):
             ins[i], new[field] = self._wide(net, op, ins[i], *_window(spec, field), widened)
         shape, strides = _window(spec, written)
         net.rewire(op, replace(spec, **new), ins, [out], made_by=self.name)
-        if (isinstance(spec, ContractionSpec) or spec.kind == "forward") and not packs_much(net, op):
+        if (isinstance(spec, ContractionSpec) or spec.kind == "forward") and not packs_much(
+            net, op, target_of(net).machine.isa
+        ):
             body = LoopNestBuilder(shape)
             value = body.load(body.input("f32"), contiguous(shape))
             if isinstance(spec, ConvolutionSpec) and spec.bias:

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
+from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest, stored_by
@@ -20,7 +21,6 @@ from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
 from dcir.ir.statements import Const, Load, Store
-from dcir.ops.library import matrix_unit
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import reorder_epilogue
@@ -55,12 +55,10 @@ class FoldChannelScales(Pass):
 
     Attributes:
         least: positions of an image per output channel.
-        matrix: whether the processor has a matrix unit, which one product of all images may need.
     """
 
     tier: ClassVar[int] = 3
     least: float = 1.5
-    matrix: bool = False
 
     def apply(self, net: Network) -> PassResult:
         """Visit every convolution with packed weights."""
@@ -72,7 +70,7 @@ class FoldChannelScales(Pass):
             found = _scaling(net, op, spec)
             if found is None:
                 continue
-            refusal = found if isinstance(found, Refusal) else self._unfit(spec)
+            refusal = found if isinstance(found, Refusal) else self._unfit(net, spec)
             if refusal is not None:
                 outcome.refuse(refusal)
                 continue
@@ -82,12 +80,13 @@ class FoldChannelScales(Pass):
             outcome.saved_bytes -= self._move(net, op, spec, found)
         return outcome
 
-    def _unfit(self, spec: ConvolutionSpec) -> Refusal | None:
+    def _unfit(self, net: Network, spec: ConvolutionSpec) -> Refusal | None:
         if math.prod(spec.out_size) < self.least * spec.panel * panels(spec.cout, spec.panel):
             return Refusal("the image has too few positions for its weights")
-        if self.matrix and spec.n > 1:
+        unit = target_of(net).costs.matrix_unit
+        if unit is not None and spec.n > 1:
             sizes = math.prod(spec.out_size), spec.cout, spec.cin
-            if matrix_unit.matrix_wins(1, spec.n * sizes[0], *sizes[1:]) and not matrix_unit.matrix_wins(1, *sizes):
+            if unit.wins(1, spec.n * sizes[0], *sizes[1:]) and not unit.wins(1, *sizes):
                 return Refusal("the matrix unit wants all images in one product")
         return None
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, plain_reads, same_way
 from dcir.ir.loop_forms import drop_unit_loops
@@ -85,7 +86,7 @@ class FuseEpilogues(Pass):
         self, net: Network, product: Op, consumer: Op, data: str, position: dict[Op, float], outcome: PassResult
     ) -> Refusal | None:
         """Move ``consumer`` into the epilogue of ``product``, which wrote ``data``; the reason why not."""
-        if packs_much(net, product):
+        if packs_much(net, product, target_of(net).machine.isa):
             return Refusal("with an epilogue the product would have to pack a large operand in every call")
         spec, old = epilogue_of(net, product)
         c, ins = drop_unit_loops(consumer.known(LoopNest)), net.ins(consumer)

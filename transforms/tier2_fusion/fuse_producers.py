@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, plain_reads, same_way
 from dcir.ir.loop_forms import drop_unit_loops, side_by_side
@@ -76,8 +77,9 @@ class FuseProducers(Pass):
     Attributes:
         max_operands: most operands of a fused kernel.
         max_statements: most statements of a fused kernel.
-        row_bytes: largest row (all inner points of one outer point, 8 bytes each) that a second stage re-reads from cache.
-        block_bytes: the same of all rows that one job sums side by side, where memory runs along them.
+        row_bytes: largest row (all inner points of one outer point, 8 bytes each) that a second stage re-reads from cache;
+            None: what the target's holds.
+        block_bytes: the same of all rows that one job sums side by side, where memory runs along them; None likewise.
         max_repeated: most statements of a value that every reader computes itself.
         min_rows: least outer points of a reduction that gets later stages; fewer rows would starve the threads.
         convolved: whether to visit nothing but sums over a convolution's result, and leave nothing else alone than them: the
@@ -87,8 +89,8 @@ class FuseProducers(Pass):
     tier: ClassVar[int] = 2
     max_operands: int = 20
     max_statements: int = 160
-    row_bytes: int = 131072
-    block_bytes: int = 524288
+    row_bytes: int | None = None
+    block_bytes: int | None = None
     max_repeated: int = 24
     min_rows: int = 16
     convolved: bool = False
@@ -230,7 +232,9 @@ class FuseProducers(Pass):
     def _extend(self, pair: _Pair, m: Match, loads: dict[int, int]) -> Fused | Refusal:
         p = pair.p
         lanes = side_by_side(p)
-        if math.prod(p.inner) * 8 * lanes > (self.row_bytes if lanes == 1 else self.block_bytes):
+        memory = target_of(pair.net).costs.memory
+        most = (self.row_bytes or memory.row_bytes) if lanes == 1 else (self.block_bytes or memory.block_bytes)
+        if math.prod(p.inner) * 8 * lanes > most:
             return Refusal("the rows of the reduction do not fit into cache")
         if self._starved(p):
             return Refusal("the reduction has too few rows for more work")

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, stored_by
@@ -51,13 +52,15 @@ class MergeSummedConvolutions(Pass):
     """Sums of convolutions with static weights into convolutions over side by side images.
 
     Attributes:
-        max_weights: most bytes of the weights of what is joined: they and a strip of every image stay in a core's cache.
-        max_images: most bytes of the images side by side: they live at one time, and leave the last cache before they are read.
+        max_weights: most bytes of the weights of what is joined: they and a strip of every image stay in a core's cache;
+            None: what the target's holds.
+        max_images: most bytes of the images side by side: they live at one time, and leave the last cache before they are read;
+            None likewise.
     """
 
     tier: ClassVar[int] = 3
-    max_weights: int = 2048 << 10
-    max_images: int = 24 << 20
+    max_weights: int | None = None
+    max_images: int | None = None
 
     def apply(self, net: Network) -> PassResult:
         """Visit sums from their last convolution back."""
@@ -104,7 +107,9 @@ class MergeSummedConvolutions(Pass):
     def _join(self, net: Network, chain: Sequence[Term], outcome: PassResult) -> None:
         spec = chain[0].op.known(ConvolutionSpec)
         weights, image = (itemsize(spec.dtype) * math.prod(spec.shapes[i]) for i in (1, 0))
-        most = min(self.max_weights // weights, self.max_images // image)
+        memory = target_of(net).costs.memory
+        most_weights, most_images = self.max_weights or memory.weight_bytes, self.max_images or memory.image_bytes
+        most = min(most_weights // weights, most_images // image)
         if most < 2:
             outcome.refuse("their weights or images would not stay in a cache")
             return

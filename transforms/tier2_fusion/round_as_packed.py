@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, simplify
@@ -67,7 +68,8 @@ class RoundAsPacked(Pass):
         if not isinstance(load, Load) or load.args or p.inputs[load.operand] != "f32":
             return Refusal("what is rounded is computed first")
         rows = spec.m * math.prod(n for n, s in zip(spec.batch, spec.b, strict=False) if not s)
-        if not spec.dots and (spec.epilogue is None or rows < self.least_rows or rows_suit(spec)):
+        isa = target_of(net).machine.isa
+        if not spec.dots and (spec.epilogue is None or rows < self.least_rows or rows_suit(spec, isa)):
             return Refusal("the product may read its operand where it lies")
         if net.readers(b.data) != [op] or b.data in net.result_containers():
             return Refusal("others read the rounded operand too")

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
+from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest
@@ -34,13 +35,6 @@ from dcir.transforms.tier3_layout.layout.binary_min_cut import Agreement
 from dcir.transforms.tier3_layout.layout.channels import Snapshot, channel_dimensions, image_windows
 from dcir.transforms.tier3_layout.layout.layout_costs import Layouts, convolution_costs, program_costs, window_costs
 from dcir.transforms.tier3_layout.layout.relayout import LayoutCopy, Side, Wired, moved
-
-CONFLICT_BYTES = 4096
-"""Rows so far apart, or a multiple, fall into one set of the L1 cache."""
-PAD_BYTES = 64
-"""A cache line between such rows."""
-COPY_COST = 3
-"""Traffic of a copy that turns an image around, in its bytes: one side is walked across in blocks."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +66,7 @@ class _Plan:
 
     def __init__(self, net: Network, outcome: PassResult) -> None:
         self.net, self.shot, self.mapper = net, Snapshot(net), _Mapper()
+        self.costs = target_of(net).costs
         static = net.preparable()
         fixed = net.static_containers(static)
         self.known = {
@@ -94,6 +89,7 @@ class _Plan:
     def _channels_last(self, data: str, dims: frozenset[int]) -> tuple[int, ...]:
         """Strides with channels innermost, padded where rows would share a set of the cache and products read them."""
         c = self.net.containers[data]
+        memory = self.costs.memory
         order = [d for d in range(len(c.shape)) if d not in dims]
         order += sorted(dims, key=lambda d: c.strides[d], reverse=True)
         strides, step = [1] * len(c.shape), 1
@@ -101,8 +97,8 @@ class _Plan:
             strides[d] = step
             step *= max(c.shape[d], 1)
             row = step * itemsize(c.dtype)
-            if place == len(dims) and row % CONFLICT_BYTES == 0 and self._worth_padding(data):
-                step += PAD_BYTES // itemsize(c.dtype)
+            if place == len(dims) and row % memory.conflict_bytes == 0 and self._worth_padding(data):
+                step += memory.line_bytes // itemsize(c.dtype)
         return tuple(strides)
 
     def _worth_padding(self, data: str) -> bool:
@@ -137,7 +133,7 @@ class _Plan:
         for data in self._worth_copying():
             copies[data] = problem.variable()
             size = self.known[data].container.nbytes
-            problem.cost(copies[data], 0, COPY_COST * size)
+            problem.cost(copies[data], 0, self.costs.layout.copy * size)
         for op in self.shot.ops:
             mode = modes[op] = problem.variable()
 

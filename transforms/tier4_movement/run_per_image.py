@@ -19,13 +19,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dcir.cost.target import target_of
 from dcir.ir.annotations import ImagePipeline
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
 from dcir.ir.operator import Operator
 from dcir.ir.types import itemsize
 from dcir.ops.analysis.batch_slices import Share, shares
-from dcir.ops.library import matrix_unit
 from dcir.ops.library.contraction import ContractionSpec, packs
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.transforms.base import Pass, PassResult
@@ -33,33 +33,17 @@ from dcir.transforms.base import Pass, PassResult
 
 @dataclass(frozen=True)
 class RunPerImage(Pass):
-    """Find runs worth walking image by image.
-
-    Attributes:
-        near_bytes, far_bytes: what a core's own cache and the shared cache still hold of a value when it is read again, after others
-            have passed through.
-        near, far, memory: seconds to move a byte where that cache holds it, or none does.
-        flops: operations per second of a core.
-        packing: seconds to put a byte of weights in panels.
-        matrix: whether it has a matrix unit, which wants more rows than an image may have.
-    """
+    """Find runs worth walking image by image, by the target's memories and what its products cost."""
 
     tier: ClassVar[int] = 4
-    near_bytes: int = 1 << 20
-    far_bytes: int = 8 << 20
-    near: float = 1 / 280e9
-    far: float = 1 / 120e9
-    memory: float = 1 / 36e9
-    flops: float = 250e9
-    packing: float = 1 / 12e9
-    matrix: bool = False
 
     def apply(self, net: Network) -> PassResult:
         """Fill ``net.streams``."""
         outcome = PassResult()
         net.streams = []
         images = _images(net)
-        if images < max(2, net.threads):
+        target = target_of(net)
+        if images < max(2, target.machine.threads):
             outcome.refuse("no convolution has an image for every thread")
             return outcome
         prepared = net.prepared_ops()
@@ -89,7 +73,7 @@ class RunPerImage(Pass):
                     images,
                     [op.label for op in run],
                     {d: steps[d] for d in net.containers if d in touched},
-                    net.threads,
+                    target.machine.threads,
                     inside,
                 )
             )
@@ -111,6 +95,8 @@ class RunPerImage(Pass):
         if len(segment) < 2:
             return None
         base = position[segment[0]]
+        costs = target_of(net).costs
+        memory = costs.memory
         ends: dict[int, list[tuple[int, int, float]]] = {}  # by the last user: first user, bytes, seconds saved
         for name, c in net.containers.items():
             users = (*net.writers(name), *net.readers(name))
@@ -121,18 +107,18 @@ class RunPerImage(Pass):
                 continue
             size = steps[name] * itemsize(c.dtype)
             moved = images * size * len(users)
-            saved = moved * (self._seconds(images * size) - self._seconds(size))
+            saved = moved * (memory.seconds(images * size) - memory.seconds(size))
             ends.setdefault(max(at), []).append((min(at), moved, saved))
         weights = [_shared_bytes(parts[op]) for op in segment]
-        compute = [parts[op].spec.operations() / self.flops for op in segment]
-        apart = [self._apart(op, parts[op], images) for op in segment]
-        far, memory = (
+        compute = [parts[op].spec.operations() / costs.flops for op in segment]
+        apart = [_apart(net, op, parts[op], images) for op in segment]
+        by_far, by_memory = (
             [(images - 1) * max(0.0, w * rate - c) + a for w, c, a in zip(weights, compute, apart, strict=True)]
-            for rate in (self.far, self.memory)
+            for rate in (memory.far, memory.memory)
         )
         best, result = 0.0, None
         for i in range(len(segment)):
-            gain, size, moved, cost_far, cost_memory = 0.0, 0, 0, far[i], memory[i]
+            gain, size, moved, cost_far, cost_memory = 0.0, 0, 0, by_far[i], by_memory[i]
             size = weights[i]
             for j in range(i + 1, len(segment)):
                 for first, bytes_, saved in ends.get(j, ()):
@@ -140,25 +126,25 @@ class RunPerImage(Pass):
                         gain += saved
                         moved += bytes_
                 size += weights[j]
-                cost_far += far[j]
-                cost_memory += memory[j]
-                value = gain - (cost_far if size <= self.far_bytes else cost_memory)
+                cost_far += by_far[j]
+                cost_memory += by_memory[j]
+                value = gain - (cost_far if size <= memory.far_bytes else cost_memory)
                 if value > best:
                     best, result = value, (i, j + 1, moved)
         return result
 
-    def _apart(self, op: Op, part: Share[Operator], images: int) -> float:
-        """Seconds that ``images`` products take longer than one: of a matrix unit, or since they pack what all images share."""
-        if not self.matrix:
-            whole, one = op.spec, part.spec
-            if not isinstance(whole, ContractionSpec) or whole.panel or whole.epilogue is None:
-                return 0.0
-            assert isinstance(one, ContractionSpec)
-            return max(0, images * packs(one)[1] - packs(whole)[1]) * self.packing
-        return max(0.0, images * matrix_unit.seconds(part.spec) - matrix_unit.seconds(op.spec))
 
-    def _seconds(self, size: int) -> float:
-        return self.near if size <= self.near_bytes else self.far if size <= self.far_bytes else self.memory
+def _apart(net: Network, op: Op, part: Share[Operator], images: int) -> float:
+    """Seconds that ``images`` products take longer than one: of a matrix unit, or since they pack what all images share."""
+    target = target_of(net)
+    unit, isa = target.costs.matrix_unit, target.machine.isa
+    if unit is not None:  # it wants more rows than an image may have
+        return max(0.0, images * unit.seconds(part.spec) - unit.seconds(op.spec))
+    whole, one = op.spec, part.spec
+    if not isinstance(whole, ContractionSpec) or whole.panel or whole.epilogue is None:
+        return 0.0
+    assert isinstance(one, ContractionSpec)
+    return max(0, images * packs(one, isa)[1] - packs(whole, isa)[1]) * target.costs.memory.packing
 
 
 def _images(net: Network) -> int:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.kernels.attention_backward import place_function, plan_backward, scratch_at
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, Split, ceil_div, core, lanes, round_up
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.registry import Machine, planner
-from dcir.isa import ISAS, Isa
+from dcir.cost.machine import Machine
+from dcir.isa import Isa
 from dcir.ops.library.attention import AttentionSpec
 
 few_text = templates("attention/few")
@@ -74,7 +75,7 @@ class _Blocks:
 @planner(AttentionSpec)
 def plan_attention(spec: AttentionSpec, machine: Machine) -> KernelPlan:
     """The kernel of an attention or of its gradients."""
-    isa = ISAS[machine.isa]
+    isa = machine.isa
     return plan_backward(spec, isa) if spec.grads else _forward(_Blocks(spec, isa))
 
 

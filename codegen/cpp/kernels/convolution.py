@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dcir.codegen.cpp.emitters import plan, planner
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution, supports_convolution
 from dcir.codegen.cpp.tiles.conv.winograd_weights import SizelessWinogradWeights, plan_weights, plan_weights_sizeless
 from dcir.codegen.plan import KernelPlan
-from dcir.codegen.registry import Machine, plan, planner
-from dcir.isa import ISAS
+from dcir.cost.machine import Machine
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.winograd import WinogradWeightsSpec
 
@@ -16,16 +16,16 @@ def plan_convolution_node(spec: ConvolutionSpec, machine: Machine) -> KernelPlan
     """The kernel of one of a convolution's three products."""
     if not supports_convolution(spec):
         return plan(spec.loop_nest(), machine)
-    return plan_convolution(spec, ISAS[machine.isa], machine.threads)
+    return plan_convolution(spec, machine.isa, machine.threads)
 
 
 @planner(WinogradWeightsSpec)
 def plan_weights_node(spec: WinogradWeightsSpec, machine: Machine) -> KernelPlan:
     """The kernel that packs and transforms weights."""
-    return plan_weights(spec, ISAS[machine.isa])
+    return plan_weights(spec, machine.isa)
 
 
 @planner(SizelessWinogradWeights)
 def plan_weights_sizeless_node(spec: SizelessWinogradWeights, machine: Machine) -> KernelPlan:
     """The same kernel for all sizes."""
-    return plan_weights_sizeless(spec, ISAS[machine.isa])
+    return plan_weights_sizeless(spec, machine.isa)

@@ -8,19 +8,19 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from dcir.codegen.cpp.emitters import plan, planner
 from dcir.codegen.cpp.tiles.conv.conv import summed_draft
 from dcir.codegen.cpp.tiles.emit import assemble, round_up
 from dcir.codegen.cpp.tiles.epilogue.sums import pitch
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.registry import Machine, plan, planner
-from dcir.isa import ISAS
+from dcir.cost.machine import Machine
 from dcir.ops.library.convolution_statistics import ConvolutionStatisticsSpec
 
 
 @planner(ConvolutionStatisticsSpec)
 def plan_summed(spec: ConvolutionStatisticsSpec, machine: Machine) -> KernelPlan:
     """The kernel of a convolution with sums."""
-    isa = ISAS[machine.isa]
+    isa = machine.isa
     draft = summed_draft(spec, isa, machine.threads)
     _, _, (_, *others), made = spec.names("")
     if draft is None:

@@ -10,8 +10,9 @@ Blocks follow one another, so a group's points are in order whatever the number 
 
 from __future__ import annotations
 
+from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.registry import Machine, planner
+from dcir.cost.machine import Machine
 from dcir.ops.library.segments import GroupSpec
 
 # Points that are worth a block, and a thread, of their own.

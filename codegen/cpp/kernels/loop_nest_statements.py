@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, element, literal
+from dcir.codegen.schedule import needed
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Cast, Const, Gather, Index, Load, Narrow, Read, Reduce, Store
 from dcir.ir.types import FLOATS, compute_type, itemsize
@@ -80,15 +81,7 @@ class Statements:
 
     def needs(self, roots: list[int], known: set[int]) -> list[int]:
         """Everything to compute for ``roots`` (reduces themselves stay names), in order."""
-        seen: set[int] = set()
-        stack = [a for r in roots for a in self.p.body[r].args]
-        while stack:
-            i = stack.pop()
-            if i in seen or i in known or isinstance(self.p.body[i], Reduce):
-                continue
-            seen.add(i)
-            stack.extend(self.p.body[i].args)
-        return sorted(seen)
+        return needed(self.p, roots, known)
 
     def compute(
         self, stores: Sequence[int], reduces: Sequence[int] = (), name: Callable[[int], str] = lambda r: f"v{r}"

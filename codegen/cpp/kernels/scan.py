@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 
+from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.registry import Machine, planner
+from dcir.cost.machine import Machine
 from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.library.scan import ScanSpec
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 
+from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.kernels.indices import SLACK, STRIP, find_function
 from dcir.codegen.cpp.kernels.loop_nest import plan_program
 from dcir.codegen.cpp.scalar_ops import SCALAR_OPS, cast_expr
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.registry import Machine, planner
+from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.types import FLOATS, compute_type

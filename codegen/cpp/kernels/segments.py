@@ -13,16 +13,16 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.kernels.loop_nest_statements import Statements
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.registry import Machine, planner
+from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import contiguous
 from dcir.ir.statements import Gather, Index, Load, Read, Store
 from dcir.ir.types import compute_type, itemsize
-from dcir.isa import ISAS
 from dcir.ops.library.segments import SegmentSpec, group_loops, point_loops
 
 # Below this many elements a second thread costs more than it brings.
@@ -62,7 +62,7 @@ def _text(spec: SegmentSpec, machine: Machine, jobs: int, share: int, *, shared:
     first = 2 if spec.base is None else 3
     value = _Value(spec, _moved(spec.value, first, 0))
     if not shared:
-        value.lanes_of_row = ISAS[machine.isa].vector_bytes // itemsize(compute)
+        value.lanes_of_row = machine.isa.vector_bytes // itemsize(compute)
     finish = _Finish(spec, _moved(spec.finish, first + len(spec.value.inputs) - 1, 1))
     finish.fixed, value.fixed = group_loops(spec), point_loops(spec)
     if shared:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dcir.codegen.cpp.kernels.loop_nest import SERIAL_POINTS
+from dcir.codegen.cpp.emitters import planner
+from dcir.codegen.cpp.kernels.loop_nest_schedule import SERIAL_POINTS
 from dcir.codegen.cpp.kernels.loop_nest_statements import Statements
 from dcir.codegen.cpp.tiles.conv.winograd_weights import weights_sizeless
 from dcir.codegen.plan import KernelPlan, Phase, SizeGeneric
-from dcir.codegen.registry import Machine, planner
+from dcir.cost.machine import Machine
 from dcir.ir.loop_forms import collapse, drop_roundings, drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator
 from dcir.ir.statements import Const, Gather, Load, Reduce, Statement, Store, Strides
-from dcir.isa import ISAS
 from dcir.ops.library.winograd import WinogradWeightsSpec
 
 # Numbers of loops that kernels exist for; a program with fewer gets loops that run once.
@@ -48,7 +48,7 @@ class SizelessProgram(SizeGeneric):
 def sizeless(spec: Operator, machine: Machine) -> tuple[SizeGeneric, tuple[int, ...]] | None:
     """The spec of the kernel for all sizes, whose last input is a table, and that table. None: there is no such kernel."""
     if isinstance(spec, WinogradWeightsSpec):
-        return weights_sizeless(spec, ISAS[machine.isa], machine.threads)
+        return weights_sizeless(spec, machine.isa, machine.threads)
     return _program(spec) if isinstance(spec, LoopNest) else None
 
 

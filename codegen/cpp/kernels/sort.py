@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 
+from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.kernels.scan import row_address
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, cast_expr
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.registry import Machine, planner
+from dcir.cost.machine import Machine
 from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.library.sort import SortSpec
 

@@ -23,14 +23,13 @@ import torch
 from torch import fx
 
 from dcir.codegen.compile import Library
-from dcir.codegen.cpp.toolchain import cpu_identity
 from dcir.driver.ahead.header import header_text
 from dcir.driver.assemble import assemble
+from dcir.driver.targets.host import host_machine
 from dcir.errors import Unsupported
 from dcir.frontends.torch.export import Exported, Leaf, State
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.serialize import encode
-from dcir.isa import host_isa
 from dcir.ops.library.torch_call import calls_graphs
 from dcir.runtime import artefact as layout
 from dcir.runtime import manifest as schema
@@ -144,11 +143,12 @@ def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Te
         c = done.network.containers[container]
         slot = library.slots.get(container, -1)
         inputs.append(schema.Input(next(names), c.shape, c.strides, c.dtype, slot))
+    machine = host_machine(compiled.options["threads"])
     manifest = schema.Manifest(
         format=schema.FORMAT,
         dcir=__version__,
         torch=torch.__version__,
-        machine=schema.ManifestMachine(platform.machine(), host_isa().name, cpu_identity()),
+        machine=schema.ManifestMachine(platform.machine(), machine.isa.name, machine.identity),
         level=compiled.options["level"],
         threads=compiled.options["threads"],
         files={},

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from dcir.cache import Cache, key_of
-from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, cpu_identity, default_flags, link_shared
+from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.cost.machine import MachineRates, Rate, assumed, remember, remembered
+from dcir.driver.targets.host import host_machine
 from dcir.errors import MachineBusy
-from dcir.isa import Isa, host_isa
-from dcir.machine import MachineModel, Rate, assumed, remember, remembered
+from dcir.isa import Isa
 
 _REPEATS = 25
 _SECONDS = 0.005  # of one repeat: long against a clock tick, short against a slice of the scheduler
@@ -28,13 +29,12 @@ _MOST_OTHERS = 0.10
 _CHUNK = 8 * 64  # bytes that one turn of the reading loop takes, for every vector width
 
 
-def machine() -> MachineModel:
-    """The measured model of this machine if there is one in the cache, else the assumed one. Measures nothing."""
-    isa = host_isa()
-    return remembered(cpu_identity()) or assumed(isa.name, isa.vector_bytes)
+def rates() -> MachineRates:
+    """What was measured on this machine if the cache has it, else what is assumed. Measures nothing."""
+    return host_machine().rates
 
 
-def measure(*, force: bool = False, again: bool = False, cache: Cache | None = None) -> MachineModel:
+def measure(*, force: bool = False, again: bool = False, cache: Cache | None = None) -> MachineRates:
     """The measured model of this machine, from the cache or by measuring for a few seconds.
 
     Args:
@@ -46,20 +46,20 @@ def measure(*, force: bool = False, again: bool = False, cache: Cache | None = N
         MachineBusy: other processes worked, or repeats differed too much.
         CompilerNotFound, CompilerFailed: no compiler.
     """
-    known = None if again else remembered(cpu_identity(), cache)
+    host = host_machine()
+    known = None if again else remembered(host.identity, cache)
     if known is not None:
         return known
-    isa = host_isa()
-    base = assumed(isa.name, isa.vector_bytes)
+    base = assumed(host.isa)
     if not force:
         refuse_if_busy(share_of_others(base.threads, lambda: time.sleep(_LOOK_SECONDS)))
-    bench = _Bench(isa, base, cache or Cache.default())
-    made: list[MachineModel] = []
+    bench = _Bench(host.isa, base, cache or Cache.default())
+    made: list[MachineRates] = []
     others = share_of_others(base.threads, lambda: made.append(bench.run()))
     model = replace(made[0], others=others)
     if not force:
         refuse_if_busy(others, model.spread)
-    remember(model, cpu_identity(), cache)
+    remember(model, host.identity, cache)
     return model
 
 
@@ -120,16 +120,16 @@ def _busy_seconds() -> float | None:
 class _Bench:
     """One library of measuring kernels, and what they found."""
 
-    def __init__(self, isa: Isa, base: MachineModel, cache: Cache) -> None:
+    def __init__(self, isa: Isa, base: MachineRates, cache: Cache) -> None:
         self.base = base
         text = kernels_text(isa.vector_bytes, 12 if isa.registers >= 16 else 6)
         toolchain = Toolchain.find(cache)
-        objects = compile_objects([Unit("machine", text)], toolchain, default_flags(), cache)
+        objects = compile_objects([Unit("machine", text)], toolchain, default_flags(isa), cache)
         self._library: Any = ctypes.CDLL(str(link_shared(objects, key_of("machine", text), toolchain, cache)))
         self.vector_bytes, self.accumulators = isa.vector_bytes, 12 if isa.registers >= 16 else 6
         self.spread = 0.0
 
-    def run(self) -> MachineModel:
+    def run(self) -> MachineRates:
         team = self.base.threads
         reads = []
         for number, cache in enumerate(self.base.caches):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.codegen.compile import Library
-from dcir.driver.measure.machine import machine
+from dcir.driver.measure.machine import rates
 from dcir.driver.session import Progress, Session
 from dcir.driver.training.distributed import is_sharded
 from dcir.errors import InvalidInput, OptionError
@@ -21,6 +21,7 @@ from dcir.frontends.torch.importer import Imported
 from dcir.options import Options
 from dcir.report.profile import Profile, ProfileStep, middle
 from dcir.runtime.program import Program
+from dcir.targets import DEFAULT, target_class
 
 _WARM_UP = 3
 _LEAST = 5
@@ -102,8 +103,8 @@ def profile(
         OptionError: a target whose code is not ours to measure.
         InvalidInput: nothing was compiled in the call, or the model's parameters are sharded.
     """
-    if options.target != "cpp":
-        raise OptionError("only target 'cpp' can be profiled", where=f"target={options.target!r}")
+    if not target_class(options.target).profiles:
+        raise OptionError(f"only target {DEFAULT!r} can be profiled", where=f"target={options.target!r}")
     if isinstance(model, nn.Module) and is_sharded(model):
         raise InvalidInput(
             "a model under fully_shard cannot be profiled", where=type(model).__name__,
@@ -150,7 +151,7 @@ def measured(call: Callable[[], None], recorder: Recorder, seconds: float) -> tu
 
 def summary(recorder: Recorder, walls: Sequence[float], around: Sequence[float], threads: int) -> Profile:
     """The recorder's samples as a profile. A graph that runs n times per call counts n times."""
-    model = machine()
+    model = rates()
     result = Profile(threads, len(walls), middle(walls), min(walls), middle(around), 0.0)
     for graph in recorder.graphs:
         if not graph.samples:

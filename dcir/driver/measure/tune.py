@@ -12,15 +12,16 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from dcir.cache import Cache
 from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.invocations import invocations
-from dcir.codegen.registry import Machine, alternatives, decisions
+from dcir.codegen.registry import Emitters
 from dcir.codegen.tuned import Database, Verdict
-from dcir.driver.measure.machine import machine, refuse_if_busy, share_of_others
+from dcir.cost.machine import Machine
+from dcir.cost.target import Target, target_of
+from dcir.driver.measure.machine import rates, refuse_if_busy, share_of_others
 from dcir.driver.measure.tune_bench import BenchedKernel, Buffers, Trial
 from dcir.errors import CompilerFailed, MachineBusy
 from dcir.identity import source_identity
 from dcir.ir.memory_plan import PREPARED
 from dcir.ir.network import Network
-from dcir.isa import host_isa
 from dcir.report.tuning import Tuning, TuningRow
 
 _AT_ONCE = 8  # choices that are compiled and timed together
@@ -52,12 +53,11 @@ class Tuner:
     progress: Progress | None = None
     tuning: Tuning = field(default_factory=Tuning)
 
-    def tune(self, net: Network, threads: int, share: float = 1.0) -> None:
+    def tune(self, net: Network, share: float = 1.0) -> None:
         """Measure the kernels of a rewritten network; what wins is in the database then.
 
         Args:
             net: the network.
-            threads: its team.
             share: of what is left of the budget, for this network.
 
         Raises:
@@ -65,10 +65,12 @@ class Tuner:
         """
         start = time.perf_counter()
         stop = start + (self.budget - self.tuning.took) * share
-        planned = Machine(host_isa().name, threads)
-        database = Database(planned, source_identity(), self.cache)
+        target = target_of(net)
+        emitters, machine = target.backend.emitters, target.machine
+        threads = machine.threads
+        database = Database(machine, emitters, source_identity(), self.cache)
         self.tuning.threads = threads
-        found = [k for k in kernels(net, threads) if _varied(k, planned)]
+        found = [k for k in kernels(net, threads) if _varied(k, emitters, machine)]
         if not self.force and found:
             refuse_if_busy(share_of_others(threads, lambda: time.sleep(_LOOK_SECONDS)))
         parameters = _parameter_bytes(net)
@@ -87,7 +89,7 @@ class Tuner:
                 break
             # Graphs are compiled while torch traces, when tensors have no memory.
             with unset_fake_temporarily():
-                self._kernel(kernel, _TuneSearch(kernel, threads, parameters, self.cache, stop), database)
+                self._kernel(kernel, _TuneSearch(kernel, target, parameters, self.cache, stop), database)
         self.tuning.took += time.perf_counter() - start
 
     def _kernel(self, kernel: BenchedKernel, search: _TuneSearch, database: Database) -> None:
@@ -114,17 +116,17 @@ class _TuneSearch:
         finished: whether there was time to compare the finalists.
     """
 
-    def __init__(self, kernel: BenchedKernel, threads: int, parameters: int, cache: Cache, stop: float) -> None:
-        self.kernel, self.threads, self.cache, self.stop = kernel, threads, cache, stop
-        self.machine = Machine(host_isa().name, threads)
-        self.buffers = Buffers(kernel, parameters, machine())
+    def __init__(self, kernel: BenchedKernel, target: Target, parameters: int, cache: Cache, stop: float) -> None:
+        self.kernel, self.target, self.cache, self.stop = kernel, target, cache, stop
+        self.emitters: Emitters = target.backend.emitters
+        self.buffers = Buffers(kernel, parameters, rates())
         self.gains: dict[Choice, float] = {}
         self.note, self.finished = "", False
 
     def run(self) -> Verdict:
         """The verdict; it is for the model's choice unless another one won by more than the spread, with right results."""
         spec = self.kernel.spec
-        self._look(alternatives(spec, self.machine)[1:])
+        self._look(self.emitters.alternatives(spec, self.target.machine)[1:])
         start = MODELS
         # What is best in one decision is the start for all others, as long as that helps.
         while (better := self._best(start)) != start:
@@ -146,7 +148,11 @@ class _TuneSearch:
 
     def _distinct(self, choices: Sequence[Choice]) -> list[Choice]:
         """Each choice as far as it changes anything, and once."""
-        return list(dict.fromkeys(decisions(self.kernel.spec, self.machine, c).effective() for c in choices))
+        return list(
+            dict.fromkeys(
+                self.emitters.decisions(self.kernel.spec, self.target.machine, c).effective() for c in choices
+            )
+        )
 
     def _look(self, choices: Sequence[Choice]) -> None:
         """A first impression of choices: their gain over the model's."""
@@ -154,7 +160,7 @@ class _TuneSearch:
             if time.perf_counter() >= self.stop:
                 return
             try:
-                trial = Trial(self.buffers, [MODELS, *some, MODELS], self.threads, self.cache)
+                trial = Trial(self.buffers, [MODELS, *some, MODELS], self.target, self.cache)
             except CompilerFailed as error:
                 self.note = str(error).partition("\n")[0]
                 continue
@@ -166,7 +172,7 @@ class _TuneSearch:
     def _final(self, finalists: Sequence[Choice]) -> Verdict:
         """The finalists next to two copies of the model's choice, long enough to tell them apart."""
         self.finished = not finalists or time.perf_counter() < self.stop + _FINAL_SECONDS
-        trial = Trial(self.buffers, [MODELS, *finalists, MODELS], self.threads, self.cache)
+        trial = Trial(self.buffers, [MODELS, *finalists, MODELS], self.target, self.cache)
         columns = trial.run(_FINAL_SECONDS if finalists else _SECONDS, _FINAL_ROUNDS if finalists else _ROUNDS)
         times = [_low(t) for t in columns]
         models = min(times[0], times[-1])
@@ -207,16 +213,16 @@ def kernels(net: Network, threads: int) -> list[BenchedKernel]:
     return list(found.values())
 
 
-def _varied(kernel: BenchedKernel, planned: Machine) -> bool:
+def _varied(kernel: BenchedKernel, emitters: Emitters, machine: Machine) -> bool:
     """Whether a kernel can be made in several ways, and checked."""
     if not all(kernel.sizes):
         return False
-    return any(len(offered) > 1 for offered in decisions(kernel.spec, planned).offered.values())
+    return any(len(offered) > 1 for offered in emitters.decisions(kernel.spec, machine).offered.values())
 
 
 def _by_share(waiting: Sequence[BenchedKernel]) -> list[BenchedKernel]:
     """Kernels by a bound of their share of the network's time, the largest first."""
-    model = machine()
+    model = rates()
 
     def floor(k: BenchedKernel) -> float:
         reads, writes = k.spec.footprint()

@@ -14,11 +14,12 @@ import torch
 from dcir.cache import Cache
 from dcir.codegen.choices import Choice
 from dcir.codegen.compile import compile_network
+from dcir.cost.machine import MachineRates
+from dcir.cost.target import Target
 from dcir.driver.verify.compare import compare
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
 from dcir.ir.types import TYPES, itemsize
-from dcir.machine import MachineModel
 
 _LINE = 64
 _APART = 4096 + 5 * _LINE  # between buffers: neighbours lie in different sets of a cache
@@ -66,7 +67,7 @@ class Buffers:
     last cache, if the network has as many.
     """
 
-    def __init__(self, kernel: BenchedKernel, parameters: int, machine: MachineModel) -> None:
+    def __init__(self, kernel: BenchedKernel, parameters: int, machine: MachineRates) -> None:
         self.kernel = kernel
         second = next((c.bytes for c in machine.caches if c.level == 2), 1 << 20) * kernel.team
         last = machine.caches[-1].bytes if machine.caches else 8 << 20
@@ -111,16 +112,17 @@ class Trial:
     Args:
         buffers: what it works on.
         choices: how it is made.
-        threads: what kernels are planned for.
+        target: what kernels are planned for.
         cache: where built files go.
     """
 
-    def __init__(self, buffers: Buffers, choices: Sequence[Choice], threads: int, cache: Cache) -> None:
+    def __init__(self, buffers: Buffers, choices: Sequence[Choice], target: Target, cache: Cache) -> None:
         self.buffers, self.kernel, self.choices = buffers, buffers.kernel, list(choices)
         # One more goes first and does not count: what runs after other code than a kernel is faster or slower for it.
         net, self._names = _network(self.kernel, 1 + len(self.choices))
+        net.target = target
         given = {op.label: choice for op, choice in zip(net.ops(), [choices[0], *choices], strict=True)}
-        self.library = compile_network(net, threads=threads, cache=cache, profile=True, choices=given)
+        self.library = compile_network(net, cache=cache, profile=True, choices=given)
         self._code: Any = ctypes.CDLL(str(self.library.path))
         self._code.dcir_run.argtypes = [ctypes.c_void_p, _CALL_BACK]
         self._ticks = (ctypes.c_ulonglong * (len(self.choices) + 2)).in_dll(self._code, "dcir_ticks")

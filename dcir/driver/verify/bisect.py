@@ -16,7 +16,6 @@ from dcir.driver.verify.locate import CODE, IMPORT, KERNEL, PASS, Culprit, locat
 from dcir.driver.verify.reproducer import reproducer_text
 from dcir.driver.verify.slices import Slice, Source, Values, described, size_of, slice_of, smaller, used, with_data
 from dcir.frontends.torch.export import export_inference
-from dcir.isa import host_isa
 from dcir.options import Options
 from dcir.transforms.base import Pass
 
@@ -78,11 +77,7 @@ class _BisectSearch:
     def __init__(self, options: Options, seed: int) -> None:
         from dcir.transforms.pipelines import pipeline
 
-        chosen: Any = (
-            options.pipeline
-            if options.pipeline is not None
-            else pipeline(options.level, matrix_unit=host_isa().matrix_unit, dots=host_isa().dots)
-        )
+        chosen: Any = options.pipeline if options.pipeline is not None else pipeline(options.level)
         self.passes: tuple[Pass, ...] = tuple(chosen)
         if options.until is not None:
             names = [p.name for p in self.passes]

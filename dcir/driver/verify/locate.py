@@ -12,8 +12,9 @@ from torch import Tensor
 
 from dcir.codegen.compile import compile_network
 from dcir.codegen.invocations import invocations
-from dcir.codegen.registry import Machine, plan
 from dcir.driver.assemble import assemble
+from dcir.driver.targets.base import DriverTarget
+from dcir.driver.targets.host import host_target
 from dcir.driver.verify.check import Array, distance, index_bounds
 from dcir.driver.verify.slices import Slice
 from dcir.frontends.torch.importer import Imported, import_graph
@@ -22,7 +23,6 @@ from dcir.ir.interpret import interpret
 from dcir.ir.network import Network, Operand, Result
 from dcir.ir.operator import Operator
 from dcir.ir.types import TYPES, bf16_to_f32, to_numpy
-from dcir.isa import host_isa
 from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
 from dcir.transforms.base import Pass
 from dcir.transforms.runner import run_passes
@@ -101,7 +101,8 @@ def locate(
     want = _Expected(part, values, seed)
     done = import_graph(part.graph(values))
     net = done.network
-    net.threads = threads
+    target = host_target(threads)
+    net.target = target
     if IMPORT in kinds and (found := want.compare(_interpreted(done, part, values, seed))):
         return Culprit(IMPORT, (), *found)
     ran = 0
@@ -121,22 +122,22 @@ def locate(
     except _Stop:
         number, found = wrong[0]
         return Culprit(PASS, tuple(passes[: number + 1]), *found)
-    if KERNEL in kinds and (kernel := _wrong_kernel(done, part, values, seed, threads)):
+    if KERNEL in kinds and (kernel := _wrong_kernel(done, part, values, seed, target)):
         text, where, found = kernel
         return Culprit(KERNEL, tuple(passes), *found, text, where)
     if CODE not in kinds:
         return None
-    last = _code_differs(part, values, passes, want, threads)
+    last = _code_differs(part, values, passes, want, target)
     if last is None or not passes:
         return None if last is None else Culprit(CODE, (), *last)
-    if _code_differs(part, values, passes[:-1], want, threads) is None:
+    if _code_differs(part, values, passes[:-1], want, target) is None:
         return Culprit(CODE, tuple(passes), *last)
-    if first := _code_differs(part, values, (), want, threads):
+    if first := _code_differs(part, values, (), want, target):
         return Culprit(CODE, (), *first)
     right, bad = 0, len(passes) - 1  # right with so many passes, wrong with so many
     while bad - right > 1:
         middle = (right + bad) // 2
-        found_here = _code_differs(part, values, passes[:middle], want, threads)
+        found_here = _code_differs(part, values, passes[:middle], want, target)
         if found_here is None:
             right = middle
         else:
@@ -226,45 +227,51 @@ def _ordered(done: Imported, results: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _code_differs(
-    part: Slice, values: Mapping[str, Tensor], passes: Sequence[Pass], want: _Expected, threads: int, seed: int = 0
+    part: Slice,
+    values: Mapping[str, Tensor],
+    passes: Sequence[Pass],
+    want: _Expected,
+    target: DriverTarget,
+    seed: int = 0,
 ) -> tuple[float, float, int] | None:
     """How far the generated code of the whole graph is off."""
     done = import_graph(part.graph(values))
-    done.network.threads = threads
+    done.network.target = target
     run_passes(done.network, passes)
-    program = assemble(done, compile_network(done.network, threads=threads))
+    program = assemble(done, compile_network(done.network))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return want.compare(program(part.given(values)))
 
 
 def _wrong_kernel(
-    done: Imported, part: Slice, values: Mapping[str, Tensor], seed: int, threads: int
+    done: Imported, part: Slice, values: Mapping[str, Tensor], seed: int, target: DriverTarget
 ) -> tuple[str, str, tuple[float, float, int]] | None:
     """The first kernel whose code and reference differ on the operands it has in the network."""
     net = done.network
     store = _store(done, part, values, seed, None)
     bounds = index_bounds(net)
     seen: set[Any] = set()
-    for op, run in zip(net.ops(), invocations(net, threads), strict=True):
+    for op, run in zip(net.ops(), invocations(net, target.machine.threads), strict=True):
         spec, types = run.spec, run.types
         if run.calls_torch:
             continue
         if (spec, types) in seen:
             continue
         seen.add((spec, types))
-        found = _kernel_differs(net, op, spec, store, threads, bounds)
+        found = _kernel_differs(net, op, spec, store, bounds)
         if found is not None:
-            stem = plan(spec, Machine(host_isa().name, threads)).name
+            stem = target.backend.emitters.plan(spec, target.machine).name
             return f"{stem} of {type(spec).__name__} {op.label}", op.origin, found
     return None
 
 
 def _kernel_differs(
-    net: Network, op: Op, spec: Operator, store: Mapping[str, Array], threads: int, bounds: Mapping[str, int]
+    net: Network, op: Op, spec: Operator, store: Mapping[str, Array], bounds: Mapping[str, int]
 ) -> tuple[float, float, int] | None:
     """How far one kernel's code is off; only elements that the operator writes count."""
     alone, ins, outs = Network(), net.ins(op), net.outs(op)
+    alone.target = net.target
     names: dict[str, str] = {}
     for o in ins:
         if o.data not in names:
@@ -286,7 +293,7 @@ def _kernel_differs(
     want, written = _referenced(alone, spec, given, made.values())
     near, _ = _referenced(alone, spec, {n: _other_bits(alone, n, b) for n, b in given.items()}, made.values())
     done = Imported(alone, {}, [("result", i) for i in range(len(alone.results))])
-    program = assemble(done, compile_network(alone, threads=threads))
+    program = assemble(done, compile_network(alone))
     tensors = [_whole(given[n], alone, n) for n in alone.inputs]
     got = [_numpy(t) for t in program(tensors)]
     return _worst(

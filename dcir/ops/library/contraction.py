@@ -16,7 +16,7 @@ from dcir.ir.network import contiguous
 from dcir.ir.operator import Operator
 from dcir.ir.serialize import register
 from dcir.ir.types import FLOATS, compute_type, is_float, itemsize
-from dcir.isa import Isa, host_isa
+from dcir.isa import Isa
 from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, epilogue_text, run_epilogue
 from dcir.ops.library.operand_types import OperandTypes, Scales
 from dcir.ops.library.packing import packed_shape, read_packed, read_pairs, takes_turns
@@ -234,10 +234,10 @@ def _scaled(body: LoopNestBuilder, spec: ContractionSpec, scales: Scales, x: Exp
     return x, y, scale
 
 
-def rows_suit(spec: ContractionSpec, isa: Isa | None = None) -> bool:
+def rows_suit(spec: ContractionSpec, isa: Isa) -> bool:
     """Whether B's columns, contiguous along k, should be the rows of tiles: a short A is the smaller one to pack."""
     most = MOST_SHORT_ROWS
-    if (isa or host_isa()).vectors != "avx512" and spec.n * spec.k * itemsize(spec.dtype) <= MOST_PACKED_BYTES:
+    if isa.vectors != "avx512" and spec.n * spec.k * itemsize(spec.dtype) <= MOST_PACKED_BYTES:
         chained = spec.epilogue is not None and any(s.op in ("exp", "erf") for s in spec.epilogue.body)
         most = MOST_SHORT_ROWS_CHAINED if chained else MOST_SHORT_ROWS_NARROW
     few = LEAST_ROWS <= spec.m <= min(spec.n // 5, most)
@@ -249,8 +249,8 @@ def pairs_pay(spec: ContractionSpec) -> bool:
     return min(spec.m, spec.n, spec.k) >= LEAST_PAIRED
 
 
-def packs(spec: ContractionSpec) -> tuple[int, int]:
+def packs(spec: ContractionSpec, isa: Isa) -> tuple[int, int]:
     """The operand (0 or 1) that a product with an epilogue has to pack in every call, unless it is packed already, and its bytes."""
-    which = 0 if rows_suit(spec) else 1
+    which = 0 if rows_suit(spec, isa) else 1
     held = math.prod(d for d, s in zip(spec.batch, (spec.a, spec.b)[which], strict=False) if s)
     return which, held * (spec.m, spec.n)[which] * spec.k * itemsize(spec.dtype)

@@ -19,19 +19,19 @@ from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.types import FLOATS, itemsize
-from dcir.isa import Isa, host_isa
+from dcir.isa import Isa
 
 LINE_BYTES = 64
 MOST_TAPS = 7  # of a row of a kernel whose code names each
 
 
-def panel_width(dtype: str, isa: Isa | None = None, stored: str = "") -> int:
-    """Columns of a panel, for ``isa`` or else for the processor at hand; ``stored``: the half type that it is kept in.
+def panel_width(dtype: str, isa: Isa, stored: str = "") -> int:
+    """Columns of a panel for an instruction set; ``stored``: the half type that it is kept in.
 
     A tile of AVX2 that reads half of each step of a wider panel leaves half of the first-level cache's sets empty: convolutions were 5 to
     25 % slower, products 4 to 9 % (Zen 3).
     """
-    vectors = 2 * (isa or host_isa()).vector_bytes
+    vectors = 2 * isa.vector_bytes
     return (vectors if stored else max(LINE_BYTES, vectors)) // itemsize(dtype)
 
 
@@ -53,7 +53,7 @@ def spans_groups(groups: int, columns: int, taps: int, panel: int) -> bool:
     return groups > 1 and columns > 1 and taps <= MOST_TAPS and 10 * columns < 9 * panel * panels(columns, panel)
 
 
-def wants_panels(dtype: str, columns: int, depth: int, isa: Isa | None = None) -> bool:
+def wants_panels(dtype: str, columns: int, depth: int, isa: Isa) -> bool:
     """Whether a constant right operand of a product should be packed.
 
     Panels were faster than nn.Linear's layout at every number of rows, from 1 (5 % in the third-level cache, 20 % in memory) to

@@ -9,6 +9,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.isa import Isa
 from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec, packs
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store, identity_epilogue
@@ -56,12 +57,12 @@ def set_epilogue(
     return net.add_op(made, ins, epilogue.outs, origin=op.origin or origin, made_by=by, before=before)
 
 
-def packs_much(net: Network, product: Op) -> bool:
+def packs_much(net: Network, product: Op, isa: Isa) -> bool:
     """Whether an epilogue would cost more than it saves: without one, tiles read both operands where they lie."""
     spec = product.spec
     if not isinstance(spec, ContractionSpec) or spec.epilogue is not None or spec.panel:
         return False
-    which, nbytes = packs(spec)
+    which, nbytes = packs(spec, isa)
     if nbytes <= MOST_PACKED_BYTES:
         return False
     data = net.ins(product)[which].data

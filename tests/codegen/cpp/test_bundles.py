@@ -7,6 +7,7 @@ import pytest
 from dcir.codegen.cpp.bundles import bundle_text, bundles
 from dcir.codegen.cpp.toolchain import Unit, compile_objects, compiler_runs, default_flags, link_shared
 from dcir.errors import CompilerFailed
+from dcir.isa import host_isa
 
 SHARED = "#define ONE 1\n"
 EXPORT = 'extern "C" __attribute__((visibility("default")))'
@@ -26,7 +27,7 @@ def caller(*names):
 
 
 def build(units, toolchain, cache, jobs=None):
-    objects = compile_objects(units, toolchain, default_flags(), cache, jobs)
+    objects = compile_objects(units, toolchain, default_flags(host_isa()), cache, jobs)
     return objects, link_shared(objects, "", toolchain, cache)
 
 
@@ -61,7 +62,7 @@ def test_another_network_finds_a_unit_and_carries_no_other(cache, toolchain):
 
 
 def test_a_unit_in_two_bundles_is_linked_once(cache, toolchain):
-    first = compile_objects([unit("a", 1), unit("b", 2)], toolchain, default_flags(), cache)
+    first = compile_objects([unit("a", 1), unit("b", 2)], toolchain, default_flags(host_isa()), cache)
     first[0].unlink()
     units = [caller("a", "b", "c"), unit("a", 1), unit("b", 2), unit("c", 3)]
     before = compiler_runs.compiles
@@ -81,10 +82,12 @@ def test_a_file_system_without_links(cache, toolchain, monkeypatch):
 
 def test_the_source_of_a_refused_bundle_is_kept(cache, toolchain):
     with pytest.raises(CompilerFailed, match="nonsense") as caught:
-        compile_objects([unit("a", 1), Unit("", "int x = nonsense;", SHARED)], toolchain, default_flags(), cache)
+        compile_objects(
+            [unit("a", 1), Unit("", "int x = nonsense;", SHARED)], toolchain, default_flags(host_isa()), cache
+        )
     with open(caught.value.source) as file:
         assert file.read().startswith(SHARED)
-    assert compile_objects([unit("a", 1)], toolchain, default_flags(), cache)[0].exists()
+    assert compile_objects([unit("a", 1)], toolchain, default_flags(host_isa()), cache)[0].exists()
 
 
 def test_bundles_are_cut_by_size_and_workers():

@@ -8,6 +8,7 @@ import pytest
 from dcir.cache import Cache
 from dcir.codegen.cpp.print_driver import driver_text
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.isa import host_isa
 
 SIZES = (1, 2, 3, 5, 7, 8, 9, 12, 15, 16, 17, 33, 64, 1000, 1001)
 
@@ -18,7 +19,7 @@ def digest(tmp_path_factory):
     cache = Cache(tmp_path_factory.mktemp("driver"))
     toolchain = Toolchain.find(cache)
     text = driver_text([], [], [(2 + number, size) for number, size in enumerate(SIZES)])
-    objects = compile_objects([Unit("", text)], toolchain, default_flags(), cache)
+    objects = compile_objects([Unit("", text)], toolchain, default_flags(host_isa()), cache)
     run = ctypes.CDLL(link_shared(objects, "", toolchain, cache)).dcir_fingerprint
     run.restype = ctypes.c_ulonglong
     return lambda blocks: run((ctypes.c_void_p * (2 + len(blocks)))(None, None, *(b.ctypes.data for b in blocks)))
@@ -54,5 +55,5 @@ def test_digest(digest):
 def test_nothing_static_has_a_digest(tmp_path):
     cache = Cache(tmp_path / "cache")
     toolchain = Toolchain.find(cache)
-    objects = compile_objects([Unit("", driver_text([]))], toolchain, default_flags(), cache)
+    objects = compile_objects([Unit("", driver_text([]))], toolchain, default_flags(host_isa()), cache)
     assert ctypes.CDLL(link_shared(objects, "", toolchain, cache)).dcir_fingerprint(None) == 0

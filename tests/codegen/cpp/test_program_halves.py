@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.registry import Machine, plan
+from dcir.codegen.cpp.emitters import plan
+from dcir.cost.machine import Machine
 from dcir.ir.loop_forms import drop_roundings
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
@@ -45,7 +46,7 @@ def _sums(stored: str, columns: int, rows: int) -> LoopNest:
 @pytest.mark.parametrize("stored", HALF)
 def test_sums_of_columns(stored: str, threads: int) -> None:
     """In other blocks than f32's, in the same order."""
-    machine = Machine(host_isa().name, threads)
+    machine = Machine(host_isa(), threads)
     programs = [_sums(t, *size) for size in SIZES for t in (stored, "f32")]
     runs = compile_plans([(plan(p, machine), p.inputs, p.outputs) for p in programs])
     for (columns, rows), half, single in zip(SIZES, runs[::2], runs[1::2], strict=True):
@@ -64,7 +65,7 @@ def test_pointwise(stored: str) -> None:
     value = body.load(body.input(stored), (1,))
     body.store(body.output(stored), (1,), value * 3)
     program = body.finish()
-    made = plan(program, Machine(host_isa().name, 1))
+    made = plan(program, Machine(host_isa(), 1))
     (run,) = compile_plans([(made, program.inputs, program.outputs)])
     run(x, got := torch.empty_like(x))
     assert torch.equal(got, (x.float() * 3).to(HALF[stored]))

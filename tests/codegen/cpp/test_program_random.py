@@ -15,6 +15,7 @@ from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 from dcir.transforms.tier2_fusion.fuse_siblings import FuseSiblings
+from tests.on_host import on_host
 from tests.transforms.random_network import random_network, results
 
 
@@ -27,7 +28,7 @@ def run(net: Network, seed: int = 0) -> list[np.ndarray]:
         flat = torch.from_numpy(rng.uniform(-2, 2, c.size).astype(np.float32))
         tensors.append(torch.as_strided(flat, c.shape, c.strides))
     done = Imported(net, {}, [("result", i) for i in range(len(net.results))])
-    return [t.numpy() for t in assemble(done, compile_network(net, threads=2))(tensors)]
+    return [t.numpy() for t in assemble(done, compile_network(on_host(net, 2)))(tensors)]
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])

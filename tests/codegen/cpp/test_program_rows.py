@@ -11,6 +11,7 @@ from dcir.driver.assemble import assemble
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, Result
+from tests.on_host import on_host
 
 ROWS = 9
 KINDS = ("max", "min", "sum", "prod", "any", "all")
@@ -43,7 +44,7 @@ def _want(kind: str, v: torch.Tensor) -> torch.Tensor:
 
 def _run(net: Network, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     done = Imported(net, {}, [("result", i) for i in range(len(net.results))])
-    results: list[torch.Tensor] = assemble(done, compile_network(net, threads=2))(tensors)
+    results: list[torch.Tensor] = assemble(done, compile_network(on_host(net, 2)))(tensors)
     return results
 
 

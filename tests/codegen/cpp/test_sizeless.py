@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import dcir
+from dcir.codegen.cpp.emitters import plan
 from dcir.codegen.cpp.kernels.size_generic import sizeless
-from dcir.codegen.registry import Machine, plan
+from dcir.cost.machine import Machine
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.run_nest import run_program
@@ -15,7 +16,7 @@ from dcir.ir.statements import Load, Store
 from dcir.ops.library.packing import pack_program
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
 
-MACHINE = Machine(isa_of("avx512").name, 2)
+MACHINE = Machine(isa_of("avx512"), 2)
 
 
 def packing(columns, depth, groups=()):

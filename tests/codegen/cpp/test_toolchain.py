@@ -20,6 +20,7 @@ from dcir.codegen.cpp.toolchain import (
     link_shared,
 )
 from dcir.errors import CompilerFailed, CompilerNotFound, OptionError
+from dcir.isa import host_isa
 
 EXPORT = '__attribute__((visibility("default")))'
 
@@ -35,7 +36,7 @@ def program(path, text):
 
 
 def test_compile_link_load(cache, toolchain):
-    objects = compile_objects([adder("one", 1), adder("two", 2)], toolchain, default_flags(), cache)
+    objects = compile_objects([adder("one", 1), adder("two", 2)], toolchain, default_flags(host_isa()), cache)
     library = ctypes.CDLL(link_shared(objects, "", toolchain, cache))
     assert (library.one(5), library.two(5)) == (6, 7)
 
@@ -43,12 +44,12 @@ def test_compile_link_load(cache, toolchain):
 def test_the_same_content_is_compiled_once(cache, toolchain):
     before = compiler_runs.compiles
     units = [adder("one", 1), adder("two", 2), adder("one", 1)]
-    first = compile_objects(units, toolchain, default_flags(), cache, jobs=2)
+    first = compile_objects(units, toolchain, default_flags(host_isa()), cache, jobs=2)
     assert first[0] == first[2] != first[1]
-    assert compile_objects(units, toolchain, default_flags(), cache) == first
+    assert compile_objects(units, toolchain, default_flags(host_isa()), cache) == first
     assert compiler_runs.compiles - before == 2
-    compile_objects(units, toolchain, [*default_flags(), "-DX"], cache)
-    compile_objects([Unit("other", units[0].text)], toolchain, default_flags(), cache)
+    compile_objects(units, toolchain, [*default_flags(host_isa()), "-DX"], cache)
+    compile_objects([Unit("other", units[0].text)], toolchain, default_flags(host_isa()), cache)
     assert compiler_runs.compiles - before == 5
 
 
@@ -58,9 +59,10 @@ import sys
 from pathlib import Path
 from dcir.cache import Cache
 from dcir.codegen.cpp.toolchain import *
+from dcir.isa import host_isa
 cache = Cache(Path(sys.argv[1]))
 tools = Toolchain.find(cache)
-link_shared(compile_objects([Unit("", "int x;")], tools, default_flags(), cache), "", tools, cache)
+link_shared(compile_objects([Unit("", "int x;")], tools, default_flags(host_isa()), cache), "", tools, cache)
 print(compiler_runs.probes, compiler_runs.compiles, compiler_runs.links)
 """
     run = [sys.executable, "-c", code, str(tmp_path)]
@@ -80,7 +82,7 @@ def test_headers_are_part_of_the_address(cache, toolchain, tmp_path, monkeypatch
 
 def test_a_refused_unit_is_shown_and_kept(cache, toolchain):
     with pytest.raises(CompilerFailed, match="could not compile") as caught:
-        compile_objects([adder("one", 1), Unit("", "int x = nonsense;")], toolchain, default_flags(), cache)
+        compile_objects([adder("one", 1), Unit("", "int x = nonsense;")], toolchain, default_flags(host_isa()), cache)
     error = caught.value
     assert "nonsense" in str(error)
     kept = Path(error.source)
@@ -104,7 +106,7 @@ def test_a_missing_symbol_is_found_when_linking(cache, toolchain):
 
 def test_names_are_arguments_not_shell_text(tmp_path, toolchain):
     strange = Cache(tmp_path / "a b'; \"$(touch planted)")
-    objects = compile_objects([adder("one", 1)], toolchain, default_flags(), strange)
+    objects = compile_objects([adder("one", 1)], toolchain, default_flags(host_isa()), strange)
     assert ctypes.CDLL(link_shared(objects, "", toolchain, strange)).one(1) == 2
 
 
@@ -188,10 +190,10 @@ def test_a_killed_compiler_is_reported(tmp_path, cache, monkeypatch):
 
 def test_sanitizers(monkeypatch):
     monkeypatch.setenv("DCIR_SANITIZE", "address,undefined")
-    assert "-fsanitize=address,undefined" in default_flags()
+    assert "-fsanitize=address,undefined" in default_flags(host_isa())
     monkeypatch.setenv("DCIR_SANITIZE", "address -x")
     with pytest.raises(OptionError, match="DCIR_SANITIZE"):
-        default_flags()
+        default_flags(host_isa())
 
 
 def test_the_library_shares_torch_s_openmp(tmp_path):
@@ -201,10 +203,11 @@ from pathlib import Path
 import ctypes, torch
 from dcir.cache import Cache
 from dcir.codegen.cpp.toolchain import *
+from dcir.isa import host_isa
 cache = Cache(Path(sys.argv[1]))
 tools = Toolchain.find(cache)
 text = '#include <omp.h>\\nextern "C" __attribute__((visibility("default"))) int f() { return omp_get_max_threads(); }'
-path = link_shared(compile_objects([Unit("", text)], tools, default_flags(), cache), "", tools, cache)
+path = link_shared(compile_objects([Unit("", text)], tools, default_flags(host_isa()), cache), "", tools, cache)
 library = ctypes.CDLL(path)
 torch.set_num_threads(1)
 loaded = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}

@@ -99,7 +99,8 @@ def test_results_of_the_twin_are_the_models():
 
 
 def test_the_driver_has_no_clock_unless_asked():
-    from dcir.codegen.cpp.print_driver import Call, driver_text
+    from dcir.codegen.cpp.print_driver import driver_text
+    from dcir.codegen.steps import Call
 
     calls = [Call("k", 0, (), True, True), Call(None, 1, (), False, False), Call("k", 2, (), False, False)]
     plain, measured = driver_text(calls), driver_text(calls, profile=True)

@@ -11,12 +11,13 @@ from torch import nn
 import dcir
 from dcir.cache import Cache
 from dcir.cli.main import main
-from dcir.codegen import registry
 from dcir.codegen.choices import MODELS, Choice, decide
-from dcir.codegen.registry import Machine
+from dcir.codegen.cpp.emitters import EMITTERS
 from dcir.codegen.tuned import KIND, Database
+from dcir.cost.machine import Machine
 from dcir.driver.measure import tune
 from dcir.driver.measure.tune import Tuner
+from dcir.driver.targets.host import host_machine
 from dcir.errors import MachineBusy, OptionError
 from dcir.identity import source_identity
 from dcir.ir.network import Network, Operand
@@ -24,6 +25,7 @@ from dcir.isa import host_isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
 from dcir.options import Options
+from tests.on_host import on_host, target
 
 TYPES = (("f32", "f32"), ("f32",))
 
@@ -33,7 +35,7 @@ def spec_of(n):
 
 
 def network(*columns):
-    net = Network()
+    net = on_host(Network(), 1)
     x = net.add_container((32 * 400,), "f32", "input")
     for n in columns:
         w = net.add_container((-(-n // 32) * 32 * 400,), "f32", "input")
@@ -57,7 +59,7 @@ class Clock:
         clock = self
 
         class Trial:
-            def __init__(self, buffers, choices, threads, cache):
+            def __init__(self, buffers, choices, target, cache):
                 clock.now += 1.0  # the compiler
                 self.kernel, self.choices = buffers, list(choices)
                 clock.trials.append((buffers.spec, self.choices))
@@ -88,7 +90,7 @@ def clock(monkeypatch):
 
 
 def verdict(cache, n=64):
-    return Database(Machine(host_isa().name, 1), source_identity(), cache).find(spec_of(n), TYPES, 1)
+    return Database(host_machine(1), EMITTERS, source_identity(), cache).find(spec_of(n), TYPES, 1)
 
 
 OTHER = (8, 2, 1) if host_isa().registers >= 32 else (5, 2, 1)
@@ -98,7 +100,7 @@ BOTH = COPY.having("tile", OTHER)
 
 def tuned(cache, *columns, budget=1000.0, **settings):
     tuner = Tuner(budget, cache=cache, **settings)
-    tuner.tune(network(*columns), 1)
+    tuner.tune(network(*columns))
     return tuner.tuning
 
 
@@ -168,7 +170,7 @@ def test_what_was_measured_while_others_came_is_not_kept(cache, clock, monkeypat
 
 def test_wrong_code_is_found_out(cache, monkeypatch):
     """A real kernel with a real mistake, compiled and run: one vector stands for all."""
-    right = registry._PLANNERS[ContractionSpec]
+    right = EMITTERS.table[ContractionSpec]
 
     def hasty(spec, machine):
         plan = right(spec, machine)
@@ -178,10 +180,10 @@ def test_wrong_code_is_found_out(cache, monkeypatch):
             return replace(plan, globals=wrong)
         return plan
 
-    registry.plan(spec_of(64), Machine(host_isa().name, 1))
-    monkeypatch.setitem(registry._PLANNERS, ContractionSpec, hasty)
+    EMITTERS.plan(spec_of(64), Machine(host_isa(), 1))
+    monkeypatch.setitem(EMITTERS.table, ContractionSpec, hasty)
     (kernel,) = tune.kernels(network(64), 1)
-    trial = tune.Trial(tune.Buffers(kernel, 0, tune.machine()), [MODELS, Choice((("hasty", 1),)), TILE], 1, cache)
+    trial = tune.Trial(tune.Buffers(kernel, 0, tune.rates()), [MODELS, Choice((("hasty", 1),)), TILE], target(1), cache)
     assert not trial.right(1)
     assert trial.right(0) and trial.right(2)
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from dcir.codegen import registry
+from dcir.codegen.cpp.emitters import EMITTERS
+from dcir.cost.machine import Machine
 from dcir.driver.verify.bisect import bisect_module
 from dcir.driver.verify.locate import CODE, KERNEL, PASS
 from dcir.driver.verify.reproducer import literal
@@ -123,10 +124,10 @@ def test_a_broken_pass(net, tmp_path, monkeypatch) -> None:
     assert done.returncode == 0 and "nothing changes numbers" in done.stdout, done.stdout + done.stderr
 
 
-def _wrong(right: Callable[[LoopNest, registry.Machine], object]) -> Callable[[LoopNest, registry.Machine], object]:
+def _wrong(right: Callable[[LoopNest, Machine], object]) -> Callable[[LoopNest, Machine], object]:
     """The emitter of loop nests, with a power of two for every exponential."""
 
-    def emit(spec: LoopNest, machine: registry.Machine) -> object:
+    def emit(spec: LoopNest, machine: Machine) -> object:
         body = tuple(replace(s, op="exp2") if s.op == "exp" else s for s in spec.body)
         return right(replace(spec, body=body), machine)
 
@@ -143,7 +144,7 @@ def test_a_broken_emitter(tmp_path, monkeypatch, fresh) -> None:
     fresh("right")
     assert bisect_module(module.eval(), inputs, tmp_path / "repro.py").finding is None
     with monkeypatch.context() as patch:
-        patch.setitem(registry._PLANNERS, LoopNest, _wrong(registry._PLANNERS[LoopNest]))
+        patch.setitem(EMITTERS.table, LoopNest, _wrong(EMITTERS.table[LoopNest]))
         fresh("wrong")
         found = bisect_module(module.eval(), inputs, tmp_path / "repro.py")
         assert found.finding is not None and found.finding.kind == KERNEL

@@ -11,15 +11,17 @@ import pytest
 import torch
 
 import dcir
-from dcir.codegen.registry import Machine, plan
+from dcir.codegen.cpp.emitters import plan
+from dcir.cost.machine import Machine
 from dcir.frontends.torch.importer import import_graph
 from dcir.ir.run_nest import run_program
 from dcir.ir.serialize import decode, encode
 from dcir.ir.types import to_numpy
-from dcir.isa import host_isa
+from dcir.isa import ISAS, host_isa
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.registry import pages
 from tests.harness import flat_buffer, graph_of, run_cpp, scalar_reference
+from tests.on_host import on_host
 
 NAMES = ("aten._scaled_dot_product_flash_attention_for_cpu.default",
          "aten._scaled_dot_product_flash_attention_for_cpu_backward.default")  # fmt: skip
@@ -29,6 +31,7 @@ SAMPLES = [pytest.param(n, s, id=f"{n.split('.')[1][-8:]}-{s.name}") for n in NA
 def _imported(name: str, sample: Any) -> tuple[AttentionSpec, Any, Any]:
     gm, tensors = graph_of(pages()[name].overload, sample.args, sample.kwargs)
     done = import_graph(gm)
+    on_host(done.network)
     (op,) = done.network.ops()
     return op.spec, done, tensors
 
@@ -83,7 +86,7 @@ def test_no_score_matrix(grads: bool) -> None:
     def scratch(length: int) -> int:
         st = (8 * length * 64, length * 64, 64, 1)
         spec = AttentionSpec("f32", 4, 8, length, length, 64, 0.125, False, st, st, st, st, (8 * length, length, 1))
-        return plan(replace(spec, grads=(st,) * 4) if grads else spec, Machine("avx512", 8)).scratch
+        return plan(replace(spec, grads=(st,) * 4) if grads else spec, Machine(ISAS["avx512"], 8)).scratch
 
     assert scratch(4096) <= 2.1 * scratch(2048)
 
@@ -92,7 +95,7 @@ def test_plan_ignores_threads() -> None:
     """How the work is cut follows from the shape, so results cannot depend on the number of threads."""
     st = (2 * 300 * 32, 300 * 32, 32, 1)
     spec = AttentionSpec("f32", 1, 2, 300, 300, 32, 0.2, True, st, st, st, st, (600, 300, 1), grads=(st,) * 4)
-    assert plan(spec, Machine("avx2", 1)) == plan(spec, Machine("avx2", 64))
+    assert plan(spec, Machine(ISAS["avx2"], 1)) == plan(spec, Machine(ISAS["avx2"], 64))
 
 
 SHAPES = [

@@ -16,6 +16,7 @@ from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.run_nest import run_program
 from dcir.ir.serialize import decode, encode
+from dcir.isa import host_isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
@@ -119,8 +120,15 @@ def test_convolution(groups: int, kernel: tuple[int, ...]) -> None:
 
 def test_wants_panels() -> None:
     """Panels are for types with tiles, and for more than a quarter of a panel."""
-    few = panel_width("f32") // 4
-    assert wants_panels("f32", few, 64) and wants_panels("f64", few // 2, 1) and wants_panels("f32", 50257, 768)
+    isa = host_isa()
+    few = panel_width("f32", isa) // 4
     assert (
-        not wants_panels("f32", few - 1, 64) and not wants_panels("bf16", 768, 768) and not wants_panels("f32", 64, 0)
+        wants_panels("f32", few, 64, isa)
+        and wants_panels("f64", few // 2, 1, isa)
+        and wants_panels("f32", 50257, 768, isa)
+    )
+    assert (
+        not wants_panels("f32", few - 1, 64, isa)
+        and not wants_panels("bf16", 768, 768, isa)
+        and not wants_panels("f32", 64, 0, isa)
     )

@@ -12,7 +12,7 @@ import torch
 
 from dcir.codegen.cpp.kernels.contraction import plan_contraction
 from dcir.codegen.cpp.kernels.convolution import plan_convolution_node
-from dcir.codegen.registry import Machine
+from dcir.cost.machine import Machine
 from dcir.ir.network import contiguous
 from dcir.ir.run_nest import run_program
 from dcir.ir.serialize import decode, encode
@@ -180,7 +180,7 @@ def test_it_is_written_and_read(spec: Any) -> None:
 
 @pytest.fixture(scope="module")
 def kernels() -> list[Any]:
-    machine = Machine(host_isa().name, 2)
+    machine = Machine(host_isa(), 2)
     made = [plan_contraction(s, machine) for s in PRODUCTS.values()]
     made += [plan_convolution_node(s, machine) for s in CONVOLUTIONS.values()]
     specs = [*PRODUCTS.values(), *CONVOLUTIONS.values()]

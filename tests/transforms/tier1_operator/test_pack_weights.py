@@ -13,6 +13,7 @@ import dcir
 from dcir.ir.memory_plan import PREPARED
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
+from dcir.isa import host_isa
 from dcir.ops.library.packing import panel_width, panels
 from dcir.transforms.base import PassResult
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
@@ -95,7 +96,9 @@ CONVOLUTIONS: dict[str, tuple[Fn, list[tuple[int, ...]]]] = {
 def test_changed(name: str, dtype: torch.dtype) -> None:
     fn, shapes = CHANGED[name]
     net, outcome = check(fn, [rand(*s, dtype=dtype) for s in shapes])
-    assert outcome.changed == 1 and product(net).panel == panel_width("f32" if dtype == torch.float32 else "f64")
+    assert outcome.changed == 1 and product(net).panel == panel_width(
+        "f32" if dtype == torch.float32 else "f64", host_isa()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -128,7 +131,7 @@ def test_packed_weights_leave_the_call() -> None:
     net, _ = check(lambda x, w: x @ w, [rand(18, 9), rand(9, 33)])
     before = net.bytes_moved()
     outcome = PrepareStatic().apply(net)
-    packed = panels(33, panel_width("f32")) * 9 * panel_width("f32")
+    packed = panels(33, panel_width("f32", host_isa())) * 9 * panel_width("f32", host_isa())
     assert net.memory.nbytes(PREPARED) == packed * 4 and outcome.saved_bytes >= 4 * (9 * 33 + packed)
     assert net.bytes_moved() == before - outcome.saved_bytes
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from dcir.codegen.cpp.kernels.loop_nest import plan_program
-from dcir.codegen.registry import Machine
+from dcir.cost.machine import Machine
 from dcir.ir.statements import Load, Store
 from dcir.ir.verify import verify
+from dcir.isa import ISAS
 from dcir.ops.lowering import Lowering, Ref
 from dcir.transforms.tier1_operator.split_reduction import SplitReduction
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
@@ -19,7 +20,7 @@ from tests.harness import run_cpp
 from tests.transforms.build import network, reduce
 from tests.transforms.imported import imported, same_numbers
 
-MACHINE = Machine("avx2", 2)
+MACHINE = Machine(ISAS["avx2"], 2)
 SMALL = SplitReduction(min_inner=16, min_rows=16, min_points=64, chunk=20)
 
 

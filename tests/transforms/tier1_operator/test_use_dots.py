@@ -10,7 +10,7 @@ import torch
 
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
-from dcir.isa import host_isa
+from dcir.isa import ISAS, host_isa
 from dcir.transforms.base import PassResult
 from dcir.transforms.pipelines import pipeline
 from dcir.transforms.tier1_operator.pack_weights import PackWeights
@@ -20,6 +20,7 @@ from dcir.transforms.tier2_fusion.fuse_epilogues import FuseEpilogues
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 from dcir.transforms.tier2_fusion.round_as_packed import RoundAsPacked
 from tests.harness import check_close, double, run_cpp, run_interpreted
+from tests.on_host import target
 from tests.transforms.imported import imported
 
 pytestmark = pytest.mark.processor
@@ -35,15 +36,16 @@ def marked(fn: Callable[..., Any], *args: torch.Tensor, weights: int = 0) -> tup
     can, against float64."""
     done = imported(fn, *args)
     net = done.network
+    net.target = target(isa="avx512bf16")
     net.static |= set(net.inputs[len(args) - weights :])
     for p in (WidenProducts(), FuseEpilogues(), FuseProducers()):
         p.apply(net)
-    outcome = UseDots(dots=True).apply(net)
+    outcome = UseDots().apply(net)
     for p in (PackWeights(), RoundAsPacked()):
         p.apply(net)
         verify(net)
         net.validate()
-    assert not UseDots(dots=True).apply(net).changed
+    assert not UseDots().apply(net).changed
     want, exact = fn(*args), fn(*map(double, args))
     for run in (run_interpreted, run_cpp) if host_isa().dots else (run_interpreted,):
         (got,) = run(done, args)
@@ -74,7 +76,8 @@ def test_weights_that_a_product_rounds() -> None:
 
     done = imported(fn, rand(300, 70), rand(64, 70, dtype=torch.float32))
     net = done.network
-    for p in (WidenProducts(), FuseEpilogues(), FuseProducers(), UseDots(dots=True), RoundAsPacked()):
+    net.target = target(isa="avx512bf16")
+    for p in (WidenProducts(), FuseEpilogues(), FuseProducers(), UseDots(), RoundAsPacked()):
         p.apply(net)
     assert [(s.dots, s.rounds) for s in _products(net)] == [(True, "bf16")]
     verify(net)
@@ -116,6 +119,8 @@ def test_unmarked(name: str) -> None:
 def test_only_where_the_processor_has_the_instruction() -> None:
     done = imported(lambda x, y: x @ y, rand(64, 64), rand(64, 64))
     WidenProducts().apply(done.network)
-    assert not UseDots().apply(done.network).changed
-    assert [p.dots for p in pipeline(4) if isinstance(p, UseDots)] == [False]
-    assert [p.dots for p in pipeline(4, dots=True) if isinstance(p, UseDots)] == [True]
+    for isa in ISAS:
+        net = done.network.clone()
+        net.target = target(isa=isa)
+        assert UseDots().apply(net).changed == (isa == "avx512bf16")
+    assert any(isinstance(p, UseDots) for p in pipeline(4))

@@ -18,6 +18,7 @@ from dcir.transforms.tier1_operator.pack_weights import PackWeights
 from dcir.transforms.tier1_operator.use_winograd import UseWinograd
 from dcir.transforms.tier2_fusion.fuse_epilogues import FuseEpilogues
 from tests.harness import check_close, double, run_interpreted
+from tests.on_host import target
 from tests.transforms.imported import imported
 
 
@@ -167,7 +168,9 @@ def test_small_images_gradients_stay_on_the_matrix_unit(size: int, channels: int
             dy, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]
         )[1]
 
-    assert UseWinograd(matrix=matrix).apply(imported(fn, x, x, w).network).changed == changed
+    net = imported(fn, x, x, w).network
+    net.target = target(matrix_unit=matrix)
+    assert UseWinograd().apply(net).changed == changed
 
 
 def test_training_step() -> None:

@@ -21,6 +21,7 @@ from dcir.transforms.tier2_fusion.fold_static import FoldStatic
 from dcir.transforms.tier2_fusion.fuse_epilogues import FuseEpilogues
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 from tests.harness import check_close, double, run_cpp, run_interpreted
+from tests.on_host import on_host
 from tests.transforms.imported import imported
 
 Fn = Callable[..., Any]
@@ -104,7 +105,7 @@ def test_unchanged() -> None:
 
 
 def test_refused() -> None:
-    net = Network()
+    net = on_host(Network())
     x, w, y = (Operand(net.add_container(shape, "bf16", "input")) for shape in ((0, 3), (3, 4), (0, 4)))
     net.add_op(ContractionSpec(alike("bf16"), (), 0, 4, 3, (3, 1), (4, 1), (4, 1)), [x, w], [y])
     outcome = WidenProducts().apply(net)

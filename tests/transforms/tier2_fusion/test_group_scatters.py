@@ -14,6 +14,7 @@ from dcir.ops.registry import pages
 from dcir.transforms.tier2_fusion.fuse_segments import FuseSegments
 from dcir.transforms.tier2_fusion.group_scatters import GroupScatters
 from tests.harness import check_results, expected, fits, graph_of_calls, import_graph, run_cpp, run_interpreted
+from tests.on_host import on_host
 from tests.transforms.imported import imported, same_numbers
 
 ALL = GroupScatters(min_points=1, min_columns=1, stored=True)
@@ -93,6 +94,7 @@ def test_samples_of_the_pages(run: Any) -> None:
     ]  # fmt: skip
     gm, tensors = graph_of_calls([(p.overload, s.args, s.kwargs) for p, s in chosen])
     done = import_graph(gm)
+    on_host(done.network)
     folded = sum(isinstance(op.spec, ScatterSpec) and op.spec.op != "set" for op in done.network.ops())
     outcome = ALL.apply(done.network)
     FuseSegments().apply(done.network)

@@ -16,6 +16,7 @@ from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand
 from dcir.ir.statements import Load, Store
+from dcir.isa import host_isa
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store
 from dcir.ops.library.packing import panel_width
@@ -325,7 +326,7 @@ def test_epilogues_and_packed_weights() -> None:
     assert first_store(spec.epilogue).strides == spec.y
     for got, want in zip(run_interpreted(done, inputs), before, strict=True):
         check_close(got, want, want)
-    assert panel_width("f32") and first.spec.y[1] == 1
+    assert panel_width("f32", host_isa()) and first.spec.y[1] == 1
 
 
 def test_kernels_of_equal_layers_stay_equal() -> None:

@@ -11,6 +11,7 @@ from dcir.ir.memory_plan import ARENA, PREPARED
 from dcir.ir.network import Network, Operand, Result
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
 from dcir.transforms.tier4_movement.prepare_static import PrepareStatic
+from tests.on_host import on_host
 
 
 def _add(net: Network, *names: str, into: str | None = None, offset: int = 0) -> str:
@@ -26,7 +27,7 @@ def _add(net: Network, *names: str, into: str | None = None, offset: int = 0) ->
 
 
 def _network() -> tuple[Network, str, str, str]:
-    net = Network()
+    net = on_host(Network())
     x, w, c = (net.add_container((8,), "f32", role) for role in ("input", "input", "constant"))
     net.static.add(w)
     return net, x, w, c

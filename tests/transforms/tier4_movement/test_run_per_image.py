@@ -11,11 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import dcir
+from dcir.cost.cpu import MEMORY
+from dcir.driver.targets.cpp import CppTarget
 from dcir.driver.verify.check import PassChecker
 from dcir.ir.memory_plan import ARENA
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
-from dcir.transforms.pipelines import pipeline
 from dcir.transforms.tier1_operator.pack_weights import PackWeights
 from dcir.transforms.tier2_fusion.fuse_epilogues import FuseEpilogues
 from dcir.transforms.tier3_layout.assign_layouts import AssignLayouts
@@ -23,12 +24,13 @@ from dcir.transforms.tier3_layout.sink_copies import SinkCopies
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
 from dcir.transforms.tier4_movement.run_per_image import RunPerImage
 from tests.harness import check_close
+from tests.on_host import target
 from tests.transforms.imported import imported
 
 # Caches so small that test sizes gain from them.
-SMALL = RunPerImage(near_bytes=1 << 12, far_bytes=1 << 13)
+SMALL = {"near_bytes": 1 << 12, "far_bytes": 1 << 13}
 # The same for images of 17 KB, and weights that cost nothing.
-FREE = RunPerImage(near_bytes=20_000, far_bytes=20_001, flops=1e6)
+FREE = {"near_bytes": 20_000, "far_bytes": 20_001, "flops": 1e6}
 
 
 def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -37,10 +39,10 @@ def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x.mean((2, 3))
 
 
-def streamed(fn: Any, *inputs: torch.Tensor, settings: RunPerImage = SMALL, threads: int = 2) -> tuple[Network, Any]:
+def streamed(fn: Any, *inputs: torch.Tensor, costs: dict[str, Any] = SMALL, threads: int = 2) -> tuple[Network, Any]:
     net = imported(fn, *inputs).network
-    net.threads = threads
-    outcome = settings.apply(net)
+    net.target = target(threads, **costs)
+    outcome = RunPerImage().apply(net)
     PlanArena().apply(net)
     verify(net)
     return net, outcome
@@ -55,7 +57,7 @@ def test_changed() -> None:
     assert stream.inside.keys() == {n for n, c in net.containers.items() if c.role == "transient"} - results
     assert stream.lane_bytes <= 3 * (4 * 9 * 7 * 4 + 64) and net.memory.nbytes(ARENA) == 2 * stream.lane_bytes
     again = net.clone()
-    assert again.streams == net.streams and again.threads == 2
+    assert again.streams == net.streams and again.target == net.target
 
 
 def test_unchanged() -> None:
@@ -71,7 +73,7 @@ def test_refused_where_weights_are_heavy() -> None:
     x, w = torch.randn(4, 64, 1, 1), torch.randn(64, 64, 3, 3)
     net, outcome = streamed(chain, x, w)
     assert not net.streams and sum(outcome.refused.values())
-    assert not streamed(chain, torch.randn(4, 4, 9, 7), torch.randn(4, 4, 3, 3), settings=RunPerImage())[0].streams
+    assert not streamed(chain, torch.randn(4, 4, 9, 7), torch.randn(4, 4, 3, 3), costs={})[0].streams
 
 
 def test_a_matrix_unit_wants_all_rows() -> None:
@@ -80,10 +82,11 @@ def test_a_matrix_unit_wants_all_rows() -> None:
     def taken(images: int, size: int, matrix: bool) -> bool:
         x, w = torch.randn(images, 128, size, size).to(memory_format=torch.channels_last), torch.randn(128, 128, 1, 1)
         net = imported(lambda x, w: F.conv2d(F.conv2d(F.conv2d(x, w).relu(), w).relu(), w), x, w).network
-        net.threads, net.static = 2, {net.inputs[1]}
+        net.target = target(matrix_unit=matrix, near_bytes=1 << 20, far_bytes=1 << 20)
+        net.static = {net.inputs[1]}
         for p in (FuseEpilogues(), AssignLayouts(), PackWeights()):
             p.apply(net)
-        RunPerImage(near_bytes=1 << 20, far_bytes=1 << 20, matrix=matrix).apply(net)
+        RunPerImage().apply(net)
         return bool(net.streams)
 
     assert taken(12, 15, False) and not taken(12, 15, True)
@@ -100,10 +103,10 @@ def test_a_matrix_unit_wants_all_rows_of_weights_that_are_not_packed() -> None:
     def taken(size: int, matrix: bool) -> bool:
         x, w = torch.randn(4, 3, size, size), torch.randn(128, 3, 4, 4)
         net = imported(patches, x, w, torch.randn(512, 128), torch.randn(128, 512)).network
-        net.threads = 2
+        net.target = target(matrix_unit=matrix, near_bytes=1 << 17, far_bytes=1 << 20, packing=0)
         for p in (FuseEpilogues(), AssignLayouts(), SinkCopies()):
             p.apply(net)
-        RunPerImage(near_bytes=1 << 17, far_bytes=1 << 20, packing=0, matrix=matrix).apply(net)
+        RunPerImage().apply(net)
         return any(op.spec.kind == "contraction" and op.label in s.ops for op in net.ops() for s in net.streams)
 
     assert taken(24, False) and not taken(24, True)
@@ -119,13 +122,13 @@ def test_weights_that_every_image_would_pack() -> None:
     def taken(packing: float) -> bool:
         x, w = torch.randn(4, 3, 40, 40), torch.randn(256, 3, 4, 4)
         net = imported(patches, x, w, torch.randn(256, 256), torch.randn(256, 256)).network
-        net.threads = 2
+        net.target = target(near_bytes=1 << 17, far_bytes=1 << 18, packing=packing)
         for p in (FuseEpilogues(), AssignLayouts(), SinkCopies()):
             p.apply(net)
-        RunPerImage(near_bytes=1 << 17, far_bytes=1 << 18, packing=packing).apply(net)
+        RunPerImage().apply(net)
         return any(op.spec.kind == "contraction" and op.label in s.ops for op in net.ops() for s in net.streams)
 
-    assert taken(0) and not taken(RunPerImage.packing)
+    assert taken(0) and not taken(MEMORY.packing)
 
 
 def test_sums_over_images_end_a_run() -> None:
@@ -174,16 +177,16 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("batch", [2, 5])
-def test_numbers(batch: int, threads: int) -> None:
+def test_numbers(batch: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the last image has no partner, and where the team is another than was planned for."""
     model = Block().eval()
     model.norm.running_mean.uniform_()
     x = torch.randn(batch, 3, 29, 23, generator=torch.Generator().manual_seed(batch))
-    passes = tuple(FREE if isinstance(p, RunPerImage) else p for p in pipeline(4))
+    monkeypatch.setattr(CppTarget, "costs", target(threads, **FREE).costs)
     had = torch.get_num_threads()
     with torch.no_grad():
         want, exact = model(x), copy.deepcopy(model).double()(x.double())
-        fast = dcir.optimize(model, pipeline=passes, threads=threads, verify="passes")
+        fast = dcir.optimize(model, threads=threads, verify="passes")
         try:
             for team in (had, 1, 2):
                 torch.set_num_threads(team)
@@ -193,13 +196,13 @@ def test_numbers(batch: int, threads: int) -> None:
         finally:
             torch.set_num_threads(had)
     for graph in fast.dcir.explain().graphs:  # one per size of the team, which Dynamo guards
-        (record,) = (p for p in graph.passes if p.name == FREE.name)
+        (record,) = (p for p in graph.passes if p.name == RunPerImage().name)
         assert (record.changed > 5) == (threads <= batch)
 
 
 def test_checked_like_every_pass() -> None:
     net = imported(chain, torch.randn(5, 4, 9, 7), torch.randn(4, 4, 3, 3)).network
     check = PassChecker(net, seed=0)
-    net.threads = 2
-    SMALL.apply(net)
-    check(SMALL, net)
+    net.target = target(**SMALL)
+    RunPerImage().apply(net)
+    check(RunPerImage(), net)

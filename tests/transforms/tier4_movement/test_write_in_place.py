@@ -16,6 +16,7 @@ from dcir.ir.verify import verify
 from dcir.transforms.tier4_movement.keep_in_place import KeepInPlace
 from dcir.transforms.tier4_movement.write_in_place import WriteInPlace
 from tests.harness import run_cpp, run_interpreted
+from tests.on_host import on_host
 
 ROWS = torch.tensor([1, 3])
 
@@ -32,6 +33,7 @@ def updating(fn, *inputs) -> Imported:
     updates = updates_at_the_end(graph, "inference")
     assert updates
     done = import_graph(graph, GraphContext(updates=updates))
+    on_host(done.network)
     settle(done.network)
     return done
 

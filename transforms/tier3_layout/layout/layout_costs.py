@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from dcir.cost.costs import LayoutCosts
+from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Container
 from dcir.ir.types import itemsize
@@ -20,20 +22,6 @@ from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec, refused_by_winograd
 from dcir.transforms.tier3_layout.layout.channels import ContainerAccess, Snapshot, channel_loops, digits, image_windows
-
-ACROSS = 3
-"""Additional traffic of an operand that a program walks across, in its bytes: a cache line for every vector lane."""
-APART = 1
-"""The same for elements that lie a few apart."""
-TURN = 2
-"""Additional traffic of a convolution's operand in the other layout: it is read and written once more."""
-FEW_CHANNELS = 16
-"""Images of fewer channels (a photograph's 3) are read as they are: they fill no vector either way."""
-NARROW = 8
-"""Vectors along fewer channels than this are mostly empty."""
-
-FLOPS_PER_BYTE = 8
-"""Arithmetic that takes as long as a byte from memory, about."""
 
 Terms = Callable[[str, Sequence[tuple[int, int]]], None]
 """Takes a container and, for either layout of it, its cost along space and along channels."""
@@ -65,7 +53,7 @@ def program_costs(
         add: takes the cost of each access.
         mode: takes the operator's own cost along space and along channels.
     """
-    p, accesses = shot.program(op), shot.accesses(op)
+    p, accesses, costs = shot.program(op), shot.accesses(op), target_of(shot.net).costs.layout
     if p is None or not accesses:
         return
     channels: dict[int, None] = {}
@@ -86,9 +74,9 @@ def program_costs(
     def across(k: int, *, moved: bool) -> int:
         """What it costs to run vectors along loop ``k``."""
         return sum(
-            v * (ACROSS if k in a.moving else _step(stride(a, k, moved=moved)))
+            v * (costs.across if k in a.moving else _step(costs, stride(a, k, moved=moved)))
             for a, v in zip(accesses, volumes, strict=True)
-        ) + (total if p.dims[k] < NARROW else 0)
+        ) + (total if p.dims[k] < costs.narrow else 0)
 
     def innermost(loops: Sequence[int], *, moved: bool) -> int | None:
         walked = [k for k in loops if p.dims[k] > 1 and any(a.strides[k] for a in accesses)]
@@ -101,36 +89,39 @@ def program_costs(
         return
     for a, volume in zip(accesses, volumes, strict=True):
         table = [
-            tuple(volume * (ACROSS if k in a.moving else _step(stride(a, k, moved=moved))) for k in (space, channel))
+            tuple(
+                volume * (costs.across if k in a.moving else _step(costs, stride(a, k, moved=moved)))
+                for k in (space, channel)
+            )
             for moved in (False, True)
         ]
         add(a.operand.data, [(row[0], row[1]) for row in table])
-    if channel != space and p.dims[channel] < NARROW:
+    if channel != space and p.dims[channel] < costs.narrow:
         mode(0, total // 2)
 
 
-def _step(stride: int) -> int:
-    return 0 if -1 <= stride <= 1 else (APART if -4 <= stride <= 4 else ACROSS)
+def _step(costs: LayoutCosts, stride: int) -> int:
+    return 0 if -1 <= stride <= 1 else (costs.apart if -4 <= stride <= 4 else costs.across)
 
 
 def convolution_costs(
     shot: Snapshot, op: Op, known: dict[str, Layouts], add: Terms, mode: Callable[[int, int], None]
 ) -> None:
     """The same for a convolution's own operands."""
-    w = shot.ops[op]
+    w, costs = shot.ops[op], target_of(shot.net).costs.layout
     spec = w.spec
     assert isinstance(spec, ConvolutionSpec)
     along_space = 0
     for operand, shape, strides in image_windows(w):
         volume = math.prod(shape) * itemsize(spec.dtype)
-        few = shape[1] < FEW_CHANNELS
+        few = shape[1] < costs.few_channels
         layouts = known.get(operand.data)
         table = []
         for moved in (False, True):
             stride = layouts.stride(strides[1], shape[1], moved=moved) if layouts else strides[1]
             last = stride == 1 or shape[1] == 1
             spread = math.prod(shape[2:]) > 1
-            turned = 0 if few or not spread else TURN * volume
+            turned = 0 if few or not spread else costs.turn * volume
             table.append((turned if last else 0, 0 if last else turned))
         add(operand.data, table)
         along_space += 0 if few else volume
@@ -138,7 +129,7 @@ def convolution_costs(
         along_space += math.prod(spec.shapes[2]) * itemsize(spec.dtype)
     if refused_by_winograd(spec) is None:
         # What Winograd's form saves, which exists along channels alone, is time for so many bytes.
-        mode(spec.operations() // (2 * FLOPS_PER_BYTE), 0)
+        mode(spec.operations() // (2 * costs.flops_per_byte), 0)
     if spec.kind == "forward":
         taps = math.prod(spec.kernel)
         mode(along_space if taps > 1 else along_space // 2, 0)
@@ -146,7 +137,7 @@ def convolution_costs(
 
 def window_costs(shot: Snapshot, op: Op, known: dict[str, Layouts], add: Terms) -> None:
     """The same for other operators: one of a product's last two dimensions lies in order, attention's last does."""
-    w = shot.ops[op]
+    w, turn = shot.ops[op], target_of(shot.net).costs.layout.turn
     if isinstance(w.spec, ContractionSpec):
         shapes, strides = w.spec.shapes, (w.spec.a, w.spec.b, w.spec.c)
         operands = (*w.ins[:2], w.outs[0])
@@ -168,5 +159,5 @@ def window_costs(shot: Snapshot, op: Op, known: dict[str, Layouts], add: Terms) 
             new = [layouts.stride(s, n, moved=moved) for s, n in zip(steps, shape, strict=True)]
             good = any(s in (0, 1) or n == 1 for s, n in zip(new, shape, strict=True))
             volume = layouts.container.nbytes
-            costs.append((0, 0) if good else (TURN * volume, TURN * volume))
+            costs.append((0, 0) if good else (turn * volume, turn * volume))
         add(operand.data, costs)

@@ -18,11 +18,11 @@ from dcir.codegen.cpp.tiles.emit import Draft, TileStep, round_up
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.matrix import product_draft
 from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
+from dcir.cost.matrix_unit import COLUMNS
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.epilogue import identity_epilogue
-from dcir.ops.library.matrix_unit import COLUMNS
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panels
 

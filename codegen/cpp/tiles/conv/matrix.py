@@ -18,11 +18,11 @@ from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import Draft
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm, normal_form
 from dcir.codegen.cpp.tiles.gemm.matrix import ROWS_COST, Rows, matrix_refusal, product_draft
+from dcir.cost.matrix_unit import DEPTH, ROWS
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
-from dcir.ops.library.matrix_unit import DEPTH, ROWS
 from dcir.ops.library.operand_types import alike
 
 text_of = templates("conv/matrix")

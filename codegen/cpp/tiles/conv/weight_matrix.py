@@ -19,9 +19,9 @@ from dcir.codegen.cpp.tiles.conv.weight import finish_text
 from dcir.codegen.cpp.tiles.emit import Draft, Split, TileStep, ceil_div, round_up
 from dcir.codegen.cpp.tiles.gemm.unit import unit_support
 from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
+from dcir.cost.cpu import MATRIX_UNIT
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
-from dcir.ops.library import matrix_unit
 
 text_of = templates("conv/weight_matrix")
 
@@ -50,7 +50,7 @@ def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
         return Refusal("an offset of the image")
     return (
         None
-        if _cycles(p) <= GAIN * p.work / matrix_unit.MULTIPLY_ADDS
+        if _cycles(p) <= GAIN * p.work / MATRIX_UNIT.multiply_adds
         else Refusal("multiply-adds are faster by the model")
     )
 
@@ -189,15 +189,15 @@ def _division(p: ConvolutionProblem, blocks: int, strips: int, threads: int) -> 
 
 
 def _cycles(p: ConvolutionProblem) -> float:
-    """Of one core for everything, as ``library/matrix_unit.py`` counts them."""
+    """Of one core for everything, as ``cost/matrix_unit.py`` counts them."""
     p = _merged(p)
     planes, rows, columns = _blocks(p)
     wide = columns.size if p.taps == 1 else _wide(p)
     strips, panels = p.ci // 32, p.co // 32
     steps = planes.size * ceil_div(rows.size * wide, 32)
     halo = _phases(p) * (1 + _walk(p, 1).halo / rows.size)
-    tiles = strips * panels * p.taps * (steps * matrix_unit.STEP_CYCLES * 1.15 + matrix_unit.TILE_CYCLES)
-    splitting = steps * (strips * matrix_unit.ROWS_CYCLES * halo + panels * matrix_unit.PANEL_CYCLES * 1.5)
+    tiles = strips * panels * p.taps * (steps * MATRIX_UNIT.step_cycles * 1.15 + MATRIX_UNIT.tile_cycles)
+    splitting = steps * (strips * MATRIX_UNIT.rows_cycles * halo + panels * MATRIX_UNIT.panel_cycles * 1.5)
     return planes.parts * rows.parts * columns.parts * (tiles + splitting)
 
 

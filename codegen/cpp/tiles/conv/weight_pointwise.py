@@ -20,9 +20,9 @@ from dcir.codegen.cpp.tiles.emit import Draft, Split, TileStep, ceil_div, exchan
 from dcir.codegen.cpp.tiles.gemm.matrix import STEP_BYTES
 from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, unit_support, unit_tile
 from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
+from dcir.cost.cpu import MATRIX_UNIT
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
-from dcir.ops.library import matrix_unit
 
 text_of = templates("conv/weight_pointwise")
 
@@ -67,7 +67,7 @@ def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
     found = _divisions(p, threads)
     if not found:
         return Refusal("two blocks and the sums do not fit into the second-level cache")
-    fast = found[0].cycles <= GAIN * p.work / matrix_unit.MULTIPLY_ADDS / threads
+    fast = found[0].cycles <= GAIN * p.work / MATRIX_UNIT.multiply_adds / threads
     return None if fast else Refusal("multiply-adds are faster by the model")
 
 

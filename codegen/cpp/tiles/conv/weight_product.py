@@ -20,9 +20,10 @@ from dcir.codegen.cpp.tiles.gemm.matrix import matrix_draft
 from dcir.codegen.cpp.tiles.gemm.packed import packed_draft
 from dcir.codegen.cpp.tiles.gemm.packing import packing_draft
 from dcir.codegen.cpp.tiles.method import ON_UNIT, Asked, Method
+from dcir.cost.cpu import MATRIX_UNIT
+from dcir.cost.matrix_unit import ROWS
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
-from dcir.ops.library import matrix_unit
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
 
@@ -44,9 +45,9 @@ def _product_refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal |
     m, n, k = min(p.ci, p.co), max(p.ci, p.co), p.n * math.prod(p.out)
     if k > MOST_POSITIONS:
         return Refusal("positions that fill many blocks")
-    if ceil_div(m, matrix_unit.ROWS) < LEAST_STRIPS:
+    if ceil_div(m, ROWS) < LEAST_STRIPS:
         return Refusal("few strips of rows")
-    return None if matrix_unit.share(m, n, k) <= GAIN else Refusal("multiply-adds are faster by the model")
+    return None if MATRIX_UNIT.share(m, n, k) <= GAIN else Refusal("multiply-adds are faster by the model")
 
 
 def _panels_refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:

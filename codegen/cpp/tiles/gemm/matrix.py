@@ -23,11 +23,12 @@ from dcir.codegen.cpp.tiles.gemm.ending import Ending, ending
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, quarters, splitting, unit_support, unit_tile
 from dcir.codegen.cpp.tiles.method import LAST, ON_UNIT, Method
+from dcir.cost.cpu import MATRIX_UNIT
+from dcir.cost.matrix_unit import COLUMNS, DEPTH, ROWS
 from dcir.ir.refusal import Refusal
 from dcir.ir.statements import Load
 from dcir.isa import Isa
 from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec
-from dcir.ops.library.matrix_unit import COLUMNS, DEPTH, ROWS, matrix_wins
 
 text_of = templates("gemm/matrix")
 
@@ -62,7 +63,7 @@ def matrix_refusal(spec: ContractionSpec, isa: Isa) -> Refusal | None:
         return Refusal(f"panels of {spec.panel} columns")
     if spec.stored:
         return Refusal(f"B is kept in {spec.stored}")
-    if not matrix_wins(math.prod(spec.batch), spec.m, spec.n, spec.k):
+    if not MATRIX_UNIT.wins(math.prod(spec.batch), spec.m, spec.n, spec.k):
         return Refusal("multiply-adds are faster by the model")
     return None
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from dcir.codegen.cpp.emitters import plan
 from dcir.codegen.cpp.tiles.gemm import packed as gemm_packed
-from dcir.codegen.registry import Machine, plan
+from dcir.cost.machine import Machine
 from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
@@ -61,7 +62,7 @@ def kernels():
         ins = ("f32", spec.stored or "f32", *(body.inputs[1:] if body else ()))
         # Small ones, too, which are not worth it.
         with mock.patch.object(contraction, "LEAST_PAIRED", 1):
-            made = plan(spec, Machine(ISA.name, 2))
+            made = plan(spec, Machine(ISA, 2))
         assert "dpbf16ps" in made.globals
         entries.append((made, ins, body.outputs if body else ("f32",)))
     return compile_plans(entries)
@@ -109,7 +110,7 @@ def test_numbers_that_f32_has_and_bf16_has_not_are_rounded_where_asked():
     b = torch.randn(64, 64) * torch.logspace(-30, 30, 64)
     b[0, :4] = torch.tensor([float("inf"), -float("inf"), float("nan"), 1.00390625])
     spec = replace(_spec(64, 64, 64, "row", "row", "none"), rounds="bf16")
-    (run,) = compile_plans([(plan(spec, Machine(ISA.name, 1)), "f32", 2)])
+    (run,) = compile_plans([(plan(spec, Machine(ISA, 1)), "f32", 2)])
     got = torch.zeros(64 * 64)
     run(torch.eye(64).reshape(-1), b.reshape(-1), got)
     # Every row of the result is one of B and zeros times the others, of which infinities and NaN make NaN.
@@ -121,23 +122,23 @@ def test_other_processors_multiply_what_is_not_packed_as_f32():
     """The mark is a permission: code for a processor without the instruction is that of the plain product."""
     spec = _spec(100, 64, 70, "row", "row", "bias")
     for isa in ("avx512", "avx2"):
-        machine = Machine(isa, 2)
+        machine = Machine(ISAS[isa], 2)
         assert plan(spec, machine).globals == plan(replace(spec, dots=False), machine).globals
-    assert "dpbf16ps" in plan(spec, Machine(ISA.name, 2)).globals
+    assert "dpbf16ps" in plan(spec, Machine(ISA, 2)).globals
     with pytest.raises(AssertionError, match="panels of pairs"):
-        plan(_spec(100, 64, 70, "row", "packed", "bias"), Machine("avx2", 2))
+        plan(_spec(100, 64, 70, "row", "packed", "bias"), Machine(ISAS["avx2"], 2))
 
 
 def test_small_products_that_nobody_packed_stay_as_they_are():
     """The head of a classifier has too few columns for a panel; to pack it in every call would take longer than the product."""
     for m, n, k in ((1, 4, 2048), (300, 4, 512), (64, 64, 0)):
         spec = _spec(m, n, k, "row", "column", "bias")
-        assert plan(spec, Machine(ISA.name, 2)).globals == plan(replace(spec, dots=False), Machine(ISA.name, 2)).globals
+        assert plan(spec, Machine(ISA, 2)).globals == plan(replace(spec, dots=False), Machine(ISA, 2)).globals
 
 
 def test_pairs_take_half_the_steps():
     """As many loads and multiplications as an f32 product of half the depth."""
-    whole = plan(_spec(100, 64, 512, "row", "packed", "none"), Machine(ISA.name, 1)).globals
+    whole = plan(_spec(100, 64, 512, "row", "packed", "none"), Machine(ISA, 1)).globals
     assert f"k < {512 // 2}" in whole and gemm_packed.SUMMED < 512
     half = replace(_spec(100, 64, 512, "row", "packed", "none"), dots=False)
     program = pack_program("bf16", (), 64, (512,), PANEL, (), 512, (1,))

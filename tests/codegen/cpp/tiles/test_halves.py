@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.registry import Machine, plan
+from dcir.codegen.cpp.emitters import plan
+from dcir.cost.machine import Machine
 from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.isa import ISAS
@@ -48,7 +49,8 @@ def half_kernels():
         outs = body.outputs if body else ("f32",)
         entries.append((spec, ins, outs))
     plans = [
-        (plan(s, Machine(case[0], 2)), ins, outs) for case, (s, ins, outs) in zip(HALF_CASES, entries, strict=True)
+        (plan(s, Machine(ISAS[case[0]], 2)), ins, outs)
+        for case, (s, ins, outs) in zip(HALF_CASES, entries, strict=True)
     ]
     return [(s, i, o, run) for (s, i, o), run in zip(entries, compile_plans(plans), strict=True)]
 
@@ -99,7 +101,7 @@ def test_widened_to_the_bit(stored):
         for i in RUNNABLE
     ]  # fmt: skip
     runs = compile_plans(
-        [(plan(s, Machine(i, 2)), ("f32", stored), ("f32",)) for s, i in zip(specs, RUNNABLE, strict=True)]
+        [(plan(s, Machine(ISAS[i], 2)), ("f32", stored), ("f32",)) for s, i in zip(specs, RUNNABLE, strict=True)]
     )
     for spec, run in zip(specs, runs, strict=True):
         source = bits.numpy().view(np.uint16 if stored == "bf16" else np.float16)

@@ -5,21 +5,23 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
+from dcir.codegen.cpp.tiles.gemm import matrix
 from dcir.codegen.cpp.toolchain import HEADERS, default_flags, find_compiler
+from dcir.cost.cpu import MATRIX_UNIT
 from dcir.isa import ISAS, Isa, host_isa
-from dcir.ops.library import matrix_unit
 from tests.conftest import COMPILED_ONLY, WHY_NOT_RUN
 
 PROCESSOR = host_isa().processor if COMPILED_ONLY else "native"
 FLAGS = [
     "-O3", f"-march={PROCESSOR}", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w",
-    *(flag for flag in default_flags() if "sanitize" in flag),
+    *(flag for flag in default_flags(host_isa()) if "sanitize" in flag),
 ]  # fmt: skip
 
 SOME = 16
@@ -36,7 +38,7 @@ def isa_of(name: str) -> Isa:
 @contextmanager
 def matrix_everywhere():
     """Plan for the matrix unit whatever it can compute, whether that is faster or not."""
-    with mock.patch.object(matrix_unit, "GAIN", 1e9), mock.patch.object(matrix_unit, "LEAST_TILES", 1):
+    with mock.patch.object(matrix, "MATRIX_UNIT", replace(MATRIX_UNIT, gain=1e9, least_tiles=1)):
         yield
 
 

@@ -12,6 +12,7 @@ from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
+from dcir.isa import host_isa
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panel_width
@@ -91,7 +92,7 @@ def problem(name, dtype, x_layout, y_layout, gap, packed, kind, bias):
     program, ins, outs = epilogue(kind, shapes[2], dtype, y)
     if depthwise and packed:
         w = (1, 1, *(groups * s for s in contiguous(kernel)))
-    panel = panel_width(dtype) if packed and not depthwise else 0
+    panel = panel_width(dtype, host_isa()) if packed and not depthwise else 0
     spec = ConvolutionSpec("forward", alike(dtype), n, groups, cin, cout, in_size, kernel, out, stride, padding, dilation,
                            x, w, y, bias, panel, program)  # fmt: skip
     rng = np.random.default_rng(1)

@@ -17,7 +17,7 @@ from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
-from dcir.isa import ISAS
+from dcir.isa import ISAS, host_isa
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panel_width
@@ -84,7 +84,7 @@ def spec_of(name, dtype, x_layout, y_layout, epilogue, w_layout="packed"):
     w = (groups * cout, cin, *kernel)
     wide = (2 * cin * math.prod(kernel), *(2 * s for s in contiguous(w)[1:]))
     w = {"last": strides_of(w, "last"), "odd": wide}.get(w_layout, contiguous(w))
-    panel = panel_width(dtype) if w_layout == "packed" else 0
+    panel = panel_width(dtype, host_isa()) if w_layout == "packed" else 0
     return ConvolutionSpec("forward", alike(dtype), n, groups, cin, cout, size, kernel, out, stride, low, dilation, x,
                            w, y, False, panel, program)  # fmt: skip
 

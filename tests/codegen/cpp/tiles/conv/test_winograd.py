@@ -13,7 +13,7 @@ from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
-from dcir.isa import ISAS
+from dcir.isa import ISAS, host_isa
 from dcir.ops.library import winograd
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
@@ -57,7 +57,7 @@ def spec_of(name, dtype, tile, epilogue, bias=False, gap=0):
         program = body.finish()
     x = last((n, cin, *size), gap if gap != 5 else 0)
     return ConvolutionSpec("forward", alike(dtype), n, 1, cin, cout, size, (3, 3), out, (1, 1), low, (1, 1), x,
-                           contiguous((cout, cin, 3, 3)), y, bias, panel_width(dtype), program, tile)  # fmt: skip
+                           contiguous((cout, cin, 3, 3)), y, bias, panel_width(dtype, host_isa()), program, tile)  # fmt: skip
 
 
 def window(rng, shape, strides, kind):

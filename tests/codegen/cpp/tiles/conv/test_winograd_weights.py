@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dcir.codegen.cpp.tiles.conv.winograd_weights import plan_weights, plan_weights_sizeless, weights_sizeless
+from dcir.isa import host_isa
 from dcir.ops.library.packing import panel_width
 from dcir.ops.library.winograd import WinogradWeightsSpec
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
@@ -28,7 +29,9 @@ CASES = list(itertools.product(SIZES, ("plain", "last", "exchanged"), ISA_TYPES,
 
 def spec_of(case):
     (cin, cout), layout, (_, dtype), tile = case
-    return WinogradWeightsSpec(dtype, tile, cin, cout, panel_width(dtype), strides(layout, cin, cout), cin % 2 == 0)
+    return WinogradWeightsSpec(
+        dtype, tile, cin, cout, panel_width(dtype, host_isa()), strides(layout, cin, cout), cin % 2 == 0
+    )
 
 
 @pytest.fixture(scope="module")

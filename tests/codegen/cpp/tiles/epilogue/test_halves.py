@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.registry import Machine, plan
+from dcir.codegen.cpp.emitters import plan
+from dcir.cost.machine import Machine
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
@@ -82,7 +83,7 @@ def kernels():
     for case in CASES:
         spec = _spec(*case)
         ins = ("f32", spec.stored or "f32", *spec.epilogue.inputs[1:])
-        entries.append((plan(spec, Machine(case[0], 2)), ins, spec.epilogue.outputs))
+        entries.append((plan(spec, Machine(ISAS[case[0]], 2)), ins, spec.epilogue.outputs))
     return compile_plans(entries)
 
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from dcir.codegen.cpp.emitters import plan
 from dcir.codegen.cpp.tiles.gemm.gemm import supports_product
-from dcir.codegen.registry import Machine, plan
+from dcir.cost.machine import Machine
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
 from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
-from dcir.isa import ISAS
+from dcir.isa import ISAS, host_isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import pack_program, packed_shape, panel_width
@@ -135,7 +136,7 @@ def make(case):
         spec = replace(spec, epilogue=_epilogue(kind, dtype, batch, m, n, c.stride()))
     right = flat(b)
     if packed:
-        panel = panel_width(dtype)
+        panel = panel_width(dtype, host_isa())
         groups = tuple(1 if s == 0 else d for d, s in zip(batch, b.stride(), strict=False))
         shape = packed_shape(groups, n, k, panel)
         program = pack_program(
@@ -153,7 +154,7 @@ def make(case):
         out_types = spec.epilogue.outputs
         ins += [generator.uniform(-1, 1, outs[0].size + 200).astype(NUMPY[x]) for x in in_types[2:]]
         outs += [np.zeros(math.prod(batch) * m * n, NUMPY[x]) for x in out_types[1:]]
-    return spec, plan(spec, Machine(isa_of(isa).name, threads)), ins, outs, in_types, out_types
+    return spec, plan(spec, Machine(isa_of(isa), threads)), ins, outs, in_types, out_types
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +187,7 @@ def test_dot_products_need_many_steps_for_every_row(m, n, k, dots):
     """A dot product ends with a sum over lanes: of few steps, packing is faster."""
     spec = ContractionSpec(alike("f32"), (), m, n, k, (k, 1), (1, k), (n, 1))
     epilogue = _epilogue("bias", "f32", (), m, n, (n, 1))
-    made = plan(replace(spec, epilogue=epilogue), Machine("avx2", 2))
+    made = plan(replace(spec, epilogue=epilogue), Machine(ISAS["avx2"], 2))
     assert ("skinny" in made.globals) == dots
 
 
@@ -195,7 +196,7 @@ def test_hardly_any_columns_are_not_packed_in_every_call(isa):
     """Of panels most would be padding: 5 columns of 32, which took more memory than the whole network beside it."""
     epilogue = _epilogue("bias", "f32", (), 6, 3, (3, 1))
     spec = ContractionSpec(alike("f32"), (), 6, 3, 32, (32, 1), (1, 32), (3, 1), epilogue=epilogue)
-    made = plan(spec, Machine(isa, 1))
+    made = plan(spec, Machine(ISAS[isa], 1))
     assert "skinny" in made.globals and made.scratch == 0 and len(made.phases) == 1
 
 
@@ -206,7 +207,7 @@ def test_hardly_any_columns_are_not_packed_in_every_call(isa):
 def test_long_products_on_avx2_go_in_parts(m, k, isa, parts):
     """Where two tiles of rows have no place beside a panel, sums wait in memory between parts of k."""
     spec = ContractionSpec(alike("f32"), (), m, 640, k, (k, 1), (0, 0), (640, 1), panel=panel_width("f32", ISAS[isa]))
-    made = plan(spec, Machine(isa, 1))
+    made = plan(spec, Machine(ISAS[isa], 1))
     assert (f"kb < {parts};" in made.globals) == (parts > 1) and (
         "partials" in made.globals and "scratch +" in made.globals
     ) == (parts > 1)
@@ -225,8 +226,8 @@ def test_blocks_of_rows_leave_room_for_operands(n, k, kind, isa, blocks):
     """On AVX2 what an epilogue reads stays in the second-level cache from one panel to the next."""
     m = 1000
     spec = ContractionSpec(alike("f32"), (), m, n, k, (k, 1), (0, 0), (n, 1), panel=panel_width("f32", ISAS[isa]))
-    plain = plan(spec, Machine(isa, 1)).globals
-    made = plan(replace(spec, epilogue=_epilogue(kind, "f32", (), m, n, (n, 1))), Machine(isa, 1)).globals
+    plain = plan(spec, Machine(ISAS[isa], 1)).globals
+    made = plan(replace(spec, epilogue=_epilogue(kind, "f32", (), m, n, (n, 1))), Machine(ISAS[isa], 1)).globals
     rows = re.compile(r"blocks = \(t1 - t0 \+ (\d+) - 1")
     assert (rows.findall(plain) != rows.findall(made)) == bool(blocks) and len(rows.findall(made)) == 1
 
@@ -238,6 +239,6 @@ def test_fall_back():
     body.store(body.output("f32"), (5, 1), x + body.gather(body.input("f32"), (0, 0), [body.index(1)], (5,), (1,)))
     spec = ContractionSpec(alike("f32"), (), 4, 5, 6, (6, 1), (5, 1), (5, 1), 0, body.finish())
     assert not supports_product(spec)
-    made = plan(spec, Machine("avx512", 2))
-    assert made.globals == plan(spec.loop_nest(), Machine("avx512", 2)).globals
+    made = plan(spec, Machine(ISAS["avx512"], 2))
+    assert made.globals == plan(spec.loop_nest(), Machine(ISAS["avx512"], 2)).globals
     assert not supports_product(replace(spec, types=alike("bf16"), epilogue=None, panel=64))

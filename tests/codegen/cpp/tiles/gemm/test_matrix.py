@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from dcir.codegen.choices import Choice
+from dcir.codegen.cpp.emitters import EMITTERS, plan
 from dcir.codegen.cpp.tiles.gemm.matrix import matrix_refusal
-from dcir.codegen.registry import Machine, decisions, plan
+from dcir.cost.machine import Machine
 from dcir.isa import ISAS, host_isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
@@ -77,7 +78,7 @@ def test_product(kernels, case):
 def packed(m, n, k, threads=1):
     spec = ContractionSpec(alike("f32"), (), m, n, k, (k, 1), (0, 0), (n, 1), 32)
     with matrix_everywhere():
-        return spec, plan(spec, Machine("amx", threads))
+        return spec, plan(spec, Machine(ISAS["amx"], threads))
 
 
 def panels(b):
@@ -103,7 +104,9 @@ def square(request):
         return lambda a, b: product(call, a, b)
     b_strides = (70, 1) if where == "rows" else (1, 160)
     with matrix_everywhere():
-        made = plan(ContractionSpec(alike("f32"), (), 96, 70, 160, (160, 1), b_strides, (70, 1)), Machine("amx", 2))
+        made = plan(
+            ContractionSpec(alike("f32"), (), 96, 70, 160, (160, 1), b_strides, (70, 1)), Machine(ISAS["amx"], 2)
+        )
     assert "tdpbf16ps" in made.globals and not made.phases[1:]
     (call,) = compile_plans([(made, "f32", 2)])
 
@@ -172,7 +175,7 @@ def test_overflow_is_infinity(square):
 def test_errors_beside_multiply_adds(k):
     """Of positive numbers too, where what a rounding leaves out would add up."""
     spec, matrix = packed(64, 64, k)
-    calls = compile_plans([(matrix, "f32", 2), (plan(spec, Machine("avx512", 1)), "f32", 2)])
+    calls = compile_plans([(matrix, "f32", 2), (plan(spec, Machine(ISAS["avx512"], 1)), "f32", 2)])
     generator = np.random.default_rng(k)
     for positive in (False, True):
         a, b = generator.standard_normal((64, k), np.float32), generator.standard_normal((k, 64), np.float32)
@@ -190,8 +193,8 @@ def test_where_it_is_used():
     assert matrix_refusal(spec, ISAS["avx512"]) is not None
     for other in ({"m": 16}, {"dtype": "f64"}, {"k": 9}, {"n": 34}, {"m": 64, "n": 64}):
         assert matrix_refusal(replace(spec, **other), ISAS["amx"]) is not None
-    assert decisions(spec, Machine("amx", 1)).offered["unit"] == ("matrix", "vector")
-    assert "tdpbf16ps" not in plan(spec, Machine("amx", 1), Choice((("unit", "vector"),))).globals
+    assert EMITTERS.decisions(spec, Machine(ISAS["amx"], 1)).offered["unit"] == ("matrix", "vector")
+    assert "tdpbf16ps" not in plan(spec, Machine(ISAS["amx"], 1), Choice((("unit", "vector"),))).globals
 
 
 @pytest.mark.parametrize("packed", [0, 32])
@@ -201,6 +204,6 @@ def test_empty_sums_are_not_for_the_unit(packed):
     assert (
         "tdpbf16ps"
         not in plan(
-            ContractionSpec(alike("f32"), (), 640, 640, 0, (1, 1), b, (640, 1), packed), Machine("amx", 2)
+            ContractionSpec(alike("f32"), (), 640, 640, 0, (1, 1), b, (640, 1), packed), Machine(ISAS["amx"], 2)
         ).globals
     )

@@ -9,11 +9,12 @@ from click.testing import CliRunner
 from dcir.cache import Cache
 from dcir.cli.main import main
 from dcir.codegen.cpp.toolchain import cpu_identity
+from dcir.cost.machine import CacheLevel, MachineRates, Rate, assumed, data_caches, remember, remembered
 from dcir.driver.measure import machine as measuring
 from dcir.errors import MachineBusy
-from dcir.machine import CacheLevel, MachineModel, Rate, assumed, data_caches, remember, remembered
+from dcir.isa import ISAS
 
-MODEL = MachineModel(
+MODEL = MachineRates(
     "a processor", "avx2", 4,
     (CacheLevel(1, 32 << 10, 8, 64, 1), CacheLevel(2, 1 << 20, 16, 64, 2), CacheLevel(3, 8 << 20, 16, 64, 4)),
     Rate(100e9, 380e9), Rate(50e9, 190e9),
@@ -87,7 +88,7 @@ def test_caches_are_read_from_the_system(tmp_path):
 
 
 def test_nothing_needs_a_measurement():
-    model = assumed("avx512", 64)
+    model = assumed(ISAS["avx512"])
     assert not model.measured and model.threads >= 1 and len(model.reads) == len(model.caches) + 1
     assert model.flops_f32.one == 2 * model.flops_f64.one
     assert model.flops() >= model.flops(1) > 0 and model.floor_seconds(10**9, 10**9) > 0
@@ -106,8 +107,8 @@ def test_a_model_is_remembered_and_replaced(cache):
 @pytest.mark.parametrize("change", [{"reads": []}, {"flops_f32": {"one": 0, "all": 1}}, {"threads": 0}, {"extra": 1}])
 def test_a_broken_record_is_not_believed(cache, change):
     with pytest.raises((KeyError, TypeError, ValueError)):
-        MachineModel.from_json({**MODEL.to_json(), **change})
-    assert MachineModel.from_json(json.loads(json.dumps(MODEL.to_json()))) == MODEL
+        MachineRates.from_json({**MODEL.to_json(), **change})
+    assert MachineRates.from_json(json.loads(json.dumps(MODEL.to_json()))) == MODEL
 
 
 def test_it_is_measured_once(cache, quiet):

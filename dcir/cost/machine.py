@@ -1,4 +1,11 @@
-"""What is known of the machine: caches, peaks and bandwidths, measured once by `dcir machine` or else assumed."""
+"""What is known of a machine: instructions and threads that code is made for, and what `dcir machine` measured (or what is assumed).
+
+Machine
+    isa       the instruction set                       decides code
+    threads   the team                                  decides code
+    identity  a digest of the processor's abilities     where code may run, and what was measured for it
+    rates     peaks and bandwidths                      for reports and limits; decides no code
+"""
 
 from __future__ import annotations
 
@@ -12,6 +19,7 @@ from typing import Any
 
 from dcir.cache import Cache, key_of
 from dcir.cores import usable_threads
+from dcir.isa import Isa
 
 _FORMAT = "1"
 _CPU = Path("/sys/devices/system/cpu")
@@ -50,8 +58,8 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class MachineModel:
-    """Constants of a machine.
+class MachineRates:
+    """Peaks and bandwidths of a machine.
 
     Attributes:
         processor: its name.
@@ -114,7 +122,7 @@ class MachineModel:
         return asdict(self)
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> MachineModel:
+    def from_json(data: Mapping[str, Any]) -> MachineRates:
         """The model that ``to_json`` wrote.
 
         Raises:
@@ -123,7 +131,7 @@ class MachineModel:
         rates = {n: Rate(**{k: float(v) for k, v in data[n].items()}) for n in ("flops_f32", "flops_f64")}
         caches = tuple(CacheLevel(**{k: int(v) for k, v in c.items()}) for c in data["caches"])
         reads = tuple(Rate(**{k: float(v) for k, v in r.items()}) for r in data["reads"])
-        model = MachineModel(**{**data, **rates, "caches": caches, "reads": reads})
+        model = MachineRates(**{**data, **rates, "caches": caches, "reads": reads})
         if len(reads) != len(caches) + 1 or model.threads < 1:
             raise ValueError("a machine needs a rate per cache and one of its memory")
         if min(r for pair in (*reads, *rates.values()) for r in (pair.one, pair.all)) <= 0:
@@ -186,40 +194,66 @@ def _count(listing: str) -> int:
     return max(1, sum(int(high or low) - int(low) + 1 for low, _, high in ends))
 
 
-def assumed(isa: str, vector_bytes: int) -> MachineModel:
-    """The model of a machine that nobody measured: caches as the system tells them, and guesses that are rather too small.
+def assumed(isa: Isa) -> MachineRates:
+    """The rates of a machine that nobody measured: caches as the system tells them, and guesses that are rather too small.
 
-    Args:
-        isa: name of the instruction set.
-        vector_bytes: width of its registers; one fused multiply-add a cycle is assumed.
+    One fused multiply-add of the instruction set's vectors a cycle is assumed.
     """
     threads, caches = usable_threads(), data_caches()
-    f32 = _CLOCK * 2 * vector_bytes / 4
+    f32 = _CLOCK * 2 * isa.vector_bytes / 4
     reads = [Rate(r := _CLOCK * _BYTES_PER_CYCLE.get(c.level, 8), r * threads) for c in caches]
     # More threads get a little more out of a memory, not as many times more.
     reads.append(Rate(_DRAM, _DRAM * min(threads, _TEAM_SCALING)))
-    return MachineModel(
-        processor_name(), isa, threads, caches, Rate(f32, f32 * threads), Rate(f32 / 2, f32 / 2 * threads),
+    return MachineRates(
+        processor_name(), isa.name, threads, caches, Rate(f32, f32 * threads), Rate(f32 / 2, f32 / 2 * threads),
         tuple(reads), _REGION_SECONDS, _BARRIER_SECONDS,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What passes, emitters, reports and files may know of a machine.
+
+    Attributes:
+        isa: its instruction set.
+        threads: that the code will run on; a hint for splitting work, never for results.
+        identity: a digest of the processor's abilities; empty for a machine that is only compiled for.
+    """
+
+    isa: Isa
+    threads: int
+    identity: str = ""
+
+    @property
+    def key(self) -> str:
+        """All that generated code may depend on."""
+        return f"{self.isa.name} {self.threads}"
+
+    @property
+    def rates(self) -> MachineRates:
+        """What was measured on a processor like this, else what is assumed. No code depends on it.
+
+        Measurements differ from run to run, and equal networks have equal kernels.
+        """
+        return remembered(self.identity) or assumed(self.isa)
 
 
 def _key(identity: str) -> str:
     return key_of("machine", _FORMAT, identity, str(usable_threads()))
 
 
-def remembered(identity: str, cache: Cache | None = None) -> MachineModel | None:
-    """The measured model in the user's cache of a processor (``codegen.build.cpu_identity``), or None."""
+def remembered(identity: str, cache: Cache | None = None) -> MachineRates | None:
+    """The measured model in the user's cache of a processor (``Machine.identity``), or None."""
     path = (cache or Cache.default()).path_of("machine", _key(identity), ".json")
     if path is None:
         return None
     try:
-        return MachineModel.from_json(json.loads(path.read_text()))
+        return MachineRates.from_json(json.loads(path.read_text()))
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def remember(model: MachineModel, identity: str, cache: Cache | None = None) -> None:
+def remember(model: MachineRates, identity: str, cache: Cache | None = None) -> None:
     """Keep a measured model in the user's cache, in place of an older one."""
     cache = cache or Cache.default()
     old = cache.path_of("machine", _key(identity), ".json")
@@ -229,5 +263,5 @@ def remember(model: MachineModel, identity: str, cache: Cache | None = None) -> 
     cache.get_or_build("machine", _key(identity), ".json", lambda draft: _write(draft, model))
 
 
-def _write(draft: Path, model: MachineModel) -> None:
+def _write(draft: Path, model: MachineRates) -> None:
     draft.write_text(json.dumps(model.to_json(), sort_keys=True) + "\n")

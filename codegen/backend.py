@@ -1,0 +1,105 @@
+"""What a target brings for its code: emitters of kernels, a printer, a toolchain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dcir.cache import Cache
+from dcir.codegen.plan import KernelPlan
+from dcir.codegen.registry import Emitters
+from dcir.codegen.steps import Call, Flow
+from dcir.cost.machine import Machine
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel to print.
+
+    Attributes:
+        name: of its entry; what it is made of decides it.
+        plan: its code.
+        ins, outs: types of its operands.
+    """
+
+    name: str
+    plan: KernelPlan
+    ins: tuple[str, ...]
+    outs: tuple[str, ...]
+
+    @property
+    def parallel(self) -> bool:
+        """Whether more than one thread has work in it."""
+        return any(p.jobs != 1 for p in self.plan.phases)
+
+    @property
+    def checked(self) -> bool:
+        """Whether it may report a bad index."""
+        return any("status" in p.code for p in self.plan.phases)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a driver does.
+
+    Attributes:
+        calls: in every call.
+        before: what prepares what calls read.
+        static: (slot, bytes) of every input that ``before`` reads.
+        flows: the streams that calls refer to.
+    """
+
+    calls: Sequence[Call]
+    before: Sequence[Call] = ()
+    static: Sequence[tuple[int, int]] = ()
+    flows: Sequence[Flow] = ()
+
+
+class Backend(Protocol):
+    """What ``compile_network`` asks of a target.
+
+    Attributes:
+        emitters: of its kernels.
+    """
+
+    @property
+    def emitters(self) -> Emitters: ...
+
+    def size_generic(self, spec: Any, machine: Machine) -> tuple[Any, tuple[int, ...]] | None:
+        """A spec whose kernel takes its sizes as a table of numbers, and the numbers; None if there is none for this spec."""
+        ...
+
+    def driver_text(self, steps: Steps, *, profile: bool) -> str:
+        """The driver; with ``profile`` one that measures its steps."""
+        ...
+
+    def kernel_text(self, kernel: Kernel) -> str:
+        """A kernel, as a source of its own."""
+        ...
+
+    def identity(self, machine: Machine, cache: Cache) -> str:
+        """What of compiler and flags decides the machine code that comes out.
+
+        Raises:
+            CompilerNotFound: there is none.
+        """
+        ...
+
+    def build(
+        self,
+        draft: Path,
+        key: str,
+        driver: str,
+        kernels: Sequence[Kernel],
+        machine: Machine,
+        cache: Cache,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        """Compile and link driver and kernels to a shared library at ``draft``; ``key`` tells it from all others.
+
+        Raises:
+            CompilerFailed: the compiler refused the code.
+        """
+        ...

@@ -1,0 +1,183 @@
+"""The CPU's schedule of a loop nest: loops dealt to threads, tiles, vectors along rows or columns, row buffers, partial results."""
+
+from __future__ import annotations
+
+import math
+
+from dcir.codegen.schedule import (
+    Block,
+    ScheduledLoopNest,
+    Sweep,
+    Tile,
+    needed,
+    outer_stores,
+    roots_of,
+    stages_of,
+)
+from dcir.cost.machine import Machine
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Access, Const, Index, Reduce, Store
+from dcir.ir.types import HALVES, compute_type
+
+# Below this many points a second thread costs more than it brings (a parallel region is about 1 us).
+SERIAL_POINTS = 16384
+# Columns of a job at most, where reductions run side by side.
+COLUMN_BLOCK = 64
+# The same where operands are of half types: 64 of them are two cache lines of a row, too few for memory to be read at its speed
+# (sums over 512 rows of 8000, cold: 1.4 ms, in blocks of 128 0.94, of 512 0.74). Partial results stay in the first-level cache.
+HALF_COLUMN_BLOCK = 512
+# Of a job that has its rows to itself: in order, memory is read three times as fast; partial results stay in the first-level cache.
+WIDE_BLOCK = 2048
+# Values worth a row buffer instead of a second computation.
+COSTLY = {
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "erfc",
+    "pow",
+    "sin",
+    "cos",
+}
+ROW_BUFFER_BYTES = 32768
+SUM_BLOCK = 64
+# Partial results of a reduction along a row.
+ROW_LANES = (64, 32, 16)
+
+
+def schedule(p: LoopNest, machine: Machine) -> ScheduledLoopNest:
+    """How a loop nest, its loops in order and collapsed, runs on a team of threads with vectors."""
+    return _Scheduler(p, machine).scheduled()
+
+
+class _Scheduler:
+    def __init__(self, p: LoopNest, machine: Machine) -> None:
+        self.p, self.threads = p, max(machine.threads, 1)
+        self.levels = p.levels()
+        self.reduces = any(isinstance(s, Reduce) for s in p.body)
+        self.columns = self.reduces and self._by_columns()
+        self.near = {} if self.columns else self._row_buffers()
+
+    def scheduled(self) -> ScheduledLoopNest:
+        p = self.p
+        prefix, size, jobs, parallel = self._jobs()
+        tile = Tile(size, parallel) if size else None
+        if tile is not None and parallel:
+            jobs *= -(-p.outer[-1] // size)
+        last = len(p.outer) - 1
+        vector = last if self.columns or not self.reduces else len(p.dims) - 1 if p.inner else None
+        sweeps = self._reducing() if self.reduces else self._pointwise(prefix)
+        near = tuple(self.near.items())
+        return ScheduledLoopNest(p, prefix, jobs, tile, None if vector == -1 else vector, near, tuple(sweeps))
+
+    def _jobs(self) -> tuple[int, int, int, bool]:
+        """Outer loops dealt to jobs, columns of a tile or 0, jobs of those loops, whether tiles are jobs too."""
+        p, threads = self.p, self.threads
+        lanes = self.columns or not self.reduces
+        last = p.outer[-1] if p.outer else 1
+        rows = p.outer[:-1] if lanes else p.outer
+        halves = any(t in HALVES for t in (*p.inputs, *p.outputs))
+        block = (HALF_COLUMN_BLOCK if halves else COLUMN_BLOCK) if self.columns else 0
+        if p.points() < SERIAL_POINTS or threads == 1:
+            return 0, block, 1, False
+        prefix, jobs = 0, 1
+        while prefix < len(rows) and jobs < 8 * threads:
+            jobs *= rows[prefix]
+            prefix += 1
+        tile = block
+        if self.columns and jobs >= 2 * threads and block < last <= WIDE_BLOCK:
+            tile = last
+        while self.columns and tile > 16 and jobs * -(-last // tile) < 2 * threads:
+            tile //= 2
+        if lanes and jobs < 4 * threads and not self.columns and prefix == len(rows):
+            want = -(-4 * threads // jobs)
+            tile = max(1024, -(-last // want))
+            tile = 0 if tile >= last else -(-tile // 64) * 64
+        return prefix, tile, jobs, True
+
+    def _by_columns(self) -> bool:
+        """Whether lanes hold neighbouring outer points (columns) rather than neighbouring inner ones (rows)."""
+        p = self.p
+        if not p.outer:
+            return False
+        if not p.inner:
+            return True
+        score = 0
+        for s, (_, full) in zip(p.body, self.levels, strict=True):
+            if isinstance(s, Access) and full:
+                touched = math.prod(d for d, st in zip(p.dims, s.strides, strict=True) if st)
+                score += touched * ((s.strides[len(p.outer) - 1] == 1) - (s.strides[-1] == 1))
+        if score == 0:
+            return p.inner[-1] < 8 <= p.outer[-1]
+        return score > 0 and (p.outer[-1] >= 4 or p.inner[-1] < 4)
+
+    def _row_buffers(self) -> dict[int, int]:
+        """Costly full values that several stages need, with their stage of birth."""
+        p = self.p
+        if not self.reduces or math.prod(p.inner) * 8 > ROW_BUFFER_BYTES:
+            return {}
+        used: dict[int, set[int]] = {}
+        for stage in range(stages_of(self.levels) + 1):
+            for i in needed(p, roots_of(p, self.levels, stage), set()):
+                used.setdefault(i, set()).add(stage)
+        return {
+            i: min(stages)
+            for i, stages in used.items()
+            if len(stages) > 1 and p.body[i].op in COSTLY and self.levels[i][1]
+        }
+
+    def _reducing(self) -> list[Sweep]:
+        p, sweeps = self.p, []
+        for stage in range(stages_of(self.levels) + 1):
+            if stores := outer_stores(p, self.levels, stage):
+                sweeps.append(Sweep(stage, False, tuple(stores), vector=self.columns))
+            if roots := roots_of(p, self.levels, stage):
+                reduces = tuple(r for r in roots if isinstance(p.body[r], Reduce))
+                stores = [r for r in roots if isinstance(p.body[r], Store)]
+                sweeps.append((self._columns if self.columns else self._rows)(stage, tuple(stores), reduces))
+        return sweeps
+
+    def _rows(self, stage: int, stores: tuple[int, ...], reduces: tuple[int, ...]) -> Sweep:
+        p = self.p
+        inner = range(len(p.outer), len(p.dims))
+        simple = all(not self._reduction(r).is_place for r in reduces)
+        lanes = next((w for w in ROW_LANES if inner and 2 * w <= p.inner[-1]), 0) if reduces and simple else 0
+        block = None
+        sums = () if lanes or len(inner) < 2 or math.prod(p.inner) <= SUM_BLOCK else self._float_sums(reduces)
+        if sums:  # short rows, many of them: some rows at a time, for the error not to grow with their number
+            block = Block(inner[-2], max(1, SUM_BLOCK // p.dims[inner[-1]]), sums)
+        return Sweep(stage, True, stores, reduces, lanes, block, vector=simple and bool(inner))
+
+    def _columns(self, stage: int, stores: tuple[int, ...], reduces: tuple[int, ...]) -> Sweep:
+        p, sums = self.p, self._float_sums(reduces)
+        blocked = bool(sums) and bool(p.inner) and math.prod(p.inner) > SUM_BLOCK
+        return Sweep(stage, True, stores, reduces, 0, Block(len(p.dims) - 1, SUM_BLOCK, sums) if blocked else None)
+
+    def _float_sums(self, reduces: tuple[int, ...]) -> tuple[int, ...]:
+        found = {r: self._reduction(r) for r in reduces}
+        return tuple(r for r, s in found.items() if s.kind == "sum" and compute_type(s.dtype)[0] == "f")
+
+    def _reduction(self, r: int) -> Reduce:
+        s = self.p.body[r]
+        assert isinstance(s, Reduce)
+        return s
+
+    def _pointwise(self, prefix: int) -> list[Sweep]:
+        """Stores in groups that need nothing of each other: a loop each, whose conditions the compiler can take out of it."""
+        p = self.p
+        stores = [i for i, s in enumerate(p.body) if isinstance(s, Store)]
+        if not p.outer or len(p.outer) <= prefix:
+            return [Sweep(0, False, tuple(stores), vector=False)]
+        groups: list[tuple[set[int], list[int]]] = []
+        for store in stores:
+            wanted = {i for i in needed(p, [store], set()) if not isinstance(p.body[i], (Const, Index))}
+            joined = [g for g in groups if not g[0].isdisjoint(wanted)]
+            groups = [g for g in groups if g[0].isdisjoint(wanted)]
+            groups.append((wanted.union(*(n for n, _ in joined)), sorted([*(s for _, m in joined for s in m), store])))
+        return [Sweep(0, False, tuple(members)) for _, members in groups]

@@ -1,0 +1,68 @@
+"""What the driver asks of a target, beyond what passes and emitters do."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dcir.codegen.compile import Library
+from dcir.cost.target import Target
+from dcir.driver.assemble import assemble
+from dcir.frontends.torch.importer import Imported
+from dcir.runtime.blocks import Arenas
+from dcir.runtime.program import Program
+from dcir.transforms.base import Pass
+
+
+@dataclass(frozen=True)
+class DriverTarget(Target):
+    """A target as the driver joins it: pipeline, code, run time.
+
+    By default it has kernels and a library (``backend``) that run in this process as the CPU's do; a target that is made so
+    answers ``pipeline``, ``costs`` and ``backend`` and nothing else.
+
+    Attributes:
+        plans_memory: whether scratch memory is planned, so that a limit can be kept and results can be put in buffers of the forward.
+        tunes: whether its kernels can be made in several ways, of which the fastest is measured.
+        saves: whether a compiled file may hold its code.
+        profiles: whether its driver measures steps.
+    """
+
+    plans_memory: ClassVar[bool] = True
+    tunes: ClassVar[bool] = False
+    saves: ClassVar[bool] = False
+    profiles: ClassVar[bool] = False
+
+    @abstractmethod
+    def pipeline(self, level: int) -> tuple[Pass, ...]:
+        """The passes of ``-O<level>``, 0 to 4."""
+
+    def refuse(self) -> None:
+        """Refuse to make code that the machine at hand cannot run.
+
+        Raises:
+            OptionError: it lacks what the code needs.
+        """
+
+    def whole_program(
+        self, done: Imported, keep: Callable[[str, str], None] | None
+    ) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """The program of a network if another compiler makes all of it; None: kernels, a library and ``load``.
+
+        Args:
+            done: the rewritten network.
+            keep: hears the name and the text of every source.
+        """
+        return None
+
+    def load(self, done: Imported, library: Library, arenas: Arenas | None, *, prepare: str) -> Program:
+        """The callable program of a library.
+
+        Args:
+            done, library: the network and its code.
+            arenas: where its scratch memory is taken from, which others may share.
+            prepare: when what depends on parameters alone is computed (``Options.prepare``).
+        """
+        return assemble(done, library, arenas, prepare=prepare)
