@@ -41,7 +41,7 @@ class LowerToIm2col(Pass):
         least: fewest elements of the weights; below it nothing is to be gained.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 1
     channels: int = 8
     least: int = 1 << 16
 

@@ -30,7 +30,8 @@ class UseDots(Pass):
         dots: whether the processor has the instruction; without it nothing is done.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 1
+    after: ClassVar[tuple[str, ...]] = ("widen-products",)
     dots: bool = False
 
     def apply(self, net: Network) -> PassResult:

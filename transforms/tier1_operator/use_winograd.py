@@ -56,7 +56,7 @@ class UseWinograd(Pass):
         matrix: whether the direct form runs on a matrix unit (``codegen/cpp/tiles/conv/matrix.py``).
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 1
     tiles: tuple[tuple[int, int], ...] = ((2, 4), (4, 2), (2, 2))
     gain: float = 0.9
     unit_gain: float = 0.65

@@ -36,7 +36,7 @@ _Widened = dict[tuple[Operand, tuple[tuple[int, int], ...]], Operand]
 class WidenProducts(Pass):
     """Matrix products and convolutions of bf16 and f16 in f32."""
 
-    tier: ClassVar[int] = 2
+    tier: ClassVar[int] = 1
 
     def apply(self, net: Network) -> PassResult:
         """Visit every product; what several of them read in the same way is widened once."""

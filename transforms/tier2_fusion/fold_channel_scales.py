@@ -58,7 +58,8 @@ class FoldChannelScales(Pass):
         matrix: whether the processor has a matrix unit, which one product of all images may need.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 2
+    after: ClassVar[tuple[str, ...]] = ("pack-weights",)
     least: float = 1.5
     matrix: bool = False
 

@@ -55,7 +55,9 @@ class MergeSummedConvolutions(Pass):
         max_images: most bytes of the images side by side: they live at one time, and leave the last cache before they are read.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 2
+    after: ClassVar[tuple[str, ...]] = ("fuse-epilogues",)
+    before: ClassVar[tuple[str, ...]] = ("use-winograd", "pack-weights")
     max_weights: int = 2048 << 10
     max_images: int = 24 << 20
 

@@ -32,7 +32,8 @@ class RoundAsPacked(Pass):
         least_rows: of a product, for which its right operand is packed in every call.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 2
+    after: ClassVar[tuple[str, ...]] = ("widen-products", "pack-weights")
     least_rows: int = 128
 
     def apply(self, net: Network) -> PassResult:

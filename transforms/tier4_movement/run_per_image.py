@@ -45,6 +45,8 @@ class RunPerImage(Pass):
     """
 
     tier: ClassVar[int] = 4
+    after: ClassVar[tuple[str, ...]] = ("prepare-static", "order-execution")
+    final: ClassVar[bool] = True
     near_bytes: int = 1 << 20
     far_bytes: int = 8 << 20
     near: float = 1 / 280e9
