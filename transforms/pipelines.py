@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from dcir.transforms.base import Pass
+from dcir.transforms.registered import with_registered
 from dcir.transforms.tidy.fold_constants import FoldConstants
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.tidy.prepare_static import PrepareStatic
@@ -87,15 +89,21 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
+@functools.cache
+def all_passes() -> tuple[Pass, ...]:
+    """``PASSES``, and those that other packages have registered (``registered.py``)."""
+    return with_registered(PASSES)
+
+
 def pipeline(level: int, *, matrix_unit: bool = False, dots: bool = False) -> tuple[Pass, ...]:
-    """The passes of ``-O<level>``: those of all tiers up to it, in the one order; level 0 rewrites nothing, not even tier 0's.
+    """The passes of ``-O<level>``: those of all tiers up to it, in the one order; level 0 rewrites nothing at all.
 
     Args:
         level: 0 to 4.
         matrix_unit: whether the processor has one, which some passes' costs depend on.
         dots: whether it multiplies bf16 in pairs.
     """
-    passes = (p for p in PASSES if p.tier <= level) if level > 0 else ()
+    passes = (p for p in all_passes() if p.tier <= level) if level > 0 else ()
     return tuple(_for_processor(p, matrix_unit, dots) for p in passes)
 
 

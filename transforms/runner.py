@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from dcir.errors import OptionError
 from dcir.ir.network import Network
@@ -52,8 +53,16 @@ def check_order(passes: Sequence[Pass]) -> None:
     """Hold a pipeline against what its passes declare.
 
     Raises:
-        OptionError: a pass stands before one it has to come after, or after one it has to come before.
+        OptionError: an entry is no pass, or one stands before a pass it has to come after, or after one it has to come before.
     """
+    for entry in cast("Sequence[object]", passes):  # pipelines are written by people
+        if not isinstance(entry, Pass):
+            hint = (
+                f"{entry.__name__}()"
+                if isinstance(entry, type)
+                else "an instance of a class that inherits from dcir.transforms.base.Pass"
+            )
+            raise OptionError(f"{entry!r} in a pipeline is no pass", where="pipeline", hint=hint)
     names = [p.name for p in passes]
     for number, p in enumerate(passes):
         for other in (other for other in p.after if other in names and other not in names[:number]):
@@ -78,7 +87,6 @@ def run_passes(
     after: Callable[[Pass, Network], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     validate_each: bool = False,
-    left_out: Sequence[Pass] = (),
 ) -> list[PassRecord]:
     """Apply ``passes`` in order.
 
@@ -90,7 +98,6 @@ def run_passes(
         progress: called with (finished, all) after every pass.
         validate_each: let DaCe validate the SDFG before the first and after every pass; else it does so when code is made
             for what the last one leaves. dcir's own rules are always checked (they cost a tenth of DaCe's).
-        left_out: passes of the whole pipeline that come later and do not run: what they reserve is left to them all the same.
 
     Raises:
         InvalidGraph: a pass left the graph invalid.
@@ -108,11 +115,11 @@ def run_passes(
     if validate_each:
         net.validate()
     records = []
-    whole, settled = (*passes, *left_out), ""
+    settled = ""
     traffic, count, peak = net.bytes_moved(), len(net.ops()), peak_bytes(net)
     for number, p in enumerate(passes, 1):
         start = time.perf_counter()
-        outcome = p.apply_at(net, Place.of(number - 1, whole))
+        outcome = p.apply_at(net, Place.of(number - 1, passes))
         seconds = time.perf_counter() - start
         new = (net.bytes_moved(), len(net.ops()), peak_bytes(net)) if outcome.changed else (traffic, count, peak)
         records.append(
