@@ -11,22 +11,10 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 
 from dcir.errors import OptionError
+from dcir.extensions import PASSES, Extension, extensions, refuse
 from dcir.transforms.base import Pass
-from dcir.user_code import warn_user
-
-GROUP = "dcir.passes"
-
-
-@dataclass(frozen=True)
-class Registered:
-    """A pass of another package, and that package with its version."""
-
-    run: Pass
-    origin: str
 
 
 def with_passes(passes: Sequence[Pass], *added: Pass) -> tuple[Pass, ...]:
@@ -61,31 +49,31 @@ def with_passes(passes: Sequence[Pass], *added: Pass) -> tuple[Pass, ...]:
 
 def with_registered(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
     """The pipeline with the passes of other packages; one that cannot be placed is told of and left out."""
-    for found in registered():
+    for p, found in registered():
         try:
-            if found.run.name in {p.name for p in passes}:
-                raise OptionError(f"there is a pass {found.run.name} already", where=_where(found.run))
-            passes = with_passes(passes, found.run)
+            if p.name in {q.name for q in passes}:
+                raise OptionError(f"there is a pass {p.name} already", where=_where(p))
+            passes = with_passes(passes, p)
         except OptionError as error:
-            _left_out(found.run.name, found.origin, error)
+            refuse(PASSES, found.name, found.package, str(error))
     return passes
 
 
 @functools.cache
-def registered() -> tuple[Registered, ...]:
-    """The passes of other packages by name; what cannot be loaded is told of and left out."""
-    found = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name, e.value)):
+def registered() -> tuple[tuple[Pass, Extension], ...]:
+    """The passes of other packages in the order of their names, and who registered them; what is none is told of and left out."""
+    made = []
+    for found in extensions(PASSES):
         try:
-            found.append(Registered(_loaded(entry), _origin(entry)))
+            made.append((_made(found), found))
         except OptionError as error:
-            _left_out(entry.name, _origin(entry), error)
-    return tuple(found)
+            refuse(PASSES, found.name, found.package, str(error))
+    return tuple(made)
 
 
 def origin_of(p: Pass) -> str:
     """The package that registered a pass, "dcir" of all others."""
-    return next((found.origin for found in registered() if found.run == p), "dcir")
+    return next((found.package for other, found in registered() if other == p), "dcir")
 
 
 def _place(p: Pass, passes: Sequence[Pass], names: Sequence[str]) -> int:
@@ -96,37 +84,28 @@ def _place(p: Pass, passes: Sequence[Pass], names: Sequence[str]) -> int:
     return 1 + max((i for i, q in enumerate(passes) if q.tier <= p.tier and q.final <= p.final), default=-1)
 
 
-def _loaded(entry: EntryPoint) -> Pass:
+def _made(found: Extension) -> Pass:
     """The pass that an entry point names.
 
     Raises:
-        OptionError: it cannot be imported, is no pass, or declares something impossible.
+        OptionError: it cannot be made, is no pass, or declares something impossible.
     """
+    value = found.value
     try:
-        found = entry.load()
-        made = found() if isinstance(found, type) and issubclass(found, Pass) else found
+        made = value() if isinstance(value, type) and issubclass(value, Pass) else value
     except Exception as error:  # another package's code: whatever it raises
-        raise OptionError(
-            f"{type(error).__name__}: {error}", where=entry.value, hint="install its package again"
-        ) from error
+        hint = "options of a pass need defaults"
+        raise OptionError(f"{type(error).__name__}: {error}", where=found.package, hint=hint) from error
     if not isinstance(made, Pass):
-        raise OptionError(f"{made!r} is no pass", where=entry.value, hint="inherit from dcir.transforms.base.Pass")
+        raise OptionError(f"{made!r} is no pass", where=found.package, hint="inherit from dcir.transforms.base.Pass")
     if made.tier not in range(5):
-        raise OptionError(f"tier cannot be {made.tier!r}", where=entry.value, hint="one of 0, 1, 2, 3, 4")
+        raise OptionError(f"tier cannot be {made.tier!r}", where=_where(made), hint="one of 0, 1, 2, 3, 4")
     for field in ("after", "before"):
-        value = getattr(made, field)
-        if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):
-            raise OptionError(f"{field} cannot be {value!r}", where=entry.value, hint=f'{field} = ("fuse-epilogues",)')
+        names = getattr(made, field)
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise OptionError(f"{field} cannot be {names!r}", where=_where(made), hint=f'{field} = ("fuse-epilogues",)')
     return made
-
-
-def _origin(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
 
 
 def _where(p: Pass) -> str:
     return f"{type(p).__module__}.{type(p).__qualname__}"
-
-
-def _left_out(name: str, origin: str, error: OptionError) -> None:
-    warn_user(f"dcir runs without the pass {name} of {origin}: {error}", RuntimeWarning)

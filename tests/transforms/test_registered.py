@@ -12,6 +12,7 @@ import pytest
 
 from dcir.driver import api
 from dcir.errors import OptionError
+from dcir.extensions import ExtensionWarning, extensions
 from dcir.ir.network import Network
 from dcir.transforms import pipelines, registered
 from dcir.transforms.base import Pass, PassResult
@@ -50,6 +51,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         forget()
 
     def forget() -> None:
+        extensions.cache_clear()
         registered.registered.cache_clear()
         pipelines.all_passes.cache_clear()
 
@@ -121,7 +123,9 @@ def test_one_that_cannot_run_is_told_of_and_the_others_do(
     name = f"broken_{abs(hash((declared, entry)))}"
     install(name, declared, entry)
     install("whole_beside_it", "tier = 1", "whole = whole_beside_it:Counting")
-    with pytest.warns(RuntimeWarning, match=f"dcir runs without the pass .* of {name} 1.2") as told:
+    with pytest.warns(
+        ExtensionWarning, match=f"entry point 'counting' of group 'dcir.passes' .{name} 1.2. is left out"
+    ) as told:
         passes = pipeline(4)
     assert any(text in str(w.message) for w in told)
     assert len(passes) == len(PASSES) + 1 and names(passes).count("counting") == 1
