@@ -22,7 +22,13 @@ from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
 from dcir.ir.statements import Load, Reduce, Store
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.convolution_statistics import LEAST_BYTES, ConvolutionStatisticsSpec, over, refused_as_sums, sums_convolved
+from dcir.ops.library.convolution_statistics import (
+    LEAST_BYTES,
+    ConvolutionStatisticsSpec,
+    over,
+    refused_as_sums,
+    sums_convolved,
+)
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.transforms.base import Pass, PassResult
 
