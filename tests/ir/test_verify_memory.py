@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from dcir.transforms.tier4_movement.prepare_static import PrepareStatic
 
 from dcir.errors import InvalidGraph
 from dcir.ir.memory_plan import ARENA, PREPARED, Alias, Placement
@@ -11,6 +10,7 @@ from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ir.verify_memory import Stay, _check_apart
 from dcir.ops.lowering import Lowering, Ref
+from dcir.transforms.tidy.prepare_static import PrepareStatic
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
 from tests.transforms.build import binary, network, unary
 
