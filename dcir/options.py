@@ -38,7 +38,7 @@ class Options:
     """What the user asks of a compilation.
 
     Attributes:
-        level: 0 to 4; each level adds the passes of one tier. Levels never change precision.
+        level: 0 to 4; runs the passes of all tiers up to it (0: none). Levels never change precision.
         target: "cpp" (C++/OpenMP), "dace" (the same graph through DaCe's own compiler), or one of another package (``targets.py``).
         verify: "off", or "passes" to compare numbers after every pass.
         strict: Whether an operator without generated code is an error instead of a call to torch.
@@ -47,7 +47,7 @@ class Options:
         dynamic: Which sizes may change without a new trace of the program: True (all), False (none), None (those that did change),
             or a dictionary {input: {dimension: name or torch.export.Dim}} with bounds (see ``dcir.dynamic``).
         shape_limit: For how many combinations of sizes one trace with symbolic sizes is compiled; calls with further ones run in torch.
-        pipeline: The passes to run instead of those of the level.
+        pipeline: The passes to run instead of those of the level, in this order; nothing is added to them.
         debug_dir: Folder that receives the graph and the code of every step.
         memory_limit: Upper bound in bytes of a call's planned scratch memory, and of what a forward keeps for its backward.
         precision: Element type of the arithmetic.

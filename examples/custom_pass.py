@@ -3,7 +3,8 @@
     python examples/custom_pass.py
 
 A pass is a frozen dataclass whose fields are its options. `apply` gets the network, which is valid before and must be
-valid after, and says how much it changed. This one changes nothing; passes that do are in `transforms/`.
+valid after, and says how much it changed. This one changes nothing; passes that do are in `transforms/`. A pipeline is a tuple;
+`with_passes` puts a pass where it declares to belong (here: the end of its tier), and there it runs if its package registers it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import dcir
 from dcir.ir.network import Network
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.pipelines import pipeline
+from dcir.transforms.registered import with_passes
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,14 @@ class CountTraffic(Pass):
 
 
 def main() -> None:
-    """Optimise a network with the pass at the beginning and at the end of the pipeline."""
+    """Optimise a network with the pass at the beginning, in the middle and at the end of the pipeline."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 10)).eval()
-    passes = (CountTraffic("before"), *pipeline(4), CountTraffic("after"))
+    passes = (
+        CountTraffic("before"),
+        *with_passes(pipeline(4), CountTraffic("all tiers have rewritten the graph")),
+        CountTraffic("after"),
+    )
     fast = dcir.optimize(model, pipeline=passes)
     x = torch.randn(32, 64)
     with torch.no_grad():

@@ -1,1 +1,1 @@
-"""The four tiers: passes that rewrite the network SDFG, one per file, and the pipelines that order them."""
+"""Passes that rewrite the network SDFG, one per file, in folders by what they do, and the one order in which they run."""

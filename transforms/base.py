@@ -1,12 +1,18 @@
-"""What a pass is, and what it answers: the graph is valid before and after; ``apply`` says honestly what it changed."""
+"""What a pass is, what it answers, and what it knows of the pipeline around it.
+
+The graph is valid before and after; ``apply`` says honestly what it changed.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
 
@@ -34,10 +40,19 @@ class PassResult:
 class Pass:
     """Base of all passes: a frozen dataclass whose fields are its options.
 
-    ``tier`` is 0 (tidy) to 4. The name is the class name in kebab-case.
+    The name is the class name in kebab-case.
+
+    Attributes:
+        tier: 0 (tidy) to 4, by what it does; the level from which it runs. Where it runs among others is the pipeline's matter.
+        after: names of passes that must not come later for the first time than this one, where a pipeline has both.
+        before: names of passes that must not have run when this one does.
+        final: whether it decides when operators run and where values lie. What others rewrite afterwards would make that void.
     """
 
     tier: ClassVar[int] = 0
+    after: ClassVar[tuple[str, ...]] = ()
+    before: ClassVar[tuple[str, ...]] = ()
+    final: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -47,11 +62,49 @@ class Pass:
     @property
     def summary(self) -> str:
         """First line of the pass's module docstring."""
-        import sys
-
         doc = sys.modules[type(self).__module__].__doc__ or ""
         return doc.strip().splitlines()[0] if doc.strip() else ""
 
     def apply(self, net: Network) -> PassResult:
         """Rewrite ``net`` in place."""
         raise NotImplementedError
+
+    def apply_at(self, net: Network, place: Place) -> PassResult:
+        """The same in a pipeline. Only a pass that leaves something to later ones asks where it stands."""
+        return self.apply(net)
+
+    def reserves(self, net: Network, op: Op) -> Refusal | None:
+        """Why passes that come earlier should leave ``op`` as it is for this one; None of what it does not want."""
+        return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a pass stands in a pipeline, as far as that has to do with reservations; made by ``Place.of``.
+
+    Attributes:
+        later: passes after it that reserve something.
+        since: passes that reserve something and stand between the pass's run before this one and this one.
+    """
+
+    later: tuple[Pass, ...] = ()
+    since: tuple[Pass, ...] = ()
+
+    @classmethod
+    def of(cls, number: int, passes: Sequence[Pass]) -> Place:
+        """The place of ``passes[number]``."""
+        runs = [i for i, p in enumerate(passes[:number]) if type(p) is type(passes[number])]
+        between = passes[runs[-1] + 1 : number] if runs else ()
+        return cls(_reserving(passes[number + 1 :]), _reserving(between))
+
+    def reserved(self, net: Network, op: Op) -> Refusal | None:
+        """Why ``op`` is left to a later pass; None if no pass wants it."""
+        return next((r for p in self.later if (r := p.reserves(net, op)) is not None), None)
+
+    def released(self, net: Network, op: Op) -> bool:
+        """Whether ``op`` is one that the run before had to leave to a pass that is through with it now."""
+        return any(p.reserves(net, op) is not None for p in self.since)
+
+
+def _reserving(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    return tuple(p for p in passes if type(p).reserves is not Pass.reserves)

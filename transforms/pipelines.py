@@ -1,10 +1,14 @@
-"""The pipelines as data: which passes each level runs, in order."""
+"""The pipeline as data: all passes in the order in which they run; a level runs those whose tier it has reached."""
 
 from __future__ import annotations
 
+import functools
+
 from dcir.transforms.base import Pass
+from dcir.transforms.registered import with_registered
 from dcir.transforms.tidy.fold_constants import FoldConstants
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
+from dcir.transforms.tidy.prepare_static import PrepareStatic
 from dcir.transforms.tidy.remove_dead_code import RemoveDeadCode
 from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.tier1_operator.lower_to_im2col import LowerToIm2col
@@ -32,56 +36,67 @@ from dcir.transforms.tier3_layout.sink_copies import SinkCopies
 from dcir.transforms.tier4_movement.keep_in_place import KeepInPlace
 from dcir.transforms.tier4_movement.order_execution import OrderExecution
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
-from dcir.transforms.tier4_movement.prepare_static import PrepareStatic
 from dcir.transforms.tier4_movement.reuse_result_buffers import ReuseResultBuffers
 from dcir.transforms.tier4_movement.reuse_saved_tensors import ReuseSavedTensors
 from dcir.transforms.tier4_movement.run_per_image import RunPerImage
 from dcir.transforms.tier4_movement.write_in_place import WriteInPlace
 
+PASSES: tuple[Pass, ...] = (
+    # The graph says the same with less.
+    FoldConstants(),
+    SimplifyAlgebra(),
+    MergeCommonSubexpressions(),
+    RemoveDeadCode(),
+    WriteInPlace(),
+    # Loops: long ones in parts, products with what surrounds them, neighbours in one nest.
+    SplitReduction(),
+    WidenProducts(),
+    FuseEpilogues(),
+    FuseAttention(),
+    ShareKeys(),
+    FoldStatic(),
+    FuseProducers(),
+    FuseEpilogues(),
+    GroupScatters(),
+    FuseSegments(),
+    FuseSiblings(),
+    # Layouts, which decide what the forms of products below may take.
+    AssignLayouts(),
+    ReadCacheInPlace(),
+    SinkCopies(),
+    # Products and convolutions in the form that suits their sizes, their weights in the order in which that reads them.
+    MergeSummedConvolutions(),
+    UseWinograd(),
+    LowerToIm2col(),
+    UseDots(),
+    PackWeights(),
+    RoundAsPacked(),
+    FoldChannelScales(),
+    FuseChannelStatistics(),
+    # What the statistics have left.
+    FuseProducers(),
+    SplitReduction(),
+    FuseConcatenatedWrites(),
+    # Nothing is rewritten any more: what runs when, and what lies where.
+    PrepareStatic(),
+    OrderExecution(),
+    RunPerImage(),
+    ReuseSavedTensors(),
+    ReuseResultBuffers(),
+    KeepInPlace(),
+    PlanArena(),
+)
+
+
+@functools.cache
+def all_passes() -> tuple[Pass, ...]:
+    """``PASSES``, and those that other packages have registered (``registered.py``)."""
+    return with_registered(PASSES)
+
 
 def pipeline(level: int) -> tuple[Pass, ...]:
-    """The passes of ``-O<level>``, 0 to 4: all tiers up to it; level 0 rewrites nothing. What they cost they ask the network's target."""
-    return tuple(p for tier in range(level + 1) for p in TIERS[tier]) if level > 0 else ()
+    """The passes of ``-O<level>``, 0 to 4: those of all tiers up to it, in the one order; level 0 rewrites nothing at all.
 
-
-TIERS: dict[int, tuple[Pass, ...]] = {
-    0: (FoldConstants(), SimplifyAlgebra(), MergeCommonSubexpressions(), RemoveDeadCode()),
-    1: (WriteInPlace(), SplitReduction()),
-    2: (
-        WidenProducts(),
-        FuseEpilogues(),
-        FuseAttention(),
-        ShareKeys(),
-        FoldStatic(),
-        FuseProducers(),
-        FuseEpilogues(),
-        GroupScatters(),
-        FuseSegments(),
-        FuseSiblings(),
-    ),
-    3: (
-        AssignLayouts(),
-        ReadCacheInPlace(),
-        SinkCopies(),
-        MergeSummedConvolutions(),
-        UseWinograd(),
-        LowerToIm2col(),
-        UseDots(),
-        PackWeights(),
-        RoundAsPacked(),
-        FoldChannelScales(),
-        FuseChannelStatistics(),
-        FuseProducers(convolved=True),
-        SplitReduction(leave_convolved=False),
-        PrepareStatic(),
-    ),
-    4: (
-        FuseConcatenatedWrites(),
-        OrderExecution(),
-        RunPerImage(),
-        ReuseSavedTensors(),
-        ReuseResultBuffers(),
-        KeepInPlace(),
-        PlanArena(),
-    ),
-}
+    What their costs depend on they ask the network's target.
+    """
+    return tuple(p for p in all_passes() if p.tier <= level) if level > 0 else ()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from dcir.errors import OptionError
 from dcir.ir.network import Network
 from dcir.ir.updates import settle
 from dcir.ir.verify import verify
-from dcir.transforms.base import Pass
+from dcir.transforms.base import Pass, Place
 
 
 @dataclass
@@ -48,6 +49,36 @@ def peak_bytes(net: Network) -> int:
     return net.memory.scratch_bytes({n: c.nbytes for n, c in net.containers.items() if c.role == "transient"})
 
 
+def check_order(passes: Sequence[Pass]) -> None:
+    """Hold a pipeline against what its passes declare.
+
+    Raises:
+        OptionError: an entry is no pass, or one stands before a pass it has to come after, or after one it has to come before.
+    """
+    for entry in cast("Sequence[object]", passes):  # pipelines are written by people
+        if not isinstance(entry, Pass):
+            hint = (
+                f"{entry.__name__}()"
+                if isinstance(entry, type)
+                else "an instance of a class that inherits from dcir.transforms.base.Pass"
+            )
+            raise OptionError(f"{entry!r} in a pipeline is no pass", where="pipeline", hint=hint)
+    names = [p.name for p in passes]
+    for number, p in enumerate(passes):
+        for other in (other for other in p.after if other in names and other not in names[:number]):
+            raise OptionError(
+                f"pass {p.name} has to run after {other}",
+                where=f"pipeline: {', '.join(names)}",
+                hint=f"put {p.name} behind {other}, or leave one of them out",
+            )
+        for other in (other for other in p.before if other in names[:number]):
+            raise OptionError(
+                f"pass {p.name} has to run before {other}",
+                where=f"pipeline: {', '.join(names)}",
+                hint=f"put {p.name} in front of {other}, or leave one of them out",
+            )
+
+
 def run_passes(
     net: Network,
     passes: Sequence[Pass],
@@ -70,22 +101,25 @@ def run_passes(
 
     Raises:
         InvalidGraph: a pass left the graph invalid.
-        OptionError: ``until`` names no pass of the pipeline.
+        OptionError: ``until`` names no pass of the pipeline, its order is not what its passes declare, or a pass rewrites what a
+            final one has settled.
     """
     if until is not None and until not in {p.name for p in passes}:
         raise OptionError(
             f"no pass {until!r} in this pipeline", details=[("passes", ", ".join(p.name for p in passes))]
         )
+    check_order(passes)
     if net.updates:
         settle(net)
     verify(net)
     if validate_each:
         net.validate()
     records = []
+    settled = ""
     traffic, count, peak = net.bytes_moved(), len(net.ops()), peak_bytes(net)
     for number, p in enumerate(passes, 1):
         start = time.perf_counter()
-        outcome = p.apply(net)
+        outcome = p.apply_at(net, Place.of(number - 1, passes))
         seconds = time.perf_counter() - start
         new = (net.bytes_moved(), len(net.ops()), peak_bytes(net)) if outcome.changed else (traffic, count, peak)
         records.append(
@@ -105,6 +139,13 @@ def run_passes(
         )
         traffic, count, peak = new
         if outcome.changed:
+            if settled and not p.final:
+                raise OptionError(
+                    f"pass {p.name} rewrites the graph after {settled} has settled what runs when and what lies where",
+                    where=f"pipeline: {', '.join(p.name for p in passes)}",
+                    hint=f"put {p.name} in front of {settled}",
+                )
+            settled = settled or (p.name if p.final else "")
             if net.updates:
                 settle(net)
             verify(net)

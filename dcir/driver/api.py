@@ -289,20 +289,22 @@ def profile_file(
 
 @dataclass(frozen=True)
 class PassInfo:
-    """A pass as `dcir passes` shows it."""
+    """A pass as `dcir passes` shows it; ``origin`` is "dcir", or the package that registered it."""
 
     name: str
     tier: int
     summary: str
     options: dict[str, Any]
+    origin: str = "dcir"
 
 
 def list_passes(level: int) -> list[PassInfo]:
     """The passes of a level in order."""
     from dcir.transforms.pipelines import pipeline
+    from dcir.transforms.registered import origin_of
 
     return [
-        PassInfo(p.name, p.tier, p.summary, {f.name: getattr(p, f.name) for f in dataclasses.fields(p)})
+        PassInfo(p.name, p.tier, p.summary, {f.name: getattr(p, f.name) for f in dataclasses.fields(p)}, origin_of(p))
         for p in pipeline(level)
     ]
 

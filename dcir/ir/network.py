@@ -241,6 +241,10 @@ class Network:
             self.state.add_node(self._access[name])
         return self._access[name]
 
+    def __contains__(self, op: object) -> bool:
+        """Whether an operator is still there."""
+        return op in self._operands
+
     def ops(self) -> list[Op]:
         """All operators in execution order."""
         return list(self._order)

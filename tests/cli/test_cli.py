@@ -49,6 +49,7 @@ class Pass:
     tier: int = 2
     summary: str = "fuses"
     options: object = None
+    origin: str = "dcir"
 
 
 @pytest.fixture
@@ -270,6 +271,15 @@ def test_passes(api):
     assert lines[0].split() == ["tier", "pass", "what", "it", "does", "options"]
     assert lines[1].split() == ["2", "fuse-epilogue", "fuses", "width=4"]
     assert json.loads(call("passes", "--json").output)["passes"][0]["options"] == {"width": 4}
+
+
+def test_passes_of_other_packages_say_where_they_come_from(api):
+    api.answer("list_passes", [Pass(), Pass("count", origin="counting 1.2")])
+    lines = call("passes").output.splitlines()
+    assert lines[0].split()[:3] == ["tier", "pass", "from"]
+    assert lines[1].split()[:3] == ["2", "fuse-epilogue", "dcir"]
+    assert lines[2].split()[:4] == ["2", "count", "counting", "1.2"]
+    assert [p["origin"] for p in json.loads(call("passes", "--json").output)["passes"]] == ["dcir", "counting 1.2"]
 
 
 def test_run_reads_by_name_or_in_order(api, model, tmp_path):

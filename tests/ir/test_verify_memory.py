@@ -10,8 +10,8 @@ from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.ir.verify_memory import Stay, _check_apart
 from dcir.ops.lowering import Lowering, Ref
+from dcir.transforms.tidy.prepare_static import PrepareStatic
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
-from dcir.transforms.tier4_movement.prepare_static import PrepareStatic
 from tests.transforms.build import binary, network, unary
 
 

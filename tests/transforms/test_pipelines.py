@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +13,17 @@ from torch.nn import functional as F
 
 from dcir.driver.verify.check import PassChecker
 from dcir.ir.memory_plan import ARENA
-from dcir.transforms.pipelines import TIERS, pipeline
-from dcir.transforms.runner import run_passes
+from dcir.transforms.pipelines import PASSES, pipeline
+from dcir.transforms.runner import PassRecord, check_order, run_passes
+from dcir.transforms.tidy import fold_constants
 from dcir.transforms.tier4_movement.memory.lifetimes import live_bytes_lower_bound
 from tests.harness import run_cpp
 from tests.transforms.imported import imported
 from tests.transforms.random_network import random_network
 
 pytestmark = pytest.mark.processor
+
+FOLDERS = ("tidy", "tier1_operator", "tier2_fusion", "tier3_layout", "tier4_movement")
 
 
 def rand(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -86,7 +91,58 @@ def test_random_networks(seed: int) -> None:
     run_passes(net, pipeline(4), after=PassChecker(net, seed), validate_each=True)
 
 
-def test_every_pass_has_a_name_a_summary_and_a_tier() -> None:
-    for tier, passes in TIERS.items():
-        for p in passes:
-            assert p.tier <= tier and p.name == p.name.lower() and p.summary.endswith(".")
+def test_every_pass_has_a_name_a_summary_and_the_tier_of_its_folder() -> None:
+    for p in PASSES:
+        folder = type(p).__module__.split(".")[-2]
+        assert folder == FOLDERS[p.tier], p.name
+        assert p.name == p.name.lower() and p.summary.endswith(".")
+    files = {
+        path.stem
+        for folder in FOLDERS
+        for path in Path(fold_constants.__file__).parents[1].joinpath(folder).glob("*.py")
+        if path.stem != "__init__"
+    }
+    assert files == {p.name.replace("-", "_") for p in PASSES}, "a pass that no level runs"
+
+
+def test_levels_run_the_passes_of_their_tiers_in_one_order() -> None:
+    assert pipeline(0) == ()
+    whole = pipeline(4)
+    assert [type(p) for p in whole] == [type(p) for p in PASSES]
+    for level in (1, 2, 3):
+        passes = pipeline(level)
+        check_order(passes)
+        assert {p.tier for p in passes} == set(range(level + 1))
+        assert passes == tuple(p for p in whole if p.tier <= level)
+
+
+def test_no_option_of_a_pass_says_where_it_stands() -> None:
+    runs = Counter(p.name for p in PASSES)
+    for name in (name for name, number in runs.items() if number > 1):
+        first, *more = (p for p in PASSES if p.name == name)
+        assert all(p == first for p in more), name
+
+
+def test_sums_over_a_convolution_stay_whole_until_it_had_its_chance() -> None:
+    """They are split where no later pass wants them, and get later stages once that has left them."""
+
+    def statistics(x: Any, w: Any) -> torch.Tensor:
+        y = F.conv2d(x, w, padding=1)
+        return (y - y.mean((0, 2, 3), keepdim=True)).relu()
+
+    def records(level: int, form: torch.memory_format) -> dict[str, list[PassRecord]]:
+        image = rand(4, 16, 48, 48).to(memory_format=form)
+        done: dict[str, list[PassRecord]] = {}
+        for r in run_passes(imported(statistics, image, rand(16, 16, 3, 3, scale=0.1)).network, pipeline(level)):
+            done.setdefault(r.name, []).append(r)
+        return done
+
+    alone = records(1, torch.channels_last)
+    assert [r.changed for r in alone["split-reduction"]] == [1, 0] and not alone["split-reduction"][0].refused
+    taken = records(2, torch.channels_last)
+    assert taken["split-reduction"][0].refused == {"a convolution may take the sums": 1}
+    assert [r.changed for r in taken["fuse-channel-statistics"]] == [1]
+    left = records(2, torch.contiguous_format)  # its tiles hold no channels side by side
+    assert [r.changed for r in left["fuse-channel-statistics"]] == [0]
+    assert left["fuse-producers"][0].refused["a convolution may take the sums"]
+    assert left["fuse-producers"][1].changed == 1

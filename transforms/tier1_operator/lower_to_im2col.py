@@ -13,8 +13,9 @@ next to them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
@@ -29,11 +30,21 @@ from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.unfolding import depth, fold, positions, unfold
-from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.rule import Rule
+
+_Unfolded = dict[tuple[Operand, LoopNest], Operand]
+
+
+class _Known(NamedTuple):
+    """What runs before the calls, what is static, and the images that were unfolded already."""
+
+    ready: set[Op]
+    static: set[str]
+    unfolded: _Unfolded
 
 
 @dataclass(frozen=True)
-class LowerToIm2col(Pass):
+class LowerToIm2col(Rule[_Known, Op]):
     """Rewrite such convolutions, forward and backward.
 
     Attributes:
@@ -41,46 +52,40 @@ class LowerToIm2col(Pass):
         least: fewest elements of the weights; below it nothing is to be gained.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 1
     channels: int = 8
     least: int = 1 << 16
 
-    def apply(self, net: Network) -> PassResult:
-        """Visit every convolution whose weights are not static."""
-        outcome = PassResult()
+    def survey(self, net: Network) -> _Known:
+        """What is static."""
         ready = net.preparable()
-        static = net.static_containers(ready)
-        unfolded: dict[tuple[Operand, LoopNest], Operand] = {}
-        for op in net.ops():
-            spec, ins = op.spec, net.ins(op)
-            if op in ready or not isinstance(spec, ConvolutionSpec) or spec.panel or spec.winograd:
-                continue
-            if math.prod(spec.kernel) == 1:
-                continue
-            if spec.kind != "backward_weight" and ins[1].data in static:
-                outcome.refuse("its weights are packed once")
-                continue
-            refusal = self._unfit(spec)
-            if refusal is not None:
-                outcome.refuse(refusal)
-                continue
-            {"forward": _forward, "backward_data": _data, "backward_weight": _weight}[spec.kind](
-                net, op, unfolded, self.name
-            )
-            outcome.changed += 1
-        return outcome
+        return _Known(ready, net.static_containers(ready), {})
 
-    def _unfit(self, spec: ConvolutionSpec) -> Refusal | None:
+    def pattern(self, net: Network, op: Op, known: _Known) -> Op | None:
+        """A convolution of several taps, in no form of its own."""
+        spec = op.spec
+        if op in known.ready or not isinstance(spec, ConvolutionSpec) or spec.panel or spec.winograd:
+            return None
+        return op if math.prod(spec.kernel) != 1 else None
+
+    def check(self, net: Network, match: Op, known: _Known) -> Refusal | int:
+        """It saves what a kernel would reorder in every call, which no operator's traffic tells."""
+        spec = match.known(ConvolutionSpec)
+        if spec.kind != "backward_weight" and net.ins(match)[1].data in known.static:
+            return Refusal("its weights are packed once")
         if spec.groups != 1 or spec.dtype not in FLOATS:
             return Refusal("it has groups, or a half type")
         if spec.cout < self.channels * positions(spec) or spec.cout * depth(spec) < self.least:
             return Refusal("it has too many results for its weights")
         if _order(spec) is None:
             return Refusal("the weights of one output channel do not lie together")
-        return None
+        return 0
 
-
-_Unfolded = dict[tuple[Operand, LoopNest], Operand]
+    def rewrite(self, net: Network, match: Op, known: _Known) -> Sequence[Op]:
+        """A product, and the programs around it."""
+        kinds = {"forward": _forward, "backward_data": _data, "backward_weight": _weight}
+        kinds[match.known(ConvolutionSpec).kind](net, match, known.unfolded, self.name)
+        return ()
 
 
 def _order(spec: ConvolutionSpec) -> tuple[int, ...] | None:

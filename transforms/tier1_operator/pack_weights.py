@@ -50,7 +50,8 @@ class PackWeights(Pass):
         least_filled: share of a panel that the output channels of a group must fill.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 1
+    after: ClassVar[tuple[str, ...]] = ("widen-products", "use-winograd", "lower-to-im2col", "use-dots")
     least_filled: float = 0.5
 
     def apply(self, net: Network) -> PassResult:

@@ -23,15 +23,14 @@ from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.refusal import Refusal
 from dcir.ir.statements import Access, Load, Reduce, Statement, Store
 from dcir.ir.types import compute_type
-from dcir.ops.library.convolution_statistics import sums_convolved
-from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.base import Pass, PassResult, Place
 
 _STORED = {"f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"}
 
 
 @dataclass(frozen=True)
 class SplitReduction(Pass):
-    """Split the inner loops of reductions.
+    """Split the inner loops of reductions, but for those that a later pass of the pipeline reserves.
 
     Attributes:
         min_inner: least number of inner points per result.
@@ -40,8 +39,6 @@ class SplitReduction(Pass):
         max_jobs: most jobs that a program may have already; None: those that keep the target busy.
         chunk: points per job of the first step, about.
         max_chunks: most partial results per result.
-        leave_convolved: leave alone what sums a convolution's result channel by channel: the convolution may do that
-            (``fuse_channel_statistics.py``).
     """
 
     tier: ClassVar[int] = 1
@@ -51,10 +48,13 @@ class SplitReduction(Pass):
     max_jobs: int | None = None
     chunk: int = 16384
     max_chunks: int = 1024
-    leave_convolved: bool = True
 
     def apply(self, net: Network) -> PassResult:
         """Visit every program with inner loops."""
+        return self.apply_at(net, Place())
+
+    def apply_at(self, net: Network, place: Place) -> PassResult:
+        """The same, but for what is reserved."""
         outcome = PassResult()
         for op in net.ops():
             p = op.spec
@@ -64,8 +64,9 @@ class SplitReduction(Pass):
                 continue
             if not any(isinstance(s, Reduce) for s in p.body):
                 continue
-            if self.leave_convolved and sums_convolved(net, op):
-                outcome.refuse("a convolution may take its sums")
+            reserved = place.reserved(net, op)
+            if reserved is not None:
+                outcome.refuse(reserved)
                 continue
             reason = self._split(net, op, collapse(drop_unit_loops(p)))
             if reason is None:

@@ -8,47 +8,65 @@ widened product does: twice the multiplications per second. What an operand hold
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
+from dcir.ir.refusal import Refusal
 from dcir.ir.statements import Narrow, Read, Store
 from dcir.ops.library.contraction import ContractionSpec, pairs_pay
-from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.rule import Rule
 
 _HALF = "bf16"
 
 
+@dataclass
+class _Operands:
+    """What is known of containers: which operators run before the calls, what is static, what holds nothing but bf16's numbers."""
+
+    ready: set[Op]
+    static: set[str]
+    halves: dict[str, bool] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
-class UseDots(Pass):
+class UseDots(Rule[_Operands | None, Op]):
     """Mark the products to be multiplied in pairs, where the processor has the instruction."""
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 1
+    after: ClassVar[tuple[str, ...]] = ("widen-products",)
 
-    def apply(self, net: Network) -> PassResult:
-        """Visit every product of f32."""
-        outcome = PassResult()
+    def survey(self, net: Network) -> _Operands | None:
+        """What is static; None without the instruction, for which nothing is done."""
         if not target_of(net).machine.isa.dots:
-            return outcome
+            return None
         ready = net.preparable()
-        static = net.static_containers(ready)
-        known: dict[str, bool] = {}
-        for op in net.ops():
-            spec = op.spec
-            if not isinstance(spec, ContractionSpec) or spec.dtype != "f32" or spec.panel or spec.dots or op in ready:
-                continue
-            if not all(_holds_halves(net, o, known) for o in net.ins(op)[:2]):
-                continue
-            if not any(o.data in static for o in net.ins(op)[:2]) and not pairs_pay(spec):
-                outcome.refuse("turning both operands into pairs would take longer than is saved")
-                continue
-            net.rewire(op, replace(spec, dots=True), net.ins(op), net.outs(op))
-            outcome.changed += 1
-        return outcome
+        return _Operands(ready, net.static_containers(ready))
+
+    def pattern(self, net: Network, op: Op, known: _Operands | None) -> Op | None:
+        """A product of f32, in no form of its own, of two operands of bf16's numbers."""
+        spec = op.spec
+        if known is None or not isinstance(spec, ContractionSpec) or op in known.ready:
+            return None
+        plain = spec.dtype == "f32" and not spec.panel and not spec.dots
+        return op if plain and all(_holds_halves(net, o, known.halves) for o in net.ins(op)[:2]) else None
+
+    def check(self, net: Network, match: Op, known: _Operands | None) -> Refusal | int:
+        """It saves time, and moves what it moved."""
+        assert known is not None
+        static = any(o.data in known.static for o in net.ins(match)[:2])
+        if not static and not pairs_pay(match.known(ContractionSpec)):
+            return Refusal("turning both operands into pairs would take longer than is saved")
+        return 0
+
+    def rewrite(self, net: Network, match: Op, known: _Operands | None) -> Sequence[Op]:
+        """Mark the product."""
+        net.rewire(match, replace(match.known(ContractionSpec), dots=True), net.ins(match), net.outs(match))
+        return ()
 
 
 def _holds_halves(net: Network, operand: Operand, known: dict[str, bool]) -> bool:

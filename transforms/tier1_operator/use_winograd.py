@@ -42,7 +42,7 @@ class UseWinograd(Pass):
             0.67 and more where the direct form was faster by 10 to 17 %, and below that the other was by up to 19 %.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 1
     tiles: tuple[tuple[int, int], ...] = ((2, 4), (4, 2), (2, 2))
     gain: float = 0.9
     unit_gain: float = 0.65

@@ -15,48 +15,61 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.refusal import Refusal
 from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.product import Product, packs_much
 from dcir.ops.pages.pointwise import rounded
-from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.rule import Rule
 
 _Widened = dict[tuple[Operand, tuple[tuple[int, int], ...]], Operand]
 
 
+class _Half(NamedTuple):
+    """A product of a half type."""
+
+    op: Op
+    spec: Product
+
+
 @dataclass(frozen=True)
-class WidenProducts(Pass):
+class WidenProducts(Rule[_Widened, _Half]):
     """Matrix products and convolutions of bf16 and f16 in f32."""
 
-    tier: ClassVar[int] = 2
+    tier: ClassVar[int] = 1
 
-    def apply(self, net: Network) -> PassResult:
-        """Visit every product; what several of them read in the same way is widened once."""
-        outcome = PassResult()
-        widened: _Widened = {}
-        for op in net.ops():
-            spec = op.spec
-            if not isinstance(spec, ContractionSpec | ConvolutionSpec) or spec.dtype not in HALVES:
-                continue
-            if spec.panel or spec.epilogue is not None:
-                outcome.refuse("the product has a form of its own already")
-            elif not spec.operations() or not all(map(math.prod, spec.shapes)):
-                outcome.refuse("the product is empty")
-            else:
-                self._widen(net, op, spec, widened)
-                outcome.changed += 1
-        return outcome
+    def survey(self, net: Network) -> _Widened:
+        """What several products read in the same way is widened once."""
+        return {}
 
-    def _widen(self, net: Network, op: Op, spec: Product, widened: _Widened) -> None:
+    def pattern(self, net: Network, op: Op, known: _Widened) -> _Half | None:
+        """A product of a half type."""
+        spec = op.spec
+        if not isinstance(spec, ContractionSpec | ConvolutionSpec) or spec.dtype not in HALVES:
+            return None
+        return _Half(op, spec)
+
+    def check(self, net: Network, match: _Half, known: _Widened) -> Refusal | int:
+        """It saves conversions, not traffic."""
+        spec = match.spec
+        if spec.panel or spec.epilogue is not None:
+            return Refusal("the product has a form of its own already")
+        if not spec.operations() or not all(map(math.prod, spec.shapes)):
+            return Refusal("the product is empty")
+        return 0
+
+    def rewrite(self, net: Network, match: _Half, known: _Widened) -> Sequence[Op]:
+        """Operands in f32; the result rounded by an epilogue, or by a program after it."""
+        (op, spec), widened = match, known
         ins, (out,) = net.ins(op), net.outs(op)
         reads, written = _windows(spec)
         new: dict[str, Any] = {"types": alike("f32")}
@@ -74,13 +87,14 @@ class WidenProducts(Pass):
                 new["bias"] = False
             body.store(body.output(spec.dtype), strides, value)
             net.rewire(op, replace(spec, **new, epilogue=body.finish()), ins, [out])
-            return
+            return ()
         new[written] = _dense(shape, strides)
         temporary = Operand(net.add_container([n for n, _ in _walk(shape, strides)], "f32"))
         before = _next(net, op)
         net.rewire(op, replace(spec, **new), ins, [temporary])
         narrowed = _converted("f32", spec.dtype, shape, new[written], strides)
         net.add_op(narrowed, [temporary], [out], origin=op.origin, made_by=self.name, before=before)
+        return ()
 
     def _wide(
         self, net: Network, op: Op, source: Operand, shape: Sequence[int], strides: Sequence[int], widened: _Widened

@@ -10,6 +10,7 @@ reading and writing, less the weights'.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -26,7 +27,7 @@ from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import reorder_epilogue
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panels
-from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.rule import Rule
 
 MOST = 8.0
 """The largest scale."""
@@ -36,12 +37,15 @@ class Scaling(NamedTuple):
     """A program that scales the channels of a convolution's image.
 
     Attributes:
-        op: the operator.
+        product, spec: the convolution.
+        op: the program.
         x, scale: its operands.
         steps: strides of x over the convolution's (n, channel, *positions).
         scale_steps: strides of the scale over (n, channel).
     """
 
+    product: Op
+    spec: ConvolutionSpec
     op: Op
     x: Operand
     scale: Operand
@@ -50,37 +54,37 @@ class Scaling(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FoldChannelScales(Pass):
+class FoldChannelScales(Rule[None, Scaling]):
     """Move such scales over to the weights.
 
     Attributes:
         least: positions of an image per output channel.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 2
+    after: ClassVar[tuple[str, ...]] = ("pack-weights",)
     least: float = 1.5
 
-    def apply(self, net: Network) -> PassResult:
-        """Visit every convolution with packed weights."""
-        outcome = PassResult()
-        for op in net.ops():
-            spec = op.spec
-            if not isinstance(spec, ConvolutionSpec) or not _pointwise(spec):
-                continue
-            found = _scaling(net, op, spec)
-            if found is None:
-                continue
-            refusal = found if isinstance(found, Refusal) else self._unfit(net, spec)
-            if refusal is not None:
-                outcome.refuse(refusal)
-                continue
-            assert isinstance(found, Scaling)
-            outcome.changed += 1
-            outcome.saved_bytes += found.op.spec.bytes_moved()
-            outcome.saved_bytes -= self._move(net, op, spec, found)
-        return outcome
+    def survey(self, net: Network) -> None:
+        """Convolutions have nothing in common."""
 
-    def _unfit(self, net: Network, spec: ConvolutionSpec) -> Refusal | None:
+    def pattern(self, net: Network, op: Op, known: None) -> Scaling | None:
+        """A 1 x 1 convolution with packed weights, of an image whose channels one program scales."""
+        spec = op.spec
+        return _scaling(net, op, spec) if isinstance(spec, ConvolutionSpec) and _pointwise(spec) else None
+
+    def check(self, net: Network, match: Scaling, known: None) -> Refusal | int:
+        """What scaling the image moves, less what scaling the weights does."""
+        spec, image = match.spec, net.ins(match.product)[0]
+        shown = net.containers[image.data].role != "transient" or image.data in net.result_containers()
+        if shown or net.readers(image.data) != [match.product]:
+            return Refusal("others read the scaled image")
+        if net.outs(match.op)[0] != image:
+            return Refusal("the image is a part of what is scaled")
+        if not _small(net, match.scale):
+            return Refusal("the scale is not known to be small")
+        if match.steps[1] != 1 and spec.cin > 1:
+            return Refusal("the image's channels do not lie together")
         if math.prod(spec.out_size) < self.least * spec.panel * panels(spec.cout, spec.panel):
             return Refusal("the image has too few positions for its weights")
         unit = target_of(net).costs.matrix_unit
@@ -88,29 +92,36 @@ class FoldChannelScales(Pass):
             sizes = math.prod(spec.out_size), spec.cout, spec.cin
             if unit.wins(1, spec.n * sizes[0], *sizes[1:]) and not unit.wins(1, *sizes):
                 return Refusal("the matrix unit wants all images in one product")
-        return None
+        return match.op.spec.bytes_moved() - _weights(match).bytes_moved()
 
-    def _move(self, net: Network, op: Op, spec: ConvolutionSpec, found: Scaling) -> int:
-        """Rewrite; the bytes that scaling the weights moves."""
-        shape = spec.n, panels(spec.cout, spec.panel), spec.cin, spec.panel
-        body = LoopNestBuilder(shape)
-        w, s, u = body.input(spec.dtype), body.input(spec.dtype), body.output(spec.dtype)
-        scale = body.load(s, (found.scale_steps[0], 0, found.scale_steps[1], 0))
-        body.store(u, contiguous(shape), body.load(w, (0, *contiguous(shape[1:]))) * scale)
-        program = order_loops(drop_unit_loops(body.finish()))
+    def rewrite(self, net: Network, match: Scaling, known: None) -> Sequence[Op]:
+        """Weights of their own for every image."""
+        op, program = match.product, _weights(match)
         ins, outs = net.ins(op), net.outs(op)
-        weights = Operand(net.add_container(shape, spec.dtype))
-        net.add_op(program, [ins[1], found.scale], [weights], origin=found.op.origin, made_by=self.name, before=op)
-        made = (
-            replace(spec, x=found.steps)
-            if spec.n == 1
-            else _product(replace(spec, x=found.steps), contiguous(shape)[0])
-        )
-        net.rewire(op, made, [found.x, weights, *ins[2:]], outs, made_by=self.name)
-        data = net.outs(found.op)[0].data
-        net.remove_op(found.op)
+        weights = Operand(net.add_container(_packed(match.spec), match.spec.dtype))
+        net.add_op(program, [ins[1], match.scale], [weights], origin=match.op.origin, made_by=self.name, before=op)
+        spec = replace(match.spec, x=match.steps)
+        made = spec if spec.n == 1 else _product(spec, contiguous(_packed(spec))[0])
+        net.rewire(op, made, [match.x, weights, *ins[2:]], outs, made_by=self.name)
+        data = net.outs(match.op)[0].data
+        net.remove_op(match.op)
         net.remove_container(data)
-        return program.bytes_moved()
+        return ()
+
+
+def _packed(spec: ConvolutionSpec) -> tuple[int, ...]:
+    """The shape of packed weights for every image."""
+    return spec.n, panels(spec.cout, spec.panel), spec.cin, spec.panel
+
+
+def _weights(match: Scaling) -> LoopNest:
+    """The program that scales the weights."""
+    spec, shape = match.spec, _packed(match.spec)
+    body = LoopNestBuilder(shape)
+    w, s, u = body.input(spec.dtype), body.input(spec.dtype), body.output(spec.dtype)
+    scale = body.load(s, (match.scale_steps[0], 0, match.scale_steps[1], 0))
+    body.store(u, contiguous(shape), body.load(w, (0, *contiguous(shape[1:]))) * scale)
+    return order_loops(drop_unit_loops(body.finish()))
 
 
 def _pointwise(spec: ConvolutionSpec) -> bool:
@@ -126,7 +137,7 @@ def _pointwise(spec: ConvolutionSpec) -> bool:
     )
 
 
-def _scaling(net: Network, op: Op, spec: ConvolutionSpec) -> Scaling | Refusal | None:
+def _scaling(net: Network, op: Op, spec: ConvolutionSpec) -> Scaling | None:
     """What scales the convolution's image; None if nothing does."""
     image = net.ins(op)[0]
     writers = net.writers(image.data)
@@ -148,21 +159,14 @@ def _scaling(net: Network, op: Op, spec: ConvolutionSpec) -> Scaling | Refusal |
     if fixed.count(True) != 1:
         return None
     scale, x = loads[fixed.index(True)], loads[fixed.index(False)]
-    container = net.containers[image.data]
-    if container.role != "transient" or image.data in net.result_containers() or net.readers(image.data) != [op]:
-        return Refusal("others read the scaled image")
-    if net.outs(writers[0])[0] != image:
-        return Refusal("the image is a part of what is scaled")
-    if not _small(net, ins[scale.operand]):
-        return Refusal("the scale is not known to be small")
     rank = 2 + len(spec.kernel)
     steps, scale_steps = [0] * rank, [0] * rank
     for d, t, u in zip(walked, x.strides, scale.strides, strict=True):
         if d is not None:
             steps[d], scale_steps[d] = t, u
-    if steps[1] != 1 and spec.cin > 1:
-        return Refusal("the image's channels do not lie together")
-    return Scaling(writers[0], ins[x.operand], ins[scale.operand], tuple(steps), (scale_steps[0], scale_steps[1]))
+    return Scaling(
+        op, spec, writers[0], ins[x.operand], ins[scale.operand], tuple(steps), (scale_steps[0], scale_steps[1])
+    )
 
 
 def _dimensions(p: LoopNest, stored: tuple[int, ...], spec: ConvolutionSpec) -> list[int | None] | None:

@@ -22,7 +22,13 @@ from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
 from dcir.ir.statements import Load, Reduce, Store
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.convolution_statistics import LEAST_BYTES, ConvolutionStatisticsSpec, over, refused_as_sums
+from dcir.ops.library.convolution_statistics import (
+    LEAST_BYTES,
+    ConvolutionStatisticsSpec,
+    over,
+    refused_as_sums,
+    sums_convolved,
+)
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.transforms.base import Pass, PassResult
 
@@ -36,7 +42,8 @@ class FuseChannelStatistics(Pass):
         max_operands: most operands of the program.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 2
+    after: ClassVar[tuple[str, ...]] = ("assign-layouts", "lower-to-im2col", "pack-weights", "use-winograd")
     min_bytes: int = LEAST_BYTES
     max_operands: int = 20
 
@@ -59,6 +66,10 @@ class FuseChannelStatistics(Pass):
                     break
                 outcome.refuse(reason)
         return outcome
+
+    def reserves(self, net: Network, op: Op) -> Refusal | None:
+        """Sums over a convolution's result: with later stages, or in parts, they could not join it once layouts are chosen."""
+        return Refusal("a convolution may take the sums") if sums_convolved(net, op) else None
 
     def _try(self, net: Network, product: Op, consumer: Op, read: Operand, position: dict[Op, float]) -> Refusal | None:
         """Move ``consumer`` into ``product``; the reason why not."""

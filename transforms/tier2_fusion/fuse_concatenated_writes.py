@@ -43,7 +43,7 @@ class FuseConcatenatedWrites(Pass):
         most_statements: most statements of one kernel.
     """
 
-    tier: ClassVar[int] = 4
+    tier: ClassVar[int] = 2
     most_bytes: int = 512
     least_rows: int = 64
     most_parts: int = 32

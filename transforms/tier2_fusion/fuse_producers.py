@@ -23,8 +23,7 @@ from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
 from dcir.ir.scalars import COSTLY
 from dcir.ir.statements import Gather, Index, Reduce, Store
-from dcir.ops.library.convolution_statistics import sums_convolved
-from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.base import Pass, PassResult, Place
 
 
 @dataclass
@@ -74,6 +73,8 @@ class _Progress:
 class FuseProducers(Pass):
     """Vertical fusion of loop nests.
 
+    What a later pass of the pipeline reserves gets no more stages. A second run after that pass takes up what it has left.
+
     Attributes:
         max_operands: most operands of a fused kernel.
         max_statements: most statements of a fused kernel.
@@ -82,8 +83,6 @@ class FuseProducers(Pass):
         block_bytes: the same of all rows that one job sums side by side, where memory runs along them; None likewise.
         max_repeated: most statements of a value that every reader computes itself.
         min_rows: least outer points of a reduction that gets later stages; fewer rows would starve the threads.
-        convolved: whether to visit nothing but sums over a convolution's result, and leave nothing else alone than them: the
-            convolution may take them (``fuse_channel_statistics.py``), and what is left of them gets its later stages after that.
     """
 
     tier: ClassVar[int] = 2
@@ -93,32 +92,39 @@ class FuseProducers(Pass):
     block_bytes: int | None = None
     max_repeated: int = 24
     min_rows: int = 16
-    convolved: bool = False
 
     def apply(self, net: Network) -> PassResult:
         """Fuse until nothing more fits, consumers in execution order."""
+        return self.apply_at(net, Place())
+
+    def apply_at(self, net: Network, place: Place) -> PassResult:
+        """The same, but for what is reserved; only what was reserved if passes that did so have run since."""
         outcome = PassResult()
         progress = _Progress({op: float(i) for i, op in enumerate(net.ops())}, net.result_containers())
         static = net.preparable()
         for op in net.ops():
             current: Op | None = op if op in progress.position else None
             while current is not None and isinstance(current.spec, LoopNest):
-                new = self._grow(net, current, progress, static, outcome)
+                new = self._grow(net, current, progress, static, place, outcome)
                 if new is not None and current in static:
                     static.add(new)
                 current = new
         return outcome
 
-    def _grow(self, net: Network, consumer: Op, progress: _Progress, static: set[Op], outcome: PassResult) -> Op | None:
+    def _grow(
+        self, net: Network, consumer: Op, progress: _Progress, static: set[Op], place: Place, outcome: PassResult
+    ) -> Op | None:
         """Fuse one producer into ``consumer``; the fused operator, or None if none fits."""
         for data in dict.fromkeys(o.data for o in net.ins(consumer)):
             writers = net.writers(data)
             if len(writers) != 1 or not isinstance(writers[0].spec, LoopNest) or writers[0] is consumer:
                 continue
-            if sums_convolved(net, writers[0]) != self.convolved and (
-                self.convolved or consumer.known(LoopNest).points() >= writers[0].spec.points()
-            ):
-                outcome.refuse("a convolution may take the sums")
+            if place.since and not place.released(net, writers[0]):
+                continue
+            # A smaller reader only makes something of the result, which whoever takes the producer can do as well.
+            whole = consumer.known(LoopNest).points() >= writers[0].spec.points()
+            if whole and (reserved := place.reserved(net, writers[0])) is not None:
+                outcome.refuse(reserved)
                 continue
             if (
                 writers[0] in static

@@ -58,7 +58,9 @@ class MergeSummedConvolutions(Pass):
             None likewise.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 2
+    after: ClassVar[tuple[str, ...]] = ("fuse-epilogues",)
+    before: ClassVar[tuple[str, ...]] = ("use-winograd", "pack-weights")
     max_weights: int | None = None
     max_images: int | None = None
 

@@ -9,8 +9,9 @@ packs them in every call anyway. Others may read them where they lie, and read t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
@@ -22,66 +23,83 @@ from dcir.ir.statements import Load, Narrow, Store
 from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec, rows_suit
 from dcir.ops.library.packing import strides_at_source
-from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.rule import Rule
+
+
+class _Rounding(NamedTuple):
+    """A product, and the program that rounds its right operand ``b``: ``load`` (None: what is computed), ``narrow``, ``store``."""
+
+    op: Op
+    spec: ContractionSpec
+    maker: Op
+    b: Operand
+    load: Load | None
+    narrow: Narrow
+    store: Store
 
 
 @dataclass(frozen=True)
-class RoundAsPacked(Pass):
+class RoundAsPacked(Rule[set[Op], _Rounding]):
     """The rounding of right operands into the packing of products.
 
     Attributes:
         least_rows: of a product, for which its right operand is packed in every call.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 2
+    after: ClassVar[tuple[str, ...]] = ("widen-products", "pack-weights")
     least_rows: int = 128
 
-    def apply(self, net: Network) -> PassResult:
-        """Visit every product that packs its right operand in every call."""
-        outcome = PassResult()
-        ready = net.preparable()
-        for op in net.ops():
-            spec = op.spec
-            if not isinstance(spec, ContractionSpec) or spec.dtype != "f32" or spec.panel or spec.rounds:
-                continue
-            writers = net.writers(net.ins(op)[1].data)
-            if len(writers) != 1 or writers[0] in ready or not isinstance(writers[0].spec, LoopNest):
-                continue
-            done = self._round(net, op, spec, writers[0])
-            if isinstance(done, Refusal):
-                outcome.refuse(done)
-            elif done:
-                outcome.changed += 1
-                outcome.saved_bytes += 8 * spec.n * spec.k
-        return outcome
+    def survey(self, net: Network) -> set[Op]:
+        """What is computed before the calls."""
+        return net.preparable()
 
-    def _round(self, net: Network, op: Op, spec: ContractionSpec, maker: Op) -> bool | Refusal:
-        """Let ``op`` read what ``maker`` rounds; whether it does, False if that rounds nothing."""
-        p, outs, (a, b, *rest) = maker.known(LoopNest), net.outs(maker), net.ins(op)
+    def pattern(self, net: Network, op: Op, known: set[Op]) -> _Rounding | None:
+        """A product of f32 whose right operand one program makes in every call, and rounds as it stores it."""
+        spec = op.spec
+        if not isinstance(spec, ContractionSpec) or spec.dtype != "f32" or spec.panel or spec.rounds:
+            return None
+        b = net.ins(op)[1]
+        writers = net.writers(b.data)
+        if len(writers) != 1 or writers[0] in known or not isinstance(writers[0].spec, LoopNest):
+            return None
+        p, outs = writers[0].spec, net.outs(writers[0])
         stores = [s for s in p.body if isinstance(s, Store) and outs[s.operand] == b]
         if p.inner or len(stores) != 1 or stores[0].dtype != "f32":
-            return False
-        value = p.body[stores[0].args[0]]
-        if not isinstance(value, Narrow) or value.storage not in HALVES:
-            return False
-        load = p.body[value.args[0]]
-        if not isinstance(load, Load) or load.args or p.inputs[load.operand] != "f32":
+            return None
+        narrow = p.body[stores[0].args[0]]
+        if not isinstance(narrow, Narrow) or narrow.storage not in HALVES:
+            return None
+        source = p.body[narrow.args[0]]
+        load = source if isinstance(source, Load) and not source.args and p.inputs[source.operand] == "f32" else None
+        return _Rounding(op, spec, writers[0], b, load, narrow, stores[0])
+
+    def check(self, net: Network, match: _Rounding, known: set[Op]) -> Refusal | int:
+        """The rounded copy is written and read no more."""
+        spec = match.spec
+        if match.load is None:
             return Refusal("what is rounded is computed first")
         rows = spec.m * math.prod(n for n, s in zip(spec.batch, spec.b, strict=False) if not s)
         isa = target_of(net).machine.isa
         if not spec.dots and (spec.epilogue is None or rows < self.least_rows or rows_suit(spec, isa)):
             return Refusal("the product may read its operand where it lies")
-        if net.readers(b.data) != [op] or b.data in net.result_containers():
+        if net.readers(match.b.data) != [match.op] or match.b.data in net.result_containers():
             return Refusal("others read the rounded operand too")
-        strides = strides_at_source(spec.shapes[1], spec.b, p.outer, load.strides, stores[0].strides)
-        if strides is None:
+        if _strides(match, match.load) is None:
             return Refusal("the product walks the operand in other dimensions than its rounding")
-        source = net.ins(maker)[load.operand]
-        net.rewire(
-            op, replace(spec, b=strides, rounds=value.storage), [a, source, *rest], outs=net.outs(op), made_by=self.name
-        )
-        self._leave_out(net, maker, b)
-        return True
+        return 8 * spec.n * spec.k
+
+    def rewrite(self, net: Network, match: _Rounding, known: set[Op]) -> Sequence[Op]:
+        """Let the product read what is rounded."""
+        op, maker, load = match.op, match.maker, match.load
+        strides = _strides(match, load) if load is not None else None
+        assert load is not None and strides is not None, "checked"
+        ins = net.ins(op)
+        ins[1] = net.ins(maker)[load.operand]
+        made = replace(match.spec, b=strides, rounds=match.narrow.storage)
+        net.rewire(op, made, ins, net.outs(op), made_by=self.name)
+        self._leave_out(net, maker, match.b)
+        return ()
 
     def _leave_out(self, net: Network, maker: Op, b: Operand) -> None:
         """What nobody reads is not stored."""
@@ -93,3 +111,9 @@ class RoundAsPacked(Pass):
             lean = compact(rest, ins, outs)
             net.rewire(maker, lean.program, lean.ins, lean.outs)
         net.remove_container(b.data)
+
+
+def _strides(match: _Rounding, load: Load) -> tuple[int, ...] | None:
+    """Of the product's operand where it lies unrounded; None if it is not walked as it was rounded."""
+    p, spec = match.maker.known(LoopNest), match.spec
+    return strides_at_source(spec.shapes[1], spec.b, p.outer, load.strides, match.store.strides)

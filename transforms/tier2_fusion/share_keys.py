@@ -47,6 +47,7 @@ class ShareKeys(Pass):
     """Let attentions read repeated keys and values before they are repeated."""
 
     tier: ClassVar[int] = 2
+    after: ClassVar[tuple[str, ...]] = ("fuse-attention",)
 
     def apply(self, net: Network) -> PassResult:
         """Look at every attention."""

@@ -52,6 +52,7 @@ class ReadCacheInPlace(Pass):
     """Let attentions read joined keys and values before they are joined."""
 
     tier: ClassVar[int] = 3
+    after: ClassVar[tuple[str, ...]] = ("fuse-attention", "share-keys")
 
     def apply(self, net: Network) -> PassResult:
         """Look at every attention whose keys and values are written by a copy and others."""

@@ -28,6 +28,8 @@ class KeepInPlace(Pass):
     """Drop the copies of elements of updated inputs to themselves."""
 
     tier: ClassVar[int] = 4
+    after: ClassVar[tuple[str, ...]] = ("write-in-place", "reuse-saved-tensors", "reuse-result-buffers")
+    final: ClassVar[bool] = True
 
     def apply(self, net: Network) -> PassResult:
         """Visit the writers of updates."""

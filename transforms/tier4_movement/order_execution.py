@@ -33,6 +33,7 @@ class OrderExecution(Pass):
     """
 
     tier: ClassVar[int] = 4
+    final: ClassVar[bool] = True
     least_gain: float = 0.02
 
     def apply(self, net: Network) -> PassResult:

@@ -42,6 +42,14 @@ class PlanArena(Pass):
     """
 
     tier: ClassVar[int] = 4
+    after: ClassVar[tuple[str, ...]] = (
+        "prepare-static",
+        "order-execution",
+        "run-per-image",
+        "reuse-saved-tensors",
+        "reuse-result-buffers",
+    )
+    final: ClassVar[bool] = True
     alignment: int = ALIGNMENT
 
     def apply(self, net: Network) -> PassResult:

@@ -35,6 +35,8 @@ class ReuseResultBuffers(Pass):
     """
 
     tier: ClassVar[int] = 4
+    after: ClassVar[tuple[str, ...]] = ("reuse-saved-tensors",)
+    final: ClassVar[bool] = True
     least: int = 1 << 20
     alignment: int = ALIGNMENT
 

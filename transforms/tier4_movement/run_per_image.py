@@ -36,6 +36,8 @@ class RunPerImage(Pass):
     """Find runs worth walking image by image, by the target's memories and what its products cost."""
 
     tier: ClassVar[int] = 4
+    after: ClassVar[tuple[str, ...]] = ("prepare-static", "order-execution")
+    final: ClassVar[bool] = True
 
     def apply(self, net: Network) -> PassResult:
         """Fill ``net.streams``."""

@@ -26,7 +26,7 @@ from dcir.transforms.base import Pass, PassResult
 class WriteInPlace(Pass):
     """Let the copies that end in updates vanish where most of an input stays as it is."""
 
-    tier: ClassVar[int] = 1
+    tier: ClassVar[int] = 4
 
     def apply(self, net: Network) -> PassResult:
         """Look at every copy into an update, until there is none to change."""

@@ -17,11 +17,11 @@ from dcir.isa import host_isa
 from dcir.ops.library.packing import panel_width, panels
 from dcir.transforms.base import PassResult
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
+from dcir.transforms.tidy.prepare_static import PrepareStatic
 from dcir.transforms.tier1_operator.pack_weights import PackWeights
 from dcir.transforms.tier2_fusion.fold_static import FoldStatic
 from dcir.transforms.tier2_fusion.fuse_epilogues import FuseEpilogues
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
-from dcir.transforms.tier4_movement.prepare_static import PrepareStatic
 from tests.harness import check_close, double, run_interpreted
 from tests.transforms.imported import imported
 

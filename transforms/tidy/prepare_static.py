@@ -26,7 +26,9 @@ class PrepareStatic(Pass):
         alignment: of every place, in bytes.
     """
 
-    tier: ClassVar[int] = 3
+    tier: ClassVar[int] = 0
+    after: ClassVar[tuple[str, ...]] = ("pack-weights", "use-winograd")
+    final: ClassVar[bool] = True
     alignment: int = ALIGNMENT
 
     def apply(self, net: Network) -> PassResult:

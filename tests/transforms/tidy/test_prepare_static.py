@@ -9,8 +9,8 @@ import dcir
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.memory_plan import ARENA, PREPARED
 from dcir.ir.network import Network, Operand, Result
+from dcir.transforms.tidy.prepare_static import PrepareStatic
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
-from dcir.transforms.tier4_movement.prepare_static import PrepareStatic
 from tests.on_host import on_host
 
 
