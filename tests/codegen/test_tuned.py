@@ -13,6 +13,7 @@ from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.compile import compile_network, planned_bytes
 from dcir.codegen.cpp.emitters import EMITTERS, plan
 from dcir.codegen.cpp.tiles.gemm import packed_blocking
+from dcir.codegen.registry import Emitters
 from dcir.codegen.tuned import KIND, Database, Verdict
 from dcir.cost.machine import Machine
 from dcir.driver.measure.machine import rates
@@ -84,7 +85,8 @@ def test_it_is_for_one_kernel_machine_and_code(cache):
     assert base.find(replace(SPEC, m=38), TYPES, 1) is None
     assert base.find(SPEC, TYPES, 2) is None
     assert database(cache, threads=2).find(SPEC, TYPES, 1) is None
-    assert replace(base, emitters="others").find(SPEC, TYPES, 1) is None
+    assert replace(base, code="others").find(SPEC, TYPES, 1) is None
+    assert replace(base, emitters=Emitters("another")).find(SPEC, TYPES, 1) is None
 
 
 @pytest.mark.parametrize("text", [
