@@ -406,13 +406,8 @@ def test_whole_networks(batch: int, form: torch.memory_format) -> None:
     x = rand(batch, 3, 37, 41).contiguous(memory_format=form)
     with torch.no_grad():
         want, exact = model(x), copy.deepcopy(model).double()(double(x))
-        got = dcir.optimize(model, pipeline=with_layouts())(x)
+        got = dcir.optimize(model, pipeline=pipeline(4))(x)
     check_close(got, want, exact, what="inference")
-
-
-def with_layouts() -> tuple[Any, ...]:
-    others = [p for p in pipeline(4) if not isinstance(p, AssignLayouts)]
-    return (*(p for p in others if p.tier < 3), AssignLayouts(), *(p for p in others if p.tier >= 3))
 
 
 def test_numbers_of_gradients() -> None:
@@ -428,5 +423,5 @@ def test_numbers_of_gradients() -> None:
 
 def test_runs_verified() -> None:
     done = imported(NETS["yolo"][0], *(rand(*s) for s in NETS["yolo"][1]))
-    records = run_passes(done.network, with_layouts(), validate_each=True)
+    records = run_passes(done.network, pipeline(4), validate_each=True)
     assert next(r for r in records if r.name == "assign-layouts").changed
