@@ -113,7 +113,7 @@ def test_broken_rules_are_found(spoil: Any, reason: str) -> None:
         verify_moving(spoil(moving()))
 
 
-@pytest.mark.parametrize("make", [lambda net: compile_network(net, threads=2), compile_dace])
+@pytest.mark.parametrize("make", [compile_network, compile_dace])
 def test_there_is_no_code_for_it(make: Any) -> None:
     with pytest.raises(Unsupported, match="whose sizes move"):
         make(moving())

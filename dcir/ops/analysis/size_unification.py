@@ -193,7 +193,7 @@ def _operators(networks: Sequence[Network], polynomials: _Polynomials) -> dict[s
 
 
 def _outside(net: Network) -> tuple[object, ...]:
-    return net.inputs, net.constants, net.updates, net.static, net.free, net.names, net.threads, len(net.results)
+    return net.inputs, net.constants, net.updates, net.static, net.free, net.names, net.target, len(net.results)
 
 
 def _joined(where: str, values: Sequence[Any], polynomials: _Polynomials) -> Any:
