@@ -21,6 +21,7 @@ from dcir.cost.target import Target, target_of
 from dcir.identity import foreign_identity, source_identity
 from dcir.ir.dace.nodes import Op
 from dcir.ir.memory_plan import PREPARED
+from dcir.ir.moving_network import MovingNetwork, constant
 from dcir.ir.network import Network
 from dcir.ir.operator import Operator
 
@@ -61,7 +62,7 @@ class Library:
 
 
 def compile_network(
-    net: Network,
+    net: Network | MovingNetwork,
     *,
     cache: Cache | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -77,8 +78,9 @@ def compile_network(
     Raises:
         CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code.
         InvalidGraph: the network is new, and DaCe does not validate it; or it has no target.
-        Unsupported: an operator that no emitter knows.
+        Unsupported: an operator that no emitter knows, or a network whose sizes move.
     """
+    net = constant(net, "code")
     cache, target = cache or Cache.default(), target_of(net)
     planned = _PlannedCode(net, target, cache, choices)
     driver = planned.backend.driver_text(planned.steps(), profile=profile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 from dcir.transforms.base import Pass
 from dcir.transforms.registered import with_registered
@@ -100,3 +101,13 @@ def pipeline(level: int) -> tuple[Pass, ...]:
     What their costs depend on they ask the network's target.
     """
     return tuple(p for p in all_passes() if p.tier <= level) if level > 0 else ()
+
+
+def same_at_all_sizes(passes: Iterable[Pass]) -> tuple[Pass, ...]:
+    """Of some passes those that rewrite a graph in the same way whatever its sizes.
+
+    The others split by an extent's divisors, lend memory of inputs and results, which moves, or take images one by one.
+    """
+    return tuple(
+        p for p in passes if not isinstance(p, SplitReduction | ReuseSavedTensors | ReuseResultBuffers | RunPerImage)
+    )

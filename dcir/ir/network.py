@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import dace
-import networkx
 from dace.sdfg import nodes as dace_nodes
 
 from dcir.errors import InvalidGraph
 from dcir.ir.annotations import ImagePipeline
 from dcir.ir.dace.nodes import Op
 from dcir.ir.dace.objects import DACE_TYPES, access_node, array, whole_memlet
+from dcir.ir.dace.validation import validate
 from dcir.ir.load_time import load_time_operators
 from dcir.ir.memory_plan import PREPARED, MemoryPlan
 from dcir.ir.operator import Operator
@@ -140,14 +140,22 @@ class Network:
         return name
 
     def _declare(self, name: str, c: Container) -> None:
+        self.sdfg.add_datadesc(name, self._described(name, c))
+        self.containers[name] = c
+
+    def _described(self, name: str, c: Container) -> Any:
         # DaCe has no arrays of extent 0 and no scalars with strides: both become one element that is never touched.
         shape = tuple(max(d, 1) for d in c.shape) or (1,)
         strides = tuple(s if d > 1 else 1 for d, s in zip(c.shape, c.strides, strict=True)) or (1,)
         if any(s < 0 for s in strides):
             raise InvalidGraph("a container cannot have negative strides", details=[("container", name)])
-        described = array(shape, strides, DACE_TYPES[c.dtype], max(c.size, 1), c.role == "transient")
-        self.sdfg.add_datadesc(name, described)
-        self.containers[name] = c
+        return array(shape, strides, DACE_TYPES[c.dtype], max(c.size, 1), c.role == "transient")
+
+    def resize(self, name: str, shape: Sequence[int], strides: Sequence[int]) -> None:
+        """Give a container other extents; who uses it is rewired next, since memlets span the container."""
+        old = self.containers[name]
+        self.containers[name] = c = Container(tuple(shape), tuple(strides), old.dtype, old.role)
+        self.sdfg.arrays[name] = self._described(name, c)
 
     def promote(self, name: str) -> str:
         """Turn a transient into a result container (allocated afresh for every call); returns its name."""
@@ -315,22 +323,8 @@ class Network:
         return other
 
     def validate(self) -> None:
-        """DaCe's own validation.
-
-        Raises:
-            InvalidGraph: the SDFG is not valid.
-        """
-        # DaCe saves an invalid graph into the working directory, which is the user's.
-        self.sdfg.__dict__["save"] = lambda *_, **__: None
-        # Its search for cycles starts anew at every node: seconds for a thousand of them, where one sweep tells.
-        self.state.__dict__["has_cycles"] = lambda: not networkx.is_directed_acyclic_graph(self.state.nx)
-        try:
-            self.sdfg.validate()
-        except Exception as e:
-            raise InvalidGraph("the network SDFG does not validate", details=[("dace", str(e)[:500])]) from e
-        finally:
-            del self.sdfg.__dict__["save"]
-            del self.state.__dict__["has_cycles"]
+        """DaCe's own validation; raises ``InvalidGraph``."""
+        validate(self.sdfg)
 
     def _side(self) -> dict[str, Any]:
         return {

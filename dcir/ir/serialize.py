@@ -14,6 +14,7 @@ from dcir.errors import InvalidGraph
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator, check_operator
 from dcir.ir.scalars import TABLE
+from dcir.ir.sizes import Polynomial, from_json
 from dcir.ir.statements import KINDS, REDUCTIONS, Statement
 
 _CLASSES: dict[str, type] = {}
@@ -38,11 +39,17 @@ def _are_numbers(value: Any) -> bool:
     return isinstance(value, tuple) and all(type(v) is int for v in value)
 
 
+def _are_extents(value: Any) -> bool:
+    return isinstance(value, tuple) and all(type(v) in (int, Polynomial) for v in value)
+
+
+_MOVING = ("strides", "extents", "steps")
+"""Fields of statements whose numbers may move."""
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     "int": lambda v: type(v) is int,
     "str": lambda v: type(v) is str,
     "bool": lambda v: type(v) is bool,
-    "bool | int | float": lambda v: type(v) in (bool, int, float),
+    "bool | int | float": lambda v: type(v) in (bool, int, float, Polynomial),
     "Values": _are_numbers,
     "Strides": _are_numbers,
 }
@@ -61,7 +68,7 @@ _KINDS: dict[str, tuple[type[Statement], dict[str, str]]] = {
 
 
 def encode(value: Any) -> Any:
-    """``value`` (None, bool, int, float, str, tuple, statement, registered dataclass) as JSON-able data."""
+    """``value`` (None, bool, int, float, str, tuple, statement, polynomial, registered dataclass) as JSON-able data."""
     if isinstance(value, Statement):
         name = type(value).__name__.lower()
         return {"s": name, **{field: encode(getattr(value, field)) for field in _KINDS[name][1]}}
@@ -71,6 +78,8 @@ def encode(value: Any) -> Any:
         return value if math.isfinite(value) else {"f": repr(value)}
     if value is None or isinstance(value, bool | int | str):
         return value
+    if isinstance(value, Polynomial):
+        return {"p": value.to_json()}
     name = type(value).__name__
     if name in _CLASSES:
         fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -78,30 +87,38 @@ def encode(value: Any) -> Any:
     raise TypeError(f"cannot encode {type(value)}")
 
 
-def decode(data: Any) -> Any:
+def decode(data: Any, *, moving: bool = False) -> Any:
     """The inverse of ``encode``; lists become tuples.
+
+    Args:
+        data: what ``encode`` gave.
+        moving: whether numbers may be polynomials of sizes.
 
     Raises:
         InvalidGraph: unknown class or malformed data.
     """
     if isinstance(data, list):
-        return tuple(decode(d) for d in data)
+        return tuple(decode(d, moving=moving) for d in data)
     if isinstance(data, dict):
         if "s" in data:
-            return _statement(data)
+            return _statement(data, moving)
         if "f" in data:
             return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[data["f"]]
+        if "p" in data:
+            if not moving:
+                raise InvalidGraph("a number that moves with sizes in a saved graph of constant ones")
+            return from_json(data["p"])
         cls = _CLASSES.get(data.get("c", ""))
         if cls is None:
             raise InvalidGraph(f"unknown node content {data.get('c')!r} in a saved graph")
         names = {f.name for f in dataclasses.fields(cls)}
         if set(data["v"]) - names:
             raise InvalidGraph(f"unknown fields {sorted(set(data['v']) - names)} of {data['c']} in a saved graph")
-        return cls(**{k: decode(v) for k, v in data["v"].items()})
+        return cls(**{k: decode(v, moving=moving) for k, v in data["v"].items()})
     return data
 
 
-def _statement(data: dict[str, Any]) -> Statement:
+def _statement(data: dict[str, Any], moving: bool) -> Statement:
     """A statement of exactly its kind's fields.
 
     Raises:
@@ -116,11 +133,12 @@ def _statement(data: dict[str, Any]) -> Statement:
     if not isinstance(name, str) or name not in _KINDS:
         raise InvalidGraph(f"unknown statement {name!r} in a saved graph")
     kind, fields = _KINDS[name]
-    values = {k: decode(v) for k, v in data.items() if k != "s"}
+    values = {k: decode(v, moving=moving) for k, v in data.items() if k != "s"}
     if values.keys() != fields.keys():
         raise InvalidGraph(f"a saved {name} statement must have the fields {sorted(fields)}, not {sorted(values)}")
     for field, annotation in fields.items():
         word = _WORDS.get((name, field))
-        if not _CHECKS[annotation](values[field]) or (word is not None and not word(values[field])):
+        check = _are_extents if field in _MOVING else _CHECKS[annotation]
+        if not check(values[field]) or (word is not None and not word(values[field])):
             raise InvalidGraph(f"{field} of a saved {name} statement cannot be {values[field]!r}")
     return kind(**values)

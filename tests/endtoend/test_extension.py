@@ -15,7 +15,16 @@ PACKAGE = ROOT / "examples" / "extension"
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that has the package."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--target",
+    ]
     subprocess.run([*command, str(folder), str(PACKAGE)], check=True)
     path = os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
@@ -31,9 +40,8 @@ def test_its_own_tests_pass(installed: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_dcir_says_what_is_installed(installed: dict[str, str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dcir.cli.main", "passes"], env=installed, cwd=tmp_path, capture_output=True, text=True
-    )
+    code = "import sys; from dcir.cli.main import main; sys.argv = ['dcir', 'passes']; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=installed, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (line,) = [row for row in done.stdout.splitlines() if "read-before-cast" in row]
     assert "dcir-extension-example 0.1.0" in line

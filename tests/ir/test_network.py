@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from dcir.errors import InvalidGraph
-from dcir.ir.network import Operand
+from dcir.ir.network import Network, Operand
+from dcir.ir.text import network_text
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
 from tests.transforms.build import binary, network, unary
@@ -26,6 +28,14 @@ def test_an_operator_rewired_keeps_its_place() -> None:
     net.validate()
     assert (results(net)[0] == want[0]).all()
     assert not net.readers(net.inputs[1])
+
+
+def test_a_network_survives_a_file(tmp_path: Path) -> None:
+    net = network([(4, 6), (4, 6)], lambda c, x, y: [unary(c, "exp", binary(c, "add", x, y))])
+    net.save(tmp_path / "net.zip")
+    again = Network.load(tmp_path / "net.zip")
+    verify(again)
+    assert network_text(again) == network_text(net) and (results(again)[0] == results(net)[0]).all()
 
 
 def test_a_cycle_is_found() -> None:

@@ -86,7 +86,7 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
     @property
     def spec(self) -> Operator:
         """The operator's spec."""
-        spec: Operator | None = self.__dict__.get("_spec")  # a loaded node has none
+        spec: Operator | None = getattr(self, "_spec", None)  # DaCe makes nodes of a file without the constructor
         if spec is None:
             spec = self._spec = decode(json.loads(self.spec_json))
         return spec

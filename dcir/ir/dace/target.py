@@ -15,6 +15,7 @@ from typing import Any
 import dace
 import numpy as np
 
+from dcir.ir.moving_network import MovingNetwork, constant
 from dcir.ir.network import Network
 from dcir.ir.types import to_numpy
 
@@ -65,14 +66,15 @@ class DaceNetwork:
         return {n: store[n][: self._containers[n].size] for n in store}
 
 
-def compile_network(net: Network, keep: Callable[[str, str], None] | None = None) -> DaceNetwork:
+def compile_network(net: Network | MovingNetwork, keep: Callable[[str, str], None] | None = None) -> DaceNetwork:
     """Expand and compile a copy of ``net`` in a temporary folder, which is gone when this returns.
 
     ``keep`` hears the name and the text of every source that DaCe writes.
 
     Raises:
-        Unsupported: an operator that has no form in maps and tasklets.
+        Unsupported: an operator that has no form in maps and tasklets, or a network whose sizes move.
     """
+    net = constant(net, "code of stock DaCe")
     copied = net.clone()
     sdfg = copied.sdfg
     name = f"dcir_{net.sdfg.name}_{next(_NUMBERS)}"

@@ -1,0 +1,84 @@
+"""One ATen graph for all sizes within bounds: imported and rewritten at samples, and unified to a network whose sizes move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from dcir.cost.target import Target
+from dcir.frontends.torch.context import GraphContext
+from dcir.frontends.torch.importer import Imported, import_graph
+from dcir.frontends.torch.shapes.given_sizes import extents, given_sizes, symbols
+from dcir.ir.moving_network import MovingNetwork
+from dcir.ir.refusal import Refusal
+from dcir.ir.sizes import Bounds
+from dcir.ir.verify_moving import verify_moving
+from dcir.ops.analysis.size_unification import MOST_SIZES, chosen_samples, unified, unified_rows
+from dcir.transforms.base import Pass
+from dcir.transforms.pipelines import same_at_all_sizes
+from dcir.transforms.runner import run_passes
+
+
+@dataclass(frozen=True)
+class MovingGraph:
+    """A network whose sizes move and what is needed to call it.
+
+    Attributes:
+        network: its sizes are called s0, s1, … in the order of ``symbols``.
+        symbols: what the graph calls them.
+        constants: as in ``Imported``, the same at all sizes.
+        outputs: as in ``Imported``; a literal may be a ``Polynomial``.
+    """
+
+    network: MovingNetwork
+    symbols: tuple[str, ...]
+    constants: dict[str, torch.Tensor]
+    outputs: tuple[tuple[str, Any], ...]
+
+
+def moving_graph(
+    gm: fx.GraphModule, context: GraphContext, bounds: Sequence[Bounds], passes: Sequence[Pass], target: Target
+) -> MovingGraph | Refusal:
+    """The graph for all sizes, or why it has to be compiled for each combination of them.
+
+    Args:
+        gm: an ATen graph traced with symbolic sizes.
+        context: what is known of it besides. Inputs that may be overwritten are kept: their memory moves.
+        bounds: of its symbols, in the order of the inputs.
+        passes: the pipeline; those that decide by the sizes themselves are left out (``same_at_all_sizes``).
+        target: what it is compiled for.
+
+    Raises:
+        InvalidGraph: the unified network breaks a rule.
+        InvalidInput: the bounds hold too few values.
+    """
+    names = symbols(gm)
+    if not 1 <= len(names) <= MOST_SIZES:
+        return Refusal(f"{len(names)} sizes move")
+    sizes, samples = chosen_samples({f"s{i}": b for i, b in enumerate(bounds)}, extents(gm))
+    seen: list[Imported] = []
+    for sample in samples:
+        graph = given_sizes(gm, dict(zip(names, sample.values(), strict=True)))
+        seen.append(import_graph(graph, replace(context, donated={})))
+        seen[-1].network.target = target
+        run_passes(seen[-1].network, same_at_all_sizes(passes))
+    done = seen[-1]
+    if any(s.subgraphs for s in seen):
+        return Refusal("an operator calls a graph")
+    outputs = unified_rows([tuple(s.outputs) for s in seen], samples)
+    if outputs is None:
+        return Refusal("what the graph returns changes with the sizes")
+    for other in seen:
+        if other.constants.keys() != done.constants.keys() or not all(
+            torch.equal(other.constants[n], c) for n, c in done.constants.items()
+        ):
+            return Refusal("a constant changes with the sizes")
+    found = unified([s.network for s in seen], samples, sizes)
+    if isinstance(found, Refusal):
+        return found
+    verify_moving(found)
+    return MovingGraph(found, tuple(names), done.constants, outputs)

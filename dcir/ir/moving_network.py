@@ -1,0 +1,172 @@
+"""A network whose sizes move: one structure, polynomials in place of numbers, and a constant network for any values of the sizes.
+
+It is made from constant networks at several sizes, never rewritten, and not run itself. Kernels for it do not exist yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dcir.errors import Unsupported
+from dcir.ir.network import Network, Operand, Result
+from dcir.ir.operator import Operator
+from dcir.ir.serialize import encode, register
+from dcir.ir.sizes import Number, Polynomial, Sizes, check_values, value_at
+from dcir.ir.statements import Const
+from dcir.ir.types import TYPES
+
+Numbers = tuple[Number, ...]
+
+
+class MovingContainer(NamedTuple):
+    """A container as ``network.Container`` has it, with numbers that may move. An extent that moves is never 0."""
+
+    shape: Numbers
+    strides: Numbers
+    dtype: str
+    role: str
+
+    @property
+    def size(self) -> Number:
+        """Elements from first to last, both included."""
+        if 0 in self.shape:
+            return 0
+        total: Number = 1
+        for d, s in zip(self.shape, self.strides, strict=True):
+            total += (d - 1) * s
+        return total
+
+
+class MovingResult(NamedTuple):
+    """A result as ``network.Result`` has it, with numbers that may move."""
+
+    data: str
+    shape: Numbers
+    strides: Numbers
+    offset: Number
+    dtype: str
+
+
+@register
+@dataclass(frozen=True)
+class MovingOperator:
+    """What moves of an operator; which containers its operands lie in does not.
+
+    Attributes:
+        spec: its spec, with a ``Polynomial`` in the place of each integer that moves (and of a whole float that a loop nest computes with).
+        in_offsets, out_offsets: first element of each operand within its container.
+        reads, writes: bytes touched of each operand; None where they are no polynomial of the sizes.
+    """
+
+    spec: Operator
+    in_offsets: Numbers
+    out_offsets: Numbers
+    reads: tuple[Number | None, ...]
+    writes: tuple[Number | None, ...]
+
+
+@dataclass(frozen=True)
+class MovingNetwork:
+    """A network for all sizes within their bounds.
+
+    Attributes:
+        sizes: the bounds of each size, by name.
+        widest: the network at the upper ends. Its structure, its order and its plan of the arena are those of all sizes.
+        containers: by name.
+        operators: by label.
+        results: in the order of the call.
+        samples: sizes at which constant networks were seen, and their ``digest``.
+    """
+
+    sizes: Sizes
+    widest: Network
+    containers: dict[str, MovingContainer]
+    operators: dict[str, MovingOperator]
+    results: tuple[MovingResult, ...]
+    samples: tuple[tuple[tuple[tuple[str, int], ...], str], ...]
+
+    def at(self, values: Mapping[str, int]) -> Network:
+        """The constant network for some sizes.
+
+        Args:
+            values: one for each size, by name.
+
+        Raises:
+            InvalidInput: they are other sizes, or lie outside of the bounds.
+        """
+        check_values(self.sizes, values)
+        net = self.widest.clone()
+        for name, c in self.containers.items():
+            if next(polynomials(c), None) is not None:
+                net.resize(name, fixed(c.shape, values), fixed(c.strides, values))
+        for op in net.ops():
+            moving, ins, outs = self.operators[op.label], net.ins(op), net.outs(op)
+            if next(polynomials((moving, *(self.containers[o.data] for o in (*ins, *outs)))), None) is None:
+                continue
+            places = [
+                [Operand(o.data, value_at(n, values)) for o, n in zip(operands, offsets, strict=True)]
+                for operands, offsets in ((ins, moving.in_offsets), (outs, moving.out_offsets))
+            ]
+            net.rewire(op, fixed(moving.spec, values), *places)
+        net.results = [Result(*fixed(tuple(r), values)) for r in self.results]
+        return net
+
+    def numbers(self) -> list[Polynomial]:
+        """The distinct polynomials in it, in the order in which they come."""
+        return list(dict.fromkeys(polynomials((*self.containers.values(), *self.operators.values(), *self.results))))
+
+
+def constant(net: Network | MovingNetwork, what: str) -> Network:
+    """``net``, for those that know constant networks only.
+
+    Raises:
+        Unsupported: its sizes move; ``what`` is not made for such a network.
+    """
+    if isinstance(net, MovingNetwork):
+        sizes = [(name, f"{low} to {high}") for name, (low, high) in net.sizes.items()]
+        raise Unsupported(
+            f"there is no {what} for a network whose sizes move", details=sizes, hint=".at(...) makes constant ones"
+        )
+    return net
+
+
+def fixed(value: Any, values: Mapping[str, int]) -> Any:
+    """A spec, or what is in one, with the value of each polynomial in its place."""
+    if isinstance(value, Polynomial):
+        return value.at(values)
+    if type(value) is tuple:
+        return tuple(fixed(v, values) for v in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = dataclasses.replace(
+            value, **{f.name: fixed(getattr(value, f.name), values) for f in dataclasses.fields(value)}
+        )
+        if isinstance(made, Const) and TYPES[made.dtype].kind == "float":
+            return dataclasses.replace(made, value=float(made.value))
+        return made
+    return value
+
+
+def polynomials(value: Any) -> Iterator[Polynomial]:
+    """The polynomials in a spec, or in what is made of such."""
+    if isinstance(value, Polynomial):
+        yield value
+    elif isinstance(value, tuple):
+        for v in value:
+            yield from polynomials(v)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            yield from polynomials(getattr(value, f.name))
+
+
+def digest(net: Network) -> str:
+    """What a constant network computes, as a text of fixed length: equal for equal containers, operators and results."""
+    rows: list[Any] = [[n, c.shape, c.strides, c.dtype, c.role] for n, c in sorted(net.containers.items())]
+    for op in sorted(net.ops(), key=lambda op: op.label):
+        rows.append([op.label, encode(op.spec), net.ins(op), net.outs(op)])
+    rows += [[r.data, r.shape, r.strides, r.offset, r.dtype] for r in net.results]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""A graph that was traced with symbolic sizes, for some values of them: one trace serves all sizes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def symbols(gm: fx.GraphModule) -> list[str]:
+    """Names of the sizes that the inputs of an ATen graph depend on, in the order of the inputs."""
+    found: dict[str, None] = {}
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for number in (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(number, _SYMBOLIC):
+                found.update(dict.fromkeys(sorted(str(s) for s in number.node.expr.free_symbols)))
+    return list(found)
+
+
+def extents(gm: fx.GraphModule) -> set[int]:
+    """The extents in a graph that do not depend on its symbolic sizes."""
+    values = [node.meta.get("val") for node in gm.graph.nodes]
+    tensors = [t for v in values for t in (v if isinstance(v, tuple | list) else (v,)) if isinstance(t, torch.Tensor)]
+    shapes: list[Any] = [d for t in tensors for d in t.shape]
+    return {d for d in shapes if not isinstance(d, torch.SymInt)}
+
+
+def given_sizes(gm: fx.GraphModule, values: Mapping[str, int]) -> fx.GraphModule:
+    """A copy of an ATen graph whose nodes stand for tensors of constant sizes.
+
+    Args:
+        gm: a graph whose nodes carry fake tensors with symbolic sizes in ``meta['val']``.
+        values: of all its symbols, by name.
+    """
+    given = _Given(values)
+    made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    made.meta.update(gm.meta)
+    for node in made.graph.nodes:
+        if "val" in node.meta:
+            node.meta = {**node.meta, "val": given(node.meta["val"])}
+    return made
+
+
+class _Given:
+    """What symbolic numbers, and tensors that have such, are for some values."""
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        self._values, self._mode = values, FakeTensorMode()
+        self._known: dict[Any, int | float | bool] = {}
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, _SYMBOLIC):
+            return self._number(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        return type(value)(map(self, value)) if type(value) in (tuple, list) else value
+
+    def _number(self, number: Any) -> int | float | bool:
+        kind: type = int if isinstance(number, torch.SymInt) else float if isinstance(number, torch.SymFloat) else bool
+        key = kind, number.node.expr
+        if key not in self._known:
+            expression = number.node.expr
+            self._known[key] = kind(expression.xreplace({s: self._values[str(s)] for s in expression.free_symbols}))
+        return self._known[key]
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        if not any(isinstance(n, _SYMBOLIC) for n in numbers):
+            return tensor
+        *both, start = map(self, numbers)
+        shape, strides = both[: tensor.ndim], both[tensor.ndim :]
+        size = 1 + sum(max(d - 1, 0) * s for d, s in zip(shape, strides, strict=True))
+        with self._mode:
+            return torch.empty(start + size, dtype=tensor.dtype, device=tensor.device).as_strided(shape, strides, start)

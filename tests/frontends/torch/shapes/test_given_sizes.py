@@ -1,0 +1,52 @@
+"""A graph traced with symbolic sizes, for values of them: the graph that a trace for those sizes gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dcir.frontends.torch.importer import import_graph
+from dcir.frontends.torch.shapes.given_sizes import extents, given_sizes, symbols
+from tests.harness import run_interpreted
+
+
+def traced(fn: Any, *inputs: torch.Tensor) -> fx.GraphModule:
+    """``fn`` with a symbol for every extent above 1; equal extents have one symbol."""
+    return make_fx(torch.func.functionalize(lambda *a: tuple(fn(*a))), tracing_mode="symbolic")(*inputs)
+
+
+def views(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    b, n = x.shape
+    return [
+        x.t()[1:].reshape(-1) * n,
+        torch.cat((x, x[:, : n // 2]), 1),
+        (x @ y).view(2, -1) / b,
+        x.split((1, n - 1), 1)[1] + 1,
+    ]
+
+
+def test_one_trace_serves_all_sizes() -> None:
+    gm = traced(views, torch.randn(4, 6), torch.randn(6, 10))
+    names = symbols(gm)
+    assert len(names) == 3
+    for b, n, m in ((4, 6, 10), (8, 6, 4), (2, 6, 12)):
+        done = import_graph(given_sizes(gm, dict(zip(names, (b, n, m), strict=True))))
+        x, y = torch.randn(b, n), torch.randn(n, m)
+        for g, w in zip(run_interpreted(done, [x, y]), views(x, y), strict=True):
+            torch.testing.assert_close(g, w)
+
+
+def test_the_traced_graph_stays_as_it_is() -> None:
+    gm = traced(views, torch.randn(4, 6), torch.randn(6, 10))
+    names, code = symbols(gm), gm.code
+    given_sizes(gm, dict.fromkeys(names, 6))
+    assert symbols(gm) == names and gm.code == code
+    assert not symbols(given_sizes(gm, dict.fromkeys(names, 6)))
+
+
+def test_extents_that_do_not_move_are_known() -> None:
+    gm = traced(lambda x: [x[:1] * torch.ones(3, 1)], torch.randn(5, 7))
+    assert {1, 3} <= extents(gm) and not {5, 7} & extents(gm)
