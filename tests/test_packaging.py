@@ -51,3 +51,4 @@ def test_a_wheel_holds_nothing_but_dcir(monkeypatch, tmp_path):
     }
     assert len({path.suffix for path in sources}) == 2
     assert sources <= {path.relative_to("dcir/codegen") for path in outputs if path.parts[1] == "codegen"}
+    assert Path("dcir/ir/dace/tasklets.h") in outputs

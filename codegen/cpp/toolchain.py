@@ -10,19 +10,19 @@ import functools
 import os
 import platform
 import re
-import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from dcir.cache import Cache, key_of
 from dcir.codegen.cpp.bundles import bundle_text, bundles, second_name
+from dcir.codegen.cpp.compiler_process import run, which
 from dcir.cores import usable_threads
-from dcir.errors import CompilerFailed, CompilerNotFound, OptionError
+from dcir.errors import CompilerNotFound, OptionError
 from dcir.isa import Isa, executable
 
 HEADERS = Path(__file__).resolve().parent / "include"
@@ -56,45 +56,6 @@ DEFAULT_FLAGS = (
     "-w",
 )
 _NAMES = ("c++", "g++")
-_SYSTEM_FOLDERS = frozenset({"/usr/bin", "/bin", "/usr/local/bin"})
-# Search paths of the compiler: they could change the code behind an unchanged address, or lead to planted files.
-_DROPPED_ENVIRONMENT = frozenset(
-    {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"}
-    | {"DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES"}
-    | {"LD_PRELOAD"}  # what stands in for malloc in this process would only slow the compiler down
-)
-_TIMEOUT_SECONDS = 900.0
-_SHOWN_LINES = 12
-_REFUSALS = {
-    "compiles": "could not compile generated code",
-    "links": "could not link generated code",
-    "probes": "does not tell its version",
-}
-
-
-@dataclass
-class CompilerRuns:
-    """How often this process started the compiler, by purpose."""
-
-    compiles: int = 0
-    links: int = 0
-    probes: int = 0
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def add(self, purpose: str) -> None:
-        """Count one run; `purpose` is the name of a field."""
-        with self._lock:
-            setattr(self, purpose, getattr(self, purpose) + 1)
-
-    @property
-    def total(self) -> int:
-        """All runs together."""
-        return self.compiles + self.links + self.probes
-
-
-compiler_runs = CompilerRuns()
 
 
 @dataclass(frozen=True)
@@ -151,7 +112,7 @@ def find_compiler() -> str:
     setting = os.environ.get("DCIR_CXX", "").strip()
     if not setting:
         for name in _NAMES:
-            found = _which(name)
+            found = which(name)
             if found is not None:
                 return found
         raise CompilerNotFound(
@@ -159,7 +120,7 @@ def find_compiler() -> str:
             where="PATH=" + os.environ.get("PATH", ""),
             hint="apt-get install g++, dnf install gcc-c++, or set DCIR_CXX to the path of a compiler",
         )
-    found = setting if os.path.isabs(setting) else _which(setting) if os.sep not in setting else None
+    found = setting if os.path.isabs(setting) else which(setting) if os.sep not in setting else None
     if found is None or not os.access(found, os.X_OK) or os.path.isdir(found):
         raise CompilerNotFound(
             "DCIR_CXX names no compiler",
@@ -248,7 +209,7 @@ def compile_objects(
                 source.write_text(bundle_text(by_key[keys[0]].shared, [by_key[key].text for key in keys]))
                 drafts = [missing[key] for key in keys]
                 command = [toolchain.path, *flags, f"-I{HEADERS}", "-c", source.name, "-o", str(drafts[0])]
-                _run(command, Path(folder), "compiles", source, cache)
+                run(command, Path(folder), "compiles", source, cache)
                 for draft in drafts[1:]:
                     second_name(drafts[0], draft)
                 with count:
@@ -295,7 +256,7 @@ def link_shared(
             listing = Path(folder) / "objects"
             listing.write_text("".join(f'"{_escaped(path)}"\n' for path in once))
             command = [toolchain.path, "-shared", "-fopenmp", *extra, f"@{listing}", "-o", str(draft)]
-            _run(command, Path(folder), "links", None, cache)
+            run(command, Path(folder), "links", None, cache)
 
     return cache.get_or_build("library", address, ".so", build)
 
@@ -315,23 +276,6 @@ def cpu_identity() -> str:
     return key_of(*(f"{name}={named.get(name, '')}" for name in wanted))
 
 
-def _which(name: str) -> str | None:
-    """The absolute path of a program, from absolute folders of PATH other than the working directory."""
-    return shutil.which(name, path=os.pathsep.join(_search_path()))
-
-
-def _search_path() -> list[str]:
-    here = os.path.realpath(os.getcwd())
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    absolute = [folder for folder in folders if os.path.isabs(folder)]
-    return [folder for folder in absolute if folder in _SYSTEM_FOLDERS or os.path.realpath(folder) != here]
-
-
-def _environment() -> Mapping[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in _DROPPED_ENVIRONMENT}
-    return kept | {"PATH": os.pathsep.join(_search_path()), "LC_ALL": "C"}
-
-
 @functools.lru_cache(maxsize=8)
 def _describe(path: str, cache: Cache) -> Toolchain:
     state = os.stat(os.path.realpath(path))
@@ -339,7 +283,7 @@ def _describe(path: str, cache: Cache) -> Toolchain:
 
     def ask(draft: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="dcir-probe-") as folder:
-            text = _run([path, "--version"], Path(folder), "probes", None, cache)
+            text = run([path, "--version"], Path(folder), "probes", None, cache)
         draft.write_text(text.partition("\n")[0].strip() + "\n")
 
     return Toolchain(path, cache.get_or_build("toolchain", key, ".txt", ask).read_text().strip())
@@ -385,60 +329,3 @@ def _in_parallel(work: Callable[[tuple[str, ...]], None], items: Sequence[tuple[
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-
-
-def _run(command: Sequence[str], folder: Path, purpose: str, source: Path | None, cache: Cache) -> str:
-    compiler_runs.add(purpose)
-    name = os.path.basename(command[0])
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise _failure(f"{name} took longer than {_TIMEOUT_SECONDS:.0f} s", "", command, source, cache) from error
-    except OSError as error:
-        raise CompilerNotFound(
-            f"{name} cannot be started: {error.strerror}", where=command[0], hint="set DCIR_CXX to another compiler"
-        ) from error
-    output = done.stdout.decode(errors="replace")
-    if done.returncode < 0:
-        reason = f"{name} was ended by signal {-done.returncode}; is there enough memory?"
-        raise _failure(reason, output, command, source, cache)
-    if done.returncode:
-        raise _failure(f"{name} {_REFUSALS[purpose]}", output, command, source, cache)
-    return output
-
-
-def _failure(message: str, output: str, command: Sequence[str], source: Path | None, cache: Cache) -> CompilerFailed:
-    lines = output.splitlines()
-    first = next((number for number, line in enumerate(lines) if "error" in line), 0)
-    shown = "\n".join(line[:300] for line in lines[first : first + _SHOWN_LINES])
-    kept = _keep(source, output, command, cache) if source is not None else None
-    details = [("output", shown)] if shown else []
-    hint = (
-        "report this with that file; DCIR_CXX selects another compiler" if kept else "set DCIR_CXX to another compiler"
-    )
-    error = CompilerFailed(message, where=str(kept) if kept else command[0], hint=hint, details=details)
-    error.source = str(kept) if kept else None
-    return error
-
-
-def _keep(source: Path, output: str, command: Sequence[str], cache: Cache) -> Path | None:
-    """Copy a refused source to the debug folder or the cache, with the command and its output as a comment."""
-    setting = os.environ.get("DCIR_DEBUG_DIR", "")
-    try:
-        folder = Path(setting) if setting else cache.private_folder("failed")
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder.resolve() / source.name
-        quoted = "\n".join("// " + line for line in [" ".join(command), *output.splitlines()])
-        path.write_text(f"{source.read_text()}\n{quoted}\n")
-    except OSError:
-        return None
-    return path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import functools
-import math
 import operator
 import os
 import weakref
@@ -15,26 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defined]  # not in its stub
 
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.reach import check_call
 from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime import uncounted
-from dcir.runtime.backward_blocks import BackwardBlocks, window
+from dcir.runtime.backward_blocks import BackwardBlocks
 from dcir.runtime.blocks import Arenas, Block
-from dcir.runtime.buffers import POOLED_BYTES, BufferPool
 from dcir.runtime.direct import Conditions, Direct, direct
 from dcir.runtime.entry import CHANGED, OTHER_MODES, entry
+from dcir.runtime.frame import CALL_BACK, Frame, Maker, beginning, fresh, new_buffer, placed, pooled
 from dcir.runtime.preparation import Preparation, Prepared
-from dcir.runtime.program_info import BufferInfo, ProgramInfo
+from dcir.runtime.program_info import ProgramInfo
 from dcir.runtime.watch import Watch
 
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = operator.attrgetter("_version")
-# Half the time of torch.empty_strided, which asks the dispatcher where memory is to be; that it is this machine's is known here.
-_EMPTY: Callable[..., torch.Tensor] = _empty_strided_cpu
-_CALL_BACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 
 # Arenas are shared by all programs but for those of this size, of which a direct call has one of its own.
 _IDLE_BYTES = 1 << 22
@@ -104,11 +99,11 @@ class Program:
         # A process that compiles graph after graph would otherwise map one library after another.
         weakref.finalize(self, _ctypes.dlclose, self._library._handle).atexit = False
         self._run.restype = ctypes.c_int
-        self._run.argtypes = [ctypes.c_void_p, _CALL_BACK]
+        self._run.argtypes = [ctypes.c_void_p, CALL_BACK]
         self._prepare.restype, self._prepare.argtypes = ctypes.c_int, [ctypes.c_void_p]
         self._fingerprint.restype, self._fingerprint.argtypes = ctypes.c_ulonglong, [ctypes.c_void_p]
         digest.restype, digest.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p]
-        self._free: list[_Frame] = []
+        self._free: list[Frame] = []
         static = set(info.static_inputs)
         self._static_slots = [info.input_slots[i] for i in info.static_inputs]
         # Constants are tensors that a user may hold, too: a module's attribute, the weights of a compiled file.
@@ -119,15 +114,15 @@ class Program:
         )  # fmt: skip
         self._tensor_inputs = [(i, s) for i, s in enumerate(info.input_slots) if s >= 0 and i not in static]
         shared = dict(info.shared)
-        alloc: list[tuple[_Maker, int]] = [
-            (_beginning(b, shared[i]) if i in shared else _fresh(b), s)
+        alloc: list[tuple[Maker, int]] = [
+            (beginning(b, shared[i]) if i in shared else fresh(b), s)
             for i, (b, s) in enumerate(zip(info.buffers, info.buffer_slots, strict=True))
         ]
         # Whether a call returns something else than its buffers, in their order.
         self._windows = [(r.source, r.index, r.shape) for r in info.results] != [
             ("buffer", i, None) for i in range(len(info.buffers))
         ]
-        self._placed: tuple[BackwardBlocks | None, list[tuple[_Maker, int]]] = None, alloc
+        self._placed: tuple[BackwardBlocks | None, list[tuple[Maker, int]]] = None, alloc
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the network.
@@ -144,7 +139,7 @@ class Program:
         try:
             frame = self._free.pop()
         except IndexError:
-            frame = _Frame(self)
+            frame = Frame(self)
         arena = self.arenas.take(self.info.arena_bytes)
         try:
             table = frame.table
@@ -200,7 +195,7 @@ class Program:
             watched,
             compared,
             entry(self._library, watched, slots, compared),
-            tuple(map(_new_buffer, info.buffers)),
+            tuple(map(new_buffer, info.buffers)),
         )
 
     def again(self, fixed: Fixed, moving: Sequence[torch.Tensor]) -> list[Any] | int:
@@ -218,7 +213,7 @@ class Program:
         try:
             frame = self._free.pop()
         except IndexError:
-            frame = _Frame(self)
+            frame = Frame(self)
         arena = self.arenas.take(self.info.arena_bytes)
         try:
             prepared = fixed.prepared
@@ -254,9 +249,9 @@ class Program:
         info, prepared = self.info, fixed.prepared
         if _in_child or self._windows or len(info.buffers) != 1 or info.callbacks or info.arena_bytes > _IDLE_BYTES:
             return None
-        if self._static_constants or (prepared is not None and prepared.compared) or _pooled(info.buffers[0]):
+        if self._static_constants or (prepared is not None and prepared.compared) or pooled(info.buffers[0]):
             return None
-        frame, arena, buffer = _Frame(self), Block(info.arena_bytes), info.buffers[0]
+        frame, arena, buffer = Frame(self), Block(info.arena_bytes), info.buffers[0]
         frame.fill(fixed)
         frame.table[0] = arena.address
         # A forked process, memory that was given away and a call for new values show in these.
@@ -273,7 +268,7 @@ class Program:
         """Take buffers from the blocks of a backward from the next call on."""
         alloc = list(self._placed[1])
         for number, (block, offset) in blocks.buffers.items():
-            alloc[number] = _placed(self.info.buffers[number], block, offset), alloc[number][1]
+            alloc[number] = placed(self.info.buffers[number], block, offset), alloc[number][1]
         self._placed = blocks, alloc
 
     def _new_buffers(self, table: Any, args: Sequence[Any]) -> list[torch.Tensor]:
@@ -332,7 +327,7 @@ class Program:
         """The tensors that prepared values depend on."""
         return [*(args[i] for i in self.info.static_inputs), *self._static_constants]
 
-    def _make_ready(self, static: list[torch.Tensor], frame: _Frame) -> None:
+    def _make_ready(self, static: list[torch.Tensor], frame: Frame) -> None:
         """Give the frame the static inputs, and the values that belong to their present contents.
 
         A frame that was used with the same addresses is not filled again.
@@ -350,7 +345,7 @@ class Program:
             frame.prepared = known
             table[1] = known.block.address
 
-    def _fail(self, code: int, frame: _Frame) -> None:
+    def _fail(self, code: int, frame: Frame) -> None:
         if code < 0:
             error, frame.error = frame.error, None
             raise error if error is not None else FallbackFailed("an operator run through torch failed")
@@ -359,71 +354,3 @@ class Program:
             where=self.info.origins[code - 1] or None,
             hint="check the range of the indices (torch's eager mode raises at the same place)",
         )
-
-
-class _Frame:
-    """One call's pointer table."""
-
-    def __init__(self, program: Program) -> None:
-        info = program.info
-        self.prepared: Prepared | None = None
-        self.addresses: list[int] = []
-        # Which ``Fixed`` the table is filled for: itself it reaches the module, which nothing that its code is held by may hold.
-        self.fixed: object = None
-        self.table = (ctypes.c_void_p * max(info.table_size, 1))()
-        for slot, t in zip(info.constant_slots, program.constants, strict=True):
-            self.table[slot] = t.data_ptr()
-        self.address = ctypes.addressof(self.table)
-        self.error: BaseException | None = None
-        callbacks, table = info.callbacks, self.table
-
-        def call(number: int) -> int:
-            try:
-                callbacks[number](table)
-            except BaseException as e:
-                self.error = e
-                return 1
-            return 0
-
-        self.call_back = _CALL_BACK(call)
-        self.calls = ctypes.cast(self.call_back, ctypes.c_void_p).value or 0
-
-    def fill(self, fixed: Fixed) -> None:
-        """Give the table what stays as it was."""
-        for slot, address in fixed.places:
-            self.table[slot] = address
-        if fixed.prepared is not None:
-            self.prepared, self.addresses = fixed.prepared, fixed.prepared.addresses
-            self.table[1] = fixed.prepared.block.address
-        self.fixed = fixed.token
-
-
-# From the arguments of a call and the blocks it has taken to a buffer.
-_Maker = Callable[[Sequence[Any], Sequence[torch.Tensor]], torch.Tensor]
-
-
-def _fresh(info: BufferInfo) -> _Maker:
-    new = _new_buffer(info)
-    return lambda args, blocks: new()
-
-
-def _placed(info: BufferInfo, block: int, offset: int) -> _Maker:
-    dtype = FROM_NAME[info.dtype]
-    return lambda args, blocks: window(blocks[block], offset, info.shape, info.strides, dtype)
-
-
-def _beginning(info: BufferInfo, argument: int) -> _Maker:
-    dtype = FROM_NAME[info.dtype]
-    return lambda args, blocks: window(args[argument], 0, info.shape, info.strides, dtype)
-
-
-def _new_buffer(info: BufferInfo) -> Callable[[], torch.Tensor]:
-    """A function that gives a result buffer nobody else holds."""
-    dtype = FROM_NAME[info.dtype]
-    if _pooled(info):
-        return BufferPool(info.shape, info.strides, dtype).take
-    return functools.partial(_EMPTY, info.shape, info.strides, dtype)
-
-
-def _pooled(info: BufferInfo) -> bool:
-    return math.prod(info.shape) * FROM_NAME[info.dtype].itemsize >= POOLED_BYTES

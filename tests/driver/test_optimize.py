@@ -228,7 +228,7 @@ def test_a_bad_index_leaves_the_module_usable():
 _AGAIN = """
 import torch, dcir
 from torch import nn
-from dcir.codegen.cpp.toolchain import compiler_runs
+from dcir.codegen.cpp.compiler_process import compiler_runs
 torch.manual_seed(0)
 net = dcir.optimize(nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3)))
 net(torch.randn(4, 6)).sum().backward()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dcir.cache import Cache, key_of
+from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.cost.machine import MachineRates, Rate, assumed, remember, remembered
 from dcir.driver.targets.host import host_machine
@@ -26,6 +27,7 @@ _SECONDS = 0.005  # of one repeat: long against a clock tick, short against a sl
 _LOOK_SECONDS = 0.5
 _MOST_SPREAD = 0.15
 _MOST_OTHERS = 0.10
+text_of = templates("measure")
 _CHUNK = 8 * 64  # bytes that one turn of the reading loop takes, for every vector width
 
 
@@ -188,86 +190,26 @@ class _Bench:
 
 
 def kernels_text(vector_bytes: int, accumulators: int) -> str:
-    """C++ of the measuring kernels.
-
-    Each is ``double name(int threads, long rounds, char* block, long each, int shared)`` and returns the seconds between the
-    moment all threads are there and the moment all are done.
-    """
+    """C++ of the measuring kernels, for vectors of so many bytes and so many sums at once."""
     names = [f"s{i}" for i in range(accumulators)]
-    peaks = "\n".join(_peak_text(name, c, vector_bytes, names) for name, c in (("f32", "float"), ("f64", "double")))
     lanes = range(8)
-    load = " ".join(f"s{i} ^= p[i + {i}];" for i in lanes)
-    return f"""
-struct Time {{ long seconds, nanoseconds; }};
-extern "C" int clock_gettime(int, Time*);
-extern "C" int omp_get_thread_num();
-static double now() {{ Time t; clock_gettime(1, &t); return t.seconds + 1e-9 * t.nanoseconds; }}
-#define DCIR_MEASURE extern "C" __attribute__((visibility("default"))) double
-#define DCIR_TIMED(WORK) \\
-  double start = 0, end = 0; \\
-  _Pragma("omp parallel num_threads(threads)") {{ \\
-    int me = omp_get_thread_num(); (void)me; \\
-    _Pragma("omp barrier") \\
-    if (!me) start = now(); \\
-    WORK \\
-    _Pragma("omp barrier") \\
-    if (!me) end = now(); \\
-  }} \\
-  return end - start;
-typedef long Long __attribute__((vector_size({vector_bytes})));
-static volatile long sink;
-DCIR_MEASURE dcir_touch(int threads, char* block, long bytes) {{
-  _Pragma("omp parallel for num_threads(threads) schedule(static)")
-  for (long i = 0; i < bytes; i++) block[i] = (char)(i * 7);
-  return 0;
-}}
-static void stream(const char* from, const char* to) {{
-  const Long* p = (const Long*)from; long n = (to - from) / sizeof(Long);
-  Long {", ".join(f"s{i} = {{}}" for i in lanes)};
-  for (long i = 0; i < n; i += 8) {{ {load} }}
-  Long s = {" ^ ".join(f"s{i}" for i in lanes)};
-  sink = s[0];
-}}
-DCIR_MEASURE dcir_read(int threads, long rounds, char* block, long each, int shared) {{
-  DCIR_TIMED(
-    const char* from = shared ? block : block + me * each;
-    long skip = shared ? each / {_CHUNK} * me / threads * {_CHUNK} : 0;
-    for (long r = 0; r < rounds; r++) {{
-      stream(from + skip, from + each);
-      __asm__ volatile("" : : "r"(from) : "memory");
-      stream(from, from + skip);
-      __asm__ volatile("" : : "r"(from) : "memory");
-    }})
-}}
-DCIR_MEASURE dcir_barrier(int threads, long rounds, char*, long, int) {{
-  DCIR_TIMED(for (long r = 0; r < rounds; r++) {{ _Pragma("omp barrier") }})
-}}
-DCIR_MEASURE dcir_region(int threads, long rounds, char*, long, int) {{
-  double start = now();
-  for (long r = 0; r < rounds; r++) {{
-    _Pragma("omp parallel num_threads(threads)") {{ __asm__ volatile("" : : : "memory"); }}
-  }}
-  return now() - start;
-}}
-{peaks}
-"""
+    return text_of.kernels(
+        vector_bytes=vector_bytes,
+        chunk=_CHUNK,
+        load=" ".join(f"s{i} ^= p[i + {i}];" for i in lanes),
+        starts=", ".join(f"s{i} = {{}}" for i in lanes),
+        together=" ^ ".join(f"s{i}" for i in lanes),
+        peaks="\n".join(_peak_text(name, c, vector_bytes, names) for name, c in (("f32", "float"), ("f64", "double"))),
+    )
 
 
 def _peak_text(name: str, c_type: str, vector_bytes: int, sums: list[str]) -> str:
-    """Independent chains of fused multiply-adds, enough to fill every unit's pipeline."""
-    turn = " ".join(f"{s} = {s} * x + y;" for s in sums)
-    total = " + ".join(sums)
-    lanes = vector_bytes // (4 if c_type == "float" else 8)
-    return f"""
-typedef {c_type} V{name} __attribute__((vector_size({vector_bytes})));
-static void peak_{name}(long rounds, {c_type} factor) {{
-  V{name} x, y;
-  for (int i = 0; i < {lanes}; i++) {{ x[i] = factor; y[i] = 1 - factor; }}
-  V{name} {", ".join(f"{s} = x + {i}" for i, s in enumerate(sums))};
-  for (long r = 0; r < rounds; r++) {{ {turn} }}
-  V{name} s = {total};
-  sink = (long)s[0];
-}}
-DCIR_MEASURE dcir_fma_{name}(int threads, long rounds, char*, long each, int) {{
-  DCIR_TIMED(peak_{name}(rounds, ({c_type})0.999 - each);)
-}}"""
+    return text_of.peak(
+        name=name,
+        c_type=c_type,
+        vector_bytes=vector_bytes,
+        lanes=vector_bytes // (4 if c_type == "float" else 8),
+        starts=", ".join(f"{s} = x + {i}" for i, s in enumerate(sums)),
+        turn=" ".join(f"{s} = {s} * x + y;" for s in sums),
+        total=" + ".join(sums),
+    )

@@ -5,7 +5,8 @@ import ctypes
 import pytest
 
 from dcir.codegen.cpp.bundles import bundle_text, bundles
-from dcir.codegen.cpp.toolchain import Unit, compile_objects, compiler_runs, default_flags, link_shared
+from dcir.codegen.cpp.compiler_process import compiler_runs
+from dcir.codegen.cpp.toolchain import Unit, compile_objects, default_flags, link_shared
 from dcir.errors import CompilerFailed
 from dcir.isa import host_isa
 

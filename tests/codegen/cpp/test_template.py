@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dcir import driver as package
 from dcir.codegen.cpp import template
 from dcir.codegen.cpp.template import FOLDER, INLINE, NOINLINE, Template, templates
 
 PACKAGE = Path(template.__file__).resolve().parent.parent
+DRIVER = Path(package.__file__).resolve().parent
 NAMES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.inc"))
 
 
@@ -99,7 +101,7 @@ def uses(path):
             yield from ((part, called) for part in parts(node.func))
 
 
-ALL_USES = [(path, *use) for path in sorted(PACKAGE.rglob("*.py")) for use in uses(path)]
+ALL_USES = [(path, *use) for path in sorted([*PACKAGE.rglob("*.py"), *DRIVER.rglob("*.py")]) for use in uses(path)]
 
 
 def test_every_use_fits():

@@ -10,11 +10,11 @@ import pytest
 
 from dcir.cache import Cache
 from dcir.codegen.cpp import toolchain as build
+from dcir.codegen.cpp.compiler_process import compiler_runs
 from dcir.codegen.cpp.toolchain import (
     Toolchain,
     Unit,
     compile_objects,
-    compiler_runs,
     default_flags,
     find_compiler,
     link_shared,
@@ -58,6 +58,7 @@ def test_a_second_process_runs_no_compiler(tmp_path):
 import sys
 from pathlib import Path
 from dcir.cache import Cache
+from dcir.codegen.cpp.compiler_process import compiler_runs
 from dcir.codegen.cpp.toolchain import *
 from dcir.isa import host_isa
 cache = Cache(Path(sys.argv[1]))
@@ -202,6 +203,7 @@ import sys
 from pathlib import Path
 import ctypes, torch
 from dcir.cache import Cache
+from dcir.codegen.cpp.compiler_process import compiler_runs
 from dcir.codegen.cpp.toolchain import *
 from dcir.isa import host_isa
 cache = Cache(Path(sys.argv[1]))

@@ -411,7 +411,7 @@ def test_from_c(tmp_path):
 
 def test_loading_compiles_nothing(linear):
     code = (
-        "import sys, torch, dcir; from dcir.codegen.cpp.toolchain import compiler_runs;"
+        "import sys, torch, dcir; from dcir.codegen.cpp.compiler_process import compiler_runs;"
         "dcir.load(sys.argv[1])(torch.zeros(1, 8)); sys.exit(compiler_runs.total)"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(linear[1])], check=True)

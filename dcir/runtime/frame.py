@@ -1,0 +1,97 @@
+"""One call's pointer table, and what makes the buffers of its results."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defined]  # not in its stub
+
+from dcir.ops.torch_types import FROM_NAME
+from dcir.runtime.backward_blocks import window
+from dcir.runtime.buffers import POOLED_BYTES, BufferPool
+from dcir.runtime.preparation import Prepared
+from dcir.runtime.program_info import BufferInfo
+
+if TYPE_CHECKING:
+    from dcir.runtime.program import Fixed, Program
+
+CALL_BACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+# Half the time of torch.empty_strided, which asks the dispatcher where memory is to be; that it is this machine's is known here.
+_EMPTY: Callable[..., torch.Tensor] = _empty_strided_cpu
+
+
+class Frame:
+    """One call's pointer table."""
+
+    def __init__(self, program: Program) -> None:
+        info = program.info
+        self.prepared: Prepared | None = None
+        self.addresses: list[int] = []
+        # Which ``Fixed`` the table is filled for: itself it reaches the module, which nothing that its code is held by may hold.
+        self.fixed: object = None
+        self.table = (ctypes.c_void_p * max(info.table_size, 1))()
+        for slot, t in zip(info.constant_slots, program.constants, strict=True):
+            self.table[slot] = t.data_ptr()
+        self.address = ctypes.addressof(self.table)
+        self.error: BaseException | None = None
+        callbacks, table = info.callbacks, self.table
+
+        def call(number: int) -> int:
+            try:
+                callbacks[number](table)
+            except BaseException as e:
+                self.error = e
+                return 1
+            return 0
+
+        self.call_back = CALL_BACK(call)
+        self.calls = ctypes.cast(self.call_back, ctypes.c_void_p).value or 0
+
+    def fill(self, fixed: Fixed) -> None:
+        """Give the table what stays as it was."""
+        for slot, address in fixed.places:
+            self.table[slot] = address
+        if fixed.prepared is not None:
+            self.prepared, self.addresses = fixed.prepared, fixed.prepared.addresses
+            self.table[1] = fixed.prepared.block.address
+        self.fixed = fixed.token
+
+
+# From the arguments of a call and the blocks it has taken to a buffer.
+Maker = Callable[[Sequence[Any], Sequence[torch.Tensor]], torch.Tensor]
+
+
+def fresh(info: BufferInfo) -> Maker:
+    """A buffer of its own."""
+    new = new_buffer(info)
+    return lambda args, blocks: new()
+
+
+def placed(info: BufferInfo, block: int, offset: int) -> Maker:
+    """A buffer in a block that the call has taken."""
+    dtype = FROM_NAME[info.dtype]
+    return lambda args, blocks: window(blocks[block], offset, info.shape, info.strides, dtype)
+
+
+def beginning(info: BufferInfo, argument: int) -> Maker:
+    """A buffer where an argument begins."""
+    dtype = FROM_NAME[info.dtype]
+    return lambda args, blocks: window(args[argument], 0, info.shape, info.strides, dtype)
+
+
+def new_buffer(info: BufferInfo) -> Callable[[], torch.Tensor]:
+    """A function that gives a result buffer nobody else holds."""
+    dtype = FROM_NAME[info.dtype]
+    if pooled(info):
+        return BufferPool(info.shape, info.strides, dtype).take
+    return functools.partial(_EMPTY, info.shape, info.strides, dtype)
+
+
+def pooled(info: BufferInfo) -> bool:
+    """Whether buffers are lent again once nobody holds them."""
+    return math.prod(info.shape) * FROM_NAME[info.dtype].itemsize >= POOLED_BYTES

@@ -1,0 +1,1 @@
+"""What of a loop nest is static, and chains of operations by static values."""
