@@ -22,12 +22,14 @@ class Isa:
         vector_bytes: width of a vector register.
         registers: number of vector registers.
         processor: a processor that has it, by GCC's name.
+        slow_fills: whether tiles wait for the first-level cache to be filled from the second (``slow_to_fill``).
     """
 
     name: str
     vector_bytes: int
     registers: int
     processor: str
+    slow_fills: bool = False
 
     @property
     def vectors(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from dcir.cache import Cache, key_of
 from dcir.codegen.backend import Kernel, Steps
 from dcir.codegen.cpp.emitters import EMITTERS
-from dcir.codegen.cpp.kernels.size_generic import sizeless
+from dcir.codegen.cpp.kernels.size_generic import size_generic
 from dcir.codegen.cpp.print_driver import BESIDE, driver_text
 from dcir.codegen.cpp.print_kernel import HEADER, kernel_body
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
@@ -24,7 +24,7 @@ class CppBackend:
 
     def size_generic(self, spec: Any, machine: Machine) -> tuple[Any, tuple[int, ...]] | None:
         """A loop nest of a few words, or a packing of weights, whose sizes are numbers in a table."""
-        return sizeless(spec, machine)
+        return size_generic(spec, machine)
 
     def driver_text(self, steps: Steps, *, profile: bool) -> str:
         """C++ of the driver."""

@@ -44,9 +44,9 @@ def command(
     """
     from dcir.driver import api
 
-    rivals = [name.strip() for name in against.split(",") if name.strip()]
+    baselines = [name.strip() for name in against.split(",") if name.strip()]
     with progress_bar(plain=plain, still=True) as progress:
         result = api.bench_file(
-            model, rivals, seconds, threads, level=level, shapes=shapes, batch=batch, percentiles=percentiles, progress=progress
+            model, baselines, seconds, threads, level=level, shapes=shapes, batch=batch, percentiles=percentiles, progress=progress
         )  # fmt: skip
     common.emit(result.to_text().rstrip(), result.to_json())

@@ -206,12 +206,12 @@ def bisect_file(
 
 
 def bench_file(
-    model: str | os.PathLike[str], rivals: Sequence[str], seconds: float, threads: int | None, **settings: Any
+    model: str | os.PathLike[str], baselines: Sequence[str], seconds: float, threads: int | None, **settings: Any
 ) -> Measurement:
     """Measure a model next to other ways to run it; see ``driver.bench``."""
     from dcir.driver.measure.bench import bench_file as measure
 
-    return measure(model, rivals, seconds, threads, **settings)
+    return measure(model, baselines, seconds, threads, **settings)
 
 
 def tune_file(

@@ -21,7 +21,7 @@ from dcir.driver.measure.tune_bench import BenchedKernel, Buffers, Trial
 from dcir.driver.targets.host import host_machine
 from dcir.identity import source_identity
 from dcir.ir.network import Network, Operand
-from dcir.isa import host_isa
+from dcir.isa import ISAS, host_isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
@@ -193,22 +193,23 @@ def test_every_alternative_computes_the_same(cache, name, threads):
 
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_tiles_that_are_fed_ahead(cache, monkeypatch, slow, threads):
+def test_tiles_that_are_fed_ahead(cache, slow, threads):
     """Rows packed and the next panel fetched: taken where caches fill slowly, offered elsewhere, right on every processor."""
-    monkeypatch.setattr(packed_blocking, "slow_to_fill", lambda: slow)
-    monkeypatch.setenv("DCIR_ISA", host_isa().vectors)
+    isa = replace(ISAS[host_isa().vectors], slow_fills=slow)
     spec = product(101, 1000, 700)
-    taken = EMITTERS.decisions(spec, Machine(host_isa(), threads)).taken
-    if host_isa().vectors == "avx512" and not host_isa().matrix_unit:
+    taken = EMITTERS.decisions(spec, Machine(isa, threads)).taken
+    if isa.vectors == "avx512":
         assert (taken["copy"] == packed_blocking.PACKED, bool(taken["spread"])) == (slow, slow)
-    _check_alternatives(cache, spec, sizes_of(spec), threads)
+    _check_alternatives(cache, spec, sizes_of(spec), threads, isa)
 
 
-def _check_alternatives(cache, spec, sizes, threads):
-    choices = EMITTERS.alternatives(spec, Machine(host_isa(), threads))[1:]
+def _check_alternatives(cache, spec, sizes, threads, isa=None):
+    made = target(threads)
+    made = replace(made, machine=replace(made.machine, isa=isa or host_isa()))
+    choices = EMITTERS.alternatives(spec, made.machine)[1:]
     assert len(choices) > 1
     kernel = BenchedKernel(spec, *TYPES, sizes, (0, 0, 0), (False, True, False), 1, min(threads, 2))
-    trial = Trial(Buffers(kernel, 0, rates()), [MODELS, *choices], target(threads), cache)
+    trial = Trial(Buffers(kernel, 0, rates()), [MODELS, *choices], made, cache)
     wrong = [str(c) for i, c in enumerate(choices, 1) if not trial.right(i)]
     assert not wrong
     assert all(len(t) == 2 and min(t) > 0 for t in trial.run(0.0, 2))

@@ -34,7 +34,7 @@ from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier3_layout.layout.binary_min_cut import Agreement
 from dcir.transforms.tier3_layout.layout.channels import Snapshot, channel_dimensions, image_windows
 from dcir.transforms.tier3_layout.layout.layout_costs import Layouts, convolution_costs, program_costs, window_costs
-from dcir.transforms.tier3_layout.layout.relayout import LayoutCopy, Side, Wired, moved
+from dcir.transforms.tier3_layout.layout.relayout import BoundOperator, LayoutCopy, Side, moved
 
 
 @dataclass(frozen=True)
@@ -214,9 +214,9 @@ class _Mapper:
     """Moves operators; equal operators with equal operands once."""
 
     def __init__(self) -> None:
-        self._done: dict[Any, Wired | Refusal] = {}
+        self._done: dict[Any, BoundOperator | Refusal] = {}
 
-    def moved(self, w: Wired, move: Move, way: str) -> Wired | Refusal:
+    def moved(self, w: BoundOperator, move: Move, way: str) -> BoundOperator | Refusal:
         """The operator with its operands in the old container put into the new one."""
         if isinstance(w.spec, TorchCall):
             return Refusal("calls into torch keep the layout of their operands")
@@ -230,19 +230,19 @@ class _Mapper:
         c = move.layouts.container
         key = (w.spec, ins, outs, c.shape, c.strides, move.layouts.last, way)
         if key not in self._done:
-            self._done[key] = self._first(Wired(w.spec, ins, outs), move, way)
+            self._done[key] = self._first(BoundOperator(w.spec, ins, outs), move, way)
         new = self._done[key]
         if isinstance(new, Refusal):
             return new
         back = {v: k for k, v in names.items()} | {"target": move.new}
-        return Wired(
+        return BoundOperator(
             new.spec,
             tuple(Operand(back[o.data], o.offset) for o in new.ins),
             tuple(Operand(back[o.data], o.offset) for o in new.outs),
         )
 
     @staticmethod
-    def _first(w: Wired, move: Move, way: str) -> Wired | Refusal:
+    def _first(w: BoundOperator, move: Move, way: str) -> BoundOperator | Refusal:
         """Over joined dimensions, which may run as one; else over each, which guards speak of."""
         plain = Move("source", move.layouts, "target")
         copy = plain.copy(joined=True)

@@ -22,7 +22,7 @@ from dcir.ir.refusal import Refusal
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.torch_call import TorchCall
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier3_layout.layout.relayout import LayoutCopy, Wired, copy_between, copy_of, moved
+from dcir.transforms.tier3_layout.layout.relayout import BoundOperator, LayoutCopy, copy_between, copy_of, moved
 
 _FIELDS = {1: "k", 2: "v"}
 
@@ -73,7 +73,7 @@ class ReadCacheInPlace(Pass):
 
     def _try(self, net: Network, op: Op, outcome: PassResult, made: list[str]) -> Refusal | None:
         """Cut both; the reason why not. ``made`` are the containers that were added."""
-        changed: dict[Op, Wired] = {}
+        changed: dict[Op, BoundOperator] = {}
         cuts: list[_Cut] = []
         for i in _FIELDS:
             cut = self._cut(net, op, i, changed, made)
@@ -102,7 +102,7 @@ class ReadCacheInPlace(Pass):
         outcome.changed += 1
         return None
 
-    def _cut(self, net: Network, op: Op, i: int, changed: dict[Op, Wired], made: list[str]) -> _Cut | Refusal:
+    def _cut(self, net: Network, op: Op, i: int, changed: dict[Op, BoundOperator], made: list[str]) -> _Cut | Refusal:
         """Cut the keys (``i`` = 1) or the values (2); what writers will be goes to ``changed``."""
         spec = op.known(AttentionSpec)
         ins, strides = net.ins(op), getattr(spec, _FIELDS[i])
@@ -115,7 +115,7 @@ class ReadCacheInPlace(Pass):
             first = _positions(spec, strides, copy) if copy is not None else None
             if copy is None or first is None:
                 continue
-            part = Wired(replace(spec, n=first), ins, net.outs(op))
+            part = BoundOperator(replace(spec, n=first), ins, net.outs(op))
             new = moved(part, copy, copy.target, "in")
             if isinstance(new, Refusal):
                 continue
@@ -133,7 +133,7 @@ class ReadCacheInPlace(Pass):
                     continue
                 if isinstance(writer.spec, TorchCall):
                     return Refusal("calls into torch keep the layout of their results")
-                was = changed.get(writer, Wired(writer.spec, net.ins(writer), net.outs(writer)))
+                was = changed.get(writer, BoundOperator(writer.spec, net.ins(writer), net.outs(writer)))
                 there = moved(was, aside, aside.source, "out")
                 if isinstance(there, Refusal):
                     return there

@@ -26,14 +26,14 @@ from dcir.ir.refusal import Refusal
 from dcir.ir.statements import Load, Read, Store
 from dcir.ops.library.torch_call import TorchCall
 from dcir.transforms.base import Pass, PassResult
-from dcir.transforms.tier3_layout.layout.relayout import LayoutCopy, Wired, copy_between, copy_of, moved
+from dcir.transforms.tier3_layout.layout.relayout import BoundOperator, LayoutCopy, copy_between, copy_of, moved
 
 
 class _Rewired(NamedTuple):
     """What an operator will be."""
 
     op: Op
-    to: Wired
+    to: BoundOperator
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class SinkCopies(Pass):
         place = {old: new for new, old in enumerate(kept)}
         rest = tuple(changed[i].renumbered(place) for i in kept)
         lean = compact(replace(p, inputs=(*p.inputs, *types), body=rest), [*ins, target], outs)
-        return [*plan, _Rewired(op, Wired(lean.program, lean.ins, lean.outs))]
+        return [*plan, _Rewired(op, BoundOperator(lean.program, lean.ins, lean.outs))]
 
     def _readers(self, net: Network, copy: LayoutCopy, results: set[str]) -> list[_Rewired] | Refusal:
         """All readers of the copy as readers of its source."""
@@ -122,7 +122,7 @@ class SinkCopies(Pass):
         for reader in net.readers(data):
             if isinstance(reader.spec, TorchCall):
                 return Refusal("calls into torch keep the layout of their operands")
-            new = moved(Wired(reader.spec, net.ins(reader), net.outs(reader)), copy, copy.target, "in")
+            new = moved(BoundOperator(reader.spec, net.ins(reader), net.outs(reader)), copy, copy.target, "in")
             if isinstance(new, Refusal):
                 return new
             plan.append(_Rewired(reader, new))
@@ -137,5 +137,5 @@ class SinkCopies(Pass):
         if len(writers) != 1 or net.readers(data) != [op]:
             return Refusal("the copy's source has other readers or writers")
         writer = writers[0]
-        new = moved(Wired(writer.spec, net.ins(writer), net.outs(writer)), copy, copy.source, "out")
+        new = moved(BoundOperator(writer.spec, net.ins(writer), net.outs(writer)), copy, copy.source, "out")
         return new if isinstance(new, Refusal) else [_Rewired(writer, new)]

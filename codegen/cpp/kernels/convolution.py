@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dcir.codegen.cpp.emitters import plan, planner
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution, supports_convolution
-from dcir.codegen.cpp.tiles.conv.winograd_weights import SizelessWinogradWeights, plan_weights, plan_weights_sizeless
+from dcir.codegen.cpp.tiles.conv.winograd_weights import (
+    SizeGenericWinogradWeights,
+    plan_size_generic_weights,
+    plan_weights,
+)
 from dcir.codegen.plan import KernelPlan
 from dcir.cost.machine import Machine
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -25,7 +29,7 @@ def plan_weights_node(spec: WinogradWeightsSpec, machine: Machine) -> KernelPlan
     return plan_weights(spec, machine.isa)
 
 
-@planner(SizelessWinogradWeights)
-def plan_weights_sizeless_node(spec: SizelessWinogradWeights, machine: Machine) -> KernelPlan:
+@planner(SizeGenericWinogradWeights)
+def plan_size_generic_weights_node(spec: SizeGenericWinogradWeights, machine: Machine) -> KernelPlan:
     """The same kernel for all sizes."""
-    return plan_weights_sizeless(spec, machine.isa)
+    return plan_size_generic_weights(spec, machine.isa)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.kernels.loop_nest_schedule import SERIAL_POINTS
 from dcir.codegen.cpp.kernels.loop_nest_statements import Statements
-from dcir.codegen.cpp.tiles.conv.winograd_weights import weights_sizeless
+from dcir.codegen.cpp.tiles.conv.winograd_weights import size_generic_weights
 from dcir.codegen.plan import KernelPlan, Phase, SizeGeneric
 from dcir.cost.machine import Machine
 from dcir.ir.loop_forms import collapse, drop_roundings, drop_unit_loops, order_loops
@@ -30,7 +30,7 @@ _IN_TEXT = 2
 
 
 @dataclass(frozen=True)
-class SizelessProgram(SizeGeneric):
+class SizeGenericNest(SizeGeneric):
     """All pointwise programs that differ only in their sizes.
 
     Attributes:
@@ -45,14 +45,14 @@ class SizelessProgram(SizeGeneric):
     kind = "sizeless"
 
 
-def sizeless(spec: Operator, machine: Machine) -> tuple[SizeGeneric, tuple[int, ...]] | None:
+def size_generic(spec: Operator, machine: Machine) -> tuple[SizeGeneric, tuple[int, ...]] | None:
     """The spec of the kernel for all sizes, whose last input is a table, and that table. None: there is no such kernel."""
     if isinstance(spec, WinogradWeightsSpec):
-        return weights_sizeless(spec, machine.isa, machine.threads)
+        return size_generic_weights(spec, machine.isa, machine.threads)
     return _program(spec) if isinstance(spec, LoopNest) else None
 
 
-def _program(program: LoopNest) -> tuple[SizelessProgram, tuple[int, ...]] | None:
+def _program(program: LoopNest) -> tuple[SizeGenericNest, tuple[int, ...]] | None:
     """The extents come first in the table. None: the program has reductions or gathers."""
     if program.inner or any(isinstance(s, (Reduce, Gather)) for s in program.body):
         return None
@@ -78,17 +78,17 @@ def _program(program: LoopNest) -> tuple[SizelessProgram, tuple[int, ...]] | Non
         return s.over_loops(wider, lambda d: d + missing)
 
     pattern = replace(p, outer=(2,) * rank, body=tuple(in_table(s) for s in p.body))
-    return SizelessProgram(pattern, p.points() >= SERIAL_POINTS), tuple(numbers)
+    return SizeGenericNest(pattern, p.points() >= SERIAL_POINTS), tuple(numbers)
 
 
-@planner(SizelessProgram)
-def plan_sizeless(spec: SizelessProgram, machine: Machine) -> KernelPlan:
+@planner(SizeGenericNest)
+def plan_size_generic(spec: SizeGenericNest, machine: Machine) -> KernelPlan:
     """The kernel; its table is the input after the program's own."""
     return _SizeGenericEmitter(spec, machine).plan()
 
 
 class _SizeGenericEmitter(Statements):
-    def __init__(self, spec: SizelessProgram, machine: Machine) -> None:
+    def __init__(self, spec: SizeGenericNest, machine: Machine) -> None:
         super().__init__(spec.pattern)
         self._short = {}  # known from extents only
         self.jobs = 8 * machine.threads if spec.parallel and machine.threads > 1 else 1

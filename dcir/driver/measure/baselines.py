@@ -19,21 +19,21 @@ Run = Callable[[], Sequence[Any]]
 PACKAGES = {"ort": "onnxruntime", "ov": "openvino"}
 WRITER = "onnxscript"
 """With what PyTorch writes an ONNX file; the extra ``bench`` of dcir brings it."""
-RIVALS = ("eager", "inductor", *PACKAGES)
+BASELINES = ("eager", "inductor", *PACKAGES)
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse rivals that nobody knows.
+    """Refuse baselines that nobody knows.
 
     Raises:
         OptionError: there is one.
     """
     for name in names:
-        if name not in RIVALS:
-            raise OptionError(f"nothing known about {name!r}", where="--against", hint="one of " + ", ".join(RIVALS))
+        if name not in BASELINES:
+            raise OptionError(f"nothing known about {name!r}", where="--against", hint="one of " + ", ".join(BASELINES))
 
 
-def rivals(model: BenchModel, names: Sequence[str], threads: int, folder: Path) -> tuple[dict[str, Run], list[str]]:
+def baselines(model: BenchModel, names: Sequence[str], threads: int, folder: Path) -> tuple[dict[str, Run], list[str]]:
     """Calls by name, in the order of ``names``; and notes about those that cannot run here.
 
     Args:
@@ -75,7 +75,7 @@ def _feed(model: BenchModel, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _onnxruntime(model: BenchModel, threads: int, folder: Path) -> Run:
-    # By name: what dcir does never stands on its rivals, and this way no checker has to make an exception.
+    # By name: what dcir does never stands on its baselines, and this way no checker has to make an exception.
     onnxruntime = importlib.import_module("onnxruntime")
     path, names = as_onnx(model, folder)
     options = onnxruntime.SessionOptions()

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from dcir.codegen.cpp.toolchain import cpu_identity
 from dcir.driver.ahead import compile as ahead
-from dcir.driver.measure.baselines import RIVALS, Run, check_names, rivals
+from dcir.driver.measure.baselines import Run, baselines, check_names
 from dcir.driver.measure.models import BenchModel, open_model
 from dcir.driver.optimize import compiled_with
 from dcir.driver.session import Progress, Session
@@ -29,7 +29,7 @@ from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.runtime.artefact import load_artefact
 
-__all__ = ["RIVALS", "BenchRow", "Measurement", "bench_file", "measure", "relative_error"]
+__all__ = ["BenchRow", "Measurement", "bench_file", "measure", "relative_error"]
 
 _WARM_UP = 3
 _LEAST = 5
@@ -164,7 +164,7 @@ def relative_error(ours: Sequence[Any], exact: Sequence[Any]) -> float:
 
 def bench_file(
     source: str | os.PathLike[str],
-    rival_names: Sequence[str],
+    baseline_names: Sequence[str],
     seconds: float,
     threads: int | None,
     *,
@@ -178,7 +178,7 @@ def bench_file(
 
     Args:
         source: an ONNX or .dcir file, or ``file.py:function`` (see ``models.open_model``).
-        rival_names: from ``RIVALS``; a .dcir file holds only dcir's code and is measured alone.
+        baseline_names: from ``baselines.BASELINES``; a .dcir file holds only dcir's code and is measured alone.
         seconds: time for each.
         threads: size of the thread team; None means as many as torch uses.
         level: of dcir's optimisation.
@@ -190,7 +190,7 @@ def bench_file(
         OptionError: an unknown rival, or sizes for a model that takes none.
         InvalidInput: no model is there.
     """
-    check_names(rival_names)
+    check_names(baseline_names)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     done = Measurement(str(source), threads or before)
@@ -199,12 +199,12 @@ def bench_file(
             if os.path.isfile(source) and ahead.is_artefact(source):
                 if shapes or batch:
                     raise InvalidInput("the sizes of a .dcir file are fixed", where=str(source))
-                runs = _of_artefact(source, rival_names, done)
+                runs = _of_artefact(source, baseline_names, done)
                 done.rows = measure(runs, seconds, percentiles=percentiles, progress=progress)
                 return done
             model = open_model(source, shapes, batch)
             runs = {"dcir": _ours(model, Options.make(threads=done.threads, level=level), progress)}
-            others, notes = rivals(model, rival_names, done.threads, Path(folder))
+            others, notes = baselines(model, baseline_names, done.threads, Path(folder))
             done.notes += notes
             done.reference, exact = _reference(model)
             done.rows = measure(runs | others, seconds, exact, percentiles, progress)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from dcir.codegen.cpp.toolchain import cpu_identity
 from dcir.cost.machine import Machine
-from dcir.isa import host_isa
+from dcir.isa import host_isa, slow_to_fill
 from dcir.targets import DEFAULT, target_class
 
 
@@ -18,7 +19,8 @@ def host_machine(threads: int | None = None) -> Machine:
     Raises:
         OptionError: DCIR_ISA names no known instruction set.
     """
-    return Machine(host_isa(), threads or torch.get_num_threads(), cpu_identity())
+    isa = replace(host_isa(), slow_fills=slow_to_fill())
+    return Machine(isa, threads or torch.get_num_threads(), cpu_identity())
 
 
 def host_target(threads: int | None = None, name: str = DEFAULT) -> Any:

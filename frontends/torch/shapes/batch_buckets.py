@@ -192,7 +192,7 @@ def difference(first: Imported, second: Imported, batched: Sequence[int], result
     return inseparable(first.network, second.network, SHOWN, batched)
 
 
-class Pieces:
+class BatchBuckets:
     """A graph that is called with batches of any size, everything else being as in a call before.
 
     Args:

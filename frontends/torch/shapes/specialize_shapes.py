@@ -19,7 +19,7 @@ from torch._dynamo.convert_frame import compile_lock
 from dcir.errors import RecompileWarning, Unsupported
 from dcir.frontends.torch.admission import argument_name
 from dcir.frontends.torch.context import Sizes
-from dcir.frontends.torch.shapes.batch_buckets import Pieces, Trace, Traced, find_batch, in_pieces
+from dcir.frontends.torch.shapes.batch_buckets import BatchBuckets, Trace, Traced, find_batch, in_pieces
 from dcir.ir.refusal import Refusal
 from dcir.user_code import warn_user
 
@@ -55,7 +55,7 @@ class BySize:
         self.gm, self._specialise, self._limit, self._on_sizes = gm, specialise, limit, on_sizes
         self._trace = trace
         self.batch = find_batch(gm)
-        self.pieces: dict[Any, Pieces | Refusal] = {}
+        self.pieces: dict[Any, BatchBuckets | Refusal] = {}
         self.places = symbolic_places(gm, examples, inputs)
         self._numbers = _number_places(gm)
         self.programs: dict[Any, Callable[..., Any]] = {}
@@ -93,7 +93,7 @@ class BySize:
         if isinstance(self.batch, Refusal) or not self.pieces or self.batch.size(args) < 2:
             return None
         found = self.pieces.get(self._key(args, self.batch.tensors, self.batch.numbers))
-        return found if isinstance(found, Pieces) and found.ready(args) else None
+        return found if isinstance(found, BatchBuckets) and found.ready(args) else None
 
     def sizes(self, args: Sequence[Any]) -> Sizes:
         """The symbolic sizes in a list of arguments."""
@@ -116,7 +116,7 @@ class BySize:
         remark = ""
         if self.made:
             found = self._split(args)
-            if isinstance(found, Pieces):
+            if isinstance(found, BatchBuckets):
                 found.prepare(args)
                 return found
             remark = f"each batch is compiled for itself: {found.reason}"
@@ -153,7 +153,7 @@ class BySize:
         known = self.programs.get(self._key(like))  # a batch that was compiled as a whole may be of that size
         return known if known is not None else self._compile(like, f"a piece of any batch: {images} images", traced)
 
-    def _split(self, args: Sequence[Any]) -> Pieces | Refusal:
+    def _split(self, args: Sequence[Any]) -> BatchBuckets | Refusal:
         """The program of any batch, or why there is none."""
         batch = self.batch
         if isinstance(batch, Refusal):
@@ -167,7 +167,7 @@ class BySize:
             (output,) = (n for n in self.gm.graph.nodes if n.op == "output")
             results = len(output.args[0]) if isinstance(output.args[0], tuple | list) else 1
             found = in_pieces(self._trace(self._with_numbers(args)), batch, args, results)
-            self.pieces[key] = found if isinstance(found, Refusal) else Pieces(batch, found, self._piece)
+            self.pieces[key] = found if isinstance(found, Refusal) else BatchBuckets(batch, found, self._piece)
         return self.pieces[key]
 
 

@@ -80,9 +80,9 @@ def test_all_ways_give_the_same_results(source, tmp_path):
     model = open_model(source + "make")
     with torch.no_grad():
         want = [t.numpy() for t in model.module(*model.inputs)]
-        runs, notes = baselines.baselines(model, baselines.RIVALS, 1, tmp_path)
+        runs, notes = baselines.baselines(model, baselines.BASELINES, 1, tmp_path)
         absent = {name for name in baselines.PACKAGES if any(n.startswith(name) for n in notes)}
-        assert set(runs) == set(baselines.RIVALS) - absent and len(notes) == len(absent)
+        assert set(runs) == set(baselines.BASELINES) - absent and len(notes) == len(absent)
         for run in runs.values():
             for got, expected in zip(run(), want, strict=True):
                 np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-5, atol=1e-6)

@@ -16,7 +16,7 @@ from dcir.ir.loop_nest import LoopNest, stored_by
 from dcir.ir.network import Container, Network, Operand
 from dcir.ir.statements import Access, Index, Read, Store
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.transforms.tier3_layout.layout.relayout import Wired
+from dcir.transforms.tier3_layout.layout.relayout import BoundOperator
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ class Snapshot:
 
     def __init__(self, net: Network) -> None:
         self.net = net
-        self.ops: dict[Op, Wired] = {op: Wired(op.spec, tuple(net.ins(op)), tuple(net.outs(op))) for op in net.ops()}
+        self.ops: dict[Op, BoundOperator] = {
+            op: BoundOperator(op.spec, tuple(net.ins(op)), tuple(net.outs(op))) for op in net.ops()
+        }
         self.readers: dict[str, list[Op]] = defaultdict(list)
         self.writers: dict[str, list[Op]] = defaultdict(list)
         for op, w in self.ops.items():
@@ -178,7 +180,7 @@ def channel_loops(shot: Snapshot, op: Op, data: str, channels: frozenset[int]) -
     return list(loops)
 
 
-def image_windows(w: Wired) -> list[tuple[Operand, tuple[int, ...], tuple[int, ...]]]:
+def image_windows(w: BoundOperator) -> list[tuple[Operand, tuple[int, ...], tuple[int, ...]]]:
     """A convolution's operands that are images: where they begin, shapes and strides over (n, channel, *space)."""
     spec = w.spec
     if not isinstance(spec, ConvolutionSpec):

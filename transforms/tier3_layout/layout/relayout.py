@@ -104,7 +104,7 @@ def copy_between(p: LoopNest, source: Operand, target: Operand) -> LayoutCopy:
     return LayoutCopy(p.dims, Side(source, pair[0].strides), Side(target, pair[1].strides))
 
 
-class Wired(NamedTuple):
+class BoundOperator(NamedTuple):
     """A spec and its operands."""
 
     spec: Operator
@@ -112,7 +112,7 @@ class Wired(NamedTuple):
     outs: Sequence[Operand]
 
 
-def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | Refusal:
+def moved(was: BoundOperator, copy: LayoutCopy, walked: Side, way: str) -> BoundOperator | Refusal:
     """An operator with its operands on one side of the copy put on the other, or why it cannot be; ``way``: "in" or "out"."""
     if isinstance(was.spec, LoopNest):
         mapped = _moved_program(was.spec, copy, walked, was.ins if way == "in" else was.outs, way)
@@ -120,7 +120,7 @@ def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | Refus
             return mapped
         ins, outs = (mapped[1], was.outs) if way == "in" else (was.ins, mapped[1])
         lean = compact(mapped[0], ins, outs)
-        return Wired(lean.program, lean.ins, lean.outs)
+        return BoundOperator(lean.program, lean.ins, lean.outs)
     product = was
     if isinstance(was.spec, Product) and was.spec.epilogue is not None:
         after = _moved_epilogue(was, copy, walked, way)
@@ -136,16 +136,16 @@ def moved(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | Refus
         new = _moved_windows(spec, copy, walked, ins, product.outs, way)
     if isinstance(new, Refusal):
         return new
-    return Wired(new.spec, (*new.ins, *product.ins[own:]), new.outs)
+    return BoundOperator(new.spec, (*new.ins, *product.ins[own:]), new.outs)
 
 
-def _own_inputs(was: Wired) -> int:
+def _own_inputs(was: BoundOperator) -> int:
     """How many operands an operator reads before those of its epilogue."""
     epilogue = stored_by(was.spec)
     return len(was.ins) - (len(epilogue.inputs) - 1 if epilogue is not None else 0)
 
 
-def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wired | Refusal:
+def _moved_epilogue(was: BoundOperator, copy: LayoutCopy, walked: Side, way: str) -> BoundOperator | Refusal:
     """The epilogue's operands; its input 0 is the product, which lies nowhere."""
     own, p = _own_inputs(was), stored_by(was.spec)
     assert p is not None and isinstance(was.spec, Product)
@@ -161,12 +161,12 @@ def _moved_epilogue(was: Wired, copy: LayoutCopy, walked: Side, way: str) -> Wir
     # Along extents of 1 the product keeps its strides, which name a layout; the epilogue's are 0.
     kept = zip(was.spec.result_strides, first_store(lean.program).strides, p.dims, strict=True)
     strides = tuple(old if n == 1 else new for old, new, n in kept)
-    return Wired(was.spec.with_epilogue(lean.program, strides), (*was.ins[:own], *lean.ins[1:]), lean.outs)
+    return BoundOperator(was.spec.with_epilogue(lean.program, strides), (*was.ins[:own], *lean.ins[1:]), lean.outs)
 
 
 def _moved_contraction(
     old: ContractionSpec, copy: LayoutCopy, walked: Side, ins: Sequence[Operand], outs: Sequence[Operand], way: str
-) -> Wired | Refusal:
+) -> BoundOperator | Refusal:
     if old.panel and way == "in" and ins[1].data == walked.at.data:
         return Refusal("a packed operand keeps its layout")
     mapped = _moved_program(_as_loops(old), copy, walked, ins if way == "in" else outs, way)
@@ -180,12 +180,12 @@ def _moved_contraction(
     kind = Load if way == "in" else Store
     placed = [mapped[1][s.operand] for s in mapped[0].body if isinstance(s, kind)]
     ins, outs = (placed, outs) if way == "in" else (ins, placed)
-    return Wired(*_rows_first(spec, ins), outs)
+    return BoundOperator(*_rows_first(spec, ins), outs)
 
 
 def _moved_windows(
     spec: Operator, copy: LayoutCopy, walked: Side, ins: Sequence[Operand], outs: Sequence[Operand], way: str
-) -> Wired | Refusal:
+) -> BoundOperator | Refusal:
     """A spec that is no program, with every operand on one side of the copy put on the other."""
     fixed = Refusal(f"an operator of kind {spec.kind} keeps the layout of its operands")
     table = spec.windows()
@@ -208,7 +208,7 @@ def _moved_windows(
             return fixed
         spec = placed_spec
         placed[i] = Operand(other.at.data, to[1])
-    return Wired(spec, placed, outs) if way == "in" else Wired(spec, ins, placed)
+    return BoundOperator(spec, placed, outs) if way == "in" else BoundOperator(spec, ins, placed)
 
 
 def _as_loops(spec: ContractionSpec) -> LoopNest:

@@ -23,7 +23,7 @@ _SIZES = ("blocks", "ci", "co", "wo", "wi", "wh", "ww")
 
 
 @dataclass(frozen=True)
-class SizelessWinogradWeights(SizeGeneric):
+class SizeGenericWinogradWeights(SizeGeneric):
     """All transforms of weights that differ only in their sizes.
 
     Attributes:
@@ -42,12 +42,12 @@ class SizelessWinogradWeights(SizeGeneric):
     kind = "sizeless winograd weights"
 
 
-def weights_sizeless(
+def size_generic_weights(
     spec: WinogradWeightsSpec, isa: Isa, threads: int
-) -> tuple[SizelessWinogradWeights, tuple[int, ...]]:
+) -> tuple[SizeGenericWinogradWeights, tuple[int, ...]]:
     """The kernel of a transform for any sizes, and the table of its numbers."""
     order, jobs = _order(spec, isa), _units(spec, isa)
-    made = SizelessWinogradWeights(spec.dtype, spec.tile, spec.panel, spec.flipped, order, 8 * threads)
+    made = SizeGenericWinogradWeights(spec.dtype, spec.tile, spec.panel, spec.flipped, order, 8 * threads)
     return made, (jobs, *_sizes(spec, isa))
 
 
@@ -59,7 +59,7 @@ def plan_weights(spec: WinogradWeightsSpec, isa: Isa) -> KernelPlan:
     return assemble(Draft(name, spec.dtype, text, (TileStep(_units(spec, isa), "run"),)), isa, 1)
 
 
-def plan_weights_sizeless(spec: SizelessWinogradWeights, isa: Isa) -> KernelPlan:
+def plan_size_generic_weights(spec: SizeGenericWinogradWeights, isa: Isa) -> KernelPlan:
     """The kernel for any sizes; its second operand is the table."""
     sizes = ", ".join(f"{n} = ((const L *)a1)[{i}]" for i, n in enumerate(_SIZES, 1))
     draft = Draft("winograd_weights", spec.dtype, _text(spec, spec.order, f"const L {sizes};"), ())
@@ -83,7 +83,7 @@ def _units(spec: WinogradWeightsSpec, isa: Isa) -> int:
     return panels(spec.cout, spec.panel) * ceil_div(spec.cin, lanes(isa, spec.dtype))
 
 
-def _text(spec: WinogradWeightsSpec | SizelessWinogradWeights, order: str, sizes: str) -> str:
+def _text(spec: WinogradWeightsSpec | SizeGenericWinogradWeights, order: str, sizes: str) -> str:
     gh, gw = (winograd.matrices(t)[1] for t in spec.tile)
     high, wide = len(gh), len(gw)
     row, column = ("2 - k", "2 - l") if spec.flipped else ("k", "l")

@@ -11,7 +11,7 @@ from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Split, ceil_div, lanes, r
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.packed_tile import FEW_PANELS, Tiling, grid, tiling
 from dcir.ir.statements import Load, Store
-from dcir.isa import Isa, slow_to_fill
+from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import pairs_of
@@ -239,7 +239,7 @@ def _held(product: PackedProduct, rows: Split, groups: Split, many: bool) -> int
     if product.dots:  # rows become pairs as they are copied
         return COPIED
     copies = product.crowded and rows.size > 8 and groups.parts > FEW_PANELS
-    usual = PACKED if many and slow_to_fill() else COPIED if copies else IN_PLACE
+    usual = PACKED if many and product.isa.slow_fills else COPIED if copies else IN_PLACE
     return decide("copy", [usual, *(c for c in (IN_PLACE, COPIED, PACKED) if c != usual)])
 
 
@@ -290,13 +290,13 @@ def prefetching(product: PackedProduct, made: Blocking) -> Prefetching:
     spec = product.spec
     spread = made.many and made.tile.per_panel == 1 and not made.blocked and made.per_block >= TUNING.least_tiles
     if spread and spec.n * spec.k * product.kept >= TUNING.least_bytes * made.q:
-        spread = bool(decide("spread", [1, 0] if slow_to_fill() else [0, 1]))
+        spread = bool(decide("spread", [1, 0] if product.isa.slow_fills else [0, 1]))
     else:
         spread = False
     fetches: Sequence[tuple[int, int]] = TUNING.fetches if product.wide else TUNING.fetches_short
     if spec.m <= 2:
         fetches = TUNING.fetches_of_rows
-    elif made.many and slow_to_fill():
+    elif made.many and product.isa.slow_fills:
         fetches = TUNING.fetches_near
     ahead, near = decide("ahead", fetches)
     return Prefetching(ahead, near, spread)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.cpp.tiles.conv.winograd_weights import plan_weights, plan_weights_sizeless, weights_sizeless
+from dcir.codegen.cpp.tiles.conv.winograd_weights import plan_size_generic_weights, plan_weights, size_generic_weights
 from dcir.isa import host_isa
 from dcir.ops.library.packing import panel_width
 from dcir.ops.library.winograd import WinogradWeightsSpec
@@ -56,10 +56,10 @@ def test_equals_for_any_sizes():
     """One kernel of an order of weights gives what those of its sizes give."""
     cases = [c for c in CASES if c[3] == (2, 4) and c[2] in (("avx512", "f32"), ("generic", "f32"))]
     isas = [isa_of(c[2][0]) for c in cases]
-    found = [weights_sizeless(spec_of(c), isa, 2) for c, isa in zip(cases, isas, strict=True)]
+    found = [size_generic_weights(spec_of(c), isa, 2) for c, isa in zip(cases, isas, strict=True)]
     distinct = dict.fromkeys((s, isa) for (s, _), isa in zip(found, isas, strict=True))
     assert len(distinct) < len(cases)
-    plans = [(plan_weights_sizeless(s, isa), ("f32", "i64"), ("f32",)) for s, isa in distinct]
+    plans = [(plan_size_generic_weights(s, isa), ("f32", "i64"), ("f32",)) for s, isa in distinct]
     kernels = dict(zip(distinct, compile_plans(plans, ["-O1"]), strict=True))
     for case, (spec, table), isa in zip(cases, found, isas, strict=True):
         sized = spec_of(case)

@@ -6,7 +6,7 @@ import torch
 
 import dcir
 from dcir.codegen.cpp.emitters import plan
-from dcir.codegen.cpp.kernels.size_generic import sizeless
+from dcir.codegen.cpp.kernels.size_generic import size_generic
 from dcir.cost.machine import Machine
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
@@ -68,7 +68,7 @@ def reach(program, kind, operand):
 @pytest.fixture(scope="module")
 def kernels():
     """One kernel for every spec."""
-    specs = {s: None for p in PROGRAMS for s in [sizeless(p, MACHINE)[0]]}
+    specs = {s: None for p in PROGRAMS for s in [size_generic(p, MACHINE)[0]]}
     entries = [(plan(s, MACHINE), (*s.pattern.inputs, "i64"), s.pattern.outputs) for s in specs]
     return dict(zip(specs, compile_plans(entries), strict=True))
 
@@ -76,7 +76,7 @@ def kernels():
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_equals_program(kernels, number):
     program = PROGRAMS[number]
-    spec, table = sizeless(program, MACHINE)
+    spec, table = size_generic(program, MACHINE)
     rng = np.random.default_rng(number)
     ins = [rng.uniform(-1, 1, reach(program, Load, i)[0]).astype("f4") for i in range(len(program.inputs))]
     starts = [reach(program, Load, i)[1] for i in range(len(ins))]
@@ -91,16 +91,16 @@ def test_equals_program(kernels, number):
 
 def test_few_texts():
     """Sizes make no kernels: one packs all convolutions of a kind, whatever their channels."""
-    many = {sizeless(packing(32 * c, (3, 3, d)), MACHINE)[0] for c in range(10, 20) for d in range(20, 30)}
+    many = {size_generic(packing(32 * c, (3, 3, d)), MACHINE)[0] for c in range(10, 20) for d in range(20, 30)}
     assert len(many) == 1
-    assert len({sizeless(scaling((c, 9 * d)), MACHINE)[0] for c in range(100, 110) for d in range(300, 310)}) == 1
+    assert len({size_generic(scaling((c, 9 * d)), MACHINE)[0] for c in range(100, 110) for d in range(300, 310)}) == 1
 
 
 def test_reductions_have_sizes():
     body = LoopNestBuilder((4,), (8,))
     value = body.load(body.input("f32"), (8, 1))
     body.store(body.output("f32"), (1, 0), body.reduce("sum", value))
-    assert sizeless(body.finish(), MACHINE) is None
+    assert size_generic(body.finish(), MACHINE) is None
 
 
 def test_network_prepares_again():
