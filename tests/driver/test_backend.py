@@ -23,7 +23,7 @@ def measured(monkeypatch):
     networks, others = [], []
     monkeypatch.setattr(tune, "share_of_others", lambda threads, work: (work(), float(bool(others)))[1])
     monkeypatch.setattr(tune, "kernels", lambda net, threads: networks.append(net) or [object()])
-    monkeypatch.setattr(tune, "_varied", lambda kernel, machine: bool(others))
+    monkeypatch.setattr(tune, "_varied", lambda kernel, machine, *_: bool(others))
     return networks, others
 
 

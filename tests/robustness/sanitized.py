@@ -22,6 +22,7 @@ from dcir.cache import Cache
 from dcir.codegen.compile import compile_network
 from dcir.codegen.cpp.emitters import plan
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.codegen.registry import Emitters
 from dcir.cost.machine import Machine
 from dcir.driver.assemble import assemble
 from dcir.frontends.torch.importer import Imported, import_graph
@@ -127,7 +128,7 @@ def raced() -> int:
     net.add_op(spec, [index], outs)
     net.promote(outs[0].data)
     net.results.append(Result(outs[0].data, (302,), (1,), 0, "i32"))
-    with mock.patch("dcir.codegen.compile.plan", lambda *_: replace(good, phases=phases)):
+    with mock.patch.object(Emitters, "plan", lambda *_: replace(good, phases=phases)):
         library = compile_network(on_host(net, THREADS), cache=Cache(Path(tempfile.mkdtemp())))
     assemble(Imported(net, {}, [("result", 0)]), library)([torch.arange(1 << 14) % 301])
     return 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dcir.codegen.compile import compile_network
-from dcir.codegen.cpp.kernels import loop_nest
+from dcir.codegen.cpp.kernels import loop_nest_schedule
 from dcir.driver.assemble import assemble
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network
@@ -46,7 +46,7 @@ def test_same_numbers(group: int, fused: bool) -> None:
 
 def test_parallel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The same with every loop dealt to several jobs, however small."""
-    monkeypatch.setattr(loop_nest, "SERIAL_POINTS", 1)
+    monkeypatch.setattr(loop_nest_schedule, "SERIAL_POINTS", 1)
     monkeypatch.setenv("DCIR_CACHE_DIR", str(tmp_path))  # the cache knows nothing of the changed constant
     for seed in range(6):
         net = random_network(seed + 2000)

@@ -191,7 +191,7 @@ def test_where_it_is_used():
     spec, _ = packed(256, 256, 256)
     assert matrix_refusal(spec, ISAS["amx"]) is None
     assert matrix_refusal(spec, ISAS["avx512"]) is not None
-    for other in ({"m": 16}, {"dtype": "f64"}, {"k": 9}, {"n": 34}, {"m": 64, "n": 64}):
+    for other in ({"m": 16}, {"types": alike("f64")}, {"k": 9}, {"n": 34}, {"m": 64, "n": 64}):
         assert matrix_refusal(replace(spec, **other), ISAS["amx"]) is not None
     assert EMITTERS.decisions(spec, Machine(ISAS["amx"], 1)).offered["unit"] == ("matrix", "vector")
     assert "tdpbf16ps" not in plan(spec, Machine(ISAS["amx"], 1), Choice((("unit", "vector"),))).globals
