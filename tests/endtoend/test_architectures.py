@@ -85,6 +85,7 @@ def test_trained_in_double(name: str) -> None:
     # A bias in front of a normalisation has no gradient but rounding.
     rounding = 1e-12 * max(theirs.abs().max() for _, theirs in pairs if theirs is not None)
     for ours, theirs in pairs:
-        assert (ours is None) == (theirs is None)
-        if theirs is not None:
+        if theirs is None:  # of an output that nobody used; one graph has all gradients
+            assert ours is None or not ours.any()
+        else:
             assert (ours - theirs).abs().max() <= 1e-10 * theirs.abs().max() + rounding
