@@ -37,15 +37,32 @@ class Extension:
 
 
 @functools.cache
+def entry_points_of(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of a group in the order of their names, none of them loaded. All installed packages are read once for all groups."""
+    return tuple(sorted(_all().select(group=group), key=lambda p: p.name))
+
+
+@functools.cache
+def _all() -> Any:  # of another class in Python 3.11 than later
+    return entry_points()
+
+
+@functools.cache
 def extensions(group: str) -> tuple[Extension, ...]:
     """What the entry points of a group name, in the order of their names; those that fail are left out with a warning."""
     found = []
-    for point in sorted(entry_points(group=group), key=lambda p: p.name):
+    for point in entry_points_of(group):
         try:
             found.append(Extension(point.name, _package(point), point.load()))
         except Exception as e:  # whatever a package's import raises
             refuse(group, point.name, _package(point), f"{type(e).__name__}: {e}")
     return tuple(found)
+
+
+def read_again() -> None:
+    """Forget what packages are installed, and what they name: a process that installs one calls this."""
+    for known in (_all, entry_points_of, extensions):
+        known.cache_clear()
 
 
 def refuse(group: str, name: str, package: str, reason: str) -> None:

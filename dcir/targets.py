@@ -12,11 +12,11 @@ one must not wait for it, and one that asks is told what is wrong with it.
 from __future__ import annotations
 
 import functools
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from dcir.errors import OptionError
-from dcir.extensions import TARGETS
+from dcir.extensions import TARGETS, entry_points_of
 
 DEFAULT = "cpp"
 
@@ -32,7 +32,7 @@ _OWN = {
 @functools.cache
 def known_targets() -> dict[str, EntryPoint]:
     """All targets by name, dcir's own first; no other package can take their names."""
-    return _OWN | {e.name: e for e in entry_points(group=TARGETS) if e.name not in _OWN}
+    return _OWN | {e.name: e for e in entry_points_of(TARGETS) if e.name not in _OWN}
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def target_class(name: str) -> Any:
     Raises:
         OptionError: there is none of this name, or its package cannot be imported.
     """
-    found = known_targets().get(name)
+    found = _OWN.get(name) or known_targets().get(name)
     if found is None:
         raise OptionError(f"there is no target {name!r}", hint="one of " + ", ".join(known_targets()))
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dcir.extensions import OPERATORS, PASSES, ExtensionWarning, extensions
+from dcir.extensions import OPERATORS, PASSES, ExtensionWarning, extensions, read_again
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +20,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         f"[{PASSES}]\nb = well:VALUE\na = well\n[{OPERATORS}]\nc = ill\nd = well:NOTHING\ne = well\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    extensions.cache_clear()
+    read_again()
     yield
-    extensions.cache_clear()
+    read_again()
     for name in ("well", "ill"):
         sys.modules.pop(name, None)
 

@@ -87,39 +87,38 @@ class Template:
 
 
 class Templates:
-    """The parts of a file, as attributes."""
+    """The parts of a file, as attributes. The file is read, and each part taken apart, when it is asked for: most graphs need few."""
 
-    def __init__(self, file: str, parts: Mapping[str, Template]) -> None:
+    def __init__(self, file: str) -> None:
         self._file = file
-        self._parts = parts
+
+    @functools.cached_property
+    def _texts(self) -> dict[str, str]:
+        before, *found = _PART.split((FOLDER / self._file).read_text(encoding="utf-8"))
+        names = found[::3]
+        if before or len(set(names)) != len(names):
+            raise ValueError(f"templates/{self._file}: text before the first part, or two parts of one name")
+        return dict(zip(names, found[2::3], strict=True))
 
     def __getattr__(self, name: str) -> Template:
-        if name.startswith("__") or name not in self._parts:
+        if name.startswith("_") or name not in self._texts:
             raise AttributeError(f"templates/{self._file} has no part {name}")
-        return self._parts[name]
+        part = Template.of(self._texts[name].removesuffix("\n"), f"templates/{self._file}: {name}")
+        self.__dict__[name] = part  # the next look finds it there
+        return part
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+        return iter(self._texts)
 
 
 @functools.cache
 def templates(name: str) -> Templates:
-    """The parts of ``templates/<name>.inc``.
+    """The parts of ``templates/<name>.inc``. The first look at one reads the file.
 
-    Raises:
-        ValueError: something stands before the first part, or two parts have one name.
+    That look raises:
+        ValueError: something stands before the first part, two parts have one name, or a $ begins no name.
     """
-    file = f"{name}.inc"
-    text = (FOLDER / file).read_text(encoding="utf-8")
-    before, *found = _PART.split(text)
-    names = found[::3]
-    if before or len(set(names)) != len(names):
-        raise ValueError(f"templates/{file}: text before the first part, or two parts of one name")
-    parts = (
-        Template.of(body.removesuffix("\n"), f"templates/{file}: {part}")
-        for part, body in zip(names, found[2::3], strict=True)
-    )
-    return Templates(file, dict(zip(names, parts, strict=True)))
+    return Templates(f"{name}.inc")
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:

@@ -12,7 +12,7 @@ import pytest
 
 from dcir.driver import api
 from dcir.errors import OptionError
-from dcir.extensions import ExtensionWarning, extensions
+from dcir.extensions import ExtensionWarning, read_again
 from dcir.ir.network import Network
 from dcir.transforms import pipelines, registered
 from dcir.transforms.base import Pass, PassResult
@@ -51,7 +51,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         forget()
 
     def forget() -> None:
-        extensions.cache_clear()
+        read_again()
         registered.registered.cache_clear()
         pipelines.all_passes.cache_clear()
 

@@ -65,7 +65,7 @@ def test_a_dollar_without_a_name(text):
 @pytest.mark.parametrize("text", ["int x;\n//@ one\n", "//@ one\n//@ two\n//@ one\n"])
 def test_damaged_files(written, text):
     with pytest.raises(ValueError, match=r"templates/some\.inc"):
-        written(text)
+        list(written(text))
 
 
 def test_unknown_parts(written):

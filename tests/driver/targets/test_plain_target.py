@@ -15,7 +15,7 @@ from dcir import targets
 from dcir.cache import Cache
 from dcir.driver import api
 from dcir.errors import OptionError, Unsupported
-from dcir.extensions import TARGETS
+from dcir.extensions import TARGETS, read_again
 from tests.harness import check_close
 
 WHERE = "tests.driver.targets.plain_target:PlainTarget"
@@ -38,6 +38,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def _forget() -> None:
+    read_again()
     targets.known_targets.cache_clear()
     targets.target_class.cache_clear()
 
