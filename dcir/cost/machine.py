@@ -227,7 +227,7 @@ class Machine:
     @property
     def key(self) -> str:
         """All that generated code may depend on."""
-        return f"{self.isa.name} {self.threads}"
+        return f"{self.isa.name} {self.threads}{' slow fills' * self.isa.slow_fills}"
 
     @property
     def rates(self) -> MachineRates:

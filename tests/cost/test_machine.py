@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from dcir.cache import Cache
 from dcir.cli.main import main
 from dcir.codegen.cpp.toolchain import cpu_identity
-from dcir.cost.machine import CacheLevel, MachineRates, Rate, assumed, data_caches, remember, remembered
+from dcir.cost.machine import CacheLevel, Machine, MachineRates, Rate, assumed, data_caches, remember, remembered
 from dcir.driver.measure import machine as measuring
 from dcir.errors import MachineBusy
 from dcir.isa import ISAS
@@ -167,3 +167,15 @@ def test_the_verb(tmp_path, monkeypatch, quiet):
     assert told.exit_code == 0 and "fp32 GFLOP/s" in told.output
     data = json.loads(CliRunner().invoke(main, ["machine", "--json"]).output)
     assert data["measured"] and data["flops_f32"] == {"one": 100e9, "all": 380e9}
+
+
+def test_all_that_decides_code_is_in_the_key():
+    """Two machines for which emitters may write other text name their kernels otherwise."""
+    plain = Machine(ISAS["avx512"], 2)
+    others = [
+        dataclasses.replace(plain, threads=3),
+        Machine(ISAS["avx2"], 2),
+        Machine(dataclasses.replace(ISAS["avx512"], slow_fills=True), 2),
+    ]
+    assert len({m.key for m in (plain, *others)}) == 4
+    assert dataclasses.replace(plain, identity="another").key == plain.key  # where it may run, not what it says

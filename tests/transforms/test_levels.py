@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dcir
+from tests.harness import check_close, double
 
 pytestmark = pytest.mark.processor
 
@@ -134,15 +135,16 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
 }
 
 
-def close(got: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4 * max(1.0, float(want.detach().abs().max())))
+def exact(network: nn.Module) -> nn.Module:
+    """A twin in float64."""
+    return copy.deepcopy(network).double()
 
 
-def trained(module: Any, network: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+def trained(module: Any, network: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     """A step of a network as it is or compiled: the result and the gradients of all parameters."""
     y = module(*inputs)
-    (y * torch.linspace(0.5, 1.5, y.numel()).view_as(y)).sum().backward()
-    return y.detach(), [p.grad.clone() for p in network.parameters() if p.grad is not None]
+    (y * torch.linspace(0.5, 1.5, y.numel(), dtype=torch.float64).to(y.dtype).view_as(y)).sum().backward()
+    return [y.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -151,9 +153,10 @@ def test_inference(name: str) -> None:
     torch.manual_seed(0)
     network = make().eval()
     with torch.no_grad():
-        want = network(*inputs)
+        want, right = network(*inputs), exact(network)(*double(inputs))
         for level in LEVELS:
-            close(dcir.optimize(network, level=level)(*inputs), want)
+            fast = dcir.optimize(network, level=level, strict=True)
+            check_close(fast(*inputs), want, right, what=f"level {level}")
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -161,11 +164,10 @@ def test_training(name: str) -> None:
     make, inputs = NETWORKS[name]
     torch.manual_seed(0)
     network = make().train()
-    eager = copy.deepcopy(network)
-    want, slopes = trained(eager, eager, inputs)
+    eager, right = copy.deepcopy(network), exact(network)
+    wants, rights = trained(eager, eager, inputs), trained(right, right, double(inputs))
     for level in LEVELS:
         twin = copy.deepcopy(network)
-        got, found = trained(dcir.optimize(twin, level=level), twin, inputs)
-        close(got, want)
-        for g, w in zip(found, slopes, strict=True):
-            close(g, w)
+        found = trained(dcir.optimize(twin, level=level, strict=True), twin, inputs)
+        for number, (got, want, true) in enumerate(zip(found, wants, rights, strict=True)):
+            check_close(got, want, true, what=f"level {level}, {number}")
