@@ -53,7 +53,7 @@ if COMPILED_ONLY:
     @pytest.fixture(autouse=True)
     def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         """Libraries are made and not loaded, a backward's with its forward's: it would be made when it is first called."""
-        monkeypatch.setattr("dcir.driver.compile.require_executable", lambda: None)
+        monkeypatch.setattr("dcir.driver.targets.cpp.require_executable", lambda isa: None)
         monkeypatch.setattr("dcir.driver.compile._Late", lambda make: make())
         monkeypatch.setattr("dcir.driver.assemble.Program", _CompiledOnly)
 
