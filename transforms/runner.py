@@ -109,52 +109,65 @@ def run_passes(
             f"no pass {until!r} in this pipeline", details=[("passes", ", ".join(p.name for p in passes))]
         )
     check_order(passes)
-    if net.updates:
-        settle(net)
-    verify(net)
-    if validate_each:
-        net.validate()
-    records = []
-    settled = ""
-    traffic, count, peak = net.bytes_moved(), len(net.ops()), peak_bytes(net)
-    for number, p in enumerate(passes, 1):
-        start = time.perf_counter()
-        outcome = p.apply_at(net, Place.of(number - 1, passes))
-        seconds = time.perf_counter() - start
-        new = (net.bytes_moved(), len(net.ops()), peak_bytes(net)) if outcome.changed else (traffic, count, peak)
-        records.append(
-            PassRecord(
-                p.name,
-                p.tier,
-                outcome.changed,
-                traffic,
-                new[0],
-                count,
-                new[1],
-                peak,
-                new[2],
-                seconds,
-                dict(outcome.refused),
-            )
-        )
-        traffic, count, peak = new
-        if outcome.changed:
-            if settled and not p.final:
-                raise OptionError(
-                    f"pass {p.name} rewrites the graph after {settled} has settled what runs when and what lies where",
-                    where=f"pipeline: {', '.join(p.name for p in passes)}",
-                    hint=f"put {p.name} in front of {settled}",
-                )
-            settled = settled or (p.name if p.final else "")
-            if net.updates:
-                settle(net)
-            verify(net)
-            if validate_each:
-                net.validate()
-            if after is not None:
-                after(p, net)
+    run = _Run(net, passes, validate_each)
+    for number, p in enumerate(passes):
+        if run.apply(number) and after is not None:
+            after(p, net)
         if progress is not None:
-            progress(number, len(passes))
+            progress(number + 1, len(passes))
         if p.name == until:
             break
-    return records
+    return run.records
+
+
+class _Run:
+    """A network on its way through a pipeline: what was measured of it last, and who has settled its order and places."""
+
+    def __init__(self, net: Network, passes: Sequence[Pass], validate_each: bool) -> None:
+        self.net, self.passes, self.validate_each = net, passes, validate_each
+        self.records: list[PassRecord] = []
+        self.settled = ""
+        self._check()
+        self.measured = self._measure()
+
+    def apply(self, number: int) -> bool:
+        """Run one pass and record it; whether it changed something."""
+        p = self.passes[number]
+        start = time.perf_counter()
+        outcome = p.apply_at(self.net, Place.of(number, self.passes))
+        seconds = time.perf_counter() - start
+        traffic, count, peak = self.measured
+        if outcome.changed:
+            self.measured = self._measure()
+        new = self.measured
+        self.records.append(
+            PassRecord(
+                p.name, p.tier, outcome.changed, traffic, new[0], count, new[1], peak, new[2], seconds, dict(outcome.refused)
+            )
+        )  # fmt: skip
+        if outcome.changed:
+            self._hold_final(p)
+            self._check()
+        return bool(outcome.changed)
+
+    def _measure(self) -> tuple[int, int, int]:
+        """Bytes moved, operators, peak."""
+        return self.net.bytes_moved(), len(self.net.ops()), peak_bytes(self.net)
+
+    def _hold_final(self, p: Pass) -> None:
+        """Refuse a rewrite of what a final pass has settled."""
+        if self.settled and not p.final:
+            raise OptionError(
+                f"pass {p.name} rewrites the graph after {self.settled} has settled what runs when and what lies where",
+                where=f"pipeline: {', '.join(p.name for p in self.passes)}",
+                hint=f"put {p.name} in front of {self.settled}",
+            )
+        self.settled = self.settled or (p.name if p.final else "")
+
+    def _check(self) -> None:
+        """Settle the order of updates; dcir's rules, and DaCe's where asked."""
+        if self.net.updates:
+            settle(self.net)
+        verify(self.net)
+        if self.validate_each:
+            self.net.validate()

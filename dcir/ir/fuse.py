@@ -68,27 +68,10 @@ def match(
         if high < low * n:
             return Refusal("the producer's store overlaps itself")
     for _ in range(16):
-        number, offset = loads[0]
-        steps = _strides(consumer, number)
-        for other, off in loads[1:]:
-            if _strides(consumer, other) != steps or off != offset:
-                return Refusal("the consumer reads it in two ways")
-        start, rest = {}, offset - store_offset
-        for stride, _, d in digits:
-            start[d], rest = divmod(rest, stride)
-        if rest or any(v < 0 for v in start.values()):
-            return Refusal("the consumer reads outside what is stored")
-        rows = {d: [0] * len(consumer.dims) for d in walked}
-        for k, (stride, n) in enumerate(zip(steps, consumer.dims, strict=True)):
-            if n == 1 or stride == 0:
-                continue
-            if stride < 0:
-                return Refusal("the consumer reads backwards")
-            rest = stride
-            for step, _, d in digits:
-                rows[d][k], rest = divmod(rest, step)
-            if rest:
-                return Refusal("the consumer's strides are no multiples of the producer's")
+        walk = _walk(consumer, loads, store_offset, digits)
+        if isinstance(walk, Refusal):
+            return walk
+        start, rows = walk
         cut = _carry(consumer, digits, start, rows)
         if cut is None:
             return Match(
@@ -106,6 +89,39 @@ def match(
         consumer = _split_tracked(consumer, k, factor, [n for n, _ in loads], places)
         loads = [(new, off) for new, (_, off) in zip(places, loads, strict=True)]
     return Refusal("the consumer's loops do not tile the producer's")
+
+
+def _walk(
+    consumer: LoopNest, loads: Sequence[tuple[int, int]], store_offset: int, digits: Sequence[tuple[int, int, int]]
+) -> tuple[dict[int, int], dict[int, list[int]]] | Refusal:
+    """Where the consumer starts in the producer's loops, and how each of its loops moves there.
+
+    Args:
+        consumer, loads, store_offset: as for ``match``.
+        digits: (stride, extent, loop) of the producer's store, outermost first.
+    """
+    number, offset = loads[0]
+    steps = _strides(consumer, number)
+    for other, off in loads[1:]:
+        if _strides(consumer, other) != steps or off != offset:
+            return Refusal("the consumer reads it in two ways")
+    start, rest = {}, offset - store_offset
+    for stride, _, d in digits:
+        start[d], rest = divmod(rest, stride)
+    if rest or any(v < 0 for v in start.values()):
+        return Refusal("the consumer reads outside what is stored")
+    rows = {d: [0] * len(consumer.dims) for _, _, d in digits}
+    for k, (stride, n) in enumerate(zip(steps, consumer.dims, strict=True)):
+        if n == 1 or stride == 0:
+            continue
+        if stride < 0:
+            return Refusal("the consumer reads backwards")
+        rest = stride
+        for step, _, d in digits:
+            rows[d][k], rest = divmod(rest, step)
+        if rest:
+            return Refusal("the consumer's strides are no multiples of the producer's")
+    return start, rows
 
 
 def _strides(p: LoopNest, number: int) -> Strides:

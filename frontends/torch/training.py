@@ -253,20 +253,36 @@ def _with_updates(
     with torch.no_grad():
         graph = make_fx(step, tracing_mode="fake")(*(t.detach() for t in example))
     outputs = 2 if clip.norm is not None else 1
-    n_own = len(parameters) + len(buffers)
+    target = _written_over(parameters, buffers, len(batch) + len(added), outputs, tuple(mutated), live)
+    context = GraphContext("training step", updates=target)
+    return CapturedStep(graph, context, parameters, buffers, live, added, outputs)
+
+
+def _written_over(
+    parameters: Sequence[str], buffers: Sequence[str], between: int, outputs: int, mutated: Sequence[str],
+    live: Sequence[Update],
+) -> dict[int, int]:  # fmt: skip
+    """Which input each of a step's results replaces, by their numbers.
+
+    Args:
+        parameters, buffers: names of the first inputs.
+        between: inputs between those and the optimiser's state.
+        outputs: results in front that replace nothing.
+        mutated: buffers that the forward writes.
+        live: parameters with their state.
+    """
     at, target = outputs, {}
     for name in mutated:
         target[at] = len(parameters) + buffers.index(name)
         at += 1
-    state_at = n_own + len(batch) + len(added)
+    state_at = len(parameters) + len(buffers) + between
     for u in live:
         target[at] = parameters.index(u.name)
         for i in range(len(u.state)):
             target[at + 1 + i] = state_at + i
         state_at += len(u.state)
         at += 1 + len(u.state)
-    context = GraphContext("training step", updates=target)
-    return CapturedStep(graph, context, parameters, buffers, live, added, outputs)
+    return target
 
 
 def _clipped(grads: dict[str, Tensor], clip: Clip) -> tuple[dict[str, Tensor], Tensor | None]:

@@ -127,6 +127,13 @@ def locate(
         return Culprit(KERNEL, tuple(passes), *found, text, where)
     if CODE not in kinds:
         return None
+    return _wrong_code(part, values, passes, want, target)
+
+
+def _wrong_code(
+    part: Slice, values: Mapping[str, Tensor], passes: Sequence[Pass], want: _Expected, target: DriverTarget
+) -> Culprit | None:
+    """The first pass after which the whole code is wrong, by bisection."""
     last = _code_differs(part, values, passes, want, target)
     if last is None or not passes:
         return None if last is None else Culprit(CODE, (), *last)
