@@ -5,7 +5,6 @@ Where no tile can, the convolution's kernel and then the program's, as phases of
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from dcir.codegen.cpp.emitters import plan, planner
@@ -42,15 +41,11 @@ def plan_summed(spec: ConvolutionStatisticsSpec, machine: Machine) -> KernelPlan
 def _renamed(kernel: KernelPlan, outs: list[str], ins: list[str] | None = None, at: int = 0) -> tuple[Phase, ...]:
     """A kernel's phases over other operands: expressions in place of o0, o1, … and a0, a1, …, scratch from ``at`` on."""
     names = {f"a{i}": v for i, v in enumerate(ins or ())} | {f"o{i}": v for i, v in enumerate(outs)}
-    phases = []
-    for p in kernel.phases:
-        used = [n for n in sorted(set(re.findall(r"\b[ao][0-9]+\b", p.code))) if n in names]
-        given = "".join(f"const auto given_{n} = {names[n]};\n" for n in used)
-        given += f"unsigned char *const given_scratch = scratch + {at}LL;\n" if at else ""
-        inside = "".join(f"const auto {n} = given_{n};\n" for n in used)
-        inside += "unsigned char *const scratch = given_scratch;\n" if at else ""
-        phases.append(Phase(p.jobs, f"{given}{{\n{inside}{p.code}\n}}"))
-    return tuple(phases)
+    names |= {"scratch": f"scratch + {at}LL"} if at else {}
+    # In two steps: an expression may hold the name that another one gets.
+    given = "".join(f"const auto given_{n} = {value};\n" for n, value in names.items())
+    inside = "".join(f"[[maybe_unused]] const auto {n} = given_{n};\n" for n in names)
+    return tuple(Phase(p.jobs, f"{given}{{\n{inside}{p.code}\n}}") for p in kernel.phases)
 
 
 def _then(first: KernelPlan, second: KernelPlan, ins: list[str], outs: list[str]) -> KernelPlan:
