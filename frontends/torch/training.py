@@ -237,12 +237,7 @@ def _with_updates(
         grads = {u.name: functools.reduce(operator.add, (out[i] for i in gradients[u.name])) for u in live}
         grads = {n: g + before[n] if n in before else g for n, g in grads.items()}
         grads, norm = _clipped(grads, clip)
-        replaced: list[Tensor] = [*(out[i] for i in mutated.values())]
-        for u in live:
-            state = dict(zip(u.state, [states.pop(0) for _ in u.state], strict=True))
-            numbers = {name: table[u.first + i] for i, name in enumerate(u.hyper)}
-            value, new = u.rule(by_name[u.name], grads[u.name], state, numbers)
-            replaced += [value, *(new[s] for s in u.state)]
+        replaced = [*(out[i] for i in mutated.values()), *_updated(live, by_name, grads, states, table)]
         return [out[loss_at], *([norm] if norm is not None else []), *replaced]
 
     like = [flat[u.name] for u in live for _ in u.state]
@@ -256,6 +251,20 @@ def _with_updates(
     target = _written_over(parameters, buffers, len(batch) + len(added), outputs, tuple(mutated), live)
     context = GraphContext("training step", updates=target)
     return CapturedStep(graph, context, parameters, buffers, live, added, outputs)
+
+
+def _updated(
+    live: Sequence[Update], values: Mapping[str, Tensor], grads: Mapping[str, Tensor], states: Sequence[Tensor],
+    table: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    """Each parameter's new value and, behind it, its new state."""
+    rest, replaced = list(states), []
+    for u in live:
+        state = dict(zip(u.state, [rest.pop(0) for _ in u.state], strict=True))
+        numbers = {name: table[u.first + i] for i, name in enumerate(u.hyper)}
+        value, new = u.rule(values[u.name], grads[u.name], state, numbers)
+        replaced += [value, *(new[s] for s in u.state)]
+    return replaced
 
 
 def _written_over(
