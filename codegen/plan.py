@@ -14,13 +14,13 @@ class Phase:
     """One parallel step of a kernel: ``jobs`` independent iterations, then an implicit barrier.
 
     Attributes:
-        jobs: number of jobs; an int, or a C expression over the kernel's size symbols.
+        jobs: number of jobs, which may move with the sizes (``symbolic.Symbolic``).
         code: C++ statements for job ``j`` (``long long``); they see the operand pointers ``a0, a1, …`` (inputs),
             ``o0, o1, …`` (outputs), ``scratch`` (``unsigned char*``, 64-byte aligned, shared by all jobs and phases)
             and ``status`` (``int*``; a kernel that meets a bad index writes a non-zero code and goes on safely).
     """
 
-    jobs: int | str
+    jobs: int
     code: str
 
 
@@ -33,9 +33,13 @@ class KernelPlan:
         globals: C++ at namespace scope: ``static`` functions and types, using only the prelude header.
         phases: run in order, with a barrier in between.
         scratch: bytes of shared scratch memory, 0 if none.
+        holds_sizes: whether what stands in ``globals`` is given the sizes by who calls it.
+        sizes: names of the sizes that the text computes with; the last input is a table of their values.
     """
 
     name: str
     globals: str
     phases: tuple[Phase, ...]
     scratch: int = 0
+    holds_sizes: bool = False
+    sizes: tuple[str, ...] = ()

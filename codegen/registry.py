@@ -11,6 +11,7 @@ from dcir.codegen.choices import MODELS, Choice, Decisions, deciding
 from dcir.codegen.plan import KernelPlan, SizeGeneric
 from dcir.cost.machine import Machine
 from dcir.errors import Unsupported
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator
 
 Planned = Operator | SizeGeneric
@@ -25,18 +26,22 @@ class Emitters:
         target: its name.
         package: where they lie; all its modules are imported when the first kernel is planned. Empty: they are registered already.
         table: the emitter of each class of specs.
+        any_size: classes whose emitters write code for numbers that are known when it runs (``symbolic.Symbolic``).
     """
 
     def __init__(self, target: str, package: str = "") -> None:
         self.target, self.package = target, package
         self.table: dict[type, Planner] = {}
+        self.any_size: set[type] = set()
         self._loaded = not package
 
-    def planner(self, spec: type) -> Callable[[Planner], Planner]:
+    def planner(self, spec: type, *, any_size: bool = False) -> Callable[[Planner], Planner]:
         """Register the emitter of a spec class."""
 
         def register(fn: Planner) -> Planner:
             self.table[spec] = fn
+            if any_size:
+                self.any_size.add(spec)
             return fn
 
         return register
@@ -64,6 +69,12 @@ class Emitters:
         if nest is None:
             raise Unsupported.collect([(f"generated code for {type(spec).__name__}", "")])
         return self.plan(nest, machine)
+
+    def moves(self, spec: Operator) -> bool:
+        """Whether there may be a kernel of a spec for all sizes: by its own emitter, or as a loop nest."""
+        if not self._loaded:
+            self._load()
+        return type(spec) in self.any_size or (type(spec) not in self.table and LoopNest in self.any_size)
 
     def makers(self, spec: Planned) -> list[Any]:
         """The classes and functions that decide a kernel's text besides those of the package: the spec's, its emitter."""

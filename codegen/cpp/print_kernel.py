@@ -9,6 +9,7 @@ from typing import Any
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.symbolic import Symbolic, sizes_from
 from dcir.ir.dace.objects import DACE_TYPES
 
 # Arrays of a kernel are bare pointers: their declared extent only has to be larger than any address.
@@ -83,22 +84,25 @@ def kernel_body(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str], name:
     barrier and not a parallel region. DaCe sees words in place of the code and of the numbers of jobs, and is asked
     once for all kernels that differ in nothing else; what it needs for one is a hundred times the rest.
     """
-    blank, words = _blank(plan)
+    blank, words = _blank(plan, argument_names(len(ins), len(outs))[len(ins) - 1])
     words[_NAME] = name
     # One walk over the frame: what is put in is not looked at again.
     return _BLANKS.sub(lambda found: words[found[0]], _frame(blank, tuple(ins), tuple(outs)))
 
 
-def _blank(plan: KernelPlan) -> tuple[KernelPlan, dict[str, str]]:
-    """A plan with a word in place of everything that DaCe hands through, and what the words stand for."""
+def _blank(plan: KernelPlan, table: str) -> tuple[KernelPlan, dict[str, str]]:
+    """A plan with a word in place of everything that DaCe hands through, and what the words stand for.
+
+    ``table`` is the last input, where the sizes are if the plan has some.
+    """
     words = {f"{_WORD}{len(plan.phases)}_": plan.globals}
     phases = []
     for number, phase in enumerate(plan.phases):
         words[f"{_WORD}{number}_"] = phase.code
         used = sorted(set(re.findall(r"\b(?:[ao][0-9]+|scratch|status)\b", phase.code)))
         jobs = phase.jobs
-        if isinstance(jobs, int) and 0 <= jobs < _MANY_JOBS:
-            words[jobs_word := f"{_JOBS}{number}"] = str(jobs)
+        if isinstance(jobs, Symbolic) or 0 <= jobs < _MANY_JOBS:
+            words[jobs_word := f"{_JOBS}{number}"] = sizes_from(str(jobs), plan.sizes, table)
             jobs = int(jobs_word)
         phases.append(Phase(jobs, f"{_WORD}{number}_ // {' '.join(used)}"))
     return KernelPlan("", f"{_WORD}{len(phases)}_" * bool(plan.globals), tuple(phases)), words

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dcir.codegen.symbolic import Symbolic
 from dcir.errors import Unsupported
 from dcir.ir.scalars import TABLE
 from dcir.ir.types import FLOATS, HALVES, INTEGERS, TYPES
@@ -188,6 +189,8 @@ def element(pointer: str, at: str, dtype: str) -> str:
 
 def literal(value: bool | int | float, dtype: str) -> str:
     """A C++ constant of element type ``dtype`` (not a half type): the nearest float, or the integer itself."""
+    if isinstance(value, Symbolic):
+        return f"(({CPP_TYPE[dtype]}){value.text})"
     if dtype == "bool":
         return "true" if value else "false"
     if dtype in INTEGERS:

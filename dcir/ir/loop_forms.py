@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from dcir.ir.loop_nest import LoopNest, simplify
@@ -58,10 +59,14 @@ def drop_roundings(p: LoopNest) -> LoopNest:
     return simplify(replace(p, body=tuple(body))) if where else p
 
 
-def order_loops(p: LoopNest) -> LoopNest:
+def order_loops(p: LoopNest, usual: Callable[[int], int] = int) -> LoopNest:
     """Outer loops in the memory order of the widest store, inner ones in that of the widest load.
 
     Argument reductions keep their inner order, since the first position wins.
+
+    Args:
+        p: the program.
+        usual: what a stride usually is; the order is one of speed.
     """
     n_outer = len(p.outer)
 
@@ -73,7 +78,7 @@ def order_loops(p: LoopNest) -> LoopNest:
                 width = sum(1 for st in s.strides if st)
                 if width > score and any(s.strides):
                     score, best = width, s.strides
-        return (abs(best[d]),) if best else (0,)
+        return (abs(usual(best[d])),) if best else (0,)
 
     stored = any(isinstance(s, Store) and any(s.strides[:n_outer]) for s in p.body)
     outer = sorted(range(n_outer), key=lambda d: weight((Store,) if stored else (Load,), d), reverse=True)

@@ -1,6 +1,7 @@
 """A network whose sizes move: one structure, polynomials in place of numbers, and a constant network for any values of the sizes.
 
-It is made from constant networks at several sizes, never rewritten, and not run itself. Kernels for it do not exist yet.
+It is made from constant networks at several sizes and never rewritten. Kernels for it read the sizes when they run
+(``codegen/moving_kernel.py``).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,6 +117,10 @@ class MovingNetwork:
         net.results = [Result(*fixed(tuple(r), values)) for r in self.results]
         return net
 
+    def usual(self) -> dict[str, int]:
+        """The sizes that code is best at: a quarter of the upper ends."""
+        return {name: max(low, high // 4) for name, (low, high) in self.sizes.items()}
+
     def numbers(self) -> list[Polynomial]:
         """The distinct polynomials in it, in the order in which they come."""
         return list(dict.fromkeys(polynomials((*self.containers.values(), *self.operators.values(), *self.results))))
@@ -137,15 +142,20 @@ def constant(net: Network | MovingNetwork, what: str) -> Network:
 
 def fixed(value: Any, values: Mapping[str, int]) -> Any:
     """A spec, or what is in one, with the value of each polynomial in its place."""
+    return with_numbers(value, lambda number: value_at(number, values))
+
+
+def with_numbers(value: Any, given: Callable[[Polynomial], Any]) -> Any:
+    """A spec, or what is in one, with what ``given`` has for it in the place of each polynomial."""
     if isinstance(value, Polynomial):
-        return value.at(values)
+        return given(value)
     if type(value) is tuple:
-        return tuple(fixed(v, values) for v in value)
+        return tuple(with_numbers(v, given) for v in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         made = dataclasses.replace(
-            value, **{f.name: fixed(getattr(value, f.name), values) for f in dataclasses.fields(value)}
+            value, **{f.name: with_numbers(getattr(value, f.name), given) for f in dataclasses.fields(value)}
         )
-        if isinstance(made, Const) and TYPES[made.dtype].kind == "float":
+        if isinstance(made, Const) and isinstance(made.value, int) and TYPES[made.dtype].kind == "float":
             return dataclasses.replace(made, value=float(made.value))
         return made
     return value

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.kernels.attention_backward import place_function, plan_backward, scratch_at
 from dcir.codegen.cpp.template import templates
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, Split, ceil_div, core, lanes, round_up
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, Runs, Split, ceil_div, core, lanes, round_up, sized
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.symbolic import Symbolic, most
 from dcir.cost.machine import Machine
 from dcir.isa import Isa
 from dcir.ops.library.attention import AttentionSpec
@@ -47,15 +48,24 @@ class _Blocks:
         return TILES[self.isa.vectors]
 
     @property
-    def queries(self) -> Split:
+    def queries(self) -> Split | Runs:
         """Vectors of queries dealt to blocks."""
-        return Split.at_most(ceil_div(self.spec.m, self.vl), max(1, QUERY_BLOCK // self.vl))
+        vectors, whole = ceil_div(self.spec.m, self.vl), max(1, QUERY_BLOCK // self.vl)
+        if isinstance(self.spec.m, Symbolic):
+            return Runs(vectors, min(whole, most(vectors)))
+        return Split.at_most(vectors, whole)
 
     @property
     def nb(self) -> int:
         fit = BLOCK_BYTES // (self.dp * ELEMENT_BYTES[self.spec.compute]) // self.vl * self.vl
-        most = min(KEY_BLOCK, max(2 * self.vl, fit))
-        return round_up(ceil_div(self.spec.n, max(1, ceil_div(self.spec.n, most))), self.vl)
+        longest = min(KEY_BLOCK, max(2 * self.vl, fit))
+        n = most(self.spec.n)
+        return round_up(ceil_div(n, max(1, ceil_div(n, longest))), self.vl)
+
+    @property
+    def few(self) -> bool:
+        """Whether there are hardly any queries, at all sizes."""
+        return most(self.spec.m) <= FEW_QUERIES
 
     @property
     def dp(self) -> int:
@@ -67,12 +77,14 @@ class _Blocks:
 
     def in_place(self, strides: tuple[int, ...], *, vectors: bool) -> bool:
         """Whether rows can be read where they lie: as scalars, or as whole vectors."""
+        if isinstance(strides[2], Symbolic) or isinstance(strides[3], Symbolic):
+            return False
         if self.spec.dtype != self.spec.compute or abs(strides[2]) >= 1 << 24 or abs(strides[3]) >= 1 << 24:
             return False
         return not vectors or (strides[3] == 1 and self.spec.d == self.dp)
 
 
-@planner(AttentionSpec)
+@planner(AttentionSpec, any_size=True)
 def plan_attention(spec: AttentionSpec, machine: Machine) -> KernelPlan:
     """The kernel of an attention or of its gradients."""
     isa = machine.isa
@@ -81,14 +93,13 @@ def plan_attention(spec: AttentionSpec, machine: Machine) -> KernelPlan:
 
 def _rows(b: _Blocks, name: str, strides: tuple[int, ...], *more: tuple[int, ...]) -> str:
     """How the rows of keys or values are read: in place, or from a copy with rows of ``dp`` elements; ``more``: the second piece."""
-    place = b.in_place(strides, vectors=name == "V" or b.spec.m <= FEW_QUERIES) and all(
-        st[2:] == strides[2:] for st in more
-    )
+    place = b.in_place(strides, vectors=name == "V" or b.few) and all(st[2:] == strides[2:] for st in more)
     row, step = (strides[2], strides[3]) if place else (b.dp, 1)
     return f"constexpr bool {name}_IN_PLACE = {int(place)};\nconstexpr L {name}_ROW = {row}, {name}_STEP = {step};"
 
 
 def _common(b: _Blocks) -> str:
+    """What all kernels of attention are made of, behind the core."""
     spec, (acc, wide) = b.spec, b.tile
     none = (0, 0, 0, 0)
     k2, v2 = spec.more or (none, none)
@@ -101,9 +112,11 @@ def _common(b: _Blocks) -> str:
     lines.append(place_function("mask", spec.mask or none, "b", "h", "i", "c"))
     lines += [_rows(b, "K", spec.k, *spec.more[:1]), _rows(b, "V", spec.v, *spec.more[1:])]
     flat = not spec.mask or spec.mask[2] == 0
-    return core(b.isa, spec.compute, text_of.common.text) + text_of.common(
-        S=STORED[spec.dtype], acc=acc, wide=wide, bv=b.queries.size, nb=b.nb, d=spec.d, dp=b.dp,
-        m=spec.m, n=spec.n, first=spec.first, heads=spec.heads, qblocks=b.queries.parts, larger=b.queries.larger,
+    queries = b.queries
+    uneven = isinstance(queries, Split) and queries.larger < queries.parts
+    return text_of.common(
+        S=STORED[spec.dtype], acc=acc, wide=wide, bv=queries.size, nb=b.nb, d=spec.d, dp=b.dp,
+        m=spec.m, n=spec.n, first=spec.first, heads=spec.heads, qblocks=queries.parts, larger=queries.larger, uneven=int(uneven),
         scale=repr(float(spec.scale)), causal=int(spec.causal), masked=int(bool(spec.mask)), flat=int(flat),
         selects=int(spec.mask_dtype == "bool"), strict=int(spec.strict),
         places="\n".join(lines),
@@ -116,7 +129,8 @@ def _forward(b: _Blocks) -> KernelPlan:
     # A mask of bools becomes zeros and minus infinity: no other number hides anything.
     numbers = bool(b.spec.mask) and b.spec.mask_dtype != "bool"
     common = _common(b) + (text_of.least() if numbers else "")
-    if b.spec.m <= FEW_QUERIES:
+    before = core(b.isa, b.spec.compute, text_of.common.text)
+    if b.few:
         rows, padded = b.all_heads * b.spec.m, round_up(b.spec.n + (b.vl if b.spec.more else 0), 16)
         some = {"hidden": "== -INF", "most": "", "seen": ""}
         if numbers:
@@ -125,10 +139,12 @@ def _forward(b: _Blocks) -> KernelPlan:
                 "most": " T most = -INF;",
                 "seen": " most = most < LEAST ? any_hidden_from(high) : most;",
             }
-        text = f"namespace dcir_attention {{{common}{few_text.few(some, padded=padded)}}}\n"
-        phase = Phase(rows, f"dcir_attention::attend(j, a0, {kv}, {mask}, {scratch_at(0)}, o0, o1);")
-        return KernelPlan("attention_few", text, (phase,), rows * padded * ELEMENT_BYTES[b.spec.compute])
+        own, holder = sized(common + few_text.few(some, padded=padded))
+        text = f"namespace dcir_attention {{{before}{own}}}\n"
+        phase = Phase(rows, f"dcir_attention::{holder}attend(j, a0, {kv}, {mask}, {scratch_at(0)}, o0, o1);")
+        return KernelPlan("attention_few", text, (phase,), rows * padded * ELEMENT_BYTES[b.spec.compute], bool(holder))
     hidden = "hidden<W>(add, cols, high)" if numbers else "hidden<W>(add, cols)"
-    text = f"namespace dcir_attention {{{common}{text_of.forward(hidden=hidden)}}}\n"
-    phase = Phase(b.all_heads * b.queries.parts, f"dcir_attention::attend(j, a0, {kv}, {mask}, o0, o1);")
-    return KernelPlan("attention", text, (phase,))
+    own, holder = sized(common + text_of.forward(hidden=hidden))
+    text = f"namespace dcir_attention {{{before}{own}}}\n"
+    phase = Phase(b.all_heads * b.queries.parts, f"dcir_attention::{holder}attend(j, a0, {kv}, {mask}, o0, o1);")
+    return KernelPlan("attention", text, (phase,), holds_sizes=bool(holder))

@@ -9,7 +9,7 @@ from dcir.cost.machine import Machine
 from dcir.ops.library.contraction import ContractionSpec
 
 
-@planner(ContractionSpec)
+@planner(ContractionSpec, any_size=True)
 def plan_contraction(spec: ContractionSpec, machine: Machine) -> KernelPlan:
     """The kernel of a batched matrix product."""
     if not supports_product(spec):

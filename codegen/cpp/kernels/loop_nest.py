@@ -8,16 +8,17 @@ from dcir.codegen.cpp.kernels.loop_nest_schedule import schedule
 from dcir.codegen.cpp.kernels.loop_nest_statements import identity
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.symbolic import usual
 from dcir.cost.machine import Machine
 from dcir.ir.loop_forms import collapse, drop_roundings, drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Cast, Const, Index, Load, Store
 
 
-@planner(LoopNest)
+@planner(LoopNest, any_size=True)
 def plan_program(program: LoopNest, machine: Machine) -> KernelPlan:
     """The kernel of a loop nest."""
-    return _Emitter(schedule(collapse(order_loops(drop_unit_loops(drop_roundings(program)))), machine)).plan()
+    return _Emitter(schedule(collapse(order_loops(drop_unit_loops(drop_roundings(program)), usual)), machine)).plan()
 
 
 class _Emitter(Reductions):

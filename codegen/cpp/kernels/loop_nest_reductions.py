@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dcir.codegen.cpp.kernels.loop_nest_statements import Statements, identity
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
 from dcir.codegen.schedule import Block, ScheduledLoopNest, Sweep
+from dcir.codegen.symbolic import Symbolic, most
 from dcir.ir.statements import Reduce
 from dcir.ir.types import FLOATS
 
@@ -69,7 +70,7 @@ class Reductions(Statements):
 
     def _stages(self) -> None:
         for v in self.buffered:
-            self.line(f"{CPP_TYPE[self.p.body[v].dtype]} buf{v}[{math.prod(self.p.inner) + TAIL_LANES}];")
+            self.line(f"{CPP_TYPE[self.p.body[v].dtype]} buf{v}[{most(math.prod(self.p.inner)) + TAIL_LANES}];")
         for sweep in self.schedule.sweeps:
             if not sweep.inner:
                 self._outer_stores(sweep.stores)
@@ -161,7 +162,9 @@ class Reductions(Statements):
         self.compute(stores, reduces, name)
         self.close()
         self.close()
-        if rest:
+        if isinstance(rest, Symbolic):
+            self._tail_blocks(d, extent, rest, stores, reduces)
+        elif rest:
             padded = -(-rest // TAIL_LANES) * TAIL_LANES
             self.lanes(d, padded, str(extent - rest))
             if padded != rest:
@@ -170,6 +173,18 @@ class Reductions(Statements):
             self.compute(stores, reduces, name)
             self.inside = ""
             self.close()
+
+    def _tail_blocks(self, d: int, extent: int, rest: int, stores: Sequence[int], reduces: Sequence[int]) -> None:
+        """The rest of a row, which is as long as the sizes have it."""
+        self.open(f"for (long long b = {extent - rest}; b < {extent}; b += {TAIL_LANES})")
+        self.line(f"const long long left = {extent} - b;")
+        self.lanes(d, TAIL_LANES, "b")
+        self.inside = "inside"
+        self.line("const bool inside = l < left;")
+        self.compute(stores, reduces, lambda r: f"part{r}[l]")
+        self.inside = ""
+        self.close()
+        self.close()
 
     def _reduced_type(self, r: int) -> str:
         s = self.reduction(r)

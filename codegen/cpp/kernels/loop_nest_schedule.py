@@ -14,6 +14,7 @@ from dcir.codegen.schedule import (
     roots_of,
     stages_of,
 )
+from dcir.codegen.symbolic import Symbolic, Undecided, most, usual
 from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Access, Const, Index, Reduce, Store
@@ -80,23 +81,25 @@ class _Scheduler:
         """Outer loops dealt to jobs, columns of a tile or 0, jobs of those loops, whether tiles are jobs too."""
         p, threads = self.p, self.threads
         lanes = self.columns or not self.reduces
-        last = p.outer[-1] if p.outer else 1
+        last = usual(p.outer[-1]) if p.outer else 1
+        if self.columns and isinstance(p.outer[-1], Symbolic):
+            raise Undecided("how many columns a reduction has")
         rows = p.outer[:-1] if lanes else p.outer
         halves = any(t in HALVES for t in (*p.inputs, *p.outputs))
         block = (HALF_COLUMN_BLOCK if halves else COLUMN_BLOCK) if self.columns else 0
-        if p.points() < SERIAL_POINTS or threads == 1:
+        if usual(p.points()) < SERIAL_POINTS or threads == 1:
             return 0, block, 1, False
         prefix, jobs = 0, 1
-        while prefix < len(rows) and jobs < 8 * threads:
+        while prefix < len(rows) and usual(jobs) < 8 * threads:
             jobs *= rows[prefix]
             prefix += 1
         tile = block
-        if self.columns and jobs >= 2 * threads and block < last <= WIDE_BLOCK:
+        if self.columns and usual(jobs) >= 2 * threads and block < last <= WIDE_BLOCK:
             tile = last
-        while self.columns and tile > 16 and jobs * -(-last // tile) < 2 * threads:
+        while self.columns and tile > 16 and usual(jobs) * -(-last // tile) < 2 * threads:
             tile //= 2
-        if lanes and jobs < 4 * threads and not self.columns and prefix == len(rows):
-            want = -(-4 * threads // jobs)
+        if lanes and usual(jobs) < 4 * threads and not self.columns and prefix == len(rows):
+            want = -(-4 * threads // usual(jobs))
             tile = max(1024, -(-last // want))
             tile = 0 if tile >= last else -(-tile // 64) * 64
         return prefix, tile, jobs, True
@@ -111,16 +114,16 @@ class _Scheduler:
         score = 0
         for s, (_, full) in zip(p.body, self.levels, strict=True):
             if isinstance(s, Access) and full:
-                touched = math.prod(d for d, st in zip(p.dims, s.strides, strict=True) if st)
+                touched = usual(math.prod(d for d, st in zip(p.dims, s.strides, strict=True) if st))
                 score += touched * ((s.strides[len(p.outer) - 1] == 1) - (s.strides[-1] == 1))
         if score == 0:
-            return p.inner[-1] < 8 <= p.outer[-1]
-        return score > 0 and (p.outer[-1] >= 4 or p.inner[-1] < 4)
+            return usual(p.inner[-1]) < 8 <= usual(p.outer[-1])
+        return score > 0 and (usual(p.outer[-1]) >= 4 or usual(p.inner[-1]) < 4)
 
     def _row_buffers(self) -> dict[int, int]:
         """Costly full values that several stages need, with their stage of birth."""
         p = self.p
-        if not self.reduces or math.prod(p.inner) * 8 > ROW_BUFFER_BYTES:
+        if not self.reduces or most(math.prod(p.inner)) * 8 > ROW_BUFFER_BYTES:
             return {}
         used: dict[int, set[int]] = {}
         for stage in range(stages_of(self.levels) + 1):
@@ -147,16 +150,16 @@ class _Scheduler:
         p = self.p
         inner = range(len(p.outer), len(p.dims))
         simple = all(not self._reduction(r).is_place for r in reduces)
-        lanes = next((w for w in ROW_LANES if inner and 2 * w <= p.inner[-1]), 0) if reduces and simple else 0
+        lanes = next((w for w in ROW_LANES if inner and 2 * w <= usual(p.inner[-1])), 0) if reduces and simple else 0
         block = None
-        sums = () if lanes or len(inner) < 2 or math.prod(p.inner) <= SUM_BLOCK else self._float_sums(reduces)
+        sums = () if lanes or len(inner) < 2 or usual(math.prod(p.inner)) <= SUM_BLOCK else self._float_sums(reduces)
         if sums:  # short rows, many of them: some rows at a time, for the error not to grow with their number
-            block = Block(inner[-2], max(1, SUM_BLOCK // p.dims[inner[-1]]), sums)
+            block = Block(inner[-2], max(1, SUM_BLOCK // usual(p.dims[inner[-1]])), sums)
         return Sweep(stage, True, stores, reduces, lanes, block, vector=simple and bool(inner))
 
     def _columns(self, stage: int, stores: tuple[int, ...], reduces: tuple[int, ...]) -> Sweep:
         p, sums = self.p, self._float_sums(reduces)
-        blocked = bool(sums) and bool(p.inner) and math.prod(p.inner) > SUM_BLOCK
+        blocked = bool(sums) and bool(p.inner) and usual(math.prod(p.inner)) > SUM_BLOCK
         return Sweep(stage, True, stores, reduces, 0, Block(len(p.dims) - 1, SUM_BLOCK, sums) if blocked else None)
 
     def _float_sums(self, reduces: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, element, literal
 from dcir.codegen.schedule import needed
+from dcir.codegen.symbolic import Symbolic, least, most
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Cast, Const, Gather, Index, Load, Narrow, Read, Reduce, Store
 from dcir.ir.types import FLOATS, compute_type, itemsize
@@ -202,7 +203,7 @@ class Statements:
     def _lies_in(self, i: int, extent: int) -> bool:
         """Whether an index is known to lie in ``range(extent)``."""
         low, high = self._short.get(i, (-1, 0))
-        return low >= 0 and high < extent
+        return low >= 0 and high < least(extent)
 
     def _test(self, i: int, s: Gather, wanted: str) -> None:
         """``g<i>``: whether a gather's indices lie inside."""
@@ -251,9 +252,9 @@ def _short(p: LoopNest) -> dict[int, tuple[int, int]]:
         if s.dtype != "i64" or any(a not in ranges for a in s.args):
             continue
         if isinstance(s, Index):
-            found = [0, max(p.dims[s.dim] - 1, 0)]
+            found = [0, max(most(p.dims[s.dim]) - 1, 0)]
         elif isinstance(s, Const):
-            found = [int(s.value)]
+            found = [s.value.low, s.value.high] if isinstance(s.value, Symbolic) else [int(s.value)]
         elif s.op in _ON_INTEGERS:
             first, second = (ranges[a] for a in s.args)
             fn = _ON_INTEGERS[s.op]

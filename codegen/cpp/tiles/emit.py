@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dcir.codegen.cpp.template import Template, templates
 from dcir.codegen.cpp.tiles.epilogue.protocol import TileEpilogue
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.symbolic import sizes_in
 from dcir.ir.types import FLOATS, HALVES, TYPES
 from dcir.isa import Isa
 
@@ -123,6 +125,53 @@ class Split:
         return f"(({part}) * {self.size - 1} + (({part}) < {self.larger} ? ({part}) : {self.larger}))"
 
 
+@dataclass(frozen=True)
+class Runs:
+    """``total`` units in parts of one size, but for a last one of what is left; the total may move. It answers as a ``Split`` does."""
+
+    total: int
+    size: int
+
+    @property
+    def parts(self) -> int:
+        """How many parts there are."""
+        return ceil_div(self.total, self.size)
+
+    @property
+    def larger(self) -> int:
+        """How many parts may have that size."""
+        return self.parts
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The size of all parts but the last."""
+        return (self.size,)
+
+    def start(self, part: str) -> str:
+        """A C expression for where a part starts, or the last one ends."""
+        return f"(({part}) * {self.size} < {self.total} ? ({part}) * {self.size} : {self.total})"
+
+
+_CONSTANT = re.compile(r"^constexpr (.*;)$", re.MULTILINE)
+
+
+def sized(text: str) -> tuple[str, str]:
+    """Functions that compute with sizes, as members of what holds these; and what stands before the name of one that is called.
+
+    A function sees a size where it is asked for, as it sees a constant where sizes do not move.
+    """
+    names = sizes_in(text)
+    if not names:
+        return text, ""
+    # A function at namespace scope is static in another sense than a member.
+    text = text.replace("static inline ", "inline ")
+    text = text.replace("static __attribute__((noinline", "__attribute__((noinline")
+    text = _CONSTANT.sub(lambda m: ("const " if sizes_in(m[0]) else "static constexpr ") + m[1], text)
+    # Without a name around it, the linker would take one kernel's functions for all kernels'.
+    held = f"namespace {{\nstruct Sized {{\nconst L {', '.join(names)};\n{text}\n}};\n}}\n"
+    return held, f"Sized{{{', '.join(names)}}}."
+
+
 def unravel(
     index: str, extents: Sequence[int], sums: Mapping[str, tuple[int, Sequence[int]]], names: Sequence[str] = ()
 ) -> str:
@@ -179,15 +228,16 @@ class Draft:
         """Where in scratch the sums of the last step's jobs begin."""
         return round_up(self.scratch, 64)
 
-    def calls(self, pointers: Sequence[str], result: str) -> list[Phase]:
-        """The phases over pointer expressions."""
+    def calls(self, pointers: Sequence[str], result: str, holder: str = "") -> list[Phase]:
+        """The phases over pointer expressions; ``holder`` is what the functions are members of (``sized``)."""
         given = [*pointers, *["nullptr"] * (3 - len(pointers))]
         if self.swapped:
             given[:2] = given[1], given[0]
         arguments = f"j, {', '.join(given)}, {result if self.epilogue is None else 'nullptr'}, scratch"
         if self.epilogue is not None:
-            arguments += f", {self.epilogue.operands(self.sums_at)}"
-        call = "const D_NoDenormals none; dcir_tile::"
+            operands = self.epilogue.operands(self.sums_at)
+            arguments += f", {operands.replace('dcir_tile::', 'dcir_tile::Sized::') if holder else operands}"
+        call = f"const D_NoDenormals none; dcir_tile::{holder}"
         return [Phase(s.jobs, f"{call}{s.function}({arguments});") for s in self.steps if s.jobs]
 
 
@@ -220,13 +270,14 @@ def assemble(draft: Draft, isa: Isa, n_inputs: int, *, casts: bool = False) -> K
     ``casts``: some are of other types in memory; the text knows which.
     """
     cast = f"(const {STORED[draft.dtype]} *)" if casts else ""
-    phases = draft.calls([f"{cast}a{i}" for i in range(n_inputs)], "o0")
+    epilogue = draft.epilogue.text(isa) if draft.epilogue is not None else ""
+    own, holder = sized(epilogue + draft.text)
+    phases = draft.calls([f"{cast}a{i}" for i in range(n_inputs)], "o0", holder)
     size = draft.scratch
     if draft.sums and draft.epilogue is not None:
         size = draft.sums_at + draft.steps[-1].jobs * draft.epilogue.sums * 8
-    epilogue = draft.epilogue.text(isa) if draft.epilogue is not None else ""
-    text = f"namespace dcir_tile {{{core(isa, draft.dtype, epilogue + draft.text)}{epilogue}{draft.text}}}\n"
-    return KernelPlan(draft.name, text, tuple(phases), size)
+    text = f"namespace dcir_tile {{{core(isa, draft.dtype, epilogue + draft.text)}{own}}}\n"
+    return KernelPlan(draft.name, text, tuple(phases), size, bool(holder))
 
 
 _WIDEN = {"bf16": text_of.widen_bf16, "f16": text_of.widen_f16}

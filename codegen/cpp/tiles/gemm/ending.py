@@ -59,7 +59,7 @@ def ending(
     """
     spec = form.spec
     batch = [f"x{d}" for d in range(len(spec.batch))]
-    down = form.along(-2) and not form.along(-1) and spec.m > 1
+    down = form.along(-2) and not form.along(-1) and spec.m != 1
     values = {"vectors": vectors, "tail": tail, "cm": spec.c[-2], "cn": spec.c[-1]}
     values["row"] = f"c + {row_at}(m + i) + n" if row_at else f"c + i * {spec.c[-2]}LL"
     before = ("" if on_stack else text_of.to_stack(values)) + text_of.columns(values)

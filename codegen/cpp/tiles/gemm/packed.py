@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles import half_dots
-from dcir.codegen.cpp.tiles.emit import EPILOGUE_PARAMETER, Draft, Split, TileStep, ceil_div, round_up, unravel
+from dcir.codegen.cpp.tiles.emit import (
+    EPILOGUE_PARAMETER,
+    Draft,
+    Runs,
+    Split,
+    TileStep,
+    ceil_div,
+    round_up,
+    unravel,
+)
 from dcir.codegen.cpp.tiles.gemm.ending import Ending, ending
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.packed_blocking import (
@@ -80,12 +89,20 @@ def _partials(product: PackedProduct, made: Blocking, unit: int, scratch: int) -
         groups = ceil_div(made.groups.parts, made.q)
         job_bytes = round_up(made.per_block * groups * size * product.element, 64)
         at = f"partials + ((g - g0) * {made.per_block} + t - s0) * {size}LL"
-        argument = f", depth, kb == 0, kb == {made.depth.parts - 1}, {at}"
+        argument = f", depth, kb == 0, kb == {made.depth.parts - 1}, {at}{_row_of_part(made, unit)}"
         return _Partials(f"\n    T *partials = (T *)(scratch + {scratch}LL + j * {job_bytes}LL);", argument, job_bytes)
     if made.swept:
-        argument = f", depth, kb == 0, kb == {made.inner.parts - 1}, partials + (t - s0) * {size}LL"
+        argument = (
+            f", depth, kb == 0, kb == {made.inner.parts - 1}, partials + (t - s0) * {size}LL{_row_of_part(made, unit)}"
+        )
         return _Partials(f"\n    alignas(64) T partials[{made.per_block * size}];", argument)
     return _Partials()
+
+
+def _row_of_part(made: Blocking, unit: int) -> str:
+    """C++ that is added to where the sums of part ``t`` wait, for a tile that begins at a later row."""
+    rows = made.rows
+    return f" + (m - {rows.start('t')}) * {made.groups.size * unit}" if isinstance(rows, Runs) else ""
 
 
 @dataclass(frozen=True)
@@ -156,9 +173,11 @@ def _tile_text(product: PackedProduct, made: Blocking, ahead: Prefetching, end_o
     )  # fmt: skip
 
 
-def _calls(product: PackedProduct, made: Blocking, more: str) -> str:
+def _calls(product: PackedProduct, made: Blocking, more: str, source: str) -> str:
     """C++ that calls the tile of row ``t`` and group ``g``."""
     tile, rows = made.tile, made.rows
+    if isinstance(rows, Runs):
+        return _calls_of_runs(product, made, rows, more, source)
     call = f"tile<#, $, {tile.vectors}>(ta, pb, {more});"
     calls = choose(made.groups, "g", call)
     if tile.narrow:
@@ -168,6 +187,28 @@ def _calls(product: PackedProduct, made: Blocking, more: str) -> str:
         f"{f'if (t < {rows.larger}) ' if i + 1 < len(rows.sizes) else ''}{{ {calls.replace('#', str(size))} }}"
         for i, size in enumerate(rows.sizes)
     )
+
+
+SHORTER = (8, 4, 2, 1)
+"""Tiles of what is left of rows in whole tiles."""
+
+
+def _calls_of_runs(product: PackedProduct, made: Blocking, rows: Runs, more: str, source: str) -> str:
+    """C++ that calls the tiles of part ``t``, which at the end is several shorter ones."""
+    tile, groups = made.tile, made.groups
+
+    def calls(height: int) -> str:
+        call = f"tile<{height}, $, {tile.vectors}>(ta, pb, {more});"
+        some = choose(groups, "g", call)
+        if not tile.narrow:
+            return some
+        last = call.replace("$", "1").replace(f" {tile.vectors}>", " 1>")
+        return f"if (g == {groups.parts - 1}) {last} else {some}"
+
+    shorter = [h for h in SHORTER if h < rows.size]
+    tails = " else ".join(f"{f'if (left >= {h}) ' if h > 1 else ''}{{ {calls(h)} next_m += {h}; }}" for h in shorter)
+    rest = text_of.rest_of_rows(total=rows.total, row_source=source, calls=tails) if shorter else ""
+    return f"if (m + {rows.size} <= {rows.total}) {{ {calls(rows.size)} }}{rest}"
 
 
 def _product_text(
@@ -207,7 +248,7 @@ def _product_text(
         m_tiles=made.rows.parts, n_groups=groups.parts, per_block=made.per_block, buffer=rows.buffer + partials.declared,
         k_loop=k_loop, fill=rows.fill, group_start=groups.start("g"), unit=unit, group_offset=offset, m_start=made.rows.start("t"),
         row_source=rows.source,
-        calls=_calls(product, made, f"{end_of.arguments}, {spec.n} - n{partials.argument}{next_arguments}"),
+        calls=_calls(product, made, f"{end_of.arguments}, {spec.n} - n{partials.argument}{next_arguments}", rows.source),
         next=following, k_end="}" if made.blocked else "",
         sweep=text_of.steps_in_parts(_walk(made.inner)) if made.swept else "", sweep_end="}" if made.swept else "",
     )  # fmt: skip

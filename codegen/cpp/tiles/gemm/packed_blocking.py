@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Split, ceil_div, lanes, round_up
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Runs, Split, ceil_div, lanes, round_up
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.packed_tile import FEW_PANELS, Tiling, grid, tiling
+from dcir.codegen.symbolic import Symbolic, Undecided, most, usual
 from dcir.ir.statements import Load, Store
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
@@ -163,7 +164,7 @@ class Blocking:
     """
 
     tile: Tiling
-    rows: Split
+    rows: Split | Runs
     p: int
     q: int
     many: bool
@@ -206,7 +207,9 @@ def blocking(product: PackedProduct, threads: int) -> Blocking:
         spec.m, spec.n, spec.panel, width, product.isa.registers, threads, crowded=product.crowded, widened=product.widened
     )  # fmt: skip
     p, q = grid(spec, tile.rows, tile.groups, product.batch, threads)
-    rows = Split(spec.m, min(spec.m, round_up(tile.rows.parts, p)))
+    rows = tile.rows
+    if not isinstance(rows, Runs):
+        rows = Split(spec.m, min(spec.m, round_up(rows.parts, p)))
     depth = _depth(product, rows, p)
     many = rows.size > 8 and tile.groups.size == 1 and ceil_div(tile.groups.parts, q) >= TUNING.least_panels
     held = _held(product, rows, tile.groups, many)
@@ -218,35 +221,40 @@ def blocking(product: PackedProduct, threads: int) -> Blocking:
     tall = rows.size * (pitch if held == COPIED else depth.size)
     if held == PACKED:
         pitch = rows.size * round_up(depth.size, width) + width
-    per_block = _per_block(product, ceil_div(rows.parts, p), depth, tall)
+    per_block = _per_block(product, ceil_div(most(rows.parts), p), depth, tall)
     return Blocking(tile, rows, p, q, many, depth, inner, held, pitch, per_block)
 
 
-def _depth(product: PackedProduct, rows: Split, p: int) -> Split:
+def _depth(product: PackedProduct, rows: Split | Runs, p: int) -> Split:
     """Steps of k in one go."""
     spec = product.spec
     depths = [TUNING.deepest, *(d for d in TUNING.other_depths if 2 * d <= spec.k)]
     long = spec.k * (spec.panel * product.kept + 2 * rows.size * product.element) > TUNING.rows
-    if not product.wide and long and ceil_div(rows.parts, p) >= TUNING.least_tiles:
+    if not product.wide and long and ceil_div(usual(rows.parts), p) >= TUNING.least_tiles:
         depths = [TUNING.deep_near, *(d for d in depths if d != TUNING.deep_near)]
     return Split.at_most(spec.k, decide("depth", depths))
 
 
-def _held(product: PackedProduct, rows: Split, groups: Split, many: bool) -> int:
+def _held(product: PackedProduct, rows: Split | Runs, groups: Split, many: bool) -> int:
     """How rows of A are held."""
+    moves = isinstance(rows, Runs)
+    if moves and (product.ak != 1 or isinstance(product.am, Symbolic)):
+        raise Undecided("rows that are packed")
     if product.ak != 1:
         return PACKED
     if product.dots:  # rows become pairs as they are copied
         return COPIED
     copies = product.crowded and rows.size > 8 and groups.parts > FEW_PANELS
-    usual = PACKED if many and product.isa.slow_fills else COPIED if copies else IN_PLACE
-    return decide("copy", [usual, *(c for c in (IN_PLACE, COPIED, PACKED) if c != usual)])
+    best = COPIED if copies else IN_PLACE
+    if many and product.isa.slow_fills and not moves:
+        best = PACKED
+    return decide("copy", [best, *(c for c in (IN_PLACE, COPIED, PACKED)[: 2 if moves else 3] if c != best)])
 
 
-def _sweep(product: PackedProduct, rows: Split, p: int, held: int) -> int:
+def _sweep(product: PackedProduct, rows: Split | Runs, p: int, held: int) -> int:
     """Steps that a panel passes all rows of a block in; 0 for all."""
     k = product.spec.k
-    sweeps = [s for s in TUNING.sweeps if s * 3 // 2 <= k and rows.parts > p]
+    sweeps = [s for s in TUNING.sweeps if s * 3 // 2 <= k and usual(rows.parts) > p]
     whole = product.wide or (held == PACKED and k <= TUNING.short_sweeps)
     return decide("sweep", [0, *sweeps] if whole else [*sweeps[:1], 0, *sweeps[1:]])
 
@@ -294,7 +302,7 @@ def prefetching(product: PackedProduct, made: Blocking) -> Prefetching:
     else:
         spread = False
     fetches: Sequence[tuple[int, int]] = TUNING.fetches if product.wide else TUNING.fetches_short
-    if spec.m <= 2:
+    if usual(spec.m) <= 2:
         fetches = TUNING.fetches_of_rows
     elif made.many and product.isa.slow_fills:
         fetches = TUNING.fetches_near

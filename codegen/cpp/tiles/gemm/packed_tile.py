@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.emit import Split, ceil_div
+from dcir.codegen.cpp.tiles.emit import Runs, Split, ceil_div
+from dcir.codegen.symbolic import Symbolic, usual
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.packing import panels
 
@@ -18,7 +19,7 @@ SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
 class Tiling:
     """How a packed product is tiled: rows by ``groups`` of units; a unit is ``vectors`` vectors of a panel."""
 
-    rows: Split
+    rows: Split | Runs
     groups: Split
     vectors: int
     per_panel: int  # units in a panel
@@ -33,6 +34,8 @@ def tiling(
 
     Rows that are ``crowded`` into a set of the first-level cache are fewer than its ways, if they are too soon used up to be copied.
     """
+    if isinstance(m, Symbolic):
+        return _moving_tiling(m, n, panel, width, registers, threads, crowded=crowded, widened=widened)
     count = panels(n, panel)
     vectors = min(panel // width, ceil_div(n, width)) if m <= 2 or n <= width else min(2, panel // width)
     while panel // width % vectors:
@@ -61,6 +64,14 @@ def tiling(
     return Tiling(rows, Split.at_most(units, together), vectors, per_panel, narrow)
 
 
+def _moving_tiling(
+    m: int, n: int, panel: int, width: int, registers: int, threads: int, *, crowded: bool, widened: bool
+) -> Tiling:
+    """The tile of the usual number of rows, which is as tall as it can be; what is left of any other number is for shorter ones."""
+    usually = tiling(max(usual(m), 16), n, panel, width, registers, threads, crowded=crowded, widened=widened)
+    return replace(usually, rows=Runs(m, usually.rows.size))
+
+
 def _other_tiles(m: int, n: int, panel: int, width: int, registers: int) -> list[tuple[int, ...]]:
     """Tiles of other sizes that keep the multipliers busy, (rows, vectors, panels together), the largest first."""
     found = []
@@ -76,15 +87,16 @@ def _other_tiles(m: int, n: int, panel: int, width: int, registers: int) -> list
     return sorted(found, key=lambda t: (t[0] * t[1] * t[2] < 8, (t[0] + t[1] * t[2]) / (t[0] * t[1] * t[2]), t))
 
 
-def grid(spec: ContractionSpec, rows: Split, groups: Split, batch: int, threads: int) -> tuple[int, int]:
+def grid(spec: ContractionSpec, rows: Split | Runs, groups: Split, batch: int, threads: int) -> tuple[int, int]:
     """Jobs per batch element along m and n: even shares of the tiles, then few repeated reads."""
-    if batch * spec.m * spec.n * spec.k < SERIAL_WORK or threads == 1 or batch % threads == 0:
+    batch, m, tiles = usual(batch), usual(spec.m), usual(rows.parts)
+    if batch * m * spec.n * spec.k < SERIAL_WORK or threads == 1 or batch % threads == 0:
         return 1, 1
     found = []
-    for p in range(1, min(rows.parts, threads) + 1):
+    for p in range(1, min(tiles, threads) + 1):
         for q in range(1, min(groups.parts, ceil_div(threads, p)) + 1):
             # Rows are dealt again in a multiple of p tiles, columns in whole groups.
-            tall, wide = ceil_div(spec.m, p), ceil_div(groups.parts, q) * groups.size
+            tall, wide = ceil_div(m, p), ceil_div(groups.parts, q) * groups.size
             cycles = tall * wide * 1.0 + 3 * wide + 0.1 * tall * q
             total = ceil_div(batch * p * q, threads) * cycles * (1 + 0.001 * p * q)
             found.append((total, p, q))

@@ -13,6 +13,7 @@ from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import (
     ELEMENT_BYTES,
     Draft,
+    Runs,
     Split,
     TileStep,
     ceil_div,
@@ -118,7 +119,7 @@ def tiles_draft(name: str, spec: ContractionSpec, isa: Isa, threads: int, bias: 
     return Draft(name, spec.dtype, text, (TileStep(batch * p * q, "product"),))
 
 
-def choose(split: Split, index: str, call: str) -> str:
+def choose(split: Split | Runs, index: str, call: str) -> str:
     """C++ that calls with the size of the part number ``index``; ``$`` stands for the size."""
     calls = [call.replace("$", str(size)) for size in split.sizes]
     return f"if ({index} < {split.larger}) {calls[0]} else {calls[1]}" if len(calls) == 2 else calls[0]

@@ -14,6 +14,7 @@ import pytest
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
 from dcir.codegen.cpp.tiles.gemm import matrix
 from dcir.codegen.cpp.toolchain import HEADERS, default_flags, find_compiler
+from dcir.codegen.symbolic import sizes_from
 from dcir.cost.cpu import MATRIX_UNIT
 from dcir.isa import ISAS, Isa, host_isa
 from tests.conftest import COMPILED_ONLY, WHY_NOT_RUN
@@ -55,7 +56,8 @@ def wrap(plan, ins, outs, name):
     lines.append(f"unsigned char *scratch = (unsigned char *)p[{len(ins) + len(outs)}];")
     for phase in plan.phases:
         lines.append("#pragma omp parallel for schedule(static)")
-        lines.append(f"for (long long j = 0; j < {phase.jobs}; j++) {{\n{phase.code}\n}}")
+        jobs = sizes_from(str(phase.jobs), plan.sizes, f"a{len(ins) - 1}")
+        lines.append(f"for (long long j = 0; j < {jobs}; j++) {{\n{phase.code}\n}}")
     return "\n".join([*lines, "}", "}"])
 
 

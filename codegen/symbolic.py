@@ -1,0 +1,300 @@
+"""Numbers of a kernel that are known when it runs: what they are in C, within which bounds they lie, and what they usually are.
+
+    extent  4*s0          -->   "(4LL * size0) * 1" in text, 8 <= it <= 2048, usually 512
+    extent // 16          -->   "((4LL * size0) / 16LL) * 1"
+    extent < 4096         -->   True: it is so within the bounds
+    extent < 64           -->   Undecided: who has to know cannot; who asks for the sake of speed asks about ``usual(extent)``
+
+Emitters compute with integers; where a size moves they are given these in their place, and what they write holds for all sizes. A decision
+that the bounds do not settle is no accident of the sizes at hand: it raises, and the network is compiled for each size instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcir.ir.sizes import Number, Polynomial, Sizes, polynomial
+
+
+class Undecided(Exception):
+    """An emitter asks about a number what depends on the sizes."""
+
+
+@dataclass(frozen=True)
+class _Atom:
+    low: int
+    high: int
+    usual: int
+
+
+@dataclass
+class Names:
+    """The names in the numbers of one kernel: the sizes, and quotients and remainders of them.
+
+    Attributes:
+        sizes: the names of the sizes in C, in the order in which a kernel's table holds them.
+    """
+
+    sizes: tuple[str, ...]
+    _atoms: dict[str, _Atom] = field(default_factory=dict)
+
+    @staticmethod
+    def of(sizes: Sizes, usual: Mapping[str, int]) -> Names:
+        """The sizes with their bounds, and the values that costs are counted at."""
+        atoms = {c_name(name): _Atom(b.low, b.high, usual[name]) for name, b in sizes.items()}
+        return Names(tuple(atoms), atoms)
+
+    def given(self, value: Number) -> Any:
+        """A number of a network as one of a kernel."""
+        return self.number(in_c(value))
+
+    def number(self, value: Number) -> Any:
+        """A number over names in C."""
+        return Symbolic(value, self) if isinstance(value, Polynomial) else value
+
+    def atom(self, text: str, low: int, high: int, usual: int) -> Any:
+        """A number that is no polynomial of the others, as a name of its own: its text."""
+        if low == high:
+            return low
+        self._atoms.setdefault(text, _Atom(low, high, usual))
+        return Symbolic(Polynomial(((((text, 1),), 1),)), self)
+
+    def bounds(self, value: Polynomial) -> tuple[int, int]:
+        """What it is at least and at most; its atoms are no less than 0."""
+        low = high = 0
+        for monomial, c in value.terms:
+            least = most = c
+            for name, power in monomial:
+                least *= self._atoms[name].low ** power
+                most *= self._atoms[name].high ** power
+            low, high = low + min(least, most), high + max(least, most)
+        return low, high
+
+    def usual(self, value: Polynomial) -> int:
+        """What it is at the sizes that costs are counted at."""
+        return value.at({name: atom.usual for name, atom in self._atoms.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Symbolic:
+    """A number of a kernel that moves with the sizes.
+
+    Attributes:
+        value: a polynomial of names.
+        names: what those are.
+    """
+
+    value: Polynomial
+    names: Names
+
+    @property
+    def low(self) -> int:
+        """No size makes it less."""
+        return self.names.bounds(self.value)[0]
+
+    @property
+    def high(self) -> int:
+        """No size makes it more."""
+        return self.names.bounds(self.value)[1]
+
+    @property
+    def text(self) -> str:
+        """In C: an expression of ``long long`` in parentheses."""
+        return f"({c_text(self.value)})"
+
+    def __str__(self) -> str:
+        # What is put behind a number in a text, as the LL of a long one, is put behind the 1.
+        return f"{self.text} * 1"
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they are equal at all sizes. What is not may be equal at some: general code is right there as well."""
+        return isinstance(other, Symbolic) and self.value == other.value
+
+    def __add__(self, other: Any) -> Any:
+        if not isinstance(other, int | Symbolic):
+            return NotImplemented
+        return self.names.number(self.value + _plain(other))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Any:
+        return self.names.number(-self.value)
+
+    def __sub__(self, other: Any) -> Any:
+        if not isinstance(other, int | Symbolic):
+            return NotImplemented
+        return self.names.number(self.value - _plain(other))
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        if not isinstance(other, int | Symbolic):
+            return NotImplemented
+        return self.names.number(self.value * _plain(other))
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _quotient(self, other)
+
+    def __rfloordiv__(self, other: int) -> Any:
+        return _quotient(other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return _remainder(self, other)
+
+    def __rmod__(self, other: int) -> Any:
+        return _remainder(other, self)
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __index__(self) -> int:
+        raise Undecided(f"a constant in the place of {c_text(self.value)}")
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    def __lt__(self, other: Any) -> bool:
+        return _below(self - other)
+
+    def __ge__(self, other: Any) -> bool:
+        return not _below(self - other)
+
+    def __gt__(self, other: Any) -> bool:
+        return _below(other - self)
+
+    def __le__(self, other: Any) -> bool:
+        return not _below(other - self)
+
+    def __bool__(self) -> bool:
+        if self.low > 0 or self.high < 0:
+            return True
+        raise Undecided(f"whether {c_text(self.value)} is 0")
+
+
+def usual(number: int) -> int:
+    """What a number, which may be a ``Symbolic``, usually is: for costs."""
+    return number.names.usual(number.value) if isinstance(number, Symbolic) else number
+
+
+def least(number: int) -> int:
+    """What it is at least: for what holds everywhere."""
+    return number.low if isinstance(number, Symbolic) else number
+
+
+def most(number: int) -> int:
+    """What it is at most: for room."""
+    return number.high if isinstance(number, Symbolic) else number
+
+
+def c_name(size: str) -> str:
+    """What a size is called in C: size0, size1, … No template has such names."""
+    return f"size{size[1:]}"
+
+
+def in_c(number: Number) -> Number:
+    """A number of a network over the names that sizes have in C."""
+    if not isinstance(number, Polynomial):
+        return number
+    return polynomial((tuple((c_name(name), power) for name, power in m), c) for m, c in number.terms)
+
+
+def c_text(number: Number) -> str:
+    """A number over names in C as an expression."""
+    if not isinstance(number, Polynomial):
+        return str(number)
+    text = ""
+    for monomial, c in sorted(number.terms, key=lambda t: (-sum(p for _, p in t[0]), t[0])):
+        factors = [name for name, power in monomial for _ in range(power)]
+        if abs(c) != 1 or not factors:
+            factors.insert(0, f"{abs(c)}LL")
+        sign = ("-" if c < 0 else "") if not text else " - " if c < 0 else " + "
+        text += sign + " * ".join(factors)
+    return text
+
+
+_SIZE = re.compile(r"\bsize[0-9]+\b")
+
+
+def sizes_in(text: str) -> list[str]:
+    """The sizes that a text in C computes with."""
+    return sorted(set(_SIZE.findall(text)))
+
+
+def sizes_from(text: str, names: tuple[str, ...], table: str) -> str:
+    """A text with entries of a table in the place of sizes."""
+    return _SIZE.sub(lambda found: f"{table}[{names.index(found[0])}]", text)
+
+
+def _plain(number: Any) -> Number:
+    value: Number = number.value if isinstance(number, Symbolic) else number
+    return value
+
+
+def _below(difference: Any) -> bool:
+    """Whether a difference is less than 0."""
+    if not isinstance(difference, Symbolic):
+        return bool(difference < 0)
+    low, high = difference.low, difference.high
+    if high < 0 or low >= 0:
+        return high < 0
+    raise Undecided(f"whether {c_text(difference.value)} is less than 0")
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """``a // b``, as Python rounds."""
+    names = (a if isinstance(a, Symbolic) else b).names
+    (a_low, a_high), (b_low, b_high) = _ends(a), _ends(b)
+    if b_low <= 0:
+        raise Undecided(f"a quotient by {_shown(b)}")
+    if a_high <= 0 and a_low < 0:  # minus a quotient that is rounded up
+        return -_quotient(-a + (b - 1), b)
+    if a_low < 0:
+        raise Undecided(f"a quotient of {_shown(a)}, which may be negative")
+    if isinstance(a, Symbolic) and isinstance(b, int):
+        whole = [(m, c // b) for m, c in a.value.terms if c % b == 0]
+        rest = polynomial((m, c) for m, c in a.value.terms if c % b)
+        if whole and _ends(names.number(rest))[0] >= 0:
+            return names.number(polynomial(whole)) + names.number(rest) // b
+    text = f"({_text(a)} / {_text(b)})"
+    return names.atom(text, a_low // b_high, a_high // b_low, usual(a) // usual(b))
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    """``a % b``, as Python rounds."""
+    names = (a if isinstance(a, Symbolic) else b).names
+    if isinstance(a, Symbolic) and isinstance(b, int) and b > 0:
+        a = names.number(polynomial((m, c % b) for m, c in a.value.terms))  # whole multiples of b say nothing
+        if isinstance(a, int):
+            return a % b
+    (a_low, a_high), (b_low, b_high) = _ends(a), _ends(b)
+    if a_low < 0 or b_low <= 0:
+        raise Undecided(f"a remainder of {_shown(a)} by {_shown(b)}")
+    if a_high < b_low:
+        return a
+    return names.atom(f"({_text(a)} % {_text(b)})", 0, b_high - 1, usual(a) % usual(b))
+
+
+def _ends(number: Any) -> tuple[int, int]:
+    return (number.low, number.high) if isinstance(number, Symbolic) else (number, number)
+
+
+def _text(number: Any) -> str:
+    return number.text if isinstance(number, Symbolic) else f"{number}LL"
+
+
+def _shown(number: Any) -> str:
+    return c_text(_plain(number))
