@@ -49,12 +49,14 @@ class Steps:
         before: what prepares what calls read.
         static: (slot, bytes) of every input that ``before`` reads.
         flows: the streams that calls refer to.
+        sizes: the table slot of the values of the sizes that move, and the names of these in C.
     """
 
     calls: Sequence[Call]
     before: Sequence[Call] = ()
     static: Sequence[tuple[int, int]] = ()
     flows: Sequence[Flow] = ()
+    sizes: tuple[int, tuple[str, ...]] = (-1, ())
 
 
 class Backend(Protocol):

@@ -12,18 +12,22 @@ from dcir.cache import Cache, key_of
 from dcir.codegen.backend import Backend, Kernel, Steps
 from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.invocations import Invocation, Types, invocations
+from dcir.codegen.moving_kernel import moving_kernel
 from dcir.codegen.placement import Placement, ScratchMemory
 from dcir.codegen.registry import Emitters
 from dcir.codegen.steps import Call, Flow, Numbers, Place
+from dcir.codegen.symbolic import Names
 from dcir.codegen.tuned import Database
 from dcir.cost.machine import Machine
 from dcir.cost.target import Target, target_of
+from dcir.errors import Unsupported
 from dcir.identity import foreign_identity, source_identity
 from dcir.ir.dace.nodes import Op
 from dcir.ir.memory_plan import PREPARED
-from dcir.ir.moving_network import MovingNetwork, constant
-from dcir.ir.network import Network
+from dcir.ir.moving_network import MovingNetwork, polynomials
+from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
+from dcir.ir.refusal import Refusal
 
 
 @dataclass
@@ -44,6 +48,7 @@ class Library:
         origins: per operator, its place in the user's model.
         steps: per step of the driver, the kernel's name (None: a call into torch) and the operator's number.
         tuned: the measured choices of the kernels that are not as the cost models have them, by name.
+        sizes_slot: table slot of the values of the sizes, -1 if none move.
     """
 
     path: Path
@@ -59,6 +64,7 @@ class Library:
     origins: list[str] = field(default_factory=list)
     steps: tuple[tuple[str | None, int], ...] = ()
     tuned: dict[str, Choice] = field(default_factory=dict)
+    sizes_slot: int = -1
 
 
 def compile_network(
@@ -78,11 +84,11 @@ def compile_network(
     Raises:
         CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code.
         InvalidGraph: the network is new, and DaCe does not validate it; or it has no target.
-        Unsupported: an operator that no emitter knows, or a network whose sizes move.
+        Unsupported: an operator that no emitter knows; or sizes move, and one has no kernel for all of them.
     """
-    net = constant(net, "code")
+    moving, net = (net, net.widest) if isinstance(net, MovingNetwork) else (None, net)
     cache, target = cache or Cache.default(), target_of(net)
-    planned = _PlannedCode(net, target, cache, choices)
+    planned = _PlannedCode(net, target, cache, choices, moving)
     driver = planned.backend.driver_text(planned.steps(), profile=profile)
     if keep is not None:
         keep("driver", driver)
@@ -90,9 +96,9 @@ def compile_network(
             keep(k.name, planned.backend.kernel_text(k))
     path, compiled = _library(planned, driver, cache, progress)
     return Library(
-        path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.places.count,
+        path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
         planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
-        tuple((c.kernel, c.number) for c in planned.calls), planned.tuned,
+        tuple((c.kernel, c.number) for c in planned.calls), planned.tuned, planned.sizes_slot,
     )  # fmt: skip
 
 
@@ -124,23 +130,45 @@ class _PlannedCode:
         calls: of every call, into kernels and into torch; those of ``prepares`` run when static inputs have changed.
         callbacks: per call into torch: (number, spec, input places, output places).
         tuned: the measured choices of the kernels that are not as the cost models have them, by name.
+        moving: the network whose sizes move, if they do; ``net`` has its structure and its plan of the memory.
     """
 
-    def __init__(self, net: Network, target: Target, cache: Cache, choices: Mapping[str, Choice] | None) -> None:
-        self.net, self.machine, self.given = net, target.machine, choices
+    def __init__(
+        self,
+        net: Network,
+        target: Target,
+        cache: Cache,
+        choices: Mapping[str, Choice] | None,
+        moving: MovingNetwork | None = None,
+    ) -> None:
+        self.net, self.machine, self.given, self.moving = net, target.machine, choices, moving
+        self.symbols = None if moving is None else Names.of(moving.sizes, moving.usual())
         self.backend: Backend = target.backend
         self.database = Database(self.machine, self.backend.emitters, source_identity(), cache)
-        self.places, self.scratch = Placement(net), ScratchMemory(net)
+        prepared = net.prepared_ops()
+        anew = set() if moving is None else _of_sizes(net, moving, prepared)
+        self.places = Placement(net, [o.data for op in net.ops() if op in anew for o in net.outs(op)])
+        self.scratch = ScratchMemory(net)
         self.kernels: dict[Any, Kernel] = {}
         self.tuned: dict[str, Choice] = {}
         self.calls: list[Call] = []
         self.prepares: list[Call] = []
         self.callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]] = {}
-        prepared = net.prepared_ops()
+        prepared -= anew
         self._prepared = {op.label for op in prepared}
         self.static = _static(net, prepared)
         for invocation in invocations(net, self.machine.threads):
             self._add(invocation)
+
+    @property
+    def sizes_slot(self) -> int:
+        """Table slot of the sizes' values: behind all others."""
+        return -1 if self.moving is None else self.places.count
+
+    @property
+    def table_size(self) -> int:
+        """Slots of the table."""
+        return self.places.count + (self.moving is not None)
 
     @property
     def arena_bytes(self) -> int:
@@ -156,7 +184,8 @@ class _PlannedCode:
         )
         static = [(self.places.slots[n], self.net.containers[n].nbytes) for n in self.static]
         flows = [Flow(s.images, s.lanes) for s in self.net.streams]
-        return Steps(calls, prepares, static, flows)
+        names = () if self.symbols is None else self.symbols.sizes
+        return Steps(calls, prepares, static, flows, (self.sizes_slot, names))
 
     def names(self) -> list[str]:
         """Names of all kernels; one that runs both by itself and in a stream counts once."""
@@ -167,16 +196,20 @@ class _PlannedCode:
         return [k for k in {k.name: k for k in self.kernels.values()}.values() if k.plan.phases]
 
     def _add(self, run: Invocation) -> None:
-        ins, outs = (tuple(self.places.place(o, run.stream) for o in operands) for operands in (run.ins, run.outs))
+        spec, operands = (run.spec, (run.ins, run.outs)) if self.moving is None else self._for_all_sizes(run)
+        ins, outs = (tuple(self.places.place(o, run.stream) for o in side) for side in operands)
         if run.calls_torch:
             self.callbacks[run.number] = (run.spec, ins, outs)
             self.calls.append(Call(None, run.number, (), False, False))
             return
         prepares = run.label in self._prepared
-        table: tuple[Numbers, ...] = ()
+        table: tuple[Numbers | Place, ...] = ()
         if prepares and (found := self.backend.size_generic(run.spec, self.machine)):
             table = (Numbers(found[1]),)
             k = self._kernel(found[0], ((*run.types[0], "i64"), run.types[1]), run.team, MODELS)
+        elif spec is not run.spec:
+            table = (Place(self.sizes_slot, 0),)
+            k = self._moving_kernel(spec, ((*run.types[0], "i64"), run.types[1]))
         else:
             given = self.given.get(run.label, MODELS) if self.given is not None else None
             k = self._kernel(run.spec, run.types, run.team, given)
@@ -184,6 +217,40 @@ class _PlannedCode:
         if k.plan.phases:
             call = Call(k.name, run.number, (*ins, *table, *outs), k.parallel, k.checked, run.stream)
             (self.prepares if prepares else self.calls).append(call)
+
+    def _for_all_sizes(self, run: Invocation) -> tuple[Operator, tuple[list[Operand], list[Operand]]]:
+        """The spec of an operator with what moves in it, which is its own spec if nothing does; its operands where they are for all sizes.
+
+        Raises:
+            Unsupported: it cannot move.
+        """
+        assert self.moving is not None
+        op = self.moving.operators[run.label]
+        ins, outs = (
+            [Operand(o.data, n) for o, n in zip(side, offsets, strict=True)]  # type: ignore[arg-type]  # a number that moves
+            for side, offsets in ((run.ins, op.in_offsets), (run.outs, op.out_offsets))
+        )
+        moves = next(polynomials(op.spec), None) is not None
+        if run.calls_torch and next(polynomials((op.spec, *op.in_offsets, *op.out_offsets)), None) is not None:
+            raise Unsupported.collect([(f"a call into torch whose sizes move ({run.spec.describe()})", "")])
+        return op.spec if moves else run.spec, (ins, outs)
+
+    def _moving_kernel(self, spec: Operator, types: Types) -> Kernel:
+        """The kernel of a spec for all sizes, the last of whose inputs is the table of these."""
+        assert self.symbols is not None and self.moving is not None
+        key = (spec, types)
+        if key not in self.kernels:
+            emitters = self.backend.emitters
+            plan = moving_kernel(emitters, spec, self.symbols, self.machine, len(types[0]) - 1)
+            if isinstance(plan, Refusal):
+                raise Unsupported.collect([(plan.reason, "")])
+            sizes = repr(sorted(self.moving.sizes.items())), repr(sorted(self.moving.usual().items()))
+            digest = key_of(
+                source_identity(), emitters.target, foreign_identity(emitters.makers(spec)), repr(spec), repr(types),
+                self.machine.key, *sizes,
+            )  # fmt: skip
+            self.kernels[key] = Kernel(f"k{digest[:20]}", plan, *types)
+        return self.kernels[key]
 
     def _kernel(self, spec: Any, types: Types, team: int, given: Choice | None) -> Kernel:
         """The kernel of a spec, made at its first use; ``given`` is the emitter's choice where the database is not asked."""
@@ -218,6 +285,25 @@ def planned_bytes(net: Network) -> int:
 @functools.lru_cache(maxsize=4096)
 def _scratch(emitters: Emitters, spec: Operator, machine: Machine, choice: Choice) -> int:
     return emitters.plan(spec, machine, choice).scratch
+
+
+def _of_sizes(net: Network, moving: MovingNetwork, prepared: set[Op]) -> set[Op]:
+    """Prepared operators that belong to a call, since their results depend on the sizes, and those that make what these read on the way."""
+    anew = {op for op in prepared if next(polynomials(moving.operators[op.label]), None) is not None}
+    before: set[Op] = set()
+    while anew != before:
+        before = set(anew)
+        written = {o.data for op in anew for o in net.outs(op)}
+        # What does not outlive the preparation has to be made again.
+        passing = {o.data for op in anew for o in net.ins(op)} - {
+            name for name, place in net.memory.placements.items() if place.block == PREPARED
+        }
+        for op in prepared:
+            if not written.isdisjoint(o.data for o in net.ins(op)) or not passing.isdisjoint(
+                o.data for o in net.outs(op)
+            ):
+                anew.add(op)
+    return anew
 
 
 def _static(net: Network, prepared: set[Op]) -> tuple[str, ...]:

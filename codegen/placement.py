@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dcir.codegen.steps import Place
 from dcir.ir.memory_plan import ARENA, aligned
 from dcir.ir.network import Network, Operand
@@ -42,9 +44,13 @@ class Placement:
         slots: of the table, for inputs, constants and results.
         count: slots of the table.
         end: bytes of the arena, without scratch memory.
+
+    Args:
+        net: the network.
+        made_anew: containers that the plan has among the prepared values, and that belong to a call: they lie behind the arena's others.
     """
 
-    def __init__(self, net: Network) -> None:
+    def __init__(self, net: Network, made_anew: Iterable[str] = ()) -> None:
         self.net = net
         self.plan = net.memory.completed({n: c.nbytes for n, c in net.containers.items() if c.role == "transient"})
         # Slot 0 is the arena, slot 1 the block of prepared values.
@@ -52,6 +58,10 @@ class Placement:
         self.slots: dict[str, int] = {name: slot for slot, name in enumerate(owned, 2)}
         self.count = 2 + len(self.slots)
         self.end = aligned(self.plan.nbytes(ARENA))
+        self._anew: dict[str, int] = {}
+        for name in made_anew:
+            self._anew[name] = self.end
+            self.end += aligned(net.containers[name].nbytes)
 
     def place(self, o: Operand, number: int = -1) -> Place:
         """Of an operand, in a stream if it is an operand there."""
@@ -62,6 +72,8 @@ class Placement:
             if o.data in stream.inside:
                 return Place(0, self.plan.placements[o.data].offset + offset, 0, stream.lane_bytes)
             image = stream.steps[o.data] * size
+        if o.data in self._anew:
+            return Place(0, self._anew[o.data] + offset)
         if o.data in self.slots:
             return Place(self.slots[o.data], offset, image)
         if o.data in self.plan.aliases:

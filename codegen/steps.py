@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """Where an operand lies: a slot of the table and a byte offset from what it points to; in a stream also the bytes between
-    two images, and between two lanes."""
+    """Where an operand lies: a slot of the table and a byte offset from what it points to, a ``Polynomial`` where sizes move; in a stream
+    also the bytes between two images, and between two lanes."""
 
     slot: int
     offset: int

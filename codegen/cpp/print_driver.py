@@ -27,6 +27,8 @@ from dcir.codegen.cpp.direct import DIRECT
 from dcir.codegen.cpp.entry import ENTRY
 from dcir.codegen.cpp.watch import WATCH
 from dcir.codegen.steps import Call, Flow, Numbers, Place
+from dcir.codegen.symbolic import c_text, in_c
+from dcir.ir.sizes import Number
 
 _O1 = '#pragma GCC optimize ("O1")'  # they do nothing but call
 BESIDE = "\n".join(
@@ -45,6 +47,7 @@ def driver_text(
     before: Sequence[Call] = (),
     static: Sequence[tuple[int, int]] = (),
     streams: Sequence[Flow] = (),
+    sizes: tuple[int, tuple[str, ...]] = (-1, ()),
     *,
     profile: bool = False,
 ) -> str:
@@ -55,6 +58,7 @@ def driver_text(
         before: the steps that prepare what calls read.
         static: (slot, bytes) of every input that ``before`` reads.
         streams: what calls refer to.
+        sizes: slot of the values of the sizes that move, and their names.
         profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; the last of them is the time in
             which teams open and close. Calls of a profiled driver must not overlap.
     """
@@ -71,6 +75,7 @@ def driver_text(
     lines += ['extern "C" int omp_get_thread_num();'] * bool(streams and not profile)
     lines.append('extern "C" __attribute__((visibility("default"))) int dcir_run(void** t, int (*call_back)(int)) {')
     lines.append("  int status = 0;")
+    lines += [f"  const long long {name} = ((const long long*)t[{sizes[0]}])[{i}];" for i, name in enumerate(sizes[1])]
     if profile:
         lines.append(
             f"  for (int i = 0; i <= {len(calls)}; i++) dcir_ticks[i] = 0;\n  lap({len(calls)}); dcir_ticks[{len(calls)}] = 0;"
@@ -185,7 +190,9 @@ def _operands(c: Call) -> str:
         if isinstance(p, Numbers):
             return f"(void*){_table(p)}"
         image, lane = (f" + {n}ll * {w}" if n else "" for n, w in ((p.image, "image"), (p.lane, "lane")))
-        return f"(char*)t[{p.slot}] + {p.offset}ll{image}{lane}"
+        number: Number = p.offset
+        offset = f"{number}ll" if isinstance(number, int) else f"({c_text(in_c(number))})"
+        return f"(char*)t[{p.slot}] + {offset}{image}{lane}"
 
     return ", ".join(map(text, c.operands))
 

@@ -22,10 +22,16 @@ def assemble(done: Imported, library: Library, arenas: Arenas | None = None, *, 
         arenas: where its scratch memory is taken from, which others may share.
         prepare: when what depends on parameters alone is computed (``Options.prepare``).
     """
+    info = program_info(done, library)
+    return Program(library.path, info, list(done.constants.values()), arenas, prepare=prepare)
+
+
+def program_info(done: Imported, library: Library) -> ProgramInfo:
+    """What the program of a compiled network needs besides its library."""
     net = done.network
     number = buffer_numbers(net)
     buffers = [BufferInfo(c.shape, c.strides, c.dtype) for c in (net.containers[name] for name in number)]
-    info = ProgramInfo(
+    return ProgramInfo(
         table_size=library.table_size,
         arena_bytes=library.arena_bytes,
         updates=tuple((library.slots[new], net.inputs.index(old)) for new, old in net.updates.items()),
@@ -44,8 +50,8 @@ def assemble(done: Imported, library: Library, arenas: Arenas | None = None, *, 
         kept=tuple(done.subgraphs),
         origins=tuple(library.origins),
         shared=shared_with_arguments(net, number),
+        sizes_slot=library.sizes_slot,
     )
-    return Program(library.path, info, list(done.constants.values()), arenas, prepare=prepare)
 
 
 def _result(net: Network, number: dict[str, int], kind: str, value: Any) -> ResultInfo:

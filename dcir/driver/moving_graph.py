@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +12,12 @@ from torch import fx
 from dcir.cost.target import Target
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.importer import Imported, import_graph
-from dcir.frontends.torch.shapes.given_sizes import extents, given_sizes, symbols
+from dcir.frontends.torch.shapes.given_sizes import extents, given_sizes, places, symbols, unmet
 from dcir.ir.moving_network import MovingNetwork
 from dcir.ir.refusal import Refusal
 from dcir.ir.sizes import Bounds
 from dcir.ir.verify_moving import verify_moving
-from dcir.ops.analysis.size_unification import MOST_SIZES, chosen_samples, unified, unified_rows
+from dcir.ops.analysis.size_unification import MOST_SIZES, chosen_samples, unified, unified_rows, unlike
 from dcir.transforms.base import Pass
 from dcir.transforms.pipelines import same_at_all_sizes
 from dcir.transforms.runner import run_passes
@@ -30,12 +30,14 @@ class MovingGraph:
     Attributes:
         network: its sizes are called s0, s1, … in the order of ``symbols``.
         symbols: what the graph calls them.
+        places: of each symbol in the arguments.
         constants: as in ``Imported``, the same at all sizes.
         outputs: as in ``Imported``; a literal may be a ``Polynomial``.
     """
 
     network: MovingNetwork
     symbols: tuple[str, ...]
+    places: dict[str, tuple[int, int | None]]
     constants: dict[str, torch.Tensor]
     outputs: tuple[tuple[str, Any], ...]
 
@@ -60,12 +62,25 @@ def moving_graph(
     if not 1 <= len(names) <= MOST_SIZES:
         return Refusal(f"{len(names)} sizes move")
     sizes, samples = chosen_samples({f"s{i}": b for i, b in enumerate(bounds)}, extents(gm))
-    seen: list[Imported] = []
+
     for sample in samples:
+        condition = unmet(gm, dict(zip(names, sample.values(), strict=True)))
+        if condition:
+            return Refusal(f"the trace is for sizes with {condition}")
+
+    def rewritten(sample: Mapping[str, int]) -> Imported:
         graph = given_sizes(gm, dict(zip(names, sample.values(), strict=True)))
-        seen.append(import_graph(graph, replace(context, donated={})))
-        seen[-1].network.target = target
-        run_passes(seen[-1].network, same_at_all_sizes(passes))
+        made = import_graph(graph, replace(context, donated={}))
+        made.network.target = target
+        run_passes(made.network, same_at_all_sizes(passes))
+        return made
+
+    # Both ends first: where the networks differ, they mostly do there.
+    ends = [rewritten(samples[0]), rewritten(samples[-1])]
+    refusal = unlike([e.network for e in ends], [samples[0], samples[-1]])
+    if refusal is not None:
+        return refusal
+    seen = [ends[0], *map(rewritten, samples[1:-1]), ends[1]]
     done = seen[-1]
     if any(s.subgraphs for s in seen):
         return Refusal("an operator calls a graph")
@@ -81,4 +96,4 @@ def moving_graph(
     if isinstance(found, Refusal):
         return found
     verify_moving(found)
-    return MovingGraph(found, tuple(names), done.constants, outputs)
+    return MovingGraph(found, tuple(names), places(gm), done.constants, outputs)

@@ -37,6 +37,9 @@ class Frame:
         self.table = (ctypes.c_void_p * max(info.table_size, 1))()
         for slot, t in zip(info.constant_slots, program.constants, strict=True):
             self.table[slot] = t.data_ptr()
+        self.sizes = (ctypes.c_longlong * max(len(info.sizes), 1))(*info.sizes)
+        if info.sizes_slot >= 0:
+            self.table[info.sizes_slot] = ctypes.addressof(self.sizes)
         self.address = ctypes.addressof(self.table)
         self.error: BaseException | None = None
         callbacks, table = info.callbacks, self.table

@@ -72,7 +72,8 @@ class Fixed:
 class Program:
     """A loaded network. Calls from several threads are safe: each call in flight has its own arena and table.
 
-    What depends on parameters alone is computed at the first call and again when a parameter changes (``preparation.py``).
+    What depends on parameters alone is computed at the first call and again when a parameter changes (``preparation.py``); with
+    ``like``, a program of the same library for other sizes, that is done once for both.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Program:
         arenas: Arenas | None = None,
         *,
         prepare: str = "version",
+        like: Program | None = None,
     ) -> None:
         self.info = info = info.with_buffers_as_results()
         self.arenas = Arenas() if arenas is None else arenas
@@ -108,10 +110,12 @@ class Program:
         self._static_slots = [info.input_slots[i] for i in info.static_inputs]
         # Constants are tensors that a user may hold, too: a module's attribute, the weights of a compiled file.
         self._static_constants = [self.constants[i] for i in info.static_constants]
-        self.preparation = Preparation(
+        self.preparation: Preparation = Preparation(
             info.prepared_bytes, prepare, self._fingerprint,
             functools.partial(self._enter, digest), functools.partial(self._enter, self._prepare),
         )  # fmt: skip
+        if like is not None:  # it prepares the same values
+            self.preparation = like.preparation
         self._tensor_inputs = [(i, s) for i, s in enumerate(info.input_slots) if s >= 0 and i not in static]
         shared = dict(info.shared)
         alloc: list[tuple[Maker, int]] = [

@@ -54,6 +54,7 @@ class ProgramInfo:
         callbacks: per operator number, a function over the table that calls torch.
         origins: per operator number, its place in the user's model.
         kept: what calls into torch need to be there.
+        sizes_slot, sizes: table slot of the values of the sizes that move (-1: none do), and these values.
         shared: (number of a result container, argument): it takes the memory that the argument lies in, from its beginning.
     """
 
@@ -72,6 +73,8 @@ class ProgramInfo:
     static_constants: tuple[int, ...] = ()
     kept: tuple[Any, ...] = ()
     shared: tuple[tuple[int, int], ...] = ()
+    sizes_slot: int = -1
+    sizes: tuple[int, ...] = ()
 
     def with_buffers_as_results(self) -> ProgramInfo:
         """The same, with a buffer shaped like its one result where that has all of its elements.

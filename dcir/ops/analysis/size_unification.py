@@ -56,8 +56,9 @@ def chosen_samples(sizes: Sizes, others: Collection[int] = ()) -> tuple[Sizes, l
     bounds, values = {}, []
     for name, (low, high) in sizes.items():
         last = _prime(high, taken)
-        first = next(n for n in itertools.count(low) if n not in taken)
-        between = [_prime(low + (high - low) * k // 7, taken | {first, last}) for k in (1, 3)]
+        # Even, as the primes are not. No power of two: a division by one becomes a product, which only looks like another network.
+        first = next(n for n in itertools.count(low) if n not in taken and n % 2 == 0 and n & (n - 1))
+        between = [_prime(first + (high - first) * k // 7, taken | {first, last}) for k in (1, 3)]
         if low < 2 or not first < between[0] < between[1] < high:
             raise InvalidInput(f"{name} has {low} to {high} for bounds, which are too few values, or too small ones")
         bounds[name] = Bounds(low, last)
@@ -101,6 +102,16 @@ def unified(networks: Sequence[Network], samples: Sequence[Values], sizes: Sizes
         return Refusal(str(e))
 
 
+def unlike(networks: Sequence[Network], samples: Sequence[Values]) -> Refusal | None:
+    """Why networks for these samples are no one network, as far as a glance shows: they have other operators."""
+    tables = [{op.label for op in net.ops()} for net in networks]
+    try:
+        _same("the operators", tables, samples)
+    except _DifferError as e:
+        return Refusal(str(e))
+    return None
+
+
 def unified_rows(rows: Sequence[tuple[Any, ...]], samples: Sequence[Values]) -> tuple[Any, ...] | None:
     """Plain values at the samples as values with polynomials in them; None if they differ in more than integers."""
     try:
@@ -141,10 +152,7 @@ class _Polynomials:
         Raises:
             _DifferError: with the first sample that is unlike the last.
         """
-        for sample, value in zip(self._samples, values, strict=True):
-            if value != values[-1]:
-                here, there = (", ".join(f"{n}={v}" for n, v in s.items()) for s in (sample, self._samples[-1]))
-                raise _DifferError(f"{what} are others at {here} than at {there}")
+        _same(what, values, self._samples)
 
     def _found(self, values: tuple[int, ...]) -> Number | None:
         right = [values[i] for i in self._deciding]
@@ -157,6 +165,13 @@ class _Polynomials:
         ):
             return None
         return polynomial(zip(self._monomials, whole, strict=True))
+
+
+def _same(what: str, values: Sequence[object], samples: Sequence[Values]) -> None:
+    for sample, value in zip(samples, values, strict=True):
+        if value != values[-1]:
+            here, there = (", ".join(f"{n}={v}" for n, v in s.items()) for s in (sample, samples[-1]))
+            raise _DifferError(f"{what} are others at {here} than at {there}")
 
 
 def _containers(networks: Sequence[Network], polynomials: _Polynomials) -> dict[str, MovingContainer]:

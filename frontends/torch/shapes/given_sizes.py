@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from dcir.errors import Unsupported
+
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -24,12 +26,53 @@ def symbols(gm: fx.GraphModule) -> list[str]:
     return list(found)
 
 
+def places(gm: fx.GraphModule) -> dict[str, tuple[int, int | None]]:
+    """Where each of ``symbols`` is in the arguments: (argument, dimension, or None for the argument itself).
+
+    Raises:
+        Unsupported: one is not there by itself.
+    """
+    found: dict[str, tuple[int, int | None]] = {}
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        value = node.meta.get("val")
+        for d, number in enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]:
+            if isinstance(number, torch.SymInt) and number.node.expr.is_symbol:
+                found.setdefault(str(number.node.expr), (i, d))
+    for name in symbols(gm):
+        if name not in found:
+            raise Unsupported(f"a size ({name}) that shows in no input by itself")
+    return {name: found[name] for name in symbols(gm)}
+
+
 def extents(gm: fx.GraphModule) -> set[int]:
     """The extents in a graph that do not depend on its symbolic sizes."""
     values = [node.meta.get("val") for node in gm.graph.nodes]
     tensors = [t for v in values for t in (v if isinstance(v, tuple | list) else (v,)) if isinstance(t, torch.Tensor)]
     shapes: list[Any] = [d for t in tensors for d in t.shape]
     return {d for d in shapes if not isinstance(d, torch.SymInt)}
+
+
+def unmet(gm: fx.GraphModule, values: Mapping[str, int]) -> str:
+    """A condition of the trace that does not hold for some values of the sizes; empty if all do.
+
+    Args:
+        gm: an ATen graph traced with symbolic sizes.
+        values: of all its symbols, by name.
+    """
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        numbers = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
+        for number in numbers:
+            if isinstance(number, _SYMBOLIC):
+                guards = [guard.expr for guard in number.node.shape_env.guards]
+                return next((str(g) for g in guards if not _holds(g, values)), "")
+    return ""
+
+
+def _holds(condition: Any, values: Mapping[str, int]) -> bool:
+    known = {s: values[str(s)] for s in condition.free_symbols if str(s) in values}
+    # A condition on other symbols is none on this graph's.
+    return len(known) < len(condition.free_symbols) or bool(condition.xreplace(known))
 
 
 def given_sizes(gm: fx.GraphModule, values: Mapping[str, int]) -> fx.GraphModule:

@@ -73,7 +73,7 @@ def test_two_sizes_move_and_multiply() -> None:
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
-        (lambda x: (x if x.shape[0] > 50 else x * 2).sum(0), "the operators are others at s0=4 than at s0=97"),
+        (lambda x: (x if x.shape[0] > 50 else x * 2).sum(0), "the operators are others at s0=6 than at s0=97"),
         (lambda x: x * (1 / x.shape[0]), "a fraction that moves"),
         (lambda x: x[: x.shape[0] // 3], "no polynomial"),
         (lambda x: x.reshape(-1)[: min(x.numel(), 300)] * 2, "no polynomial"),
@@ -114,7 +114,7 @@ def test_samples_are_no_other_extent_and_reach_both_ends() -> None:
         sizes, samples = chosen_samples(bounds, {2, 67, 512, 521})
         for name, (low, high) in bounds.items():
             numbers = [s[name] for s in samples]
-            assert not {2, 67, 512, 521} & set(numbers) and min(numbers) in (low, low + 1) and max(numbers) >= high
+            assert not {2, 67, 512, 521} & set(numbers) and low <= min(numbers) <= low + 4 and max(numbers) >= high
             assert samples[-1][name] == sizes[name].high == max(numbers)
         columns = np.array([[*s.values()] for s in samples])
         assert len(np.unique(columns, axis=0)) == len(samples)

@@ -1,0 +1,108 @@
+"""Programs of a network whose sizes move: one library, and for the sizes of a call what calls it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dcir.codegen.compile import Library
+from dcir.driver.assemble import program_info
+from dcir.driver.moving_graph import MovingGraph
+from dcir.driver.placement import buffer_numbers
+from dcir.frontends.torch.importer import Imported
+from dcir.ir.moving_network import fixed
+from dcir.runtime.blocks import Arenas
+from dcir.runtime.program import Program
+from dcir.runtime.program_info import BufferInfo, ProgramInfo, ResultInfo
+
+MOST_KEPT = 64
+"""Sizes whose programs are kept: each holds a table of pointers. To make one anew takes a tenth of a millisecond."""
+
+
+class MovingProgram:
+    """The programs of one library, by sizes.
+
+    Attributes:
+        graph, library: the network and its code.
+    """
+
+    def __init__(
+        self,
+        graph: MovingGraph,
+        library: Library,
+        arenas: Arenas | None = None,
+        *,
+        prepare: str,
+        on_made: Callable[[Program], object] = id,
+    ) -> None:
+        self.graph, self.library = graph, library
+        self._arenas, self._prepare, self._on_made = arenas, prepare, on_made
+        self._places = list(graph.places.values())
+        self._kept: OrderedDict[tuple[int, ...], Program] = OrderedDict()
+        self._lock = threading.Lock()
+        widest = Imported(graph.network.widest, graph.constants, list(graph.outputs))
+        self._info = program_info(widest, library)
+        self._first: Program | None = None
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """Run a call of any sizes within the bounds."""
+        key = tuple([int(args[i] if d is None else args[i].shape[d]) for i, d in self._places])
+        found = self._kept.get(key)
+        if found is None:
+            found = self.at(dict(zip(self.graph.network.sizes, key, strict=True)))
+        return found(args)
+
+    def at(self, values: Mapping[str, int]) -> Program:
+        """What runs calls of these sizes.
+
+        Args:
+            values: of each size of the network, by name, within the bounds.
+        """
+        key = tuple(values[name] for name in self.graph.network.sizes)
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                found = self._kept[key] = self._made(values)
+                if len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+            return found
+
+    def _made(self, values: Mapping[str, int]) -> Program:
+        constants = list(self.graph.constants.values())
+        made = Program(
+            self.library.path, self._info_at(values), constants, self._arenas, prepare=self._prepare, like=self._first
+        )
+        self._first = self._first or made
+        self._on_made(made)
+        return made
+
+    def _info_at(self, values: Mapping[str, int]) -> ProgramInfo:
+        net = self.graph.network
+        containers = [net.containers[name] for name in buffer_numbers(net.widest)]
+        buffers = tuple(BufferInfo(fixed(c.shape, values), fixed(c.strides, values), c.dtype) for c in containers)
+        results = tuple(
+            self._result(r, kind, value, buffers, values)
+            for r, (kind, value) in zip(self._info.results, self.graph.outputs, strict=True)
+        )
+        return replace(self._info, buffers=buffers, results=results, sizes=tuple(values[n] for n in net.sizes))
+
+    def _result(
+        self, widest: ResultInfo, kind: str, value: object, buffers: tuple[BufferInfo, ...], values: Mapping[str, int]
+    ) -> ResultInfo:
+        if kind == "literal":
+            return ResultInfo("literal", literal=fixed(value, values))
+        if kind == "argument":
+            return widest
+        assert isinstance(value, int)
+        r = fixed(tuple(self.graph.network.results[value]), values)
+        _, shape, strides, offset, _ = r
+        if widest.source == "buffer":
+            buffer = buffers[widest.index]
+            if offset == 0 and (buffer.shape, buffer.strides) == (shape, strides):
+                return replace(widest, shape=None, strides=(), offset=0)
+        elif widest.shape is None:
+            return widest
+        return replace(widest, shape=shape, strides=strides, offset=offset)
