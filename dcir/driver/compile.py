@@ -19,10 +19,11 @@ from dcir.driver.session import Call, Session
 from dcir.driver.targets.base import DriverTarget
 from dcir.driver.targets.host import host_target
 from dcir.driver.verify.debug_folder import GraphFolder, graph_folder
-from dcir.errors import MemoryLimitTooLow, OptionError, Unsupported
-from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext
+from dcir.errors import InvalidInput, MemoryLimitTooLow, OptionError, Unsupported
+from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, OtherBounds
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.network import Network
+from dcir.ir.refusal import Refusal
 from dcir.runtime.donation import Donation
 from dcir.runtime.program import Program
 from dcir.targets import DEFAULT
@@ -84,6 +85,8 @@ class Compilation:
         """The graph's program, and what the compilation of its backward must know."""
         with _COMPILING, _uncollected():
             self._keep(gm)
+            if self.context.bounds:
+                return CompiledGraph(self._moving(gm))
             done = self.rewritten(gm)
             parts, strides = buffer_parts(done), chosen_strides(done)
             if self.context.first_saved is not None:
@@ -97,6 +100,45 @@ class Compilation:
                 return CompiledGraph(call, strides, parts)
             donation = Donation(program.place)
             return CompiledGraph(donation.forward(call), strides, parts, donation)
+
+    def _moving(self, gm: fx.GraphModule) -> Call:
+        """The graph's programs for all sizes within bounds.
+
+        Raises:
+            OtherBounds: the graph is another one at other sizes within them.
+            Unsupported: there is no program for all sizes, or something is asked for that belongs to constant ones.
+        """
+        from dcir.codegen.compile import compile_network
+        from dcir.driver.moving_graph import moving_graph
+        from dcir.driver.moving_program import MovingProgram
+
+        session, options, record = self.session, self.options, self.record
+        asked = {
+            "verify": options.verify == "passes", "tune": options.tune is not None, "until": options.until is not None,
+            "memory_limit": options.memory_limit is not None, "debug_dir": options.debug_dir is not None,
+            "profile": session.watch is not None, "target": options.target != DEFAULT,
+        }  # fmt: skip
+        if any(asked.values()):
+            raise Unsupported(f"a program for all sizes with {', '.join(name for name, on in asked.items() if on)}")
+        self.target.refuse()
+        passes: Any = options.pipeline if options.pipeline is not None else self.target.pipeline(options.level)
+        try:
+            graph = moving_graph(gm, self.context, self.context.bounds, passes, self.target)
+        except InvalidInput as e:
+            raise OtherBounds(f"a program for all sizes: {e.message}") from e
+        if isinstance(graph, Refusal):
+            raise OtherBounds(f"a program for all sizes: {graph.reason}")
+        net = graph.network
+        record.operators, record.threads = len(net.widest.ops()), self.target.machine.threads
+        record.remark = "for all sizes, " + ", ".join(f"{n} {low} to {high}" for n, (low, high) in net.sizes.items())
+        self._clock.lap("passes")
+        library = compile_network(net, progress=session.step("kernels"))
+        self._clock.lap("code")
+        record.kernels, record.calls, record.generated = library.kernels, library.calls, library.compiled
+        record.arena_bytes, record.prepared_bytes = library.arena_bytes, library.prepared_bytes
+        program = MovingProgram(graph, library, session.arenas, prepare=options.prepare, on_made=session.programs.add)
+        self._finish()
+        return program
 
     def built(self, gm: fx.GraphModule) -> tuple[Imported, Library]:
         """The graph's network and library."""

@@ -16,6 +16,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dcir.errors import Unsupported
 from dcir.frontends.torch.admission import check_graph, of_unknown_size
 from dcir.frontends.torch.arguments import lazy_places, without_classes
 from dcir.frontends.torch.as_eager import decomposed_as_eager
@@ -29,11 +30,14 @@ from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
 from dcir.frontends.torch.recurrent import keep_long_layers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
+from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes
 from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes
 from dcir.frontends.torch.tape import boxed, choosing
 from dcir.frontends.torch.wrappers import inline_marked
 from dcir.frontends.torch.written_inputs import WrittenElsewhere, forget_marks, updates_at_the_end
 from dcir.ir.memory_plan import BufferPart
+from dcir.ir.refusal import Refusal
+from dcir.ops.analysis.size_unification import MOST_SIZES
 from dcir.user_code import is_users
 
 BUCKET_CUT = (
@@ -101,9 +105,10 @@ def dynamo_backend(
             def traced(graph: fx.GraphModule) -> Trace:
                 return _traced(graph, compile_graph, settled)
 
-            return choosing(
-                BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict)
-            )
+            by_size = BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict)
+            if not by_size.only_batch and len(by_size.places) <= MOST_SIZES:
+                by_size.moving = _moving(gm, example_inputs, compile_graph, settled)
+            return choosing(by_size)
         return _ahead_of_time(gm, example_inputs, compile_graph, limited, settled, GraphContext())
 
     return backend
@@ -264,6 +269,28 @@ def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> T
         return [Traced(import_graph(g.graph, g.context), g.context.kind, compiled) for g in late]
 
     return trace
+
+
+def _moving(gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, settled: bool) -> Moving | Refusal:
+    """One program for all sizes of a graph, traced with symbols for them, to be compiled when it is first wanted; or why there is none."""
+    if torch.is_grad_enabled() and any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in (*inputs, *gm.parameters())
+    ):
+        return Refusal("only inference has one program for all sizes")
+    late: list[_LateForward] = []
+
+    def keep(graph: fx.GraphModule, context: GraphContext) -> CompiledGraph:
+        late.append(_LateForward(graph, context))
+        return CompiledGraph(late[-1])
+
+    whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, inputs)
+    (only,) = late
+    try:
+        sizes = MovingSizes(only.graph, only.context, compile_graph)
+    except Unsupported as e:
+        return Refusal(str(e).splitlines()[0])
+    only.program = sizes
+    return Moving(sizes, whole)
 
 
 def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Cut:

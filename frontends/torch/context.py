@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import fx
 
+from dcir.errors import Unsupported
 from dcir.frontends.torch.partition.cut import Partition
 from dcir.ir.memory_plan import BufferPart
+from dcir.ir.sizes import Bounds
 
 Sizes = tuple[tuple[str, int], ...]
 """(place of a symbolic size in the inputs, its value)."""
@@ -47,6 +49,7 @@ class GraphContext:
         partition: of a forward, what was decided under a limit of memory.
         donated: of a backward, the placeholders that nobody reads once the call has begun, and where they lie.
         forward: of a backward, what became of its forward.
+        bounds: of its symbolic sizes, in the order of the inputs, where it is to be one program for all of them.
     """
 
     kind: str = "inference"
@@ -59,6 +62,11 @@ class GraphContext:
     partition: Partition | None = None
     donated: Mapping[int, BufferPart] = field(default_factory=dict)
     forward: CompiledGraph | None = None
+    bounds: tuple[Bounds, ...] = ()
+
+
+class OtherBounds(Unsupported):
+    """There is no program for the bounds in a context; there may be one for others."""
 
 
 CompileGraph = Callable[[fx.GraphModule, GraphContext], CompiledGraph]

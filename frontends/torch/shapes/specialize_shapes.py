@@ -1,7 +1,8 @@
-"""A graph with symbolic sizes: static programs for pieces of a batch, or for every combination of sizes, up to a limit.
+"""A graph with symbolic sizes: programs for pieces of a batch, one for all sizes, or one for every combination of them, up to a limit.
 
-The first combination is compiled as it is. From the second on, a graph that does the same to every image of a batch is run in pieces
-(``pieces.py``), so that further batches need no compilation; another one is compiled for each combination.
+Where nothing but a batch changes, the first one is compiled as it is. From the second on, a graph that does the same to every image of
+it is run in pieces (``batch_buckets.py``), so that further batches need no compilation. Where other sizes change, there is one program
+for all of them if all of its kernels can be such (``moving_sizes.py``); else each combination is compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch._dynamo.convert_frame import compile_lock
 from dcir.errors import RecompileWarning, Unsupported
 from dcir.frontends.torch.admission import argument_name
 from dcir.frontends.torch.context import Sizes
-from dcir.frontends.torch.shapes.batch_buckets import BatchBuckets, Trace, Traced, find_batch, in_pieces
+from dcir.frontends.torch.shapes.batch_buckets import Batch, BatchBuckets, Trace, Traced, find_batch, in_pieces
+from dcir.frontends.torch.shapes.moving_sizes import Moving, NoProgramForSizes
 from dcir.ir.refusal import Refusal
 from dcir.user_code import warn_user
 
@@ -61,17 +63,29 @@ class BySize:
         self.programs: dict[Any, Callable[..., Any]] = {}
         self.made: list[Sizes] = []
         self._beyond, self._strict = False, strict
+        # Set by who traces; asked for sizes that no program is for.
+        self.moving: Moving | Refusal = Refusal("nothing was traced for all sizes")
 
     def __call__(self, *args: Any) -> Any:
         key = self._key(args)
         program = self.programs.get(key)
         if program is None:
             program = self._in_pieces(args)
+        if program is None and isinstance(self.moving, Moving) and not self.only_batch:
+            with contextlib.suppress(NoProgramForSizes):
+                return self.moving(args)
+            if self.moving.hopeless:
+                self.moving = Refusal(self.moving.reason)
         if program is None:
             # Tracing is as little safe among threads here as within Dynamo, and other threads' calls must be told of it the same way.
             with compile_lock, _told():
                 program = self.programs.get(key) or self._new(key, args)
         return program(*args)
+
+    @property
+    def only_batch(self) -> bool:
+        """Whether nothing changes but the batch, which is run in pieces of constant sizes."""
+        return isinstance(self.batch, Batch) and len(self.places) == 1
 
     def _key(self, args: Sequence[Any], but: Sequence[int] = (), numbers: Sequence[int] = ()) -> Any:
         """What a program belongs to; without the first dimension of the arguments ``but``, and without ``numbers``."""
@@ -120,6 +134,8 @@ class BySize:
                 found.prepare(args)
                 return found
             remark = f"each batch is compiled for itself: {found.reason}"
+        if not self.only_batch and self.moving.reason:
+            remark = f"each combination is compiled for itself: {self.moving.reason}"
         sizes = self.sizes(args)
         if len(self.programs) >= self._limit and self._strict:
             raise Unsupported(

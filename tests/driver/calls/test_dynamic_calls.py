@@ -289,9 +289,14 @@ def test_functions_and_the_backend():
     with pytest.raises(InvalidInput, match=r"bounds 2\.\.5"):
         fast(torch.randn(3, 6))
     plain = torch.compile(double, backend="dcir", dynamic=True)
-    with pytest.warns(RecompileWarning, match=r"x\[0\] was 3, is 4"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RecompileWarning)  # one program serves both
         for n in (3, 4):
             agree(double, plain, torch.randn(n, 9))
+    images = torch.compile(nn.functional.conv1d, backend="dcir", dynamic=True)
+    with pytest.warns(RecompileWarning, match=r"\[2\] was 8, is 9"):
+        for n in (8, 9):
+            agree(nn.functional.conv1d, images, torch.randn(2, 3, n), torch.randn(4, 3, 5))
     torch._dynamo.reset()
     with pytest.raises(Exception, match="no option of the backend"):
         torch.compile(double, backend="dcir", options={"dynamic": True})(torch.randn(3))

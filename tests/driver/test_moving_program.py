@@ -1,0 +1,159 @@
+"""One program for all sizes: right at ends, tails and beyond its bounds; with new parameters, in threads; what cannot move is told."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import dcir
+from dcir.driver import moving_program
+from dcir.errors import IndexOutOfRange
+from tests.harness import check_close
+from tests.moving import Decoder, Encoder
+
+SIZES = [(2, 2), (3, 17), (4, 33), (7, 50), (5, 64), (2, 127), (16, 9), (3, 3), (2, 15)]
+
+
+def programs(fast):
+    """Graphs that were compiled for all sizes, and the others."""
+    graphs = fast.dcir.explain().graphs
+    moving = [g for g in graphs if g.remark.startswith("for all sizes")]
+    return moving, [g for g in graphs if g not in moving]
+
+
+def encoder(width=24):
+    torch.manual_seed(0)
+    return Encoder(width).eval()
+
+
+def text(batch, length):
+    ids, mask = torch.randint(0, 50, (batch, length)), torch.ones(batch, length)
+    mask[0, length // 2 + 1 :] = 0
+    return ids, mask
+
+
+def check(fast, net, *args):
+    with torch.no_grad():
+        results = [f(*args) for f in (fast, net, reference(net))]
+    for got, want, exact in zip(*(r if isinstance(r, tuple) else (r,) for r in results), strict=True):
+        check_close(got, want, exact)
+
+
+def reference(net):
+    """The network in float64."""
+    wide = copy.deepcopy(net).double()
+    return lambda *args: wide(*(a.double() if a.is_floating_point() else a for a in args))
+
+
+def test_text_of_any_size():
+    net = encoder()
+    fast = dcir.optimize(net)
+    for size in SIZES:
+        check(fast, net, *text(*size))
+    moving, constant = programs(fast)
+    assert len(moving) == len(constant) == 1
+
+
+def test_at_once_with_dynamic():
+    net = encoder()
+    fast = dcir.optimize(net, dynamic=True)
+    for size in SIZES[1:5]:
+        check(fast, net, *text(*size))
+    moving, constant = programs(fast)
+    assert len(moving) == 1 and not constant
+
+
+def test_wider_bounds():
+    """Sizes beyond those of a program get another one, which reaches further."""
+    net = encoder()
+    fast = dcir.optimize(net)
+    for size in ((2, 5), (3, 7), (2, 400), (4, 500), (3, 9)):
+        check(fast, net, *text(*size))
+    moving, constant = programs(fast)
+    assert len(moving) == 2 and len(constant) == 1
+
+
+def test_new_parameters():
+    """What is prepared from parameters is prepared once for all sizes, and follows them."""
+    net = encoder()
+    fast = dcir.optimize(net)
+    for factor in (1.0, 0.5, 2.0):
+        with torch.no_grad():
+            for p in net.parameters():
+                p.mul_(factor)
+        for size in SIZES[:4]:
+            check(fast, net, *text(*size))
+
+
+def test_few_programs_are_kept(monkeypatch):
+    monkeypatch.setattr(moving_program, "MOST_KEPT", 2)
+    net = encoder()
+    fast = dcir.optimize(net)
+    for size in (*SIZES, *SIZES):
+        check(fast, net, *text(*size))
+
+
+def test_threads():
+    net = encoder()
+    fast, errors = dcir.optimize(net), []
+    for size in SIZES[:3]:
+        check(fast, net, *text(*size))
+
+    def work(sizes):
+        try:
+            for _ in range(10):
+                for size in sizes:
+                    args = text(*size)
+                    with torch.no_grad():
+                        torch.testing.assert_close(fast(*args), net(*args), rtol=1e-4, atol=1e-4)
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(SIZES[i::2],)) for i in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors, errors
+
+
+def test_bad_index():
+    fast = dcir.optimize(encoder())
+    with torch.no_grad():
+        for size in SIZES[:3]:
+            ids, mask = text(*size)
+            fast(ids, mask)
+        ids[1, 2] = 50
+        with pytest.raises(IndexOutOfRange):
+            fast(ids, mask)
+
+
+def test_decoder_of_any_length():
+    torch.manual_seed(0)
+    net = Decoder().eval()
+    fast = dcir.optimize(net)
+    for length in (5, 9, 31, 64, 2, 100):
+        check(fast, net, torch.randint(0, 50, (2, length)))
+
+
+def test_images_are_told():
+    """Convolutions over images of any size have no program for all of them."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    fast = dcir.optimize(net)
+    for height, width in ((20, 24), (22, 30), (18, 25)):
+        check(fast, net, torch.randn(2, 3, height, width))
+    moving, constant = programs(fast)
+    assert not moving and len(constant) == 3
+    assert any("each combination is compiled for itself" in g.remark for g in constant)
+
+
+def test_options_of_constant_sizes():
+    """What needs constant sizes is compiled for each."""
+    net = encoder()
+    fast = dcir.optimize(net, verify="passes")
+    for size in SIZES[:3]:
+        check(fast, net, *text(*size))
+    assert not programs(fast)[0]
