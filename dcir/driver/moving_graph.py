@@ -15,9 +15,9 @@ from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.frontends.torch.shapes.given_sizes import extents, given_sizes, places, symbols, unmet
 from dcir.ir.moving_network import MovingNetwork
 from dcir.ir.refusal import Refusal
-from dcir.ir.sizes import Bounds
+from dcir.ir.sizes import Bounds, Sizes
 from dcir.ir.verify_moving import verify_moving
-from dcir.ops.analysis.size_unification import MOST_SIZES, chosen_samples, unified, unified_rows, unlike
+from dcir.ops.analysis.size_unification import MOST_SIZES, chosen_samples, few, unified, unified_rows, unlike
 from dcir.transforms.base import Pass
 from dcir.transforms.pipelines import same_at_all_sizes
 from dcir.transforms.runner import run_passes
@@ -80,7 +80,20 @@ def moving_graph(
     refusal = unlike([e.network for e in ends], [samples[0], samples[-1]])
     if refusal is not None:
         return refusal
-    seen = [ends[0], *map(rewritten, samples[1:-1]), ends[1]]
+    seen = {0: ends[0], len(samples) - 1: ends[1]}
+    found: MovingGraph | Refusal = Refusal("")
+    for numbers in (few(samples), range(len(samples))):
+        seen |= {i: rewritten(samples[i]) for i in numbers if i not in seen}
+        found = _joined(gm, [seen[i] for i in numbers], [samples[i] for i in numbers], sizes)
+        if isinstance(found, MovingGraph):
+            break
+    return found
+
+
+def _joined(
+    gm: fx.GraphModule, seen: Sequence[Imported], samples: Sequence[Mapping[str, int]], sizes: Sizes
+) -> MovingGraph | Refusal:
+    """What a graph is at samples as what it is at all sizes."""
     done = seen[-1]
     if any(s.subgraphs for s in seen):
         return Refusal("an operator calls a graph")
@@ -96,4 +109,4 @@ def moving_graph(
     if isinstance(found, Refusal):
         return found
     verify_moving(found)
-    return MovingGraph(found, tuple(names), places(gm), done.constants, outputs)
+    return MovingGraph(found, tuple(symbols(gm)), places(gm), done.constants, outputs)

@@ -14,7 +14,7 @@ from dcir.ir.dace.symbols import symbolic_sdfg
 from dcir.ir.dace.target import compile_network as compile_dace
 from dcir.ir.memory_plan import ARENA
 from dcir.ir.moving_file import load, save
-from dcir.ir.moving_network import MovingNetwork, digest
+from dcir.ir.moving_network import MovingNetwork, digest, digest_at
 from dcir.ir.sizes import Bounds, size
 from dcir.ir.text import network_text
 from dcir.ir.verify_moving import verify_moving
@@ -115,3 +115,9 @@ def test_broken_rules_are_found(spoil: Any, reason: str) -> None:
 def test_stock_dace_has_no_code_for_it() -> None:
     with pytest.raises(Unsupported, match="whose sizes move"):
         compile_dace(moving())
+
+
+def test_digest_needs_no_network() -> None:
+    net = moving()
+    for length in (4, 17, 61):
+        assert digest_at(net, {"s0": length}) == digest(net.at({"s0": length}))

@@ -3,9 +3,9 @@
     m = 268, 524, 1028, 2036 at s0 = 67, 131, 257, 509   -->   m = 4*s0
 
 Importer and passes see integers alone, so nothing in them knows of sizes. A polynomial has degree 2 at most and is fixed by fewer samples
-than there are; the others must agree. Samples lie at both ends of the bounds and, at primes that are no other extent of the graph,
-between them: what holds at all of them holds by no accident. Decisions of cost that change between the ends show as another structure;
-the sizes are then two ranges. Why it is done so: ``docs/measurements/moving-sizes.md``.
+than there are; the others must agree. Where all are linear in every size, a few samples do. Samples lie at both ends of the bounds and,
+at primes that are no other extent of the graph, between them: what holds at all of them holds by no accident. Decisions of cost that
+change between the ends show as another structure; the sizes are then two ranges. Why it is done so: ``docs/measurements/moving-sizes.md``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _TOGETHER = {
     1: ((0,), (1,), (2,), (3,)),
     2: ((0, 0), (3, 0), (0, 3), (1, 2), (2, 1), (1, 1), (2, 3), (3, 3)),
 }
+# Of these, those that show what is linear in every size: one more than there are coefficients.
+_FEW = {1: (0, 1, 3), 2: (0, 1, 2, 3, 7)}
 
 
 def chosen_samples(sizes: Sizes, others: Collection[int] = ()) -> tuple[Sizes, list[dict[str, int]]]:
@@ -69,13 +71,18 @@ def chosen_samples(sizes: Sizes, others: Collection[int] = ()) -> tuple[Sizes, l
     ]
 
 
+def few(samples: Sequence[Values]) -> tuple[int, ...]:
+    """The numbers of the samples that do for a network whose numbers are linear in every size, which most are."""
+    return _FEW[len(samples[0])]
+
+
 def unified(networks: Sequence[Network], samples: Sequence[Values], sizes: Sizes) -> MovingNetwork | Refusal:
     """The network of all sizes, or why there is none.
 
     Args:
         networks: one for each sample, from one graph, after the same passes. The last one's order of operators and plan of memory are
             those of the result.
-        samples: from ``chosen_samples``.
+        samples: from ``chosen_samples``, all or the ``few``.
         sizes: their bounds.
     """
     polynomials = _Polynomials(samples)
@@ -130,7 +137,8 @@ class _Polynomials:
 
     def __init__(self, samples: Sequence[Values]) -> None:
         self._samples, names = samples, sorted(samples[0])
-        powers = itertools.product(range(_DEGREE + 1), repeat=len(names))
+        degree = 1 if len(samples) == len(_FEW[len(names)]) else _DEGREE
+        powers = itertools.product(range(degree + 1), repeat=len(names))
         self._monomials: list[Monomial] = [
             tuple((name, p) for name, p in zip(names, ps, strict=True) if p) for ps in powers if sum(ps) <= _DEGREE
         ]

@@ -119,6 +119,8 @@ class _Given:
             return tensor
         *both, start = map(self, numbers)
         shape, strides = both[: tensor.ndim], both[tensor.ndim :]
-        size = 1 + sum(max(d - 1, 0) * s for d, s in zip(shape, strides, strict=True))
         with self._mode:
+            if not start:
+                return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+            size = 1 + sum(max(d - 1, 0) * s for d, s in zip(shape, strides, strict=True))
             return torch.empty(start + size, dtype=tensor.dtype, device=tensor.device).as_strided(shape, strides, start)

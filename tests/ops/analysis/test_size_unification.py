@@ -15,7 +15,7 @@ from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
 from dcir.ir.sizes import Bounds, size
 from dcir.ir.verify_moving import verify_moving
-from dcir.ops.analysis.size_unification import chosen_samples, unified, unified_rows
+from dcir.ops.analysis.size_unification import chosen_samples, few, unified, unified_rows
 from tests.harness import run_interpreted
 from tests.transforms.imported import imported
 
@@ -109,6 +109,16 @@ def test_the_last_sample_is_not_just_believed() -> None:
     assert unified_rows([(n * (n + 1) // 2,) for n in values], samples) is None
 
 
+def test_few_samples_show_what_is_linear() -> None:
+    _, samples = chosen_samples({"s0": Bounds(2, 64), "s1": Bounds(17, 512)})
+    chosen = [samples[i] for i in few(samples)]
+    pairs = [tuple(s.values()) for s in chosen]
+    T = size("s1")
+    assert unified_rows([(3 * s * t - t + 7,) for s, t in pairs], chosen) == (3 * S * T - T + 7,)
+    assert unified_rows([(t * t,) for _, t in pairs], chosen) is None
+    assert unified_rows([(s * t + (t == 1),) for s, t in pairs[:-1]] + [(0,)], chosen) is None
+
+
 def test_samples_are_no_other_extent_and_reach_both_ends() -> None:
     for bounds in ({"s0": Bounds(2, 512)}, {"s0": Bounds(2, 64), "s1": Bounds(17, 512)}):
         sizes, samples = chosen_samples(bounds, {2, 67, 512, 521})
@@ -132,6 +142,6 @@ def test_bounds_without_enough_values_are_refused(bounds: dict[str, Bounds]) -> 
 
 def test_too_few_samples_are_refused() -> None:
     with pytest.raises(InvalidInput):
-        unified_rows([(1,), (2,), (3,)], [{"s0": 1}, {"s0": 2}, {"s0": 3}])
+        unified_rows([(1,), (2,)], [{"s0": 1}, {"s0": 2}])
     with pytest.raises(InvalidInput):
         unified_rows([(1,)] * 5, [{"s0": 1}] * 5)
