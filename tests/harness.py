@@ -168,7 +168,10 @@ def expected(page: Any, sample: Any) -> tuple[list[Any], list[Any]]:
     want = op(*sample.args, **sample.kwargs)
     try:
         exact = op(*double(sample.args), **double(sample.kwargs))
-    except Exception:
+    except (
+        RuntimeError,
+        TypeError,
+    ):  # it has no form in float64; eager is the reference then, without an error of its own
         exact = want
     return ([want] if isinstance(want, torch.Tensor) else list(want)), (
         [exact] if isinstance(exact, torch.Tensor) else list(exact)

@@ -22,6 +22,7 @@ from dcir.driver.verify.debug_folder import GraphFolder, graph_folder
 from dcir.errors import InvalidInput, MemoryLimitTooLow, OptionError, Unsupported
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, OtherBounds
 from dcir.frontends.torch.importer import Imported, import_graph
+from dcir.ir.moving_network import MovingNetwork
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
 from dcir.runtime.donation import Donation
@@ -76,7 +77,12 @@ class Compilation:
         self.session, self.options, self.context = session, session.options, context
         self.target: DriverTarget = host_target(session.options.threads, session.options.target)
         self.record = GraphRecord(
-            context.kind, context.sizes, context.remark, together=context.pair, partition=context.partition
+            context.kind,
+            context.sizes,
+            context.remark,
+            together=context.pair,
+            partition=context.partition,
+            bounds=tuple((name, b.low, b.high) for name, b in zip(context.bound_names, context.bounds, strict=True)),
         )
         self._clock = _Clock(self.record.seconds)
         self._kept: GraphFolder | None = None
@@ -84,9 +90,9 @@ class Compilation:
     def compiled(self, gm: fx.GraphModule) -> CompiledGraph:
         """The graph's program, and what the compilation of its backward must know."""
         with _COMPILING, _uncollected():
-            self._keep(gm)
             if self.context.bounds:
                 return CompiledGraph(self._moving(gm))
+            self._keep(gm)
             done = self.rewritten(gm)
             parts, strides = buffer_parts(done), chosen_strides(done)
             if self.context.first_saved is not None:
@@ -108,7 +114,6 @@ class Compilation:
             OtherBounds: the graph is another one at other sizes within them.
             Unsupported: there is no program for all sizes, or something is asked for that belongs to constant ones.
         """
-        from dcir.codegen.compile import compile_network
         from dcir.driver.moving_graph import moving_graph
         from dcir.driver.moving_program import MovingProgram
 
@@ -120,22 +125,19 @@ class Compilation:
         }  # fmt: skip
         if any(asked.values()):
             raise Unsupported(f"a program for all sizes with {', '.join(name for name, on in asked.items() if on)}")
-        self.target.refuse()
-        passes: Any = options.pipeline if options.pipeline is not None else self.target.pipeline(options.level)
         try:
-            graph = moving_graph(gm, self.context, self.context.bounds, passes, self.target)
+            graph = moving_graph(gm, self.context, self.context.bounds, self._pipeline(), self.target)
         except InvalidInput as e:
             raise OtherBounds(f"a program for all sizes: {e.message}") from e
         if isinstance(graph, Refusal):
             raise OtherBounds(f"a program for all sizes: {graph.reason}")
-        net = graph.network
-        record.operators, record.threads = len(net.widest.ops()), self.target.machine.threads
-        record.remark = "for all sizes, " + ", ".join(f"{n} {low} to {high}" for n, (low, high) in net.sizes.items())
+        self._refuse_fallbacks(graph.widest.fallbacks)
+        net = graph.network.widest
+        record.operators, record.fallbacks, record.passes = graph.operators, graph.widest.fallbacks, graph.passes
+        record.bytes_before, record.bytes_moved, record.work = graph.bytes_before, net.bytes_moved(), _work(net)
+        record.threads = self.target.machine.threads
         self._clock.lap("passes")
-        library = compile_network(net, progress=session.step("kernels"))
-        self._clock.lap("code")
-        record.kernels, record.calls, record.generated = library.kernels, library.calls, library.compiled
-        record.arena_bytes, record.prepared_bytes = library.arena_bytes, library.prepared_bytes
+        library = self._library(graph.network)
         program = MovingProgram(graph, library, session.arenas, prepare=options.prepare, on_made=session.programs.add)
         self._finish()
         return program
@@ -146,7 +148,7 @@ class Compilation:
             self._keep(gm)
             done = self.rewritten(gm)
             self._tune(done.network)
-            library = self._library(done)
+            library = self._library(done.network)
             self._finish()
             return done, library
 
@@ -155,21 +157,29 @@ class Compilation:
         done = import_graph(gm, self.context)
         self.record.operators = len(done.network.ops())
         self.record.fallbacks = done.fallbacks
-        if self.options.strict and done.fallbacks:
-            raise Unsupported.collect(
-                list(dict.fromkeys(done.fallbacks)), hint="strict=False runs them through torch, one call each"
-            )
+        self._refuse_fallbacks(done.fallbacks)
         self._clock.lap("import")
         self._passes(done.network)
         self._clock.lap("passes")
         return done
+
+    def _refuse_fallbacks(self, fallbacks: Sequence[tuple[str, str]]) -> None:
+        if self.options.strict and fallbacks:
+            raise Unsupported.collect(
+                list(dict.fromkeys(fallbacks)), hint="strict=False runs them through torch, one call each"
+            )
+
+    def _pipeline(self) -> Sequence[Pass]:
+        """The passes to run."""
+        options = self.options
+        # Options stands below the passes and cannot name their type.
+        return options.pipeline if options.pipeline is not None else self.target.pipeline(options.level)  # type: ignore[return-value]
 
     def _passes(self, net: Network) -> None:
         from dcir.transforms.runner import run_passes
 
         options, record, target = self.options, self.record, self.target
         net.target, record.threads = target, target.machine.threads
-        passes = options.pipeline if options.pipeline is not None else target.pipeline(options.level)
         hooks = self._hooks(net)
 
         def after(p: Pass, net: Network) -> None:
@@ -179,7 +189,7 @@ class Compilation:
         record.bytes_before = net.bytes_moved()
         record.passes = run_passes(
             net,
-            passes,  # type: ignore[arg-type]  # Options stands below the passes and cannot name their type
+            self._pipeline(),
             until=options.until,
             after=after if hooks else None,
             validate_each=options.verify == "passes" or bool(os.environ.get("DCIR_VALIDATE")),
@@ -213,7 +223,7 @@ class Compilation:
         """What runs a rewritten graph: what is called, and the program itself."""
         self._clock.start()
         self._prepare(done)
-        library = self._library(done)
+        library = self._library(done.network)
         program = self.target.load(done, library, self.session.arenas, prepare=self.options.prepare)
         self.session.programs.add(program)
         watch = self.session.watch
@@ -258,21 +268,21 @@ class Compilation:
             session.tuner.tune(net, 1 / 3 if self.record.kind == "forward" else 1.0)
             self._clock.lap("tuning")
 
-    def _library(self, done: Imported) -> Library:
-        """Code of the rewritten network."""
+    def _library(self, net: Network | MovingNetwork) -> Library:
+        """Code of a rewritten network."""
         from dcir.codegen.compile import compile_network
 
         self.target.refuse()
         record = self.record
         library = compile_network(
-            done.network, progress=self.session.step("kernels"),
+            net, progress=self.session.step("kernels"),
             profile=self.session.watch is not None, keep=self._kept.code if self._kept is not None else None,
         )  # fmt: skip
         self._clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes
         record.prepared_bytes = library.prepared_bytes
-        record.tuned = _tuned(done.network, library)
+        record.tuned = _tuned(net, library)
         return library
 
     def _keep(self, gm: fx.GraphModule) -> None:
@@ -287,9 +297,9 @@ class Compilation:
             self._kept.record(self.record)
 
 
-def _tuned(net: Network, library: Library) -> list[tuple[str, str, int]]:
+def _tuned(net: Network | MovingNetwork, library: Library) -> list[tuple[str, str, int]]:
     """The kernels of a library that run a measured choice: what they are, the choice, and in how many steps they run."""
-    if not library.tuned:
+    if not library.tuned or isinstance(net, MovingNetwork):
         return []
     ops = net.ops()
     steps: dict[str, list[int]] = {}

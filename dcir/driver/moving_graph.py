@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from dcir.cost.target import Target
+from dcir.errors import InvalidGraph
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.frontends.torch.shapes.given_sizes import extents, given_sizes, places, symbols, unmet
@@ -20,7 +21,7 @@ from dcir.ir.verify_moving import verify_moving
 from dcir.ops.analysis.size_unification import MOST_SIZES, chosen_samples, few, unified, unified_rows, unlike
 from dcir.transforms.base import Pass
 from dcir.transforms.pipelines import same_at_all_sizes
-from dcir.transforms.runner import run_passes
+from dcir.transforms.runner import PassRecord, run_passes
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class MovingGraph:
 
     Attributes:
         network: its sizes are called s0, s1, … in the order of ``symbols``.
+        widest: the graph at the upper ends, rewritten.
+        operators, bytes_before, passes: what the graph was there before the passes, and what these did.
         symbols: what the graph calls them.
         places: of each symbol in the arguments.
         constants: as in ``Imported``, the same at all sizes.
@@ -36,6 +39,10 @@ class MovingGraph:
     """
 
     network: MovingNetwork
+    widest: Imported
+    operators: int
+    bytes_before: int
+    passes: list[PassRecord]
     symbols: tuple[str, ...]
     places: dict[str, tuple[int, int | None]]
     constants: dict[str, torch.Tensor]
@@ -55,7 +62,6 @@ def moving_graph(
         target: what it is compiled for.
 
     Raises:
-        InvalidGraph: the unified network breaks a rule.
         InvalidInput: the bounds hold too few values.
     """
     names = symbols(gm)
@@ -68,33 +74,44 @@ def moving_graph(
         if condition:
             return Refusal(f"the trace is for sizes with {condition}")
 
-    def rewritten(sample: Mapping[str, int]) -> Imported:
+    def rewritten(sample: Mapping[str, int]) -> _Sample:
         graph = given_sizes(gm, dict(zip(names, sample.values(), strict=True)))
         made = import_graph(graph, replace(context, donated={}))
-        made.network.target = target
-        run_passes(made.network, same_at_all_sizes(passes))
-        return made
+        net = made.network
+        net.target = target
+        operators, traffic = len(net.ops()), net.bytes_moved()
+        return _Sample(sample, made, operators, traffic, run_passes(net, same_at_all_sizes(passes)))
 
     # Both ends first: where the networks differ, they mostly do there.
     ends = [rewritten(samples[0]), rewritten(samples[-1])]
-    refusal = unlike([e.network for e in ends], [samples[0], samples[-1]])
+    refusal = unlike([e.done.network for e in ends], [samples[0], samples[-1]])
     if refusal is not None:
         return refusal
     seen = {0: ends[0], len(samples) - 1: ends[1]}
     found: MovingGraph | Refusal = Refusal("")
     for numbers in (few(samples), range(len(samples))):
         seen |= {i: rewritten(samples[i]) for i in numbers if i not in seen}
-        found = _joined(gm, [seen[i] for i in numbers], [samples[i] for i in numbers], sizes)
+        found = _joined(gm, [seen[i] for i in numbers], sizes)
         if isinstance(found, MovingGraph):
             break
     return found
 
 
-def _joined(
-    gm: fx.GraphModule, seen: Sequence[Imported], samples: Sequence[Mapping[str, int]], sizes: Sizes
-) -> MovingGraph | Refusal:
+@dataclass(frozen=True)
+class _Sample:
+    """The graph for some sizes: rewritten, with what it was before, and what the passes did."""
+
+    sizes: Mapping[str, int]
+    done: Imported
+    operators: int
+    bytes_before: int
+    passes: list[PassRecord]
+
+
+def _joined(gm: fx.GraphModule, given: Sequence[_Sample], sizes: Sizes) -> MovingGraph | Refusal:
     """What a graph is at samples as what it is at all sizes."""
-    done = seen[-1]
+    seen, samples, widest = [s.done for s in given], [s.sizes for s in given], given[-1]
+    done = widest.done
     if any(s.subgraphs for s in seen):
         return Refusal("an operator calls a graph")
     outputs = unified_rows([tuple(s.outputs) for s in seen], samples)
@@ -108,5 +125,11 @@ def _joined(
     found = unified([s.network for s in seen], samples, sizes)
     if isinstance(found, Refusal):
         return found
-    verify_moving(found)
-    return MovingGraph(found, tuple(symbols(gm)), places(gm), done.constants, outputs)
+    try:
+        verify_moving(found)
+    except InvalidGraph as e:
+        return Refusal(f"what cannot be shown to hold for all sizes: {e.message}")
+    return MovingGraph(
+        found, done, widest.operators, widest.bytes_before, widest.passes, tuple(symbols(gm)), places(gm),
+        done.constants, outputs,
+    )  # fmt: skip

@@ -13,6 +13,7 @@ class GraphRecord:
     Attributes:
         kind: "inference", "forward" or "backward".
         sizes: (place, value) of each symbolic size of the traced graph that this program is for.
+        bounds: (place, least, most) of each size that moves, where it is for all of them; figures are then those of the upper ends.
         remark: how this program comes to be compiled for those sizes.
         operators: operators after import.
         fallbacks: (operator, place) run through torch.
@@ -51,6 +52,7 @@ class GraphRecord:
     work: list[tuple[int, int]] = field(default_factory=list)
     tuned: list[tuple[str, str, int]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    bounds: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def state(self) -> str:

@@ -103,10 +103,12 @@ class Report:
 
     def _graph(self, number: int, g: Any) -> list[str]:
         time = ", ".join(f"{k} {v:.2f} s" for k, v in g.seconds.items())
+        sizes = _sizes(g.sizes) + _bounds(g.bounds)
+        done = f"{g.operators} operators -> {g.calls} calls of {g.kernels} kernels ({g.state})"
+        traffic = f"traffic {_size(g.bytes_before)} -> {_size(g.bytes_moved)}, scratch {_size(g.arena_bytes)}"
         lines = [
-            f"graph {number} ({g.kind}{_sizes(g.sizes)}): {g.operators} operators -> {g.calls} calls of {g.kernels} kernels ({g.state})",
-            f"  traffic {_size(g.bytes_before)} -> {_size(g.bytes_moved)}, scratch {_size(g.arena_bytes)}, "
-            f"prepared {_size(g.prepared_bytes)}; {time}",
+            f"graph {number} ({g.kind}{sizes}): {done}",
+            f"  {'at the upper ends: ' * bool(g.bounds)}{traffic}, prepared {_size(g.prepared_bytes)}; {time}",
         ]
         floor = self.floor_seconds(g)
         told = "unknown before `dcir machine`" if floor is None else f"{floor * 1e3:.3g} ms with {g.threads} threads"
@@ -157,6 +159,10 @@ def _passes(passes: Sequence[Any]) -> list[str]:
     # What such a pass would have done and may not is what a reader looks for.
     names = (f"{p.name} ({sum(p.refused.values())} not done)" if p.refused else p.name for p in idle)
     return lines + [f"  changed nothing: {', '.join(names)}"] * bool(idle)
+
+
+def _bounds(bounds: Sequence[tuple[str, int, int]]) -> str:
+    return ", for all sizes: " + ", ".join(f"{name} {low} to {high}" for name, low, high in bounds) if bounds else ""
 
 
 def _sizes(sizes: Sequence[tuple[str, int]]) -> str:

@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
+from torch.fx.experimental.symbolic_shapes import _ShapeEnvGuardError
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcir.errors import Unsupported
@@ -107,7 +108,7 @@ def dynamo_backend(
 
             by_size = BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict)
             if not by_size.only_batch and len(by_size.places) <= MOST_SIZES:
-                by_size.moving = _moving(gm, example_inputs, compile_graph, settled)
+                by_size.moving = _moving(gm, example_inputs, compile_graph, settled, by_size.names)
             return choosing(by_size)
         return _ahead_of_time(gm, example_inputs, compile_graph, limited, settled, GraphContext())
 
@@ -271,7 +272,9 @@ def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> T
     return trace
 
 
-def _moving(gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, settled: bool) -> Moving | Refusal:
+def _moving(
+    gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, settled: bool, names: Mapping[str, str]
+) -> Moving | Refusal:
     """One program for all sizes of a graph, traced with symbols for them, to be compiled when it is first wanted; or why there is none."""
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in (*inputs, *gm.parameters())
@@ -283,14 +286,27 @@ def _moving(gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGra
         late.append(_LateForward(graph, context))
         return CompiledGraph(late[-1])
 
-    whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, inputs)
-    (only,) = late
+    # Dynamo's trace holds for more than one size: what asks for more would have it compile this graph again and again.
+    environments = {number.node.shape_env for x in inputs for number in _numbers_of(x) if _is_symbolic(number)}
+    with contextlib.ExitStack() as frozen:
+        for environment in environments:
+            frozen.enter_context(environment.error_on_new_guards())
+        try:
+            whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, inputs)
+        except _ShapeEnvGuardError as e:
+            return Refusal(f"the trace for all sizes depends on one: {str(e).splitlines()[0]}")
+    if len(late) != 1:
+        return Refusal(f"it is {len(late)} graphs")
     try:
-        sizes = MovingSizes(only.graph, only.context, compile_graph)
+        sizes = MovingSizes(late[0].graph, late[0].context, compile_graph, names)
     except Unsupported as e:
         return Refusal(str(e).splitlines()[0])
-    only.program = sizes
+    late[0].program = sizes
     return Moving(sizes, whole)
+
+
+def _numbers_of(x: Any) -> tuple[Any, ...]:
+    return (*x.shape, *x.stride()) if isinstance(x, torch.Tensor) else (x,)
 
 
 def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Cut:

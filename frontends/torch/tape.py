@@ -58,9 +58,9 @@ def boxed(
     shown = -len(written) or None
 
     def call(args: list[Any]) -> list[Any]:
-        _TAPE.run += 1
         write_out(args, lazy)
         results = program(args)[:shown]
+        _TAPE.run += 1  # not of one that had no program for these sizes
         if written:
             torch.autograd.graph.increment_version([args[i] for i in written])
         if _TAPE.rows is not None:

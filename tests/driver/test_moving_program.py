@@ -9,7 +9,7 @@ from torch import nn
 
 import dcir
 from dcir.driver import moving_program
-from dcir.errors import IndexOutOfRange
+from dcir.errors import IndexOutOfRange, Unsupported
 from tests.harness import check_close
 from tests.moving import Decoder, Encoder
 
@@ -19,8 +19,7 @@ SIZES = [(2, 2), (3, 17), (4, 33), (7, 50), (5, 64), (2, 127), (16, 9), (3, 3), 
 def programs(fast):
     """Graphs that were compiled for all sizes, and the others."""
     graphs = fast.dcir.explain().graphs
-    moving = [g for g in graphs if g.remark.startswith("for all sizes")]
-    return moving, [g for g in graphs if g not in moving]
+    return [g for g in graphs if g.bounds], [g for g in graphs if not g.bounds]
 
 
 def encoder(width=24):
@@ -157,3 +156,43 @@ def test_options_of_constant_sizes():
     for size in SIZES[:3]:
         check(fast, net, *text(*size))
     assert not programs(fast)[0]
+
+
+def test_what_is_told():
+    """Bounds by the names of inputs, figures of the upper ends, and what runs through torch."""
+    net = encoder()
+    fast = dcir.optimize(net)
+    for size in SIZES[1:4]:
+        check(fast, net, *text(*size))
+    ((graph, *_), _) = programs(fast)
+    assert [name for name, _, _ in graph.bounds] == ["ids[0]", "ids[1]"]
+    assert graph.bytes_before > graph.bytes_moved > 0 and sum(f for f, _ in graph.work) > 1e6 and graph.passes
+    told = str(fast.dcir.explain())
+    assert ", for all sizes: ids[0] 2 to 61, ids[1] 2 to " in told and "at the upper ends: traffic " in told
+
+
+def through_torch(x, table):
+    """Of the table, which does not move, torch computes a determinant."""
+    return x.softmax(-1) + torch.linalg.det(table)
+
+
+def test_operators_through_torch_are_told():
+    table = torch.randn(3, 3)
+    fast, strict = dcir.optimize(through_torch), dcir.optimize(through_torch, strict=True)
+    with torch.no_grad():
+        for n in (4, 7, 9):
+            x = torch.randn(2, n, 8)
+            torch.testing.assert_close(fast(x, table), through_torch(x, table))
+            with pytest.raises(Unsupported):
+                strict(x, table)
+    assert len(programs(fast)[0]) == 1
+    assert all(g.fallbacks for g in fast.dcir.explain().graphs)
+
+
+def test_trace_that_asks_for_a_size():
+    """A trace with symbols has no say in when Dynamo compiles again."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)).eval()
+    fast = dcir.optimize(net)
+    for side in (20, 24, 31):
+        check(fast, net, torch.randn(2, 3, side, side + 1))
+    assert any("the trace for all sizes depends on one" in g.remark for g in programs(fast)[1])

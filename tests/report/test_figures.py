@@ -275,9 +275,9 @@ def test_levels_do_not_need_more_memory_or_traffic_than_none(name, isa, monkeypa
     monkeypatch.setenv("DCIR_ISA", isa)
     moved, scratch = [], []
 
-    def planned(self, done):
+    def planned(self, net):
         moved.append(self.record.bytes_moved)
-        scratch.append(planned_bytes(done.network))
+        scratch.append(planned_bytes(net))
         raise Planned
 
     monkeypatch.setattr(Compilation, "_library", planned)

@@ -38,6 +38,7 @@ class MovingSizes:
         gm: traced with symbolic sizes.
         context: what is known of it.
         compile_graph: makes the program for the bounds in a context.
+        names: where the user finds each symbol.
 
     Attributes:
         made: the bounds of each program by symbol, and the program.
@@ -46,9 +47,12 @@ class MovingSizes:
         hopeless: whether nothing more is tried.
     """
 
-    def __init__(self, gm: fx.GraphModule, context: GraphContext, compile_graph: CompileGraph) -> None:
-        self._gm, self._context, self._compile = gm, context, compile_graph
+    def __init__(
+        self, gm: fx.GraphModule, context: GraphContext, compile_graph: CompileGraph, names: Mapping[str, str]
+    ) -> None:
         self._places, self._limits = places(gm), _limits(gm)
+        self._gm, self._compile = gm, compile_graph
+        self._context = replace(context, bound_names=tuple(names.get(s, s) for s in self._places))
         self.made: list[tuple[dict[str, Bounds], Call]] = []
         self.refused: set[tuple[Bounds, ...]] = set()
         self.reason, self.hopeless = "", False

@@ -58,7 +58,9 @@ class BySize:
         self._trace = trace
         self.batch = find_batch(gm)
         self.pieces: dict[Any, BatchBuckets | Refusal] = {}
-        self.places = symbolic_places(gm, examples, inputs)
+        found = symbolic_places(gm, examples, inputs)
+        self.places = dict(found.values())
+        self.names = {symbol: name for symbol, (name, _) in found.items()}
         self._numbers = _number_places(gm)
         self.programs: dict[Any, Callable[..., Any]] = {}
         self.made: list[Sizes] = []
@@ -194,8 +196,8 @@ def text(sizes: Sizes) -> str:
 
 def symbolic_places(
     gm: fx.GraphModule, examples: Sequence[Any], inputs: Sequence[str] = ()
-) -> Mapping[str, tuple[int, int | None]]:
-    """Where each symbol's value is found: from a name to (argument, dimension, or None for the argument itself).
+) -> Mapping[str, tuple[str, tuple[int, int | None]]]:
+    """Where each symbol's value is found: its name for people, and (argument, dimension, or None for the argument itself).
 
     Symbols stand where they are first alone; sizes that follow from others (2 * s) are left out.
     """
@@ -208,7 +210,7 @@ def symbolic_places(
                 _note(found, size, f"{name}[{dim}]", (i, dim))
         else:
             _note(found, value, _SIZE.sub(r"[\1]", name), (i, None))
-    return dict(found.values())
+    return found
 
 
 def _number_places(gm: fx.GraphModule) -> dict[str, int]:
