@@ -32,6 +32,7 @@ from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak,
 from dcir.frontends.torch.recurrent import keep_long_layers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
 from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes
+from dcir.frontends.torch.shapes.size_one import hold_for_one, set_one_apart
 from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes
 from dcir.frontends.torch.tape import boxed, choosing
 from dcir.frontends.torch.wrappers import inline_marked
@@ -96,6 +97,7 @@ def dynamo_backend(
         forget_marks(gm)
         settled = not any(map(_is_written_uncounted, gm.graph.find_nodes(op="placeholder")))
         if any(_is_symbolic(x) for x in example_inputs):
+            hold_for_one(gm)
 
             def specialised(
                 graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str
@@ -275,7 +277,11 @@ def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> T
 def _moving(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, settled: bool, names: Mapping[str, str]
 ) -> Moving | Refusal:
-    """One program for all sizes of a graph, traced with symbols for them, to be compiled when it is first wanted; or why there is none."""
+    """One program for all sizes of a graph, traced with symbols for them, to be compiled when it is first wanted; or why there is none.
+
+    Raises:
+        TraceAnew: Dynamo is to trace once more.
+    """
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in (*inputs, *gm.parameters())
     ):
@@ -294,6 +300,7 @@ def _moving(
         try:
             whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, inputs)
         except _ShapeEnvGuardError as e:
+            set_one_apart(str(e))
             return Refusal(f"the trace for all sizes depends on one: {str(e).splitlines()[0]}")
     if len(late) != 1:
         return Refusal(f"it is {len(late)} graphs")

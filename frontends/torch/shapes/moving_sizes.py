@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,17 @@ from dcir.ir.sizes import Bounds
 
 Call = Callable[[list[Any]], list[Any]]
 
-_REACHES = ((2, 4), (2, 1), (32, 4), (32, 1))
+_REACHES = ((1, 4), (2, 4), (2, 1), (32, 4), (32, 1))
 """Bounds to try, the widest first: the least size, and how many times the sizes that were seen. Of few rows, or beyond the end of a table,
-another program may be the right one. Torch has traces of their own for 0 and 1."""
+another program may be the right one."""
 _HIGH = 64
 """So far bounds reach at least."""
-_TRIES = 4
+_TRIES = 5
 """Bounds that are refused before nothing more is tried."""
+_FEW_ROWS = 3
+"""Where no product with weights has more rows than these, reading the weights is what takes time, and sizes of 1 are better constants."""
+_KNOWN = 1024
+"""Sizes of calls whose programs are remembered."""
 
 
 class NoProgramForSizes(Exception):
@@ -53,6 +57,8 @@ class MovingSizes:
         self._places, self._limits = places(gm), _limits(gm)
         self._gm, self._compile = gm, compile_graph
         self._context = replace(context, bound_names=tuple(names.get(s, s) for s in self._places))
+        self._rows = _rows_of_products(gm)
+        self._known: dict[tuple[int, ...], Call] = {}
         self.made: list[tuple[dict[str, Bounds], Call]] = []
         self.refused: set[tuple[Bounds, ...]] = set()
         self.reason, self.hopeless = "", False
@@ -63,22 +69,38 @@ class MovingSizes:
         Raises:
             NoProgramForSizes: there is no program for the sizes of the arguments, nor can one be made.
         """
-        values = {name: int(args[i] if d is None else args[i].shape[d]) for name, (i, d) in self._places.items()}
-        call = self._program(values)
+        key = tuple([int(args[i] if d is None else args[i].shape[d]) for i, d in self._places.values()])
+        call = self._known.get(key)
         if call is None:
+            values = dict(zip(self._places, key, strict=True))
+            ones = self._ones(values)
             with compile_lock:
-                call = self._program(values) or self._made(values)
+                call = self._program(values, ones) or self._made(values, ones)
+                if len(self._known) >= _KNOWN:
+                    self._known.clear()
+                self._known[key] = call
         return call(args)
 
-    def _program(self, values: Mapping[str, int]) -> Call | None:
+    def _ones(self, values: Mapping[str, int]) -> frozenset[str]:
+        """The sizes that are better constants in a program for these values."""
+        if 1 not in values.values() or not self._rows or max(_at(r, values) for r in self._rows) > _FEW_ROWS:
+            return frozenset()
+        return frozenset(name for name, value in values.items() if value == 1)
+
+    def _program(self, values: Mapping[str, int], ones: Collection[str]) -> Call | None:
         for bounds, call in self.made:
-            if all(bounds[name].low <= value <= bounds[name].high for name, value in values.items()):
+            if all(bounds[name].low <= value <= bounds[name].high for name, value in values.items()) and all(
+                bounds[name].high == 1 for name in ones
+            ):
                 return call
         return None
 
-    def _made(self, values: Mapping[str, int]) -> Call:
+    def _made(self, values: Mapping[str, int], ones: Collection[str]) -> Call:
         for least, times in _REACHES if not self.hopeless else ():
-            bounds = {name: self._bounds(name, value, least, times) for name, value in values.items()}
+            bounds = {
+                name: Bounds(1, 1) if name in ones else self._bounds(name, value, least, times)
+                for name, value in values.items()
+            }
             key = tuple(bounds.values())
             if key in self.refused or not all(low <= values[name] <= high for name, (low, high) in bounds.items()):
                 continue
@@ -136,6 +158,22 @@ class Moving:
     def hopeless(self) -> bool:
         """Whether there is no program, and nothing more is tried."""
         return self._sizes.hopeless and not self._sizes.made
+
+
+def _rows_of_products(gm: fx.GraphModule) -> list[Any]:
+    """How many rows the products with matrices of constant sizes have."""
+    found: dict[Any, None] = {}
+    for name, operand in (("mm", 0), ("addmm", 1)):
+        for node in gm.graph.find_nodes(op="call_function", target=getattr(torch.ops.aten, name).default):
+            left, right = (n.meta["val"] for n in node.args[operand : operand + 2])
+            if not any(isinstance(d, torch.SymInt) for d in right.shape):
+                found[left.shape[0].node.expr if isinstance(left.shape[0], torch.SymInt) else left.shape[0]] = None
+    return list(found)
+
+
+def _at(number: Any, values: Mapping[str, int]) -> int:
+    """An extent of the graph for some values of its symbols."""
+    return number if isinstance(number, int) else int(number.xreplace({s: values[str(s)] for s in number.free_symbols}))
 
 
 def _limits(gm: fx.GraphModule) -> dict[str, Bounds]:
