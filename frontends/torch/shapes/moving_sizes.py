@@ -35,8 +35,8 @@ class NoProgramForSizes(Exception):
     """There is no program for all sizes that these are among."""
 
 
-class MovingSizes:
-    """The programs of one ATen graph, each for all sizes within its bounds, compiled when one of them is first wanted.
+class Programs:
+    """The programs of one ATen graph, each for all sizes within its bounds.
 
     Args:
         gm: traced with symbolic sizes.
@@ -45,49 +45,50 @@ class MovingSizes:
         names: where the user finds each symbol.
 
     Attributes:
+        places: of each symbol in the arguments.
         made: the bounds of each program by symbol, and the program.
-        refused: bounds that there is no program for.
-        reason: why there is none for the last of them.
-        hopeless: whether nothing more is tried.
+
+    Raises:
+        Unsupported: a size shows in no argument by itself.
     """
 
     def __init__(
         self, gm: fx.GraphModule, context: GraphContext, compile_graph: CompileGraph, names: Mapping[str, str]
     ) -> None:
-        self._places, self._limits = places(gm), _limits(gm)
-        self._gm, self._compile = gm, compile_graph
-        self._context = replace(context, bound_names=tuple(names.get(s, s) for s in self._places))
-        self._rows = _rows_of_products(gm)
+        self.gm, self.places, self._compile = gm, places(gm), compile_graph
+        # Saved tensors lie as the trace says: there is no forward yet that could say where it puts them.
+        self._context = replace(context, first_saved=None, bound_names=tuple(names.get(s, s) for s in self.places))
         self._known: dict[tuple[int, ...], Call] = {}
         self.made: list[tuple[dict[str, Bounds], Call]] = []
-        self.refused: set[tuple[Bounds, ...]] = set()
-        self.reason, self.hopeless = "", False
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        """Run the graph.
+        """Run the graph with one of the programs.
 
         Raises:
-            NoProgramForSizes: there is no program for the sizes of the arguments, nor can one be made.
+            NoProgramForSizes: there is none for the sizes of the arguments, nor can one be made.
         """
-        key = tuple([int(args[i] if d is None else args[i].shape[d]) for i, d in self._places.values()])
+        key = tuple([int(args[i] if d is None else args[i].shape[d]) for i, d in self.places.values()])
         call = self._known.get(key)
         if call is None:
-            values = dict(zip(self._places, key, strict=True))
-            ones = self._ones(values)
-            with compile_lock:
-                call = self._program(values, ones) or self._made(values, ones)
-                if len(self._known) >= _KNOWN:
-                    self._known.clear()
-                self._known[key] = call
+            call = self.wanted(dict(zip(self.places, key, strict=True)))
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[key] = call
         return call(args)
 
-    def _ones(self, values: Mapping[str, int]) -> frozenset[str]:
-        """The sizes that are better constants in a program for these values."""
-        if 1 not in values.values() or not self._rows or max(_at(r, values) for r in self._rows) > _FEW_ROWS:
-            return frozenset()
-        return frozenset(name for name, value in values.items() if value == 1)
+    def wanted(self, values: Mapping[str, int]) -> Call:
+        """What runs the graph at some values of its symbols.
 
-    def _program(self, values: Mapping[str, int], ones: Collection[str]) -> Call | None:
+        Raises:
+            NoProgramForSizes: nothing does.
+        """
+        found = self.found(values)
+        if found is None:
+            raise NoProgramForSizes(f"none of {len(self.made)} programs is for {dict(values)}")
+        return found
+
+    def found(self, values: Mapping[str, int], ones: Collection[str] = ()) -> Call | None:
+        """The program for some values, which has those of ``ones`` as constants."""
         for bounds, call in self.made:
             if all(bounds[name].low <= value <= bounds[name].high for name, value in values.items()) and all(
                 bounds[name].high == 1 for name in ones
@@ -95,7 +96,53 @@ class MovingSizes:
                 return call
         return None
 
-    def _made(self, values: Mapping[str, int], ones: Collection[str]) -> Call:
+    def compiled(self, bounds: Mapping[str, Bounds]) -> Call:
+        """A program for bounds, which is not noted among ``made``.
+
+        Raises:
+            OtherBounds: there is none for these.
+            Unsupported: there is none.
+        """
+        return self._compile(self.gm, replace(self._context, bounds=tuple(bounds[name] for name in self.places))).call
+
+
+class MovingSizes(Programs):
+    """The programs of one ATen graph, compiled when one of them is first wanted, and with each that of its backward.
+
+    Attributes:
+        backward: those of its backward, where there is one: a forward that has run has to be followed by it.
+        refused: bounds that there is no program for.
+        reason: why there is none for the last of them.
+        hopeless: whether nothing more is tried.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, context: GraphContext, compile_graph: CompileGraph, names: Mapping[str, str],
+        backward: Programs | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(gm, context, compile_graph, names)
+        self.backward = backward
+        self._limits, self._rows = _limits(gm), _rows_of_products(gm)
+        self.refused: set[tuple[Bounds, ...]] = set()
+        self.reason, self.hopeless = "", False
+
+    def wanted(self, values: Mapping[str, int]) -> Call:
+        """What runs the graph at some values of its symbols.
+
+        Raises:
+            NoProgramForSizes: nothing does, nor can it be made.
+        """
+        ones = self._ones(values)
+        with compile_lock:
+            return self.found(values, ones) or self._new(values, ones)
+
+    def _ones(self, values: Mapping[str, int]) -> frozenset[str]:
+        """The sizes that are better constants in a program for these values."""
+        if 1 not in values.values() or not self._rows or max(_at(r, values) for r in self._rows) > _FEW_ROWS:
+            return frozenset()
+        return frozenset(name for name, value in values.items() if value == 1)
+
+    def _new(self, values: Mapping[str, int], ones: Collection[str]) -> Call:
         for least, times in _REACHES if not self.hopeless else ():
             bounds = {
                 name: Bounds(1, 1) if name in ones else self._bounds(name, value, least, times)
@@ -105,7 +152,9 @@ class MovingSizes:
             if key in self.refused or not all(low <= values[name] <= high for name, (low, high) in bounds.items()):
                 continue
             try:
-                compiled = self._compile(self._gm, replace(self._context, bounds=key))
+                call = self.compiled(bounds)
+                if self.backward is not None:
+                    self.backward.made.append((bounds, self.backward.compiled(bounds)))
             except OtherBounds as e:
                 self.refused.add(key)
                 self.reason = str(e).splitlines()[0]
@@ -113,8 +162,8 @@ class MovingSizes:
                 self.reason, self.hopeless = str(e).splitlines()[0], True
                 break
             else:
-                self.made.append((bounds, compiled.call))
-                return compiled.call
+                self.made.append((bounds, call))
+                return call
         self.hopeless |= not self.made and len(self.refused) >= _TRIES
         raise NoProgramForSizes(self.reason)
 
