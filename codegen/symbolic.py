@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -265,18 +265,28 @@ def sizes_from(text: str, names: tuple[str, ...], table: str) -> str:
     return _SIZE.sub(lambda found: f"{table}[{names.index(found[0])}]", text)
 
 
-def smaller(a: int, b: int) -> Any:
+def smaller(a: int, b: int) -> int:
     """The smaller one of two numbers, of which any may move."""
-    difference = b - a
-    low, high = _ends(difference)
+    found: int = _one_of(a, b, "<", min)
+    return found
+
+
+def larger(a: int, b: int) -> int:
+    """The larger one of two numbers, of which any may move."""
+    found: int = _one_of(a, b, ">", max)
+    return found
+
+
+def _one_of(a: Any, b: Any, sign: str, taken: Callable[[int, int], int]) -> Any:
+    low, high = _ends(b - a)
     if low >= 0 or high <= 0:
-        return a if low >= 0 else b
-    names = (a if isinstance(a, Symbolic) else b).names  # type: ignore[attr-defined]
+        return a if (low >= 0) == (taken is min) else b
+    names = (a if isinstance(a, Symbolic) else b).names
     (a_low, a_high), (b_low, b_high) = _ends(a), _ends(b)
     if min(a_low, b_low) < 0:
-        raise Undecided(f"the smaller one of {_shown(a)} and {_shown(b)}, which may be negative")
-    text = f"({_text(a)} < {_text(b)} ? {_text(a)} : {_text(b)})"
-    return names.atom(text, min(a_low, b_low), min(a_high, b_high), min(usual(a), usual(b)))
+        raise Undecided(f"which one of {_shown(a)} and {_shown(b)} is {'smaller' if taken is min else 'larger'}")
+    text = f"({_text(a)} {sign} {_text(b)} ? {_text(a)} : {_text(b)})"
+    return names.atom(text, taken(a_low, b_low), taken(a_high, b_high), taken(usual(a), usual(b)))
 
 
 def _term_by_term(terms: Iterable[tuple[Monomial, int]], ends: Mapping[str, tuple[int, int]]) -> tuple[int, int]:

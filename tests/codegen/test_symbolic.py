@@ -10,6 +10,7 @@ from dcir.codegen.symbolic import (
     Undecided,
     c_text,
     in_c,
+    larger,
     least,
     most,
     moves,
@@ -115,8 +116,12 @@ def test_smaller():
     a = names.given(size("s0"))
     assert smaller(3, 5) == 3 and smaller(a, 1) == 1 and smaller(a, 32) == a
     some = smaller(a, 10)
-    assert (some.low, some.high, usual(some)) == (2, 10, 8) and "?" in some.text
-    assert smaller(40 - a, a + a).high == 38
+    assert (least(some), most(some), usual(some)) == (2, 10, 8) and "?" in f"{some}"
+    some = larger(a, 10)
+    assert (least(some), most(some), usual(some)) == (10, 32, 10) and larger(a, 1) == a and larger(40, a) == 40
+    assert most(smaller(40 - a, a + a)) == 38
+    with pytest.raises(Undecided, match="smaller"):
+        smaller(a - 20, 3)
 
 
 def test_usually():
