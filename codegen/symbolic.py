@@ -11,12 +11,14 @@ that the bounds do not settle is no accident of the sizes at hand: it raises, an
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcir.ir.sizes import Number, Polynomial, Sizes, polynomial
+from dcir.ir.sizes import Monomial, Number, Polynomial, Sizes, polynomial
 
 
 class Undecided(Exception):
@@ -40,6 +42,7 @@ class Names:
 
     sizes: tuple[str, ...]
     _atoms: dict[str, _Atom] = field(default_factory=dict)
+    _known: dict[Polynomial, tuple[int, int]] = field(default_factory=dict)
 
     @staticmethod
     def of(sizes: Sizes, usual: Mapping[str, int]) -> Names:
@@ -64,13 +67,18 @@ class Names:
 
     def bounds(self, value: Polynomial) -> tuple[int, int]:
         """What it is at least and at most; its atoms are no less than 0."""
-        low = high = 0
-        for monomial, c in value.terms:
-            least = most = c
-            for name, power in monomial:
-                least *= self._atoms[name].low ** power
-                most *= self._atoms[name].high ** power
-            low, high = low + min(least, most), high + max(least, most)
+        if value not in self._known:
+            self._known[value] = self._bounds(value)
+        return self._known[value]
+
+    def _bounds(self, value: Polynomial) -> tuple[int, int]:
+        given = {name: (self._atoms[name].low, self._atoms[name].high) for m, _ in value.terms for name, _ in m}
+        low, high = _term_by_term(value.terms, given)
+        if len({c > 0 for m, c in value.terms if m}) > 1:
+            # s0*s1 - s0 is (s1 - 1)*s0: counted from the least sizes on, what is taken off is seen to be no more than what is there.
+            terms = _terms_from(value, {name: ends[0] for name, ends in given.items()})
+            nearer = _term_by_term(terms, {name: (0, ends[1] - ends[0]) for name, ends in given.items()})
+            low, high = max(low, nearer[0]), min(high, nearer[1])
         return low, high
 
     def usual(self, value: Polynomial) -> int:
@@ -190,6 +198,24 @@ def usual(number: int) -> int:
     return number.names.usual(number.value) if isinstance(number, Symbolic) else number
 
 
+def usually(value: Any) -> Any:
+    """A spec, or what is in one, at the usual sizes."""
+    if isinstance(value, Symbolic):
+        return usual(value)  # type: ignore[arg-type]
+    if type(value) is tuple:
+        return tuple(map(usually, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(
+            value, **{f.name: usually(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        )
+    return value
+
+
+def moves(*numbers: int) -> bool:
+    """Whether one of them moves."""
+    return any(isinstance(n, Symbolic) for n in numbers)
+
+
 def least(number: int) -> int:
     """What it is at least: for what holds everywhere."""
     return number.low if isinstance(number, Symbolic) else number
@@ -237,6 +263,51 @@ def sizes_in(text: str) -> list[str]:
 def sizes_from(text: str, names: tuple[str, ...], table: str) -> str:
     """A text with entries of a table in the place of sizes."""
     return _SIZE.sub(lambda found: f"{table}[{names.index(found[0])}]", text)
+
+
+def smaller(a: int, b: int) -> int:
+    """The smaller one of two numbers, of which any may move."""
+    found: int = _one_of(a, b, "<", min)
+    return found
+
+
+def larger(a: int, b: int) -> int:
+    """The larger one of two numbers, of which any may move."""
+    found: int = _one_of(a, b, ">", max)
+    return found
+
+
+def _one_of(a: Any, b: Any, sign: str, taken: Callable[[int, int], int]) -> Any:
+    low, high = _ends(b - a)
+    if low >= 0 or high <= 0:
+        return a if (low >= 0) == (taken is min) else b
+    names = (a if isinstance(a, Symbolic) else b).names
+    (a_low, a_high), (b_low, b_high) = _ends(a), _ends(b)
+    if min(a_low, b_low) < 0:
+        raise Undecided(f"which one of {_shown(a)} and {_shown(b)} is {'smaller' if taken is min else 'larger'}")
+    text = f"({_text(a)} {sign} {_text(b)} ? {_text(a)} : {_text(b)})"
+    return names.atom(text, taken(a_low, b_low), taken(a_high, b_high), taken(usual(a), usual(b)))
+
+
+def _term_by_term(terms: Iterable[tuple[Monomial, int]], ends: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """The sum of what every term is at least, and of what it is at most, of names that are no less than 0."""
+    low = high = 0
+    for monomial, c in terms:
+        a, b = (c * math.prod(ends[name][i] ** power for name, power in monomial) for i in (0, 1))
+        low, high = low + min(a, b), high + max(a, b)
+    return low, high
+
+
+def _terms_from(value: Polynomial, least: Mapping[str, int]) -> tuple[tuple[Monomial, int], ...]:
+    """The terms of a polynomial of the same names, each counted from its least value on."""
+    total: Number = 0
+    for monomial, c in value.terms:
+        term: Number = c
+        for name, power in monomial:
+            for _ in range(power):
+                term = (Polynomial(((((name, 1),), 1),)) + least[name]) * term
+        total = term + total
+    return total.terms if isinstance(total, Polynomial) else (((), total),)
 
 
 def _plain(number: Any) -> Number:

@@ -4,7 +4,21 @@ import operator
 
 import pytest
 
-from dcir.codegen.symbolic import Names, Symbolic, Undecided, c_text, in_c, least, most, sizes_from, usual
+from dcir.codegen.symbolic import (
+    Names,
+    Symbolic,
+    Undecided,
+    c_text,
+    in_c,
+    larger,
+    least,
+    most,
+    moves,
+    sizes_from,
+    smaller,
+    usual,
+    usually,
+)
 from dcir.ir.sizes import Bounds, size
 
 NAMES = Names.of({"s0": Bounds(2, 512), "s1": Bounds(2, 9)}, {"s0": 128, "s1": 4})
@@ -85,3 +99,32 @@ def test_equal_is_equal_at_all_sizes():
 def test_names():
     assert c_text(in_c(size("s1") * 3 + 1)) == "3LL * size1 + 1LL"
     assert sizes_from(str(M), NAMES.sizes, "p") == "(4LL * p[0]) * 1"
+
+
+def test_bounds_of_differences():
+    """What is taken off is part of what is there."""
+    names = Names.of({"s0": Bounds(2, 32), "s1": Bounds(4, 512)}, {"s0": 8, "s1": 128})
+    a, b = (names.given(size(n)) for n in ("s0", "s1"))
+    rows = a * b - a
+    assert (rows.low, rows.high) == (6, 32 * 511) and rows > 5
+    assert (b * b - b).low == 12 and (b - a * 2).low == 4 - 64
+    assert (2 - a * b + a).high == -4
+
+
+def test_smaller():
+    names = Names.of({"s0": Bounds(2, 32)}, {"s0": 8})
+    a = names.given(size("s0"))
+    assert smaller(3, 5) == 3 and smaller(a, 1) == 1 and smaller(a, 32) == a
+    some = smaller(a, 10)
+    assert (least(some), most(some), usual(some)) == (2, 10, 8) and "?" in f"{some}"
+    some = larger(a, 10)
+    assert (least(some), most(some), usual(some)) == (10, 32, 10) and larger(a, 1) == a and larger(40, a) == 40
+    assert most(smaller(40 - a, a + a)) == 38
+    with pytest.raises(Undecided, match="smaller"):
+        smaller(a - 20, 3)
+
+
+def test_usually():
+    names = Names.of({"s0": Bounds(2, 32)}, {"s0": 8})
+    a = names.given(size("s0"))
+    assert usually((a, (3, a * a), Bounds(1, 2))) == (8, (3, 64), Bounds(1, 2)) and moves(3, a) and not moves(3)

@@ -11,21 +11,19 @@ few bytes more (the partial results); saves time in proportion to the threads.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_forms import collapse, drop_unit_loops, side_by_side
-from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.partial_results import first_step, last_step, partial_types, unsplittable
 from dcir.ir.refusal import Refusal
-from dcir.ir.statements import Access, Load, Reduce, Statement, Store
-from dcir.ir.types import compute_type
+from dcir.ir.statements import Reduce
 from dcir.transforms.base import Pass, PassResult, Place
-
-_STORED = {"f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"}
 
 
 @dataclass(frozen=True)
@@ -77,18 +75,13 @@ class SplitReduction(Pass):
 
     def _split(self, net: Network, op: Op, p: LoopNest) -> Refusal | None:
         """Put two operators in the place of ``op``; the reason why not."""
-        reduces = {i: s for i, s in enumerate(p.body) if isinstance(s, Reduce)}
-        levels = p.levels()
         lanes = side_by_side(p)
         jobs = -(-math.prod(p.outer) // lanes)
         if jobs > (target_of(net).costs.busy_jobs if self.max_jobs is None else self.max_jobs):
             return Refusal("it has enough results for all threads")
-        if any(s.is_place for s in reduces.values()):
-            return Refusal("the first position of a largest value has to be found in order")
-        if any(levels[i][0] > 1 for i in reduces) or any(stage and full for stage, full in levels):
-            return Refusal("a later stage goes over the inner loops again")
-        if any(s.dtype not in _STORED for s in reduces.values()):
-            return Refusal("partial results of this type cannot be stored")
+        refusal = unsplittable(p)
+        if refusal is not None:
+            return refusal
         wanted = min(math.prod(p.inner) * lanes // self.chunk, self.max_chunks)
         cut = _cut(p, wanted)
         if cut is None:
@@ -100,27 +93,13 @@ class SplitReduction(Pass):
         """The first ``chunks`` outer loops of ``first`` count the chunks; then come the outer loops of ``p``."""
         extents, strides = first.outer[:chunks], contiguous(first.outer)
         ins, outs = net.ins(op), net.outs(op)
-        first = _without_results(first)
-        reduces = [i for i, s in enumerate(first.body) if isinstance(s, Reduce)]
-        types = tuple(first.body[i].dtype for i in reduces)
-        whole, n = (*strides, *(0 for _ in first.inner)), len(first.outputs)
-        stores = (Store(n + k, whole, types[k], (i,)) for k, i in enumerate(reduces))
-        first = simplify(replace(first, outputs=(*first.outputs, *types), body=(*first.body, *stores)))
+        types, first = partial_types(p), first_step(first, strides)
         names = [net.add_container((*extents, *p.outer), t) for t in types]
         partial = compact(first, ins, [*outs, *map(Operand, names)])
         net.add_op(partial.program, partial.ins, partial.outs, origin=op.origin, made_by=self.name, before=op)
-        final = _final(p, extents, [*strides[chunks:], *strides[:chunks]])
+        final = last_step(p, extents, (*strides[chunks:], *strides[:chunks]))
         last = compact(final, [*ins, *map(Operand, names)], outs)
         net.rewire(op, last.program, last.ins, last.outs, made_by=self.name)
-
-
-def _without_results(p: LoopNest) -> LoopNest:
-    """``p`` with its stores per inner point only, renumbered; the other outputs are written no more."""
-    keep = [
-        i for i, (s, (_, full)) in enumerate(zip(p.body, p.levels(), strict=True)) if not isinstance(s, Store) or full
-    ]
-    place = {old: new for new, old in enumerate(keep)}
-    return replace(p, body=tuple(p.body[i].renumbered(place) for i in keep))
 
 
 def _cut(p: LoopNest, wanted: int) -> tuple[LoopNest, int] | None:
@@ -140,25 +119,3 @@ def _cut(p: LoopNest, wanted: int) -> tuple[LoopNest, int] | None:
         return None
     order = [*range(n_outer, n_outer + loops), *range(n_outer)]
     return p.reorder(order, range(n_outer + loops, len(p.dims))), loops
-
-
-def _final(p: LoopNest, extents: tuple[int, ...], strides: list[int]) -> LoopNest:
-    """The reduces of ``p`` over partial results, and everything after them."""
-    n_outer = len(p.outer)
-    types = [s.dtype for s in p.body if isinstance(s, Reduce)]
-    body: list[Statement] = []
-    where: dict[int, int] = {}
-    for i, (s, (stage, full)) in enumerate(zip(p.body, p.levels(), strict=True)):
-        if full and not stage:
-            continue  # only the first step needs it
-        if isinstance(s, Reduce):
-            operand = len(p.inputs) + sum(1 for t in p.body[:i] if isinstance(t, Reduce))
-            body.append(Load(operand, tuple(strides), compute_type(s.dtype)))
-            s = s.with_args((len(body) - 1,))
-        else:
-            s = s.renumbered(where)
-            if isinstance(s, Access):
-                s = s.with_strides((*s.strides[:n_outer], *(0 for _ in extents)))
-        body.append(s)
-        where[i] = len(body) - 1
-    return simplify(replace(p, inner=extents, inputs=(*p.inputs, *types), body=tuple(body)))

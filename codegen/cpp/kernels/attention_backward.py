@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.template import templates
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, round_up
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, ceil_div, core, lanes, round_up, sized
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.symbolic import larger, most, moves, smaller
 from dcir.isa import Isa
 from dcir.ops.library.attention import AttentionSpec
 
@@ -43,17 +44,25 @@ class _BackwardBlocks:
         return TILES[self.isa.vectors]
 
     @property
+    def moving(self) -> bool:
+        """Whether the numbers of queries or of keys move: blocks of keys are of one size then, and the last one has what is left."""
+        return moves(self.spec.m, self.spec.n)
+
+    @property
     def query_blocks(self) -> int:
         return ceil_div(self.spec.m, QUERY_BLOCK)
 
     @property
     def qb(self) -> int:
-        return round_up(ceil_div(self.spec.m, self.query_blocks), self.tile[0])
+        even = round_up(ceil_div(self.spec.m, self.query_blocks), self.tile[0])
+        return smaller(even, QUERY_BLOCK) if self.moving else even
 
     @property
     def nb(self) -> int:
-        most = CAUSAL_KEY_BLOCK if self.spec.causal else KEY_BLOCK
-        return round_up(ceil_div(self.spec.n, ceil_div(self.spec.n, most)), self.vl)
+        longest = CAUSAL_KEY_BLOCK if self.spec.causal else KEY_BLOCK
+        if self.moving:
+            return round_up(min(most(self.spec.n), longest), self.vl)
+        return round_up(ceil_div(self.spec.n, ceil_div(self.spec.n, longest)), self.vl)
 
     @property
     def key_blocks(self) -> int:
@@ -75,7 +84,16 @@ class _BackwardBlocks:
     @property
     def parts(self) -> int:
         """Runs of key blocks per head of keys in the backward pass."""
-        return min(self.key_blocks, max(1, BACKWARD_JOBS // self.key_heads))
+        return smaller(self.key_blocks, larger(1, BACKWARD_JOBS // self.key_heads))
+
+    @property
+    def room(self) -> int:
+        """Elements of all parts of dq, at most."""
+        if not moves(self.parts):
+            return most(self.parts * self.queries)
+        # Heads of keys in as many parts are as many jobs as are wanted, or there is one part.
+        rows = self.spec.group * self.query_blocks * self.qb * self.dp
+        return max(BACKWARD_JOBS, most(self.key_heads)) * most(rows)
 
     @property
     def kt(self) -> int:
@@ -109,11 +127,27 @@ def _common(b: _BackwardBlocks) -> str:
     lines = [place_function(name, st, "b", "h", "i", "e") for name, st in places.items()]
     lines.append(place_function("lse", spec.lse, "b", "h", "i"))
     lines.append(place_function("mask", spec.mask or (0, 0, 0, 0), "b", "h", "i", "c"))
-    return core(b.isa, spec.compute, text_of.common.text) + text_of.common(
-        S=STORED[spec.dtype], mr=mr, nv=nv, qb=b.qb, nb=b.nb, d=spec.d, dp=b.dp,
-        m=spec.m, n=spec.n, heads=spec.heads, group=spec.group, qblocks=b.query_blocks, kblocks=b.key_blocks, scale=repr(float(spec.scale)),
-        causal=int(spec.causal), masked=int(bool(spec.mask)), places="\n".join(lines),
+    extents = (text_of.moving if b.moving else text_of.fixed)(
+        {"most_queries": most(b.qb)}, mr=mr, nv=nv, qb=b.qb, nb=b.nb, d=spec.d, dp=b.dp,
+        m=spec.m, n=spec.n, heads=spec.heads, group=spec.group, qblocks=b.query_blocks, kblocks=b.key_blocks,
     )  # fmt: skip
+    return text_of.common(
+        S=STORED[spec.dtype], extents=extents, scale=repr(float(spec.scale)),
+        causal=int(spec.causal), masked=int(bool(spec.mask)), places="\n".join(lines),
+        count=", L keys" if b.moving else "", keys="keys" if b.moving else "NB",
+    )  # fmt: skip
+
+
+def _gradients(b: _BackwardBlocks) -> str:
+    """The functions of the phases."""
+    columns, queries, padded, some, scores, read = "", "QB", "NB", "", text_of.scores(), "NB"
+    if b.moving:
+        columns, queries, scores, read = text_of.columns(), "QUERIES", text_of.scores_moving(), "read"
+        padded = "(cols + VL - 1) / VL * VL"
+        some = f", {padded}"
+    return columns + text_of.backward(
+        parts=b.parts, heads_total=b.all_heads, queries=queries, padded=padded, some=some, scores=scores, read=read
+    )
 
 
 def scratch_at(offset: int) -> str:
@@ -124,26 +158,31 @@ def scratch_at(offset: int) -> str:
 def plan_backward(spec: AttentionSpec, isa: Isa) -> KernelPlan:
     """The kernel of the gradients."""
     b = _BackwardBlocks(spec, isa)
-    text = f"namespace dcir_attention {{{_common(b)}{text_of.backward(parts=b.parts, heads_total=b.all_heads)}}}\n"
+    before = core(b.isa, spec.compute, text_of.common.text)
+    own, holder = sized(_common(b) + _gradients(b))
+    text = f"namespace dcir_attention {{{before}{own}}}\n"
     sizes = {"kt": b.kt, "vt": b.kt, "kp": b.rows, "qs": b.queries, "gs": b.queries,
-             "delta": round_up(b.all_heads * b.query_blocks * b.qb, 16), "part": b.parts * b.queries}  # fmt: skip
+             "delta": round_up(b.all_heads * b.query_blocks * b.qb, 16)}  # fmt: skip
     place, at = {}, 0
     for name, size in sizes.items():
         place[name] = scratch_at(at)
         at += size
+    place["part"] = scratch_at(at)
+    call = f"dcir_attention::{holder}"
     mask = "a6" if b.spec.mask else "nullptr"
     p = place
     phases = (
-        Phase(b.key_heads * b.key_blocks, f"dcir_attention::pack_keys(j, a2, a3, {p['kt']}, {p['vt']}, {p['kp']});"),
+        Phase(b.key_heads * b.key_blocks, f"{call}pack_keys(j, a2, a3, {p['kt']}, {p['vt']}, {p['kp']});"),
         Phase(
             b.all_heads * b.query_blocks,
-            f"dcir_attention::pack_queries(j, a1, a0, a4, {p['qs']}, {p['gs']}, {p['delta']});",
+            f"{call}pack_queries(j, a1, a0, a4, {p['qs']}, {p['gs']}, {p['delta']});",
         ),
         Phase(
             b.key_heads * b.parts,
-            f"dcir_attention::gradients(j, {mask}, a5, {p['kt']}, {p['vt']}, {p['kp']}, {p['qs']}, {p['gs']}, "
+            f"{call}gradients(j, {mask}, a5, {p['kt']}, {p['vt']}, {p['kp']}, {p['qs']}, {p['gs']}, "
             f"{p['delta']}, {p['part']}, o1, o2);",
         ),
-        Phase(b.all_heads * b.query_blocks, f"dcir_attention::sum_parts(j, {p['part']}, o0);"),
+        Phase(b.all_heads * b.query_blocks, f"{call}sum_parts(j, {p['part']}, o0);"),
     )
-    return KernelPlan("attention_backward", text, phases, at * ELEMENT_BYTES[b.spec.compute])
+    size = (most(at) + b.room) * ELEMENT_BYTES[b.spec.compute]
+    return KernelPlan("attention_backward", text, phases, size, bool(holder))

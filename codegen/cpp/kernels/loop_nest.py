@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dcir.codegen.cpp.emitters import planner
+from dcir.codegen.cpp.kernels.loop_nest_parts import in_parts
 from dcir.codegen.cpp.kernels.loop_nest_reductions import Reductions
 from dcir.codegen.cpp.kernels.loop_nest_schedule import schedule
 from dcir.codegen.cpp.kernels.loop_nest_statements import identity
@@ -18,7 +19,11 @@ from dcir.ir.statements import Cast, Const, Index, Load, Store
 @planner(LoopNest, any_size=True)
 def plan_program(program: LoopNest, machine: Machine) -> KernelPlan:
     """The kernel of a loop nest."""
-    return _Emitter(schedule(collapse(order_loops(drop_unit_loops(drop_roundings(program)), usual)), machine)).plan()
+    nest = collapse(order_loops(drop_unit_loops(drop_roundings(program)), usual))
+    parts = in_parts(nest)
+    if parts is not None:
+        return parts.joined(*(_Emitter(schedule(step, machine)).plan() for step in (parts.first, parts.last)))
+    return _Emitter(schedule(nest, machine)).plan()
 
 
 class _Emitter(Reductions):

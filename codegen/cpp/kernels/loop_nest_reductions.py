@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dcir.codegen.cpp.kernels.loop_nest_statements import Statements, identity
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
 from dcir.codegen.schedule import Block, ScheduledLoopNest, Sweep
-from dcir.codegen.symbolic import Symbolic, most
+from dcir.codegen.symbolic import Symbolic, most, moves
 from dcir.ir.statements import Reduce
 from dcir.ir.types import FLOATS
 
@@ -28,7 +28,10 @@ class Reductions(Statements):
     Attributes:
         schedule: how it runs.
         reduces: the reduces among its statements.
+        some: whether a block of columns may have lanes that are switched off.
     """
+
+    some = False
 
     def __init__(self, schedule: ScheduledLoopNest) -> None:
         super().__init__(schedule.nest)
@@ -53,20 +56,43 @@ class Reductions(Statements):
             self._stages()
             self.depth -= 1
             self.line("};")
+            if moves(rest):
+                self._rest_of_columns()
             whole, part = (f"columns(dcir_width<{w}>{{}}, lo);" for w in (tile.size, rest))
+            if moves(rest):
+                part = f"for (long long at = lo; at < {p.outer[last]}; at += {TAIL_LANES}) rest(at);"
             at = f"const long long lo = {f'jt * {tile.size}' if tile.parallel else '0'};"
-            if full and tile.parallel:
-                self.line(f"{f'if (jt < {full}) ' if rest else ''}{{ {at} {whole} }}{' else' if rest else ''}")
-            elif full:
+            if most(full) and tile.parallel:
+                some = most(rest) > 0
+                self.line(f"{f'if (jt < {full}) ' if some else ''}{{ {at} {whole} }}{' else' if some else ''}")
+            elif most(full):
                 end = full * tile.size
                 self.line(f"for (long long lo = 0; lo < {end}; lo += {tile.size}) {whole}")
-            if rest:
+            if most(rest):
                 start = at if tile.parallel else f"const long long lo = {full * tile.size};"
                 self.line(f"{{ {start} {part} }}")
         else:
             self._stages()
         for _ in range(opened):
             self.close()
+
+    def _rest_of_columns(self) -> None:
+        """The columns after the last whole tile, which are as many as the sizes have it: some lanes are switched off."""
+        self.open("auto rest = [&](const long long lo) __attribute__((always_inline))")
+        self.line(f"constexpr long long W = {TAIL_LANES};")
+        self.some = True
+        self._stages()
+        self.some = False
+        self.depth -= 1
+        self.line("};")
+
+    def _lanes_of_columns(self) -> None:
+        """Open the loop over the lanes of a block of columns."""
+        last = self.n_outer - 1
+        self.lanes(last, "W", "lo")
+        if self.some:
+            self.line(f"const bool inside = i{last} < {self.p.outer[last]};")
+            self.inside = "inside"
 
     def _stages(self) -> None:
         for v in self.buffered:
@@ -80,10 +106,11 @@ class Reductions(Statements):
 
     def _outer_stores(self, stores: Sequence[int]) -> None:
         if self.columns:
-            self.lanes(self.n_outer - 1, "W", "lo")
+            self._lanes_of_columns()
         else:
             self.open("")
         self.compute(stores)
+        self.inside = ""
         self.close()
 
     def _row_sweep(self, sweep: Sweep) -> None:
@@ -214,7 +241,6 @@ class Reductions(Statements):
 
     def _column_sweep(self, sweep: Sweep) -> None:
         p, stores, reduces, block = self.p, sweep.stores, sweep.reduces, sweep.block
-        last = self.n_outer - 1
         sums = block.sums if block is not None else ()
         for r in reduces:
             self._declare(r, "[W]")
@@ -232,8 +258,9 @@ class Reductions(Statements):
             self.loop(inner[-1], p.dims[inner[-1]])
         else:
             self.open("")
-        self.lanes(last, "W", "lo")
+        self._lanes_of_columns()
         self.compute(stores, reduces, lambda r: f"{'part' if r in sums else 'v'}{r}[l]")
+        self.inside = ""
         self.close()
         self.close()
         if block is not None:

@@ -14,7 +14,7 @@ from dcir.codegen.schedule import (
     roots_of,
     stages_of,
 )
-from dcir.codegen.symbolic import Symbolic, Undecided, most, usual
+from dcir.codegen.symbolic import most, moves, usual
 from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Access, Const, Index, Reduce, Store
@@ -82,8 +82,6 @@ class _Scheduler:
         p, threads = self.p, self.threads
         lanes = self.columns or not self.reduces
         last = usual(p.outer[-1]) if p.outer else 1
-        if self.columns and isinstance(p.outer[-1], Symbolic):
-            raise Undecided("how many columns a reduction has")
         rows = p.outer[:-1] if lanes else p.outer
         halves = any(t in HALVES for t in (*p.inputs, *p.outputs))
         block = (HALF_COLUMN_BLOCK if halves else COLUMN_BLOCK) if self.columns else 0
@@ -94,7 +92,7 @@ class _Scheduler:
             jobs *= rows[prefix]
             prefix += 1
         tile = block
-        if self.columns and usual(jobs) >= 2 * threads and block < last <= WIDE_BLOCK:
+        if self.columns and usual(jobs) >= 2 * threads and block < last <= WIDE_BLOCK and not moves(p.outer[-1]):
             tile = last
         while self.columns and tile > 16 and usual(jobs) * -(-last // tile) < 2 * threads:
             tile //= 2
@@ -152,14 +150,14 @@ class _Scheduler:
         simple = all(not self._reduction(r).is_place for r in reduces)
         lanes = next((w for w in ROW_LANES if inner and 2 * w <= usual(p.inner[-1])), 0) if reduces and simple else 0
         block = None
-        sums = () if lanes or len(inner) < 2 or usual(math.prod(p.inner)) <= SUM_BLOCK else self._float_sums(reduces)
+        sums = () if lanes or len(inner) < 2 or most(math.prod(p.inner)) <= SUM_BLOCK else self._float_sums(reduces)
         if sums:  # short rows, many of them: some rows at a time, for the error not to grow with their number
             block = Block(inner[-2], max(1, SUM_BLOCK // usual(p.dims[inner[-1]])), sums)
         return Sweep(stage, True, stores, reduces, lanes, block, vector=simple and bool(inner))
 
     def _columns(self, stage: int, stores: tuple[int, ...], reduces: tuple[int, ...]) -> Sweep:
         p, sums = self.p, self._float_sums(reduces)
-        blocked = bool(sums) and bool(p.inner) and usual(math.prod(p.inner)) > SUM_BLOCK
+        blocked = bool(sums) and bool(p.inner) and most(math.prod(p.inner)) > SUM_BLOCK
         return Sweep(stage, True, stores, reduces, 0, Block(len(p.dims) - 1, SUM_BLOCK, sums) if blocked else None)
 
     def _float_sums(self, reduces: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,15 +14,18 @@ of indices at a time: a test at each of them would be wrong half of the time.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.kernels.indices import SLACK, STRIP, find_function
 from dcir.codegen.cpp.kernels.loop_nest import plan_program
 from dcir.codegen.cpp.scalar_ops import SCALAR_OPS, cast_expr
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.symbolic import Undecided, least, most, moves, usual, usually
 from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
+from dcir.ir.statements import Access, Store
 from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.library.scatter import ScatterSpec, unambiguous
 
@@ -32,7 +35,7 @@ SERIAL_POINTS = 8192
 BLOCK = 64
 
 
-@planner(ScatterSpec)
+@planner(ScatterSpec, any_size=True)
 def plan_scatter(spec: ScatterSpec, machine: Machine) -> KernelPlan:
     """The kernel of a scatter."""
     writes = _Writes(spec, machine)
@@ -45,13 +48,26 @@ def plan_scatter(spec: ScatterSpec, machine: Machine) -> KernelPlan:
 
 def _start(spec: ScatterSpec) -> LoopNest:
     """The loop nest that makes the result the base."""
-    body = LoopNestBuilder(spec.shape)
+    if moves(*spec.shape):  # the same, but for where elements lie
+        made = _start(usually(spec))
+        places = (spec.base or (), spec.out)
+        body = tuple(s.with_strides(places[isinstance(s, Store)]) if isinstance(s, Access) else s for s in made.body)
+        return replace(made, outer=spec.shape, body=body)
+    nest = LoopNestBuilder(spec.shape)
     if spec.base is None:
-        value = body.const(spec.fill, compute_type(spec.dtype))
+        value = nest.const(spec.fill, compute_type(spec.dtype))
     else:
-        value = body.load(body.input(spec.dtype), spec.base)
-    body.store(body.output(spec.dtype), spec.out, value)
-    return body.finish()
+        value = nest.load(nest.input(spec.dtype), spec.base)
+    nest.store(nest.output(spec.dtype), spec.out, value)
+    return nest.finish()
+
+
+def _clear(spec: ScatterSpec) -> bool:
+    """Whether an address tells all that moves it, at all sizes."""
+    try:
+        return unambiguous(spec)
+    except Undecided:
+        return False
 
 
 class _Writes:
@@ -62,24 +78,25 @@ class _Writes:
         self.open_braces = 0
         self.functions = ""
         self.along_vector = False
-        self.owned = max(range(len(spec.index_steps)), key=lambda i: spec.index_steps[i])
+        self.owned = max(range(len(spec.index_steps)), key=lambda i: usual(spec.index_steps[i]))
         self.first = 0 if spec.base is None else 1  # operand number of the source
         rank = len(spec.dims)
-        clear = unambiguous(spec)
-        free = [d for d in range(rank) if clear and spec.to[d] and spec.dims[d] > 1]
+        clear = _clear(spec)
+        free = [d for d in range(rank) if clear and spec.to[d] and most(spec.dims[d]) > 1]
         self.vector = free[-1] if free and spec.to[free[-1]] == 1 else None
-        points, threads = math.prod(spec.dims), max(machine.threads, 1)
+        points, threads = usual(math.prod(spec.dims)), max(machine.threads, 1)
         self.prefix: list[int] = []
         self.jobs, self.tiles, self.owners = 1, 1, 1
         if points >= SERIAL_POINTS and threads > 1:
             for d in free:
-                if d != self.vector and self.jobs < 4 * threads:
+                if d != self.vector and usual(self.jobs) < 4 * threads:
                     self.prefix.append(d)
                     self.jobs *= spec.dims[d]
-            if self.vector is not None and self.jobs < 4 * threads:
-                self.tiles = max(1, min(-(-4 * threads // self.jobs), spec.dims[self.vector] // BLOCK))
-            if self.jobs * self.tiles < threads and clear:
-                self.owners = min(threads, spec.extents[self.owned])
+            jobs = usual(self.jobs)
+            if self.vector is not None and jobs < 4 * threads:
+                self.tiles = max(1, min(-(-4 * threads // jobs), usual(spec.dims[self.vector]) // BLOCK))
+            if jobs * self.tiles < threads and clear:
+                self.owners = min(threads, least(spec.extents[self.owned]))
         # Free loops outside the others, so that neighbouring writes meet in cache; the vector inside.
         rest = [d for d in free if d not in self.prefix and d != self.vector]
         inside = [] if self.vector is None else [self.vector]
@@ -89,11 +106,13 @@ class _Writes:
     def walked(self) -> list[int]:
         """Neighbouring loops, in order, that the owned index walks in steps of one size; none if there is no more than one step."""
         strides, dims = self.spec.indices[self.owned], self.spec.dims
+        if moves(self.spec.extents[self.owned]):  # what finds indices has that as a constant
+            return []
         if self.spec.skip is not None and self.owned:
             return []
         loops = self.order[len(self.prefix) :]
         found: list[int] = []
-        for d in reversed([d for d in loops if dims[d] > 1]):
+        for d in reversed([d for d in loops if most(dims[d]) > 1]):
             if not strides[d] and not found:
                 continue
             if found and (d > found[0] or strides[d] != strides[found[0]] * dims[found[0]]):
@@ -101,7 +120,7 @@ class _Writes:
             found.insert(0, d)
             if d == self.vector and self.tiles > 1:
                 break
-        return found if found and strides[found[-1]] > 0 else []
+        return found if found and strides[found[-1]] > 0 and not moves(strides[found[-1]]) else []
 
     def phase(self) -> Phase:
         spec = self.spec
@@ -184,7 +203,7 @@ class _Writes:
         self.line(f"const int points = d_find({start}, most, mine, span, found, outside);")
         self.line("bad |= outside < 0;")
         self.open("for (int f = 0; f < points; f++)")
-        number = "unsigned" if math.prod(spec.dims[d] for d in self.strip) < 1 << 32 else "unsigned long long"
+        number = "unsigned" if most(math.prod(spec.dims[d] for d in self.strip)) < 1 << 32 else "unsigned long long"
         rest = "from + found[f]"
         for d in self.strip[:0:-1]:
             self.line(f"const {number} q{d} = {rest};")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from dcir.codegen.cpp.template import Template, templates
 from dcir.codegen.cpp.tiles.epilogue.protocol import TileEpilogue
 from dcir.codegen.plan import KernelPlan, Phase
-from dcir.codegen.symbolic import sizes_in
+from dcir.codegen.symbolic import Symbolic, Undecided, most, sizes_in
 from dcir.ir.types import FLOATS, HALVES, TYPES
 from dcir.isa import Isa
 
@@ -111,7 +111,10 @@ class Split:
     @property
     def larger(self) -> int:
         """How many parts have the larger size."""
-        return self.parts if self.total % self.parts == 0 else self.total % self.parts
+        rest = self.total % self.parts
+        if isinstance(rest, Symbolic):
+            raise Undecided("how many parts have the larger size")
+        return self.parts if rest == 0 else rest
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -150,6 +153,11 @@ class Runs:
     def start(self, part: str) -> str:
         """A C expression for where a part starts, or the last one ends."""
         return f"(({part}) * {self.size} < {self.total} ? ({part}) * {self.size} : {self.total})"
+
+
+def parts_of(total: int, size: int) -> Split | Runs:
+    """Parts of at most ``size`` units: even ones, or, where the total moves, all of one size but the last."""
+    return Runs(total, min(size, most(total))) if isinstance(total, Symbolic) else Split.at_most(total, size)
 
 
 _CONSTANT = re.compile(r"^constexpr (.*;)$", re.MULTILINE)

@@ -8,6 +8,7 @@ from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 from dcir.codegen.cpp.tiles.epilogue.groups import GROUPED
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
+from dcir.codegen.symbolic import most
 
 text_of = templates("gemm/ending")
 
@@ -81,7 +82,8 @@ def ending(
     sums = epilogue.sums > 0 and not down
     to = "const Operands &operands, " + "".join(f"L {x}, " for x in batch) + "L m, L n"
     indices = form.indices(batch, "m" if down else "m + i", "n + l" if down else "n")
-    values |= {"indices": indices, "grouped": GROUPED, "valid": "valid" if tail else f"{vectors} * VL"}
+    whole = most(tail) == 0
+    values |= {"indices": indices, "grouped": GROUPED, "valid": f"{vectors} * VL" if whole else "valid"}
     prefetch = ""
     if epilogue.streams and prefetched:
         prefetch = (text_of.prefetch_columns if down else text_of.prefetch_rows)(values)

@@ -26,8 +26,9 @@ from dcir.codegen.cpp.tiles.gemm.form import ProductForm, normal_form, transpose
 from dcir.codegen.cpp.tiles.gemm.matrix import MATRIX
 from dcir.codegen.cpp.tiles.gemm.packing import PACKING, PANELS
 from dcir.codegen.cpp.tiles.gemm.tiles import TILES, tiles_draft
-from dcir.codegen.cpp.tiles.method import Methods, choose
+from dcir.codegen.cpp.tiles.method import Method, Methods, choose
 from dcir.codegen.plan import KernelPlan
+from dcir.codegen.symbolic import moves, usually
 from dcir.ir.types import FLOATS
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec, pairs_pay, rows_suit
@@ -69,13 +70,27 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
     if bias is not None:
         return tiles_draft(name, spec, isa, threads, bias)
     # What could not be packed before is packed in every call, in pairs only where that pays.
-    paired = spec.panel or (isa.dots and (spec.rounds or pairs_pay(spec)))
+    paired = spec.panel or (isa.dots and (spec.rounds or pairs_pay(usually(spec))))
     form = normal_form(spec if paired else replace(spec, dots=False))
     if not spec.panel and spec.k == 0 and form.epilogue is None:
         return _zeros(name, form.spec)
-    table, turns = (PANELS, [("", form)]) if spec.panel else (PRODUCTS, _turns(form, isa))
-    method, form = choose(table, turns, isa, threads)
+    method, form = _chosen(form, isa, threads)
     return replace(method.draft(name, form, isa, threads), swapped=form.swapped)
+
+
+def _chosen(form: ProductForm, isa: Isa, threads: int) -> tuple[Method[ProductForm], ProductForm]:
+    """The method, and the form of the product that it takes: for sizes that move those of the usual ones."""
+    spec = form.spec
+    if spec.panel:
+        return choose(PANELS, [("", form)], isa, threads)
+    if not moves(*spec.batch, spec.m, spec.n, spec.k, *spec.a, *spec.b, *spec.c):
+        return choose(PRODUCTS, _turns(form, isa), isa, threads)
+    method, taken = choose(PRODUCTS, _turns(usually(form), isa), isa, threads)
+    if taken.swapped != form.swapped:
+        form = transposed(form)
+    if method not in (TILES, PACKING):  # the others are made of constants
+        method = PACKING if TILES.refusal(form, isa, threads) else TILES
+    return method, form
 
 
 def _turns(form: ProductForm, isa: Isa) -> list[tuple[str, ProductForm]]:

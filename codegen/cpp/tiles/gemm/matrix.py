@@ -23,6 +23,7 @@ from dcir.codegen.cpp.tiles.gemm.ending import Ending, ending
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, quarters, splitting, unit_support, unit_tile
 from dcir.codegen.cpp.tiles.method import LAST, ON_UNIT, Method
+from dcir.codegen.symbolic import moves
 from dcir.cost.cpu import MATRIX_UNIT
 from dcir.cost.matrix_unit import COLUMNS, DEPTH, ROWS
 from dcir.ir.refusal import Refusal
@@ -57,6 +58,8 @@ def matrix_refusal(spec: ContractionSpec, isa: Isa) -> Refusal | None:
     """Why the product, once its B is packed, is not better computed on the matrix unit than with multiply-adds."""
     if not isa.matrix_unit:
         return Refusal("the processor has no matrix unit")
+    if moves(*spec.batch, spec.m, spec.n, spec.k):
+        return Refusal("its strips are constants")
     if spec.dtype != "f32":
         return Refusal(f"numbers of {spec.dtype}")
     if spec.panel not in (0, COLUMNS):

@@ -30,10 +30,11 @@ from dcir.codegen.cpp.tiles.gemm.packed_blocking import (
     packed_product,
     prefetching,
 )
-from dcir.codegen.cpp.tiles.gemm.tiles import choose
+from dcir.codegen.cpp.tiles.gemm.tiles import by_heights, choose
 from dcir.codegen.cpp.tiles.halves import widening
 from dcir.codegen.cpp.tiles.method import Method
 from dcir.codegen.cpp.tiles.pack_text import pack_rows
+from dcir.codegen.symbolic import most, moves
 from dcir.isa import Isa
 
 half_dots_text = templates("half_dots")
@@ -55,7 +56,8 @@ def packed_draft(
     ahead = prefetching(product, made)
     parted = made.blocked or made.swept
     unit = made.tile.vectors * product.width
-    end_of = ending(form, "(NP * NV)", product.spec.n % unit, prefetched=not parted, unrolled=product.spec.k < SHORT)
+    short = most(product.spec.k) < SHORT
+    end_of = ending(form, "(NP * NV)", product.spec.n % unit, prefetched=not parted, unrolled=short)
     partials = _partials(product, made, unit, scratch)
     rows = _rows_text(product, made)
     text = widening(product.spec.stored, isa) if product.widened else ""
@@ -86,7 +88,7 @@ class _Partials:
 def _partials(product: PackedProduct, made: Blocking, unit: int, scratch: int) -> _Partials:
     size = made.rows.size * made.groups.size * unit
     if made.blocked:
-        groups = ceil_div(made.groups.parts, made.q)
+        groups = most(ceil_div(made.groups.parts, made.q))
         job_bytes = round_up(made.per_block * groups * size * product.element, 64)
         at = f"partials + ((g - g0) * {made.per_block} + t - s0) * {size}LL"
         argument = f", depth, kb == 0, kb == {made.depth.parts - 1}, {at}{_row_of_part(made, unit)}"
@@ -128,11 +130,14 @@ def _rows_text(product: PackedProduct, made: Blocking) -> _Rows:
         return _Rows(f"a + m * {am}LL + k0")
     few = TOGETHER_STEPS if am == 1 else ROUNDED_STEPS if dots else max(1, made.depth.size)
     pack = f"{'pairs' if dots else 'rows'}_of_a<$>(d + k * $, s, {'left' if dots else 'count'});"
+    calls = _packs_of_runs(rows, am, made.pitch) if isinstance(rows, Runs) else choose(rows, "t", pack)
     fill = (half_dots_text.pack_rows if dots else text_of.pack_rows)(
-        {"k": k}, m_start=rows.start("t"), am=am, ak=ak, pitch=made.pitch, step=few, pack_calls=choose(rows, "t", pack),
+        {"k": k}, m_start=rows.start("t"), am=am, ak=ak, pitch=made.pitch, step=few, pack_calls=calls,
     )  # fmt: skip
     source = f"buffer + (t - s0) * {made.pitch}"
-    if made.swept:
+    if isinstance(rows, Runs):
+        source += f" + (m - {rows.start('t')}) * {made.pitch // rows.size}"
+    elif made.swept:
         size = f"(t < {rows.larger} ? {rows.size} : {rows.size - 1})" if len(rows.sizes) == 2 else str(rows.size)
         source += f" + k0 * {size}"
     return _Rows(
@@ -144,12 +149,22 @@ def _rows_text(product: PackedProduct, made: Blocking) -> _Rows:
     )
 
 
+def _packs_of_runs(rows: Runs, am: int, pitch: int) -> str:
+    """C++ that packs the rows of part ``t``, which at the end are those of several shorter tiles."""
+    whole = f"rows_of_a<{rows.size}>(d + k * {rows.size}, s, count);"
+    calls = by_heights(rows.size, lambda h: f"rows_of_a<{h}>(to + k * {h}, from, count);", "next_m")
+    rest = text_of.pack_rest(total=rows.total, am=am, each=pitch // rows.size, calls=calls) if calls else ""
+    return f"if (m + {rows.size} <= {rows.total}) {whole}{rest}"
+
+
 def _tile_text(product: PackedProduct, made: Blocking, ahead: Prefetching, end_of: Ending) -> str:
     spec, parted = product.spec, made.blocked or made.swept
     steps = made.depth.size if made.blocked else made.inner.size
-    parts = ceil_div(steps, SUMMED) if steps > SUMMED * 3 // 2 else 1
+    parts: int | str = ceil_div(steps, SUMMED) if steps > SUMMED * 3 // 2 else 1
     start, add = "", ""
-    if parts > 1:
+    if parts != 1:
+        if moves(spec.k):  # of few steps there are fewer
+            parts = f"(({'depth' if parted else spec.k} + {SUMMED - 1}) / {SUMMED})"
         end = f"depth * (part + 1) / {parts}" if parted else f"(part + 1) * {spec.k}LL / {parts}"
         start, add = text_of.sum_parts(parts=parts, end=end), text_of.add_parts()
     fetch = ""
@@ -164,7 +179,7 @@ def _tile_text(product: PackedProduct, made: Blocking, ahead: Prefetching, end_o
     return text_of.tile(
         held="Stored" if product.widened else "T", read=read, to=end_of.to,
         partial_parameters=", L depth, bool first, bool last, T *partial" if parted else "",
-        prefetch=end_of.prefetch, start=start + "    clear(acc);", depth="end - begin" if parts > 1 else "depth" if parted else spec.k,
+        prefetch=end_of.prefetch, start=start + "    clear(acc);", depth="end - begin" if parts != 1 else "depth" if parted else spec.k,
         ak="MR" if made.packs else "1", ai="1" if made.packs else f"{made.pitch if made.copies else product.am}LL", panel=spec.panel,
         fetch=fetch, advance=", next += pace" if ahead.spread else "",
         next_parameters=", const char *next, L pace" if ahead.spread else "",
@@ -189,25 +204,22 @@ def _calls(product: PackedProduct, made: Blocking, more: str, source: str) -> st
     )
 
 
-SHORTER = (8, 4, 2, 1)
-"""Tiles of what is left of rows in whole tiles."""
-
-
 def _calls_of_runs(product: PackedProduct, made: Blocking, rows: Runs, more: str, source: str) -> str:
     """C++ that calls the tiles of part ``t``, which at the end is several shorter ones."""
     tile, groups = made.tile, made.groups
 
     def calls(height: int) -> str:
-        call = f"tile<{height}, $, {tile.vectors}>(ta, pb, {more});"
+        # Packed rows of a sweep begin behind those of the sweeps before, of as many rows.
+        at = f"ta + k0 * {height}" if made.packs and made.swept else "ta"
+        call = f"tile<{height}, $, {tile.vectors}>({at}, pb, {more});"
         some = choose(groups, "g", call)
         if not tile.narrow:
             return some
         last = call.replace("$", "1").replace(f" {tile.vectors}>", " 1>")
         return f"if (g == {groups.parts - 1}) {last} else {some}"
 
-    shorter = [h for h in SHORTER if h < rows.size]
-    tails = " else ".join(f"{f'if (left >= {h}) ' if h > 1 else ''}{{ {calls(h)} next_m += {h}; }}" for h in shorter)
-    rest = text_of.rest_of_rows(total=rows.total, row_source=source, calls=tails) if shorter else ""
+    tails = by_heights(rows.size, calls, "next_m")
+    rest = text_of.rest_of_rows(total=rows.total, row_source=source, calls=tails) if tails else ""
     return f"if (m + {rows.size} <= {rows.total}) {{ {calls(rows.size)} }}{rest}"
 
 
@@ -254,7 +266,7 @@ def _product_text(
     )  # fmt: skip
 
 
-def _walk(steps: Split) -> dict[str, object]:
+def _walk(steps: Split | Runs) -> dict[str, object]:
     return {"parts": steps.parts, "start": steps.start("kb"), "next": steps.start("kb + 1")}
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Runs, Split, ceil_div, lanes, round_up
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Runs, Split, ceil_div, lanes, parts_of, round_up
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.packed_tile import FEW_PANELS, Tiling, grid, tiling
-from dcir.codegen.symbolic import Symbolic, Undecided, most, usual
+from dcir.codegen.symbolic import Undecided, most, moves, usual
 from dcir.ir.statements import Load, Store
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
@@ -34,6 +34,8 @@ class Tuning:
     near_operands: int = 128 << 10
     near_panels: int = 256 << 10
     deepest: int = 4096  # steps of k in one go; beyond them a tile of A leaves the second-level cache
+    # The same where their number moves, and so how many tiles of rows there is room for: few steps would leave most of it empty.
+    deepest_moving: int = 1024
     other_depths: tuple[int, ...] = (1024, 512, 2048)
     # Steps. With AVX2, where a panel and two tiles of rows are more than a block may have (from 3,500 steps on), so that each tile would
     # fetch every panel anew. GFLOP/s of one core of Zen 3: 256 x 768 x 32000 43 -> 77, 512 x 768 x 8192 65 -> 83, 256 x 4096 x 4096
@@ -125,7 +127,7 @@ class PackedProduct:
     @property
     def crowded(self) -> bool:
         """Whether rows of A, along k, share sets of the first-level cache."""
-        return not self.dots and self.ak == 1 and self.am * self.element % 4096 == 0 and self.am != 0
+        return not self.dots and self.ak == 1 and usual(self.am) * self.element % 4096 == 0 and self.am != 0
 
     @property
     def batch(self) -> int:
@@ -168,26 +170,26 @@ class Blocking:
     p: int
     q: int
     many: bool
-    depth: Split
-    inner: Split
+    depth: Split | Runs
+    inner: Split | Runs
     held: int
     pitch: int
     per_block: int
 
     @property
-    def groups(self) -> Split:
+    def groups(self) -> Split | Runs:
         """Columns of C in groups of units."""
         return self.tile.groups
 
     @property
     def blocked(self) -> bool:
         """Whether sums wait for the next block of steps."""
-        return self.depth.parts > 1
+        return most(self.depth.parts) > 1
 
     @property
     def swept(self) -> bool:
         """Whether sums wait for the next sweep."""
-        return self.inner.parts > 1
+        return most(self.inner.parts) > 1
 
     @property
     def packs(self) -> bool:
@@ -211,23 +213,30 @@ def blocking(product: PackedProduct, threads: int) -> Blocking:
     if not isinstance(rows, Runs):
         rows = Split(spec.m, min(spec.m, round_up(rows.parts, p)))
     depth = _depth(product, rows, p)
-    many = rows.size > 8 and tile.groups.size == 1 and ceil_div(tile.groups.parts, q) >= TUNING.least_panels
+    many = rows.size > 8 and tile.groups.size == 1 and ceil_div(usual(tile.groups.parts), q) >= TUNING.least_panels
     held = _held(product, rows, tile.groups, many)
-    inner = Split.at_most(spec.k, max(1, spec.k))
-    if depth.parts == 1:
-        inner = Split.at_most(spec.k, _sweep(product, rows, p, held) or max(1, spec.k))
+    inner = parts_of(spec.k, max(1, most(spec.k)))
+    if most(depth.parts) == 1:
+        inner = parts_of(spec.k, _sweep(product, rows, p, held) or max(1, most(spec.k)))
     line = 64 // product.element
     pitch = (round_up(depth.size, line) // line | 1) * line
     tall = rows.size * (pitch if held == COPIED else depth.size)
     if held == PACKED:
         pitch = rows.size * round_up(depth.size, width) + width
+        if isinstance(rows, Runs):  # each of the shorter tiles at the end has so much behind it
+            pitch = rows.size * (round_up(depth.size, width) + width)
     per_block = _per_block(product, ceil_div(most(rows.parts), p), depth, tall)
     return Blocking(tile, rows, p, q, many, depth, inner, held, pitch, per_block)
 
 
-def _depth(product: PackedProduct, rows: Split | Runs, p: int) -> Split:
+def _depth(product: PackedProduct, rows: Split | Runs, p: int) -> Split | Runs:
     """Steps of k in one go."""
     spec = product.spec
+    if moves(spec.k):
+        if product.dots:
+            raise Undecided("pairs of steps whose number moves")
+        one = most(spec.k) <= TUNING.deepest_moving * 3 // 2
+        return Runs(spec.k, most(spec.k) if one else TUNING.deepest_moving)
     depths = [TUNING.deepest, *(d for d in TUNING.other_depths if 2 * d <= spec.k)]
     long = spec.k * (spec.panel * product.kept + 2 * rows.size * product.element) > TUNING.rows
     if not product.wide and long and ceil_div(usual(rows.parts), p) >= TUNING.least_tiles:
@@ -235,36 +244,35 @@ def _depth(product: PackedProduct, rows: Split | Runs, p: int) -> Split:
     return Split.at_most(spec.k, decide("depth", depths))
 
 
-def _held(product: PackedProduct, rows: Split | Runs, groups: Split, many: bool) -> int:
+def _held(product: PackedProduct, rows: Split | Runs, groups: Split | Runs, many: bool) -> int:
     """How rows of A are held."""
-    moves = isinstance(rows, Runs)
-    if moves and (product.ak != 1 or isinstance(product.am, Symbolic)):
-        raise Undecided("rows that are packed")
     if product.ak != 1:
+        if product.dots and isinstance(rows, Runs):
+            raise Undecided("how many rows are packed in pairs")
         return PACKED
-    if product.dots:  # rows become pairs as they are copied
+    if product.dots or moves(product.am):  # rows become pairs as they are copied, or have a constant between them
         return COPIED
-    copies = product.crowded and rows.size > 8 and groups.parts > FEW_PANELS
+    copies = product.crowded and rows.size > 8 and usual(groups.parts) > FEW_PANELS
     best = COPIED if copies else IN_PLACE
-    if many and product.isa.slow_fills and not moves:
+    if many and product.isa.slow_fills and not isinstance(rows, Runs):
         best = PACKED
-    return decide("copy", [best, *(c for c in (IN_PLACE, COPIED, PACKED)[: 2 if moves else 3] if c != best)])
+    return decide("copy", [best, *(c for c in (IN_PLACE, COPIED, PACKED) if c != best)])
 
 
 def _sweep(product: PackedProduct, rows: Split | Runs, p: int, held: int) -> int:
     """Steps that a panel passes all rows of a block in; 0 for all."""
-    k = product.spec.k
+    k = usual(product.spec.k)
     sweeps = [s for s in TUNING.sweeps if s * 3 // 2 <= k and usual(rows.parts) > p]
     whole = product.wide or (held == PACKED and k <= TUNING.short_sweeps)
     return decide("sweep", [0, *sweeps] if whole else [*sweeps[:1], 0, *sweeps[1:]])
 
 
-def _per_block(product: PackedProduct, job_tiles: int, depth: Split, tall: int) -> int:
+def _per_block(product: PackedProduct, job_tiles: int, depth: Split | Runs, tall: int) -> int:
     """Tiles of rows in a block, ``tall`` elements each."""
     spec, element = product.spec, product.element
     room = TUNING.rows if product.wide else TUNING.rows - depth.size * spec.panel * product.kept
-    if not product.wide and spec.n * spec.k * product.kept <= TUNING.near_panels:
-        read = max(1, _row_operands(product.form) * spec.n * element)
+    if not product.wide and usual(spec.n) * usual(spec.k) * product.kept <= TUNING.near_panels:
+        read = max(1, _row_operands(product.form) * usual(spec.n) * element)
         room = min(room, TUNING.near_operands // read * depth.size * element)
     sizes = (room, *TUNING.other_rows)
     return decide("block", [max(1, min(job_tiles, size // max(1, tall * element))) for size in sizes])
@@ -297,7 +305,7 @@ def prefetching(product: PackedProduct, made: Blocking) -> Prefetching:
     """The distances by what was measured, or as decided."""
     spec = product.spec
     spread = made.many and made.tile.per_panel == 1 and not made.blocked and made.per_block >= TUNING.least_tiles
-    if spread and spec.n * spec.k * product.kept >= TUNING.least_bytes * made.q:
+    if spread and usual(spec.n) * usual(spec.k) * product.kept >= TUNING.least_bytes * made.q:
         spread = bool(decide("spread", [1, 0] if product.isa.slow_fills else [0, 1]))
     else:
         spread = False

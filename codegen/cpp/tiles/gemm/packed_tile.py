@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.tiles.emit import Runs, Split, ceil_div
-from dcir.codegen.symbolic import Symbolic, usual
+from dcir.codegen.symbolic import moves, usual
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.packing import panels
 
@@ -20,7 +20,7 @@ class Tiling:
     """How a packed product is tiled: rows by ``groups`` of units; a unit is ``vectors`` vectors of a panel."""
 
     rows: Split | Runs
-    groups: Split
+    groups: Split | Runs
     vectors: int
     per_panel: int  # units in a panel
     narrow: bool  # the last panel holds columns for one vector only, and is computed as such
@@ -34,7 +34,7 @@ def tiling(
 
     Rows that are ``crowded`` into a set of the first-level cache are fewer than its ways, if they are too soon used up to be copied.
     """
-    if isinstance(m, Symbolic):
+    if moves(m, n):
         return _moving_tiling(m, n, panel, width, registers, threads, crowded=crowded, widened=widened)
     count = panels(n, panel)
     vectors = min(panel // width, ceil_div(n, width)) if m <= 2 or n <= width else min(2, panel // width)
@@ -67,9 +67,17 @@ def tiling(
 def _moving_tiling(
     m: int, n: int, panel: int, width: int, registers: int, threads: int, *, crowded: bool, widened: bool
 ) -> Tiling:
-    """The tile of the usual number of rows, which is as tall as it can be; what is left of any other number is for shorter ones."""
-    usually = tiling(max(usual(m), 16), n, panel, width, registers, threads, crowded=crowded, widened=widened)
-    return replace(usually, rows=Runs(m, usually.rows.size))
+    """The tile of the usual numbers, as tall as it can be where rows move: what is left of any other number is for shorter ones.
+
+    Columns that move come one unit at a time, as the last group of several would read behind the last panel.
+    """
+    rows = max(usual(m), 16) if moves(m) else m
+    found = tiling(rows, max(usual(n), panel), panel, width, registers, threads, crowded=crowded, widened=widened)
+    if moves(m):
+        found = replace(found, rows=Runs(m, found.rows.size))
+    if moves(n):
+        found = replace(found, groups=Runs(ceil_div(n, found.vectors * width), 1), narrow=False)
+    return found
 
 
 def _other_tiles(m: int, n: int, panel: int, width: int, registers: int) -> list[tuple[int, ...]]:
@@ -87,16 +95,16 @@ def _other_tiles(m: int, n: int, panel: int, width: int, registers: int) -> list
     return sorted(found, key=lambda t: (t[0] * t[1] * t[2] < 8, (t[0] + t[1] * t[2]) / (t[0] * t[1] * t[2]), t))
 
 
-def grid(spec: ContractionSpec, rows: Split | Runs, groups: Split, batch: int, threads: int) -> tuple[int, int]:
+def grid(spec: ContractionSpec, rows: Split | Runs, groups: Split | Runs, batch: int, threads: int) -> tuple[int, int]:
     """Jobs per batch element along m and n: even shares of the tiles, then few repeated reads."""
-    batch, m, tiles = usual(batch), usual(spec.m), usual(rows.parts)
-    if batch * m * spec.n * spec.k < SERIAL_WORK or threads == 1 or batch % threads == 0:
+    batch, m, tiles, units = usual(batch), usual(spec.m), usual(rows.parts), usual(groups.parts)
+    if batch * m * usual(spec.n) * usual(spec.k) < SERIAL_WORK or threads == 1 or batch % threads == 0:
         return 1, 1
     found = []
     for p in range(1, min(tiles, threads) + 1):
-        for q in range(1, min(groups.parts, ceil_div(threads, p)) + 1):
+        for q in range(1, min(units, ceil_div(threads, p)) + 1):
             # Rows are dealt again in a multiple of p tiles, columns in whole groups.
-            tall, wide = ceil_div(m, p), ceil_div(groups.parts, q) * groups.size
+            tall, wide = ceil_div(m, p), ceil_div(units, q) * groups.size
             cycles = tall * wide * 1.0 + 3 * wide + 0.1 * tall * q
             total = ceil_div(batch * p * q, threads) * cycles * (1 + 0.001 * p * q)
             found.append((total, p, q))

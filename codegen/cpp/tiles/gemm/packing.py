@@ -25,7 +25,7 @@ from dcir.codegen.cpp.tiles.gemm.packed import ROUNDED_STEPS, TOGETHER_STEPS, VE
 from dcir.codegen.cpp.tiles.gemm.tiles import CHUNK_BYTES
 from dcir.codegen.cpp.tiles.method import LAST, Method, Methods, choose
 from dcir.codegen.cpp.tiles.pack_text import pack_vectors
-from dcir.ir.network import contiguous
+from dcir.codegen.symbolic import most
 from dcir.isa import Isa
 from dcir.ops.library.contraction import MOST_PACKED_BYTES, rows_suit
 from dcir.ops.library.packing import pairs_of, panel_width, panels
@@ -56,7 +56,7 @@ def packing_draft(name: str, form: ProductForm, isa: Isa, threads: int, product:
     count, size = panels(spec.n, panel), (pairs_of(spec.k) if spec.dots else spec.k) * panel
     together = TOGETHER_PANELS if bn == 1 else 1
     jobs = ceil_div(count, together)
-    step = TOGETHER_STEPS if together > 1 else max(1, spec.k)
+    step = TOGETHER_STEPS if together > 1 else max(1, most(spec.k))
     if spec.rounds or spec.dots:
         step = min(step, ROUNDED_STEPS) if not spec.dots or together > 1 else ROUNDED_STEPS
     rounding = ""
@@ -71,7 +71,8 @@ def packing_draft(name: str, form: ProductForm, isa: Isa, threads: int, product:
         vectors=panel // width, size=f"{size}LL", bk=bk, bn=bn, k=spec.k, n=spec.n,
     )  # fmt: skip
     unit = 2 if spec.dots else 1
-    strides = tuple(0 if d == 1 else unit * s * count * size for d, s in zip(groups, contiguous(groups), strict=True))
+    behind = (math.prod(groups[d + 1 :]) for d in range(len(groups)))
+    strides = tuple(0 if d == 1 else unit * s * count * size for d, s in zip(groups, behind, strict=True))
     packed = replace(form, spec=replace(spec, b=(*strides, 0, 0), panel=panel, rounds=""))
     draft = product(
         name,
