@@ -140,7 +140,8 @@ class MovingSizes(Programs):
         """The sizes that are better constants in a program for these values."""
         if 1 not in values.values() or not self._rows or max(_at(r, values) for r in self._rows) > _FEW_ROWS:
             return frozenset()
-        return frozenset(name for name, value in values.items() if value == 1)
+        ones = frozenset(name for name, value in values.items() if value == 1)
+        return ones if len(ones) < len(values) else frozenset()
 
     def _new(self, values: Mapping[str, int], ones: Collection[str]) -> Call:
         for least, times in _REACHES if not self.hopeless else ():

@@ -1,0 +1,143 @@
+"""Training at any size: one forward and one backward for all of them, gradients against float64; what cannot move is compiled for each."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import dcir
+from tests.driver.test_moving_program import encoder, programs, text
+from tests.harness import check_close
+from tests.moving import Decoder
+
+SIZES = [(2, 5), (3, 17), (4, 33), (1, 50), (7, 20), (5, 64), (3, 3), (16, 9), (2, 127)]
+
+
+def gradients(net, run, args):
+    """Of every parameter, of a sum of squares of the results."""
+    net.zero_grad()
+    results = run(*args)
+    results = results if isinstance(results, tuple) else (results,)
+    sum(r.pow(2).mean() for r in results).backward()
+    return [*(r.detach() for r in results), *(p.grad for p in net.parameters())]
+
+
+def check(fast, net, wide, *args):
+    """Results and gradients of the compiled network beside those of eager PyTorch, both against float64."""
+    got = gradients(net, fast, args)
+    want = gradients(twin := copy.deepcopy(net), twin, args)
+    exact = gradients(wide, wide, [a.double() if a.is_floating_point() else a for a in args])
+    for g, w, e in zip(got, want, exact, strict=True):
+        check_close(g, w, e)
+
+
+@pytest.mark.parametrize("width", [24, 96])
+def test_text_of_any_size(width):
+    net = encoder(width).train()
+    fast, wide = dcir.optimize(net), copy.deepcopy(net).double()
+    for size in SIZES:
+        check(fast, net, wide, *text(*size))
+    moving, constant = programs(fast)
+    assert [g.kind for g in moving] == [g.kind for g in constant] == ["forward", "backward"]
+
+
+def test_decoder():
+    torch.manual_seed(0)
+    net = Decoder(64).train()
+    fast, wide = dcir.optimize(net), copy.deepcopy(net).double()
+    for size in SIZES[:6]:
+        check(fast, net, wide, torch.randint(0, 50, size))
+
+
+def test_smaller_last_batch():
+    """Nothing but the batch changes: it is no reason to compile again."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(40, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 10))
+    fast, wide = dcir.optimize(net), copy.deepcopy(net).double()
+    for batch in (32, 32, 7, 32, 19, 1, 32):
+        check(fast, net, wide, torch.randn(batch, 40))
+    moving, constant = programs(fast)
+    assert len(moving) == len(constant) == 2
+
+
+def test_steps_of_an_optimiser():
+    """Parameters that change between the calls."""
+    net = encoder().train()
+    twin = copy.deepcopy(net).double()
+    fast = dcir.optimize(net)
+    fast_steps, steps = (torch.optim.SGD(n.parameters(), 0.05) for n in (net, twin))
+    torch.manual_seed(1)
+    for size in SIZES[:6]:
+        ids, mask = text(*size)
+        for n, f, m, optimiser in ((net, fast, mask, fast_steps), (twin, twin, mask.double(), steps)):
+            n.zero_grad()
+            f(ids, m)[1].pow(2).mean().backward()
+            optimiser.step()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_in_turn_before_their_backwards():
+    """Several forwards run before the first backward: each keeps what its own backward reads."""
+    net = encoder().train()
+    fast = dcir.optimize(net)
+    sizes = SIZES[1:5]
+    for size in sizes:
+        fast(*text(*size))[1].sum().backward()
+    inputs = [text(*size) for size in sizes]
+    for order in (range(4), reversed(range(4))):
+        net.zero_grad()
+        losses = [fast(*args)[1].pow(2).mean() for args in inputs]
+        for i in order:
+            losses[i].backward(retain_graph=True)
+        losses[0].backward()
+        got = [p.grad.clone() for p in net.parameters()]
+        net.zero_grad()
+        for i in (*range(4), 0):
+            net(*inputs[i])[1].pow(2).mean().backward()
+        for g, p in zip(got, net.parameters(), strict=True):
+            torch.testing.assert_close(g, p.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_of_inputs_and_inference_between():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    fast, wide = dcir.optimize(net), copy.deepcopy(net).double()
+    for n in (3, 5, 9, 17):
+        x = torch.randn(n, 6, 8, requires_grad=True)
+        y = x.detach().double().requires_grad_()
+        fast(x).pow(2).sum().backward()
+        wide(y).pow(2).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad.float(), rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), wide(y).float(), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_of_any_size():
+    """What is dropped is drawn anew in each call, and its gradient is of what was kept."""
+    net = nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.5), nn.Linear(64, 8)).train()
+    fast = dcir.optimize(net)
+    for n in (4, 9, 21, 33):
+        x = torch.randn(n, 5, 32)
+        torch.manual_seed(3)
+        net.zero_grad()
+        fast(x).sum().backward()
+        got = [p.grad.clone() for p in net.parameters()]
+        torch.manual_seed(3)
+        net.zero_grad()
+        net(x).sum().backward()
+        for g, p in zip(got, net.parameters(), strict=True):
+            torch.testing.assert_close(g, p.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_images_are_compiled_for_each():
+    """Where there is no backward for all sizes, there is no forward either."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).train()
+    fast, wide = dcir.optimize(net), copy.deepcopy(net).double()
+    for side, batch in itertools.product((12, 15), (2, 3)):
+        check(fast, net, wide, torch.randn(batch, 3, side, side))
+    moving, constant = programs(fast)
+    assert not moving and len(constant) == 8
