@@ -335,6 +335,10 @@ def _quotient(a: Any, b: Any) -> Any:
         return -_quotient(-a + (b - 1), b)
     if a_low < 0:
         raise Undecided(f"a quotient of {_shown(a)}, which may be negative")
+    if isinstance(a, Symbolic) and isinstance(b, Symbolic):
+        exact = _divided(a.value, b.value)
+        if exact is not None:
+            return names.number(exact)
     if isinstance(a, Symbolic) and isinstance(b, int):
         whole = [(m, c // b) for m, c in a.value.terms if c % b == 0]
         rest = polynomial((m, c) for m, c in a.value.terms if c % b)
@@ -342,6 +346,22 @@ def _quotient(a: Any, b: Any) -> Any:
             return names.number(polynomial(whole)) + names.number(rest) // b
     text = f"({_text(a)} / {_text(b)})"
     return names.atom(text, a_low // b_high, a_high // b_low, usual(a) // usual(b))
+
+
+def _divided(a: Polynomial, b: Polynomial) -> Number | None:
+    """A quotient that comes out even at all sizes, by one term; None if there is none."""
+    if len(b.terms) != 1:
+        return None
+    ((divisor, factor),) = b.terms
+    terms = []
+    for monomial, c in a.terms:
+        left = dict(monomial)
+        for name, power in divisor:
+            left[name] = left.get(name, 0) - power
+        if c % factor or min(left.values()) < 0:
+            return None
+        terms.append((tuple((name, power) for name, power in left.items() if power), c // factor))
+    return polynomial(terms)
 
 
 def _remainder(a: Any, b: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Graphs whose sizes move, for tests: traced once with symbols, unified, and run by the interpreter at the sizes of each call."""
+"""Graphs whose sizes move, for tests: traced once with symbols, unified, and run at the sizes of each call, interpreted or compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch import fx, nn
 from torch._dynamo import mark_dynamic
 from torch._functorch.aot_autograd import aot_module_simplified
 
+from dcir.codegen.compile import compile_network
 from dcir.driver.moving_graph import MovingGraph, moving_graph
+from dcir.driver.moving_program import MovingProgram
 from dcir.driver.targets.host import host_target
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.decompose import decompositions
@@ -27,15 +29,23 @@ from tests.harness import run_interpreted
 class Moving:
     """A function compiled once for all lengths.
 
+    Args:
+        fn: the function.
+        bounds: of its sizes, in the order of the arguments.
+        level: of the passes.
+        generated: whether generated code runs, for a team of two threads; else the interpreter does.
+
     Attributes:
         graphs: what became of every ATen graph: a network whose sizes move, or the reason why there is none.
         seen: the sizes that were run.
     """
 
-    def __init__(self, fn: Callable[..., Any], bounds: Sequence[Bounds], level: int = 4) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], bounds: Sequence[Bounds], level: int = 4, *, generated: bool = False
+    ) -> None:
         self.graphs: list[MovingGraph | Refusal] = []
         self.seen: list[dict[str, int]] = []
-        self._bounds, self._level = bounds, level
+        self._bounds, self._level, self._generated = bounds, level, generated
         torch._dynamo.reset()
         self._compiled = torch.compile(fn, backend=self._backend, fullgraph=True)
 
@@ -65,10 +75,16 @@ class Moving:
         )
         self.graphs.append(found)
 
+        program = None
+        if self._generated and isinstance(found, MovingGraph):
+            program = MovingProgram(found, compile_network(found.network), prepare="version")
+
         def run(args: list[Any]) -> list[Any]:
             assert isinstance(found, MovingGraph), found
             values = dict(zip(found.network.sizes, (_value(gm, s, args) for s in found.symbols), strict=True))
             self.seen.append(values)
+            if program is not None:
+                return program(args)
             done = Imported(found.network.at(values), found.constants, list(fixed(found.outputs, values)))
             return run_interpreted(done, args)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +16,8 @@ from dcir.errors import InvalidGraph
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.frontends.torch.shapes.given_sizes import extents, given_sizes, places, symbols, unmet
-from dcir.ir.moving_network import MovingNetwork
+from dcir.ir.cost_answers import CostAnswers, repeating, taking
+from dcir.ir.moving_network import MovingNetwork, usual_sizes
 from dcir.ir.refusal import Refusal
 from dcir.ir.sizes import Bounds, Sizes
 from dcir.ir.verify_moving import verify_moving
@@ -79,27 +82,38 @@ def moving_graph(
         if condition:
             return Refusal(f"the trace is for sizes with {condition}")
 
-    def rewritten(sample: Mapping[str, int]) -> _Sample:
+    answers = CostAnswers()
+
+    def rewritten(sample: Mapping[str, int], costs: Callable[[CostAnswers], AbstractContextManager[None]]) -> _Sample:
         graph = given_sizes(gm, values(sample))
         made = import_graph(graph, replace(context, donated={}))
         net = made.network
         net.target = target
         operators, traffic = len(net.ops()), net.bytes_moved()
-        return _Sample(sample, made, operators, traffic, run_passes(net, same_at_all_sizes(passes)))
+        with costs(answers):
+            done = run_passes(net, same_at_all_sizes(passes))
+        return _Sample(sample, made, operators, traffic, done)
 
-    # Both ends first: where the networks differ, they mostly do there.
-    ends = [rewritten(samples[0]), rewritten(samples[-1])]
-    refusal = unlike([e.done.network for e in ends], [samples[0], samples[-1]])
+    # What pays is decided near the usual sizes, for all. Then both ends: where the networks differ, they mostly do there.
+    usual = min(few(samples), key=lambda i: _apart(samples[i], usual_sizes(sizes)))
+    seen = {usual: rewritten(samples[usual], taking)}
+    last = len(samples) - 1
+    seen |= {i: rewritten(samples[i], repeating) for i in (0, last) if i not in seen}
+    refusal = unlike([seen[i].done.network for i in (0, last)], [samples[0], samples[last]])
     if refusal is not None:
         return refusal
-    seen = {0: ends[0], len(samples) - 1: ends[1]}
     found: MovingGraph | Refusal = Refusal("")
     for numbers in (few(samples), range(len(samples))):
-        seen |= {i: rewritten(samples[i]) for i in numbers if i not in seen}
+        seen |= {i: rewritten(samples[i], repeating) for i in numbers if i not in seen}
         found = _joined([seen[i] for i in numbers], sizes, {name: places(gm)[name] for name in names})
         if isinstance(found, MovingGraph):
             break
     return found
+
+
+def _apart(sizes: Mapping[str, int], others: Mapping[str, int]) -> float:
+    """How far sizes are from others, by their ratios."""
+    return sum(abs(math.log(n / others[name])) for name, n in sizes.items())
 
 
 @dataclass(frozen=True)

@@ -118,12 +118,17 @@ class MovingNetwork:
         return net
 
     def usual(self) -> dict[str, int]:
-        """The sizes that code is best at: a quarter of the upper ends."""
-        return {name: max(low, high // 4) for name, (low, high) in self.sizes.items()}
+        """The sizes that code is best at."""
+        return usual_sizes(self.sizes)
 
     def numbers(self) -> list[Polynomial]:
         """The distinct polynomials in it, in the order in which they come."""
         return list(dict.fromkeys(polynomials((*self.containers.values(), *self.operators.values(), *self.results))))
+
+
+def usual_sizes(sizes: Sizes) -> dict[str, int]:
+    """The sizes that costs are counted at: a quarter of the upper ends."""
+    return {name: max(low, high // 4) for name, (low, high) in sizes.items()}
 
 
 def constant(net: Network | MovingNetwork, what: str) -> Network:

@@ -124,6 +124,14 @@ def test_smaller():
         smaller(a - 20, 3)
 
 
+def test_even_quotients():
+    """What divides all terms leaves a polynomial, not a quotient that is computed."""
+    names = Names.of({"s0": Bounds(2, 32), "s1": Bounds(2, 9)}, {"s0": 8, "s1": 3})
+    a, b = (names.given(size(n)) for n in ("s0", "s1"))
+    assert 24 * a // a == 24 and (6 * a * b + 4 * a) // (2 * a) == 3 * b + 2
+    assert "/" in f"{(3 * a * b) // (2 * a)}" and "/" in f"{(a + b) // a}"
+
+
 def test_usually():
     names = Names.of({"s0": Bounds(2, 32)}, {"s0": 8})
     a = names.given(size("s0"))

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
+from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused, compact
 from dcir.ir.loop_nest import LoopNest, simplify
@@ -114,7 +115,7 @@ class FoldStatic(Pass):
                 continue
             if len(loops) == sum(n > 1 for n in p.outer) and i not in wanted:
                 reads, writes = alone(p, [i], loops).footprint()
-                if sum(reads) < sum(writes):
+                if pays("larger than made of", sum(reads) < sum(writes)):
                     outcome.refuse("a static value is larger than what it is made of")
                     continue
             groups.setdefault(loops, []).append(i)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcir.cost.target import target_of
+from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, plain_reads, same_way
 from dcir.ir.loop_forms import drop_unit_loops
@@ -240,7 +241,7 @@ def _merged(p: LoopNest, at: int) -> LoopNest | None:
 def _split(spec: Product, d: int, inner: int) -> ContractionSpec | Refusal:
     """The product with dimension ``d`` in two, of which the second has ``inner`` elements: one more dimension of the batch."""
     rank = len(spec.batch) if isinstance(spec, ContractionSpec) else -1
-    if not isinstance(spec, ContractionSpec) or d > rank or (d == rank and inner < LEAST_ROWS):
+    if not isinstance(spec, ContractionSpec) or d > rank or (d == rank and pays("few rows", inner < LEAST_ROWS)):
         return Refusal("an operand walks a dimension of the product in several parts")
 
     def cut(strides: tuple[int, ...]) -> tuple[int, ...]:

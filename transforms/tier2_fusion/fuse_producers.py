@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dcir.cost.target import target_of
+from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, plain_reads, same_way
 from dcir.ir.loop_forms import drop_unit_loops, side_by_side
@@ -180,7 +181,8 @@ class FuseProducers(Pass):
         if at is None:
             return Refusal("another operator needs the value first")
         if pure:
-            if m.consumer.points() > 4 * p.points() and any(s.op in COSTLY for s in p.body):
+            costly = any(s.op in COSTLY for s in p.body)
+            if costly and pays("broadcast, costly", m.consumer.points() > 4 * p.points()):
                 return Refusal("the value would be computed once per broadcast element")
             if kept and m.consumer.inner and self._starved(m.consumer):
                 return Refusal("the reduction has too few rows for more work")
@@ -194,7 +196,7 @@ class FuseProducers(Pass):
 
     def _starved(self, p: LoopNest) -> bool:
         """Whether a reduction has too few rows to keep the threads busy with anything else."""
-        return math.prod(p.outer) < self.min_rows and p.points() > 16384
+        return pays("rows starve threads", math.prod(p.outer) < self.min_rows and p.points() > 16384)
 
     # ------------------------------------------------------------------ who had better compute the value
     def _everywhere(self, pair: _Pair, progress: _Progress) -> bool:
@@ -211,7 +213,8 @@ class FuseProducers(Pass):
             return False
         asked.against = None
         reads, writes = p.footprint()
-        large = {o.data: n for o, n in zip(net.ins(pair.producer), reads, strict=True) if 8 * n > writes[0]}
+        both = zip(net.ins(pair.producer), reads, strict=True)
+        large = {o.data: n for o, n in both if pays("large operand", 8 * n > writes[0])}
         while asked.left:
             reader = asked.left.pop()
             if reader in progress.position and not _computes(net, reader, p, large, writes[0]):
@@ -224,7 +227,7 @@ class FuseProducers(Pass):
         if len(p.outputs) != 1 or any(s.op in COSTLY for s in p.body) or len(p.body) > 12:
             return False
         reads, writes = p.footprint()
-        return sum(reads) <= writes[0] and m.consumer.points() <= 4 * p.points()
+        return pays("cheap to repeat", sum(reads) <= writes[0] and m.consumer.points() <= 4 * p.points())
 
     # ------------------------------------------------------------------ the fused program
     def _inline(self, pair: _Pair, m: Match, loads: dict[int, int], *, keep: bool) -> Fused:
@@ -240,7 +243,7 @@ class FuseProducers(Pass):
         lanes = side_by_side(p)
         memory = target_of(pair.net).costs.memory
         most = (self.row_bytes or memory.row_bytes) if lanes == 1 else (self.block_bytes or memory.block_bytes)
-        if math.prod(p.inner) * 8 * lanes > most:
+        if pays("rows beyond cache", math.prod(p.inner) * 8 * lanes > most):
             return Refusal("the rows of the reduction do not fit into cache")
         if self._starved(p):
             return Refusal("the reduction has too few rows for more work")
@@ -292,9 +295,9 @@ def _computes(net: Network, reader: Op, p: LoopNest, large: dict[str, int], writ
     if not isinstance(c, LoopNest) or any(isinstance(s, Reduce) and s.is_place for s in c.body):
         return False
     known = {o.data for o in net.ins(reader)}
-    if sum(n for data, n in large.items() if data not in known) > written:
+    if pays("reads more", sum(n for data, n in large.items() if data not in known) > written):
         return False
-    return drop_unit_loops(c).points() <= p.points()
+    return pays("computes less", drop_unit_loops(c).points() <= p.points())
 
 
 def _worth_preparing(p: LoopNest, consumer: LoopNest) -> bool:
@@ -302,7 +305,7 @@ def _worth_preparing(p: LoopNest, consumer: LoopNest) -> bool:
     if not p.inputs:
         return False
     reads, writes = p.footprint()
-    return sum(reads) >= sum(writes) or p.points() < consumer.points()
+    return pays("worth preparing", sum(reads) >= sum(writes) or p.points() < consumer.points())
 
 
 def _may_keep(pair: _Pair, m: Match) -> bool:

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused, Match, extend, match
 from dcir.ir.loop_forms import drop_unit_loops
@@ -47,7 +48,7 @@ class FuseSiblings(Pass):
         position = {op: float(i) for i, op in enumerate(net.ops())}
         static = net.preparable()
         for data in list(net.containers):
-            if data in net.containers and net.containers[data].nbytes >= self.min_bytes:
+            if data in net.containers and pays("read twice", net.containers[data].nbytes >= self.min_bytes):
                 self._container(net, data, position, static, outcome)
         return outcome
 
@@ -85,7 +86,7 @@ class FuseSiblings(Pass):
             return Refusal("the fused kernel would have too many operands")
         if b.inner and not a.inner:
             a, b, first, second = b, a, second, first
-        if a.inner and not b.inner and math.prod(a.outer) < 64:
+        if a.inner and not b.inner and pays("rows starve threads", math.prod(a.outer) < 64):
             return Refusal("the reduction has too few rows for more work")
         fused = _merge(net, data, first, second, a, b)
         if isinstance(fused, Refusal):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
@@ -69,7 +70,7 @@ class GroupScatters(Pass):
             parts = self._parts(op.spec, net.ins(op))
             if isinstance(parts, Refusal):
                 outcome.refuse(parts)
-            elif parts.spec.points * parts.spec.columns < self.min_points:
+            elif pays("few points", parts.spec.points * parts.spec.columns < self.min_points):
                 small.append((op, parts, "there are few points"))
             elif parts.spec.columns < self.min_columns:
                 small.append((op, parts, "rows are too short to pay for a list of their points"))
@@ -97,7 +98,7 @@ class GroupScatters(Pass):
         if not unambiguous(s):
             return Refusal("different indices may name one place")
         count, width = math.prod(s.dims[d] for d in points), math.prod(s.dims[d] for d in columns)
-        if width > self.max_columns:
+        if pays("wide rows", width > self.max_columns):
             return Refusal("rows are long enough to be shared out by columns")
         groups = math.prod(s.extents)
         if not groups:
@@ -156,7 +157,7 @@ def _computed(net: Network, op: Op) -> bool:
     if net.readers(data) == [op] and data not in net.result_containers():
         return True
     reads, writes = p.footprint()
-    return cheap_to_repeat(p) and 2 * sum(reads) <= sum(writes)
+    return cheap_to_repeat(p) and pays("reads little", 2 * sum(reads) <= sum(writes))
 
 
 def _earliest(net: Network, op: Op, indices: Sequence[Operand], at: dict[Op, int]) -> Op:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.symbolic import moves, usual
 from dcir.cost.machine import Machine
 from dcir.ops.library.segments import GroupSpec
 
@@ -21,13 +22,13 @@ BLOCK = 4096
 RANGE = 2048
 
 
-@planner(GroupSpec)
+@planner(GroupSpec, any_size=True)
 def plan_group(spec: GroupSpec, machine: Machine) -> KernelPlan:
     """The kernel of a list of points."""
     n, groups = spec.points, spec.groups
     # Counters of a block are set to zero and added up, so they should not be many more than its points.
-    blocks = max(1, min(machine.threads, n // BLOCK, 4 * n // groups))
-    ranges = max(1, min(machine.threads, groups // RANGE))
+    blocks = max(1, min(machine.threads, usual(n) // BLOCK, 4 * usual(n) // usual(groups)))
+    ranges = max(1, min(machine.threads, usual(groups) // RANGE))
     each, part = -(-n // blocks), -(-groups // ranges)
     counters = f"unsigned* count = (unsigned*)scratch + j * {groups}LL;"
     totals = blocks * groups  # the ranges' sums follow the counters
@@ -39,6 +40,8 @@ def plan_group(spec: GroupSpec, machine: Machine) -> KernelPlan:
         *_visit(spec, "count[g]++;", "bad |= !g{n};"),
         "if (bad) d_report(status);",
     ]  # fmt: skip
+    # Where groups move there may be ranges without any, which end where all do.
+    some = "lo < hi && " if moves(groups) else ""
     add = [
         "const unsigned* count = (const unsigned*)scratch;", span, "unsigned sum = 0;",
         f"for (int b = 0; b < {blocks}; b++)",
@@ -57,7 +60,7 @@ def plan_group(spec: GroupSpec, machine: Machine) -> KernelPlan:
         "    const unsigned found = *place; *place = at; at += found;",
         "  }",
         "}",
-        f"if (hi == {groups}) o0[{groups}] = (int)at;",
+        f"if ({some}hi == {groups}) o0[{groups}] = (int)at;",
     ]
     place = [counters, block, *_visit(spec, "o1[count[g]++] = (int)p;", "")]
     phases = ((blocks, count), (ranges, add), (ranges, start), (blocks, place))

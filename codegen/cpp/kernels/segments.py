@@ -18,6 +18,7 @@ from dcir.codegen.cpp.kernels.loop_nest_statements import Statements
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.symbolic import Undecided, moves, smaller, usual
 from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import contiguous
@@ -38,14 +39,16 @@ MOST_VECTORS, LIGHT = 8, 4
 _FUNCTIONS = templates("kernels/segments").functions()
 
 
-@planner(SegmentSpec)
+@planner(SegmentSpec, any_size=True)
 def plan_segments(spec: SegmentSpec, machine: Machine) -> KernelPlan:
     """The kernel of a fold of listed points."""
     threads = max(machine.threads, 1)
     value, finish = spec.value.outer[point_loops(spec) :], spec.finish.outer[group_loops(spec) :]
-    if threads == 1 or (spec.points + spec.groups) * spec.columns < SERIAL_POINTS:
+    if moves(spec.columns):
+        raise Undecided("how many columns a row has")
+    if threads == 1 or usual(spec.points + spec.groups) * spec.columns < SERIAL_POINTS:
         return KernelPlan("segment", _FUNCTIONS, (Phase(1, _text(spec, machine, 1, 0)),))
-    jobs = min(8 * threads, spec.groups)
+    jobs = smaller(8 * threads, spec.groups)
     phases = [Phase(jobs, _text(spec, machine, jobs, 0))]
     tiles = min(threads, value[0] // LEAST_COLUMNS) if len(value) == 1 and value == finish else 1
     if tiles > 1:

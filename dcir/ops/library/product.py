@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeGuard
 
+from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused
 from dcir.ir.loop_nest_builder import LoopNestBuilder
@@ -63,7 +64,7 @@ def packs_much(net: Network, product: Op, isa: Isa) -> bool:
     if not isinstance(spec, ContractionSpec) or spec.epilogue is not None or spec.panel:
         return False
     which, nbytes = packs(spec, isa)
-    if nbytes <= MOST_PACKED_BYTES:
+    if pays("packing for an epilogue", nbytes <= MOST_PACKED_BYTES):
         return False
     data = net.ins(product)[which].data
     ready = net.preparable()
