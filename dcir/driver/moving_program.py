@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dcir.codegen.compile import Library
-from dcir.driver.assemble import program_info
+from dcir.driver.assemble import calls_into_torch, program_info
 from dcir.driver.moving_graph import MovingGraph
 from dcir.driver.placement import buffer_numbers
 from dcir.ir.moving_network import fixed
@@ -84,7 +84,10 @@ class MovingProgram:
             self._result(r, kind, value, buffers, values)
             for r, (kind, value) in zip(self._info.results, self.graph.outputs, strict=True)
         )
-        return replace(self._info, buffers=buffers, results=results, sizes=tuple(values[n] for n in net.sizes))
+        return replace(
+            self._info, buffers=buffers, results=results, sizes=tuple(values[n] for n in net.sizes),
+            callbacks=calls_into_torch(self.library, values),
+        )  # fmt: skip
 
     def _result(
         self, widest: ResultInfo, kind: str, value: object, buffers: tuple[BufferInfo, ...], values: Mapping[str, int]
