@@ -219,7 +219,7 @@ class _PlannedCode:
             (self.prepares if prepares else self.calls).append(call)
 
     def _for_all_sizes(self, run: Invocation) -> tuple[Operator, tuple[list[Operand], list[Operand]]]:
-        """The spec of an operator with what moves in it, which is its own spec if nothing does; its operands where they are for all sizes."""
+        """The spec of an operator with what moves in it, which is its own spec if nothing does; and its operands."""
         assert self.moving is not None
         op = self.moving.operators[run.label]
         ins, outs = (
