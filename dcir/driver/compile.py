@@ -82,7 +82,7 @@ class Compilation:
             context.remark,
             together=context.pair,
             partition=context.partition,
-            bounds=tuple((name, b.low, b.high) for name, b in zip(context.bound_names, context.bounds, strict=True)),
+            bounds=_bounds(context),
         )
         self._clock = _Clock(self.record.seconds)
         self._kept: GraphFolder | None = None
@@ -295,6 +295,19 @@ class Compilation:
         self.session.add(self.record)
         if self._kept is not None:
             self._kept.record(self.record)
+
+
+def _bounds(context: GraphContext) -> tuple[tuple[str, int, int], ...]:
+    """Name and bounds of each size that moves; of equal ones the first, and how many others there are."""
+    if not context.bounds:
+        return ()
+    same = context.same or tuple(range(len(context.bounds)))
+    rows = []
+    for i, (name, (low, high)) in enumerate(zip(context.bound_names, context.bounds, strict=True)):
+        others = same.count(i) - 1
+        if others >= 0:
+            rows.append((name + f" (and {others} more)" * (others > 0), low, high))
+    return tuple(rows)
 
 
 def _tuned(net: Network | MovingNetwork, library: Library) -> list[tuple[str, str, int]]:

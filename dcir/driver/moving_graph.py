@@ -59,7 +59,8 @@ def moving_graph(
 
     Args:
         gm: an ATen graph traced with symbolic sizes.
-        context: what is known of it besides. Inputs that may be overwritten are kept: their memory moves.
+        context: what is known of it besides, such as which sizes are equal. Inputs that may be overwritten are kept: their memory
+            moves.
         bounds: of its symbols, in the order of the inputs. Those with one value do not move.
         passes: the pipeline; those that decide by the sizes themselves are left out (``same_at_all_sizes``).
         target: what it is compiled for.
@@ -68,14 +69,17 @@ def moving_graph(
         InvalidInput: the bounds hold too few values.
     """
     spans = dict(zip(symbols(gm), bounds, strict=True))
+    every = list(spans)
+    first = {name: every[i] for name, i in zip(every, context.same or range(len(every)), strict=True)}
     still = {name: low for name, (low, high) in spans.items() if low == high}
-    names = [name for name in spans if name not in still]
+    names = [name for name in every if name not in still and first[name] == name]
     if not 1 <= len(names) <= MOST_SIZES:
         return Refusal(f"{len(names)} sizes move")
     sizes, samples = chosen_samples({f"s{i}": spans[name] for i, name in enumerate(names)}, extents(gm))
 
     def values(sample: Mapping[str, int]) -> dict[str, int]:
-        return still | dict(zip(names, sample.values(), strict=True))
+        given = still | dict(zip(names, sample.values(), strict=True))
+        return {name: given[first[name]] for name in every}
 
     for sample in samples:
         condition = unmet(gm, values(sample))

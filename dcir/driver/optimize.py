@@ -298,7 +298,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
         try:
             with calls.call(args, kwargs), coverage.call(name), seldom_collected():
                 try:
-                    with one.tracing():
+                    with one.tracing(args, kwargs):
                         return call(*args, **kwargs)
                 except TorchRuntimeError:
                     if not one.failed(frames):

@@ -109,7 +109,7 @@ def dynamo_backend(
                 return _traced(graph, compile_graph, settled)
 
             by_size = BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict)
-            if not by_size.only_batch and len(by_size.places) <= MOST_SIZES:
+            if not by_size.only_batch and by_size.distinct(example_inputs) <= MOST_SIZES:
                 by_size.moving = _moving(gm, example_inputs, compile_graph, settled, by_size.names)
             return choosing(by_size)
         return _ahead_of_time(gm, example_inputs, compile_graph, limited, settled, GraphContext())

@@ -50,6 +50,7 @@ class GraphContext:
         donated: of a backward, the placeholders that nobody reads once the call has begun, and where they lie.
         forward: of a backward, what became of its forward.
         bounds: of its symbolic sizes, in the order of the inputs, where it is to be one program for all of them.
+        same: for each of those sizes the number of the first one that it is equal to; empty: they have nothing to do with each other.
         bound_names: where those sizes are in the user's inputs.
     """
 
@@ -64,6 +65,7 @@ class GraphContext:
     donated: Mapping[int, BufferPart] = field(default_factory=dict)
     forward: CompiledGraph | None = None
     bounds: tuple[Bounds, ...] = ()
+    same: tuple[int, ...] = ()
     bound_names: tuple[str, ...] = ()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from dcir.errors import Unsupported
 from dcir.frontends.torch.context import CompileGraph, GraphContext, OtherBounds
 from dcir.frontends.torch.shapes.given_sizes import places, symbols
 from dcir.ir.sizes import Bounds
+from dcir.ops.analysis.size_unification import MOST_SIZES
 
 Call = Callable[[list[Any]], list[Any]]
 
@@ -35,6 +36,32 @@ class NoProgramForSizes(Exception):
     """There is no program for all sizes that these are among."""
 
 
+@dataclass(frozen=True)
+class Span:
+    """The sizes that a program is for.
+
+    Attributes:
+        bounds: of each symbol.
+        first: of each symbol the first one that it is equal to.
+    """
+
+    bounds: Mapping[str, Bounds]
+    first: Mapping[str, str]
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """Whether values of the symbols are among them."""
+        return all(
+            self.bounds[name].low <= value <= self.bounds[name].high and value == values[self.first[name]]
+            for name, value in values.items()
+        )
+
+    def of(self, names: Sequence[str]) -> tuple[tuple[Bounds, ...], tuple[int, ...]]:
+        """Bounds, and what is equal, of symbols in order."""
+        heads: dict[str, int] = {}
+        same = tuple(heads.setdefault(self.first[name], i) for i, name in enumerate(names))
+        return tuple(self.bounds[name] for name in names), same
+
+
 class Programs:
     """The programs of one ATen graph, each for all sizes within its bounds.
 
@@ -46,7 +73,7 @@ class Programs:
 
     Attributes:
         places: of each symbol in the arguments.
-        made: the bounds of each program by symbol, and the program.
+        made: what each program is for, and the program.
 
     Raises:
         Unsupported: a size shows in no argument by itself.
@@ -59,7 +86,7 @@ class Programs:
         # Saved tensors lie as the trace says: there is no forward yet that could say where it puts them.
         self._context = replace(context, first_saved=None, bound_names=tuple(names.get(s, s) for s in self.places))
         self._known: dict[tuple[int, ...], Call] = {}
-        self.made: list[tuple[dict[str, Bounds], Call]] = []
+        self.made: list[tuple[Span, Call]] = []
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run the graph with one of the programs.
@@ -89,21 +116,20 @@ class Programs:
 
     def found(self, values: Mapping[str, int], ones: Collection[str] = ()) -> Call | None:
         """The program for some values, which has those of ``ones`` as constants."""
-        for bounds, call in self.made:
-            if all(bounds[name].low <= value <= bounds[name].high for name, value in values.items()) and all(
-                bounds[name].high == 1 for name in ones
-            ):
+        for span, call in self.made:
+            if span.holds(values) and all(span.bounds[name].high == 1 for name in ones):
                 return call
         return None
 
-    def compiled(self, bounds: Mapping[str, Bounds]) -> Call:
-        """A program for bounds, which is not noted among ``made``.
+    def compiled(self, span: Span) -> Call:
+        """A program for sizes, which is not noted among ``made``.
 
         Raises:
             OtherBounds: there is none for these.
             Unsupported: there is none.
         """
-        return self._compile(self.gm, replace(self._context, bounds=tuple(bounds[name] for name in self.places))).call
+        bounds, same = span.of(list(self.places))
+        return self._compile(self.gm, replace(self._context, bounds=bounds, same=same)).call
 
 
 class MovingSizes(Programs):
@@ -111,7 +137,7 @@ class MovingSizes(Programs):
 
     Attributes:
         backward: those of its backward, where there is one: a forward that has run has to be followed by it.
-        refused: bounds that there is no program for.
+        refused: bounds that there is no program for, and what is equal there.
         reason: why there is none for the last of them.
         hopeless: whether nothing more is tried.
     """
@@ -123,7 +149,7 @@ class MovingSizes(Programs):
         super().__init__(gm, context, compile_graph, names)
         self.backward = backward
         self._limits, self._rows = _limits(gm), _rows_of_products(gm)
-        self.refused: set[tuple[Bounds, ...]] = set()
+        self.refused: set[tuple[tuple[Bounds, ...], tuple[int, ...]]] = set()
         self.reason, self.hopeless = "", False
 
     def wanted(self, values: Mapping[str, int]) -> Call:
@@ -144,18 +170,24 @@ class MovingSizes(Programs):
         return ones if len(ones) < len(values) else frozenset()
 
     def _new(self, values: Mapping[str, int], ones: Collection[str]) -> Call:
+        first = _equal(values)
         for least, times in _REACHES if not self.hopeless else ():
             bounds = {
                 name: Bounds(1, 1) if name in ones else self._bounds(name, value, least, times)
                 for name, value in values.items()
             }
-            key = tuple(bounds.values())
-            if key in self.refused or not all(low <= values[name] <= high for name, (low, high) in bounds.items()):
+            # Equal sizes have equal bounds.
+            for name, head in first.items():
+                low, high = bounds[head]
+                bounds[head] = Bounds(max(low, bounds[name].low), min(high, bounds[name].high))
+            span = Span({name: bounds[head] for name, head in first.items()}, first)
+            key = span.of(list(values))
+            if key in self.refused or not span.holds(values):
                 continue
             try:
-                call = self.compiled(bounds)
+                call = self.compiled(span)
                 if self.backward is not None:
-                    self.backward.made.append((bounds, self.backward.compiled(bounds)))
+                    self.backward.made.append((span, self.backward.compiled(span)))
             except OtherBounds as e:
                 self.refused.add(key)
                 self.reason = str(e).splitlines()[0]
@@ -163,7 +195,7 @@ class MovingSizes(Programs):
                 self.reason, self.hopeless = str(e).splitlines()[0], True
                 break
             else:
-                self.made.append((bounds, call))
+                self.made.append((span, call))
                 return call
         self.hopeless |= not self.made and len(self.refused) >= _TRIES
         raise NoProgramForSizes(self.reason)
@@ -171,8 +203,19 @@ class MovingSizes(Programs):
     def _bounds(self, name: str, value: int, least: int, times: int) -> Bounds:
         """Those of a program that is made for the sake of a value."""
         low, high = self._limits[name]
-        wanted = max(_HIGH, times * value, *(bounds[name].high for bounds, _ in self.made))
+        wanted = max(_HIGH, times * value, *(span.bounds[name].high for span, _ in self.made))
         return Bounds(max(least, low), min(_prime_below(1 << (wanted - 1).bit_length()), high))
+
+
+def _equal(values: Mapping[str, int]) -> dict[str, str]:
+    """Of each symbol the first one with its value, where there are too many to move by themselves.
+
+    Dynamo has a symbol for the cache of each layer, though all are of one length.
+    """
+    if len(values) <= MOST_SIZES:
+        return {name: name for name in values}
+    heads: dict[int, str] = {}
+    return {name: heads.setdefault(value, name) for name, value in values.items()}
 
 
 def _prime_below(n: int) -> int:

@@ -7,7 +7,9 @@ or squeezed. Most networks have no place where that matters.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +27,13 @@ class TraceAnew(TensorifyScalarRestartAnalysis, UnspecializeRestartAnalysis):
     """Has Dynamo trace a frame once more: one that a backend may raise, and after which the trace may take another path."""
 
 
+class _Here(threading.local):
+    current: OneAmongSizes | None = None
+
+
+_HERE = _Here()
+
+
 class OneAmongSizes:
     """Whether the traces of one callable are to hold for sizes of 1, which ends for good where one cannot be had.
 
@@ -34,19 +43,36 @@ class OneAmongSizes:
 
     def __init__(self, *, on: bool) -> None:
         self.on = on
+        self._shapes: dict[str | int, tuple[int, ...]] = {}
 
     @contextlib.contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Around what may trace."""
-        if not self.on:
+    def tracing(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+        """Around a call that may be traced."""
+        if not self.on or self._changed_to_one(args, kwargs):
             yield
             return
-        before = _config.backed_size_oblivious
-        _config.backed_size_oblivious = True
+        before, outer = _config.backed_size_oblivious, _HERE.current
+        _config.backed_size_oblivious, _HERE.current = True, self
         try:
             yield
         finally:
-            self.on, _config.backed_size_oblivious = _config.backed_size_oblivious, before
+            _config.backed_size_oblivious, _HERE.current = before, outer
+
+    def _changed_to_one(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a size of an argument is 0 or 1 in this call and was another one before: a program may well ask for that."""
+        found = False
+        given: Iterable[tuple[str | int, Any]] = itertools.chain(enumerate(args), kwargs.items())
+        for key, value in given:
+            if isinstance(value, torch.Tensor):
+                shape = tuple(value.shape)
+                usual = self._shapes.setdefault(key, shape)
+                if len(usual) != len(shape):
+                    self._shapes[key] = shape
+                elif shape != usual:
+                    found |= any(new < 2 and new != old for new, old in zip(shape, usual, strict=True))
+                    # The larger ones: what was 1 in the first call may be 1 again.
+                    self._shapes[key] = tuple(map(max, shape, usual))
+        return found
 
     def failed(self, frames: int) -> bool:
         """Whether to try again without, after an error of Dynamo's: it may be due to this, and nothing has run yet.
@@ -61,7 +87,7 @@ class OneAmongSizes:
 def hold_for_one(gm: fx.GraphModule) -> None:
     """Look whether a trace of Dynamo's holds where sizes are 1; to be called before Dynamo writes its guards.
 
-    Sizes of 0 are kept out of it: they have a trace of their own.
+    Sizes of 0 are kept out of it: they have a trace of their own. So has 1 if it is traced: there a program may have asked for it.
 
     Raises:
         TraceAnew: it does not. Dynamo traces once more, with 0 and 1 as constants.
@@ -73,23 +99,30 @@ def hold_for_one(gm: fx.GraphModule) -> None:
         return
     environment = sizes[0].node.shape_env
     known = environment.backed_var_to_val
+    if any(known.get(size.node.expr, 0) < 2 for size in sizes):
+        _apart("sizes of 0 or 1")
     for size in sizes:
         # The expressions of torch take sizes for positive in any case; the range is what becomes a guard.
-        if known.get(size.node.expr, 0) != 0:
-            environment._update_var_to_range(size.node.expr, ValueRanges(1, int_oo))
-    if any(known.get(size.node.expr, 0) == 0 for size in sizes) or not _same_at_one(gm, sizes):
-        set_one_apart("sizes of 0 or 1 have other shapes")
+        environment._update_var_to_range(size.node.expr, ValueRanges(1, int_oo))
+    if not _same_at_one(gm, sizes):
+        set_one_apart("sizes of 1 have other shapes")
 
 
 def set_one_apart(reason: str) -> None:
-    """Have Dynamo trace once more, with 0 and 1 as constants, if it did not do so anyway.
+    """Have Dynamo trace once more, with 0 and 1 as constants, now and in later traces, if it did not do so anyway.
 
     Raises:
         TraceAnew: it did not.
     """
     if _config.backed_size_oblivious:
-        _config.backed_size_oblivious = False  # until the context ends
-        raise TraceAnew(restart_reason=reason)
+        if _HERE.current is not None:
+            _HERE.current.on = False
+        _apart(reason)
+
+
+def _apart(reason: str) -> None:
+    _config.backed_size_oblivious = False  # until the context ends
+    raise TraceAnew(restart_reason=reason)
 
 
 def _sizes(gm: fx.GraphModule) -> list[torch.SymInt]:
@@ -106,7 +139,7 @@ def _sizes(gm: fx.GraphModule) -> list[torch.SymInt]:
 
 
 def _same_at_one(gm: fx.GraphModule, sizes: list[torch.SymInt]) -> bool:
-    """Whether all shapes in the graph are what it says where sizes are 1: all that may be at once, and those that are."""
+    """Whether all shapes in the graph are what it says where sizes are 1: all that may be at once."""
     environment = sizes[0].node.shape_env
     usual = {str(s): int(v) for s, v in environment.backed_var_to_val.items()}
     guards = [guard.expr for guard in environment.guards]
@@ -119,8 +152,6 @@ def _same_at_one(gm: fx.GraphModule, sizes: list[torch.SymInt]) -> bool:
     if not all(holds(g, usual | dict.fromkeys(together[0], 1)) for g in guards):
         together = groups
     tried = [usual | dict.fromkeys(names, 1) for names in together]
-    if 1 in usual.values():
-        tried.append(usual)
     return all(_Shapes(gm, v).agree() for v in tried if all(holds(g, v) for g in guards))
 
 

@@ -116,6 +116,11 @@ class BySize:
         """The symbolic sizes in a list of arguments."""
         return tuple((name, _at(args[i], dim)) for name, (i, dim) in self.places.items())
 
+    def distinct(self, examples: Sequence[Any]) -> int:
+        """How many different sizes are in the arguments that were traced."""
+        values = (examples[i] if d is None else examples[i].shape[d] for i, d in self.places.values())
+        return len({v.node.hint if isinstance(v, torch.SymInt) else v for v in values})  # ``int`` would leave a guard
+
     def _with_numbers(self, args: Sequence[Any]) -> fx.GraphModule:
         """The graph with the Python numbers of a call, which Dynamo passes as tensors, as constants."""
         if not self._numbers:
