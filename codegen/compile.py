@@ -41,7 +41,7 @@ class Library:
         static: inputs and constants that prepared values depend on.
         slots: table slot of every input, constant and result container.
         table_size: number of table entries.
-        callbacks: per call into torch: (number, spec, input places, output places).
+        callbacks: per call into torch: (number, spec, input places, output places), with a ``Polynomial`` for each number that moves.
         kernels: distinct kernels.
         calls: steps of the driver.
         compiled: kernels that were generated now rather than found in the cache.
@@ -199,7 +199,7 @@ class _PlannedCode:
         spec, operands = (run.spec, (run.ins, run.outs)) if self.moving is None else self._for_all_sizes(run)
         ins, outs = (tuple(self.places.place(o, run.stream) for o in side) for side in operands)
         if run.calls_torch:
-            self.callbacks[run.number] = (run.spec, ins, outs)
+            self.callbacks[run.number] = (spec, ins, outs)
             self.calls.append(Call(None, run.number, (), False, False))
             return
         prepares = run.label in self._prepared
@@ -219,11 +219,7 @@ class _PlannedCode:
             (self.prepares if prepares else self.calls).append(call)
 
     def _for_all_sizes(self, run: Invocation) -> tuple[Operator, tuple[list[Operand], list[Operand]]]:
-        """The spec of an operator with what moves in it, which is its own spec if nothing does; its operands where they are for all sizes.
-
-        Raises:
-            Unsupported: it cannot move.
-        """
+        """The spec of an operator with what moves in it, its own spec if nothing does, and its operands where they are for all sizes."""
         assert self.moving is not None
         op = self.moving.operators[run.label]
         ins, outs = (
@@ -231,8 +227,6 @@ class _PlannedCode:
             for side, offsets in ((run.ins, op.in_offsets), (run.outs, op.out_offsets))
         )
         moves = next(polynomials(op.spec), None) is not None
-        if run.calls_torch and next(polynomials((op.spec, *op.in_offsets, *op.out_offsets)), None) is not None:
-            raise Unsupported.collect([(f"a call into torch whose sizes move ({run.spec.describe()})", "")])
         return op.spec if moves else run.spec, (ins, outs)
 
     def _moving_kernel(self, spec: Operator, types: Types) -> Kernel:
