@@ -180,6 +180,29 @@ def test_step_at_any_size(make: Any, inputs: Any, dims: Any, bounds: Any, sizes:
     assert isinstance(forward, MovingGraph) and isinstance(backward, MovingGraph)
 
 
+class Halved(Classifier):
+    """The same with products in bfloat16."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x, y)
+
+
+def test_autocast_at_any_size() -> None:
+    """Gradients as a whole are as near to float64 as eager's; single numbers are near it by chance."""
+    torch.manual_seed(0)
+    model, exact = Halved(), Classifier().double()
+    exact.load_state_dict(model.state_dict())
+    compiled = Moving(model, (Bounds(2, 5000),), generated=True)
+    for n in (37, 2, 3, 16, 1000, 5000):
+        args = rows(n, 0)
+        got = _step(lambda *a: compiled(*a, dims=ONE), model, args)[1:]
+        eager, reference = _step(model, model, args)[1:], _step(exact, exact, [args[0].double(), args[1]])[1:]
+        for g, w, e in zip(got, eager, reference, strict=True):
+            ours, theirs = ((t.double() - e).norm() / e.norm() for t in (g, w))
+            assert ours <= 1.5 * theirs + 1e-4, n
+
+
 def test_calls_into_torch_at_any_size() -> None:
     """Dropped are the numbers that eager drops, from the same state of the generator."""
     torch.manual_seed(0)
