@@ -41,7 +41,7 @@ class Library:
         static: inputs and constants that prepared values depend on.
         slots: table slot of every input, constant and result container.
         table_size: number of table entries.
-        callbacks: per call into torch: (number, spec, input places, output places), with a ``Polynomial`` for each number that moves.
+        callbacks: per call into torch: (number, spec, input places, output places).
         kernels: distinct kernels.
         calls: steps of the driver.
         compiled: kernels that were generated now rather than found in the cache.
@@ -219,7 +219,7 @@ class _PlannedCode:
             (self.prepares if prepares else self.calls).append(call)
 
     def _for_all_sizes(self, run: Invocation) -> tuple[Operator, tuple[list[Operand], list[Operand]]]:
-        """The spec of an operator with what moves in it, its own spec if nothing does, and its operands where they are for all sizes."""
+        """The spec of an operator with what moves in it, which is its own spec if nothing does; and its operands."""
         assert self.moving is not None
         op = self.moving.operators[run.label]
         ins, outs = (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dcir.codegen.compile import Library
 from dcir.driver.placement import buffer_numbers, shared_with_arguments
 from dcir.frontends.torch.importer import Imported
+from dcir.ir.moving_network import fixed
 from dcir.ir.network import Network
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
@@ -43,15 +45,24 @@ def program_info(done: Imported, library: Library) -> ProgramInfo:
         buffers=tuple(buffers),
         buffer_slots=tuple(library.slots[name] for name in number),
         results=tuple(_result(net, number, kind, value) for kind, value in done.outputs),
-        callbacks={
-            n: call_into_torch(spec, [(p.slot, p.offset) for p in ins], [(p.slot, p.offset) for p in outs])
-            for n, (spec, ins, outs) in library.callbacks.items()
-        },
+        callbacks=calls_into_torch(library) if library.sizes_slot < 0 else {},
         kept=tuple(done.subgraphs),
         origins=tuple(library.origins),
         shared=shared_with_arguments(net, number),
         sizes_slot=library.sizes_slot,
     )
+
+
+def calls_into_torch(library: Library, sizes: Mapping[str, int] | None = None) -> dict[int, Callable[[Any], None]]:
+    """What a program calls back, by number of the operator; of a network whose sizes move, for some values of them."""
+
+    def at(value: Any) -> Any:
+        return value if sizes is None else fixed(value, sizes)
+
+    return {
+        n: call_into_torch(at(spec), *([(p.slot, at(p.offset)) for p in side] for side in (ins, outs)))
+        for n, (spec, ins, outs) in library.callbacks.items()
+    }
 
 
 def _result(net: Network, number: dict[str, int], kind: str, value: Any) -> ResultInfo:

@@ -35,8 +35,8 @@ class MovingGraph:
         network: its sizes are called s0, s1, … in the order of ``symbols``.
         widest: the graph at the upper ends, rewritten.
         operators, bytes_before, passes: what the graph was there before the passes, and what these did.
-        symbols: what the graph calls them.
-        places: of each symbol in the arguments.
+        symbols: what the graph calls those that move.
+        places: of each of them in the arguments.
         constants: as in ``Imported``, the same at all sizes.
         outputs: as in ``Imported``; a literal may be a ``Polynomial``.
     """
@@ -60,27 +60,32 @@ def moving_graph(
     Args:
         gm: an ATen graph traced with symbolic sizes.
         context: what is known of it besides. Inputs that may be overwritten are kept: their memory moves.
-        bounds: of its symbols, in the order of the inputs.
+        bounds: of its symbols, in the order of the inputs. Those with one value do not move.
         passes: the pipeline; those that decide by the sizes themselves are left out (``same_at_all_sizes``).
         target: what it is compiled for.
 
     Raises:
         InvalidInput: the bounds hold too few values.
     """
-    names = symbols(gm)
+    spans = dict(zip(symbols(gm), bounds, strict=True))
+    still = {name: low for name, (low, high) in spans.items() if low == high}
+    names = [name for name in spans if name not in still]
     if not 1 <= len(names) <= MOST_SIZES:
         return Refusal(f"{len(names)} sizes move")
-    sizes, samples = chosen_samples({f"s{i}": b for i, b in enumerate(bounds)}, extents(gm))
+    sizes, samples = chosen_samples({f"s{i}": spans[name] for i, name in enumerate(names)}, extents(gm))
+
+    def values(sample: Mapping[str, int]) -> dict[str, int]:
+        return still | dict(zip(names, sample.values(), strict=True))
 
     for sample in samples:
-        condition = unmet(gm, dict(zip(names, sample.values(), strict=True)))
+        condition = unmet(gm, values(sample))
         if condition:
             return Refusal(f"the trace is for sizes with {condition}")
 
     answers = CostAnswers()
 
     def rewritten(sample: Mapping[str, int], costs: Callable[[CostAnswers], AbstractContextManager[None]]) -> _Sample:
-        graph = given_sizes(gm, dict(zip(names, sample.values(), strict=True)))
+        graph = given_sizes(gm, values(sample))
         made = import_graph(graph, replace(context, donated={}))
         net = made.network
         net.target = target
@@ -100,7 +105,7 @@ def moving_graph(
     found: MovingGraph | Refusal = Refusal("")
     for numbers in (few(samples), range(len(samples))):
         seen |= {i: rewritten(samples[i], repeating) for i in numbers if i not in seen}
-        found = _joined(gm, [seen[i] for i in numbers], sizes)
+        found = _joined([seen[i] for i in numbers], sizes, {name: places(gm)[name] for name in names})
         if isinstance(found, MovingGraph):
             break
     return found
@@ -122,8 +127,8 @@ class _Sample:
     passes: list[PassRecord]
 
 
-def _joined(gm: fx.GraphModule, given: Sequence[_Sample], sizes: Sizes) -> MovingGraph | Refusal:
-    """What a graph is at samples as what it is at all sizes."""
+def _joined(given: Sequence[_Sample], sizes: Sizes, where: dict[str, tuple[int, int | None]]) -> MovingGraph | Refusal:
+    """What a graph is at samples as what it is at all sizes, which are somewhere in its arguments."""
     seen, samples, widest = [s.done for s in given], [s.sizes for s in given], given[-1]
     done = widest.done
     if any(s.subgraphs for s in seen):
@@ -144,6 +149,6 @@ def _joined(gm: fx.GraphModule, given: Sequence[_Sample], sizes: Sizes) -> Movin
     except InvalidGraph as e:
         return Refusal(f"what cannot be shown to hold for all sizes: {e.message}")
     return MovingGraph(
-        found, done, widest.operators, widest.bytes_before, widest.passes, tuple(symbols(gm)), places(gm),
-        done.constants, outputs,
+        found, done, widest.operators, widest.bytes_before, widest.passes, tuple(where), where, done.constants,
+        outputs,
     )  # fmt: skip

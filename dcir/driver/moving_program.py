@@ -8,15 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from dcir.codegen.compile import Library
-from dcir.driver.assemble import program_info
+from dcir.driver.assemble import calls_into_torch, program_info
 from dcir.driver.moving_graph import MovingGraph
 from dcir.driver.placement import buffer_numbers
 from dcir.ir.moving_network import fixed
-from dcir.ir.sizes import value_at
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
 from dcir.runtime.program_info import BufferInfo, ProgramInfo, ResultInfo
-from dcir.runtime.torch_calls import call_into_torch
 
 MOST_KEPT = 64
 """Sizes whose programs are kept, the last ones that came: each holds a table of pointers. To make one anew takes some 0.2 ms."""
@@ -87,20 +85,9 @@ class MovingProgram:
             for r, (kind, value) in zip(self._info.results, self.graph.outputs, strict=True)
         )
         return replace(
-            self._info,
-            buffers=buffers,
-            results=results,
-            callbacks=self._calls_into_torch(values),
-            sizes=tuple(values[n] for n in net.sizes),
-        )
-
-    def _calls_into_torch(self, values: Mapping[str, int]) -> dict[int, Callable[[Any], None]]:
-        return {
-            n: call_into_torch(
-                fixed(spec, values), *([(p.slot, value_at(p.offset, values)) for p in side] for side in sides)
-            )
-            for n, (spec, *sides) in self.library.callbacks.items()
-        }
+            self._info, buffers=buffers, results=results, sizes=tuple(values[n] for n in net.sizes),
+            callbacks=calls_into_torch(self.library, values),
+        )  # fmt: skip
 
     def _result(
         self, widest: ResultInfo, kind: str, value: object, buffers: tuple[BufferInfo, ...], values: Mapping[str, int]

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
+from torch._dynamo.utils import counters
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -34,6 +35,7 @@ from dcir.frontends.torch.admission import named_refusals
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.guards.quick import QuickGuards
 from dcir.frontends.torch.lifetime import BorrowedBackend, drop_compiled_with
+from dcir.frontends.torch.shapes.size_one import OneAmongSizes
 from dcir.options import Options
 
 # Shapes and modes of one module that are compiled separately; Dynamo's own limit of 8 is soon reached.
@@ -289,9 +291,18 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     )
     name = fn.__code__.co_name if isinstance(fn, FunctionType) else getattr(fn, "__name__", "")
 
+    one = OneAmongSizes(on=session.options.dynamic is not False)
+
     def run(*args: Any, **kwargs: Any) -> Any:
+        frames = counters["frames"]["total"]
         try:
             with calls.call(args, kwargs), coverage.call(name), seldom_collected():
+                try:
+                    with one.tracing():
+                        return call(*args, **kwargs)
+                except TorchRuntimeError:
+                    if not one.failed(frames):
+                        raise
                 return call(*args, **kwargs)
         except BackendCompilerFailed as e:
             if isinstance(e.inner_exception, DcirError):

@@ -162,7 +162,11 @@ def _passes(passes: Sequence[Any]) -> list[str]:
 
 
 def _bounds(bounds: Sequence[tuple[str, int, int]]) -> str:
-    return ", for all sizes: " + ", ".join(f"{name} {low} to {high}" for name, low, high in bounds) if bounds else ""
+    return (
+        ", for all sizes: " + ", ".join(f"{name} {low}" + f" to {high}" * (low != high) for name, low, high in bounds)
+        if bounds
+        else ""
+    )
 
 
 def _sizes(sizes: Sequence[tuple[str, int]]) -> str:

@@ -14,7 +14,6 @@ from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
-from torch.fx.experimental.symbolic_shapes import _ShapeEnvGuardError
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcir.errors import Unsupported
@@ -31,8 +30,10 @@ from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
 from dcir.frontends.torch.recurrent import keep_long_layers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
-from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes
-from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes
+from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes, Programs
+from dcir.frontends.torch.shapes.new_guards import GuardNeeded, few_new_guards
+from dcir.frontends.torch.shapes.size_one import hold_for_one, set_one_apart
+from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes, trains
 from dcir.frontends.torch.tape import boxed, choosing
 from dcir.frontends.torch.wrappers import inline_marked
 from dcir.frontends.torch.written_inputs import WrittenElsewhere, forget_marks, updates_at_the_end
@@ -96,6 +97,7 @@ def dynamo_backend(
         forget_marks(gm)
         settled = not any(map(_is_written_uncounted, gm.graph.find_nodes(op="placeholder")))
         if any(_is_symbolic(x) for x in example_inputs):
+            hold_for_one(gm)
 
             def specialised(
                 graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str
@@ -137,10 +139,7 @@ def _ahead_of_time(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None,
     settled: bool, context: GraphContext,
 ) -> Callable[..., Any]:  # fmt: skip
-    wants_gradients = torch.is_grad_enabled() and any(
-        isinstance(x, torch.Tensor) and x.requires_grad for x in (*inputs, *gm.parameters())
-    )
-    if settled and not wants_gradients:
+    if settled and not trains(gm, inputs):
         with contextlib.suppress(WrittenElsewhere):
             return _Tracing(compile_graph, limited, context, settled=settled, in_place=True).traced(gm, inputs)
     return _Tracing(compile_graph, limited, context, settled=settled, in_place=False).traced(gm, inputs)
@@ -240,7 +239,7 @@ class _Tracing:
         return cut
 
 
-class _LateForward:
+class _LateGraph:
     """A traced graph, compiled later than AOTAutograd thinks."""
 
     def __init__(self, graph: fx.GraphModule, context: GraphContext) -> None:
@@ -254,10 +253,10 @@ class _LateForward:
 
 def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> Trace:
     def trace(args: Sequence[Any]) -> list[Traced]:
-        late: list[_LateForward] = []
+        late: list[_LateGraph] = []
 
         def keep(graph: fx.GraphModule, context: GraphContext) -> CompiledGraph:
-            late.append(_LateForward(graph, context))
+            late.append(_LateGraph(graph, context))
             return CompiledGraph(late[-1])
 
         whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, args)
@@ -275,33 +274,37 @@ def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> T
 def _moving(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, settled: bool, names: Mapping[str, str]
 ) -> Moving | Refusal:
-    """One program for all sizes of a graph, traced with symbols for them, to be compiled when it is first wanted; or why there is none."""
-    if torch.is_grad_enabled() and any(
-        isinstance(x, torch.Tensor) and x.requires_grad for x in (*inputs, *gm.parameters())
-    ):
-        return Refusal("only inference has one program for all sizes")
-    late: list[_LateForward] = []
+    """One program for all sizes of a graph, traced with symbols for them, to be compiled when it is first wanted; or why there is none.
+
+    Raises:
+        TraceAnew: Dynamo is to trace once more.
+    """
+    late: list[_LateGraph] = []
 
     def keep(graph: fx.GraphModule, context: GraphContext) -> CompiledGraph:
-        late.append(_LateForward(graph, context))
+        late.append(_LateGraph(graph, context))
         return CompiledGraph(late[-1])
 
-    # Dynamo's trace holds for more than one size: what asks for more would have it compile this graph again and again.
     environments = {number.node.shape_env for x in inputs for number in _numbers_of(x) if _is_symbolic(number)}
-    with contextlib.ExitStack() as frozen:
-        for environment in environments:
-            frozen.enter_context(environment.error_on_new_guards())
-        try:
+    try:
+        with few_new_guards(environments):
             whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, inputs)
-        except _ShapeEnvGuardError as e:
-            return Refusal(f"the trace for all sizes depends on one: {str(e).splitlines()[0]}")
-    if len(late) != 1:
+    except GuardNeeded as e:
+        set_one_apart(str(e))
+        return Refusal(f"the trace for all sizes depends on one: {e}")
+    kinds = {graph.context.kind: graph for graph in late}
+    first, backward = kinds.get("forward") or kinds.get("inference"), kinds.get("backward")
+    if first is None or len(late) != len(kinds) or (backward is None) != (first.context.kind == "inference"):
         return Refusal(f"it is {len(late)} graphs")
     try:
-        sizes = MovingSizes(late[0].graph, late[0].context, compile_graph, names)
+        if backward is not None:
+            backward.program = behind = Programs(backward.graph, backward.context, compile_graph, names)
+            sizes = MovingSizes(first.graph, first.context, compile_graph, names, behind)
+        else:
+            sizes = MovingSizes(first.graph, first.context, compile_graph, names)
     except Unsupported as e:
         return Refusal(str(e).splitlines()[0])
-    late[0].program = sizes
+    first.program = sizes
     return Moving(sizes, whole)
 
 

@@ -30,7 +30,7 @@ from dcir.ir.network import Network, Operand, Result
 from dcir.ir.sizes import Bounds
 from dcir.isa import host_isa
 from dcir.ops.library.segments import GroupSpec
-from tests.driver.test_moving_training import Pairs, Sentences, sentences, sets
+from tests.driver.test_moving_backward import Pairs, Sentences, sentences, sets
 from tests.harness import all_samples, check_results, expected, graph_of_calls, run_cpp
 from tests.moving import Moving
 from tests.on_host import on_host

@@ -115,7 +115,7 @@ def _results(pair: tuple[Network, Network], images: tuple[int, int], steps: dict
             b.offset,
             b.dtype,
         )
-        if not same or (a.shape[:1], b.shape[:1]) != tuple((n,) for n in images) or a.strides[0] != steps[a.data]:
+        if not same or (a.shape[:1], b.shape[:1]) != tuple((n,) for n in images) or a.strides[0] != steps.get(a.data):
             return Refusal("a result has no dimension of images in front")
         span = sum((d - 1) * s for d, s in zip(a.shape[1:], a.strides[1:], strict=True))
         if a.strides[0] <= 0 or a.offset + span >= a.strides[0]:

@@ -59,9 +59,10 @@ def chosen_samples(sizes: Sizes, others: Collection[int] = ()) -> tuple[Sizes, l
     for name, (low, high) in sizes.items():
         last = _prime(high, taken)
         # Even, as the primes are not. No power of two: a division by one becomes a product, which only looks like another network.
+        # None is 1, at which networks have a dimension less: what holds at the samples holds there, too.
         first = next(n for n in itertools.count(low) if n not in taken and n % 2 == 0 and n & (n - 1))
         between = [_prime(first + (high - first) * k // 7, taken | {first, last}) for k in (1, 3)]
-        if low < 2 or not first < between[0] < between[1] < high:
+        if low < 1 or not first < between[0] < between[1] < high:
             raise InvalidInput(f"{name} has {low} to {high} for bounds, which are too few values, or too small ones")
         bounds[name] = Bounds(low, last)
         values.append((first, *between, last))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -31,8 +32,15 @@ def tensors(node: fx.Node) -> list[torch.Tensor]:
 
 
 def nbytes(node: fx.Node) -> int:
-    """Bytes of a node's tensors; those of symbolic sizes count nothing."""
-    return sum(v.numel() * v.element_size() for v in tensors(node) if all(isinstance(d, int) for d in v.shape))
+    """Bytes of a node's tensors; symbolic sizes count as what they are in the call that is traced."""
+    return sum(math.prod(map(_hinted, v.shape)) * v.element_size() for v in tensors(node))
+
+
+def _hinted(size: int | torch.SymInt) -> int:
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint  # without a guard, which ``int`` would leave
+    return 0 if hint is None else int(hint)
 
 
 def is_view(node: fx.Node) -> bool:

@@ -65,13 +65,13 @@ def unmet(gm: fx.GraphModule, values: Mapping[str, int]) -> str:
         for number in numbers:
             if isinstance(number, _SYMBOLIC):
                 guards = [guard.expr for guard in number.node.shape_env.guards]
-                return next((str(g) for g in guards if not _holds(g, values)), "")
+                return next((str(g) for g in guards if not holds(g, values)), "")
     return ""
 
 
-def _holds(condition: Any, values: Mapping[str, int]) -> bool:
+def holds(condition: Any, values: Mapping[str, int]) -> bool:
+    """Whether a condition of a trace holds for some values of its symbols, by name; one on symbols without a value is none."""
     known = {s: values[str(s)] for s in condition.free_symbols if str(s) in values}
-    # A condition on other symbols is none on this graph's.
     return len(known) < len(condition.free_symbols) or bool(condition.xreplace(known))
 
 
@@ -82,7 +82,7 @@ def given_sizes(gm: fx.GraphModule, values: Mapping[str, int]) -> fx.GraphModule
         gm: a graph whose nodes carry fake tensors with symbolic sizes in ``meta['val']``.
         values: of all its symbols, by name.
     """
-    given = _Given(values)
+    given = Given(values)
     made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     made.meta.update(gm.meta)
     for node in made.graph.nodes:
@@ -91,11 +91,15 @@ def given_sizes(gm: fx.GraphModule, values: Mapping[str, int]) -> fx.GraphModule
     return made
 
 
-class _Given:
-    """What symbolic numbers, and tensors that have such, are for some values."""
+class Given:
+    """What symbolic numbers, and tensors that have such, are for some values.
+
+    Attributes:
+        mode: of the tensors, which have no contents.
+    """
 
     def __init__(self, values: Mapping[str, int]) -> None:
-        self._values, self._mode = values, FakeTensorMode()
+        self._values, self.mode = values, FakeTensorMode()
         self._known: dict[Any, int | float | bool] = {}
 
     def __call__(self, value: Any) -> Any:
@@ -119,7 +123,7 @@ class _Given:
             return tensor
         *both, start = map(self, numbers)
         shape, strides = both[: tensor.ndim], both[tensor.ndim :]
-        with self._mode:
+        with self.mode:
             if not start:
                 return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
             size = 1 + sum(max(d - 1, 0) * s for d, s in zip(shape, strides, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,21 +18,25 @@ from dcir.ir.sizes import Bounds
 
 Call = Callable[[list[Any]], list[Any]]
 
-_REACHES = ((2, 4), (2, 1), (32, 4), (32, 1))
+_REACHES = ((1, 4), (2, 4), (2, 1), (32, 4), (32, 1))
 """Bounds to try, the widest first: the least size, and how many times the sizes that were seen. Of few rows, or beyond the end of a table,
-another program may be the right one. Torch has traces of their own for 0 and 1."""
+another program may be the right one."""
 _HIGH = 64
 """So far bounds reach at least."""
-_TRIES = 4
+_TRIES = 5
 """Bounds that are refused before nothing more is tried."""
+_FEW_ROWS = 3
+"""Where no product with weights has more rows than these, reading the weights is what takes time, and sizes of 1 are better constants."""
+_KNOWN = 1024
+"""Sizes of calls whose programs are remembered."""
 
 
 class NoProgramForSizes(Exception):
     """There is no program for all sizes that these are among."""
 
 
-class MovingSizes:
-    """The programs of one ATen graph, each for all sizes within its bounds, compiled when one of them is first wanted.
+class Programs:
+    """The programs of one ATen graph, each for all sizes within its bounds.
 
     Args:
         gm: traced with symbolic sizes.
@@ -41,49 +45,117 @@ class MovingSizes:
         names: where the user finds each symbol.
 
     Attributes:
+        places: of each symbol in the arguments.
         made: the bounds of each program by symbol, and the program.
+
+    Raises:
+        Unsupported: a size shows in no argument by itself.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, context: GraphContext, compile_graph: CompileGraph, names: Mapping[str, str]
+    ) -> None:
+        self.gm, self.places, self._compile = gm, places(gm), compile_graph
+        # Saved tensors lie as the trace says: there is no forward yet that could say where it puts them.
+        self._context = replace(context, first_saved=None, bound_names=tuple(names.get(s, s) for s in self.places))
+        self._known: dict[tuple[int, ...], Call] = {}
+        self.made: list[tuple[dict[str, Bounds], Call]] = []
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Run the graph with one of the programs.
+
+        Raises:
+            NoProgramForSizes: there is none for the sizes of the arguments, nor can one be made.
+        """
+        key = tuple([int(args[i] if d is None else args[i].shape[d]) for i, d in self.places.values()])
+        call = self._known.get(key)
+        if call is None:
+            call = self.wanted(dict(zip(self.places, key, strict=True)))
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[key] = call
+        return call(args)
+
+    def wanted(self, values: Mapping[str, int]) -> Call:
+        """What runs the graph at some values of its symbols.
+
+        Raises:
+            NoProgramForSizes: nothing does.
+        """
+        found = self.found(values)
+        if found is None:
+            raise NoProgramForSizes(f"none of {len(self.made)} programs is for {dict(values)}")
+        return found
+
+    def found(self, values: Mapping[str, int], ones: Collection[str] = ()) -> Call | None:
+        """The program for some values, which has those of ``ones`` as constants."""
+        for bounds, call in self.made:
+            if all(bounds[name].low <= value <= bounds[name].high for name, value in values.items()) and all(
+                bounds[name].high == 1 for name in ones
+            ):
+                return call
+        return None
+
+    def compiled(self, bounds: Mapping[str, Bounds]) -> Call:
+        """A program for bounds, which is not noted among ``made``.
+
+        Raises:
+            OtherBounds: there is none for these.
+            Unsupported: there is none.
+        """
+        return self._compile(self.gm, replace(self._context, bounds=tuple(bounds[name] for name in self.places))).call
+
+
+class MovingSizes(Programs):
+    """The programs of one ATen graph, compiled when one of them is first wanted, and with each that of its backward.
+
+    Attributes:
+        backward: those of its backward, where there is one: a forward that has run has to be followed by it.
         refused: bounds that there is no program for.
         reason: why there is none for the last of them.
         hopeless: whether nothing more is tried.
     """
 
     def __init__(
-        self, gm: fx.GraphModule, context: GraphContext, compile_graph: CompileGraph, names: Mapping[str, str]
-    ) -> None:
-        self._places, self._limits = places(gm), _limits(gm)
-        self._gm, self._compile = gm, compile_graph
-        self._context = replace(context, bound_names=tuple(names.get(s, s) for s in self._places))
-        self.made: list[tuple[dict[str, Bounds], Call]] = []
+        self, gm: fx.GraphModule, context: GraphContext, compile_graph: CompileGraph, names: Mapping[str, str],
+        backward: Programs | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(gm, context, compile_graph, names)
+        self.backward = backward
+        self._limits, self._rows = _limits(gm), _rows_of_products(gm)
         self.refused: set[tuple[Bounds, ...]] = set()
         self.reason, self.hopeless = "", False
 
-    def __call__(self, args: list[Any]) -> list[Any]:
-        """Run the graph.
+    def wanted(self, values: Mapping[str, int]) -> Call:
+        """What runs the graph at some values of its symbols.
 
         Raises:
-            NoProgramForSizes: there is no program for the sizes of the arguments, nor can one be made.
+            NoProgramForSizes: nothing does, nor can it be made.
         """
-        values = {name: int(args[i] if d is None else args[i].shape[d]) for name, (i, d) in self._places.items()}
-        call = self._program(values)
-        if call is None:
-            with compile_lock:
-                call = self._program(values) or self._made(values)
-        return call(args)
+        ones = self._ones(values)
+        with compile_lock:
+            return self.found(values, ones) or self._new(values, ones)
 
-    def _program(self, values: Mapping[str, int]) -> Call | None:
-        for bounds, call in self.made:
-            if all(bounds[name].low <= value <= bounds[name].high for name, value in values.items()):
-                return call
-        return None
+    def _ones(self, values: Mapping[str, int]) -> frozenset[str]:
+        """The sizes that are better constants in a program for these values."""
+        if 1 not in values.values() or not self._rows or max(_at(r, values) for r in self._rows) > _FEW_ROWS:
+            return frozenset()
+        ones = frozenset(name for name, value in values.items() if value == 1)
+        return ones if len(ones) < len(values) else frozenset()
 
-    def _made(self, values: Mapping[str, int]) -> Call:
+    def _new(self, values: Mapping[str, int], ones: Collection[str]) -> Call:
         for least, times in _REACHES if not self.hopeless else ():
-            bounds = {name: self._bounds(name, value, least, times) for name, value in values.items()}
+            bounds = {
+                name: Bounds(1, 1) if name in ones else self._bounds(name, value, least, times)
+                for name, value in values.items()
+            }
             key = tuple(bounds.values())
             if key in self.refused or not all(low <= values[name] <= high for name, (low, high) in bounds.items()):
                 continue
             try:
-                compiled = self._compile(self._gm, replace(self._context, bounds=key))
+                call = self.compiled(bounds)
+                if self.backward is not None:
+                    self.backward.made.append((bounds, self.backward.compiled(bounds)))
             except OtherBounds as e:
                 self.refused.add(key)
                 self.reason = str(e).splitlines()[0]
@@ -91,8 +163,8 @@ class MovingSizes:
                 self.reason, self.hopeless = str(e).splitlines()[0], True
                 break
             else:
-                self.made.append((bounds, compiled.call))
-                return compiled.call
+                self.made.append((bounds, call))
+                return call
         self.hopeless |= not self.made and len(self.refused) >= _TRIES
         raise NoProgramForSizes(self.reason)
 
@@ -136,6 +208,22 @@ class Moving:
     def hopeless(self) -> bool:
         """Whether there is no program, and nothing more is tried."""
         return self._sizes.hopeless and not self._sizes.made
+
+
+def _rows_of_products(gm: fx.GraphModule) -> list[Any]:
+    """How many rows the products with matrices of constant sizes have."""
+    found: dict[Any, None] = {}
+    for name, operand in (("mm", 0), ("addmm", 1)):
+        for node in gm.graph.find_nodes(op="call_function", target=getattr(torch.ops.aten, name).default):
+            left, right = (n.meta["val"] for n in node.args[operand : operand + 2])
+            if not any(isinstance(d, torch.SymInt) for d in right.shape):
+                found[left.shape[0].node.expr if isinstance(left.shape[0], torch.SymInt) else left.shape[0]] = None
+    return list(found)
+
+
+def _at(number: Any, values: Mapping[str, int]) -> int:
+    """An extent of the graph for some values of its symbols."""
+    return number if isinstance(number, int) else int(number.xreplace({s: values[str(s)] for s in number.free_symbols}))
 
 
 def _limits(gm: fx.GraphModule) -> dict[str, Bounds]:

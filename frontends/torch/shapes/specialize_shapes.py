@@ -62,6 +62,7 @@ class BySize:
         self.places = dict(found.values())
         self.names = {symbol: name for symbol, (name, _) in found.items()}
         self._numbers = _number_places(gm)
+        self._trains = trains(gm, examples)
         self.programs: dict[Any, Callable[..., Any]] = {}
         self.made: list[Sizes] = []
         self._beyond, self._strict = False, strict
@@ -86,8 +87,8 @@ class BySize:
 
     @property
     def only_batch(self) -> bool:
-        """Whether nothing changes but the batch, which is run in pieces of constant sizes."""
-        return isinstance(self.batch, Batch) and len(self.places) == 1
+        """Whether nothing changes but the batch, which is run in pieces of constant sizes, as inference is."""
+        return isinstance(self.batch, Batch) and len(self.places) == 1 and not self._trains
 
     def _key(self, args: Sequence[Any], but: Sequence[int] = (), numbers: Sequence[int] = ()) -> Any:
         """What a program belongs to; without the first dimension of the arguments ``but``, and without ``numbers``."""
@@ -178,7 +179,7 @@ class BySize:
             return batch
         if batch.size(args) < 2:
             return Refusal("there are no two images")
-        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+        if self._trains:
             return Refusal("only inference is done in pieces")
         key = self._key(args, batch.tensors, batch.numbers)
         if key not in self.pieces:
@@ -187,6 +188,13 @@ class BySize:
             found = in_pieces(self._trace(self._with_numbers(args)), batch, args, results)
             self.pieces[key] = found if isinstance(found, Refusal) else BatchBuckets(batch, found, self._piece)
         return self.pieces[key]
+
+
+def trains(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether somebody may ask for gradients of a graph of Dynamo's."""
+    return torch.is_grad_enabled() and any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in (*inputs, *gm.parameters())
+    )
 
 
 def text(sizes: Sizes) -> str:

@@ -133,7 +133,7 @@ def test_samples_are_no_other_extent_and_reach_both_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "bounds", [{}, {"s0": Bounds(1, 90)}, {"s0": Bounds(4, 8)}, dict.fromkeys(("s0", "s1", "s2"), Bounds(4, 90))]
+    "bounds", [{}, {"s0": Bounds(0, 90)}, {"s0": Bounds(4, 8)}, dict.fromkeys(("s0", "s1", "s2"), Bounds(4, 90))]
 )
 def test_bounds_without_enough_values_are_refused(bounds: dict[str, Bounds]) -> None:
     with pytest.raises(InvalidInput):

@@ -1,0 +1,168 @@
+"""Sizes of 1 in traces for many sizes: Dynamo is asked not to set them apart, and asked again where they make a difference.
+
+Left to itself, Dynamo compiles an input of one row, or a prompt of one token, in a trace of its own, for the sake of what is broadcast
+or squeezed. Most networks have no place where that matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis, UnspecializeRestartAnalysis
+from torch._dynamo.utils import counters
+from torch.fx.experimental import _config
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from dcir.frontends.torch.shapes.given_sizes import Given, holds
+
+
+class TraceAnew(TensorifyScalarRestartAnalysis, UnspecializeRestartAnalysis):
+    """Has Dynamo trace a frame once more: one that a backend may raise, and after which the trace may take another path."""
+
+
+class OneAmongSizes:
+    """Whether the traces of one callable are to hold for sizes of 1, which ends for good where one cannot be had.
+
+    Attributes:
+        on: whether it is so.
+    """
+
+    def __init__(self, *, on: bool) -> None:
+        self.on = on
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Around what may trace."""
+        if not self.on:
+            yield
+            return
+        before = _config.backed_size_oblivious
+        _config.backed_size_oblivious = True
+        try:
+            yield
+        finally:
+            self.on, _config.backed_size_oblivious = _config.backed_size_oblivious, before
+
+    def failed(self, frames: int) -> bool:
+        """Whether to try again without, after an error of Dynamo's: it may be due to this, and nothing has run yet.
+
+        Args:
+            frames: how many Dynamo had begun to trace before the call that failed.
+        """
+        tried, self.on = self.on, False
+        return tried and counters["frames"]["total"] == frames + 1
+
+
+def hold_for_one(gm: fx.GraphModule) -> None:
+    """Look whether a trace of Dynamo's holds where sizes are 1; to be called before Dynamo writes its guards.
+
+    Sizes of 0 are kept out of it: they have a trace of their own.
+
+    Raises:
+        TraceAnew: it does not. Dynamo traces once more, with 0 and 1 as constants.
+    """
+    if not _config.backed_size_oblivious:
+        return
+    sizes = _sizes(gm)
+    if not sizes:
+        return
+    environment = sizes[0].node.shape_env
+    known = environment.backed_var_to_val
+    for size in sizes:
+        # The expressions of torch take sizes for positive in any case; the range is what becomes a guard.
+        if known.get(size.node.expr, 0) != 0:
+            environment._update_var_to_range(size.node.expr, ValueRanges(1, int_oo))
+    if any(known.get(size.node.expr, 0) == 0 for size in sizes) or not _same_at_one(gm, sizes):
+        set_one_apart("sizes of 0 or 1 have other shapes")
+
+
+def set_one_apart(reason: str) -> None:
+    """Have Dynamo trace once more, with 0 and 1 as constants, if it did not do so anyway.
+
+    Raises:
+        TraceAnew: it did not.
+    """
+    if _config.backed_size_oblivious:
+        _config.backed_size_oblivious = False  # until the context ends
+        raise TraceAnew(restart_reason=reason)
+
+
+def _sizes(gm: fx.GraphModule) -> list[torch.SymInt]:
+    """The sizes that were not set apart from 0 and 1."""
+    found: dict[Any, torch.SymInt] = {}
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("example_value")
+        for number in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(number, torch.SymInt) and number.node.expr.is_symbol:
+                span = number.node.shape_env.var_to_range.get(number.node.expr)
+                if span is not None and span.lower < 2:
+                    found[number.node.expr] = number
+    return list(found.values())
+
+
+def _same_at_one(gm: fx.GraphModule, sizes: list[torch.SymInt]) -> bool:
+    """Whether all shapes in the graph are what it says where sizes are 1: all that may be at once, and those that are."""
+    environment = sizes[0].node.shape_env
+    usual = {str(s): int(v) for s, v in environment.backed_var_to_val.items()}
+    guards = [guard.expr for guard in environment.guards]
+    # A symbol that turned out to be equal to another one is in no shape any more.
+    equal: dict[Any, list[str]] = {}
+    for symbol in environment.backed_var_to_val:
+        equal.setdefault(environment.replace(symbol), []).append(str(symbol))
+    groups = [equal[environment.replace(size.node.expr)] for size in sizes]
+    together = [[name for names in groups for name in names]]
+    if not all(holds(g, usual | dict.fromkeys(together[0], 1)) for g in guards):
+        together = groups
+    tried = [usual | dict.fromkeys(names, 1) for names in together]
+    if 1 in usual.values():
+        tried.append(usual)
+    return all(_Shapes(gm, v).agree() for v in tried if all(holds(g, v) for g in guards))
+
+
+class _Shapes(fx.Interpreter):
+    """A run of the graph on shapes alone, which are held against what the trace says of them."""
+
+    def __init__(self, gm: fx.GraphModule, values: Mapping[str, int]) -> None:
+        super().__init__(gm)
+        self._graph = gm.graph
+        self._given = Given(values)
+        self._right = True
+
+    def agree(self) -> bool:
+        """Whether no shape differs."""
+        inputs = [n.meta.get("example_value") for n in self._graph.find_nodes(op="placeholder")]
+        try:
+            with self._given.mode, torch.no_grad():
+                self.run(*map(self._fake, inputs), enable_io_processing=False)
+        except Exception:  # whatever an operator says of sizes that it refuses
+            return False
+        return self._right
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node and compare."""
+        found = super().run_node(n)
+        if n.op == "get_attr":
+            return self._fake(found)
+        if n.op in ("call_function", "call_method", "call_module") and "example_value" in n.meta:
+            self._right &= _shapes(found) == _shapes(self._given(n.meta["example_value"]))
+        return found
+
+    def _fake(self, value: Any) -> Any:
+        made = self._given(value)
+        if made is value and isinstance(value, torch.Tensor):
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return made
+
+
+def _shapes(value: Any) -> Any:
+    """Of tensors their shapes, of what holds several those of each, and numbers."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    if isinstance(value, tuple | list):
+        return [_shapes(v) for v in value]
+    return value if isinstance(value, bool | int | float) else None

@@ -1,0 +1,140 @@
+"""Sizes of 1 share the trace of others where they make no difference, and have one of their own where they do; sizes of 0 always do."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.fx.experimental import _config
+
+import dcir
+
+
+def linear(x):
+    return nn.functional.gelu(x @ torch.ones(5, 6, dtype=x.dtype)) + x.shape[0]
+
+
+def squeezed(x):
+    return x.squeeze(0) * 2
+
+
+def squeezed_then_summed(x):
+    """Of 1 it sums another dimension than of more."""
+    return x.squeeze(0).sum(0)
+
+
+def by_dimensions(x):
+    """The number of dimensions is no guard of Dynamo's."""
+    return x * 2 if x.squeeze(1).dim() == 3 else x * 3
+
+
+def by_one(x):
+    return x * 2 if x.shape[0] == 1 else x * 3
+
+
+def by_none(x):
+    return x * 2 if x.shape[1] > 0 else x.sum() + 3
+
+
+def joined(x):
+    return torch.cat([x[:, :1] if x.shape[1] else x, x], 1).mean(2)
+
+
+NETWORKS = [linear, squeezed, squeezed_then_summed, by_dimensions, by_one, by_none, joined]
+SIZES = [(3, 4), (2, 6), (1, 7), (5, 1), (1, 1), (2, 0), (7, 9)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def _same(fn, fast, sizes):
+    for b, n in sizes:
+        x = torch.randn(b, n, 5)
+        got, want = fast(x), fn(x.double())
+        assert got.shape == want.shape, (b, n)
+        torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fn", NETWORKS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("first", [0, 2, 3, 5])
+@torch.no_grad()
+def test_equals_eager(fn, first):
+    """Whichever sizes the trace sees first."""
+    _same(fn, dcir.optimize(fn), SIZES[first:] + SIZES[:first])
+
+
+@pytest.mark.parametrize(
+    ("fn", "traces"), [(linear, 2), (squeezed, 5), (by_one, 3)], ids=["linear", "squeezed", "by_one"]
+)
+@torch.no_grad()
+def test_traces(fn, traces):
+    _same(fn, dcir.optimize(fn), [(3, 4), (2, 6), (1, 7), (5, 1), (1, 1)])
+    assert counters["stats"]["unique_graphs"] == traces
+
+
+@torch.no_grad()
+def test_broadcasts_that_cannot_share():
+    """An operand of one row beside one of several is an error in a trace that takes neither for 1."""
+
+    def added(x, y):
+        return x + y
+
+    fast = dcir.optimize(added)
+    for b, c in ((2, 2), (3, 1), (4, 4), (1, 1), (5, 1)):
+        x, y = torch.randn(b, 4), torch.randn(c, 4)
+        torch.testing.assert_close(fast(x, y), x + y)
+    assert _config.backed_size_oblivious is False
+
+
+@torch.no_grad()
+def test_errors_of_the_user_are_told():
+    with pytest.raises(Exception, match="size"):
+        dcir.optimize(lambda x, y: x + y)(torch.randn(2, 3), torch.randn(4, 3))
+    assert _config.backed_size_oblivious is False
+
+
+class _Decoder(nn.Module):
+    """One layer of four heads over what was seen before, which the caller keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.qkv, self.head = nn.Embedding(50, 128), nn.Linear(128, 384), nn.Linear(128, 50)
+
+    def forward(self, ids, past):
+        b, n = ids.shape
+        q, k, v = (t.view(b, n, 4, 32).transpose(1, 2) for t in self.qkv(self.tokens(ids)).chunk(3, -1))
+        k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+        m = k.shape[2]
+        keep = torch.arange(m)[None] <= torch.arange(m - n, m)[:, None]
+        a = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+        return self.head(a.transpose(1, 2).reshape(b, n, -1)), torch.stack([k, v])
+
+
+@torch.no_grad()
+def test_a_step_is_a_program_of_its_own():
+    """Few rows of products read weights; there a size of 1 is a constant."""
+    net = _Decoder().eval()
+    reference = _Decoder().double().eval()
+    reference.load_state_dict(net.state_dict())
+    fast = dcir.optimize(net)
+    for prompt in (5, 9):
+        past, exact = torch.zeros(2, 1, 4, 2, 32), torch.zeros(2, 1, 4, 2, 32, dtype=torch.float64)
+        ids = torch.randint(0, 50, (1, prompt))
+        for _ in range(5):
+            (got, past), (want, exact) = fast(ids, past), reference(ids, exact)
+            torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-5)
+            ids = got[:, -1:].argmax(-1)
+    bounds = [[(low, high) for _, low, high in g.bounds] for g in fast.dcir.explain().graphs if g.bounds]
+    assert sorted(b[0] == (1, 1) for b in bounds) == [False, True]
+    assert any("ids[1] 1, " in line for line in str(fast.dcir.explain()).splitlines())
+
+
+@torch.no_grad()
+def test_all_orders_of_small_sizes():
+    for sizes in itertools.permutations([(1, 2), (2, 1), (2, 3), (1, 1)]):
+        torch._dynamo.reset()
+        _same(by_dimensions, dcir.optimize(by_dimensions), sizes)
