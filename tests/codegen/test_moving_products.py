@@ -17,7 +17,7 @@ from dcir.ops.analysis.size_unification import chosen_samples, unified_rows
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
 from tests.codegen.cpp.tiles.gemm.test_epilogues import _epilogue
-from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
+from tests.codegen.cpp.tiles.tile_harness import RUNNABLE, compile_plans, isa_of
 
 BOUNDS = {"s0": Bounds(2, 600)}
 LENGTHS = (2, 3, 5, 13, 15, 16, 17, 31, 33, 47, 63, 64, 65, 127, 129, 200, 383, 385, 511, 600)
@@ -67,8 +67,18 @@ PRODUCTS = {
     "batches": lambda s: spec_of(17, 33, 20, batch=(s,)),
     "f64": lambda s: spec_of(s, 50, 3 * s, a="km", dtype="f64"),
 }  # fmt: skip
+PAIRS = {
+    "pairs": lambda s: replace(spec_of(s, 100, 97, b="nk", kind="bias"), dots=True),
+    "pairs, wide": lambda s: replace(spec_of(s, 768, 300, b="nk"), dots=True),
+    "pairs, columns": lambda s: replace(spec_of(70, s, 96), dots=True),
+    "pairs, steps": lambda s: replace(spec_of(96, 100, s, a="km"), dots=True),
+    "pairs, rounded": lambda s: replace(spec_of(s, 100, 96, b="nk", kind="bias"), rounds="bf16"),
+}
+"""Of numbers of bfloat16, which some processors multiply in pairs."""
+PRODUCTS |= PAIRS
 ISAS = ("avx512", "avx2", "generic")
-CASES = [(name, isa) for name in PRODUCTS for isa in ISAS]
+CASES = [(name, isa) for name in PRODUCTS for isa in ISAS if name not in PAIRS]
+CASES += [(name, "avx512bf16") for name in PAIRS if "avx512bf16" in RUNNABLE]
 
 
 def moving(make):
@@ -101,6 +111,8 @@ def test_equals_product(products, case):
         rng = np.random.default_rng(n)
         kinds = [NUMPY[t] for t in types[:-1]]
         ins = [rng.uniform(-1, 1, r // k().itemsize).astype(k) for r, k in zip(reads, kinds, strict=True)]
+        if case[0] in PAIRS:
+            ins = [torch.from_numpy(x).bfloat16().float().numpy() for x in ins]
         kinds = [NUMPY[t] for t in results]
         wanted = [np.zeros(w // k().itemsize, k) for w, k in zip(writes, kinds, strict=True)]
         spec.reference(ins, wanted)

@@ -110,6 +110,18 @@ class Normed(Classifier):
         super().__init__(nn.BatchNorm1d(300))
 
 
+class Dropped(nn.Module):
+    """Numbers dropped at random by calls into torch, between layers over rows of any number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.norm, self.head = nn.Embedding(50, 40), nn.LayerNorm(40), nn.Linear(40, 9)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(self.tokens(ids), 0.3, self.training)
+        return self.head(F.dropout(self.norm(x), 0.2, self.training)).square().sum() / ids.shape[1]
+
+
 class Pairs(nn.Module):
     """Every row of a set against every other one: products of which all extents move."""
 
@@ -166,6 +178,45 @@ def test_step_at_any_size(make: Any, inputs: Any, dims: Any, bounds: Any, sizes:
             check_close(g, w, e, what=f"{name} at {size}")
     forward, backward = compiled.graphs
     assert isinstance(forward, MovingGraph) and isinstance(backward, MovingGraph)
+
+
+class Halved(Classifier):
+    """The same with products in bfloat16."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x, y)
+
+
+def test_autocast_at_any_size() -> None:
+    """Gradients as a whole are as near to float64 as eager's; single numbers are near it by chance."""
+    torch.manual_seed(0)
+    model, exact = Halved(), Classifier().double()
+    exact.load_state_dict(model.state_dict())
+    compiled = Moving(model, (Bounds(2, 5000),), generated=True)
+    for n in (37, 2, 3, 16, 1000, 5000):
+        args = rows(n, 0)
+        got = _step(lambda *a: compiled(*a, dims=ONE), model, args)[1:]
+        eager, reference = _step(model, model, args)[1:], _step(exact, exact, [args[0].double(), args[1]])[1:]
+        for g, w, e in zip(got, eager, reference, strict=True):
+            ours, theirs = ((t.double() - e).norm() / e.norm() for t in (g, w))
+            assert ours <= 1.5 * theirs + 1e-4, n
+
+
+def test_calls_into_torch_at_any_size() -> None:
+    """Dropped are the numbers that eager drops, from the same state of the generator."""
+    torch.manual_seed(0)
+    model = Dropped()
+    compiled = Moving(model, (Bounds(2, 40), Bounds(2, 150)), generated=True)
+    for number, size in enumerate(PAIRS):
+        (ids,) = (torch.randint(0, 50, size),)
+        steps = []
+        for fn in (model, lambda x: compiled(x, dims=BOTH[:2])):
+            torch.manual_seed(number)
+            steps.append(_step(fn, model, (ids,)))
+        for want, got in zip(*steps, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert any(op.spec.calls_out for op in compiled.graphs[0].network.widest.ops())
 
 
 def _step(fn: Any, model: nn.Module, args: Any) -> list[torch.Tensor]:

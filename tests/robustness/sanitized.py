@@ -1,4 +1,4 @@
-"""What runs under sanitizers: ``python -m tests.robustness.sanitized operators [START STEP] | networks | kernels | broken | raced``.
+"""What runs under sanitizers: ``python -m tests.robustness.sanitized operators [START STEP] | networks | kernels | moving | …``.
 
 To be started with `dcir.codegen.cpp.toolchain.sanitizer_environment`, or by `tests.robustness.team`. ``operators 0 1`` runs every sample of
 every page, which takes half an hour.
@@ -27,9 +27,12 @@ from dcir.cost.machine import Machine
 from dcir.driver.assemble import assemble
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.network import Network, Operand, Result
+from dcir.ir.sizes import Bounds
 from dcir.isa import host_isa
 from dcir.ops.library.segments import GroupSpec
+from tests.driver.test_moving_backward import Pairs, Sentences, sentences, sets
 from tests.harness import all_samples, check_results, expected, graph_of_calls, run_cpp
+from tests.moving import Moving
 from tests.on_host import on_host
 from tests.robustness.kernel_cases import CASES, THREADS
 
@@ -115,6 +118,20 @@ def kernels() -> int:
     return len(CASES)
 
 
+def moving() -> int:
+    """Training steps for all sizes: at both ends of the bounds, and where tiles, vectors and blocks have rests."""
+    torch.manual_seed(0)
+    sizes, bounds = ((3, 37), (2, 2), (9, 17), (2, 149)), (Bounds(2, 40), Bounds(2, 149))
+    for net, inputs in ((Sentences(24, 3, 1), sentences), (Pairs(), sets)):
+        compiled = Moving(net, bounds, generated=True)
+        for size in sizes:
+            args = inputs(*size)
+            got = compiled(*map(_alone, args), dims=[(i, d) for i in range(len(args)) for d in (0, 1)])
+            torch.testing.assert_close(got, net(*args), rtol=1e-4, atol=1e-4)
+            got.backward()
+    return 2
+
+
 def raced() -> int:
     """A list of points whose blocks count in one place; the sanitizer says so when the process ends."""
     torch.set_num_threads(THREADS)
@@ -156,6 +173,6 @@ def _alone(t: torch.Tensor) -> torch.Tensor:
 
 if __name__ == "__main__":
     what, *numbers = sys.argv[1:]
-    functions = (operators, families, networks, kernels, raced, broken)
+    functions = (operators, families, networks, kernels, moving, raced, broken)
     function = next(f for f in functions if f.__name__ == what)
     print("done", function(*map(int, numbers)))  # type: ignore[operator]

@@ -50,7 +50,9 @@ def test_no_races(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [("families", "3"), ("networks",), ("kernels",)], ids=["operators", "networks", "kernels"]
+    "what",
+    [("families", "3"), ("networks",), ("kernels",), ("moving",)],
+    ids=["operators", "networks", "kernels", "moving"],
 )
 def test_clean(what: tuple[str, ...]) -> None:
     """Samples of every family of operators; a CNN and a transformer, forward and backward; odd sizes and indices outside."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dcir.cost.target import target_of
+from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
@@ -59,7 +60,7 @@ class UseDots(Rule[_Operands | None, Op]):
         """It saves time, and moves what it moved."""
         assert known is not None
         static = any(o.data in known.static for o in net.ins(match)[:2])
-        if not static and not pairs_pay(match.known(ContractionSpec)):
+        if not static and not pays("pairs", pairs_pay(match.known(ContractionSpec))):
             return Refusal("turning both operands into pairs would take longer than is saved")
         return 0
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from dcir.cost.target import target_of
+from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, simplify
@@ -81,7 +82,8 @@ class RoundAsPacked(Rule[set[Op], _Rounding]):
             return Refusal("what is rounded is computed first")
         rows = spec.m * math.prod(n for n, s in zip(spec.batch, spec.b, strict=False) if not s)
         isa = target_of(net).machine.isa
-        if not spec.dots and (spec.epilogue is None or rows < self.least_rows or rows_suit(spec, isa)):
+        few = rows < self.least_rows or rows_suit(spec, isa)
+        if not spec.dots and (spec.epilogue is None or pays("read where it lies", few)):
             return Refusal("the product may read its operand where it lies")
         if net.readers(match.b.data) != [match.op] or match.b.data in net.result_containers():
             return Refusal("others read the rounded operand too")
