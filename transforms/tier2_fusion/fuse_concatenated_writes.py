@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import side_by_side
 from dcir.ir.loop_forms import drop_unit_loops
@@ -75,14 +76,15 @@ class FuseConcatenatedWrites(Pass):
             return None
         p = drop_unit_loops(op.spec)
         stores = [s for s in p.body if isinstance(s, Store)]
-        if len(stores) != 1 or len(p.dims) < 2 or p.dims[0] < self.least_rows:
+        if len(stores) != 1 or len(p.dims) < 2 or pays("few rows to write", p.dims[0] < self.least_rows):
             return None
         (out,), strides = net.outs(op), stores[0].strides
         span = sum((n - 1) * s for n, s in zip(p.dims[1:], strides[1:], strict=True)) + 1
         begin = out.offset % strides[0] if strides[0] > 0 else -1
         if min(strides) <= 0 or begin + span > strides[0] or out.offset >= strides[0]:
             return None
-        return _Part(op, p, begin, begin + span) if span * itemsize(p.outputs[0]) <= self.most_bytes else None
+        short = pays("short parts", span * itemsize(p.outputs[0]) <= self.most_bytes)
+        return _Part(op, p, begin, begin + span) if short else None
 
     def _groups(self, parts: list[_Part], position: dict[Op, int], readers: list[int]) -> Iterator[list[_Part]]:
         """Parts in order of execution, a new group where somebody reads the rows in between or a kernel would be too long."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import re
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from dcir.driver.calls.growing_caches import mark_growing
 from dcir.dynamic import DynamicDim, DynamicInputs, check_size
 from dcir.errors import InvalidInput, OptionError, RecompileWarning
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext
@@ -82,6 +84,9 @@ class DynamicCalls:
             OptionError: the model works for one size of a dimension that is to be dynamic.
         """
         marked = self._marked(args, kwargs) if self._rows else []
+        if self._options.dynamic is not False:
+            for value in itertools.chain(args, kwargs.values()):
+                mark_growing(value)
         self._here.compiled = False
         try:
             yield

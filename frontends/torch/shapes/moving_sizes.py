@@ -22,8 +22,8 @@ Call = Callable[[list[Any]], list[Any]]
 _REACHES = ((1, 4), (2, 4), (2, 1), (32, 4), (32, 1))
 """Bounds to try, the widest first: the least size, and how many times the sizes that were seen. Of few rows, or beyond the end of a table,
 another program may be the right one."""
-_HIGH = 64
-"""So far bounds reach at least."""
+_HIGH, _HIGH_ALONE = 64, 1024
+"""So far bounds reach at least, those of a size that moves alone further: memory is planned for the upper ends."""
 _TRIES = 5
 """Bounds that are refused before nothing more is tried."""
 _FEW_ROWS = 3
@@ -171,9 +171,11 @@ class MovingSizes(Programs):
 
     def _new(self, values: Mapping[str, int], ones: Collection[str]) -> Call:
         first = _equal(values)
+        alone = len(set(first.values()) - set(ones)) == 1
+        reach = _HIGH_ALONE if alone else _HIGH
         for least, times in _REACHES if not self.hopeless else ():
             bounds = {
-                name: Bounds(1, 1) if name in ones else self._bounds(name, value, least, times)
+                name: Bounds(1, 1) if name in ones else self._bounds(name, value, least, times, reach)
                 for name, value in values.items()
             }
             # Equal sizes have equal bounds.
@@ -200,10 +202,10 @@ class MovingSizes(Programs):
         self.hopeless |= not self.made and len(self.refused) >= _TRIES
         raise NoProgramForSizes(self.reason)
 
-    def _bounds(self, name: str, value: int, least: int, times: int) -> Bounds:
+    def _bounds(self, name: str, value: int, least: int, times: int, reach: int) -> Bounds:
         """Those of a program that is made for the sake of a value."""
         low, high = self._limits[name]
-        wanted = max(_HIGH, times * value, *(span.bounds[name].high for span, _ in self.made))
+        wanted = max(reach, times * value, *(span.bounds[name].high for span, _ in self.made))
         return Bounds(max(least, low), min(_prime_below(1 << (wanted - 1).bit_length()), high))
 
 
