@@ -14,7 +14,6 @@ from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
-from torch.fx.experimental.symbolic_shapes import _ShapeEnvGuardError
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcir.errors import Unsupported
@@ -31,6 +30,7 @@ from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
 from dcir.frontends.torch.recurrent import keep_long_layers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
+from dcir.frontends.torch.shapes.given_sizes import OneSize, asked_sizes
 from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes
 from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes
 from dcir.frontends.torch.tape import boxed, choosing
@@ -38,7 +38,7 @@ from dcir.frontends.torch.wrappers import inline_marked
 from dcir.frontends.torch.written_inputs import WrittenElsewhere, forget_marks, updates_at_the_end
 from dcir.ir.memory_plan import BufferPart
 from dcir.ir.refusal import Refusal
-from dcir.ops.analysis.size_unification import MOST_SIZES
+from dcir.ops.analysis.size_axes import MOST_AXES
 from dcir.user_code import is_users
 
 BUCKET_CUT = (
@@ -107,7 +107,7 @@ def dynamo_backend(
                 return _traced(graph, compile_graph, settled)
 
             by_size = BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict)
-            if not by_size.only_batch and len(by_size.places) <= MOST_SIZES:
+            if not by_size.only_batch and len(by_size.places) <= MOST_AXES:
                 by_size.moving = _moving(gm, example_inputs, compile_graph, settled, by_size.names)
             return choosing(by_size)
         return _ahead_of_time(gm, example_inputs, compile_graph, limited, settled, GraphContext())
@@ -286,19 +286,18 @@ def _moving(
         late.append(_LateForward(graph, context))
         return CompiledGraph(late[-1])
 
-    # Dynamo's trace holds for more than one size: what asks for more would have it compile this graph again and again.
     environments = {number.node.shape_env for x in inputs for number in _numbers_of(x) if _is_symbolic(number)}
-    with contextlib.ExitStack() as frozen:
-        for environment in environments:
-            frozen.enter_context(environment.error_on_new_guards())
+    with contextlib.ExitStack() as asked:
+        conditions = [asked.enter_context(asked_sizes(environment)) for environment in environments]
         try:
             whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, inputs)
-        except _ShapeEnvGuardError as e:
-            return Refusal(f"the trace for all sizes depends on one: {str(e).splitlines()[0]}")
+        except OneSize as e:
+            return Refusal(f"the trace for all sizes depends on one: {e}")
     if len(late) != 1:
         return Refusal(f"it is {len(late)} graphs")
+    context = replace(late[0].context, conditions=tuple(c for found in conditions for c in found))
     try:
-        sizes = MovingSizes(late[0].graph, late[0].context, compile_graph, names)
+        sizes = MovingSizes(late[0].graph, context, compile_graph, names)
     except Unsupported as e:
         return Refusal(str(e).splitlines()[0])
     late[0].program = sizes

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._sympy.functions import FloorDiv, IntTrueDiv, Mod, ModularIndexing, PythonMod
 
 from dcir.errors import Unsupported
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_ROUNDED = (FloorDiv, Mod, PythonMod, ModularIndexing)
 
 
 def symbols(gm: fx.GraphModule) -> list[str]:
@@ -52,6 +56,90 @@ def extents(gm: fx.GraphModule) -> set[int]:
     return {d for d in shapes if not isinstance(d, torch.SymInt)}
 
 
+class Conditions:
+    """What the trace of a graph holds under, but for what chooses among torch's own kernels.
+
+    Args:
+        gm: an ATen graph traced with symbolic sizes.
+        more: what ``asked_sizes`` found besides.
+    """
+
+    def __init__(self, gm: fx.GraphModule, more: Sequence[Any] = ()) -> None:
+        self._known: dict[tuple[Any, tuple[int, ...]], bool] = {}
+        self._all: list[tuple[Any, list[Any]]] = []
+        for node in gm.graph.find_nodes(op="placeholder"):
+            value = node.meta.get("val")
+            numbers = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
+            environment = next((n.node.shape_env for n in numbers if isinstance(n, _SYMBOLIC)), None)
+            if environment is not None:
+                guards = dict.fromkeys(guard.expr for guard in environment.guards if not _chooses_kernel(guard))
+                self._all = [(g, sorted(g.free_symbols, key=str)) for g in (*guards, *more)]
+                break
+
+    def unmet(self, values: Mapping[str, int]) -> str:
+        """One that does not hold for some values of the sizes; empty if all do.
+
+        Args:
+            values: of symbols, by name; a condition on others as well is none on these.
+        """
+        for condition, names in self._all:
+            if any(str(s) not in values for s in names):
+                continue
+            given = tuple(values[str(s)] for s in names)
+            holds = self._known.get((condition, given))
+            if holds is None:
+                holds = bool(condition.xreplace(dict(zip(names, map(sympy.Integer, given), strict=True))))
+                self._known[condition, given] = holds
+            if not holds:
+                return str(condition)
+        return ""
+
+
+class OneSize(Exception):
+    """A trace asks for a size itself."""
+
+
+@contextlib.contextmanager
+def asked_sizes(environment: Any) -> Iterator[list[Any]]:
+    """While a graph is traced: the conditions on its sizes that are met then and that Dynamo's own trace does not have.
+
+    Dynamo would compile the graph again where one of them does not hold, and again. So it does not hear of them, and who runs the trace
+    has to ask for them.
+
+    Raises:
+        OneSize: one holds for a single size.
+    """
+    found: list[Any] = []
+
+    def note(condition: Any, answer: Any) -> None:
+        if answer == sympy.false:
+            condition = sympy.Not(condition)
+        elif answer != sympy.true:
+            condition = sympy.Eq(condition, answer)
+        if isinstance(condition, sympy.Eq):
+            raise OneSize(str(condition))
+        found.append(condition)
+
+    known = environment._check_frozen
+    frozen, environment.frozen, environment._check_frozen = environment.frozen, True, note
+    try:
+        yield found
+    finally:
+        environment.frozen, environment._check_frozen = frozen, known
+
+
+def _chooses_kernel(guard: Any) -> bool:
+    """Whether a condition comes of the question which of torch's kernels a convolution of this size would run.
+
+    It settles how the result lies at most; of sizes that it does not hold for Dynamo makes another trace, whatever a program is for.
+    """
+    place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    asked = getattr(place, "name", "") == "conv" and str(getattr(place, "filename", "")).endswith("fake_impls.py")
+    return asked and isinstance(
+        guard.expr, sympy.StrictGreaterThan | sympy.StrictLessThan | sympy.GreaterThan | sympy.LessThan
+    )
+
+
 def unmet(gm: fx.GraphModule, values: Mapping[str, int]) -> str:
     """A condition of the trace that does not hold for some values of the sizes; empty if all do.
 
@@ -59,30 +147,72 @@ def unmet(gm: fx.GraphModule, values: Mapping[str, int]) -> str:
         gm: an ATen graph traced with symbolic sizes.
         values: of all its symbols, by name.
     """
-    for node in gm.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("val")
-        numbers = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
-        for number in numbers:
-            if isinstance(number, _SYMBOLIC):
-                guards = [guard.expr for guard in number.node.shape_env.guards]
-                return next((str(g) for g in guards if not _holds(g, values)), "")
-    return ""
+    return Conditions(gm).unmet(values)
 
 
-def _holds(condition: Any, values: Mapping[str, int]) -> bool:
-    known = {s: values[str(s)] for s in condition.free_symbols if str(s) in values}
-    # A condition on other symbols is none on this graph's.
-    return len(known) < len(condition.free_symbols) or bool(condition.xreplace(known))
+def divisions(gm: fx.GraphModule) -> dict[str, list[Callable[[int], int]]]:
+    """Of every size the functions of it alone that are rounded quotients in a graph."""
+    found: dict[str, dict[Any, Callable[[int], int]]] = {name: {} for name in symbols(gm)}
+    for expression in _expressions(gm):
+        for part in sympy.preorder_traversal(expression):
+            if isinstance(part, _ROUNDED) and len(part.free_symbols) == 1:
+                (symbol,) = part.free_symbols
+                found.setdefault(str(symbol), {})[part] = _function(part, symbol)
+    return {name: list(of_size.values()) for name, of_size in found.items()}
 
 
-def given_sizes(gm: fx.GraphModule, values: Mapping[str, int]) -> fx.GraphModule:
+def fractions(gm: fx.GraphModule) -> list[tuple[Any, Any]]:
+    """What is divided by what, to a float, in a graph: expressions for ``value_of``."""
+    parts = (p for expression in _expressions(gm) for p in sympy.preorder_traversal(expression))
+    return list(dict.fromkeys(p.args for p in parts if isinstance(p, IntTrueDiv)))
+
+
+def value_of(expression: Any, values: Mapping[str, int]) -> int:
+    """What an expression is for values of all symbols in it."""
+    return int(expression.xreplace({s: sympy.Integer(values[str(s)]) for s in expression.free_symbols}))
+
+
+def _function(expression: Any, symbol: Any) -> Callable[[int], int]:
+    known: dict[int, int] = {}
+
+    def of(value: int) -> int:
+        if value not in known:
+            known[value] = int(expression.xreplace({symbol: sympy.Integer(value)}))
+        return known[value]
+
+    return of
+
+
+def _expressions(gm: fx.GraphModule) -> list[Any]:
+    """The distinct expressions of sizes in a graph."""
+    found: dict[Any, None] = {}
+
+    def note(value: Any) -> None:
+        if isinstance(value, _SYMBOLIC):
+            found[value.node.expr] = None
+        elif isinstance(value, torch.Tensor):
+            for number in (*value.shape, *value.stride(), value.storage_offset()):
+                note(number)
+        elif isinstance(value, tuple | list):
+            for v in value:
+                note(v)
+
+    for node in gm.graph.nodes:
+        note(node.meta.get("val"))
+    return list(found)
+
+
+def given_sizes(
+    gm: fx.GraphModule, values: Mapping[str, int], floats: Mapping[Any, float] | None = None
+) -> fx.GraphModule:
     """A copy of an ATen graph whose nodes stand for tensors of constant sizes.
 
     Args:
         gm: a graph whose nodes carry fake tensors with symbolic sizes in ``meta['val']``.
         values: of all its symbols, by name.
+        floats: what stands for some of its ``fractions``, if that is not what they are.
     """
-    given = _Given(values)
+    given = _Given(values, floats or {})
     made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     made.meta.update(gm.meta)
     for node in made.graph.nodes:
@@ -94,8 +224,8 @@ def given_sizes(gm: fx.GraphModule, values: Mapping[str, int]) -> fx.GraphModule
 class _Given:
     """What symbolic numbers, and tensors that have such, are for some values."""
 
-    def __init__(self, values: Mapping[str, int]) -> None:
-        self._values, self._mode = values, FakeTensorMode()
+    def __init__(self, values: Mapping[str, int], floats: Mapping[Any, float]) -> None:
+        self._values, self._floats, self._mode = values, floats, FakeTensorMode()
         self._known: dict[Any, int | float | bool] = {}
 
     def __call__(self, value: Any) -> Any:
@@ -110,6 +240,8 @@ class _Given:
         key = kind, number.node.expr
         if key not in self._known:
             expression = number.node.expr
+            if isinstance(expression, IntTrueDiv) and expression.args in self._floats:
+                return self._floats[expression.args]
             self._known[key] = kind(expression.xreplace({s: self._values[str(s)] for s in expression.free_symbols}))
         return self._known[key]
 

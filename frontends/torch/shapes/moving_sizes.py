@@ -13,7 +13,7 @@ from torch._dynamo.convert_frame import compile_lock
 
 from dcir.errors import Unsupported
 from dcir.frontends.torch.context import CompileGraph, GraphContext, OtherBounds
-from dcir.frontends.torch.shapes.given_sizes import places, symbols
+from dcir.frontends.torch.shapes.given_sizes import Conditions, places, symbols
 from dcir.ir.sizes import Bounds
 
 Call = Callable[[list[Any]], list[Any]]
@@ -52,6 +52,7 @@ class MovingSizes:
     ) -> None:
         self._places, self._limits = places(gm), _limits(gm)
         self._gm, self._compile = gm, compile_graph
+        self._conditions = Conditions(gm, context.conditions) if context.conditions else None
         self._context = replace(context, bound_names=tuple(names.get(s, s) for s in self._places))
         self.made: list[tuple[dict[str, Bounds], Call]] = []
         self.refused: set[tuple[Bounds, ...]] = set()
@@ -64,6 +65,8 @@ class MovingSizes:
             NoProgramForSizes: there is no program for the sizes of the arguments, nor can one be made.
         """
         values = {name: int(args[i] if d is None else args[i].shape[d]) for name, (i, d) in self._places.items()}
+        if self._conditions is not None and (condition := self._conditions.unmet(values)):
+            raise NoProgramForSizes(f"the trace is for sizes with {condition}")
         call = self._program(values)
         if call is None:
             with compile_lock:
@@ -91,8 +94,13 @@ class MovingSizes:
                 self.reason, self.hopeless = str(e).splitlines()[0], True
                 break
             else:
-                self.made.append((bounds, compiled.call))
-                return compiled.call
+                found = dict(zip(bounds, compiled.bounds, strict=True))
+                self.made.append((found, compiled.call))
+                if all(found[name].low <= value <= found[name].high for name, value in values.items()):
+                    return compiled.call
+                self.refused.add(key)
+                self.reason = "a program for all sizes begins at larger ones"
+                break
         self.hopeless |= not self.made and len(self.refused) >= _TRIES
         raise NoProgramForSizes(self.reason)
 
