@@ -11,12 +11,15 @@ that the bounds do not settle is no accident of the sizes at hand: it raises, an
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcir.ir.sizes import Number, Polynomial, Sizes, polynomial
+from dcir.ir.sizes import Bounds, Number, Polynomial, Sizes, from_corner, polynomial
+
+_SHORT = 2  # terms of a number that is written out
 
 
 class Undecided(Exception):
@@ -40,6 +43,8 @@ class Names:
 
     sizes: tuple[str, ...]
     _atoms: dict[str, _Atom] = field(default_factory=dict)
+    _defined: dict[str, str] = field(default_factory=dict)
+    _bounds: dict[Polynomial, tuple[int, int]] = field(default_factory=dict)
 
     @staticmethod
     def of(sizes: Sizes, usual: Mapping[str, int]) -> Names:
@@ -59,17 +64,55 @@ class Names:
         """A number that is no polynomial of the others, as a name of its own: its text."""
         if low == high:
             return low
-        self._atoms.setdefault(text, _Atom(low, high, usual))
-        return Symbolic(Polynomial(((((text, 1),), 1),)), self)
+        name = self._called(text)
+        self._atoms.setdefault(name, _Atom(low, high, usual))
+        return Symbolic(Polynomial(((((name, 1),), 1),)), self)
+
+    def text(self, value: Polynomial) -> str:
+        """A number in C: what is long is computed once in a kernel, and has a name like a size."""
+        text = c_text(value)
+        return f"({text})" if len(value.terms) <= _SHORT else self._called(text)
+
+    def definitions(self, text: str) -> list[tuple[str, str]]:
+        """The names in a text that are not sizes, and what each is: by sizes, and by names that come before it."""
+        used: set[str] = set()
+        found = set(sizes_in(text))
+        while found:
+            used |= found
+            found = {n for name in found for n in sizes_in(self._defined.get(name, ""))} - used
+        return [(name, what) for name, what in self._defined.items() if name in used]
+
+    def by_sizes(self, text: str) -> str:
+        """A text with what they are in the place of names that are not sizes."""
+        for name, what in reversed(self.definitions(text)):
+            text = re.sub(rf"\b{name}\b", f"({what})", text)
+        return text
+
+    def _called(self, text: str) -> str:
+        # By its content, so that a kernel's text does not depend on what other kernels there are.
+        name = f"size{(1 << 40) + int(hashlib.sha256(text.encode()).hexdigest()[:9], 16)}"
+        assert self._defined.setdefault(name, text) == text
+        return name
 
     def bounds(self, value: Polynomial) -> tuple[int, int]:
         """What it is at least and at most; its atoms are no less than 0."""
+        if value not in self._bounds:
+            low, high = self._by_terms(value)
+            # Seen from the low corner terms seldom are of both signs, which makes this exact for products of sizes less something.
+            moved = from_corner(value, {name: Bounds(a.low, a.high) for name, a in self._atoms.items()})
+            spans = {name: _Atom(0, a.high - a.low, 0) for name, a in self._atoms.items()}
+            near_low, near_high = self._by_terms(moved, spans) if isinstance(moved, Polynomial) else (moved, moved)
+            self._bounds[value] = max(low, near_low), min(high, near_high)
+        return self._bounds[value]
+
+    def _by_terms(self, value: Polynomial, atoms: Mapping[str, _Atom] | None = None) -> tuple[int, int]:
+        atoms = self._atoms if atoms is None else atoms
         low = high = 0
         for monomial, c in value.terms:
             least = most = c
             for name, power in monomial:
-                least *= self._atoms[name].low ** power
-                most *= self._atoms[name].high ** power
+                least *= atoms[name].low ** power
+                most *= atoms[name].high ** power
             low, high = low + min(least, most), high + max(least, most)
         return low, high
 
@@ -103,7 +146,7 @@ class Symbolic:
     @property
     def text(self) -> str:
         """In C: an expression of ``long long`` in parentheses."""
-        return f"({c_text(self.value)})"
+        return self.names.text(self.value)
 
     def __str__(self) -> str:
         # What is put behind a number in a text, as the LL of a long one, is put behind the 1.
@@ -164,6 +207,18 @@ class Symbolic:
     def __index__(self) -> int:
         raise Undecided(f"a constant in the place of {c_text(self.value)}")
 
+    def __float__(self) -> float:
+        raise Undecided(f"a constant in the place of {c_text(self.value)}")
+
+    def __truediv__(self, other: Any) -> float:
+        raise Undecided(f"a share of {c_text(self.value)}")
+
+    def __rtruediv__(self, other: Any) -> float:
+        raise Undecided(f"a share by {c_text(self.value)}")
+
+    def __pow__(self, other: Any) -> Any:
+        raise Undecided(f"a power of {c_text(self.value)}")
+
     def __abs__(self) -> Any:
         return self if self >= 0 else -self
 
@@ -200,6 +255,11 @@ def most(number: int) -> int:
     return number.high if isinstance(number, Symbolic) else number
 
 
+def moves(*numbers: int) -> bool:
+    """Whether one of some numbers is a ``Symbolic``."""
+    return any(isinstance(n, Symbolic) for n in numbers)
+
+
 def c_name(size: str) -> str:
     """What a size is called in C: size0, size1, … No template has such names."""
     return f"size{size[1:]}"
@@ -234,8 +294,9 @@ def sizes_in(text: str) -> list[str]:
     return sorted(set(_SIZE.findall(text)))
 
 
-def sizes_from(text: str, names: tuple[str, ...], table: str) -> str:
-    """A text with entries of a table in the place of sizes."""
+def sizes_from(number: int, names: tuple[str, ...], table: str) -> str:
+    """A number, which may be a ``Symbolic``, in C with entries of a table in the place of sizes."""
+    text = number.names.by_sizes(str(number)) if isinstance(number, Symbolic) else str(number)
     return _SIZE.sub(lambda found: f"{table}[{names.index(found[0])}]", text)
 
 
@@ -269,7 +330,7 @@ def _quotient(a: Any, b: Any) -> Any:
         rest = polynomial((m, c) for m, c in a.value.terms if c % b)
         if whole and _ends(names.number(rest))[0] >= 0:
             return names.number(polynomial(whole)) + names.number(rest) // b
-    text = f"({_text(a)} / {_text(b)})"
+    text = f"{_text(a)} / {_text(b)}"
     return names.atom(text, a_low // b_high, a_high // b_low, usual(a) // usual(b))
 
 
@@ -285,7 +346,7 @@ def _remainder(a: Any, b: Any) -> Any:
         raise Undecided(f"a remainder of {_shown(a)} by {_shown(b)}")
     if a_high < b_low:
         return a
-    return names.atom(f"({_text(a)} % {_text(b)})", 0, b_high - 1, usual(a) % usual(b))
+    return names.atom(f"{_text(a)} % {_text(b)}", 0, b_high - 1, usual(a) % usual(b))
 
 
 def _ends(number: Any) -> tuple[int, int]:

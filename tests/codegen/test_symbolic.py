@@ -27,7 +27,7 @@ EXPRESSIONS = {
 
 def evaluated(number, s0, s1):
     """What a C compiler makes of it; its divisions have no negative operands."""
-    text = str(number).replace("LL", "").replace("/", "//")
+    text = NAMES.by_sizes(str(number)).replace("LL", "").replace("/", "//")
     return eval(text, {"size0": s0, "size1": s1})
 
 
@@ -84,4 +84,4 @@ def test_equal_is_equal_at_all_sizes():
 
 def test_names():
     assert c_text(in_c(size("s1") * 3 + 1)) == "3LL * size1 + 1LL"
-    assert sizes_from(str(M), NAMES.sizes, "p") == "(4LL * p[0]) * 1"
+    assert sizes_from(M, NAMES.sizes, "p") == "(4LL * p[0]) * 1"
