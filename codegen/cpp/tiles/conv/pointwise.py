@@ -50,9 +50,7 @@ def _whole_images(p: ConvolutionProblem) -> ConvolutionProblem:
         body = tuple(s.over_loops(lambda st: (*st[:4], 0, st[5]), lambda i: i) for s in epilogue.body)
         epilogue = replace(epilogue, outer=(*epilogue.outer[:4], 1, h * w), body=body)
     whole = (d, 1, h * w)
-    return replace(
-        p, inp=whole, out=whole, xs=(*p.xs[:4], 0, p.xs[5]), ys=(*p.ys[:4], 0, p.ys[5]), epilogue=epilogue
-    )
+    return replace(p, inp=whole, out=whole, xs=(*p.xs[:4], 0, p.xs[5]), ys=(*p.ys[:4], 0, p.ys[5]), epilogue=epilogue)
 
 
 def _rows_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
