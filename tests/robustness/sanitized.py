@@ -29,6 +29,9 @@ from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.network import Network, Operand, Result
 from dcir.isa import host_isa
 from dcir.ops.library.segments import GroupSpec
+from tests.driver.test_moving_images import NETS, SIZES
+from tests.driver.test_moving_images import images as images_of
+from tests.driver.test_moving_program import check, programs
 from tests.harness import all_samples, check_results, expected, graph_of_calls, run_cpp
 from tests.on_host import on_host
 from tests.robustness.kernel_cases import CASES, THREADS
@@ -115,6 +118,19 @@ def kernels() -> int:
     return len(CASES)
 
 
+def images() -> int:
+    """Programs for images of any size, at sizes that end in every smaller tile."""
+    for name, make in NETS.items():
+        torch.manual_seed(0)
+        net = make().eval()
+        fast = dcir.optimize(net, threads=THREADS)
+        for size in (*SIZES[:4], *((2, 18, 2 * width) for width in range(10, 26, 3))):
+            print(name, size, file=sys.stderr, flush=True)
+            check(fast, net, images_of(name, *size))
+        assert programs(fast)[0], name
+    return len(NETS)
+
+
 def raced() -> int:
     """A list of points whose blocks count in one place; the sanitizer says so when the process ends."""
     torch.set_num_threads(THREADS)
@@ -156,6 +172,6 @@ def _alone(t: torch.Tensor) -> torch.Tensor:
 
 if __name__ == "__main__":
     what, *numbers = sys.argv[1:]
-    functions = (operators, families, networks, kernels, raced, broken)
+    functions = (operators, families, networks, kernels, images, raced, broken)
     function = next(f for f in functions if f.__name__ == what)
     print("done", function(*map(int, numbers)))  # type: ignore[operator]
