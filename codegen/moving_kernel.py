@@ -35,5 +35,8 @@ def moving_kernel(
     if sizes_in(plan.globals) and not plan.holds_sizes:
         return Refusal(f"the code of {spec.kind} has its sizes as constants")
     values = "".join(f"const long long {name} = a{inputs}[{i}];\n" for i, name in enumerate(names.sizes))
-    phases = tuple(Phase(p.jobs, values + p.code) for p in plan.phases)
-    return replace(plan, phases=phases, scratch=most(plan.scratch), sizes=names.sizes)
+    phases = []
+    for phase in plan.phases:
+        named = "".join(f"const long long {name} = {what};\n" for name, what in names.definitions(phase.code))
+        phases.append(Phase(phase.jobs, values + named + phase.code))
+    return replace(plan, phases=tuple(phases), scratch=most(plan.scratch), sizes=names.sizes)

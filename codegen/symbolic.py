@@ -12,6 +12,7 @@ that the bounds do not settle is no accident of the sizes at hand: it raises, an
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dcir.ir.sizes import Monomial, Number, Polynomial, Sizes, polynomial
+
+_SHORT = 2  # terms of a number that is written out
 
 
 class Undecided(Exception):
@@ -42,6 +45,8 @@ class Names:
 
     sizes: tuple[str, ...]
     _atoms: dict[str, _Atom] = field(default_factory=dict)
+    _defined: dict[str, str] = field(default_factory=dict)
+    _local: set[str] = field(default_factory=set)
     _known: dict[Polynomial, tuple[int, int]] = field(default_factory=dict)
 
     @staticmethod
@@ -62,8 +67,45 @@ class Names:
         """A number that is no polynomial of the others, as a name of its own: its text."""
         if low == high:
             return low
+        if any(local in text for local in self._local):
+            return self.local(text, low, high, usual)
+        name = self._called(text)
+        self._atoms.setdefault(name, _Atom(low, high, usual))
+        return Symbolic(Polynomial(((((name, 1),), 1),)), self)
+
+    def local(self, text: str, low: int, high: int, usual: int) -> Any:
+        """As ``atom``, of a number that is another one in each turn of a loop: its text stands where it is used."""
+        text = f"({text})"
+        self._local.add(text)
         self._atoms.setdefault(text, _Atom(low, high, usual))
         return Symbolic(Polynomial(((((text, 1),), 1),)), self)
+
+    def text(self, value: Polynomial) -> str:
+        """A number in C: what is long is computed once in a kernel, and has a name like a size."""
+        text = c_text(value)
+        local = any(name in self._local for monomial, _ in value.terms for name, _ in monomial)
+        return f"({text})" if local or len(value.terms) <= _SHORT else self._called(text)
+
+    def definitions(self, text: str) -> list[tuple[str, str]]:
+        """The names in a text that are not sizes, and what each is: by sizes, and by names that come before it."""
+        used: set[str] = set()
+        found = set(sizes_in(text))
+        while found:
+            used |= found
+            found = {n for name in found for n in sizes_in(self._defined.get(name, ""))} - used
+        return [(name, what) for name, what in self._defined.items() if name in used]
+
+    def by_sizes(self, text: str) -> str:
+        """A text with what they are in the place of names that are not sizes."""
+        for name, what in reversed(self.definitions(text)):
+            text = re.sub(rf"\b{name}\b", f"({what})", text)
+        return text
+
+    def _called(self, text: str) -> str:
+        # By its content, so that a kernel's text does not depend on what other kernels there are.
+        name = f"size{(1 << 40) + int(hashlib.sha256(text.encode()).hexdigest()[:9], 16)}"
+        assert self._defined.setdefault(name, text) == text
+        return name
 
     def bounds(self, value: Polynomial) -> tuple[int, int]:
         """What it is at least and at most; its atoms are no less than 0."""
@@ -111,7 +153,7 @@ class Symbolic:
     @property
     def text(self) -> str:
         """In C: an expression of ``long long`` in parentheses."""
-        return f"({c_text(self.value)})"
+        return self.names.text(self.value)
 
     def __str__(self) -> str:
         # What is put behind a number in a text, as the LL of a long one, is put behind the 1.
@@ -172,6 +214,18 @@ class Symbolic:
     def __index__(self) -> int:
         raise Undecided(f"a constant in the place of {c_text(self.value)}")
 
+    def __float__(self) -> float:
+        raise Undecided(f"a constant in the place of {c_text(self.value)}")
+
+    def __truediv__(self, other: Any) -> float:
+        raise Undecided(f"a share of {c_text(self.value)}")
+
+    def __rtruediv__(self, other: Any) -> float:
+        raise Undecided(f"a share by {c_text(self.value)}")
+
+    def __pow__(self, other: Any) -> Any:
+        raise Undecided(f"a power of {c_text(self.value)}")
+
     def __abs__(self) -> Any:
         return self if self >= 0 else -self
 
@@ -211,11 +265,6 @@ def usually(value: Any) -> Any:
     return value
 
 
-def moves(*numbers: int) -> bool:
-    """Whether one of them moves."""
-    return any(isinstance(n, Symbolic) for n in numbers)
-
-
 def least(number: int) -> int:
     """What it is at least: for what holds everywhere."""
     return number.low if isinstance(number, Symbolic) else number
@@ -224,6 +273,11 @@ def least(number: int) -> int:
 def most(number: int) -> int:
     """What it is at most: for room."""
     return number.high if isinstance(number, Symbolic) else number
+
+
+def moves(*numbers: int) -> bool:
+    """Whether one of some numbers is a ``Symbolic``."""
+    return any(isinstance(n, Symbolic) for n in numbers)
 
 
 def c_name(size: str) -> str:
@@ -260,8 +314,9 @@ def sizes_in(text: str) -> list[str]:
     return sorted(set(_SIZE.findall(text)))
 
 
-def sizes_from(text: str, names: tuple[str, ...], table: str) -> str:
-    """A text with entries of a table in the place of sizes."""
+def sizes_from(number: int, names: tuple[str, ...], table: str) -> str:
+    """A number, which may be a ``Symbolic``, in C with entries of a table in the place of sizes."""
+    text = number.names.by_sizes(str(number)) if isinstance(number, Symbolic) else str(number)
     return _SIZE.sub(lambda found: f"{table}[{names.index(found[0])}]", text)
 
 
@@ -344,7 +399,7 @@ def _quotient(a: Any, b: Any) -> Any:
         rest = polynomial((m, c) for m, c in a.value.terms if c % b)
         if whole and _ends(names.number(rest))[0] >= 0:
             return names.number(polynomial(whole)) + names.number(rest) // b
-    text = f"({_text(a)} / {_text(b)})"
+    text = f"{_text(a)} / {_text(b)}"
     return names.atom(text, a_low // b_high, a_high // b_low, usual(a) // usual(b))
 
 
@@ -376,7 +431,7 @@ def _remainder(a: Any, b: Any) -> Any:
         raise Undecided(f"a remainder of {_shown(a)} by {_shown(b)}")
     if a_high < b_low:
         return a
-    return names.atom(f"({_text(a)} % {_text(b)})", 0, b_high - 1, usual(a) % usual(b))
+    return names.atom(f"{_text(a)} % {_text(b)}", 0, b_high - 1, usual(a) % usual(b))
 
 
 def _ends(number: Any) -> tuple[int, int]:

@@ -103,11 +103,13 @@ def pipeline(level: int) -> tuple[Pass, ...]:
     return tuple(p for p in all_passes() if p.tier <= level) if level > 0 else ()
 
 
-def same_at_all_sizes(passes: Iterable[Pass]) -> tuple[Pass, ...]:
+def same_at_all_sizes(passes: Iterable[Pass], *, images: bool = False) -> tuple[Pass, ...]:
     """Of some passes those that rewrite a graph in the same way whatever its sizes.
 
-    The others split by an extent's divisors, lend memory of inputs and results, which moves, or take images one by one.
+    The others split by an extent's divisors, lend memory of inputs and results, which moves, or take images one by one; of ``images``
+    of any size Winograd's form is left out, too, which there is no kernel of for all sizes, and which small ones are faster without.
     """
-    return tuple(
-        p for p in passes if not isinstance(p, SplitReduction | ReuseSavedTensors | ReuseResultBuffers | RunPerImage)
-    )
+    left_out: tuple[type, ...] = (SplitReduction, ReuseSavedTensors, ReuseResultBuffers, RunPerImage)
+    if images:
+        left_out = (*left_out, UseWinograd)
+    return tuple(p for p in passes if not isinstance(p, left_out))

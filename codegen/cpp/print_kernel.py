@@ -102,7 +102,7 @@ def _blank(plan: KernelPlan, table: str) -> tuple[KernelPlan, dict[str, str]]:
         used = sorted(set(re.findall(r"\b(?:[ao][0-9]+|scratch|status)\b", phase.code)))
         jobs = phase.jobs
         if isinstance(jobs, Symbolic) or 0 <= jobs < _MANY_JOBS:
-            words[jobs_word := f"{_JOBS}{number}"] = sizes_from(str(jobs), plan.sizes, table)
+            words[jobs_word := f"{_JOBS}{number}"] = sizes_from(jobs, plan.sizes, table)
             jobs = int(jobs_word)
         phases.append(Phase(jobs, f"{_WORD}{number}_ // {' '.join(used)}"))
     return KernelPlan("", f"{_WORD}{len(phases)}_" * bool(plan.globals), tuple(phases)), words

@@ -18,6 +18,7 @@ import numpy as np
 from dcir.codegen.symbolic import Symbolic
 from dcir.errors import Unsupported
 from dcir.ir.scalars import TABLE
+from dcir.ir.sizes import Quotient
 from dcir.ir.types import FLOATS, HALVES, INTEGERS, TYPES
 
 Expression = Callable[[Sequence[str], str], str]
@@ -191,6 +192,9 @@ def literal(value: bool | int | float, dtype: str) -> str:
     """A C++ constant of element type ``dtype`` (not a half type): the nearest float, or the integer itself."""
     if isinstance(value, Symbolic):
         return f"(({CPP_TYPE[dtype]}){value.text})"
+    if isinstance(value, Quotient):
+        over, under = (n.text if isinstance(n, Symbolic) else f"{n}LL" for n in (value.over, value.under))
+        return f"(({CPP_TYPE[dtype]})((double){over} / (double){under}))"
     if dtype == "bool":
         return "true" if value else "false"
     if dtype in INTEGERS:

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -30,6 +31,7 @@ from dcir.runtime.program import Program
 from dcir.targets import DEFAULT
 
 if TYPE_CHECKING:
+    from dcir.driver.moving_program import MovingProgram
     from dcir.transforms.base import Pass
 
 # DaCe's configuration is per thread and its generator is not thread safe: one graph is compiled at a time.
@@ -91,7 +93,8 @@ class Compilation:
         """The graph's program, and what the compilation of its backward must know."""
         with _COMPILING, _uncollected():
             if self.context.bounds:
-                return CompiledGraph(self._moving(gm))
+                moving = self._moving(gm)
+                return CompiledGraph(moving, bounds=moving.graph.bounds)
             self._keep(gm)
             done = self.rewritten(gm)
             parts, strides = buffer_parts(done), chosen_strides(done)
@@ -107,7 +110,7 @@ class Compilation:
             donation = Donation(program.place)
             return CompiledGraph(donation.forward(call), strides, parts, donation)
 
-    def _moving(self, gm: fx.GraphModule) -> Call:
+    def _moving(self, gm: fx.GraphModule) -> MovingProgram:
         """The graph's programs for all sizes within bounds.
 
         Raises:
@@ -138,6 +141,7 @@ class Compilation:
         record.threads = self.target.machine.threads
         self._clock.lap("passes")
         library = self._library(graph.network)
+        record.bounds = _bounds(replace(self.context, bounds=graph.bounds))
         program = MovingProgram(graph, library, session.arenas, prepare=options.prepare, on_made=session.programs.add)
         self._finish()
         return program

@@ -15,16 +15,32 @@ from dcir.cost.target import Target
 from dcir.errors import InvalidGraph
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.importer import Imported, import_graph
-from dcir.frontends.torch.shapes.given_sizes import extents, given_sizes, places, symbols, unmet
+from dcir.frontends.torch.shapes.conditions import Conditions
+from dcir.frontends.torch.shapes.given_sizes import (
+    divisions,
+    extents,
+    fractions,
+    given_sizes,
+    places,
+    symbols,
+    value_of,
+)
 from dcir.ir.cost_answers import CostAnswers, repeating, taking
-from dcir.ir.moving_network import MovingNetwork, usual_sizes
+from dcir.ir.moving_network import MovingNetwork, set_floats, usual_sizes
 from dcir.ir.refusal import Refusal
 from dcir.ir.sizes import Bounds, Sizes
 from dcir.ir.verify_moving import verify_moving
+from dcir.ops.analysis.size_axes import MOST_AXES, Axes, Axis, axis, near
+from dcir.ops.analysis.size_ladders import ladder
 from dcir.ops.analysis.size_unification import MOST_SIZES, chosen_samples, few, unified, unified_rows, unlike
 from dcir.transforms.base import Pass
 from dcir.transforms.pipelines import same_at_all_sizes
 from dcir.transforms.runner import PassRecord, run_passes
+
+# Floats that are quotients of sizes are made a little different from each other, and from what else they may be equal to at a sample, as
+# 1/4 is: passes that merge what is equal then do the same at all samples. It is undone when they have run, and what was computed from a
+# float by then is refused, since it is no quotient of the graph.
+_MARK = 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,8 @@ class MovingGraph:
         places: of each of them in the arguments.
         constants: as in ``Imported``, the same at all sizes.
         outputs: as in ``Imported``; a literal may be a ``Polynomial``.
+        bounds: the values that each size of the graph may have, those that do not move included.
+        axes: of each symbol what the network has of it, where that is not the symbol itself.
     """
 
     network: MovingNetwork
@@ -50,6 +68,16 @@ class MovingGraph:
     places: dict[str, tuple[int, int | None]]
     constants: dict[str, torch.Tensor]
     outputs: tuple[tuple[str, Any], ...]
+    bounds: tuple[Bounds, ...]
+    axes: tuple[Axis, ...] = ()
+
+    def sizes(self, values: Sequence[int]) -> dict[str, int] | None:
+        """The sizes of the network for values of the symbols; None if it is not for these."""
+        if not self.axes:
+            return dict(zip(self.network.sizes, values, strict=True))
+        if not all(a.has(v) for a, v in zip(self.axes, values, strict=True)):
+            return None
+        return {name: p for a, v in zip(self.axes, values, strict=True) for name, p in a.parts(v).items()}
 
 
 def moving_graph(
@@ -68,76 +96,190 @@ def moving_graph(
     Raises:
         InvalidInput: the bounds hold too few values.
     """
-    spans = dict(zip(symbols(gm), bounds, strict=True))
-    every = list(spans)
-    first = {name: every[i] for name, i in zip(every, context.same or range(len(every)), strict=True)}
-    still = {name: low for name, (low, high) in spans.items() if low == high}
-    names = [name for name in every if name not in still and first[name] == name]
-    if not 1 <= len(names) <= MOST_SIZES:
+    moving = _Symbols.of(gm, bounds, context)
+    names = moving.names
+    if not 1 <= len(names) <= MOST_AXES:
         return Refusal(f"{len(names)} sizes move")
-    sizes, samples = chosen_samples({f"s{i}": spans[name] for i, name in enumerate(names)}, extents(gm))
+    conditions = Conditions(gm, context.conditions)
+    seeing = _images(gm, moving, conditions)
+    if seeing is None:
+        sizes, chosen = chosen_samples({f"s{i}": moving.bounds[n] for i, n in enumerate(names)}, extents(gm))
+        seeing = _Seeing(sizes, [tuple(s.values()) for s in chosen], (few(chosen), range(len(chosen))))
+    if isinstance(seeing, Refusal):
+        return seeing
 
-    def values(sample: Mapping[str, int]) -> dict[str, int]:
-        given = still | dict(zip(names, sample.values(), strict=True))
-        return {name: given[first[name]] for name in every}
-
-    for sample in samples:
-        condition = unmet(gm, values(sample))
+    for sample in seeing.samples:
+        condition = conditions.unmet(moving.values(sample))
         if condition:
             return Refusal(f"the trace is for sizes with {condition}")
 
+    divided = _fractions(gm, moving, seeing.samples)
+    images = any(node.target is torch.ops.aten.convolution.default for node in gm.graph.nodes)
     answers = CostAnswers()
 
-    def rewritten(sample: Mapping[str, int], costs: Callable[[CostAnswers], AbstractContextManager[None]]) -> _Sample:
-        graph = given_sizes(gm, values(sample))
+    def rewritten(
+        sample: tuple[int, ...], costs: Callable[[CostAnswers], AbstractContextManager[None]] = repeating
+    ) -> _Sample:
+        exact = {pair: over / under for pair, values in divided.items() for over, under in [values[sample]]}
+        marked = {pair: v * (1 + (k + 1) * _MARK) for k, (pair, v) in enumerate(exact.items())}
+        graph = given_sizes(gm, moving.values(sample), marked)
         made = import_graph(graph, replace(context, donated={}))
         net = made.network
         net.target = target
         operators, traffic = len(net.ops()), net.bytes_moved()
         with costs(answers):
-            done = run_passes(net, same_at_all_sizes(passes))
+            done = run_passes(net, same_at_all_sizes(passes, images=images))
+        set_floats(net, {mark: exact[pair] for pair, mark in marked.items()})
         return _Sample(sample, made, operators, traffic, done)
 
     # What pays is decided near the usual sizes, for all. Then both ends: where the networks differ, they mostly do there.
-    usual = min(few(samples), key=lambda i: _apart(samples[i], usual_sizes(sizes)))
+    samples, last = seeing.samples, len(seeing.samples) - 1
+    usual = min(seeing.turns[0], key=lambda i: _apart(seeing.parts(samples[i]), usual_sizes(seeing.sizes)))
     seen = {usual: rewritten(samples[usual], taking)}
-    last = len(samples) - 1
-    seen |= {i: rewritten(samples[i], repeating) for i in (0, last) if i not in seen}
-    refusal = unlike([seen[i].done.network for i in (0, last)], [samples[0], samples[last]])
+    seen |= {i: rewritten(samples[i]) for i in (0, last) if i not in seen}
+    refusal = unlike([seen[i].done.network for i in (0, last)], [seeing.parts(samples[i]) for i in (0, last)])
     if refusal is not None:
         return refusal
     found: MovingGraph | Refusal = Refusal("")
-    for numbers in (few(samples), range(len(samples))):
-        seen |= {i: rewritten(samples[i], repeating) for i in numbers if i not in seen}
-        found = _joined([seen[i] for i in numbers], sizes, {name: places(gm)[name] for name in names})
+    for numbers in seeing.turns:
+        seen |= {i: rewritten(samples[i]) for i in numbers if i not in seen}
+        found = _joined(gm, [seen[i] for i in numbers], moving, seeing, numbers, list(divided.values()))
         if isinstance(found, MovingGraph):
             break
     return found
 
 
+@dataclass(frozen=True)
+class _Symbols:
+    """The sizes of a graph.
+
+    Attributes:
+        names: those that move, each by itself.
+        bounds: of every symbol.
+        first: of every symbol the first one that it is equal to.
+    """
+
+    names: list[str]
+    bounds: dict[str, Bounds]
+    first: dict[str, str]
+
+    @staticmethod
+    def of(gm: fx.GraphModule, bounds: Sequence[Bounds], context: GraphContext) -> _Symbols:
+        """Those of a graph within bounds."""
+        every = symbols(gm)
+        spans = dict(zip(every, bounds, strict=True))
+        first = {name: every[i] for name, i in zip(every, context.same or range(len(every)), strict=True)}
+        return _Symbols([n for n in every if first[n] == n and spans[n].low < spans[n].high], spans, first)
+
+    def values(self, sample: Sequence[int]) -> dict[str, int]:
+        """Of every symbol, for values of those that move."""
+        given = {name: b.low for name, b in self.bounds.items()} | dict(zip(self.names, sample, strict=True))
+        return {name: given[head] for name, head in self.first.items()}
+
+    def equal(self, name: str) -> list[str]:
+        """The symbols that are equal to one that moves."""
+        return [n for n, head in self.first.items() if head == name]
+
+
 def _apart(sizes: Mapping[str, int], others: Mapping[str, int]) -> float:
     """How far sizes are from others, by their ratios."""
-    return sum(abs(math.log(n / others[name])) for name, n in sizes.items())
+    return sum(abs(math.log((n + 1) / (others[name] + 1))) for name, n in sizes.items())
+
+
+@dataclass(frozen=True)
+class _Seeing:
+    """How a graph is looked at.
+
+    Attributes:
+        sizes: of the network that it becomes.
+        samples: values of its symbols, of which the last are the upper ends.
+        turns: numbers of the samples to look at, few and then more.
+        axes: what the sizes of the network are, if they are parts of the symbols.
+    """
+
+    sizes: Sizes
+    samples: Sequence[tuple[int, ...]]
+    turns: tuple[Sequence[int], ...]
+    axes: Axes | None = None
+
+    def parts(self, sample: Sequence[int]) -> dict[str, int]:
+        """The sizes of the network for values of the symbols."""
+        return self.axes.parts(sample) if self.axes is not None else dict(zip(self.sizes, sample, strict=True))
+
+
+def _images(gm: fx.GraphModule, moving: _Symbols, conditions: Conditions) -> _Seeing | Refusal | None:
+    """How a graph is looked at some of whose extents are quotients of others, or three of which move; None for another one."""
+    of_symbol = divisions(gm)
+    quotients = {name: [q for n in moving.equal(name) for q in of_symbol[n]] for name in moving.names}
+    if len(moving.names) <= MOST_SIZES and not any(quotients.values()):
+        return None
+    made: list[Axis] = []
+    taken = extents(gm)
+    for name in moving.names:
+        asked = moving.bounds[name]
+
+        def holds(value: int, name: str = name) -> bool:
+            return not conditions.unmet(dict.fromkeys(moving.equal(name), value))
+
+        try:
+            steps = ladder(quotients[name], asked.low)
+        except ZeroDivisionError:
+            return Refusal("something is divided by a size that may be 0")
+        found = axis(steps, asked, sum(len(a.sizes) for a in made), holds, taken)
+        if isinstance(found, str):
+            return Refusal(found)
+        made.append(found)
+        taken |= near(found.ladder.rungs(found.reach.high))
+
+    def all_hold(values: Sequence[int]) -> bool:
+        return not conditions.unmet(moving.values(values))
+
+    axes = Axes(made, extents(gm), all_hold)
+    return _Seeing(axes.sizes, axes.samples, axes.turns, axes)
 
 
 @dataclass(frozen=True)
 class _Sample:
     """The graph for some sizes: rewritten, with what it was before, and what the passes did."""
 
-    sizes: Mapping[str, int]
+    sizes: tuple[int, ...]
     done: Imported
     operators: int
     bytes_before: int
     passes: list[PassRecord]
 
 
-def _joined(given: Sequence[_Sample], sizes: Sizes, where: dict[str, tuple[int, int | None]]) -> MovingGraph | Refusal:
-    """What a graph is at samples as what it is at all sizes, which are somewhere in its arguments."""
-    seen, samples, widest = [s.done for s in given], [s.sizes for s in given], given[-1]
+def _fractions(
+    gm: fx.GraphModule, moving: _Symbols, samples: Sequence[tuple[int, ...]]
+) -> dict[Any, dict[tuple[int, ...], tuple[int, int]]]:
+    """What a graph divides by what, to a float that moves, at every sample."""
+    found = {}
+    for pair in fractions(gm):
+        values = {}
+        for s in samples:
+            over, under = (value_of(n, moving.values(s)) for n in pair)
+            values[s] = over, under
+        if len({over / under for over, under in values.values()}) > 1:
+            found[pair] = values
+    return found
+
+
+def _joined(
+    gm: fx.GraphModule,
+    given: Sequence[_Sample],
+    moving: _Symbols,
+    seeing: _Seeing,
+    numbers: Sequence[int],
+    divided: Sequence[Mapping[tuple[int, ...], tuple[int, int]]],
+) -> MovingGraph | Refusal:
+    """What a graph is at samples as what it is at all sizes."""
+    names, widest, axes = moving.names, given[-1], seeing.axes
+    seen, samples = [s.done for s in given], [seeing.parts(s.sizes) for s in given]
     done = widest.done
+    fit = None if axes is None else axes.fit(numbers).through
     if any(s.subgraphs for s in seen):
         return Refusal("an operator calls a graph")
-    outputs = unified_rows([tuple(s.outputs) for s in seen], samples)
+    outputs = unified_rows([tuple(s.outputs) for s in seen], samples, fit)
     if outputs is None:
         return Refusal("what the graph returns changes with the sizes")
     for other in seen:
@@ -145,14 +287,19 @@ def _joined(given: Sequence[_Sample], sizes: Sizes, where: dict[str, tuple[int, 
             torch.equal(other.constants[n], c) for n, c in done.constants.items()
         ):
             return Refusal("a constant changes with the sizes")
-    found = unified([s.network for s in seen], samples, sizes)
+    pairs = [tuple(zip(*(values[s.sizes] for s in given), strict=True)) for values in divided]
+    remainders = () if axes is None else [name for a in axes.axes for name in a.names[1:] if name]
+    found = unified([s.network for s in seen], samples, seeing.sizes, fit, pairs, remainders)  # type: ignore[arg-type]
     if isinstance(found, Refusal):
         return found
     try:
         verify_moving(found)
     except InvalidGraph as e:
         return Refusal(f"what cannot be shown to hold for all sizes: {e.message}")
+    reach = [a.reach for a in axes.axes] if axes is not None else list(found.sizes.values())
+    bounds = moving.bounds | dict(zip(names, reach, strict=True))
+    where = places(gm)
     return MovingGraph(
-        found, done, widest.operators, widest.bytes_before, widest.passes, tuple(where), where, done.constants,
-        outputs,
+        found, done, widest.operators, widest.bytes_before, widest.passes, tuple(names), {n: where[n] for n in names},
+        done.constants, outputs, tuple(bounds[moving.first[n]] for n in moving.bounds), axes.axes if axes is not None else (),
     )  # fmt: skip

@@ -49,20 +49,25 @@ class MovingProgram:
         key = tuple([int(args[i] if d is None else args[i].shape[d]) for i, d in self._places])
         found = self._kept.get(key)
         if found is None:
-            found = self.at(dict(zip(self.graph.network.sizes, key, strict=True)))
+            found = self.at(key)
         return found(args)
 
-    def at(self, values: Mapping[str, int]) -> Program:
+    def covers(self, values: Sequence[int]) -> bool:
+        """Whether it is for these values of the graph's symbols, each of which lies within its bounds."""
+        return self.graph.sizes(values) is not None
+
+    def at(self, key: tuple[int, ...]) -> Program:
         """What runs calls of these sizes.
 
         Args:
-            values: of each size of the network, by name, within the bounds.
+            key: a value of each symbol of the graph, within the bounds.
         """
-        key = tuple(values[name] for name in self.graph.network.sizes)
         with self._lock:
             found = self._kept.get(key)
             if found is None:
-                found = self._kept[key] = self._made(values)
+                sizes = self.graph.sizes(key)
+                assert sizes is not None
+                found = self._kept[key] = self._made(sizes)
                 if len(self._kept) > MOST_KEPT:
                     del self._kept[next(iter(self._kept))]
             return found

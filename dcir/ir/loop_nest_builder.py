@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.sizes import whole
 from dcir.ir.statements import (
     REDUCTIONS,
     Cast,
@@ -97,7 +98,7 @@ class LoopNestBuilder:
     """Builds a program statement by statement; equal statements get one value number."""
 
     def __init__(self, outer: Sequence[int], inner: Sequence[int] = ()) -> None:
-        self.outer, self.inner = tuple(int(d) for d in outer), tuple(int(d) for d in inner)
+        self.outer, self.inner = tuple(map(whole, outer)), tuple(map(whole, inner))
         self.inputs: list[str] = []
         self.outputs: list[str] = []
         self.body: list[Statement] = []
@@ -120,7 +121,7 @@ class LoopNestBuilder:
 
     def _walk(self, strides: Sequence[int]) -> Strides:
         """``strides``, 0 where a loop of extent 1 goes nowhere."""
-        return tuple(int(s) if d != 1 else 0 for s, d in zip(strides, self.outer + self.inner, strict=True))
+        return tuple(whole(s) if d != 1 else 0 for s, d in zip(strides, self.outer + self.inner, strict=True))
 
     def input(self, dtype: str) -> int:
         """Declare the next input operand; returns its number."""
@@ -176,7 +177,7 @@ class LoopNestBuilder:
         if mask is not None:
             assert other is not None and other.dtype == dtype
             args = (*args, mask.n, other.n)
-        sizes, walked = tuple(int(e) for e in extents), tuple(int(s) for s in steps)
+        sizes, walked = tuple(map(whole, extents)), tuple(map(whole, steps))
         return self._expr(Gather(operand, self._walk(strides), sizes, walked, checked, dtype, args))
 
     def op(self, name: str, *args: Expr, dtype: str | None = None) -> Expr:

@@ -22,6 +22,7 @@ def save(net: MovingNetwork, path: str | os.PathLike[str]) -> None:
         "operators": {label: encode(op) for label, op in net.operators.items()},
         "results": [encode(tuple(r)) for r in net.results],
         "samples": net.samples,
+        "remainders": sorted(net.remainders),
     }
     net.widest.save(path)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as z:
@@ -40,4 +41,5 @@ def load(path: str | os.PathLike[str]) -> MovingNetwork:
         {label: decode(op, moving=True) for label, op in tables["operators"].items()},
         tuple(MovingResult(*decode(r, moving=True)) for r in tables["results"]),
         tuple((tuple((str(n), int(v)) for n, v in values), str(found)) for values, found in tables["samples"]),
+        frozenset(map(str, tables["remainders"])),
     )

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dcir.errors import Unsupported
 from dcir.ir.network import Network, Operand, Result
 from dcir.ir.operator import Operator
 from dcir.ir.serialize import encode, register
-from dcir.ir.sizes import Number, Polynomial, Sizes, check_values, value_at
+from dcir.ir.sizes import Number, Polynomial, Quotient, Sizes, check_values, value_at
 from dcir.ir.statements import Const
 from dcir.ir.types import TYPES
 
@@ -59,7 +61,8 @@ class MovingOperator:
     """What moves of an operator; which containers its operands lie in does not.
 
     Attributes:
-        spec: its spec, with a ``Polynomial`` in the place of each integer that moves (and of a whole float that a loop nest computes with).
+        spec: its spec, with a ``Polynomial`` in the place of each integer that moves (and of a whole float that a loop nest computes with),
+            and a ``Quotient`` in that of another such float.
         in_offsets, out_offsets: first element of each operand within its container.
         reads, writes: bytes touched of each operand; None where they are no polynomial of the sizes.
     """
@@ -82,6 +85,7 @@ class MovingNetwork:
         operators: by label.
         results: in the order of the call.
         samples: sizes at which constant networks were seen, and their ``digest``.
+        remainders: sizes that are what a division leaves over of an input's, and may be 0.
     """
 
     sizes: Sizes
@@ -90,6 +94,7 @@ class MovingNetwork:
     operators: dict[str, MovingOperator]
     results: tuple[MovingResult, ...]
     samples: tuple[tuple[tuple[tuple[str, int], ...], str], ...]
+    remainders: frozenset[str] = frozenset()
 
     def at(self, values: Mapping[str, int]) -> Network:
         """The constant network for some sizes.
@@ -160,10 +165,44 @@ def with_numbers(value: Any, given: Callable[[Polynomial], Any]) -> Any:
         made = dataclasses.replace(
             value, **{f.name: with_numbers(getattr(value, f.name), given) for f in dataclasses.fields(value)}
         )
+        if isinstance(made, Quotient) and isinstance(made.over, int) and isinstance(made.under, int):
+            return made.over / made.under
         if isinstance(made, Const) and isinstance(made.value, int) and TYPES[made.dtype].kind == "float":
             return dataclasses.replace(made, value=float(made.value))
         return made
     return value
+
+
+def set_floats(net: Network, floats: Mapping[float, float]) -> None:
+    """Put other floats in the place of some that loop nests compute with, as they are or as a float32 holds them."""
+    rounded = {float(np.float32(old)): float(np.float32(new)) for old, new in floats.items()}
+    if not floats:
+        return
+
+    def other(value: Any) -> Any:
+        if isinstance(value, Const):
+            if not isinstance(value.value, float) or (value.value not in floats and value.value not in rounded):
+                return value
+            return dataclasses.replace(value, value=floats.get(value.value, rounded.get(value.value, value.value)))
+        if type(value) is tuple:
+            return tuple(map(other, value))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changed = {f.name: other(v) for f in dataclasses.fields(value) if type(v := getattr(value, f.name)) is tuple
+                       or dataclasses.is_dataclass(v)}  # fmt: skip
+            return (
+                dataclasses.replace(value, **changed)
+                if any(
+                    changed[name] is not getattr(value, name) and changed[name] != getattr(value, name)
+                    for name in changed
+                )
+                else value
+            )
+        return value
+
+    for op in net.ops():
+        spec = other(op.spec)
+        if spec is not op.spec:
+            net.rewire(op, spec, net.ins(op), net.outs(op))
 
 
 def polynomials(value: Any) -> Iterator[Polynomial]:

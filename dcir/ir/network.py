@@ -26,6 +26,7 @@ from dcir.ir.dace.validation import validate
 from dcir.ir.load_time import load_time_operators
 from dcir.ir.memory_plan import PREPARED, MemoryPlan
 from dcir.ir.operator import Operator
+from dcir.ir.sizes import whole
 from dcir.ir.types import itemsize
 
 
@@ -85,7 +86,7 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     strides, step = [], 1
     for d in reversed(shape):
         strides.append(step)
-        step *= max(int(d), 1)
+        step *= max(whole(d), 1)
     return tuple(reversed(strides))
 
 

@@ -14,7 +14,7 @@ from dcir.errors import InvalidGraph
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator, check_operator
 from dcir.ir.scalars import TABLE
-from dcir.ir.sizes import Polynomial, from_json
+from dcir.ir.sizes import Polynomial, Quotient, from_json
 from dcir.ir.statements import KINDS, REDUCTIONS, Statement
 
 _CLASSES: dict[str, type] = {}
@@ -33,6 +33,7 @@ def register(cls: type) -> type:
 
 
 register(LoopNest)
+register(Quotient)
 
 
 def _are_numbers(value: Any) -> bool:
@@ -49,7 +50,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "int": lambda v: type(v) is int,
     "str": lambda v: type(v) is str,
     "bool": lambda v: type(v) is bool,
-    "bool | int | float": lambda v: type(v) in (bool, int, float, Polynomial),
+    "bool | int | float": lambda v: type(v) in (bool, int, float, Polynomial, Quotient),
     "Values": _are_numbers,
     "Strides": _are_numbers,
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dcir.errors import InvalidGraph, InvalidInput
 
@@ -17,6 +18,7 @@ Monomial = tuple[tuple[str, int], ...]
 _NAME = re.compile(r"s[0-9]+")
 # A number is looked at in so many boxes before nothing is said of it.
 _MOST_BOXES = 4096
+_MOST_IN_CORNERS = 3
 
 
 class Bounds(NamedTuple):
@@ -96,6 +98,25 @@ Number = int | Polynomial
 """A number of a network: a constant, or one that moves with the sizes."""
 
 
+@dataclass(frozen=True)
+class Quotient:
+    """A float that moves with the sizes: one number divided by another, both whole and less than 2^53, as a float64.
+
+    Attributes:
+        over, under: the numbers; ``under`` is not 0.
+    """
+
+    over: Number
+    under: Number
+
+    def __str__(self) -> str:
+        return f"({self.over}) / ({self.under})"
+
+    def at(self, values: Mapping[str, int]) -> float:
+        """Its value; ``values`` holds one for each size."""
+        return value_at(self.over, values) / value_at(self.under, values)
+
+
 def size(name: str) -> Polynomial:
     """A size as a number.
 
@@ -144,6 +165,12 @@ def value_at(number: Number, values: Mapping[str, int]) -> int:
     return number.at(values) if isinstance(number, Polynomial) else number
 
 
+def whole(number: Any) -> int:
+    """An integer of any kind as Python's; a number that is known when a kernel runs as it is."""
+    found: int = int(number) if isinstance(number, numbers.Integral) else number
+    return found
+
+
 def check_values(sizes: Sizes, values: Mapping[str, int]) -> None:
     """Whether there is a value for every size, and no other, within the bounds.
 
@@ -171,7 +198,7 @@ def never_negative(number: Number, sizes: Sizes) -> bool:
         if not boxes:
             return True
         box = boxes.pop()
-        moved = _from_corner(number, dict(zip(names, box, strict=True)))
+        moved = from_corner(number, dict(zip(names, box, strict=True)))
         spans = {name: b.high - b.low for name, b in zip(names, box, strict=True)}
         corner = value_at(moved, dict.fromkeys(names, 0))
         if corner < 0:
@@ -187,16 +214,25 @@ def never_negative(number: Number, sizes: Sizes) -> bool:
 
 
 def corners(sizes: Sizes) -> list[dict[str, int]]:
-    """The values at all ends of the bounds, the least first and the greatest last."""
+    """The values at all ends of the bounds, the least first and the greatest last; of many sizes these two alone."""
+    if len(sizes) > _MOST_IN_CORNERS:
+        return [{name: b[end] for name, b in sizes.items()} for end in (0, 1)]
     return [dict(zip(sizes, ends, strict=True)) for ends in itertools.product(*sizes.values())]
 
 
-def _from_corner(number: Polynomial, box: Sizes) -> Number:
+def from_corner(number: Polynomial, box: Sizes) -> Number:
     """The polynomial of the distances from the low corner of a box."""
-    result: Number = 0
+    terms: list[tuple[Monomial, int]] = []
     for monomial, c in number.terms:
-        result += math.prod((size(name) + box[name].low for name, power in monomial for _ in range(power)), start=c)
-    return result
+        product: list[tuple[Monomial, int]] = [((), c)]
+        for name, power in monomial:
+            for _ in range(power):
+                low = box[name].low
+                product = [(_product(m, ((name, 1),)), k) for m, k in product] + [
+                    (m, k * low) for m, k in product if low
+                ]
+        terms += product
+    return polynomial(terms)
 
 
 def _terms(number: Number) -> tuple[tuple[Monomial, int], ...]:

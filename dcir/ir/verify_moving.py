@@ -26,7 +26,7 @@ def verify_moving(net: MovingNetwork) -> None:
         if strange := number.names() - net.sizes.keys():
             raise InvalidGraph(f"{number} depends on {min(strange)}, which is no size of the network")
     for name, (low, high) in net.sizes.items():
-        if not 1 <= low <= high:
+        if not (0 if name in net.remainders else 1) <= low <= high:
             raise InvalidGraph(f"{name} may be {low} to {high}; sizes of 0 make networks of their own")
     for name, c in net.containers.items():
         for d, s in zip(c.shape, c.strides, strict=True):

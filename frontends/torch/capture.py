@@ -30,8 +30,8 @@ from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
 from dcir.frontends.torch.recurrent import keep_long_layers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
+from dcir.frontends.torch.shapes.conditions import OneSize, asked_sizes
 from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes, Programs
-from dcir.frontends.torch.shapes.new_guards import GuardNeeded, few_new_guards
 from dcir.frontends.torch.shapes.size_one import hold_for_one, set_one_apart
 from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes, trains
 from dcir.frontends.torch.tape import boxed, choosing
@@ -39,7 +39,7 @@ from dcir.frontends.torch.wrappers import inline_marked
 from dcir.frontends.torch.written_inputs import WrittenElsewhere, forget_marks, updates_at_the_end
 from dcir.ir.memory_plan import BufferPart
 from dcir.ir.refusal import Refusal
-from dcir.ops.analysis.size_unification import MOST_SIZES
+from dcir.ops.analysis.size_axes import MOST_AXES
 from dcir.user_code import is_users
 
 BUCKET_CUT = (
@@ -109,7 +109,7 @@ def dynamo_backend(
                 return _traced(graph, compile_graph, settled)
 
             by_size = BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict)
-            if not by_size.only_batch and by_size.distinct(example_inputs) <= MOST_SIZES:
+            if not by_size.only_batch and by_size.distinct(example_inputs) <= MOST_AXES:
                 by_size.moving = _moving(gm, example_inputs, compile_graph, settled, by_size.names)
             return choosing(by_size)
         return _ahead_of_time(gm, example_inputs, compile_graph, limited, settled, GraphContext())
@@ -286,22 +286,26 @@ def _moving(
         return CompiledGraph(late[-1])
 
     environments = {number.node.shape_env for x in inputs for number in _numbers_of(x) if _is_symbolic(number)}
-    try:
-        with few_new_guards(environments):
+    with contextlib.ExitStack() as asked:
+        conditions = [asked.enter_context(asked_sizes(environment)) for environment in environments]
+        try:
             whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, inputs)
-    except GuardNeeded as e:
-        set_one_apart(str(e))
-        return Refusal(f"the trace for all sizes depends on one: {e}")
+        except OneSize as e:
+            set_one_apart(str(e))
+            return Refusal(f"the trace for all sizes depends on one: {e}")
     kinds = {graph.context.kind: graph for graph in late}
     first, backward = kinds.get("forward") or kinds.get("inference"), kinds.get("backward")
     if first is None or len(late) != len(kinds) or (backward is None) != (first.context.kind == "inference"):
         return Refusal(f"it is {len(late)} graphs")
+    under = tuple(c for found in conditions for c in found)
+    context = replace(first.context, conditions=under)
     try:
         if backward is not None:
-            backward.program = behind = Programs(backward.graph, backward.context, compile_graph, names)
-            sizes = MovingSizes(first.graph, first.context, compile_graph, names, behind)
+            context_behind = replace(backward.context, conditions=under)
+            backward.program = behind = Programs(backward.graph, context_behind, compile_graph, names)
+            sizes = MovingSizes(first.graph, context, compile_graph, names, behind)
         else:
-            sizes = MovingSizes(first.graph, first.context, compile_graph, names)
+            sizes = MovingSizes(first.graph, context, compile_graph, names)
     except Unsupported as e:
         return Refusal(str(e).splitlines()[0])
     first.program = sizes

@@ -26,12 +26,14 @@ class CompiledGraph:
         strides: of the results; None for those that are no tensors, or are laid out as the graph says.
         parts: where the results lie that lie in buffers of the call, by number.
         donation: of a forward, what the compilation of its backward settles with it; capture only hands it on.
+        bounds: of one program for all sizes, those that it is for, in the order of the inputs.
     """
 
     call: Callable[[list[Any]], list[Any]]
     strides: tuple[tuple[int, ...] | None, ...] = ()
     parts: Mapping[int, BufferPart] = field(default_factory=dict)
     donation: Any = None
+    bounds: tuple[Bounds, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class GraphContext:
         bounds: of its symbolic sizes, in the order of the inputs, where it is to be one program for all of them.
         same: for each of those sizes the number of the first one that it is equal to; empty: they have nothing to do with each other.
         bound_names: where those sizes are in the user's inputs.
+        conditions: of its symbolic sizes, which it was traced under and Dynamo does not know of.
     """
 
     kind: str = "inference"
@@ -67,6 +70,7 @@ class GraphContext:
     bounds: tuple[Bounds, ...] = ()
     same: tuple[int, ...] = ()
     bound_names: tuple[str, ...] = ()
+    conditions: tuple[Any, ...] = ()
 
 
 class OtherBounds(Unsupported):

@@ -41,7 +41,7 @@ EXPRESSIONS = {
 
 def evaluated(number, s0, s1):
     """What a C compiler makes of it; its divisions have no negative operands."""
-    text = str(number).replace("LL", "").replace("/", "//")
+    text = NAMES.by_sizes(str(number)).replace("LL", "").replace("/", "//")
     return eval(text, {"size0": s0, "size1": s1})
 
 
@@ -98,7 +98,7 @@ def test_equal_is_equal_at_all_sizes():
 
 def test_names():
     assert c_text(in_c(size("s1") * 3 + 1)) == "3LL * size1 + 1LL"
-    assert sizes_from(str(M), NAMES.sizes, "p") == "(4LL * p[0]) * 1"
+    assert sizes_from(M, NAMES.sizes, "p") == "(4LL * p[0]) * 1"
 
 
 def test_bounds_of_differences():
@@ -116,7 +116,7 @@ def test_smaller():
     a = names.given(size("s0"))
     assert smaller(3, 5) == 3 and smaller(a, 1) == 1 and smaller(a, 32) == a
     some = smaller(a, 10)
-    assert (least(some), most(some), usual(some)) == (2, 10, 8) and "?" in f"{some}"
+    assert (least(some), most(some), usual(some)) == (2, 10, 8) and "?" in names.by_sizes(f"{some}")
     some = larger(a, 10)
     assert (least(some), most(some), usual(some)) == (10, 32, 10) and larger(a, 1) == a and larger(40, a) == 40
     assert most(smaller(40 - a, a + a)) == 38
@@ -129,7 +129,7 @@ def test_even_quotients():
     names = Names.of({"s0": Bounds(2, 32), "s1": Bounds(2, 9)}, {"s0": 8, "s1": 3})
     a, b = (names.given(size(n)) for n in ("s0", "s1"))
     assert 24 * a // a == 24 and (6 * a * b + 4 * a) // (2 * a) == 3 * b + 2
-    assert "/" in f"{(3 * a * b) // (2 * a)}" and "/" in f"{(a + b) // a}"
+    assert all("/" in names.by_sizes(str(n)) for n in ((3 * a * b) // (2 * a), (a + b) // a))
 
 
 def test_usually():

@@ -31,6 +31,9 @@ from dcir.ir.sizes import Bounds
 from dcir.isa import host_isa
 from dcir.ops.library.segments import GroupSpec
 from tests.driver.test_moving_backward import Pairs, Sentences, sentences, sets
+from tests.driver.test_moving_images import NETS, SIZES
+from tests.driver.test_moving_images import images as images_of
+from tests.driver.test_moving_program import check, programs
 from tests.harness import all_samples, check_results, expected, graph_of_calls, run_cpp
 from tests.moving import Moving
 from tests.on_host import on_host
@@ -132,6 +135,19 @@ def moving() -> int:
     return 2
 
 
+def images() -> int:
+    """Programs for images of any size, at sizes that end in every smaller tile."""
+    for name, make in NETS.items():
+        torch.manual_seed(0)
+        net = make().eval()
+        fast = dcir.optimize(net, threads=THREADS)
+        for size in (*SIZES[:4], *((2, 18, 2 * width) for width in range(10, 26, 3))):
+            print(name, size, file=sys.stderr, flush=True)
+            check(fast, net, images_of(name, *size))
+        assert programs(fast)[0], name
+    return len(NETS)
+
+
 def raced() -> int:
     """A list of points whose blocks count in one place; the sanitizer says so when the process ends."""
     torch.set_num_threads(THREADS)
@@ -173,6 +189,6 @@ def _alone(t: torch.Tensor) -> torch.Tensor:
 
 if __name__ == "__main__":
     what, *numbers = sys.argv[1:]
-    functions = (operators, families, networks, kernels, moving, raced, broken)
+    functions = (operators, families, networks, kernels, moving, images, raced, broken)
     function = next(f for f in functions if f.__name__ == what)
     print("done", function(*map(int, numbers)))  # type: ignore[operator]

@@ -51,11 +51,11 @@ def test_no_races(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    [("families", "3"), ("networks",), ("kernels",), ("moving",)],
-    ids=["operators", "networks", "kernels", "moving"],
+    [("families", "3"), ("networks",), ("kernels",), ("moving",), ("images",)],
+    ids=["operators", "networks", "kernels", "moving", "images"],
 )
 def test_clean(what: tuple[str, ...]) -> None:
-    """Samples of every family of operators; a CNN and a transformer, forward and backward; odd sizes and indices outside."""
+    """Samples of every family of operators; networks, forward and backward; odd sizes and indices outside; images of any size."""
     done = _run(*what)
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout.startswith("done")

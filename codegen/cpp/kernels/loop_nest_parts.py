@@ -98,7 +98,7 @@ def _cut(p: LoopNest, d: int, size: int) -> LoopNest:
     cut = cut.reorder([d, *range(n_outer)], [e for e in range(n_outer, len(cut.dims)) if e != d])
     names = next(n.names for n in p.dims if isinstance(n, Symbolic))
     # Steps that the part has, which is the one that loop i0 is at.
-    left = names.atom(f"(i0 * {size}LL + {size}LL <= {extent} ? {size}LL : {extent} - i0 * {size}LL)", 1, size, size)
+    left = names.local(f"i0 * {size}LL + {size}LL <= {extent} ? {size}LL : {extent} - i0 * {size}LL", 1, size, size)
     inner = [*cut.inner]
     inner[d - n_outer] = left
     return replace(cut, inner=tuple(inner))

@@ -171,13 +171,19 @@ def sized(text: str) -> tuple[str, str]:
     names = sizes_in(text)
     if not names:
         return text, ""
+    # Without a name around it, the linker would take one kernel's functions for all kernels'.
+    return f"namespace {{\n{holder('Sized', text)}\n}}\n", f"Sized{{{', '.join(names)}}}."
+
+
+def holder(name: str, text: str) -> str:
+    """C++ of a struct of this name that holds the sizes in a text, and its functions."""
     # A function at namespace scope is static in another sense than a member.
     text = text.replace("static inline ", "inline ")
     text = text.replace("static __attribute__((noinline", "__attribute__((noinline")
+    names = sizes_in(text)
     text = _CONSTANT.sub(lambda m: ("const " if sizes_in(m[0]) else "static constexpr ") + m[1], text)
-    # Without a name around it, the linker would take one kernel's functions for all kernels'.
-    held = f"namespace {{\nstruct Sized {{\nconst L {', '.join(names)};\n{text}\n}};\n}}\n"
-    return held, f"Sized{{{', '.join(names)}}}."
+    members = f"const L {', '.join(names)};\n" if names else ""
+    return f"struct {name} {{\n{members}{text}\n}};"
 
 
 def unravel(

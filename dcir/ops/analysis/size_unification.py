@@ -13,19 +13,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
+
+import numpy as np
 
 from dcir.errors import InvalidInput
 from dcir.ir.moving_network import MovingContainer, MovingNetwork, MovingOperator, MovingResult, digest
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
-from dcir.ir.sizes import Bounds, Monomial, Number, Sizes, polynomial
+from dcir.ir.sizes import Bounds, Monomial, Number, Quotient, Sizes, polynomial
 from dcir.ir.statements import Const
 from dcir.ir.types import TYPES
 
 Values = Mapping[str, int]
+Through = Callable[[tuple[int, ...]], Number | None]
+"""From values at the samples to the number that has them, if there is one."""
+Fractions = tuple[tuple[int, ...], tuple[int, ...]]
+"""What is divided by what, at the samples."""
+FLOAT_OF: Mapping[str, Callable[[float], float]] = {"f32": lambda v: float(np.float32(v)), "f64": float}
+"""A float as an element of a type holds it."""
 
 MOST_SIZES = 2
 """Sizes that may move in one network: samples grow with the square of their number."""
@@ -77,16 +85,26 @@ def few(samples: Sequence[Values]) -> tuple[int, ...]:
     return _FEW[len(samples[0])]
 
 
-def unified(networks: Sequence[Network], samples: Sequence[Values], sizes: Sizes) -> MovingNetwork | Refusal:
+def unified(
+    networks: Sequence[Network],
+    samples: Sequence[Values],
+    sizes: Sizes,
+    fit: Through | None = None,
+    fractions: Sequence[Fractions] = (),
+    remainders: Collection[str] = (),
+) -> MovingNetwork | Refusal:
     """The network of all sizes, or why there is none.
 
     Args:
         networks: one for each sample, from one graph, after the same passes. The last one's order of operators and plan of memory are
             those of the result.
-        samples: from ``chosen_samples``, all or the ``few``.
+        samples: from ``chosen_samples``, all or the ``few``; or any, for a fit.
         sizes: their bounds.
+        fit: the number with certain values at the samples, where it is no polynomial of few sizes (``size_axes.py``).
+        fractions: what is divided by what in the graph, at the samples.
+        remainders: sizes that may be 0.
     """
-    polynomials = _Polynomials(samples)
+    polynomials = _Polynomials(samples, fit, fractions)
     for net in networks:
         if net.memory.donated or net.memory.shared() or net.memory.aliases:
             return Refusal("values lie in memory of inputs or results, which moves")
@@ -105,6 +123,7 @@ def unified(networks: Sequence[Network], samples: Sequence[Values], sizes: Sizes
                 for i, results in enumerate(zip(*(net.results for net in networks), strict=True))
             ),
             tuple((tuple(sorted(s.items())), digest(net)) for s, net in zip(samples, networks, strict=True)),
+            frozenset(remainders),
         )
     except _DifferError as e:
         return Refusal(str(e))
@@ -120,10 +139,12 @@ def unlike(networks: Sequence[Network], samples: Sequence[Values]) -> Refusal | 
     return None
 
 
-def unified_rows(rows: Sequence[tuple[Any, ...]], samples: Sequence[Values]) -> tuple[Any, ...] | None:
+def unified_rows(
+    rows: Sequence[tuple[Any, ...]], samples: Sequence[Values], fit: Through | None = None
+) -> tuple[Any, ...] | None:
     """Plain values at the samples as values with polynomials in them; None if they differ in more than integers."""
     try:
-        found: tuple[Any, ...] = _joined("a value", rows, _Polynomials(samples))
+        found: tuple[Any, ...] = _joined("a value", rows, _Polynomials(samples, fit))
     except _DifferError:
         return None
     return found
@@ -136,8 +157,13 @@ class _DifferError(Exception):
 class _Polynomials:
     """The polynomials through values at samples."""
 
-    def __init__(self, samples: Sequence[Values]) -> None:
+    def __init__(
+        self, samples: Sequence[Values], fit: Through | None = None, fractions: Sequence[Fractions] = ()
+    ) -> None:
         self._samples, names = samples, sorted(samples[0])
+        self._fit, self._fractions = fit, fractions
+        if fit is not None:
+            return
         degree = 1 if len(samples) == len(_FEW[len(names)]) else _DEGREE
         powers = itertools.product(range(degree + 1), repeat=len(names))
         self._monomials: list[Monomial] = [
@@ -151,9 +177,21 @@ class _Polynomials:
 
     def through(self, values: tuple[int, ...]) -> Number | None:
         """The polynomial with these values at the samples; None if there is none with integer coefficients."""
+        if self._fit is not None:
+            return values[0] if len(set(values)) == 1 else self._fit(values)
         if values not in self._known:
             self._known[values] = self._found(values)
         return self._known[values]
+
+    def quotient(self, values: Sequence[float], dtype: str) -> Quotient | None:
+        """The quotient with these values, as elements of a type, at the samples; None if the graph computes none such."""
+        rounded = FLOAT_OF[dtype]
+        for over, under in self._fractions:
+            if all(v in (a / b, rounded(a / b)) for a, b, v in zip(over, under, values, strict=True)):
+                a, b = self.through(over), self.through(under)
+                if a is not None and b is not None:
+                    return Quotient(a, b)
+        return None
 
     def same(self, what: str, values: Sequence[object]) -> None:
         """Refuse what differs.
@@ -259,6 +297,9 @@ def _number_computed_with(where: str, values: Sequence[Const], polynomials: _Pol
     if any(v.dtype != values[0].dtype for v in values) or not all(map(math.isfinite, numbers)):
         raise _DifferError(f"{where} differs with the sizes")
     if any(v != int(v) for v in numbers):
+        quotient = polynomials.quotient(numbers, values[0].dtype)
+        if quotient is not None:
+            return dataclasses.replace(values[0], value=quotient)  # type: ignore[arg-type]
         raise _DifferError(f"{where} computes with a fraction that moves: {', '.join(map(str, numbers))}")
     return dataclasses.replace(values[0], value=_number(where, [int(v) for v in numbers], polynomials))  # type: ignore[arg-type]
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._sympy.functions import FloorDiv, IntTrueDiv, Mod, ModularIndexing, PythonMod
 
 from dcir.errors import Unsupported
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_ROUNDED = (FloorDiv, Mod, PythonMod, ModularIndexing)
 
 
 def symbols(gm: fx.GraphModule) -> list[str]:
@@ -52,37 +55,69 @@ def extents(gm: fx.GraphModule) -> set[int]:
     return {d for d in shapes if not isinstance(d, torch.SymInt)}
 
 
-def unmet(gm: fx.GraphModule, values: Mapping[str, int]) -> str:
-    """A condition of the trace that does not hold for some values of the sizes; empty if all do.
-
-    Args:
-        gm: an ATen graph traced with symbolic sizes.
-        values: of all its symbols, by name.
-    """
-    for node in gm.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("val")
-        numbers = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
-        for number in numbers:
-            if isinstance(number, _SYMBOLIC):
-                guards = [guard.expr for guard in number.node.shape_env.guards]
-                return next((str(g) for g in guards if not holds(g, values)), "")
-    return ""
+def divisions(gm: fx.GraphModule) -> dict[str, list[Callable[[int], int]]]:
+    """Of every size the functions of it alone that are rounded quotients in a graph."""
+    found: dict[str, dict[Any, Callable[[int], int]]] = {name: {} for name in symbols(gm)}
+    for expression in _expressions(gm):
+        for part in sympy.preorder_traversal(expression):
+            if isinstance(part, _ROUNDED) and len(part.free_symbols) == 1:
+                (symbol,) = part.free_symbols
+                found.setdefault(str(symbol), {})[part] = _function(part, symbol)
+    return {name: list(of_size.values()) for name, of_size in found.items()}
 
 
-def holds(condition: Any, values: Mapping[str, int]) -> bool:
-    """Whether a condition of a trace holds for some values of its symbols, by name; one on symbols without a value is none."""
-    known = {s: values[str(s)] for s in condition.free_symbols if str(s) in values}
-    return len(known) < len(condition.free_symbols) or bool(condition.xreplace(known))
+def fractions(gm: fx.GraphModule) -> list[tuple[Any, Any]]:
+    """What is divided by what, to a float, in a graph: expressions for ``value_of``."""
+    parts = (p for expression in _expressions(gm) for p in sympy.preorder_traversal(expression))
+    return list(dict.fromkeys(p.args for p in parts if isinstance(p, IntTrueDiv)))
 
 
-def given_sizes(gm: fx.GraphModule, values: Mapping[str, int]) -> fx.GraphModule:
+def value_of(expression: Any, values: Mapping[str, int]) -> int:
+    """What an expression is for values of all symbols in it."""
+    return int(expression.xreplace({s: sympy.Integer(values[str(s)]) for s in expression.free_symbols}))
+
+
+def _function(expression: Any, symbol: Any) -> Callable[[int], int]:
+    known: dict[int, int] = {}
+
+    def of(value: int) -> int:
+        if value not in known:
+            known[value] = int(expression.xreplace({symbol: sympy.Integer(value)}))
+        return known[value]
+
+    return of
+
+
+def _expressions(gm: fx.GraphModule) -> list[Any]:
+    """The distinct expressions of sizes in a graph."""
+    found: dict[Any, None] = {}
+
+    def note(value: Any) -> None:
+        if isinstance(value, _SYMBOLIC):
+            found[value.node.expr] = None
+        elif isinstance(value, torch.Tensor):
+            for number in (*value.shape, *value.stride(), value.storage_offset()):
+                note(number)
+        elif isinstance(value, tuple | list):
+            for v in value:
+                note(v)
+
+    for node in gm.graph.nodes:
+        note(node.meta.get("val"))
+    return list(found)
+
+
+def given_sizes(
+    gm: fx.GraphModule, values: Mapping[str, int], floats: Mapping[Any, float] | None = None
+) -> fx.GraphModule:
     """A copy of an ATen graph whose nodes stand for tensors of constant sizes.
 
     Args:
         gm: a graph whose nodes carry fake tensors with symbolic sizes in ``meta['val']``.
         values: of all its symbols, by name.
+        floats: what stands for some of its ``fractions``, if that is not what they are.
     """
-    given = Given(values)
+    given = Given(values, floats)
     made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     made.meta.update(gm.meta)
     for node in made.graph.nodes:
@@ -98,8 +133,8 @@ class Given:
         mode: of the tensors, which have no contents.
     """
 
-    def __init__(self, values: Mapping[str, int]) -> None:
-        self._values, self.mode = values, FakeTensorMode()
+    def __init__(self, values: Mapping[str, int], floats: Mapping[Any, float] | None = None) -> None:
+        self._values, self._floats, self.mode = values, floats or {}, FakeTensorMode()
         self._known: dict[Any, int | float | bool] = {}
 
     def __call__(self, value: Any) -> Any:
@@ -114,6 +149,8 @@ class Given:
         key = kind, number.node.expr
         if key not in self._known:
             expression = number.node.expr
+            if isinstance(expression, IntTrueDiv) and expression.args in self._floats:
+                return self._floats[expression.args]
             self._known[key] = kind(expression.xreplace({s: self._values[str(s)] for s in expression.free_symbols}))
         return self._known[key]
 

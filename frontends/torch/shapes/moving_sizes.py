@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch._dynamo.convert_frame import compile_lock
 
 from dcir.errors import Unsupported
 from dcir.frontends.torch.context import CompileGraph, GraphContext, OtherBounds
+from dcir.frontends.torch.shapes.conditions import Conditions
 from dcir.frontends.torch.shapes.given_sizes import places, symbols
 from dcir.ir.sizes import Bounds
-from dcir.ops.analysis.size_unification import MOST_SIZES
+from dcir.ops.analysis.size_axes import MOST_AXES
 
 Call = Callable[[list[Any]], list[Any]]
 
@@ -54,6 +55,13 @@ class Span:
             self.bounds[name].low <= value <= self.bounds[name].high and value == values[self.first[name]]
             for name, value in values.items()
         )
+
+    def within(self, other: Span) -> Span:
+        """What both are for; the other may have less symbols."""
+        bounds = dict(self.bounds)
+        for name, (low, high) in other.bounds.items():
+            bounds[name] = Bounds(max(low, bounds[name].low), min(high, bounds[name].high))
+        return Span(bounds, self.first)
 
     def of(self, names: Sequence[str]) -> tuple[tuple[Bounds, ...], tuple[int, ...]]:
         """Bounds, and what is equal, of symbols in order."""
@@ -121,15 +129,18 @@ class Programs:
                 return call
         return None
 
-    def compiled(self, span: Span) -> Call:
-        """A program for sizes, which is not noted among ``made``.
+    def compiled(self, span: Span) -> tuple[Call, Span]:
+        """A program for sizes, and for which it is; it is not noted among ``made``.
 
         Raises:
             OtherBounds: there is none for these.
             Unsupported: there is none.
         """
         bounds, same = span.of(list(self.places))
-        return self._compile(self.gm, replace(self._context, bounds=bounds, same=same)).call
+        made = self._compile(self.gm, replace(self._context, bounds=bounds, same=same))
+        return made.call, Span(
+            dict(zip(self.places, made.bounds, strict=True)), {name: span.first[name] for name in self.places}
+        )
 
 
 class MovingSizes(Programs):
@@ -148,6 +159,7 @@ class MovingSizes(Programs):
     ) -> None:  # fmt: skip
         super().__init__(gm, context, compile_graph, names)
         self.backward = backward
+        self._conditions = Conditions(gm, context.conditions) if context.conditions else None
         self._limits, self._rows = _limits(gm), _rows_of_products(gm)
         self.refused: set[tuple[tuple[Bounds, ...], tuple[int, ...]]] = set()
         self.reason, self.hopeless = "", False
@@ -158,6 +170,9 @@ class MovingSizes(Programs):
         Raises:
             NoProgramForSizes: nothing does, nor can it be made.
         """
+        if self._conditions is not None and (condition := self._conditions.unmet(values)):
+            self.reason = f"the trace is for sizes with {condition}"
+            raise NoProgramForSizes(self.reason)
         ones = self._ones(values)
         with compile_lock:
             return self.found(values, ones) or self._new(values, ones)
@@ -171,25 +186,17 @@ class MovingSizes(Programs):
 
     def _new(self, values: Mapping[str, int], ones: Collection[str]) -> Call:
         first = _equal(values)
-        alone = len(set(first.values()) - set(ones)) == 1
-        reach = _HIGH_ALONE if alone else _HIGH
-        for least, times in _REACHES if not self.hopeless else ():
-            bounds = {
-                name: Bounds(1, 1) if name in ones else self._bounds(name, value, least, times, reach)
-                for name, value in values.items()
-            }
-            # Equal sizes have equal bounds.
-            for name, head in first.items():
-                low, high = bounds[head]
-                bounds[head] = Bounds(max(low, bounds[name].low), min(high, bounds[name].high))
-            span = Span({name: bounds[head] for name, head in first.items()}, first)
+        for span in self._spans(values, first, ones) if not self.hopeless else ():
             key = span.of(list(values))
             if key in self.refused or not span.holds(values):
                 continue
             try:
-                call = self.compiled(span)
-                if self.backward is not None:
-                    self.backward.made.append((span, self.backward.compiled(span)))
+                # The backward first: where only one can be had, it is mostly the forward.
+                behind = None if self.backward is None else self.backward.compiled(span)
+                call, reach = self.compiled(span)
+                if self.backward is not None and behind is not None:
+                    reach = reach.within(behind[1])
+                    self.backward.made.append((reach, behind[0]))
             except OtherBounds as e:
                 self.refused.add(key)
                 self.reason = str(e).splitlines()[0]
@@ -197,10 +204,31 @@ class MovingSizes(Programs):
                 self.reason, self.hopeless = str(e).splitlines()[0], True
                 break
             else:
-                self.made.append((span, call))
-                return call
+                self.made.append((reach, call))
+                if reach.holds(values):
+                    return call
+                self.refused.add(key)
+                self.reason = "a program for all sizes begins at larger ones"
         self.hopeless |= not self.made and len(self.refused) >= _TRIES
         raise NoProgramForSizes(self.reason)
+
+    def _spans(self, values: Mapping[str, int], first: Mapping[str, str], ones: Collection[str]) -> Iterator[Span]:
+        """What a program for some values may be for, the widest first; at last one with sizes of 1 as constants."""
+        small = frozenset(name for name, value in values.items() if value == 1)
+        for still in dict.fromkeys((frozenset(ones), small if len(small) < len(values) else frozenset())):
+            alone = len(set(first.values()) - still) == 1
+            for least, times in _REACHES:
+                bounds = {
+                    name: Bounds(1, 1)
+                    if name in still
+                    else self._bounds(name, value, least, times, _HIGH_ALONE if alone else _HIGH)
+                    for name, value in values.items()
+                }
+                # Equal sizes have equal bounds.
+                for name, head in first.items():
+                    low, high = bounds[head]
+                    bounds[head] = Bounds(max(low, bounds[name].low), min(high, bounds[name].high))
+                yield Span({name: bounds[head] for name, head in first.items()}, first)
 
     def _bounds(self, name: str, value: int, least: int, times: int, reach: int) -> Bounds:
         """Those of a program that is made for the sake of a value."""
@@ -214,7 +242,7 @@ def _equal(values: Mapping[str, int]) -> dict[str, str]:
 
     Dynamo has a symbol for the cache of each layer, though all are of one length.
     """
-    if len(values) <= MOST_SIZES:
+    if len(values) <= MOST_AXES:
         return {name: name for name in values}
     heads: dict[int, str] = {}
     return {name: heads.setdefault(value, name) for name, value in values.items()}

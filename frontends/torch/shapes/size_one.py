@@ -20,7 +20,8 @@ from torch.fx.experimental import _config
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from dcir.frontends.torch.shapes.given_sizes import Given, holds
+from dcir.frontends.torch.shapes.conditions import holds
+from dcir.frontends.torch.shapes.given_sizes import Given
 
 
 class TraceAnew(TensorifyScalarRestartAnalysis, UnspecializeRestartAnalysis):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dcir.codegen.cpp.tiles.emit import Draft, TileStep, render, round_up
+from dcir.codegen.cpp.tiles.emit import Draft, TileStep, holder, render, round_up
+from dcir.codegen.symbolic import sizes_in
 from dcir.isa import Isa
 
 
@@ -17,14 +18,17 @@ def combine(name: str, dtype: str, drafts: Sequence[Draft], isa: Isa) -> Draft:
     at = 0
     first: list[tuple[int, str]] = []
     last: list[tuple[int, str]] = []
+    parts = [f"{d.epilogue.text(isa) if d.epilogue else ''}{d.text}" for d in drafts]
+    sized = any(map(sizes_in, parts))
     for i, d in enumerate(drafts):
-        texts.append(f"namespace part{i} {{{d.epilogue.text(isa) if d.epilogue else ''}{d.text}}}\n")
+        texts.append(f"{holder(f'part{i}', parts[i])}\n" if sized else f"namespace part{i} {{{parts[i]}}}\n")
+        called = f"part{i}{{{', '.join(sizes_in(parts[i]))}}}." if sized else f"part{i}::"
         left, right = ("a1", "a0") if d.swapped else ("a0", "a1")
         result = "o0" if d.epilogue is None else "nullptr"
         more = "" if d.epilogue is None else f", {d.epilogue.operands().replace('dcir_tile::', f'part{i}::')}"
         for steps, into in ((d.steps[:-1], first), (d.steps[-1:], last)):
             into += [
-                (s.jobs, f"part{i}::{s.function}($, {left}, {right}, a2, {result}, scratch + {at}LL{more});")
+                (s.jobs, f"{called}{s.function}($, {left}, {right}, a2, {result}, scratch + {at}LL{more});")
                 for s in steps
                 if s.jobs
             ]

@@ -39,8 +39,10 @@ def supports_convolution(spec: ConvolutionSpec) -> bool:
 def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPlan:
     """The kernel of a convolution that ``supports_convolution``; inputs and outputs by kind as in `ConvolutionSpec`."""
     last = spec.x[1] == spec.y[1] == 1 and spec.dtype not in HALF
+    # Panels that run on from one group to the next are read by a kernel that has a bias only as an epilogue.
+    spanned = bool(spec.panel) and spec.spanned
     if spec.bias and (
-        spec.epilogue is not None or spec.winograd or (last and supports_convolution(replace(spec, panel=1)))
+        spec.epilogue is not None or spec.winograd or spanned or (last and supports_convolution(replace(spec, panel=1)))
     ):
         spec = _bias_first(spec)
     elif last and _stores_from_tiles(spec):

@@ -40,6 +40,8 @@ def _refusal(gradient: DataGradient, isa: Isa, threads: int) -> Refusal | None:
 def _refused(p: ConvolutionProblem, isa: Isa) -> Refusal | None:
     if p.dtype != "f32":
         return Refusal(f"numbers of {p.dtype}")
+    if p.moves:
+        return Refusal("images of any size")
     if p.groups != 1 or p.ys[2] != 1 or p.bias or math.prod(p.inp) == 0:
         return Refusal("several groups, or results that are not in channels-last")
     p = replace(p, panel=COLUMNS, ys=_dense(p))

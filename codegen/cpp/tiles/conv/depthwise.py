@@ -177,6 +177,8 @@ def depthwise_weight_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: 
 
 
 def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    if p.moves:
+        return Refusal("copies of planes are of a constant size")
     return Refusal("packed weights") if p.panel else depthwise_refusal(p)
 
 

@@ -93,6 +93,8 @@ def _sum(rows: list[tuple[int, int]], columns: list[tuple[int, int]], kw: int, p
 
 def _refusal(gradient: DataGradient, isa: Isa, threads: int) -> Refusal | None:
     p = gradient.forward
+    if p.moves:
+        return Refusal("copies of planes are of a constant size")
     if not p.ci == p.co == 1 or p.groups == 1:
         return Refusal("several channels in a group, or one group")
     if not p.inp[0] == p.out[0] == p.ker[0] == 1 or p.base[0] != 0:

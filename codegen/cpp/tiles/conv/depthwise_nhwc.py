@@ -7,6 +7,7 @@ leaves out the taps that fall outside, and no tile has a branch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.template import templates
@@ -16,6 +17,7 @@ from dcir.codegen.cpp.tiles.emit import (
     ELEMENT_BYTES,
     EPILOGUE_PARAMETER,
     Draft,
+    Runs,
     Split,
     TileStep,
     ceil_div,
@@ -25,6 +27,7 @@ from dcir.codegen.cpp.tiles.emit import (
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 from dcir.codegen.cpp.tiles.epilogue.groups import GROUPED
 from dcir.codegen.cpp.tiles.method import Method
+from dcir.codegen.symbolic import most, moves
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 
@@ -32,21 +35,28 @@ text_of = templates("conv/depthwise_nhwc")
 
 SERIAL_WORK = 1 << 15
 AHEAD = 4  # vectors of channels, that what sums read is asked for before
+MOVING_ROWS = 4  # of a job, where images are of any size
+_REST = (8, 4, 2, 1)  # pixels of the tiles that do what is left of a row of any length
 ROW_BYTES = 128 << 10  # a row of results waits on the stack for an epilogue that wants long runs
 
 
 @dataclass(frozen=True)
 class DepthwiseTile:
-    """A tile of ``pixels`` outputs; relative to its first input column, columns from ``low`` to ``high`` exist."""
+    """A tile of ``pixels`` outputs; relative to its first input column, columns from ``low`` to ``high`` exist; none: it is told."""
 
     pixels: int
     low: int
     high: int
 
     @property
+    def edge(self) -> bool:
+        """Whether it is one pixel whose taps are told when it runs."""
+        return self.high == 0
+
+    @property
     def name(self) -> str:
         """The function's name."""
-        return f"tile_{self.pixels}_{self.low}_{self.high}"
+        return "edge" if self.edge else f"tile_{self.pixels}_{self.low}_{self.high}"
 
     def uses(self, p: ConvolutionProblem) -> dict[int, list[tuple[int, int]]]:
         """Per column of the input that exists, the pixels and the columns of the kernel that meet there."""
@@ -78,31 +88,35 @@ def channels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> 
     partial = p.groups < width
     vectors = ceil_div(p.groups, width)
     group = "v * VL" if partial or p.groups % width == 0 else f"v + 1 < {vectors} ? v * VL : {p.groups} - VL"
-    most = max(1, min(14, isa.registers - 1 - min(p.ker[2], 7)))
-    split = Split.at_most(p.out[2], most)
-    tiles = [tile_at(p, c0, n) for c0, n in columns_of(split)]
+    longest = max(1, min(14, isa.registers - 1 - min(p.ker[2], 7)))
     epilogue = Epilogue(p.epilogue, p.dtype, 2, 1, 5) if p.epilogue is not None else None
     # Results of a row wait in a buffer where the epilogue is a call that should do many of them.
-    row_bytes = p.out[2] * padded * element
+    row_bytes = most(p.out[2]) * padded * element
     in_tile = epilogue is None or epilogue.in_registers or (epilogue.grouped and not partial)
     waits = not in_tile and row_bytes <= ROW_BYTES
     sums = epilogue is not None and epilogue.sums > 0
     made: dict[str, str] = {}
-    for t in tiles:
-        made.setdefault(t.name, _tile_text(p, t, wh, ww, epilogue, padded=padded, partial=partial, waits=waits))
-    calls = []
-    for t, (c0, _) in zip(tiles, columns_of(split), strict=True):
-        first = c0 * p.stride[2] + p.base[2]
-        to = (
-            f"e, n, g, r, {c0}{', v * VL - g' if sums else ''}" if epilogue is not None else f"y + g + {c0 * p.ys[5]}LL"
-        )
-        to = f"row + {c0} * {padded} + g" if waits else to
-        # Channels innermost: neighbouring lines are read one after the other.
-        calls.append(
+
+    def call(t: DepthwiseTile, column: str, more: str = "") -> str:
+        """C++ that runs a tile from a column on for all channels, neighbouring lines one after the other."""
+        if t.name not in made:
+            made[t.name] = _tile_text(p, t, wh, ww, epilogue, padded=padded, partial=partial, waits=waits)
+        to = f"y + g + {_scaled(column, p.ys[5])}"
+        if epilogue is not None:
+            to = f"e, n, g, r, {column}{', v * VL - g' if sums else ''}"
+        to = f"row + {column} * {padded} + g" if waits else to
+        first = _scaled(column, p.stride[2] * p.xs[5], p.base[2] * p.xs[5])
+        return (
             f"        for (L v = 0; v < {vectors}; v++) {{ const L g = {group}; "
-            f"{t.name}(x + g + ({first * p.xs[5]}LL), w + g, {to}, kh0, kh1); }}"
+            f"{t.name}(x + g + ({first}), w + g, {to}, kh0, kh1{more}); }}"
         )
-    rows = Split(p.out[1], _row_blocks(p, threads))
+
+    if moves(p.out[2]):
+        tiles = _moving_tiles(p, longest, call)
+    else:
+        columns = columns_of(Split.at_most(p.out[2], longest))
+        tiles = "\n".join(call(tile_at(p, c0, n), str(c0)) for c0, n in columns)
+    rows: Split | Runs = Runs(p.out[1], MOVING_ROWS) if p.moves else Split(p.out[1], _row_blocks(p, threads))
     target = f"T *y = o0 + {p.y0}LL + n * {p.ys[0]}LL + r * {p.ys[4]}LL;" if epilogue is None else ""
     finish = ""
     if waits:
@@ -116,8 +130,8 @@ def channels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> 
         blocks=rows.parts, row_start=rows.start("block"), row_next=rows.start("block + 1"), sh=p.stride[1], bh=p.base[1],
         dh=p.dil[1], ih=p.inp[1], kh=p.ker[1], xn=p.xs[0], xh=p.xs[4],
         weights=f"a1 + {p.w0}LL" if in_place else "(const T *)scratch", target=target,
-        buffer=f"alignas(64) T row[{p.out[2] * padded}];" if waits else "",
-        tiles="\n".join(calls), finish=finish,
+        buffer=f"alignas(64) T row[{most(p.out[2]) * padded}];" if waits else "",
+        tiles=tiles, finish=finish,
     )  # fmt: skip
     steps: tuple[TileStep, ...] = (TileStep(p.n * rows.parts, "run"),)
     scratch = 0
@@ -128,6 +142,38 @@ def channels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> 
         )  # fmt: skip
         steps, scratch = (TileStep(p.taps, "pack"), *steps), p.taps * padded * element
     return Draft(name, p.dtype, text, steps, scratch, epilogue=epilogue, sums=sums)
+
+
+def _scaled(column: str, step: int, start: int = 0) -> str:
+    """C++ of so many steps from a start: a number where the column is one."""
+    return f"{int(column) * step + start}LL" if column.isdigit() else f"{column} * {step}LL + {start}LL"
+
+
+def _moving_tiles(p: ConvolutionProblem, longest: int, call: Callable[..., str]) -> str:
+    """C++ of the tiles of a row that is as long as the sizes have it: the first, all whole ones, smaller ones, pixels at the edges.
+
+    What a pixel at an edge leaves out is known when the kernel runs.
+    """
+    reach = (p.ker[2] - 1) * p.dil[2]
+    left = max(0, ceil_div(-p.base[2], p.stride[2]))  # pixels that have taps left of the image
+    whole = [(n, whole_tile(p, n)) for n in (longest, *_REST) if n <= longest]
+    first = ""
+    if 0 < left <= longest:
+        clipped = DepthwiseTile(longest, -p.base[2], (longest - 1) * p.stride[2] + reach + 1)
+        first = text_of.first_tile(size=longest, call=call(clipped, "0"))
+    tiles = "\n".join(text_of.whole_tiles(size=n, call=call(t, "c")) for n, t in dict(whole).items())
+    edge = text_of.edge_pixel(
+        sw=p.stride[2],
+        bw=p.base[2],
+        dw=p.dil[2],
+        kw=p.ker[2],
+        iw=p.inp[2],
+        call=call(DepthwiseTile(1, 0, 0), "c", ", kw0, kw1"),
+    )
+    last = p.inp[2] - 1 - p.base[2] - reach
+    return text_of.moving_tiles(
+        left=left, width=p.out[2], last=last, sw=p.stride[2], first=first, tiles=tiles, edge=edge
+    )
 
 
 def columns_of(split: Split) -> list[tuple[int, int]]:
@@ -147,6 +193,11 @@ def tile_at(p: ConvolutionProblem, c0: int, pixels: int) -> DepthwiseTile:
     return DepthwiseTile(pixels, max(0, -first), max(0, min(reach, p.inp[2] - first)))
 
 
+def whole_tile(p: ConvolutionProblem, pixels: int) -> DepthwiseTile:
+    """The tile of so many pixels that have all taps."""
+    return DepthwiseTile(pixels, 0, (pixels - 1) * p.stride[2] + (p.ker[2] - 1) * p.dil[2] + 1)
+
+
 def _row_blocks(p: ConvolutionProblem, threads: int) -> int:
     """Blocks of rows per image: few, so that a block's rows meet in the cache, but as many as keep the threads even."""
     if p.work < SERIAL_WORK:
@@ -162,6 +213,10 @@ def _tile_text(
 ) -> str:  # fmt: skip
     lanes_of = p.groups if partial else 0
     get = f"load_part({{}}, {lanes_of})" if partial else "load({})"
+    if t.edge:
+        kernel, image = get.format(f"q + kw * {ww}LL"), get.format(f"p + kw * {p.dil[2] * p.xs[5]}LL")
+        told = [text_of.edge_taps(get_w=kernel, get_x=image)]
+        return _finished_tile(p, t, wh, epilogue, [], told, padded=padded, partial=partial, waits=waits)
     uses = t.uses(p)
     wanted = sorted({kw for pairs in uses.values() for _, kw in pairs})
     weights = [f"        const V w{kw} = {get.format(f'q + {kw * ww}LL')};" for kw in wanted]
@@ -169,6 +224,15 @@ def _tile_text(
     for column, pairs in sorted(uses.items()):
         adds = " ".join(f"y{i} += w{kw} * s;" for i, kw in pairs)
         taps.append(f"        {{ const V s = {get.format(f'p + {column * p.xs[5]}LL')}; {adds} }}")
+    return _finished_tile(p, t, wh, epilogue, weights, taps, padded=padded, partial=partial, waits=waits)
+
+
+def _finished_tile(
+    p: ConvolutionProblem, t: DepthwiseTile, wh: int, epilogue: Epilogue | None, weights: list[str], taps: list[str], *,
+    padded: int, partial: bool, waits: bool,
+) -> str:  # fmt: skip
+    """The function of a tile: sums over rows of the kernel, and what is done with them."""
+    lanes_of = p.groups if partial else 0
     valid = str(p.groups) if partial else "VL"
     ahead = ""
     if epilogue is not None and epilogue.sums and epilogue.streams and not waits:
@@ -193,8 +257,9 @@ def _tile_text(
     else:
         put = f"store_part(y + {{}}LL, y{{}}, {lanes_of});" if partial else "store(y + {}LL, y{});"
         to, stop = "T *y", ["    " + put.format(i * p.ys[5], i) for i in range(t.pixels)]
+    clear = "\n".join(f"    V y{i} = V{{}};" for i in range(t.pixels))
     return text_of.tile(
-        name=t.name, to=to, ahead=ahead, clear="\n".join(f"    V y{i} = V{{}};" for i in range(t.pixels)),
+        more=", L kw0, L kw1" if t.edge else "", name=t.name, to=to, ahead=ahead, clear=clear,
         row=p.dil[1] * p.xs[4], wh=wh, weights="\n".join(weights), taps="\n".join(taps), stop="\n".join(stop),
     )  # fmt: skip
 

@@ -8,15 +8,16 @@ the layout of y (for NCHW through transposed blocks).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
-from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, Three
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, Three, usual_problem
 from dcir.codegen.cpp.tiles.emit import (
     ELEMENT_BYTES,
     EPILOGUE_PARAMETER,
     Draft,
+    Runs,
     Split,
     TileStep,
     ceil_div,
@@ -27,6 +28,7 @@ from dcir.codegen.cpp.tiles.emit import (
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 from dcir.codegen.cpp.tiles.gemm.tiles import choose
 from dcir.codegen.cpp.tiles.method import Method
+from dcir.codegen.symbolic import moves, sizes_in
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.packing import panels
@@ -51,7 +53,7 @@ SERIAL_WORK = 1 << 16
 class DirectTile:
     """A register tile: ``tall`` rows of at most ``wide.size`` pixels, by vectors of output channels."""
 
-    wide: Split
+    wide: Split | Runs
     tall: int
     vectors: Split
 
@@ -74,7 +76,7 @@ class DirectLayout:
     """How a problem is divided."""
 
     tile: DirectTile
-    rows: Split  # output rows in blocks
+    rows: Split | Runs  # output rows in blocks
     per_block: int  # column tiles in a block
     parts: int  # of the output blocks
     inputs: Split  # input channels in blocks
@@ -87,7 +89,9 @@ class DirectLayout:
     @property
     def block(self) -> tuple[int, int]:
         """Rows and columns of the largest block."""
-        return self.rows.size, min(self.per_block * self.tile.wide.size, self.tile.wide.total)
+        wide = self.tile.wide
+        columns = self.per_block * wide.size
+        return self.rows.size, columns if isinstance(wide, Runs) else min(columns, wide.total)
 
 
 def direct_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
@@ -152,8 +156,10 @@ def direct_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Dr
 def _residues(p: ConvolutionProblem) -> str:
     if not p.family:
         return ""
-    rows = (f"{{{', '.join(map(str, (r.w0, r.y0, *r.base, *r.out)))}}}" for r in p.family)
-    return conv_text.residues(members=", ".join(rows))
+    rows = ", ".join(f"{{{', '.join(map(str, (r.w0, r.y0, *r.base, *r.out)))}}}" for r in p.family)
+    if sizes_in(rows):
+        return conv_text.moving_residues(count=len(p.family), members=rows)
+    return conv_text.residues(members=rows)
 
 
 def _indices(names: tuple[str, ...], extents: tuple[int, ...]) -> str:
@@ -189,7 +195,22 @@ def copy_of(p: ConvolutionProblem, rows: int, cols: int, width: int, element: in
     return TapCopy(step, stride, *strides)  # type: ignore[arg-type]
 
 
+def _moving_layout(p: ConvolutionProblem, isa: Isa, threads: int) -> DirectLayout:
+    """The layout of the usual sizes, with blocks of its size for images of any size: what sticks out of the last is not stored."""
+    made = _layout(usual_problem(p), isa, threads)
+    tile, rows = made.tile, made.rows
+    per_block = made.per_block
+    wide, tall = tile.wide, tile.tall
+    if moves(p.out[2]):
+        wide, tall = Runs(p.out[2], tile.wide.size), 1
+    if moves(p.out[1]):
+        rows = Runs(p.out[1], round_up(made.rows.size, tall))
+    return DirectLayout(replace(tile, wide=wide, tall=tall), rows, per_block, made.parts, made.inputs)
+
+
 def _layout(p: ConvolutionProblem, isa: Isa, threads: int) -> DirectLayout:
+    if p.moves:
+        return _moving_layout(p, isa, threads)
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
     tile = _tile(p, width, isa.registers)
     oh, ow = p.out[1], p.out[2]

@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
-from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import DepthwiseTile, columns_of, tile_at
-from dcir.codegen.cpp.tiles.conv.nhwc import border
-from dcir.codegen.cpp.tiles.conv.nhwc_tile import CHAIN, in_chains
-from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes
+from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import DepthwiseTile, columns_of, tile_at, whole_tile
+from dcir.codegen.cpp.tiles.conv.nhwc import LONG, border, inside
+from dcir.codegen.cpp.tiles.conv.nhwc_tile import CHAIN, in_chains, rest_kinds
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, usual_problem
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Runs, Split, TileStep, ceil_div, lanes
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 from dcir.codegen.cpp.tiles.epilogue.groups import GROUPED
 from dcir.codegen.cpp.tiles.method import Method
+from dcir.codegen.symbolic import moves, usual
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.epilogue import identity_epilogue
@@ -35,6 +36,7 @@ WEIGHT_BYTES = (128 << 10, 512 << 10)
 IMAGE_BYTES = 192 << 10  # of the rows that all vectors pass over
 UNROLLED = 16  # vectors of a tile that are finished in registers
 MOST_FORMS = 6
+MOVING_BLOCKS = 8  # of rows of an image of the usual size, where images are of any size
 # AVX2, cycles against those of the multiply-adds alone (Zen 3, images in the second-level cache): numbers used for all taps; tap by tap
 # several vectors, and one; and the least that a tap takes, since a pixel's sums wait for each other.
 SHARED, PAIRS, SINGLE, CHAINED = 1.1, 1.22, 1.4, 4.6
@@ -44,7 +46,7 @@ SHARED, PAIRS, SINGLE, CHAINED = 1.1, 1.22, 1.4, 4.6
 class GroupedForm:
     """A tile: so many pixels, vectors of output channels, and whether a number of the image is used for all taps at once."""
 
-    wide: Split
+    wide: Split | Runs
     vectors: int
     shared: bool
 
@@ -122,7 +124,7 @@ def grouped_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> D
         steps.append(TileStep(count, "pack"))
         weights, scratch = "(const T *)scratch", count * step * element
     image = "a0"
-    if p.xs[2] != 1:
+    if p.xs[2] != 1 or (moves(p.out[2]) and not inside(p)):
         text, moved = border(p, width, element, scratch, bordered=True)
         texts.append(text)
         steps.append(TileStep(p.n * moved.inp[0] * moved.inp[1], "border"))
@@ -130,8 +132,10 @@ def grouped_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> D
         p = moved
     form = _form(p, isa)
     kinds = _lanes(p, width, form.vectors)
-    columns = columns_of(form.wide)
+    columns = [] if isinstance(form.wide, Runs) else columns_of(form.wide)
     tiles = [tile_at(p, c, n) for c, n in columns]
+    if isinstance(form.wide, Runs):
+        tiles = [whole_tile(p, kind.pixels) for kind in rest_kinds(p, form.wide.size)]
     distinct = list(dict.fromkeys(kinds))
     per_panel, panel_step = p.panel // width, p.taps * p.ci * p.panel
     place = text_of.place(
@@ -142,7 +146,8 @@ def grouped_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> D
         texts.append(last_text.rest())
     if len(distinct) > 1:
         numbers = ", ".join(str(distinct.index(kind)) for kind in kinds)
-        texts.append(f"\nstatic const unsigned char lanes[] = {{{numbers}}};\n")
+        constant = "constexpr" if p.moves else "static const"
+        texts.append(f"\n{constant} unsigned char lanes[] = {{{numbers}}};\n")
     for number, kind in enumerate(distinct):
         texts += [_tile_text(p, t, number, kind, form, epilogue, width) for t in dict.fromkeys(tiles)]
     rows, together, parts, shares = _division(p, len(kinds), threads, element)
@@ -187,7 +192,9 @@ def _calls(
     """C++ that runs the tiles of a row for some vectors: neighbours of one kind in a loop."""
     distinct = list(dict.fromkeys(kinds))
     runs, start = [], 0
-    for t in range(1, len(tiles) + 1):
+    if moves(p.out[2]):
+        runs = [(f"for (; c + {t.pixels} <= {p.out[2]}; c += {t.pixels}) ", t.name) for t in tiles]
+    for t in range(1, len(columns) + 1):
         if t < len(tiles) and tiles[t] == tiles[start]:
             continue
         (first, size), (last, _) = columns[start], columns[t - 1]
@@ -200,10 +207,14 @@ def _calls(
             " ".join(f"{loop}{tile}_{n}(q, x + c * {pixel}LL, w, c);" for loop, tile in part)
             for n in range(len(distinct))
         ]
+        if moves(p.out[2]) and not innermost:
+            calls = [f"{{ L c = 0; {call} }}" for call in calls]
         cases = " ".join(f"case {n}: {call} break;" for n, call in enumerate(calls))
         text = calls[0] if len(calls) == 1 else f"switch (lanes[b]) {{ {cases} }}"
         return text_of.blocks(vectors=form.vectors, channels=p.groups * p.co, co=p.co, ci=p.ci, calls=text)
 
+    if innermost and moves(p.out[2]):
+        return "        L c = 0;\n" + "\n".join(f"        {loop}{blocks([('', tile)])}" for loop, tile in runs)
     if innermost:
         return "\n".join(f"        {loop}{blocks([('', tile)])}" for loop, tile in runs)
     return "        " + blocks(runs)
@@ -300,6 +311,10 @@ def _pack_text(p: ConvolutionProblem, channels: int) -> str:
 # ---------------------------------------------------------------------- layout
 def _form(p: ConvolutionProblem, isa: Isa) -> GroupedForm:
     """What needs the fewest cycles."""
+    if moves(p.out[2]):
+        usually = usual_problem(p)
+        form = _form(replace(usually, out=(*usually.out[:2], LONG)), isa)
+        return replace(form, wide=Runs(p.out[2], form.wide.size))
     width, registers = lanes(isa, p.dtype), isa.registers
     kw, reach = p.ker[2], (p.ker[2] - 1) * p.dil[2]
     found: list[tuple[float, GroupedForm]] = []
@@ -330,8 +345,13 @@ def _form(p: ConvolutionProblem, isa: Isa) -> GroupedForm:
     return named[decide("tile", list(named)[:MOST_FORMS])]
 
 
-def _division(p: ConvolutionProblem, blocks: int, threads: int, element: int) -> tuple[Split, int, int, int]:
+def _division(p: ConvolutionProblem, blocks: int, threads: int, element: int) -> tuple[Split | Runs, int, int, int]:
     """Rows in blocks, blocks that a vector passes over before the next one, jobs along the vectors, and along the blocks."""
+    if p.moves:
+        rows, together, _, _ = _division(usual_problem(p), blocks, threads, element)
+        # Of small images there are few blocks, which threads are to share as well.
+        height = max(1, min(rows.size, usual(p.out[1]) // MOVING_BLOCKS))
+        return Runs(p.out[1], height), together, 1, 1 if p.work < SERIAL_WORK else threads
     threads = 1 if p.work < SERIAL_WORK else threads
     channels = p.groups * p.co
     weights = channels * p.taps * p.ci * element

@@ -8,17 +8,27 @@ their border, as are rows whose pixels share cache sets.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.matrix import matrix_last_draft, matrix_last_refusal
-from dcir.codegen.cpp.tiles.conv.nhwc_tile import Kind, dispatch, in_chains, reach, tile_text
+from dcir.codegen.cpp.tiles.conv.nhwc_tile import (
+    Kind,
+    dispatch,
+    dispatch_rest,
+    in_chains,
+    reach,
+    rest_kinds,
+    tile_text,
+)
 from dcir.codegen.cpp.tiles.conv.pointwise import rows_refusal
-from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, round_up
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, usual_problem
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Runs, Split, TileStep, ceil_div, lanes, round_up
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
+from dcir.codegen.symbolic import least, most, moves, usual
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.epilogue import identity_epilogue
@@ -41,6 +51,8 @@ MOST_KINDS = 4  # of tiles in a row
 NEAR, FARTHER = 1024, (4096, 16384)  # bytes fetched ahead in a panel
 MOST_LAYOUTS = 6
 L3_BYTES = 16  # a cycle
+REGION_PIXELS = 96  # of a region of rows, where images are of any size
+LONG = 1680  # pixels of a row that tiles of any size divide: what is left over is not counted against one
 WAITING = 128  # pixels of a row that are stored together where results lie in planes
 
 
@@ -58,13 +70,13 @@ class NhwcLayout:
         together: regions that a block of weights passes over before the next one.
     """
 
-    wide: Split
+    wide: Split | Runs
     vectors: int
     blocks: int
     inputs: Split
     unit: int
-    rows: Split
-    columns: Split
+    rows: Split | Runs
+    columns: Split | Runs
     parts: int
     shares: int
     together: int
@@ -113,7 +125,7 @@ def last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draf
     stored = p.epilogue or identity_epilogue((p.n, p.groups, p.co, *p.out), p.dtype, p.ys)
     weights = _weights(p, panel_width(p.dtype, isa))
     p = p if p.panel else replace(p, panel=panel_width(p.dtype, isa))
-    if matrix_last_refusal(p, stored, isa) is None and ON_UNIT.answer():
+    if not p.moves and matrix_last_refusal(p, stored, isa) is None and ON_UNIT.answer():
         draft = matrix_last_draft(name, p, stored, threads, weights=weights.at, scratch=weights.scratch)
     else:
         epilogue = Epilogue(stored, p.dtype, 2, along, 5 if along == 2 else -1)
@@ -145,7 +157,7 @@ def _tiles_draft(
     )  # fmt: skip
     planes, waiting = _planes_text(lay, epilogue, width)
     jobs = lay.parts * lay.shares
-    partial = lay.partial * width
+    partial = most(lay.partial) * width
     partials = "T *partials = nullptr;"
     if partial * element > STACK_BYTES:
         partials = f"T *partials = (T *)(scratch + {scratch}LL + j * {partial * element}LL);"
@@ -165,13 +177,16 @@ def _region_text(
 ) -> str:
     """C++ that runs the tiles of a region."""
     per_plane = lay.rows.parts * lay.columns.parts
+    tiles = dispatch(kinds)
+    if isinstance(lay.wide, Runs):
+        tiles = dispatch_rest(kinds, p.out[2], p.stride[2] * p.xs[5], width if lay.partial else 0)
     return text_of.region(
         waiting, column_blocks=lay.columns.parts, row_blocks=lay.rows.parts, per_plane=per_plane,
         per_image=per_plane * p.out[0], od=p.out[0], sd=p.stride[0], bd=p.base[0], dd=p.dil[0], kd=p.ker[0], id=p.inp[0],
         tile_start=lay.columns.start("cb"), tile_next=f"({lay.columns.start('cb + 1')})", row_start=lay.rows.start("rb"),
         row_next=f"({lay.rows.start('rb + 1')})", sh=p.stride[1], bh=p.base[1], dh=p.dil[1], kh=p.ker[1], ih=p.inp[1],
         xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], bw=p.base[2], partial=lay.wide.size * width if lay.partial else 0,
-        column=lay.wide.start("t"), pixel=p.stride[2] * p.xs[5], tiles=dispatch(kinds), near=near,
+        column=lay.wide.start("t"), pixel=p.stride[2] * p.xs[5], tiles=tiles, near=near,
     )  # fmt: skip
 
 
@@ -210,7 +225,7 @@ def _planes_text(lay: NhwcLayout, epilogue: Epilogue, width: int) -> tuple[tuple
 
 def _images_ahead(p: ConvolutionProblem) -> dict[str, str]:
     """C++ that asks for the next tile's pixels, one line a step: rows that no other row of results reads come from afar."""
-    if p.out[1] > 1 or p.ker[1] == 1:
+    if usual(p.out[1]) > 1 or p.ker[1] == 1:
         return {"start": "", "next": ""}
     pixel = p.stride[2] * p.xs[5]
     step = (
@@ -219,8 +234,10 @@ def _images_ahead(p: ConvolutionProblem) -> dict[str, str]:
     return {"start": f"L turn = TC * {pixel}LL;", "next": step}
 
 
-def _kinds(p: ConvolutionProblem, wide: Split) -> list[Kind]:
-    """The code of every tile of a row."""
+def _kinds(p: ConvolutionProblem, wide: Split | Runs) -> list[Kind]:
+    """The code of every tile of a row; of one whose length moves, of every size of tiles."""
+    if isinstance(wide, Runs):
+        return rest_kinds(p, wide.size)
     found, first = [], 0
     for t in range(wide.parts):
         pixels = wide.size if t < wide.larger else wide.size - 1
@@ -237,13 +254,13 @@ def _tile(p: ConvolutionProblem, isa: Isa) -> tuple[Split, int]:
     found = []
     for nv in (1, 2, 4):
         full = min(16 if nv > 1 else 24, (registers - nv) // nv if nv > 1 else registers - 3)
-        for most in (full,) if wide_set or nv == 1 else (full, full - 1):
-            if nv > total or most < 1 or (nv % per_panel and per_panel % nv):
+        for longest in (full,) if wide_set or nv == 1 else (full, full - 1):
+            if nv > total or longest < 1 or (nv % per_panel and per_panel % nv):
                 continue
-            wide = Split.at_most(p.out[2], most)
+            wide = Split.at_most(p.out[2], longest)
             pixels, cycles = p.out[2] / wide.parts, 0.0
             # Only AVX-512 multiplies with a number in memory: without it a tile of all registers loads vectors of weights again.
-            again = 1.0 if wide_set or nv * (most + 1) < registers else AGAIN
+            again = 1.0 if wide_set or nv * (longest + 1) < registers else AGAIN
             streamed = (
                 0.0 if wide_set or p.taps * p.ci * nv * width * ELEMENT_BYTES[p.dtype] <= NEAREST else STREAMED * nv
             )
@@ -257,16 +274,57 @@ def _tile(p: ConvolutionProblem, isa: Isa) -> tuple[Split, int]:
     return next(wide for _, v, wide in found if (wide.size, v) == (size, nv)), nv
 
 
+def _input_blocks(p: ConvolutionProblem, per_block: int, element: int) -> tuple[Split, int]:
+    """Input channels in blocks, in units of so many, where a block of vectors has weights of so many bytes."""
+    unit = next(u for u in (64 // element, 1) if p.ci % u == 0)
+    if per_block > WEIGHT_BYTES:
+        return Split.at_most(p.ci // unit, max(1, p.ci // unit * WEIGHT_BYTES // per_block)), unit
+    return Split(p.ci // unit, 1), unit
+
+
+def _moving_layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
+    """The division of images of any size: regions of some rows, which are many in all but the smallest of them.
+
+    Threads share the vectors of channels, which are the same number for every image, where weights are what is read most, and else
+    the regions.
+    """
+    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
+    usually = usual_problem(p)
+    rows_long, n = usually.out[2], usually.n * usually.out[0]
+    wide, nv = _tile(replace(usually, out=(usually.out[0], usually.out[1], LONG)) if moves(p.out[2]) else usually, isa)
+    tiles: Split | Runs = Runs(p.out[2], wide.size) if moves(p.out[2]) else wide
+    blocks = ceil_div(ceil_div(p.co, width), nv)
+    per_block = p.taps * p.ci * nv * width * element
+    inputs, unit = _input_blocks(p, per_block, element)
+    rows: Split | Runs = Split(1, 1)
+    columns: Split | Runs = Split(tiles.parts, 1)
+    if not moves(p.out[1]) and p.out[1] == 1:
+        columns = Runs(tiles.parts, max(1, REGION_PIXELS // wide.size))
+        pixels = min(rows_long, columns.size * wide.size)
+    else:
+        rows = Runs(p.out[1], max(1, REGION_PIXELS // rows_long))
+        pixels = rows.size * rows_long
+    region = pixels * p.stride[1] * p.stride[2] * p.ci * element
+    image = n * math.prod(usually.inp) * p.ci * p.groups * element
+    threads = 1 if p.work < SERIAL_WORK else threads
+    by_channels = p.groups * blocks % threads == 0 and 2 * p.groups * blocks * per_block > image
+    parts, shares = (threads, 1) if by_channels else (1, threads)
+    together = max(1, IMAGE_BYTES // region)
+    if inputs.parts > 1:
+        partial = rows.size * most(columns.size) * wide.size * nv * width * element
+        together = max(1, min(together, PARTIAL_BYTES // partial))
+    return NhwcLayout(tiles, nv, blocks, inputs, unit, rows, columns, parts, shares, together)
+
+
 def _layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
+    if p.moves:
+        return _moving_layout(p, isa, threads)
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
     wide, nv = _tile(p, isa)
     blocks = ceil_div(ceil_div(p.co, width), nv)
     threads = 1 if p.work < SERIAL_WORK else threads
     per_block = p.taps * p.ci * nv * width * element
-    unit = next(u for u in (64 // element, 1) if p.ci % u == 0)
-    inputs = Split(p.ci // unit, 1)
-    if per_block > WEIGHT_BYTES:
-        inputs = Split.at_most(p.ci // unit, max(1, p.ci // unit * WEIGHT_BYTES // per_block))
+    inputs, unit = _input_blocks(p, per_block, element)
     found: list[tuple[float, NhwcLayout]] = []
     long = p.out[1] == 1
     extent = wide.parts if long else p.out[1]
@@ -282,8 +340,8 @@ def _layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
             region = pixels * p.stride[1] * p.stride[2] * p.ci * element
             weights, image = blocks_mine * per_block, mine * region
             partial = pixels * nv * width * element if inputs.parts > 1 else 0
-            most = max(1, min(mine, PARTIAL_BYTES // partial)) if partial else mine
-            for together in sorted({1, most, max(1, min(most, IMAGE_BYTES // region))}):
+            longest = max(1, min(mine, PARTIAL_BYTES // partial)) if partial else mine
+            for together in sorted({1, longest, max(1, min(longest, IMAGE_BYTES // region))}):
                 passes = ceil_div(mine, together)
                 again = blocks_mine if together * region > IMAGE_BYTES else 1
                 held = weights <= WEIGHT_BYTES
@@ -297,15 +355,26 @@ def _layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
     return named[decide("layout", list(named)[:MOST_LAYOUTS])]
 
 
+def inside(p: ConvolutionProblem) -> bool:
+    """Whether all taps of a row of the kernel lie in the image, whatever the sizes."""
+    last = (p.out[2] - 1) * p.stride[2] + p.base[2] + (p.ker[2] - 1) * p.dil[2]
+    return p.base[2] >= 0 and least(p.inp[2] - 1 - last) >= 0
+
+
 def _bordered(p: ConvolutionProblem, lay: NhwcLayout) -> bool:
-    """Whether a copy has a border: many kinds of tiles, or few channels."""
+    """Whether a copy has a border: many kinds of tiles, few channels, or tiles that move along a row and have all taps."""
+    if isinstance(lay.wide, Runs):
+        return not inside(p)
     return p.xs[2] != 1 or len(set(_kinds(p, lay.wide))) > MOST_KINDS
 
 
 def _copied(p: ConvolutionProblem, lay: NhwcLayout, element: int) -> bool:
-    if (p.xs[2] != 1 and p.groups * p.ci > 1) or len(set(_kinds(p, lay.wide))) > MOST_KINDS:
+    if isinstance(lay.wide, Runs) and not inside(p):
         return True
-    step = p.stride[2] * p.xs[5] * element
+    many = isinstance(lay.wide, Split) and len(set(_kinds(p, lay.wide))) > MOST_KINDS
+    if (p.xs[2] != 1 and p.groups * p.ci > 1) or many:
+        return True
+    step = usual(p.stride[2] * p.xs[5] * element)
     return step % 4096 == 0 and step != 0 and lay.wide.size > 8 and p.groups * lay.blocks * p.taps > 4
 
 
@@ -320,7 +389,7 @@ def border(
             for o, s, b, k, d in zip(p.out, p.stride, p.base, p.ker, p.dil, strict=True)
         ]
         low = tuple(max(0, -b) for b in p.base)  # type: ignore[assignment]
-        high = tuple(max(0, r - i) for r, i in zip(reach, p.inp, strict=True))  # type: ignore[assignment]
+        high = tuple(max(0, most(r - i)) for r, i in zip(reach, p.inp, strict=True))  # type: ignore[assignment]
     channels = p.groups * p.ci
     few = channels <= 4
     line = 64 // element
@@ -364,7 +433,7 @@ def _short_rows_refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusa
     refused = rows_refusal(p)
     if refused is not None or isa.vectors == "avx512":
         return refused or Refusal("products pack so few rows as fast")
-    if p.out[1] == 1 or p.ys[4] == p.out[2] * p.ys[5] or p.out[2] > SHORT_ROWS:
+    if p.moves or p.out[1] == 1 or p.ys[4] == p.out[2] * p.ys[5] or p.out[2] > SHORT_ROWS:
         return Refusal("long rows of results, or rows without gaps between them")
     if p.epilogue is not None or p.panel or min(p.ci, p.co) == 1:
         return Refusal("an epilogue, packed weights or one channel")

@@ -18,6 +18,9 @@ SHORT = 256  # a tile of fewer steps finishes its rows in registers; for others 
 # row of taps, several, or a part of one.
 CHAIN = 512
 
+# Pixels of the tiles that do what is left of a row.
+_REST = (8, 4, 2, 1)
+
 Reach = tuple[tuple[int, int], ...]
 
 
@@ -61,6 +64,29 @@ def dispatch(kinds: list[Kind]) -> str:
         parts.append(f"if (t < {t}) {call}" if t < len(kinds) else call)
         start = t
     return " else ".join(parts)
+
+
+def rest_kinds(p: ConvolutionProblem, most: int) -> list[Kind]:
+    """The tiles of rows that are as long as the sizes have them, the largest first; all taps lie in the image."""
+    sizes = [most, *(n for n in _REST if n < most)]
+    return [Kind(n, ((0, n),) * p.ker[2]) for n in sizes]
+
+
+def dispatch_rest(kinds: list[Kind], total: int, pixel: int, partial: int) -> str:
+    """C++ that calls the code of a whole tile, or of smaller ones for what is left of a row.
+
+    Args:
+        kinds: from ``rest_kinds``.
+        total: pixels of a row.
+        pixel: elements from a pixel's input to the next one's.
+        partial: elements of a pixel's sums that wait for other inputs, but for the vectors of a tile; 0 if none do.
+    """
+    whole, *rest = enumerate(kinds)
+    steps = "\n".join(
+        text_of.rest_tile(name=f"tile{i}", size=kind.pixels, total=total, pixel=pixel, partial=partial)
+        for i, kind in rest
+    )
+    return text_of.rest_tiles(name=f"tile{whole[0]}", size=whole[1].pixels, total=total, steps=steps)
 
 
 def in_chains(p: ConvolutionProblem) -> bool:

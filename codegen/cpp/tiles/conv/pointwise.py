@@ -9,6 +9,7 @@ from dcir.codegen.cpp.tiles.emit import Draft, lanes, round_up
 from dcir.codegen.cpp.tiles.gemm.gemm import gemm_draft
 from dcir.codegen.cpp.tiles.method import Method
 from dcir.ir.refusal import Refusal
+from dcir.ir.statements import Access, Index, Load
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
@@ -32,8 +33,30 @@ def merged(p: ConvolutionProblem) -> ConvolutionProblem:
     return flat(p) if columns and rows_refusal(p) is not None else p
 
 
+def _whole_images(p: ConvolutionProblem) -> ConvolutionProblem:
+    """A problem whose rows of pixels follow each other as one long row: of rows of any length each would end in small tiles."""
+    d, h, w = p.out
+    walks = [p.xs[4:], p.ys[4:]]
+    if p.epilogue is not None:
+        if any(isinstance(s, Index) and s.dim in (4, 5) for s in p.epilogue.body):
+            return p
+        # The strides of the product's own value mean nothing.
+        accesses = [s for s in p.epilogue.body if isinstance(s, Access)]
+        walks += [s.strides[4:] for s in accesses if not (isinstance(s, Load) and s.operand == 0)]
+    if any(row != pixel * w for row, pixel in walks):
+        return p
+    epilogue = p.epilogue
+    if epilogue is not None:
+        body = tuple(s.over_loops(lambda st: (*st[:4], 0, st[5]), lambda i: i) for s in epilogue.body)
+        epilogue = replace(epilogue, outer=(*epilogue.outer[:4], 1, h * w), body=body)
+    whole = (d, 1, h * w)
+    return replace(p, inp=whole, out=whole, xs=(*p.xs[:4], 0, p.xs[5]), ys=(*p.ys[:4], 0, p.ys[5]), epilogue=epilogue)
+
+
 def _rows_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
     """A pointwise problem in channels-last as Y[n,g,d,h] = X[n,g,d,h] W[g]: rows are pixels, columns are channels."""
+    if p.moves:
+        p = _whole_images(p)
     *outer, w = p.out
     group = p.ws[0] if not p.panel else panels(p.co, p.panel) * p.ci * p.panel
     b = (0, group if p.groups > 1 else 0, 0, 0, *((0, 0) if p.panel else (p.ws[2], p.ws[1])))
@@ -54,6 +77,8 @@ def _columns_refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal |
         return Refusal("packed weights, or an epilogue")
     if p.inp[0] * p.inp[1] != 1 or p.ys[5] != 1 or p.y0 or p.w0:
         return Refusal("positions that are not one dimension")
+    if p.moves:
+        return Refusal("columns of a product are a constant number")
     if p.out[2] / round_up(p.out[2], lanes(isa, p.dtype)) < FILLED:
         return Refusal("pixels that do not fill vectors")
     return None

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from dcir.codegen.symbolic import moves, usual
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Strides
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -76,9 +77,22 @@ class ConvolutionProblem:
         return math.prod(self.ker)
 
     @property
+    def moves(self) -> bool:
+        """Whether an extent or a stride is known when the kernel runs."""
+        return moves(self.n, *self.inp, *self.out, *self.xs, *self.ys)
+
+    @property
     def work(self) -> int:
-        """Multiply-adds."""
-        return max(1, len(self.family)) * self.n * self.groups * self.co * self.ci * self.taps * math.prod(self.out)
+        """Multiply-adds, of the usual sizes."""
+        return (
+            max(1, len(self.family))
+            * usual(self.n)
+            * self.groups
+            * self.co
+            * self.ci
+            * self.taps
+            * usual(math.prod(self.out))
+        )
 
 
 @dataclass(frozen=True)
@@ -189,6 +203,17 @@ def families(problems: list[ConvolutionProblem]) -> list[ConvolutionProblem]:
         members = tuple(Residue(p.w0, p.y0, p.base, p.out) for p in group)
         made.append(replace(group[0], w0=0, y0=0, base=(0, 0, 0), out=largest, family=members))
     return made
+
+
+def usual_problem(p: ConvolutionProblem) -> ConvolutionProblem:
+    """A problem at the sizes that costs are counted at; its epilogue stays as it is."""
+
+    def three(values: Three) -> Three:
+        return _as_three([usual(v) for v in values])
+
+    return replace(
+        p, n=usual(p.n), inp=three(p.inp), out=three(p.out), xs=tuple(map(usual, p.xs)), ys=tuple(map(usual, p.ys))
+    )
 
 
 def ceil(a: int, b: int) -> int:

@@ -56,7 +56,7 @@ def wrap(plan, ins, outs, name):
     lines.append(f"unsigned char *scratch = (unsigned char *)p[{len(ins) + len(outs)}];")
     for phase in plan.phases:
         lines.append("#pragma omp parallel for schedule(static)")
-        jobs = sizes_from(str(phase.jobs), plan.sizes, f"a{len(ins) - 1}")
+        jobs = sizes_from(phase.jobs, plan.sizes, f"a{len(ins) - 1}")
         lines.append(f"for (long long j = 0; j < {jobs}; j++) {{\n{phase.code}\n}}")
     return "\n".join([*lines, "}", "}"])
 

@@ -167,7 +167,8 @@ def test_what_mixes_images_stays_whole(name):
     with torch.no_grad():
         for n in (3, 2, 5, 8, 16, 17, 33):
             x = torch.randn(n, 6)
-            got, want = fast(x.clone()), twin(x.clone())
+            # Eager PyTorch's distances between more than 25 points are off by 1e-3 where they are 0.
+            got, want = fast(x.clone()), twin(x.double()).float() if name == "distances" else twin(x.clone())
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     remarks = [g.remark for g in fast.dcir.session.graphs]
     assert not any(r.startswith("a piece") for r in remarks), remarks
@@ -228,14 +229,14 @@ def test_weights_that_change_between_calls():
 
 
 def test_other_sizes_are_combinations_of_their_own():
-    """Of a convolution, which has no program for all sizes."""
-    fast = dcir.optimize(plain := nn.Conv1d(2, 4, 3), dynamic={"input": {0: "n", 2: "m"}})
+    """Where there is no program for all sizes."""
+    fast = dcir.optimize(plain := lambda x: x.cumsum(2), dynamic={"x": {0: "n", 2: "m"}})
     with torch.no_grad():
         for n, m in ((3, 5), (4, 5), (9, 5), (4, 7), (9, 7), (12, 7)):
             x = torch.randn(n, 2, m)
             torch.testing.assert_close(fast(x), plain(x))
     sizes = [dict(g.sizes) for g in fast.dcir.session.graphs]
-    assert sizes == [{"input[0]": n, "input[2]": m} for n, m in ((3, 5), (4, 5), (2, 5), (4, 7), (2, 7))]
+    assert sizes == [{"x[0]": n, "x[2]": m} for n, m in ((3, 5), (4, 5), (2, 5), (4, 7), (2, 7))]
 
 
 def test_other_sizes_have_one_program():

@@ -1,0 +1,145 @@
+"""Images of any size through one program: the networks that see them, at ends, odd sizes and tails, with one thread and two."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dcir
+from tests.driver.test_moving_program import check, programs
+
+SIZES = [(2, 40, 56), (3, 64, 44), (2, 33, 35), (5, 97, 31), (2, 16, 120), (4, 47, 48), (2, 12, 9), (3, 81, 100)]
+
+
+class Residual(nn.Module):
+    """As in ResNet: a stem of 7 x 7, a pool, blocks with a stride, a mean over the image, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16)
+        self.a, self.b = nn.Conv2d(16, 24, 3, 2, 1), nn.Conv2d(24, 24, 3, 1, 1)
+        self.short, self.head = nn.Conv2d(16, 24, 1, 2), nn.Linear(24, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
+        x = F.relu(self.b(F.relu(self.a(x))) + self.short(x))
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Segments(nn.Module):
+    """Strides, depthwise and grouped convolutions, and results of the size of the image."""
+
+    def __init__(self, mode: str = "bilinear") -> None:
+        super().__init__()
+        self.mode = {"mode": mode} if mode == "nearest" else {"mode": "bilinear", "align_corners": mode == "corners"}
+        self.a, self.b = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 32, 3, 2, 1)
+        self.up, self.deep = nn.Conv2d(32, 48, 1), nn.Conv2d(48, 48, 3, 1, 1, groups=48)
+        self.down, self.grouped, self.out = (
+            nn.Conv2d(48, 32, 1),
+            nn.Conv2d(32, 32, 3, 1, 1, groups=4),
+            nn.Conv2d(32, 5, 1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.b(F.silu(self.a(x))))
+        y = y + self.down(F.silu(self.deep(F.silu(self.up(y)))))
+        return F.interpolate(self.out(self.grouped(y)), size=x.shape[2:], **self.mode)
+
+
+class Across(nn.Module):
+    """As in U-Net: what was halved is doubled and lies beside what it was."""
+
+    def __init__(self, *, learnt: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 16, 3, 1, 1), nn.Conv2d(16, 32, 3, 1, 1)
+        self.up = nn.ConvTranspose2d(32, 16, 2, 2) if learnt else None
+        self.narrow, self.out = nn.Conv2d(32, 16, 1), nn.Conv2d(32, 4, 3, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.a(x))
+        y = F.relu(self.b(F.max_pool2d(x, 2)))
+        y = self.up(y) if self.up is not None else F.interpolate(self.narrow(y), size=x.shape[2:], mode="bilinear")
+        return self.out(torch.cat((y, x), 1))
+
+
+NETS = {
+    "residual": Residual,
+    "segments": Segments,
+    "segments-nearest": lambda: Segments("nearest"),
+    "segments-corners": lambda: Segments("corners"),
+    "across": lambda: Across(learnt=False),
+    "across-learnt": lambda: Across(learnt=True),
+    "plain": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 4, 3, padding=1)),
+}
+
+
+def net_of(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return NETS[name]().eval()
+
+
+def images(name: str, batch: int, height: int, width: int) -> torch.Tensor:
+    even = 2 if name == "across-learnt" else 1
+    return torch.randn(batch, 3, height // even * even, width // even * even)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", NETS)
+def test_one_program(name: str, threads: int) -> None:
+    net = net_of(name)
+    fast = dcir.optimize(net, threads=threads)
+    for size in SIZES:
+        check(fast, net, images(name, *size))
+    moving, constant = programs(fast)
+    assert len(moving) == len(constant) == 1, [g.remark for g in constant]
+
+
+def test_one_image_at_a_time() -> None:
+    """Torch has a trace of its own for it."""
+    net = net_of("segments")
+    fast = dcir.optimize(net)
+    for _, height, width in SIZES[:4]:
+        check(fast, net, torch.randn(1, 3, 3 * height, 3 * width))
+    moving, constant = programs(fast)
+    assert len(moving) == len(constant) == 1, [g.remark for g in constant]
+
+
+def test_channels_last() -> None:
+    net = net_of("segments").to(memory_format=torch.channels_last)
+    fast = dcir.optimize(net)
+    for size in SIZES[:4]:
+        check(fast, net, images("segments", *size).to(memory_format=torch.channels_last))
+
+
+def test_square_images() -> None:
+    """Both sides may be one size."""
+    net = net_of("segments")
+    fast = dcir.optimize(net)
+    for batch, side in ((2, 40), (3, 64), (2, 33), (2, 90)):
+        check(fast, net, torch.randn(batch, 3, side, side))
+
+
+def test_tiny_images() -> None:
+    """Of which little is left after strides: they may have programs of their own."""
+    net = net_of("segments")
+    fast = dcir.optimize(net)
+    for size in ((2, 40, 56), (3, 64, 44), (2, 5, 5), (2, 4, 9), (3, 3, 3), (2, 2, 70), (2, 1, 1)):
+        check(fast, net, images("segments", *size))
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_levels(level: int) -> None:
+    net = net_of("segments")
+    fast = dcir.optimize(net, level=level)
+    for size in SIZES[:4]:
+        check(fast, net, images("segments", *size))
+
+
+def test_groups_in_planes() -> None:
+    """Weights of several groups in one panel, and a bias that is no epilogue."""
+    net = nn.Conv2d(32, 32, 3, 1, 1, groups=4).eval()
+    fast = dcir.optimize(net, level=1)
+    for size in SIZES[:4]:
+        check(fast, net, torch.randn(size[0], 32, *size[1:]))
