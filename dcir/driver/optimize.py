@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
 from torch._dynamo.utils import counters
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.module import _has_any_global_hook
@@ -300,7 +300,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
                 try:
                     with one.tracing(args, kwargs):
                         return call(*args, **kwargs)
-                except TorchRuntimeError:
+                except (TorchRuntimeError, Unsupported):
                     if not one.failed(frames):
                         raise
                 return call(*args, **kwargs)

@@ -81,7 +81,9 @@ def dynamo_backend(
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         ended = getattr(gm, "compile_subgraph_reason", None)
-        if on_break is not None and ended is not None and ended.graph_break:
+        breaks = ended is not None and ended.graph_break
+        hold_for_one(gm, breaks=breaks)
+        if on_break is not None and ended is not None and breaks:
             on_break(*break_text(ended))
         reason = check_graph(gm, inputs) or of_unknown_size(gm)
         if reason is not None:
@@ -97,7 +99,6 @@ def dynamo_backend(
         forget_marks(gm)
         settled = not any(map(_is_written_uncounted, gm.graph.find_nodes(op="placeholder")))
         if any(_is_symbolic(x) for x in example_inputs):
-            hold_for_one(gm)
 
             def specialised(
                 graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str

@@ -23,7 +23,7 @@ def mark_growing(value: Any) -> None:
     for layer in layers:
         if type(layer).__name__ not in _GROWING:
             continue
-        for held in (layer.keys, layer.values):
+        for held in (getattr(layer, "keys", None), getattr(layer, "values", None)):
             # Dynamo sets lengths of 0 and 1 apart in any case.
             if isinstance(held, torch.Tensor) and held.ndim > _LENGTH and held.shape[_LENGTH] > 1:
                 torch._dynamo.maybe_mark_dynamic(held, _LENGTH)

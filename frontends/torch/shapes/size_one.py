@@ -85,10 +85,14 @@ class OneAmongSizes:
         return tried and counters["frames"]["total"] == frames + 1
 
 
-def hold_for_one(gm: fx.GraphModule) -> None:
+def hold_for_one(gm: fx.GraphModule, *, breaks: bool = False) -> None:
     """Look whether a trace of Dynamo's holds where sizes are 1; to be called before Dynamo writes its guards.
 
     Sizes of 0 are kept out of it: they have a trace of their own. So has 1 if it is traced: there a program may have asked for it.
+
+    Args:
+        gm: Dynamo's graph.
+        breaks: whether it ends at a graph break, which may be due to a size that is not known to be more than 1.
 
     Raises:
         TraceAnew: it does not. Dynamo traces once more, with 0 and 1 as constants.
@@ -102,6 +106,8 @@ def hold_for_one(gm: fx.GraphModule) -> None:
     known = environment.backed_var_to_val
     if any(known.get(size.node.expr, 0) < 2 for size in sizes):
         _apart("sizes of 0 or 1")
+    if breaks:
+        set_one_apart("the graph breaks")
     for size in sizes:
         # The expressions of torch take sizes for positive in any case; the range is what becomes a guard.
         environment._update_var_to_range(size.node.expr, ValueRanges(1, int_oo))

@@ -97,6 +97,19 @@ def test_errors_of_the_user_are_told():
     assert _config.backed_size_oblivious is False
 
 
+@torch.no_grad()
+def test_a_graph_that_breaks():
+    """A break may be due to a size that might be 1, so Dynamo traces again; here it breaks all the same."""
+
+    def attended(x):
+        return nn.functional.scaled_dot_product_attention(x * 2, x, x, is_causal=x.shape[2] > 1)
+
+    fast = dcir.optimize(attended)
+    for b, n in ((2, 5), (3, 7), (4, 9), (2, 1), (5, 3)):
+        x = torch.randn(b, 2, n, 8)
+        torch.testing.assert_close(fast(x), attended(x), rtol=1e-5, atol=1e-5)
+
+
 class _Decoder(nn.Module):
     """One layer of four heads over what was seen before, which the caller keeps."""
 
