@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcir.errors import Unsupported
@@ -110,7 +111,7 @@ def dynamo_backend(
                 return _traced(graph, compile_graph, settled)
 
             by_size = BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict)
-            if not by_size.only_batch and by_size.distinct(example_inputs) <= MOST_AXES:
+            if not by_size.only_batch and by_size.moving_sizes(example_inputs) <= MOST_AXES:
                 by_size.moving = _moving(gm, example_inputs, compile_graph, settled, by_size.names)
             return choosing(by_size)
         return _ahead_of_time(gm, example_inputs, compile_graph, limited, settled, GraphContext())
@@ -280,6 +281,8 @@ def _moving(
     Raises:
         TraceAnew: Dynamo is to trace once more.
     """
+    if DistributedDataParallel._get_active_ddp_module() is not None:
+        return Refusal("DistributedDataParallel has Dynamo run parts of the graph on fake tensors")
     late: list[_LateGraph] = []
 
     def keep(graph: fx.GraphModule, context: GraphContext) -> CompiledGraph:
@@ -287,7 +290,10 @@ def _moving(
         return CompiledGraph(late[-1])
 
     environments = {number.node.shape_env for x in inputs for number in _numbers_of(x) if _is_symbolic(number)}
+    # Whoever counts the graphs that AOTAutograd was given takes what is returned here for one of its results, which it is not.
+    count = counters["aot_autograd"]["total"]
     with contextlib.ExitStack() as asked:
+        asked.callback(counters["aot_autograd"].__setitem__, "total", count)
         conditions = [asked.enter_context(asked_sizes(environment)) for environment in environments]
         try:
             whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, inputs)

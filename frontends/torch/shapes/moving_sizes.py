@@ -160,7 +160,7 @@ class MovingSizes(Programs):
         super().__init__(gm, context, compile_graph, names)
         self.backward = backward
         self._conditions = Conditions(gm, context.conditions) if context.conditions else None
-        self._limits, self._rows = _limits(gm), _rows_of_products(gm)
+        self._limits, self._rows, self._together = _limits(gm), _rows_of_products(gm), _sizes_of_tensors(gm)
         self.refused: set[tuple[tuple[Bounds, ...], tuple[int, ...]]] = set()
         self.reason, self.hopeless = "", False
 
@@ -185,7 +185,10 @@ class MovingSizes(Programs):
         return ones if len(ones) < len(values) else frozenset()
 
     def _new(self, values: Mapping[str, int], ones: Collection[str]) -> Call:
-        first = _equal(values)
+        first = equal_sizes(values)
+        if any(len({first[name] for name in names}) < len(names) for names in self._together):
+            self.reason, self.hopeless = "sizes of one input are equal", not self.made
+            raise NoProgramForSizes(self.reason)
         for span in self._spans(values, first, ones) if not self.hopeless else ():
             key = span.of(list(values))
             if key in self.refused or not span.holds(values):
@@ -237,8 +240,8 @@ class MovingSizes(Programs):
         return Bounds(max(least, low), min(_prime_below(1 << (wanted - 1).bit_length()), high))
 
 
-def _equal(values: Mapping[str, int]) -> dict[str, str]:
-    """Of each symbol the first one with its value, where there are too many to move by themselves.
+def equal_sizes(values: Mapping[str, int]) -> dict[str, str]:
+    """Of each size the first one that it is taken for equal to: by its value, where there are too many to move by themselves.
 
     Dynamo has a symbol for the cache of each layer, though all are of one length.
     """
@@ -246,6 +249,13 @@ def _equal(values: Mapping[str, int]) -> dict[str, str]:
         return {name: name for name in values}
     heads: dict[int, str] = {}
     return {name: heads.setdefault(value, name) for name, value in values.items()}
+
+
+def _sizes_of_tensors(gm: fx.GraphModule) -> list[list[str]]:
+    """The symbols in the shape of each input."""
+    values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
+    shapes: list[list[Any]] = [list(v.shape) for v in values if isinstance(v, torch.Tensor)]
+    return [[str(d.node.expr) for d in s if isinstance(d, torch.SymInt) and d.node.expr.is_symbol] for s in shapes]
 
 
 def _prime_below(n: int) -> int:

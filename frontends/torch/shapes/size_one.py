@@ -64,7 +64,7 @@ class OneAmongSizes:
         found = False
         given: Iterable[tuple[str | int, Any]] = itertools.chain(enumerate(args), kwargs.items())
         for key, value in given:
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and not value.is_nested:
                 shape = tuple(value.shape)
                 usual = self._shapes.setdefault(key, shape)
                 if len(usual) != len(shape):

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.convert_frame import compile_lock
+from torch._guards import TracingContext
 
 from dcir.errors import RecompileWarning, Unsupported
 from dcir.frontends.torch.admission import argument_name
 from dcir.frontends.torch.context import Sizes
 from dcir.frontends.torch.shapes.batch_buckets import Batch, BatchBuckets, Trace, Traced, find_batch, in_pieces
-from dcir.frontends.torch.shapes.moving_sizes import Moving, NoProgramForSizes
+from dcir.frontends.torch.shapes.moving_sizes import Moving, NoProgramForSizes, equal_sizes
 from dcir.ir.refusal import Refusal
 from dcir.user_code import warn_user
 
@@ -74,11 +75,13 @@ class BySize:
         program = self.programs.get(key)
         if program is None:
             program = self._in_pieces(args)
-        if program is None and isinstance(self.moving, Moving) and not self.only_batch:
+        # Where DistributedDataParallel cuts a graph, Dynamo asks for the results of a part with fake tensors: then it is traced.
+        moving = self.moving if not self.only_batch and TracingContext.try_get() is None else None
+        if program is None and isinstance(moving, Moving):
             with contextlib.suppress(NoProgramForSizes):
-                return self.moving(args)
-            if self.moving.hopeless:
-                self.moving = Refusal(self.moving.reason)
+                return moving(args)
+            if moving.hopeless:
+                self.moving = Refusal(moving.reason)
         if program is None:
             # Tracing is as little safe among threads here as within Dynamo, and other threads' calls must be told of it the same way.
             with compile_lock, _told():
@@ -116,10 +119,12 @@ class BySize:
         """The symbolic sizes in a list of arguments."""
         return tuple((name, _at(args[i], dim)) for name, (i, dim) in self.places.items())
 
-    def distinct(self, examples: Sequence[Any]) -> int:
-        """How many different sizes are in the arguments that were traced."""
-        values = (examples[i] if d is None else examples[i].shape[d] for i, d in self.places.values())
-        return len({v.node.hint if isinstance(v, torch.SymInt) else v for v in values})  # ``int`` would leave a guard
+    def moving_sizes(self, examples: Sequence[Any]) -> int:
+        """How many sizes would move by themselves, by the arguments that were traced."""
+        found = {name: examples[i] if d is None else examples[i].shape[d] for name, (i, d) in self.places.items()}
+        # ``int`` would leave a guard.
+        values = {name: v.node.hint if isinstance(v, torch.SymInt) else v for name, v in found.items()}
+        return len(set(equal_sizes(values).values()))
 
     def _with_numbers(self, args: Sequence[Any]) -> fx.GraphModule:
         """The graph with the Python numbers of a call, which Dynamo passes as tensors, as constants."""
