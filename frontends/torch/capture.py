@@ -111,7 +111,7 @@ def dynamo_backend(
                 return _traced(graph, compile_graph, settled)
 
             by_size = BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict)
-            if not by_size.only_batch and by_size.moving_sizes(example_inputs) <= MOST_AXES:
+            if not by_size.only_batch and by_size.how_many_move(example_inputs) <= MOST_AXES:
                 by_size.moving = _moving(gm, example_inputs, compile_graph, settled, by_size.names)
             return choosing(by_size)
         return _ahead_of_time(gm, example_inputs, compile_graph, limited, settled, GraphContext())

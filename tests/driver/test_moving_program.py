@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import dcir
 from dcir.driver import moving_program
@@ -209,3 +210,14 @@ def test_trace_that_asks_for_sizes():
     for side in (20, 24, 31, 4, 5, 6, 40):
         check(fast, net, torch.randn(2, 3, side, side + 1))
     assert programs(fast)[0]
+
+
+def test_dynamo_does_not_hear_of_them():
+    """Else it would compile the graph again for sizes that its own trace is for."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)).eval()
+    torch._dynamo.reset()
+    counters.clear()
+    fast = torch.compile(net, backend="dcir")
+    for side in (20, 24, 31, 4, 5, 40):
+        check(fast, net, torch.randn(2, 3, side, side + 1))
+    assert counters["stats"]["unique_graphs"] == 2

@@ -115,6 +115,33 @@ def test_gradients_of_inputs_and_inference_between():
             torch.testing.assert_close(fast(x), wide(y).float(), rtol=1e-4, atol=1e-5)
 
 
+class _Several(nn.Module):
+    """Of five inputs of one length the backward reads three."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, xs):
+        means = sum(x.mean() for x in xs[:2])
+        return sum(torch.tanh(x @ self.weight).sum() for x in xs[2:]) * means
+
+
+def test_more_sizes_than_move_by_themselves():
+    """Those that are equal in a call move together; a call where they are not has a program of its own."""
+    torch.manual_seed(0)
+    net = _Several()
+    fast, wide = dcir.optimize(net), copy.deepcopy(net).double()
+    for lengths in ((5,) * 5, (9,) * 5, (12,) * 5, (17,) * 5, (9, 9, 9, 9, 4), (12, 12, 12, 12, 7)):
+        xs = [torch.randn(n, 8) for n in lengths]
+        for run, n, t in ((fast, net, torch.float32), (wide, wide, torch.float64)):
+            n.zero_grad()
+            run([x.to(t) for x in xs]).backward()
+        torch.testing.assert_close(net.weight.grad, wide.weight.grad.float(), rtol=1e-4, atol=1e-4)
+    moving, _ = programs(fast)
+    assert len(moving) == 4
+
+
 def test_dropout_of_any_size():
     """What is dropped is drawn anew in each call, and its gradient is of what was kept."""
     net = nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.5), nn.Linear(64, 8)).train()

@@ -89,9 +89,10 @@ def asked_sizes(environment: Any) -> Iterator[list[Any]]:
             condition = sympy.Eq(condition, answer)
         if isinstance(condition, sympy.Eq):
             raise OneSize(str(condition))
-        found.append(condition)
+        if condition not in found:
+            found.append(condition)
 
-    known = environment._check_frozen
+    known, guards, ranges = environment._check_frozen, len(environment.guards), dict(environment.var_to_range)
     frozen, environment.frozen, environment._check_frozen = environment.frozen, True, note
     _LOG.addFilter(_not_ours)
     try:
@@ -99,6 +100,9 @@ def asked_sizes(environment: Any) -> Iterator[list[Any]]:
     finally:
         _LOG.removeFilter(_not_ours)
         environment.frozen, environment._check_frozen = frozen, known
+        # Of these Dynamo makes its guards.
+        del environment.guards[guards:]
+        environment.var_to_range.update(ranges)
 
 
 def _not_ours(record: logging.LogRecord) -> bool:

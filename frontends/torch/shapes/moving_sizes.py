@@ -50,9 +50,11 @@ class Span:
     first: Mapping[str, str]
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether values of the symbols are among them."""
+        """Whether values of the symbols, or of some of them, are among them."""
+        of_group: dict[str, int] = {}
         return all(
-            self.bounds[name].low <= value <= self.bounds[name].high and value == values[self.first[name]]
+            self.bounds[name].low <= value <= self.bounds[name].high
+            and value == of_group.setdefault(self.first[name], value)
             for name, value in values.items()
         )
 

@@ -119,7 +119,7 @@ class BySize:
         """The symbolic sizes in a list of arguments."""
         return tuple((name, _at(args[i], dim)) for name, (i, dim) in self.places.items())
 
-    def moving_sizes(self, examples: Sequence[Any]) -> int:
+    def how_many_move(self, examples: Sequence[Any]) -> int:
         """How many sizes would move by themselves, by the arguments that were traced."""
         found = {name: examples[i] if d is None else examples[i].shape[d] for name, (i, d) in self.places.items()}
         # ``int`` would leave a guard.

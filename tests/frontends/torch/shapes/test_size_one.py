@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 from torch.fx.experimental import _config
 
 import dcir
+from dcir.frontends.torch.shapes import size_one
 
 
 def linear(x):
@@ -98,8 +99,16 @@ def test_errors_of_the_user_are_told():
 
 
 @torch.no_grad()
-def test_a_graph_that_breaks():
+def test_a_graph_that_breaks(monkeypatch):
     """A break may be due to a size that might be 1, so Dynamo traces again; here it breaks all the same."""
+    reasons = []
+
+    def noting(reason):
+        reasons.append(reason)
+        apart(reason)
+
+    apart = size_one.set_one_apart
+    monkeypatch.setattr(size_one, "set_one_apart", noting)
 
     def attended(x):
         return nn.functional.scaled_dot_product_attention(x * 2, x, x, is_causal=x.shape[2] > 1)
@@ -108,6 +117,7 @@ def test_a_graph_that_breaks():
     for b, n in ((2, 5), (3, 7), (4, 9), (2, 1), (5, 3)):
         x = torch.randn(b, 2, n, 8)
         torch.testing.assert_close(fast(x), attended(x), rtol=1e-5, atol=1e-5)
+    assert reasons == ["the graph breaks"]
 
 
 class _Decoder(nn.Module):
