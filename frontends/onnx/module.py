@@ -22,7 +22,7 @@ from dcir.frontends.onnx.build import Builder
 from dcir.frontends.onnx.model_file import read_model
 from dcir.frontends.onnx.numbers import Uses, uses_of
 from dcir.frontends.onnx.parts import parts_of
-from dcir.frontends.onnx.program import OnnxProgram
+from dcir.frontends.onnx.program import OnnxProgram, locate
 from dcir.frontends.onnx.tensors import MAX_RANK, from_numpy, show, to_numpy
 from dcir.frontends.onnx.tracing import Unlogged
 from dcir.frontends.onnx.values import HOST_LIMIT, TEXT, Host, to_host, to_tensor, torch_dtype
@@ -90,6 +90,8 @@ class OnnxModule(nn.Module):
         except Exception as error:
             if not isinstance(error, DcirError) or error.where is None:
                 self.explain_failure(inputs, named, error)
+            else:
+                locate(error, error.where)  # what a tracer follows has no place to be explained at
             raise
 
     def explain_failure(self, inputs: Sequence[Any], named: Mapping[str, Any], error: Exception) -> None:

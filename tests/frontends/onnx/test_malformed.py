@@ -118,6 +118,14 @@ def test_compiled_mutants_run_or_are_refused_by_name() -> None:
     assert not complaints, "\n".join(complaints)
 
 
+def test_what_a_tracer_runs_into_has_all_three_parts() -> None:
+    """The operator raises while Dynamo follows it, where nobody stands beside to say where and what to try."""
+    trees = [m for m in mutants(ORIGINS["ai.onnx.ml.TreeEnsemble"]) if m.change == "nodes_falsenodeids = [2, 2, 9]"]
+    with pytest.raises(InvalidModel, match="a branch leads to a node that is not there") as caught:
+        Backend.prepare(trees[0].model).run(list(trees[0].inputs))
+    assert (caught.value.where, bool(caught.value.hint)) == ("TreeEnsemble", True)
+
+
 _SLOW = {"Loop", "Scan"}
 """Compiled, a number of rounds that is one too large is unrolled."""
 
