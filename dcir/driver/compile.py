@@ -142,7 +142,10 @@ class Compilation:
         self._clock.lap("passes")
         library = self._library(graph.network)
         record.bounds = _bounds(replace(self.context, bounds=graph.bounds))
-        program = MovingProgram(graph, library, session.arenas, prepare=options.prepare, on_made=session.programs.add)
+        program = MovingProgram(
+            graph, library, session.arenas, prepare=options.prepare, first_saved=self.context.first_saved,
+            on_made=session.programs.add,
+        )  # fmt: skip
         self._finish()
         return program
 

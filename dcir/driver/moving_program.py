@@ -13,6 +13,7 @@ from dcir.driver.moving_graph import MovingGraph
 from dcir.driver.placement import buffer_numbers
 from dcir.ir.moving_network import fixed
 from dcir.runtime.blocks import Arenas
+from dcir.runtime.buffers import SizedBuffers
 from dcir.runtime.program import Program
 from dcir.runtime.program_info import BufferInfo, ProgramInfo, ResultInfo
 
@@ -25,6 +26,9 @@ class MovingProgram:
 
     Attributes:
         graph, library: the network and its code.
+
+    Args:
+        first_saved: number of the first output that only the backward sees; None if there is none.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class MovingProgram:
         arenas: Arenas | None = None,
         *,
         prepare: str,
+        first_saved: int | None = None,
         on_made: Callable[[Program], object] = id,
     ) -> None:
         self.graph, self.library = graph, library
@@ -42,6 +47,7 @@ class MovingProgram:
         self._kept: dict[tuple[int, ...], Program] = {}
         self._lock = threading.Lock()
         self._info = program_info(graph.widest, library)
+        self._buffers = SizedBuffers(_hidden(self._info, first_saved))
         self._first: Program | None = None
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
@@ -75,8 +81,9 @@ class MovingProgram:
     def _made(self, values: Mapping[str, int]) -> Program:
         constants = list(self.graph.constants.values())
         made = Program(
-            self.library.path, self._info_at(values), constants, self._arenas, prepare=self._prepare, like=self._first
-        )
+            self.library.path, self._info_at(values), constants, self._arenas, prepare=self._prepare, like=self._first,
+            buffers=self._buffers,
+        )  # fmt: skip
         self._first = self._first or made
         self._on_made(made)
         return made
@@ -111,3 +118,11 @@ class MovingProgram:
         elif widest.shape is None:
             return widest
         return replace(widest, shape=shape, strides=strides, offset=offset)
+
+
+def _hidden(info: ProgramInfo, first_saved: int | None) -> set[int]:
+    """Numbers of the buffers that only the backward sees."""
+    if first_saved is None:
+        return set()
+    seen = {r.index for r in info.results[:first_saved] if r.source == "buffer"}
+    return {r.index for r in info.results[first_saved:] if r.source == "buffer"} - seen

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dcir.runtime.blocks import in_huge_pages
-from dcir.runtime.buffers import BufferPool
+from dcir.runtime.buffers import BufferPool, window
 
 BlockOffset = tuple[int, int]
 """Number of a block, and a byte offset in it."""
@@ -58,11 +58,3 @@ class BackwardBlocks:
         for number, (block, offset) in self.arguments.items():
             t = args[number]
             args[number] = window(blocks[block], offset, t.shape, t.stride(), t.dtype).copy_(t)
-
-
-def window(
-    block: torch.Tensor, offset: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
-) -> torch.Tensor:
-    """A tensor in the memory of ``block``, ``offset`` bytes from its beginning, with a count of writes of its own."""
-    made = torch.empty(0, dtype=dtype)
-    return made.set_(block.untyped_storage(), offset // dtype.itemsize, tuple(shape), tuple(strides))

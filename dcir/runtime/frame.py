@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defined]  # not in its stub
 
 from dcir.ops.torch_types import FROM_NAME
-from dcir.runtime.backward_blocks import window
-from dcir.runtime.buffers import POOLED_BYTES, BufferPool
+from dcir.runtime.buffers import Take, window
 from dcir.runtime.preparation import Prepared
 from dcir.runtime.program_info import BufferInfo
 
@@ -21,8 +17,6 @@ if TYPE_CHECKING:
     from dcir.runtime.program import Fixed, Program
 
 CALL_BACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
-# Half the time of torch.empty_strided, which asks the dispatcher where memory is to be; that it is this machine's is known here.
-_EMPTY: Callable[..., torch.Tensor] = _empty_strided_cpu
 
 
 class Frame:
@@ -69,10 +63,9 @@ class Frame:
 Maker = Callable[[Sequence[Any], Sequence[torch.Tensor]], torch.Tensor]
 
 
-def fresh(info: BufferInfo) -> Maker:
+def fresh(take: Take) -> Maker:
     """A buffer of its own."""
-    new = new_buffer(info)
-    return lambda args, blocks: new()
+    return lambda args, blocks: take()
 
 
 def placed(info: BufferInfo, block: int, offset: int) -> Maker:
@@ -85,16 +78,3 @@ def beginning(info: BufferInfo, argument: int) -> Maker:
     """A buffer where an argument begins."""
     dtype = FROM_NAME[info.dtype]
     return lambda args, blocks: window(args[argument], 0, info.shape, info.strides, dtype)
-
-
-def new_buffer(info: BufferInfo) -> Callable[[], torch.Tensor]:
-    """A function that gives a result buffer nobody else holds."""
-    dtype = FROM_NAME[info.dtype]
-    if pooled(info):
-        return BufferPool(info.shape, info.strides, dtype).take
-    return functools.partial(_EMPTY, info.shape, info.strides, dtype)
-
-
-def pooled(info: BufferInfo) -> bool:
-    """Whether buffers are lent again once nobody holds them."""
-    return math.prod(info.shape) * FROM_NAME[info.dtype].itemsize >= POOLED_BYTES

@@ -21,9 +21,10 @@ from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime import uncounted
 from dcir.runtime.backward_blocks import BackwardBlocks
 from dcir.runtime.blocks import Arenas, Block
+from dcir.runtime.buffers import SizedBuffers, Take, new_buffer, pooled
 from dcir.runtime.direct import Conditions, Direct, direct
 from dcir.runtime.entry import CHANGED, OTHER_MODES, entry
-from dcir.runtime.frame import CALL_BACK, Frame, Maker, beginning, fresh, new_buffer, placed, pooled
+from dcir.runtime.frame import CALL_BACK, Frame, Maker, beginning, fresh, placed
 from dcir.runtime.preparation import Preparation, Prepared
 from dcir.runtime.program_info import ProgramInfo
 from dcir.runtime.watch import Watch
@@ -73,7 +74,8 @@ class Program:
     """A loaded network. Calls from several threads are safe: each call in flight has its own arena and table.
 
     What depends on parameters alone is computed at the first call and again when a parameter changes (``preparation.py``); with
-    ``like``, a program of the same library for other sizes, that is done once for both.
+    ``like``, a program of the same library for other sizes, that is done once for both. ``buffers`` gives results their memory, where
+    that is to serve those other sizes, too.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Program:
         *,
         prepare: str = "version",
         like: Program | None = None,
+        buffers: SizedBuffers | None = None,
     ) -> None:
         self.info = info = info.with_buffers_as_results()
         self.arenas = Arenas() if arenas is None else arenas
@@ -117,10 +120,10 @@ class Program:
         if like is not None:  # it prepares the same values
             self.preparation = like.preparation
         self._tensor_inputs = [(i, s) for i, s in enumerate(info.input_slots) if s >= 0 and i not in static]
-        shared = dict(info.shared)
+        shared, self._sized = dict(info.shared), buffers
         alloc: list[tuple[Maker, int]] = [
-            (beginning(b, shared[i]) if i in shared else fresh(b), s)
-            for i, (b, s) in enumerate(zip(info.buffers, info.buffer_slots, strict=True))
+            (beginning(info.buffers[i], shared[i]) if i in shared else fresh(take), slot)
+            for i, (take, slot) in enumerate(zip(self._takes(), info.buffer_slots, strict=True))
         ]
         # Whether a call returns something else than its buffers, in their order.
         self._windows = [(r.source, r.index, r.shape) for r in info.results] != [
@@ -199,7 +202,7 @@ class Program:
             watched,
             compared,
             entry(self._library, watched, slots, compared),
-            tuple(map(new_buffer, info.buffers)),
+            self._takes(),
         )
 
     def again(self, fixed: Fixed, moving: Sequence[torch.Tensor]) -> list[Any] | int:
@@ -274,6 +277,12 @@ class Program:
         for number, (block, offset) in blocks.buffers.items():
             alloc[number] = placed(self.info.buffers[number], block, offset), alloc[number][1]
         self._placed = blocks, alloc
+
+    def _takes(self) -> tuple[Take, ...]:
+        """What gives each result its memory."""
+        if self._sized is None:
+            return tuple(map(new_buffer, self.info.buffers))
+        return tuple(self._sized.take(i, b) for i, b in enumerate(self.info.buffers))
 
     def _new_buffers(self, table: Any, args: Sequence[Any]) -> list[torch.Tensor]:
         buffers = []

@@ -51,6 +51,18 @@ def test_decoder():
         check(fast, net, wide, torch.randint(0, 50, size))
 
 
+def test_memory_does_not_grow_with_the_number_of_sizes():
+    """Gradients and what is saved lie in the same memory at all sizes, unless somebody holds it."""
+    net = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512))
+    fast = dcir.optimize(net)
+    addresses = set()
+    for batch in (600, 700, 650, 601, 699, 630, 615, 603, 680, 690):
+        gradients(net, fast, [torch.randn(batch, 512)])
+        addresses.add(net[0].weight.grad.data_ptr())
+    # The first call's program has two buffers of its own, and so has the one for all sizes.
+    assert len(addresses) <= 4
+
+
 def test_smaller_last_batch():
     """Nothing but the batch changes: it is no reason to compile again."""
     torch.manual_seed(0)

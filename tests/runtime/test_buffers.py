@@ -6,7 +6,8 @@ import threading
 
 import torch
 
-from dcir.runtime.buffers import BufferPool
+from dcir.runtime.buffers import BufferPool, SizedBuffers
+from dcir.runtime.program_info import BufferInfo
 
 
 def pool() -> BufferPool:
@@ -45,3 +46,29 @@ def test_threads_get_different_buffers() -> None:
     for t in threads:
         t.join()
     assert len({t.data_ptr() for t in held}) == len(held)
+
+
+def test_sizes_in_turn_share_memory_that_nobody_holds() -> None:
+    buffers = SizedBuffers(hidden=[1])
+    for number, spare in ((0, 1.0), (1, 1.25)):
+        for rows in (512, 2048, 600, 2048, 512):
+            t = taken(buffers, number, rows)
+            assert t.shape == (rows, 1024) and t.is_contiguous()
+            if number == 0:  # what a user saves is no larger than it looks
+                assert t.untyped_storage().nbytes() == t.nbytes
+            del t
+        assert buffers.nbytes(number) <= 2 * spare * 2048 * 4096
+    held = [taken(buffers, number, rows).fill_(rows) for rows in (512, 2048, 600) for number in (0, 1)]
+    assert len({t.data_ptr() for t in held}) == 6
+    assert [t.unique().tolist() for t in held] == [[rows] for rows in (512, 512, 2048, 2048, 600, 600)]
+
+
+def test_larger_memory_serves_what_the_user_never_sees() -> None:
+    buffers = SizedBuffers(hidden=[0])
+    address = taken(buffers, 0, 2048).data_ptr()
+    assert [taken(buffers, 0, rows).data_ptr() for rows in (512, 2047, 2048, 2500)] == [address] * 4
+    assert buffers.nbytes(0) == int(1.25 * 2048 * 4096)
+
+
+def taken(buffers: SizedBuffers, number: int, rows: int) -> torch.Tensor:
+    return buffers.take(number, BufferInfo((rows, 1024), (1024, 1), "f32"))()

@@ -93,8 +93,7 @@ class Programs:
         self, gm: fx.GraphModule, context: GraphContext, compile_graph: CompileGraph, names: Mapping[str, str]
     ) -> None:
         self.gm, self.places, self._compile = gm, places(gm), compile_graph
-        # Saved tensors lie as the trace says: there is no forward yet that could say where it puts them.
-        self._context = replace(context, first_saved=None, bound_names=tuple(names.get(s, s) for s in self.places))
+        self._context = replace(context, bound_names=tuple(names.get(s, s) for s in self.places))
         self._known: dict[tuple[int, ...], Call] = {}
         self.made: list[tuple[Span, Call]] = []
 
