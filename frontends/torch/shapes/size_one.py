@@ -86,7 +86,7 @@ class OneAmongSizes:
 
 
 def hold_for_one(gm: fx.GraphModule, *, breaks: bool = False) -> None:
-    """Look whether a trace of Dynamo's holds where sizes are 1; to be called before Dynamo writes its guards.
+    """Have a trace of Dynamo's hold where sizes are 1, if it is right there; to be called before Dynamo writes its guards.
 
     Sizes of 0 are kept out of it: they have a trace of their own. So has 1 if it is traced: there a program may have asked for it.
 
@@ -95,7 +95,7 @@ def hold_for_one(gm: fx.GraphModule, *, breaks: bool = False) -> None:
         breaks: whether it ends at a graph break, which may be due to a size that is not known to be more than 1.
 
     Raises:
-        TraceAnew: it does not. Dynamo traces once more, with 0 and 1 as constants.
+        TraceAnew: nothing is known of that. Dynamo traces once more, with 0 and 1 as constants.
     """
     if not _config.backed_size_oblivious:
         return
@@ -108,11 +108,11 @@ def hold_for_one(gm: fx.GraphModule, *, breaks: bool = False) -> None:
         _apart("sizes of 0 or 1")
     if breaks:
         set_one_apart("the graph breaks")
-    for size in sizes:
-        # The expressions of torch take sizes for positive in any case; the range is what becomes a guard.
-        environment._update_var_to_range(size.node.expr, ValueRanges(1, int_oo))
-    if not _same_at_one(gm, sizes):
-        set_one_apart("sizes of 1 have other shapes")
+    apart = _different_at_one(gm, sizes)
+    for number, size in enumerate(sizes):
+        # A trace that does not set 1 apart is one for 2 and more. The expressions of torch take sizes for positive in any case; the
+        # range is what becomes a guard.
+        environment._update_var_to_range(size.node.expr, ValueRanges(2 if number in apart else 1, int_oo))
 
 
 def set_one_apart(reason: str) -> None:
@@ -145,8 +145,8 @@ def _sizes(gm: fx.GraphModule) -> list[torch.SymInt]:
     return list(found.values())
 
 
-def _same_at_one(gm: fx.GraphModule, sizes: list[torch.SymInt]) -> bool:
-    """Whether all shapes in the graph are what it says where sizes are 1: all that may be at once."""
+def _different_at_one(gm: fx.GraphModule, sizes: list[torch.SymInt]) -> set[int]:
+    """Numbers of the sizes that are to be more than 1 for all shapes in the graph to be what it says, however many of the others are 1."""
     environment = sizes[0].node.shape_env
     usual = {str(s): int(v) for s, v in environment.backed_var_to_val.items()}
     guards = [guard.expr for guard in environment.guards]
@@ -155,11 +155,22 @@ def _same_at_one(gm: fx.GraphModule, sizes: list[torch.SymInt]) -> bool:
     for symbol in environment.backed_var_to_val:
         equal.setdefault(environment.replace(symbol), []).append(str(symbol))
     groups = [equal[environment.replace(size.node.expr)] for size in sizes]
-    together = [[name for names in groups for name in names]]
-    if not all(holds(g, usual | dict.fromkeys(together[0], 1)) for g in guards):
-        together = groups
-    tried = [usual | dict.fromkeys(names, 1) for names in together]
-    return all(_Shapes(gm, v).agree() for v in tried if all(holds(g, v) for g in guards))
+
+    def right(ones: Iterable[int]) -> bool | None:
+        """Whether the shapes are right where these are 1; None if the guards do not let them."""
+        values = usual | {name: 1 for i in ones for name in groups[i]}
+        return _Shapes(gm, values).agree() if all(holds(g, values) for g in guards) else None
+
+    every = set(range(len(sizes)))
+    if right(every):
+        return set()
+    found = {i for i in every if right([i]) is False}
+    rest = every - found
+    if len(rest) < 2 or right(rest):
+        return found
+    # Some make a difference together, or the guards exclude all of them at once.
+    some = [i for pair in itertools.combinations(sorted(rest), 2) if right(pair) is False for i in pair]
+    return every if some or len(rest) > 2 else found
 
 
 class _Shapes(fx.Interpreter):
