@@ -132,6 +132,21 @@ def moving_graph(
         set_floats(net, {mark: exact[pair] for pair, mark in marked.items()})
         return _Sample(sample, made, operators, traffic, done)
 
+    try:
+        return _seen(gm, rewritten, moving, seeing, list(divided.values()))
+    except InvalidGraph as e:
+        # Dynamo keeps calls of such sizes away, by guards that tell of several sizes at once and are not looked at here.
+        return Refusal(f"the graph is none at some sizes within the bounds: {e.message}")
+
+
+def _seen(
+    gm: fx.GraphModule,
+    rewritten: Callable[..., _Sample],
+    moving: _Symbols,
+    seeing: _Seeing,
+    divided: Sequence[Mapping[tuple[int, ...], tuple[int, int]]],
+) -> MovingGraph | Refusal:
+    """The graph for all sizes, from what it becomes at samples."""
     # What pays is decided near the usual sizes, for all. Then both ends: where the networks differ, they mostly do there.
     samples, last = seeing.samples, len(seeing.samples) - 1
     usual = min(seeing.turns[0], key=lambda i: _apart(seeing.parts(samples[i]), usual_sizes(seeing.sizes)))
@@ -143,7 +158,7 @@ def moving_graph(
     found: MovingGraph | Refusal = Refusal("")
     for numbers in seeing.turns:
         seen |= {i: rewritten(samples[i]) for i in numbers if i not in seen}
-        found = _joined(gm, [seen[i] for i in numbers], moving, seeing, numbers, list(divided.values()))
+        found = _joined(gm, [seen[i] for i in numbers], moving, seeing, numbers, divided)
         if isinstance(found, MovingGraph):
             break
     return found

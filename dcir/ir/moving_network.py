@@ -7,8 +7,10 @@ It is made from constant networks at several sizes and never rewritten. Kernels 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -150,6 +152,10 @@ def constant(net: Network | MovingNetwork, what: str) -> Network:
     return net
 
 
+_PLAIN = frozenset({int, str, float, bool, type(None)})
+"""What holds no polynomial, and is most of what there is."""
+
+
 def fixed(value: Any, values: Mapping[str, int]) -> Any:
     """A spec, or what is in one, with the value of each polynomial in its place."""
     return with_numbers(value, lambda number: value_at(number, values))
@@ -157,20 +163,35 @@ def fixed(value: Any, values: Mapping[str, int]) -> Any:
 
 def with_numbers(value: Any, given: Callable[[Polynomial], Any]) -> Any:
     """A spec, or what is in one, with what ``given`` has for it in the place of each polynomial."""
+    kind: Any = type(value)
+    if kind in _PLAIN:
+        return value
     if isinstance(value, Polynomial):
         return given(value)
-    if type(value) is tuple:
-        return tuple(with_numbers(v, given) for v in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        made = dataclasses.replace(
-            value, **{f.name: with_numbers(getattr(value, f.name), given) for f in dataclasses.fields(value)}
-        )
-        if isinstance(made, Quotient) and isinstance(made.over, int) and isinstance(made.under, int):
-            return made.over / made.under
-        if isinstance(made, Const) and isinstance(made.value, int) and TYPES[made.dtype].kind == "float":
-            return dataclasses.replace(made, value=float(made.value))
-        return made
-    return value
+    if kind is tuple:
+        inside = [with_numbers(v, given) for v in value]
+        return value if all(map(operator.is_, inside, value)) else tuple(inside)
+    names = _fields(kind)
+    if not names:
+        return value
+    changed = {}
+    for name in names:
+        old = getattr(value, name)
+        new = with_numbers(old, given)
+        if new is not old:
+            changed[name] = new
+    made = dataclasses.replace(value, **changed) if changed else value
+    if isinstance(made, Quotient) and isinstance(made.over, int) and isinstance(made.under, int):
+        return made.over / made.under
+    if isinstance(made, Const) and isinstance(made.value, int) and TYPES[made.dtype].kind == "float":
+        return dataclasses.replace(made, value=float(made.value))
+    return made
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass; none of another class."""
+    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
 def set_floats(net: Network, floats: Mapping[float, float]) -> None:

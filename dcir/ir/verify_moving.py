@@ -14,7 +14,7 @@ from dcir.ir.verify import verify
 
 
 def verify_moving(net: MovingNetwork) -> None:
-    """Check what stands in the tables for all sizes, and the constant networks at the ends of the bounds and at the samples.
+    """Check what stands in the tables for all sizes, and the constant networks at both ends of the bounds and at the samples.
 
     Raises:
         InvalidGraph: a size is not declared; an extent can be 0, a stride or an offset negative, or a window leave its container; a
@@ -92,11 +92,12 @@ def _require(sizes: Sizes, number: Number, what: str) -> None:
 
 
 def _check_samples(net: MovingNetwork) -> None:
-    ends = corners(net.sizes)
-    if digest_at(net, ends[-1]) != digest(net.widest):
+    least, *_, most = corners(net.sizes)
+    if digest_at(net, most) != digest(net.widest):
         raise InvalidGraph("the network at the upper ends is not what its polynomials say")
-    for end in ends:
-        verify(net.at(end))
+    # What differs between sizes is in the tables. The rest is as it is at one end, or at both.
+    verify(net.widest)
+    verify(net.at(least))
     for values, seen in net.samples:
         if digest_at(net, dict(values)) != seen:
             where = ", ".join(f"{name}={value}" for name, value in values)

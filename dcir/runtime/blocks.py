@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable
 
 import torch
@@ -17,6 +18,8 @@ ALIGNMENT = 64
 HUGE_PAGE = 2 << 20
 # Below this the rounding to whole pages costs more than the translation cache gains.
 _HUGE_FROM = 2 * HUGE_PAGE
+# Memory is planned for the largest of sizes that change, and touched as far as a call's go: more than the machine has may be asked for.
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
 def in_huge_pages(t: torch.Tensor) -> None:
@@ -54,7 +57,7 @@ class Block:
         self._owner: object
         if nbytes >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
             # Python's default is shared memory, which most systems give no huge pages, and a forked process would write into ours.
-            memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
             start = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 
 import pytest
 
@@ -13,6 +14,13 @@ def test_alignment(nbytes: int) -> None:
     block = Block(nbytes)
     assert block.address % (HUGE_PAGE if nbytes > 2 * HUGE_PAGE else ALIGNMENT) == 0
     ctypes.memset(block.address, 1, nbytes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what other systems do with it is not known")
+def test_more_than_there_is_may_be_asked_for() -> None:
+    """Of which what is touched counts."""
+    block = Block(1 << 42)
+    ctypes.memset(block.address + (1 << 41), 1, 100)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")

@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from dcir.driver.calls.growing_caches import mark_growing
+from dcir.driver.calls.moving_batches import MovingBatches
 from dcir.dynamic import DynamicDim, DynamicInputs, check_size
 from dcir.errors import InvalidInput, OptionError, RecompileWarning
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext
@@ -58,6 +59,7 @@ class DynamicCalls:
         self._before: list[_Rows] = []
         self._told: set[frozenset[str]] = set()
         self._here = threading.local()
+        self._batches = MovingBatches()
 
     @property
     def for_dynamo(self) -> bool | None:
@@ -84,6 +86,8 @@ class DynamicCalls:
             OptionError: the model works for one size of a dimension that is to be dynamic.
         """
         marked = self._marked(args, kwargs) if self._rows else []
+        if self._options.dynamic is None:
+            marked = [(t, _newly_marked(t, [(0, DynamicDim(firm=False))])) for t in self._batches.moving(args, kwargs)]
         if self._options.dynamic is not False:
             for value in itertools.chain(args, kwargs.values()):
                 mark_growing(value)
@@ -111,7 +115,7 @@ class DynamicCalls:
                 continue
             if not isinstance(value, torch.Tensor):
                 raise InvalidInput(f"input {label} is to have dynamic sizes, it is a {type(value).__name__}")
-            before = set(value.__dict__)
+            wanted = []
             for dim, known in dims:
                 if not -value.ndim <= dim < value.ndim:
                     raise InvalidInput(
@@ -120,8 +124,8 @@ class DynamicCalls:
                 at = dim % value.ndim
                 check_size(label, at, known, value.shape[at], sizes, "other bounds in dynamic={...}")
                 if value.shape[at] > 1:  # Dynamo has programs of their own for sizes 0 and 1
-                    _mark(value, at, known)
-            marked.append((value, [name for name in _MARKS if name in value.__dict__ and name not in before]))
+                    wanted.append((at, known))
+            marked.append((value, _newly_marked(value, wanted)))
         return marked
 
     def _argument(self, key: str | int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -226,6 +230,14 @@ def _describe_value(name: str, value: Any, rows: _Rows) -> None:
             code = isinstance(value, type | ModuleType | nn.Module) or callable(value)
             held = [] if code else [(f"{name}.{k}", v) for k, v in getattr(value, "__dict__", {}).items()]
         pending += reversed(held)
+
+
+def _newly_marked(value: torch.Tensor, dims: Sequence[tuple[int, DynamicDim]]) -> list[str]:
+    """Mark dimensions of a tensor; gives what it did not have of marks before."""
+    before = set(value.__dict__)
+    for dim, known in dims:
+        _mark(value, dim, known)
+    return [name for name in _MARKS if name in value.__dict__ and name not in before]
 
 
 def _mark(value: torch.Tensor, dim: int, known: DynamicDim) -> None:

@@ -1,4 +1,4 @@
-"""DaCe's settings: the user's own file counts, one that lies in the working directory does not.
+"""How DaCe is loaded: the user's own file of settings counts, one that lies in the working directory does not.
 
 DaCe reads `.dace.conf` from wherever a process was started, in every thread anew, and a file of its oldest form makes it rewrite
 the user's own; the file may name a compiler. A folder with models must not decide that. A program that imports DaCe before dcir
@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -49,11 +50,16 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load DaCe; its settings are read on the way, so the file has to be out of sight."""
+        """Load DaCe; its settings are read on the way, so the file has to be out of sight.
+
+        What its own code is warned of is nothing that a user of dcir could change.
+        """
         there = os.path.isfile
         os.path.isfile = lambda path: path != _LOCAL and there(path)
         try:
-            self.plain.exec_module(module)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.plain.exec_module(module)
         finally:
             os.path.isfile = there
         _other_threads()

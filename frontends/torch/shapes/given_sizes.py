@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -117,7 +117,7 @@ def given_sizes(
         values: of all its symbols, by name.
         floats: what stands for some of its ``fractions``, if that is not what they are.
     """
-    given = Given(values, floats)
+    given = Given(values, floats, alike=True)
     made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     made.meta.update(gm.meta)
     for node in made.graph.nodes:
@@ -129,20 +129,28 @@ def given_sizes(
 class Given:
     """What symbolic numbers, and tensors that have such, are for some values.
 
+    Args:
+        values: of the symbols, by name.
+        floats: what stands for some of the ``fractions``, if that is not what they are.
+        alike: tensors that look alike are one; to make them takes most of the time. Not for those that something may be written to.
+
     Attributes:
         mode: of the tensors, which have no contents.
     """
 
-    def __init__(self, values: Mapping[str, int], floats: Mapping[Any, float] | None = None) -> None:
+    def __init__(
+        self, values: Mapping[str, int], floats: Mapping[Any, float] | None = None, *, alike: bool = False
+    ) -> None:
         self._values, self._floats, self.mode = values, floats or {}, FakeTensorMode()
         self._known: dict[Any, int | float | bool] = {}
+        self._made: dict[Any, torch.Tensor] | None = {} if alike else None
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, _SYMBOLIC):
             return self._number(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        return type(value)(map(self, value)) if type(value) in (tuple, list) else value
+        return type(value)(map(self, value)) if type(value) in (tuple, list, torch.Size) else value
 
     def _number(self, number: Any) -> int | float | bool:
         kind: type = int if isinstance(number, torch.SymInt) else float if isinstance(number, torch.SymFloat) else bool
@@ -158,7 +166,16 @@ class Given:
         numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
         if not any(isinstance(n, _SYMBOLIC) for n in numbers):
             return tensor
-        *both, start = map(self, numbers)
+        given = tuple(map(self, numbers))
+        if self._made is None:
+            return self._like(tensor, given)
+        key = given, tensor.dtype, tensor.device
+        if key not in self._made:
+            self._made[key] = self._like(tensor, given)
+        return self._made[key]
+
+    def _like(self, tensor: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        *both, start = numbers
         shape, strides = both[: tensor.ndim], both[tensor.ndim :]
         with self.mode:
             if not start:

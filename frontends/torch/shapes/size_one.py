@@ -28,6 +28,10 @@ class TraceAnew(TensorifyScalarRestartAnalysis, UnspecializeRestartAnalysis):
     """Has Dynamo trace a frame once more: one that a backend may raise, and after which the trace may take another path."""
 
 
+_SEVERAL = 3
+"""A size in the place of 1."""
+
+
 class _Here(threading.local):
     current: OneAmongSizes | None = None
 
@@ -88,7 +92,7 @@ class OneAmongSizes:
 def hold_for_one(gm: fx.GraphModule, *, breaks: bool = False) -> None:
     """Have a trace of Dynamo's hold where sizes are 1, if it is right there; to be called before Dynamo writes its guards.
 
-    Sizes of 0 are kept out of it: they have a trace of their own. So has 1 if it is traced: there a program may have asked for it.
+    Sizes of 0 are kept out of it: they have a trace of their own.
 
     Args:
         gm: Dynamo's graph.
@@ -104,11 +108,14 @@ def hold_for_one(gm: fx.GraphModule, *, breaks: bool = False) -> None:
         return
     environment = sizes[0].node.shape_env
     known = environment.backed_var_to_val
-    if any(known.get(size.node.expr, 0) < 2 for size in sizes):
-        _apart("sizes of 0 or 1")
+    hints = [int(known.get(size.node.expr, 0)) for size in sizes]
+    if 0 in hints:
+        _apart("sizes of 0")
     if breaks:
         set_one_apart("the graph breaks")
     apart = _different_at_one(gm, sizes)
+    if any(hints[number] == 1 for number in apart):
+        _apart("the trace is not one for a size of 1, which it has")
     for number, size in enumerate(sizes):
         # A trace that does not set 1 apart is one for 2 and more. The expressions of torch take sizes for positive in any case; the
         # range is what becomes a guard.
@@ -156,12 +163,18 @@ def _different_at_one(gm: fx.GraphModule, sizes: list[torch.SymInt]) -> set[int]
         equal.setdefault(environment.replace(symbol), []).append(str(symbol))
     groups = [equal[environment.replace(size.node.expr)] for size in sizes]
 
+    # What is 1 in the trace was not 1 to operators that ask what is broadcast: it is looked at as more, too.
+    traced = [usual, *(usual | dict.fromkeys(names, _SEVERAL) for names in groups if usual[names[0]] == 1)]
+
     def right(ones: Iterable[int]) -> bool | None:
         """Whether the shapes are right where these are 1; None if the guards do not let them."""
-        values = usual | {name: 1 for i in ones for name in groups[i]}
-        return _Shapes(gm, values).agree() if all(holds(g, values) for g in guards) else None
+        given = [values | {name: 1 for i in ones for name in groups[i]} for values in traced]
+        found = [_Shapes(gm, v).agree() for v in given if all(holds(g, v) for g in guards)]
+        return all(found) if found else None
 
     every = set(range(len(sizes)))
+    if len(traced) > 1 and right([]) is False:
+        return every
     if right(every):
         return set()
     found = {i for i in every if right([i]) is False}

@@ -52,3 +52,10 @@ def test_a_program_that_imports_dace_first_keeps_its_settings(tmp_path: Path) ->
     (tmp_path / ".dace.conf").write_text("compiler:\n  build_type: Debug\n")
     code = "import dace, dcir.ir.network\nprint(dace.Config.get('compiler', 'build_type'))"
     assert _said(tmp_path, tmp_path / "home", code) == ["Debug"]
+
+
+def test_what_dace_is_warned_of_stops_nobody(tmp_path: Path) -> None:
+    """A program that takes warnings for errors can use dcir."""
+    code = "import warnings; warnings.simplefilter('error'); import dcir.ir.network; print('there')"
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.stdout == "there\n", run.stderr[-2000:]
