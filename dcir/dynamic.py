@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcir.errors import InvalidInput, OptionError
 
 _FORMS = "True, False, None, or {input: {dimension: name or torch.export.Dim(name, min=..., max=...)}}"
+_RELATED = re.compile(r"\s*(?:([1-9][0-9]{0,5})\s*\*\s*)?([A-Za-z_]\w*)\s*(?:([+-])\s*([0-9]{1,9}))?\s*")
 
 
 @dataclass(frozen=True)
@@ -16,14 +18,27 @@ class DynamicDim:
 
     Attributes:
         name: dimensions of one name have equal sizes; None: this one has nothing to do with others.
-        least, most: bounds of the size, both included; None: no bound.
+        least, most: bounds of the size that has the name, both included; None: no bound.
         firm: whether a model that works for one size alone is an error (else it is compiled for each size).
+        factor, summand: this one is so many times that one, and so much more.
     """
 
     name: str | None = None
     least: int | None = None
     most: int | None = None
     firm: bool = True
+    factor: int = 1
+    summand: int = 0
+
+    @property
+    def related(self) -> bool:
+        """Whether it follows from the one that has the name."""
+        return (self.factor, self.summand) != (1, 0)
+
+    @property
+    def label(self) -> str:
+        """The name, with what is made of it."""
+        return related_text(self.name or "", self.factor, self.summand)
 
     @property
     def bounds(self) -> str:
@@ -31,8 +46,13 @@ class DynamicDim:
         return f"{'' if self.least is None else self.least}..{'' if self.most is None else self.most}"
 
     def holds(self, size: int) -> bool:
-        """Whether a size lies within the bounds."""
-        return (self.least is None or size >= self.least) and (self.most is None or size <= self.most)
+        """Whether a size lies within the bounds, or follows from one that does."""
+        size, rest = divmod(size - self.summand, self.factor)
+        return not rest and (self.least is None or size >= self.least) and (self.most is None or size <= self.most)
+
+    def root(self, size: int) -> int:
+        """The size that has the name, for one that it holds."""
+        return (size - self.summand) // self.factor
 
 
 @dataclass(frozen=True)
@@ -55,14 +75,29 @@ def check_size(label: str, dim: int, known: DynamicDim, size: int, seen: dict[st
         InvalidInput: it does, or it differs from another dimension of the same name.
     """
     if not known.holds(size):
-        name = f" ({known.name})" if known.name else ""
-        raise InvalidInput(
-            f"input {label}: dimension {dim}{name} has size {size}, outside its bounds {known.bounds}", hint=hint
-        )
+        name = f" ({known.label})" if known.name else ""
+        bounds = f"its bounds {known.bounds}" if not known.related else f"{known.label} for {known.name}={known.bounds}"
+        raise InvalidInput(f"input {label}: dimension {dim}{name} has size {size}, outside {bounds}", hint=hint)
     if known.name is not None:
+        size = known.root(size)
         place, other = seen.setdefault(known.name, (f"{label}[{dim}]", size))
         if other != size:
             raise InvalidInput(f"dimension {known.name!r} is {other} in {place} and {size} in {label}[{dim}]")
+
+
+def related_text(name: str, factor: int, summand: int) -> str:
+    """A size that follows from another, as ``2*s + 1``."""
+    text = name if factor == 1 else f"{factor}*{name}"
+    return text if not summand else f"{text} {'+' if summand > 0 else '-'} {abs(summand)}"
+
+
+def parse_related(text: str) -> tuple[str, int, int] | None:
+    """Name, factor and summand of a size as ``2*s + 1``; None if the text is no such."""
+    found = _RELATED.fullmatch(text)
+    if found is None:
+        return None
+    factor, name, sign, summand = found.groups()
+    return name, int(factor or 1), int(summand or 0) * (-1 if sign == "-" else 1)
 
 
 def parse_dynamic(value: object) -> bool | DynamicInputs | None:
@@ -104,6 +139,11 @@ def _dim(value: object, said: object) -> DynamicDim:
         return DynamicDim(None, getattr(said, "min", None), getattr(said, "max", None), hint == "DYNAMIC")
     if type(said).__name__ == "Dim" and hasattr(said, "min") and hasattr(said, "max"):
         return _checked(value, DynamicDim(str(said.__name__), said.min or None, _bound(said.max)))  # type: ignore[attr-defined]
+    if type(said).__name__ == "_DerivedDim":
+        parsed = parse_related(str(said.__name__))  # type: ignore[attr-defined]
+        if parsed is not None:
+            known = _dim(value, said.root)  # type: ignore[attr-defined]
+            return replace(known, factor=parsed[1], summand=parsed[2])
     raise _bad(value, said)
 
 
@@ -126,6 +166,8 @@ def _same_bounds(dim: DynamicDim, known: dict[str, DynamicDim]) -> DynamicDim:
     """A name may be written with its bounds once and without them elsewhere; two kinds of bounds are a mistake."""
     if dim.name is None:
         return dim
+    if dim.related:
+        return replace(_same_bounds(replace(dim, factor=1, summand=0), known), factor=dim.factor, summand=dim.summand)
     other = known.setdefault(dim.name, dim)
     if dim == DynamicDim(dim.name) or dim == other:
         return other

@@ -26,8 +26,14 @@ def _read_percentiles(ctx: click.Context, param: click.Parameter, value: str) ->
 @click.option("--seconds", type=click.FloatRange(min=0.01), default=5.0, show_default=True, help="Time for each.")
 @click.option("--threads", type=click.IntRange(min=1), help="Size of the thread team. [as many as torch uses]")
 @click.option("--percentiles", metavar="LIST", default="", callback=_read_percentiles, help="More of them, as 90,99.")
+@click.option(
+    "--sizes", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
+    help="Run a stream of calls of these sizes: a line each, as b=4 s=37, or a JSON list.",
+)  # fmt: skip
 @common.options(common.plain)
+@click.pass_context
 def command(
+    ctx: click.Context,
     model: str,
     level: int,
     shapes: dict[str, list[int | str]],
@@ -36,16 +42,26 @@ def command(
     seconds: float,
     threads: int | None,
     percentiles: list[float],
+    sizes: str | None,
     plain: bool,
 ) -> None:
     """Measure MODEL: least and median time, percentiles, speed-up, error.
 
-    MODEL is an .onnx or .dcir file, or file.py:function, where the function returns (model, inputs).
+    MODEL is an .onnx or .dcir file, or file.py:function, where the function returns (model, inputs). With --sizes it is measured over a
+    stream of calls: the median, the 95th and the 99th of a hundred calls, and a whole pass.
     """
     from dcir.driver import api
 
     baselines = [name.strip() for name in against.split(",") if name.strip()]
+    if sizes is not None and batch is not None:
+        raise click.UsageError("--sizes names all sizes; leave out --batch.", ctx)
     with progress_bar(plain=plain, still=True) as progress:
+        if sizes is not None:
+            stream = api.bench_stream(
+                model, sizes, baselines, seconds, threads, level=level, shapes=shapes, percentiles=percentiles, progress=progress
+            )  # fmt: skip
+            common.emit(stream.to_text().rstrip(), stream.to_json())
+            return
         result = api.bench_file(
             model, baselines, seconds, threads, level=level, shapes=shapes, batch=batch, percentiles=percentiles, progress=progress
         )  # fmt: skip

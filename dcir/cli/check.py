@@ -36,8 +36,8 @@ def command(
 ) -> None:
     """Compare the results of MODEL on random inputs with PyTorch's; exit code 1 if they differ.
 
-    Sizes that the file leaves open are fixed with --shape, or one file is compiled for all sizes within bounds and compared at the
-    least, the greatest and two sizes between: --shape x=[b,3,224,224] --bound b=1..64
+    Sizes that the file leaves open are fixed with --shape, or one file is compiled for all sizes within bounds and compared at
+    their ends, in the middle and at random: --shape x=[b,3,224,224] --bound b=1..64
     """
     from dcir.driver import api
 

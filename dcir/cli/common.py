@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from dcir import errors
+from dcir.dynamic import parse_related
 from dcir.options import LEVELS, VERIFY, parse_level
 from dcir.targets import DEFAULT, known_targets
 
@@ -105,7 +106,7 @@ def _read_level(ctx: click.Context, param: click.Parameter, value: object) -> in
 
 
 def _read_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[int | str]]:
-    """Sizes by input name from texts like x=[8,3,224,224], where a word stands for a size that stays open."""
+    """Sizes by input name from texts like x=[8,3,224,224]; a word stands for a size that stays open, 2*n+1 for one that follows."""
     shapes: dict[str, list[int | str]] = {}
     for value in values:
         match = re.fullmatch(r"(.+)=\[?([^\[\]]*)\]?", value)
@@ -113,7 +114,7 @@ def _read_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, 
             raise click.BadParameter(f"{value!r} does not look like x=[8,3,224,224].", ctx, param)
         words = [word.strip() for word in match[2].split(",") if word.strip()]
         for word in words:
-            if not re.fullmatch(r"[0-9]+|[A-Za-z_]\w*", word):
+            if not re.fullmatch(r"[0-9]+", word) and parse_related(word) is None:
                 raise click.BadParameter(f"{word!r} is neither a size nor a name.", ctx, param)
         shapes[match[1]] = [int(word) if word.isdecimal() else word for word in words]
     return shapes

@@ -31,6 +31,7 @@ from dcir.runtime.artefact import load_artefact, read_report
 
 if TYPE_CHECKING:
     from dcir.driver.measure.bench import Measurement
+    from dcir.driver.measure.stream import StreamMeasurement
     from dcir.driver.verify.bisect import Bisection
     from dcir.driver.verify.compare import Comparison
     from dcir.report.profile import Profile
@@ -80,8 +81,8 @@ def save(
         inputs, named: arguments of the example call; values that are no tensors are fixed.
         path: the file to write.
         options: as in ``dcir.optimize``; ``dynamic={input: {dimension: Dim(name, min=..., max=...)}}`` says which sizes may
-            differ from those of the example. A batch runs in pieces where the model does the same to every image; everything
-            else is compiled for each size, up to ``shape_limit``.
+            differ from those of the example. A batch alone runs in pieces where the model does the same to every image; everything
+            else has one program for all sizes, or, where that cannot be, one for each, up to ``shape_limit``.
 
     Returns:
         What was done.
@@ -212,6 +213,20 @@ def bench_file(
     from dcir.driver.measure.bench import bench_file as measure
 
     return measure(model, baselines, seconds, threads, **settings)
+
+
+def bench_stream(
+    model: str | os.PathLike[str],
+    sizes: str | os.PathLike[str],
+    baselines: Sequence[str],
+    seconds: float,
+    threads: int | None,
+    **settings: Any,
+) -> StreamMeasurement:
+    """Measure a model over a stream of sizes; see ``driver.measure.stream``."""
+    from dcir.driver.measure.stream import bench_stream as measure
+
+    return measure(model, sizes, baselines, seconds, threads, **settings)
 
 
 def tune_file(

@@ -20,7 +20,7 @@ from dcir.driver.session import Call, Session
 from dcir.driver.targets.base import DriverTarget
 from dcir.driver.targets.host import host_target
 from dcir.driver.verify.debug_folder import GraphFolder, graph_folder
-from dcir.errors import InvalidInput, MemoryLimitTooLow, OptionError, Unsupported
+from dcir.errors import InvalidInput, MemoryLimitTooLow, Unsupported
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, OtherBounds
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.moving_network import MovingNetwork
@@ -31,6 +31,7 @@ from dcir.runtime.program import Program
 from dcir.targets import DEFAULT
 
 if TYPE_CHECKING:
+    from dcir.driver.moving_graph import MovingGraph
     from dcir.driver.moving_program import MovingProgram
     from dcir.transforms.base import Pass
 
@@ -47,22 +48,6 @@ def rewritten(session: Session, gm: fx.GraphModule, context: GraphContext) -> Im
     """One ATen graph imported and rewritten, without a record of it."""
     with _COMPILING, _uncollected():
         return Compilation(session, context).rewritten(gm)
-
-
-def build(session: Session, gm: fx.GraphModule, context: GraphContext) -> tuple[Imported, Library]:
-    """Compile one ATen graph to a library, without loading it.
-
-    Raises:
-        OptionError: no file holds code of this target.
-    """
-    made = Compilation(session, context)
-    if not made.target.saves:
-        raise OptionError(
-            f"a compiled file holds code of target {DEFAULT!r} only",
-            where=f"target={session.options.target!r}",
-            hint=f"dcir.optimize(model, target={session.options.target!r}) runs it in this process",
-        )
-    return made.built(gm)
 
 
 class Compilation:
@@ -111,14 +96,31 @@ class Compilation:
             return CompiledGraph(donation.forward(call), strides, parts, donation)
 
     def _moving(self, gm: fx.GraphModule) -> MovingProgram:
-        """The graph's programs for all sizes within bounds.
+        """The graph's programs for all sizes within bounds; raises what ``built_moving`` does."""
+        from dcir.driver.moving_program import MovingProgram
+
+        graph, library = self.built_moving(gm)
+        return MovingProgram(
+            graph, library, self.session.arenas, prepare=self.options.prepare, first_saved=self.context.first_saved,
+            on_made=self.session.programs.add,
+        )  # fmt: skip
+
+    def built_moving(self, gm: fx.GraphModule) -> tuple[MovingGraph, Library]:
+        """The graph's network for all sizes within bounds, and its library.
 
         Raises:
             OtherBounds: the graph is another one at other sizes within them.
             Unsupported: there is no program for all sizes, or something is asked for that belongs to constant ones.
         """
+        with _COMPILING, _uncollected():
+            graph = self._moving_graph(gm)
+            library = self._library(graph.network)
+            self.record.bounds = _bounds(replace(self.context, bounds=graph.bounds))
+            self._finish()
+            return graph, library
+
+    def _moving_graph(self, gm: fx.GraphModule) -> MovingGraph:
         from dcir.driver.moving_graph import moving_graph
-        from dcir.driver.moving_program import MovingProgram
 
         session, options, record = self.session, self.options, self.record
         asked = {
@@ -140,14 +142,7 @@ class Compilation:
         record.bytes_before, record.bytes_moved, record.work = graph.bytes_before, net.bytes_moved(), _work(net)
         record.threads = self.target.machine.threads
         self._clock.lap("passes")
-        library = self._library(graph.network)
-        record.bounds = _bounds(replace(self.context, bounds=graph.bounds))
-        program = MovingProgram(
-            graph, library, session.arenas, prepare=options.prepare, first_saved=self.context.first_saved,
-            on_made=session.programs.add,
-        )  # fmt: skip
-        self._finish()
-        return program
+        return graph
 
     def built(self, gm: fx.GraphModule) -> tuple[Imported, Library]:
         """The graph's network and library."""

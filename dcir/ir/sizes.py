@@ -19,6 +19,8 @@ _NAME = re.compile(r"s[0-9]+")
 # A number is looked at in so many boxes before nothing is said of it.
 _MOST_BOXES = 4096
 _MOST_IN_CORNERS = 3
+# Of a size in a polynomial that is read from a file.
+_MOST_POWER = 64
 
 
 class Bounds(NamedTuple):
@@ -151,7 +153,7 @@ def from_json(data: Sequence[Sequence[object]]) -> Number:
             if (
                 not isinstance(powers, list)
                 or type(c) is not int
-                or any(type(p) is not int or p < 1 for _, p in powers)
+                or any(type(p) is not int or not 1 <= p <= _MOST_POWER for _, p in powers)
             ):
                 raise InvalidGraph("a malformed polynomial in a saved graph")
             result += math.prod((size(str(name)) for name, power in powers for _ in range(power)), start=c)

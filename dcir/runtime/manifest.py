@@ -168,7 +168,9 @@ def _read(kind: Any, data: Any, where: str) -> Any:
         if data is None and type(None) in args:
             return None
         plain = [a for a in args if type(data) is a]
-        structured = [a for a in args if typing.get_origin(a) is not None]
+        structured = [a for a in args if (dataclasses.is_dataclass(a) and type(data) is dict) or (
+            typing.get_origin(a) is not None and type(data) is not dict
+        )]  # fmt: skip
         return _read((plain or structured or [args[0]])[0], data, where)
     if type(data) is not kind:
         raise broken(where, f"of type {kind.__name__}")
@@ -206,6 +208,23 @@ def _size(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, where: s
     if size > MAX_BYTES:
         raise broken(f"{where}.shape", "a possible shape")
     return size
+
+
+def check_layouts(m: Manifest) -> None:
+    """Whether the sizes of inputs, buffers and results, and what is called in torch, fit each other in a manifest that was read.
+
+    Raises:
+        ArtefactInvalid: they do not.
+    """
+    if m.calls_into_torch:
+        _check(m)
+        return
+    for i, x in enumerate(m.inputs):
+        _size(x.shape, x.strides, x.dtype, f"inputs[{i}]")
+    for i, b in enumerate(m.buffers):
+        _size(b.shape, b.strides, b.dtype, f"buffers[{i}]")
+    for i, out in enumerate(m.outputs):
+        _check_output(m, out, f"outputs[{i}]")
 
 
 def _check(m: Manifest) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor, nn, strided
 from dcir.errors import ArtefactInvalid, InvalidInput
 from dcir.ops.reach import out_of_reach
 from dcir.ops.torch_types import FROM_NAME
+from dcir.runtime.blocks import Arenas
+from dcir.runtime.buffers import SizedBuffers
 from dcir.runtime.manifest import Constant, Input, Manifest, torch_call
 from dcir.runtime.program import Program
 from dcir.runtime.program_info import BufferInfo, ProgramInfo, ResultInfo
@@ -58,7 +60,7 @@ class CompiledModel(nn.Module):
         self._register(zip(manifest.constants, tensors, strict=True))
         self.__dict__["dcir"] = loaded
         self.__dict__["_tensors"] = list(tensors)
-        self.__dict__["_program"] = _program(loaded, tensors)
+        self.__dict__["_program"] = program_of(manifest, loaded.library, tensors)
         # (type, shape, strides) per argument: all that a call has time to compare.
         self.__dict__["_layouts"] = [(FROM_NAME[x.dtype], x.shape, x.strides) for x in manifest.inputs]
         self.__dict__["_shape_of_result"] = rebuilder(manifest.result, len(manifest.outputs))
@@ -105,7 +107,7 @@ class CompiledModel(nn.Module):
 
     def results(self, inputs: Sequence[Any]) -> list[Any]:
         """The results in the order of the manifest, whatever the model nests them in; raises what ``forward`` does."""
-        ready = [_fit(spec, value) for spec, value in zip(self.dcir.inputs, inputs, strict=True)]
+        ready = [fitted(spec, value) for spec, value in zip(self.dcir.inputs, inputs, strict=True)]
         out: list[Any] = self.__dict__["_program"](ready)
         return out
 
@@ -165,8 +167,25 @@ def _register(model: nn.Module, constant: Constant, name: str, tensor: Tensor) -
         raise ArtefactInvalid(f"the manifest is broken: {name!r} cannot be the name of a {constant.role}") from e
 
 
-def _program(loaded: Loaded, tensors: Sequence[Tensor]) -> Program:
-    m = loaded.manifest
+def program_of(
+    m: Manifest,
+    library: Path,
+    tensors: Sequence[Tensor],
+    arenas: Arenas | None = None,
+    *,
+    like: Program | None = None,
+    buffers: SizedBuffers | None = None,
+    sizes: tuple[int, tuple[int, ...]] = (-1, ()),
+) -> Program:
+    """The program that a manifest describes.
+
+    Args:
+        m: the manifest, of constant sizes.
+        library: its code.
+        tensors: one per constant.
+        arenas, like, buffers: see ``Program``.
+        sizes: slot of the table of the sizes that move, and their values.
+    """
     pairs = [(slot, t) for c, t in zip(m.constants, tensors, strict=True) for slot in c.slots]
     info = ProgramInfo(
         table_size=m.table_size,
@@ -180,8 +199,10 @@ def _program(loaded: Loaded, tensors: Sequence[Tensor]) -> Program:
         results=tuple(ResultInfo(o.source, o.index, o.shape, o.strides, o.offset, o.literal) for o in m.outputs),
         callbacks={e.number: call_into_torch(torch_call(e), e.ins, e.outs) for e in m.calls_into_torch},
         origins=m.origins,
+        sizes_slot=sizes[0],
+        sizes=sizes[1],
     )
-    return Program(loaded.library, info, [t for _, t in pairs])
+    return Program(library, info, [t for _, t in pairs], arenas, like=like, buffers=buffers)
 
 
 def rebuilder(node: Any, count: int) -> Callable[[list[Any]], Any] | None:
@@ -240,8 +261,12 @@ def check_readable(spec: Input, x: Tensor) -> None:
         )
 
 
-def _fit(spec: Input, x: Any) -> Tensor:
-    """``x`` as the library reads it."""
+def fitted(spec: Input, x: Any) -> Tensor:
+    """``x`` as the library reads it.
+
+    Raises:
+        InvalidInput: its kind, type, shape or device does not fit, or it wants gradients.
+    """
     if isinstance(x, np.ndarray):
         raise InvalidInput(f"input {spec.name} is a NumPy array", hint="torch.from_numpy(array)")
     if not isinstance(x, Tensor):

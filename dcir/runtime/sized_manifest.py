@@ -1,23 +1,27 @@
 """What ``manifest.json`` of a .dcir file for sizes within bounds may say: its dimensions and programs, and what must hold between them.
 
-Such a file has one program for every combination of sizes, except for one dimension, the batch, whose sizes are pieces: a call
-runs as many pieces as cover it. Program n has the members ``n/manifest.json`` (as in a file for one size), ``n/network.so``,
-``n/dcir.h`` and ``n/network.sdfgz``; all share the weights.
+A program is for one combination of sizes, or for all within bounds of its own (``moving_manifest.py``); together they are for every
+combination. Or one dimension, the batch, has pieces for sizes: a call runs as many pieces as cover it. Program n has the members
+``n/manifest.json`` (as in a file for one size), ``n/network.so``, ``n/dcir.h`` and ``n/network.sdfgz``; all share the weights.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dcir.dynamic import DynamicDim
 from dcir.runtime.manifest import MAX_BYTES, FileEntry, Manifest, Place, broken, read_record
+from dcir.runtime.moving_manifest import Moving, check_moving
 
-FORMAT = 1
+FORMAT = 2
 MAX_PROGRAMS = 1024
+MAX_FACTOR = 1 << 20
+_MOST_CELLS = 1 << 16
 _OF_A_PROGRAM = ("manifest.json", "network.so", "dcir.h", "network.sdfgz")
 _SHARED = ("manifest.json", "weights.safetensors", "report.json")
 
@@ -45,17 +49,29 @@ class Dimension:
         name: as the user calls it.
         least, most: its bounds, both included; most is None where there is none.
         places: (input, dimension) of every place where the size stands.
+        related: (input, dimension, factor, summand) of every place where a size stands that follows from it.
     """
 
     name: str
     least: int
     most: int | None
     places: tuple[Place, ...]
+    related: tuple[tuple[int, int, int, int], ...] = ()
 
     @property
     def known(self) -> DynamicDim:
         """The bounds as what a call is held against."""
         return DynamicDim(self.name, self.least, self.most)
+
+    @property
+    def everywhere(self) -> dict[Place, DynamicDim]:
+        """What a call is held against at every place."""
+        found = dict.fromkeys(self.places, self.known)
+        return found | {(i, d): replace(self.known, factor=f, summand=s) for i, d, f, s in self.related}
+
+    def at(self, size: int) -> dict[Place, int]:
+        """What stands at every place where the size is this one."""
+        return dict.fromkeys(self.places, size) | {(i, d): f * size + s for i, d, f, s in self.related}
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,8 @@ class SizedManifest:
         files: all members but the manifest itself.
         dimensions: the sizes that may differ.
         batch: number of the dimension that is run in pieces, or -1.
-        programs: per program, a size per dimension.
+        programs: per program, a size per dimension: the greatest where it is for several.
+        moving: per program, what moves of it; None for one that is for these sizes alone.
     """
 
     sized: int
@@ -75,6 +92,7 @@ class SizedManifest:
     dimensions: tuple[Dimension, ...]
     batch: int
     programs: tuple[tuple[int, ...], ...]
+    moving: tuple[Moving | None, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that ``read`` takes back."""
@@ -83,6 +101,12 @@ class SizedManifest:
     def others(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The sizes of all dimensions but the batch."""
         return tuple(s for d, s in enumerate(sizes) if d != self.batch)
+
+    def box(self, number: int) -> tuple[tuple[int, int], ...]:
+        """Per dimension, the least and the greatest size that a program is for."""
+        moving = self.moving[number]
+        least = {} if moving is None else {axis.dimension: axis.least for axis in moving.axes}
+        return tuple((least.get(d, most), most) for d, most in enumerate(self.programs[number]))
 
     def pieces(self) -> dict[tuple[int, ...], tuple[int, ...]]:
         """The pieces of the batch, ascending, per combination of the other sizes."""
@@ -112,30 +136,66 @@ def read(data: Any, programs: int) -> SizedManifest:
             raise broken(f"dimensions[{i}].most", "a bound: only a batch has none")
         if not d.places:
             raise broken(f"dimensions[{i}].places", "where the size stands")
-    places = [p for d in m.dimensions for p in d.places]
+        if any(not 1 <= factor <= MAX_FACTOR or abs(summand) > MAX_BYTES for *_, factor, summand in d.related):
+            raise broken(f"dimensions[{i}].related", "possible sizes")
+    places = [p for d in m.dimensions for p in d.everywhere]
+    if len(places) != sum(len(d.places) + len(d.related) for d in m.dimensions):
+        raise broken("dimensions", "at places of their own")
     if len(set(places)) != len(places):
         raise broken("dimensions", "at places of their own")
     if not -1 <= m.batch < len(names):
         raise broken("batch", "the number of a dimension")
-    if m.batch >= 0 and any(dim for _, dim in m.dimensions[m.batch].places):
+    if m.batch >= 0 and any(dim for _, dim in m.dimensions[m.batch].everywhere):
         raise broken("batch", "the first dimension of inputs")
     if len(m.programs) != programs or len(set(m.programs)) != programs:
         raise broken("programs", "one per program in the file")
     if any(len(sizes) != len(names) or not all(1 <= s <= MAX_BYTES for s in sizes) for sizes in m.programs):
         raise broken("programs", "a possible size per dimension")
-    _check_all_there(m)
+    if len(m.moving) != programs or (m.batch >= 0 and any(m.moving)):
+        raise broken("moving", "one per program, and none of pieces")
+    for sizes, moving in zip(m.programs, m.moving, strict=True):
+        for axis in () if moving is None else moving.axes:
+            if not 0 <= axis.dimension < len(names) or not axis.least < axis.most == sizes[axis.dimension]:
+                raise broken("moving.axes", "up to the greatest sizes of the program")
+    if m.batch >= 0:
+        _check_all_pieces(m)
+    else:
+        _check_all_sizes(m)
     return m
 
 
-def _check_all_there(m: SizedManifest) -> None:
-    """Whether there is a program for every size within the bounds."""
+def _check_all_sizes(m: SizedManifest) -> None:
+    """Whether every combination of sizes within the bounds has a program."""
+    boxes = [m.box(number) for number in range(len(m.programs))]
+    # Between two sizes at which some program begins or ends, all combinations are alike.
+    cells = []
+    for d, dimension in enumerate(m.dimensions):
+        most = dimension.most or dimension.least
+        cuts = {dimension.least, *(box[d][0] for box in boxes), *(box[d][1] + 1 for box in boxes)}
+        cells.append([cut for cut in sorted(cuts) if dimension.least <= cut <= most])
+    if math.prod(map(len, cells)) > _MOST_CELLS:
+        raise broken("programs", "one for every size within the bounds")
+    alone = {tuple(low for low, _ in box) for box in boxes if all(low == high for low, high in box)}
+    wide = [box for box in boxes if any(low < high for low, high in box)]
+    for sizes in itertools.product(*cells):
+        if sizes not in alone and not any(holds(box, sizes) for box in wide):
+            raise broken("programs", "one for every size within the bounds")
+
+
+def holds(box: Sequence[tuple[int, int]], sizes: Sequence[int]) -> bool:
+    """Whether a program with such a ``box`` is for these sizes."""
+    return all(low <= s <= high for (low, high), s in zip(box, sizes, strict=True))
+
+
+def _check_all_pieces(m: SizedManifest) -> None:
+    """Whether there are pieces for every size within the bounds."""
     others = [d for i, d in enumerate(m.dimensions) if i != m.batch]
     combinations = {m.others(sizes) for sizes in m.programs}
     wanted = math.prod((d.most or d.least) - d.least + 1 for d in others)
     inside = all(d.known.holds(s) for sizes in combinations for d, s in zip(others, sizes, strict=True))
     if not inside or len(combinations) != wanted:
         raise broken("programs", "one for every size within the bounds")
-    if m.batch >= 0 and any(pieces[0] > m.dimensions[m.batch].least for pieces in m.pieces().values()):
+    if any(pieces[0] > m.dimensions[m.batch].least for pieces in m.pieces().values()):
         raise broken("programs", "pieces for every batch within the bounds")
 
 
@@ -145,22 +205,43 @@ def check_programs(m: SizedManifest, programs: Sequence[Manifest]) -> None:
     Raises:
         ArtefactInvalid: they do.
     """
-    places = {place: number for number, d in enumerate(m.dimensions) for place in d.places}
     first = programs[0]
-    for (i, dim), _ in places.items():
+    for i, dim in (place for d in m.dimensions for place in d.everywhere):
         if not 0 <= i < len(first.inputs) or not 0 <= dim < len(first.inputs[i].shape):
             raise broken("dimensions", "at dimensions of inputs")
     for number, (sizes, program) in enumerate(zip(m.programs, programs, strict=True)):
         if [(x.name, x.dtype) for x in program.inputs] != [(x.name, x.dtype) for x in first.inputs]:
             raise broken(f"program {number}", "one with the inputs of the others")
+        places = _placed(m, sizes)
         for i, (x, like) in enumerate(zip(program.inputs, first.inputs, strict=True)):
-            wanted = tuple(sizes[places[i, d]] if (i, d) in places else n for d, n in enumerate(like.shape))
+            wanted = tuple(places.get((i, d), n) for d, n in enumerate(like.shape))
             if x.shape != wanted:
                 raise broken(f"program {number}: inputs[{i}].shape", f"{list(wanted)}")
         if program.result != first.result or [o.name for o in program.outputs] != [o.name for o in first.outputs]:
             raise broken(f"program {number}", "one with the results of the others")
+        moving = m.moving[number]
+        if moving is not None:
+            _check_program(m, number, moving, program)
     if m.batch >= 0:
         _check_pieces(m, programs)
+
+
+def _check_program(m: SizedManifest, number: int, moving: Moving, program: Manifest) -> None:
+    """Whether a program for several sizes is the one that its manifest describes at the greatest, and inputs are as the sizes say."""
+    check_moving(moving, program, len(m.dimensions))
+    ends = [[low for low, _ in m.box(number)], list(m.programs[number])]
+    least, most = (moving.at(program, sizes) for sizes in ends)
+    if (most.inputs, most.buffers) != (program.inputs, program.buffers):
+        raise broken(f"program {number}", "what moves of it at its greatest sizes")
+    places = _placed(m, ends[0])
+    for i, (x, like) in enumerate(zip(least.inputs, program.inputs, strict=True)):
+        if x.shape != tuple(places.get((i, d), n) for d, n in enumerate(like.shape)):
+            raise broken(f"program {number}: inputs[{i}].shape", "the sizes of the dimensions")
+
+
+def _placed(m: SizedManifest, sizes: Sequence[int]) -> dict[Place, int]:
+    """What stands at which place of the inputs for sizes of all dimensions."""
+    return {place: n for d, s in zip(m.dimensions, sizes, strict=True) for place, n in d.at(s).items()}
 
 
 def _check_pieces(m: SizedManifest, programs: Sequence[Manifest]) -> None:

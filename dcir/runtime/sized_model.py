@@ -1,4 +1,4 @@
-"""A compiled network for sizes within bounds, as a module: the program of a call's sizes, or pieces that cover its batch."""
+"""A compiled network for sizes within bounds, as a module: the program for a call's sizes, or pieces that cover its batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from dcir.batch_buckets import cover
 from dcir.dynamic import check_size
 from dcir.errors import InvalidInput
+from dcir.runtime.blocks import Arenas
 from dcir.runtime.manifest import Manifest
 from dcir.runtime.model import CompiledModel, Loaded, check_readable, in_order, like, rebuilder
+from dcir.runtime.moving_parts import MovingParts
 from dcir.runtime.sized_manifest import Dimension, SizedManifest
 
 
@@ -41,6 +43,11 @@ class LoadedSizes(Loaded):
         """The sizes that may differ from call to call, with their bounds."""
         return self.sizes.dimensions
 
+    def shapes(self, sizes: Sequence[int]) -> list[tuple[int, ...]]:
+        """The shapes of all inputs for sizes of the dimensions."""
+        placed = {p: n for d, s in zip(self.dimensions, sizes, strict=True) for p, n in d.at(s).items()}
+        return [tuple(placed.get((i, d), n) for d, n in enumerate(x.shape)) for i, x in enumerate(self.inputs)]
+
 
 class SizedModel(CompiledModel):
     """Calls the compiled library of the sizes that a call has; as `CompiledModel` in everything else."""
@@ -53,13 +60,20 @@ class SizedModel(CompiledModel):
         nn.Module.train(self, False)
         constants = {c.tensor: c for p in loaded.programs for c in p.manifest.constants}
         self._register((c, tensors[name]) for name, c in constants.items())
-        parts = [CompiledModel(p, [tensors[c.tensor] for c in p.manifest.constants]) for p in loaded.programs]
-        manifest, sizes = loaded.manifest, loaded.sizes
+        manifest, sizes, arenas = loaded.manifest, loaded.sizes, Arenas()
+        parts: dict[tuple[int, ...], CompiledModel] = {}
+        wide: list[MovingParts] = []
+        for number, p in enumerate(loaded.programs):
+            own, moving = [tensors[c.tensor] for c in p.manifest.constants], sizes.moving[number]
+            if moving is None:
+                parts[sizes.programs[number]] = CompiledModel(p, own)
+            else:
+                wide.append(MovingParts(p, moving, sizes.box(number), own, arenas))
         # Not as modules of this one: their state is this one's.
         self.__dict__["dcir"] = loaded
         self.__dict__["_tensors"] = list(tensors.values())
         self.__dict__["_names"] = list(tensors)
-        self.__dict__["_parts"] = dict(zip(sizes.programs, parts, strict=True))
+        self.__dict__["_parts"], self.__dict__["_wide"] = parts, wide
         self.__dict__["_pieces"] = sizes.pieces() if sizes.batch >= 0 else {}
         self.__dict__["_shape_of_result"] = rebuilder(manifest.result, len(manifest.outputs))
 
@@ -84,7 +98,8 @@ class SizedModel(CompiledModel):
         part = self.__dict__["_parts"].get(sizes)
         if part is not None:
             return part(*inputs)
-        out = self._in_pieces(inputs, sizes)
+        wide = next((w for w in self.__dict__["_wide"] if w.holds(sizes)), None)
+        out = self._in_pieces(inputs, sizes) if wide is None else wide.results(sizes, inputs)
         rebuild = self.__dict__["_shape_of_result"]
         return out[0] if rebuild is None else rebuild(out)
 
@@ -101,12 +116,12 @@ class SizedModel(CompiledModel):
                 raise InvalidInput(f"input {spec.name} must have shape [{shown}], it has {list(shape)}")
         seen: dict[str, tuple[str, int]] = {}
         for d in self.dcir.dimensions:
-            for i, dim in d.places:
+            for (i, dim), known in d.everywhere.items():
                 shape = shapes[i]
                 if shape is None:
                     raise InvalidInput(f"input {specs[i].name} must be a tensor, it is a {type(inputs[i]).__name__}")
                 hint = f"compile the model with other bounds (--bound {d.name}=...; dynamic= in dcir.save)"
-                check_size(specs[i].name, dim, d.known, shape[dim], seen, hint)
+                check_size(specs[i].name, dim, known, shape[dim], seen, hint)
             found.append(seen[d.name][1])
         return tuple(found)
 
@@ -114,9 +129,9 @@ class SizedModel(CompiledModel):
         """The shape of an input, with names where sizes may differ."""
         shape: list[int | str] = list(self.dcir.inputs[number].shape)
         for d in self.dcir.dimensions:
-            for i, dim in d.places:
+            for (i, dim), known in d.everywhere.items():
                 if i == number:
-                    shape[dim] = d.name
+                    shape[dim] = known.label
         return shape
 
     def _is_like(self, number: int, shape: tuple[int, ...]) -> bool:

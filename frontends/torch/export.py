@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_export_module
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental import _config
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
@@ -20,6 +22,7 @@ from dcir.errors import DcirError, Unsupported
 from dcir.frontends.torch.admission import Named, of_call, of_module, refuse_unless_plain
 from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.decompose import decompositions
+from dcir.frontends.torch.shapes.size_one import holds_at_one
 
 
 @dataclass(frozen=True)
@@ -71,16 +74,59 @@ def export_inference(
     """
     refuse_unless_plain(of_call(args, kwargs or {}, ()))
     program = module if isinstance(module, ExportedProgram) else _exported(module, args, kwargs or {})
+    return _flattened(program, args, kwargs, [v for v in _leaves(args, kwargs) if isinstance(v, torch.Tensor)])
+
+
+def _flattened(
+    program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None, tensors: Sequence[torch.Tensor]
+) -> Exported:
+    """The ATen graph of a program for calls like one, with these tensors for those in it."""
     state, inputs = _split(program)
     refuse_unless_plain(Named(s.name, own=True, tensor=s.tensor) for s in state)
-    example = [*(s.tensor for s in state), *(v for v in _leaves(args, kwargs) if isinstance(v, torch.Tensor))]
+    given: list[torch.Tensor] = [s.tensor for s in state]
+    if any(isinstance(t, FakeTensor) for t in tensors):  # all of one mode, or it is none
+        values = (n.meta["val"] for n in program.graph.nodes if n.op == "placeholder")
+        given = [v for v in values if isinstance(v, torch.Tensor)][: len(state)]
     flat = _Flat(program.graph_module, _slots(args, kwargs))
     with torch.no_grad(), decomposed_as_eager():
-        graph, signature = aot_export_module(flat, tuple(example), trace_joint=False, decompositions=decompositions())
+        graph, signature = aot_export_module(
+            flat, (*given, *tensors), trace_joint=False, decompositions=decompositions()
+        )
     assert isinstance(graph, fx.GraphModule)
     _drop_tokens(graph, len(signature.input_tokens))
     _refuse_writes(graph, [*(s.name for s in state), *inputs], signature)
     return Exported(graph, state, inputs, pytree.tree_unflatten(flat.marked, program.call_spec.out_spec))
+
+
+def export_for_sizes(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Mapping[tuple[int, int], Any],
+    *, ones: bool = False,
+) -> Exported:  # fmt: skip
+    """Capture a module's forward pass once for all sizes within bounds; the graph has symbols for them.
+
+    Args:
+        args, kwargs: an example call, whose tensors are distinct objects.
+        sizes: a ``torch.export.Dim`` for the (number of a tensor of the call, dimension) of each size that differs from call to call.
+        ones: whether the graph is to hold where sizes are 1, too.
+
+    Raises:
+        Unsupported: there is no one graph for all of them.
+    """
+    refuse_unless_plain(of_call(args, kwargs, ()))
+    shapes = torch.export.ShapesCollection()
+    tensors = [v for v in _leaves(args, kwargs) if isinstance(v, torch.Tensor)]
+    for number in dict.fromkeys(number for number, _ in sizes):
+        shapes[tensors[number]] = {d: dim for (n, d), dim in sizes.items() if n == number}
+    with _config.patch(backed_size_oblivious=ones):  # type: ignore[attr-defined]  # install_config_module adds it
+        program = _exported(module, args, kwargs, shapes)
+        places = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
+        moving = [v for v in places if isinstance(v, torch.Tensor)][-len(tensors) :]
+        exported = _flattened(program, args, kwargs, moving)
+        if any(isinstance(v, torch.SymInt) for v in pytree.tree_leaves(exported.result)):
+            raise Unsupported("a result that is a size")
+        if ones and not holds_at_one(exported.graph):
+            raise Unsupported("sizes of 1 have other shapes")
+    return exported
 
 
 def export_for_batches(
@@ -117,10 +163,17 @@ def _exported(
         if isinstance(e, DcirError):
             raise
         raise Unsupported(
-            f"the forward pass cannot be captured as one graph: {str(e).strip().splitlines()[0][:300]}",
+            f"the forward pass cannot be captured as one graph: {_reason(e)[:300]}",
             where=type(module).__name__,
             hint="dcir.optimize(module) compiles what can be captured; torch.export.export says more",
         ) from e
+
+
+def _reason(error: Exception) -> str:
+    """What torch says, in one line: which sizes a trace is not for, if that is it, and else the first one."""
+    first, *more = str(error).strip().splitlines() or [""]
+    rows = [line[4:] for line in more if line.startswith("  - ")]
+    return " ".join(rows) if first.startswith("Constraints violated") and rows else first
 
 
 @contextlib.contextmanager

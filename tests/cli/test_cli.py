@@ -70,6 +70,7 @@ def api(monkeypatch):
     stub.answer("compile_file", Report())
     stub.answer("explain_file", Report())
     stub.answer("bench_file", Report())
+    stub.answer("bench_stream", Report())
     stub.answer("check_file", Result())
     stub.answer("bisect_file", types.SimpleNamespace(finding=None, calls=0, path=None))
     stub.answer("list_passes", [Pass(options={"width": 4}), Pass(options=["a"]), Pass()])
@@ -202,6 +203,14 @@ def test_bench(api, model):
     settings = {"level": 2, "shapes": {}, "batch": None, "percentiles": [90.0, 99.9], "progress": None}
     assert api.calls == [("bench_file", (model, ["eager", "ort"], 0.5, 2), settings)]
     assert call("bench", model, "--percentiles", "101").exit_code == 2
+
+
+def test_bench_over_a_stream_of_sizes(api, model):
+    assert call("bench", model, "--sizes", model, "--against", "ort", "--percentiles", "90").exit_code == 0
+    settings = {"level": 4, "shapes": {}, "percentiles": [90.0], "progress": None}
+    assert api.calls == [("bench_stream", (model, model, ["ort"], 5.0, None), settings)]
+    done = call("bench", model, "--sizes", model, "--batch", "4")
+    assert done.exit_code == 2 and "leave out --batch" in done.output
 
 
 def test_profile(api, model):

@@ -260,8 +260,19 @@ def half(n):
     return ContractionSpec(alike("bf16"), (), n, 40, 64, (64, 1), (40, 1), (40, 1))
 
 
+def turned_heads(n):
+    """Attention across the elements of rows: a head's own elements move."""
+    rows = (24 * n, n, 24 * n, 1)
+    return AttentionSpec("f32", 2, 1, 24, 24, n, 1.0, False, rows, rows, rows, rows, (24, 24, 1), (), "f32")
+
+
 @pytest.mark.parametrize(
-    ("make", "reason"), [(running, "there is no code of scan"), (half, "the code of contraction depends on")]
+    ("make", "reason"),
+    [
+        (running, "there is no code of scan"),
+        (half, "the code of contraction depends on"),
+        (turned_heads, "the code of attention depends on a constant in the place of"),
+    ],
 )
 def test_what_needs_constants_is_refused(make, reason):
     found = moving_kernel(EMITTERS, moving(make), Names.of(BOUNDS, {"s0": 128}), MACHINE, 9)

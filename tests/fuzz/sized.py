@@ -1,4 +1,4 @@
-"""Random networks over a batch and a length that change: ``python -m tests.fuzz.sized --cases 500``.
+"""Random networks over a batch and a length that change: ``python -m tests.fuzz.sized --cases 500 [--files]``.
 
     x0 (b, n, 12) -> v0 = l0(x0) -> v1 = softmax(v0, 1) -> v2 = v1[:, 1:] * x0[:, :-1] -> ...
 
@@ -20,8 +20,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import Dim
 
 import dcir
+from dcir.driver import api
+from dcir.errors import Unsupported
 
 Shape = tuple[str, ...]
 
@@ -259,8 +262,7 @@ def check_sized(case: SizedCase, *, train: bool) -> tuple[int, int, str]:
         warnings.simplefilter("ignore")
         fast = dcir.optimize(net)
         for b, n in SIZES:
-            g = torch.Generator().manual_seed(100 * b + n)
-            x, ids = torch.randn(b, n, 12, generator=g), torch.randint(0, 50, (b, n), generator=g)
+            x, ids = _call(b, n)
             runs = [_run(f, m, x.to(t), ids, train) for f, m, t in (
                 (fast, net, torch.float32), (eager, eager, torch.float32), (wide, wide, torch.float64))]  # fmt: skip
             for i, (got, want, exact) in enumerate(zip(*runs, strict=True)):
@@ -269,6 +271,35 @@ def check_sized(case: SizedCase, *, train: bool) -> tuple[int, int, str]:
     moving = [g for g in graphs if g.bounds]
     why = next((g.remark for g in graphs if "each combination" in g.remark), "")
     return len(moving), len(graphs) - len(moving), why
+
+
+def check_saved(case: SizedCase, folder: str) -> str:
+    """Hold a case's compiled file for sizes within bounds against float64 at all sizes; the reason if there is none.
+
+    Raises:
+        AssertionError: something is wrong.
+    """
+    net = case.module().eval()
+    wide, path = copy.deepcopy(net).double(), os.path.join(folder, "model.dcir")
+    bounds = {0: Dim("b", min=1, max=7), 1: Dim("n", min=7, max=40)}
+    try:
+        api.save(net, _call(3, 11), path, dynamic={"x0": bounds, "ids": bounds})
+    except Unsupported as e:
+        return str(e)
+    fast = dcir.load(path)
+    with torch.no_grad():
+        for b, n in (*SIZES, (7, 40), (1, 40), (1, 7), (7, 7)):
+            x, ids = _call(b, n)
+            runs = [_run(f, net, x.to(t), ids, False) for f, t in (
+                (fast, torch.float32), (net, torch.float32), (wide, torch.float64))]  # fmt: skip
+            for i, (got, want, exact) in enumerate(zip(*runs, strict=True)):
+                _close(f"result {i} of a file at b={b}, n={n}", got, want, exact)
+    return ""
+
+
+def _call(b: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(100 * b + n)
+    return torch.randn(b, n, 12, generator=g), torch.randint(0, 50, (b, n), generator=g)
 
 
 def _run(
@@ -306,6 +337,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--files", action="store_true", help="write compiled files for sizes within bounds, and run those"
+    )
     parser.add_argument("--list", action="store_true", help="print every case")
     given = parser.parse_args()
     os.environ.setdefault("DCIR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"dcir-fuzz-{os.getuid()}"))
@@ -313,7 +347,12 @@ def main() -> int:
     for seed in range(given.seed, given.seed + given.cases):
         case = sized_case(seed)
         try:
-            moving, others, why = check_sized(case, train=seed % 2 == 1)
+            if given.files:
+                with tempfile.TemporaryDirectory() as folder:
+                    why = check_saved(case, folder)
+                moving, others = int(not why), int(bool(why))
+            else:
+                moving, others, why = check_sized(case, train=seed % 2 == 1)
         except Exception as e:
             count["wrong"] += 1
             print(f"--- case {seed}: {type(e).__name__}: {str(e)[:400]}\n{case.source()}", flush=True)

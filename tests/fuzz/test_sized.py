@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fuzz import sized
-from tests.fuzz.sized import check_sized, sized_case
+from tests.fuzz.sized import check_saved, check_sized, sized_case
 
 CASES = range(16)
 
@@ -17,6 +17,11 @@ def test_most_are_one_program():
     """Else the cases would test something else."""
     made = [check_sized(sized_case(seed), train=False) for seed in CASES[:6]]
     assert sum(moving > 0 and not why for moving, _, why in made) >= 4
+
+
+@pytest.mark.parametrize("seed", CASES[:6])
+def test_files_of_random_networks_are_right_at_all_sizes(seed, tmp_path):
+    assert not check_saved(sized_case(seed), str(tmp_path))
 
 
 def test_a_wrong_result_is_found(monkeypatch):

@@ -73,7 +73,16 @@ def test_they_survive_json(a: Number) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [[[[["import os", 1]], 1]], [[[["s0", 1]], 1.5]], [[[["s0", -1]], 1]], [["s0", 1]], [3], [[[["s0"]], 1]]]
+    "data",
+    [
+        [[[["import os", 1]], 1]],
+        [[[["s0", 1]], 1.5]],
+        [[[["s0", -1]], 1]],
+        [[[["s0", 10**9]], 1]],
+        [["s0", 1]],
+        [3],
+        [[[["s0"]], 1]],
+    ],
 )
 def test_malformed_polynomials_are_refused(data: list[list[object]]) -> None:
     with pytest.raises(InvalidGraph):

@@ -7,6 +7,7 @@ depends on the shape alone, so results do not depend on threads or timing.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.emitters import planner
@@ -88,6 +89,7 @@ class _Blocks:
 def plan_attention(spec: AttentionSpec, machine: Machine) -> KernelPlan:
     """The kernel of an attention or of its gradients."""
     isa = machine.isa
+    operator.index(spec.d)  # registers are dealt out by it: it is a constant, or there is no kernel
     return plan_backward(spec, isa) if spec.grads else _forward(_Blocks(spec, isa))
 
 

@@ -24,12 +24,15 @@ from torch import fx
 
 from dcir.codegen.compile import Library
 from dcir.driver.ahead.header import header_text
-from dcir.driver.assemble import assemble
+from dcir.driver.assemble import assemble, program_info
 from dcir.driver.targets.host import host_machine
 from dcir.errors import Unsupported
 from dcir.frontends.torch.export import Exported, Leaf, State
 from dcir.frontends.torch.importer import Imported
+from dcir.ir.dace.symbols import symbolic_sdfg
+from dcir.ir.moving_network import MovingNetwork, fixed
 from dcir.ir.serialize import encode
+from dcir.ir.sizes import value_at
 from dcir.ops.library.torch_call import calls_graphs
 from dcir.runtime import artefact as layout
 from dcir.runtime import manifest as schema
@@ -50,6 +53,7 @@ class Compiled:
         library: the compiled code.
         inputs, outputs: the user's names; outputs of the leaves in order.
         options: level and threads, for the record.
+        moving: the network for all sizes, where it is one; ``imported`` is it at the greatest.
     """
 
     exported: Exported
@@ -58,6 +62,7 @@ class Compiled:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     options: Mapping[str, int]
+    moving: MovingNetwork | None = None
 
 
 def closed(exported: Exported) -> fx.GraphModule:
@@ -89,7 +94,7 @@ def write_artefact(path: str | os.PathLike[str], compiled: Compiled, report: Map
         layout.LIBRARY: compiled.library.path.read_bytes(),
         layout.HEADER: header_text(manifest, offsets(data)).encode(),
         layout.WEIGHTS: data,
-        layout.GRAPH: graph_record(compiled.imported),
+        layout.GRAPH: graph_record(compiled),
         layout.REPORT: as_json(report),
     }
     document = {**manifest.to_json(), "files": listed(members)}
@@ -135,7 +140,7 @@ def as_json(value: Any) -> bytes:
 def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Tensor]]:
     """The manifest of a network, without a list of files, and its weights by the names that the manifest has for them."""
     done, library = compiled.imported, compiled.library
-    info = assemble(done, library).info
+    info = assemble(done, library).info if compiled.moving is None else program_info(done, library)
     constants, weights = _constants(compiled)
     names = iter(compiled.inputs)
     inputs = []
@@ -163,12 +168,7 @@ def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Te
         ),
         outputs=(),
         result=None,
-        calls_into_torch=tuple(
-            schema.TorchEntry(
-                number, encode(spec), tuple((p.slot, p.offset) for p in ins), tuple((p.slot, p.offset) for p in outs)
-            )
-            for number, (spec, ins, outs) in sorted(library.callbacks.items())
-        ),
+        calls_into_torch=_calls(compiled),
         origins=tuple(library.origins),
         kernels=library.kernels,
         calls=library.calls,
@@ -182,6 +182,17 @@ def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Te
     outputs: list[schema.Output] = []
     result = _nest(compiled.exported.result, compiled.outputs, info.results, outputs)
     return replace(manifest, outputs=tuple(outputs), result=result), weights
+
+
+def _calls(compiled: Compiled) -> tuple[schema.TorchEntry, ...]:
+    """The calls into torch, of a network for all sizes at the greatest."""
+    net = compiled.moving
+    sizes = {} if net is None else {name: high for name, (_, high) in net.sizes.items()}
+    made = []
+    for number, (spec, *sides) in sorted(compiled.library.callbacks.items()):
+        ins, outs = (tuple((p.slot, value_at(p.offset, sizes)) for p in side) for side in sides)
+        made.append(schema.TorchEntry(number, encode(fixed(spec, sizes)), ins, outs))
+    return tuple(made)
 
 
 def _nest(value: Any, names: Sequence[str], results: Sequence[ResultInfo], outputs: list[schema.Output]) -> Any:
@@ -256,9 +267,11 @@ def offsets(data: bytes) -> dict[str, int]:
     return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
 
 
-def graph_record(done: Imported) -> bytes:
-    """The SDFG as DaCe's tools open it, without what changes from run to run."""
-    text = json.dumps(_settled(done.network.sdfg.to_json(), {}), sort_keys=True)
+def graph_record(compiled: Compiled) -> bytes:
+    """The SDFG as DaCe's tools open it, without what changes from run to run; of a network for all sizes with symbols."""
+    moving = compiled.moving
+    sdfg = compiled.imported.network.sdfg if moving is None else symbolic_sdfg(moving)
+    text = json.dumps(_settled(sdfg.to_json(), {}), sort_keys=True)
     packed = io.BytesIO()
     with gzip.GzipFile("", "wb", 9, packed, mtime=0) as file:
         file.write(text.encode())

@@ -10,13 +10,17 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from dcir.codegen.compile import Library
 from dcir.driver.ahead.artefact import Compiled, closed
-from dcir.driver.compile import build
+from dcir.driver.ahead.build import build
 from dcir.driver.session import Session
+from dcir.dynamic import parse_related
 from dcir.errors import InvalidInput, Unsupported
 from dcir.frontends.onnx import OnnxModule
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.export import Exported, export_inference
+from dcir.frontends.torch.importer import Imported
+from dcir.ir.moving_network import MovingNetwork
 from dcir.ops.torch_types import FROM_NAME, TORCH_TYPES
 
 _ZIP = b"PK\x03\x04"
@@ -63,6 +67,19 @@ def compile_exported(
 ) -> Compiled:
     """Compile a captured forward pass; ``graph`` is it with its state as attributes."""
     imported, library = build(session, graph, context or GraphContext())
+    return named_as_compiled(exported, imported, library, session, inputs=inputs, outputs=outputs)
+
+
+def named_as_compiled(
+    exported: Exported, imported: Imported, library: Library, session: Session, *, inputs: Sequence[str] | None,
+    outputs: Sequence[str], moving: MovingNetwork | None = None,
+) -> Compiled:  # fmt: skip
+    """A captured forward pass and its code, for a file.
+
+    Args:
+        moving: the network for all sizes, where ``imported`` is it at the greatest.
+        inputs, outputs: names; None are those of the captured graph.
+    """
     threads = session.options.threads or torch.get_num_threads()
     return Compiled(
         exported,
@@ -71,6 +88,7 @@ def compile_exported(
         tuple(inputs if inputs is not None else exported.inputs),
         tuple(outputs),
         {"level": session.options.level, "threads": threads},
+        moving,
     )
 
 
@@ -89,7 +107,8 @@ def compile_onnx(module: OnnxModule, session: Session) -> Compiled:
 def example_inputs(
     module: OnnxModule, seed: int, bound: int = 2, sizes: Mapping[str, int] | None = None
 ) -> list[torch.Tensor]:
-    """Seeded random inputs: normal floats, integers from 0 up to ``bound``; ``sizes`` of dimensions that the file names.
+    """Seeded random inputs: normal floats, integers from 0 up to ``bound``; ``sizes`` of dimensions that the file names, of which others
+    follow that are named so, as 2*s + 1.
 
     Raises:
         InvalidInput: a size is left open in the file.
@@ -101,7 +120,7 @@ def example_inputs(
         if spec.kind != "tensor" or spec.dtype not in TORCH_TYPES or spec.shape is None:
             raise Unsupported(f"input {spec.original!r} is no tensor of known rank", hint="dcir.load runs it in Python")
         names = [module.dim_names.get(d, d) if isinstance(d, str) else d for d in spec.shape]
-        known = [(sizes or {}).get(d, d) if isinstance(d, str) else d for d in names]
+        known = [_size_of(d, sizes or {}) if isinstance(d, str) else d for d in names]
         shape = [d for d in known if isinstance(d, int)]
         if len(shape) != len(known):
             shown = ",".join("?" if d is None else str(d) for d in known)
@@ -114,6 +133,15 @@ def example_inputs(
             )
         tensors.append(random_tensor(shape, TORCH_TYPES[spec.dtype], generator, bound))
     return tensors
+
+
+def _size_of(name: str, sizes: Mapping[str, int]) -> str | int:
+    """The size of a dimension, or its name if that says nothing."""
+    related = parse_related(name)
+    if name in sizes or related is None or related[0] not in sizes:
+        return sizes.get(name, name)
+    root, factor, summand = related
+    return factor * sizes[root] + summand
 
 
 def random_tensor(shape: Sequence[int], dtype: str, generator: torch.Generator, bound: int) -> torch.Tensor:

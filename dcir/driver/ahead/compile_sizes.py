@@ -1,15 +1,16 @@
 """Compiling ahead of time for sizes within bounds: which programs it takes, or why it cannot be done.
 
-A batch of any size runs in pieces where the graph is shown to do the same to every image (``analysis/batch_independence.py``); what else
-may change has a program for each of its sizes, up to the option ``shape_limit``.
+Where nothing but a batch changes, it runs in pieces if the graph is shown to do the same to every image
+(``analysis/batch_independence.py``). What else may change has one program for all sizes (``compile_moving.py``), or, where there is none,
+one for each, up to the option ``shape_limit``.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.batch_buckets import SIZES as PIECES
-from dcir.driver.ahead.artefact import Compiled, closed
+from dcir.driver.ahead.artefact import closed
 from dcir.driver.ahead.compile import compile_exported, example_inputs
+from dcir.driver.ahead.compile_moving import Names, SizedProgram, programs_for_all_sizes
+from dcir.driver.ahead.sized_call import SizedCall
 from dcir.driver.calls.dynamic_calls import parameters_of
 from dcir.driver.session import Session
-from dcir.dynamic import DynamicDim, DynamicInputs, check_size
+from dcir.dynamic import DynamicDim, DynamicInputs, check_size, parse_related
 from dcir.errors import InvalidInput, OptionError, Unsupported
 from dcir.frontends.onnx import OnnxModule
 from dcir.frontends.torch.context import GraphContext
@@ -47,34 +50,7 @@ class Sized:
 
     dimensions: tuple[Dimension, ...]
     batch: int
-    programs: tuple[tuple[tuple[int, ...], Compiled], ...]
-
-
-@dataclass(frozen=True)
-class _Call:
-    """An example call, and where its sizes may differ."""
-
-    module: nn.Module
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    dimensions: tuple[Dimension, ...]
-
-    def like(self, sizes: Sequence[int]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The call with tensors of other sizes, dense and of zeros."""
-        places = {p: s for d, s in zip(self.dimensions, sizes, strict=True) for p in d.places}
-        leaves, spec = pytree.tree_flatten((tuple(self.args), dict(self.kwargs)))
-        count = itertools.count()
-        made = [_resized(v, next(count), places) if isinstance(v, torch.Tensor) else v for v in leaves]
-        args, kwargs = pytree.tree_unflatten(made, spec)
-        return args, kwargs
-
-
-def _resized(t: torch.Tensor, number: int, places: Mapping[tuple[int, int], int]) -> torch.Tensor:
-    shape = [places.get((number, d), n) for d, n in enumerate(t.shape)]
-    strides = t.stride()
-    order = sorted(range(t.ndim), key=lambda d: (-strides[d], d))
-    dense = torch.zeros([shape[d] for d in order], dtype=t.dtype)
-    return dense.permute([order.index(d) for d in range(t.ndim)])
+    programs: tuple[SizedProgram, ...]
 
 
 def dimensions_of(
@@ -119,8 +95,13 @@ def dimensions_of_file(module: OnnxModule, bounds: Bounds) -> tuple[Dimension, .
     for number, spec in enumerate(module.input_specs):
         for dim, size in enumerate(spec.shape or ()):
             name = module.dim_names.get(size, size) if isinstance(size, str) else ""
+            related = parse_related(name)
             if name in bounds:
                 found.append((name, DynamicDim(name, *bounds[name]), number, dim))
+            elif related is not None and related[0] in bounds:
+                root, factor, summand = related
+                follows = DynamicDim(root, *bounds[root], factor=factor, summand=summand)
+                found.append((root, follows, number, dim))
     known = [name for name, *_ in found]
     unknown = [name for name in bounds if name not in known]
     if unknown:
@@ -142,8 +123,16 @@ def _gathered(found: Sequence[tuple[str, DynamicDim, int, int]]) -> tuple[Dimens
             raise OptionError(
                 f"sizes in a compiled file begin at 1, the bounds of {name} are {known.bounds}", where="bounds"
             )
-        before = made[name].places if name in made else ()
-        made[name] = Dimension(name, least, known.most, tuple(dict.fromkeys((*before, (number, dim)))))
+        # A name may stand without its bounds before it stands with them.
+        before = replace(made.get(name, Dimension(name, least, known.most, ())), least=least, most=known.most)
+        if known.related:
+            more = (number, dim, known.factor, known.summand)
+            made[name] = replace(before, related=tuple(dict.fromkeys((*before.related, more))))
+        else:
+            made[name] = replace(before, places=tuple(dict.fromkeys((*before.places, (number, dim)))))
+    for name, d in made.items():
+        if not d.places:
+            raise OptionError(f"no dimension of an input is {name} itself", where="bounds", hint="name a size that is")
     return tuple(made.values())
 
 
@@ -183,19 +172,38 @@ def compile_for_sizes(
     Raises:
         Unsupported: it would take too many programs, or the forward pass cannot be captured.
     """
-    call = _Call(module, args, kwargs or {}, dimensions)
+    call, names = SizedCall(module, args, kwargs or {}, dimensions), Names(inputs, outputs)
+    bounded = all(d.most is not None for d in dimensions)
+    whole = Refusal("one has no upper bound") if not bounded else None
+    if len(dimensions) > 1 and bounded:
+        found = programs_for_all_sizes(call, session, names)
+        if not isinstance(found, Refusal):
+            return Sized(dimensions, -1, tuple(found))
+        whole = found
     refusal = Refusal("few sizes are within the bounds")
     for batch, d in enumerate(dimensions):
         pieces = [s for s in PIECES if d.most is None or s <= d.most]
         pieces = [1, *pieces] if d.least == 1 else pieces
-        if any(dim for _, dim in d.places) or (d.most is not None and d.most - d.least < len(pieces)):
+        if any(dim for _, dim in d.places) or d.related or (d.most is not None and d.most - d.least < len(pieces)):
             continue
-        found = _in_pieces(call, batch, pieces, session.options.shape_limit)
+        graphs = _in_pieces(call, batch, pieces, session.options.shape_limit)
+        if not isinstance(graphs, Refusal):
+            return Sized(dimensions, batch, tuple(_compiled(graphs, session, dimensions, batch, names)))
+        refusal = graphs
+    if whole is None:
+        found = programs_for_all_sizes(call, session, names)
         if not isinstance(found, Refusal):
-            return Sized(dimensions, batch, tuple(_compiled(found, session, dimensions, batch, inputs, outputs)))
-        refusal = found
-    open_ones = [d.name for d in dimensions if d.most is None]
-    total = math.prod(1 if d.most is None else d.most - d.least + 1 for d in dimensions)
+            return Sized(dimensions, -1, tuple(found))
+        whole = found
+    return Sized(dimensions, -1, tuple(_each(call, session, names, whole, refusal)))
+
+
+def _each(
+    call: SizedCall, session: Session, names: Names, whole: Refusal, in_pieces: Refusal
+) -> Iterator[SizedProgram]:
+    """A program for every combination of sizes, since there is none for all of them."""
+    open_ones = [d.name for d in call.dimensions if d.most is None]
+    total = math.prod(1 if d.most is None else d.most - d.least + 1 for d in call.dimensions)
     limit = session.options.shape_limit
     if open_ones or total > limit:
         many = (
@@ -203,12 +211,12 @@ def compile_for_sizes(
         )
         raise Unsupported(
             "a file for these sizes would need too many programs",
-            details=[("one each", many), ("in pieces", refusal.reason)],
+            details=[("one for all", whole.reason), ("one each", many), ("in pieces", in_pieces.reason)],
             hint="narrower bounds, a higher shape_limit, or dcir.optimize(model, dynamic=...) in this process",
         )
-    whole = {sizes: export_inference(module, *call.like(sizes)) for sizes in _combinations(dimensions)}
-    graphs = ((sizes, exported, closed(exported)) for sizes, exported in whole.items())
-    return Sized(dimensions, -1, tuple(_compiled(graphs, session, dimensions, -1, inputs, outputs)))
+    exported = {sizes: export_inference(call.module, *call.like(sizes)) for sizes in _combinations(call.dimensions)}
+    graphs = ((sizes, e, closed(e)) for sizes, e in exported.items())
+    return _compiled(graphs, session, call.dimensions, -1, names, whole.reason)
 
 
 def _combinations(dimensions: Sequence[Dimension]) -> Iterator[tuple[int, ...]]:
@@ -219,7 +227,7 @@ def _combinations(dimensions: Sequence[Dimension]) -> Iterator[tuple[int, ...]]:
 _Graph = tuple[tuple[int, ...], Exported, torch.fx.GraphModule]
 
 
-def _in_pieces(call: _Call, batch: int, pieces: Sequence[int], limit: int) -> list[_Graph] | Refusal:
+def _in_pieces(call: SizedCall, batch: int, pieces: Sequence[int], limit: int) -> list[_Graph] | Refusal:
     """Graphs of all pieces, for all sizes of the other dimensions; or why there are none."""
     others = [d for i, d in enumerate(call.dimensions) if i != batch]
     if any(d.most is None for d in others):
@@ -236,7 +244,7 @@ def _in_pieces(call: _Call, batch: int, pieces: Sequence[int], limit: int) -> li
     return graphs
 
 
-def _pieces_of(call: _Call, batch: int, pieces: Sequence[int], rest: tuple[int, ...]) -> list[_Graph] | Refusal:
+def _pieces_of(call: SizedCall, batch: int, pieces: Sequence[int], rest: tuple[int, ...]) -> list[_Graph] | Refusal:
     d = call.dimensions[batch]
     batched = [number for number, _ in d.places]
 
@@ -268,15 +276,17 @@ def _pieces_of(call: _Call, batch: int, pieces: Sequence[int], rest: tuple[int, 
 
 
 def _compiled(
-    graphs: Any,
+    graphs: Iterable[_Graph],
     session: Session,
     dimensions: Sequence[Dimension],
     batch: int,
-    inputs: Sequence[str] | None,
-    outputs: Sequence[str],
-) -> Iterator[tuple[tuple[int, ...], Compiled]]:
+    names: Names,
+    reason: str = "",
+) -> Iterator[SizedProgram]:
     for sizes, exported, graph in graphs:
         named = tuple((d.name, s) for d, s in zip(dimensions, sizes, strict=True))
-        remark = f"a piece of any batch: {sizes[batch]} images" if batch >= 0 else ""
+        remark = f"no program for all sizes: {reason}" if reason else ""
+        remark = f"a piece of any batch: {sizes[batch]} images" if batch >= 0 else remark
         context = GraphContext(sizes=named, remark=remark)
-        yield sizes, compile_exported(exported, graph, session, inputs=inputs, outputs=outputs, context=context)
+        made = compile_exported(exported, graph, session, inputs=names.inputs, outputs=names.outputs, context=context)
+        yield SizedProgram(sizes, made)

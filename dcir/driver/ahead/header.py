@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dcir.codegen.cpp.template import templates
+from dcir.driver.ahead import moving_header
 from dcir.ir.types import itemsize
-from dcir.runtime.manifest import Manifest, extent
+from dcir.runtime.manifest import MAX_BYTES, Manifest, extent
+from dcir.runtime.moving_manifest import Moving
+from dcir.runtime.sized_manifest import Dimension
 
 text_of = templates("driver/header")
 
 
-def header_text(manifest: Manifest, offsets: Mapping[str, int]) -> str:
-    """The header of one network; ``offsets`` says where weights begin in the file of weights."""
+def header_text(
+    manifest: Manifest, offsets: Mapping[str, int], moving: Moving | None = None, dimensions: Sequence[Dimension] = ()
+) -> str:
+    """The header of one network.
+
+    Args:
+        manifest: of the network, at its greatest sizes if they are chosen at run time.
+        offsets: where weights begin in the file of weights.
+        moving: what moves then.
+        dimensions: those of the file.
+    """
     numbers = _Numbers()
     weights = [
         (c.tensor, c.dtype, slot, c.shape, c.strides, offsets[c.tensor]) for c in manifest.constants for slot in c.slots
@@ -33,6 +45,12 @@ def header_text(manifest: Manifest, offsets: Mapping[str, int]) -> str:
         "prepared_bytes": manifest.prepared_bytes,
         "calls_into_torch": len(manifest.calls_into_torch),
         "tables": numbers.text() + "".join(tables),
+        "moving_tables": ""
+        if moving is None
+        else moving_header.tables(manifest, moving, [(_string(d.name), d.most or MAX_BYTES) for d in dimensions]),
+        "members": "" if moving is None else moving_header.MEMBERS,
+        "moving_functions": "" if moving is None else moving_header.functions(),
+        "at_open": "" if moving is None else moving_header.AT_OPEN,
     }
     return text_of.header(values) + "\n"
 

@@ -12,6 +12,7 @@ import torch
 from dcir.driver.ahead.artefact import as_json, graph_record, listed, manifest_of, offsets, pack, write_members
 from dcir.driver.ahead.compile_sizes import Sized
 from dcir.driver.ahead.header import header_text
+from dcir.driver.ahead.moving_manifest import moving_of
 from dcir.runtime import artefact as layout
 from dcir.runtime import sized_manifest as schema
 from dcir.runtime.manifest import Constant, Manifest
@@ -27,23 +28,24 @@ def write_sized_artefact(path: str | os.PathLike[str], sized: Sized, report: Map
     weights: dict[str, torch.Tensor] = {}
     layouts: dict[str, Constant] = {}
     manifests: list[Manifest] = []
-    for _, compiled in sized.programs:
-        manifest, own = manifest_of(compiled)
+    for program in sized.programs:
+        manifest, own = manifest_of(program.compiled)
         constants = tuple(_shared(c, own[c.tensor], weights, layouts) for c in manifest.constants)
         manifests.append(replace(manifest, constants=constants))
     data = pack(weights)
+    pairs = list(zip(sized.programs, manifests, strict=True))
+    moving = tuple(moving_of(p.compiled, p.axes, m) if p.axes else None for p, m in pairs)
     members: dict[str, bytes] = {layout.WEIGHTS: data, layout.REPORT: as_json(report)}
-    for number, (manifest, (_, compiled)) in enumerate(zip(manifests, sized.programs, strict=True)):
+    for number, (program, manifest) in enumerate(pairs):
         made = {
             layout.MANIFEST: as_json(manifest.to_json()),
-            layout.LIBRARY: compiled.library.path.read_bytes(),
-            layout.HEADER: header_text(manifest, offsets(data)).encode(),
-            layout.GRAPH: graph_record(compiled.imported),
+            layout.LIBRARY: program.compiled.library.path.read_bytes(),
+            layout.HEADER: header_text(manifest, offsets(data), moving[number], sized.dimensions).encode(),
+            layout.GRAPH: graph_record(program.compiled),
         }
         members |= {schema.member(number, name): content for name, content in made.items()}
-    document = schema.SizedManifest(
-        schema.FORMAT, {}, sized.dimensions, sized.batch, tuple(sizes for sizes, _ in sized.programs)
-    )
+    sizes = tuple(p.sizes for p in sized.programs)
+    document = schema.SizedManifest(schema.FORMAT, {}, sized.dimensions, sized.batch, sizes, moving)
     members[layout.MANIFEST] = as_json({**document.to_json(), "files": listed(members)})
     write_members(path, {name: members[name] for name in schema.members(len(sized.programs))})
 

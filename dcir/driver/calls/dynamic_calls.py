@@ -244,7 +244,7 @@ def _mark(value: torch.Tensor, dim: int, known: DynamicDim) -> None:
     marked = getattr(value, "_dynamo_dynamic_indices", ())
     if dim in marked:
         return  # by the user
-    if known.firm:
+    if known.firm and not known.related:  # Dynamo sees for itself what follows from what
         # Both or none, and Dynamo's symbolic sizes begin at 2.
         least, most = (None, None) if known.bounds == ".." else (max(known.least or 2, 2), known.most or sys.maxsize)
         torch._dynamo.mark_dynamic(value, dim, min=least, max=most)

@@ -28,6 +28,7 @@ from dcir.frontends.torch.export import export_inference
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.runtime.artefact import load_artefact
+from dcir.runtime.sized_model import LoadedSizes
 
 __all__ = ["BenchRow", "Measurement", "bench_file", "measure", "relative_error"]
 
@@ -216,7 +217,14 @@ def bench_file(
 def _of_artefact(path: str | os.PathLike[str], names: Sequence[str], done: Measurement) -> dict[str, Run]:
     model = load_artefact(path, identity=cpu_identity())
     generator = torch.Generator().manual_seed(0)
-    inputs = [ahead.random_tensor(x.shape, x.dtype, generator, 2) for x in model.dcir.inputs]
+    loaded, shapes = model.dcir, [x.shape for x in model.dcir.inputs]
+    if isinstance(loaded, LoadedSizes):
+        sizes = [min(s, d.most or s) for s, d in zip(loaded.sizes.programs[0], loaded.dimensions, strict=True)]
+        shapes = loaded.shapes(sizes)
+        shown = ", ".join(f"{d.name}={s}" for s, d in zip(sizes, loaded.dimensions, strict=True))
+        done.notes.append(f"measured at {shown}; --sizes FILE measures a stream of others")
+    pairs = zip(loaded.inputs, shapes, strict=True)
+    inputs = [ahead.random_tensor(shape, x.dtype, generator, 2) for x, shape in pairs]
     if names:
         done.notes.append("a .dcir file holds dcir's code only; dcir bench MODEL.onnx compares")
     return {"dcir": lambda: pytree.tree_leaves(model(*inputs))}

@@ -60,7 +60,7 @@ def open_model(
     if colon and not os.path.exists(text) and file.endswith(".py"):
         if shapes:
             raise OptionError("--shape is for ONNX files; a Python function makes its own inputs", where=text)
-        return BenchModel(text, *_from_python(Path(file), function, batch))
+        return BenchModel(text, *_from_python(Path(file), function, {} if batch is None else {"batch": batch}))
     if not os.path.isfile(text):
         raise InvalidInput(f"there is no file {text!r}", hint="MODEL.onnx, MODEL.dcir, or file.py:function")
     if batch is not None:
@@ -74,18 +74,44 @@ def open_model(
     return BenchModel(text, module, tuple(example_inputs(module, seed=0)), Path(text), names)
 
 
-def _from_python(path: Path, name: str, batch: int | None) -> tuple[Any, tuple[Any, ...]]:
+def open_stream(
+    source: str | os.PathLike[str], first: Mapping[str, int], shapes: Mapping[str, Sequence[int | str]] | None = None
+) -> tuple[Any, Callable[[Mapping[str, int]], Sequence[Any]], str | None]:
+    """The model that ``source`` names, what makes its inputs for sizes by name, and the ONNX file it is from, if any.
+
+    Args:
+        source: as in ``open_model``; a Python function takes the sizes as arguments of their names, and is called for each.
+        first: sizes of the call that the model is made for.
+        shapes: names for sizes of an ONNX file's inputs.
+
+    Raises:
+        InvalidInput: there is no such file or function, or it returns something else.
+        OptionError: shapes for a Python function, or sizes for something that takes none of the name.
+    """
+    text = os.fspath(source)
+    file, colon, function = text.rpartition(":")
+    if colon and not os.path.exists(text) and file.endswith(".py"):
+        if shapes:
+            raise OptionError("--shape is for ONNX files; a Python function makes its own inputs", where=text)
+        module, _ = _from_python(Path(file), function, dict(first))
+        return module, lambda sizes: _from_python(Path(file), function, dict(sizes))[1], None
+    if not os.path.isfile(text):
+        raise InvalidInput(f"there is no file {text!r}", hint="MODEL.onnx, MODEL.dcir, or file.py:function")
+    model = onnx_front_end.load(text, shapes=shapes).eval()
+    return model, lambda sizes: example_inputs(model, seed=0, sizes=sizes), text
+
+
+def _from_python(path: Path, name: str, given: Mapping[str, int]) -> tuple[Any, tuple[Any, ...]]:
     where = f"{path}:{name}"
     if not path.is_file():
         raise InvalidInput(f"there is no file {str(path)!r}", where=where)
     make = getattr(_run(path), name, None)
     if not callable(make):
         raise InvalidInput(f"{path.name} has no function {name!r}", where=where)
-    given = {}
-    if batch is not None:
-        if "batch" not in inspect.signature(make).parameters:
-            raise OptionError(f"{name} takes no argument 'batch'", where=f"--batch {batch}")
-        given["batch"] = batch
+    taken = inspect.signature(make).parameters
+    for argument, size in given.items():
+        if argument not in taken:
+            raise OptionError(f"{name} takes no argument {argument!r}", where=f"{argument}={size}")
     torch.manual_seed(0)
     with _searched(path):  # what a function imports as it is called, too
         made = make(**given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from dcir.driver.verify.compare import Comparison, compare, in_double
 from dcir.errors import InvalidInput
 from dcir.frontends import onnx as onnx_front_end
 from dcir.frontends.torch.export import export_inference
+from dcir.ir.sizes import Bounds as Ends
+from dcir.ir.sizes import corners
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.runtime.artefact import load_artefact
@@ -30,8 +33,9 @@ from dcir.runtime.sized_manifest import Dimension
 
 Shapes = Mapping[str, Sequence[int | str]]
 
-# Above the lower bound, for a size without an upper one: no powers of two, of which a batch's pieces are.
-_FARTHER = (2, 6, 18)
+# Above the lower bound, for a size without an upper one: no power of two, of which a batch's pieces are.
+_FARTHER = 18
+_AT_RANDOM = 4
 
 
 def check_file(
@@ -52,7 +56,7 @@ def check_file(
         seed: of the inputs.
         shapes: sizes of inputs.
         bounds: of named sizes that may differ from call to call. One file is compiled for all of them, and its results are compared
-            at the least, the greatest and two sizes between them.
+            at the ends, in the middle and at random sizes, which ``seed`` chooses.
         progress: told of the steps of the compilation.
 
     Raises:
@@ -64,7 +68,7 @@ def check_file(
     module = onnx_front_end.load(model, shapes=shapes).eval()
     if bounds:
         sized = compile_file_for_sizes(module, session, bounds)
-        calls = list(_samples(sized.dimensions))
+        calls = _samples(sized.dimensions, seed)
         with opened(sized, Report(session.graphs)) as fast:
             return _worst({_shown(sizes): _compared(module, fast, seed, sizes) for sizes in calls})
     compiled = compile_onnx(module, session)
@@ -80,18 +84,16 @@ def _compared(module: onnx_front_end.OnnxModule, fast: nn.Module, seed: int, siz
     return compare([spec.original for spec in module.output_specs], got, want, exact)
 
 
-def _samples(dimensions: Sequence[Dimension]) -> Iterator[dict[str, int]]:
-    """Sizes to call with: all dimensions at their least, at two sizes between, and at their greatest."""
-    rows = []
-    for d in dimensions:
-        far = d.least + _FARTHER[2] if d.most is None else d.most
-        near = (
-            [min(d.least + step, far) for step in _FARTHER[:2]] if d.most is None else [(d.least + far) // 2, far - 1]
-        )
-        rows.append([d.least, *(max(d.least, size) for size in near), far])
-    seen = dict.fromkeys(zip(*rows, strict=True))
-    for sizes in seen:
-        yield {d.name: size for d, size in zip(dimensions, sizes, strict=True)}
+def _samples(dimensions: Sequence[Dimension], seed: int) -> list[dict[str, int]]:
+    """Sizes to call with: all combinations of ends (of many dimensions the least and the greatest), the middle, one below the upper ends,
+    and some at random."""
+    ends = {d.name: Ends(d.least, d.least + _FARTHER if d.most is None else d.most) for d in dimensions}
+    draw = random.Random(seed)
+    rows = corners(ends)
+    rows.append({name: (low + high) // 2 for name, (low, high) in ends.items()})
+    rows.append({name: max(low, high - 1) for name, (low, high) in ends.items()})
+    rows += [{name: draw.randint(*b) for name, b in ends.items()} for _ in range(_AT_RANDOM)]
+    return list({tuple(row.values()): row for row in rows}.values())
 
 
 def _shown(sizes: Mapping[str, int]) -> str:

@@ -122,6 +122,12 @@ def hold_for_one(gm: fx.GraphModule, *, breaks: bool = False) -> None:
         environment._update_var_to_range(size.node.expr, ValueRanges(2 if number in apart else 1, int_oo))
 
 
+def holds_at_one(gm: fx.GraphModule) -> bool:
+    """Whether an ATen graph that was traced without setting sizes of 1 apart holds for those."""
+    sizes = _sizes(gm, "val")
+    return not sizes or not _different_at_one(gm, sizes, "val")
+
+
 def set_one_apart(reason: str) -> None:
     """Have Dynamo trace once more, with 0 and 1 as constants, now and in later traces, if it did not do so anyway.
 
@@ -139,11 +145,11 @@ def _apart(reason: str) -> None:
     raise TraceAnew(restart_reason=reason)
 
 
-def _sizes(gm: fx.GraphModule) -> list[torch.SymInt]:
-    """The sizes that were not set apart from 0 and 1."""
+def _sizes(gm: fx.GraphModule, key: str = "example_value") -> list[torch.SymInt]:
+    """The sizes that were not set apart from 0 and 1; ``key`` is under which the nodes have their values."""
     found: dict[Any, torch.SymInt] = {}
     for node in gm.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("example_value")
+        value = node.meta.get(key)
         for number in value.shape if isinstance(value, torch.Tensor) else (value,):
             if isinstance(number, torch.SymInt) and number.node.expr.is_symbol:
                 span = number.node.shape_env.var_to_range.get(number.node.expr)
@@ -152,7 +158,7 @@ def _sizes(gm: fx.GraphModule) -> list[torch.SymInt]:
     return list(found.values())
 
 
-def _different_at_one(gm: fx.GraphModule, sizes: list[torch.SymInt]) -> set[int]:
+def _different_at_one(gm: fx.GraphModule, sizes: list[torch.SymInt], key: str = "example_value") -> set[int]:
     """Numbers of the sizes that are to be more than 1 for all shapes in the graph to be what it says, however many of the others are 1."""
     environment = sizes[0].node.shape_env
     usual = {str(s): int(v) for s, v in environment.backed_var_to_val.items()}
@@ -169,7 +175,7 @@ def _different_at_one(gm: fx.GraphModule, sizes: list[torch.SymInt]) -> set[int]
     def right(ones: Iterable[int]) -> bool | None:
         """Whether the shapes are right where these are 1; None if the guards do not let them."""
         given = [values | {name: 1 for i in ones for name in groups[i]} for values in traced]
-        found = [_Shapes(gm, v).agree() for v in given if all(holds(g, v) for g in guards)]
+        found = [_Shapes(gm, v, key).agree() for v in given if all(holds(g, v) for g in guards)]
         return all(found) if found else None
 
     every = set(range(len(sizes)))
@@ -189,15 +195,15 @@ def _different_at_one(gm: fx.GraphModule, sizes: list[torch.SymInt]) -> set[int]
 class _Shapes(fx.Interpreter):
     """A run of the graph on shapes alone, which are held against what the trace says of them."""
 
-    def __init__(self, gm: fx.GraphModule, values: Mapping[str, int]) -> None:
+    def __init__(self, gm: fx.GraphModule, values: Mapping[str, int], key: str) -> None:
         super().__init__(gm)
-        self._graph = gm.graph
+        self._graph, self._key = gm.graph, key
         self._given = Given(values)
         self._right = True
 
     def agree(self) -> bool:
         """Whether no shape differs."""
-        inputs = [n.meta.get("example_value") for n in self._graph.find_nodes(op="placeholder")]
+        inputs = [n.meta.get(self._key) for n in self._graph.find_nodes(op="placeholder")]
         try:
             with self._given.mode, torch.no_grad():
                 self.run(*map(self._fake, inputs), enable_io_processing=False)
@@ -210,8 +216,8 @@ class _Shapes(fx.Interpreter):
         found = super().run_node(n)
         if n.op == "get_attr":
             return self._fake(found)
-        if n.op in ("call_function", "call_method", "call_module") and "example_value" in n.meta:
-            self._right &= _shapes(found) == _shapes(self._given(n.meta["example_value"]))
+        if n.op in ("call_function", "call_method", "call_module") and self._key in n.meta:
+            self._right &= _shapes(found) == _shapes(self._given(n.meta[self._key]))
         return found
 
     def _fake(self, value: Any) -> Any:

@@ -44,6 +44,13 @@ class Centred(nn.Module):
         return x - x.mean(0) + y
 
 
+class Sorted(nn.Module):
+    """Has no kernel for all sizes, and mixes the rows."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x, 0)[0] + y
+
+
 class Branches(nn.Module):
     """Other sizes, other graphs."""
 
@@ -129,6 +136,7 @@ def test_sizes_outside_and_other_mistakes(net, centred) -> None:
 def test_what_mixes_images_has_a_program_for_each_size(centred) -> None:
     fast = dcir.load(centred)
     assert fast.dcir.sizes.batch == -1 and fast.dcir.sizes.programs == ((2,), (3,), (4,))
+    assert fast.dcir.sizes.moving == (None, None, None)  # too few sizes for one program
     for n in (2, 3, 4):
         x, y = torch.randn(n, 4), torch.randn(n, 4)
         torch.testing.assert_close(fast(x, y), Centred()(x, y))
@@ -159,8 +167,9 @@ def test_refusals(tmp_path) -> None:
     example, path = [torch.randn(3, 4), torch.randn(3, 4)], tmp_path / "m.dcir"
     for most, words in ((64, "64 programs, shape_limit is 16"), (None, "n has no upper bound")):
         with pytest.raises(Unsupported, match="too many programs") as caught:
-            api.save(Centred(), example, path, dynamic={"x": {0: Dim("n", max=most)}, "y": {0: "n"}})
-        assert words in str(caught.value) and "mixes the images" in str(caught.value)
+            api.save(Sorted(), example, path, dynamic={"x": {0: Dim("n", max=most)}, "y": {0: "n"}})
+        assert words in str(caught.value) and "one for all" in str(caught.value)
+    assert "no code of sort for all sizes" in str(caught.value) or "no upper bound" in str(caught.value)
     for dynamic, words in (
         (True, "names and bounds"),
         ({"z": {0: "n"}}, "'z' of the example is no tensor"),
@@ -207,6 +216,38 @@ def test_the_command_line(file, tmp_path, words) -> None:
     assert ran.exit_code == 2 and "outside its bounds" in ran.output
     explained = CliRunner().invoke(main, ["explain", str(tmp_path / "m.dcir")])
     assert explained.exit_code == 0 and "a piece of any batch: 4 images" in explained.output
+
+
+def test_sizes_that_follow_from_others_in_a_file(tmp_path) -> None:
+    """x @ t', where t has 2*s+1 rows: in the file by name, or on the command line; and the check of it."""
+    nodes = [helper.make_node("MatMul", ["x", "t"], ["m"]), helper.make_node("Softmax", ["m"], ["y"], axis=1)]
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    for rows, words in (("2*s + 1", []), ("r", ["--shape", "x=[b,s,5]", "--shape", "t=[5,2*s+1]"])):
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", "s", 5])
+        t = helper.make_tensor_value_info("t", TensorProto.FLOAT, [5, rows])
+        graph = helper.make_graph(nodes, "g", [x, t], [y], [])
+        path = tmp_path / "model.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
+        bounds = ["--bound", "b=2..20", "--bound", "s=2..30"]
+        done = CliRunner().invoke(main, ["check", str(path), "--plain", *words, *bounds])
+        assert done.exit_code == 0 and "b=20, s=2: y" in done.output, done.output
+        done = CliRunner().invoke(
+            main, ["compile", str(path), "-o", str(tmp_path / "m.dcir"), "--plain", *words, *bounds]
+        )
+        assert done.exit_code == 0, done.output
+        fast = dcir.load(tmp_path / "m.dcir")
+        assert len(fast.dcir.sizes.programs) == 1 and fast.dcir.dimensions[1].related == ((1, 1, 2, 1),)
+        x, t = torch.randn(3, 7, 5), torch.randn(5, 15)
+        torch.testing.assert_close(fast(x, t), torch.softmax(x @ t, 1), rtol=1e-5, atol=1e-6)
+        inputs = []
+        for name, value in (("x", x), ("t", t)):
+            np.save(tmp_path / f"{name}.npy", value.numpy())
+            inputs += ["--input", f"{name}={tmp_path / name}.npy"]
+        ran = CliRunner().invoke(main, ["run", str(tmp_path / "m.dcir"), *inputs, "--output", str(tmp_path / "out")])
+        assert ran.exit_code == 0 and "3x7x15" in ran.output, ran.output
+        np.testing.assert_allclose(np.load(tmp_path / "out" / "y.npy"), fast(x, t).numpy())
+        explained = CliRunner().invoke(main, ["explain", str(tmp_path / "m.dcir")])
+        assert "for all sizes: b 2 to " in explained.output
 
 
 @pytest.mark.parametrize(
@@ -259,7 +300,7 @@ def _with(*way: object, to: object):
 
 
 BROKEN = [
-    (_with("sized", to=2), "sized"),
+    (_with("sized", to=1), "sized"),
     (_with("sized", to=True), "sized"),
     (_with("more", to=1), "fields"),
     (_with("dimensions", to=[]), "named differently"),

@@ -1,0 +1,48 @@
+"""One ATen graph to code for a file: a library that is not loaded here, of constant sizes or for all within bounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from dcir.codegen.compile import Library
+from dcir.driver.compile import Compilation
+from dcir.driver.session import Session
+from dcir.errors import OptionError
+from dcir.frontends.torch.context import GraphContext
+from dcir.frontends.torch.importer import Imported
+from dcir.targets import DEFAULT
+
+if TYPE_CHECKING:
+    from dcir.driver.moving_graph import MovingGraph
+
+
+def build(session: Session, gm: fx.GraphModule, context: GraphContext) -> tuple[Imported, Library]:
+    """Compile one ATen graph to a library.
+
+    Raises:
+        OptionError: no file holds code of this target.
+    """
+    return _compilation(session, context).built(gm)
+
+
+def build_moving(session: Session, gm: fx.GraphModule, context: GraphContext) -> tuple[MovingGraph, Library]:
+    """Compile one ATen graph to a library for all sizes within the bounds of its context.
+
+    Raises:
+        Unsupported: there is none, or something is asked for that belongs to constant sizes.
+        OptionError: no file holds code of this target.
+    """
+    return _compilation(session, context).built_moving(gm)
+
+
+def _compilation(session: Session, context: GraphContext) -> Compilation:
+    made = Compilation(session, context)
+    if not made.target.saves:
+        raise OptionError(
+            f"a compiled file holds code of target {DEFAULT!r} only",
+            where=f"target={session.options.target!r}",
+            hint=f"dcir.optimize(model, target={session.options.target!r}) runs it in this process",
+        )
+    return made
