@@ -238,7 +238,7 @@ class MovingSizes(Programs):
         """Those of a program that is made for the sake of a value."""
         low, high = self._limits[name]
         wanted = max(reach, times * value, *(span.bounds[name].high for span, _ in self.made))
-        return Bounds(max(least, low), min(_prime_below(1 << (wanted - 1).bit_length()), high))
+        return Bounds(max(least, low), _prime_below(min(1 << (wanted - 1).bit_length(), high + 1)))
 
 
 def equal_sizes(values: Mapping[str, int]) -> dict[str, str]:
@@ -261,7 +261,7 @@ def _sizes_of_tensors(gm: fx.GraphModule) -> list[list[str]]:
 
 def _prime_below(n: int) -> int:
     """The largest prime that is less than ``n``: samples are primes, and tables mostly have as many rows as a power of two."""
-    return next(p for p in range(n - 1, 1, -1) if all(p % d for d in range(2, math.isqrt(p) + 1)))
+    return next((p for p in range(n - 1, 1, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), n - 1)
 
 
 class Moving:
