@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -23,8 +24,10 @@ from dcir.frontends.torch.arguments import lazy_places, without_classes
 from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, Sizes
 from dcir.frontends.torch.decompose import decompositions
+from dcir.frontends.torch.forward_and_backward import donated, lay_out, report_strides
 from dcir.frontends.torch.importer import import_graph
 from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
+from dcir.frontends.torch.overlapping_inputs import Overlaps
 from dcir.frontends.torch.partition.cut import Cut, Limited, Partition
 from dcir.frontends.torch.partition.expose_norms import expose_norms
 from dcir.frontends.torch.partition.recompute import recompute_cheap
@@ -38,7 +41,6 @@ from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes, train
 from dcir.frontends.torch.tape import boxed, choosing
 from dcir.frontends.torch.wrappers import inline_marked
 from dcir.frontends.torch.written_inputs import WrittenElsewhere, forget_marks, updates_at_the_end
-from dcir.ir.memory_plan import BufferPart
 from dcir.ir.refusal import Refusal
 from dcir.ops.analysis.size_axes import MOST_AXES
 from dcir.user_code import is_users
@@ -99,22 +101,36 @@ def dynamo_backend(
         # Dynamo forgets what its inputs are once this returns.
         forget_marks(gm)
         settled = not any(map(_is_written_uncounted, gm.graph.find_nodes(op="placeholder")))
+        overlaps = Overlaps(gm, on_plain)
         if any(_is_symbolic(x) for x in example_inputs):
 
             def specialised(
                 graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str
             ) -> Callable[..., Any]:
                 context = GraphContext(sizes=sizes, remark=remark)
-                return _ahead_of_time(graph, args, compile_graph, limited, settled, context)
+                return _ahead_of_time(graph, args, compile_graph, limited, settled, context, overlaps)
 
             def traced(graph: fx.GraphModule) -> Trace:
                 return _traced(graph, compile_graph, settled)
 
-            by_size = BySize(gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, strict=strict)
-            if not by_size.only_batch and by_size.how_many_move(example_inputs) <= MOST_AXES:
-                by_size.moving = _moving(gm, example_inputs, compile_graph, settled, by_size.names)
+            by_size = BySize(
+                gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, overlaps.of, strict=strict
+            )
+            if overlaps.traced:
+                by_size.moving = Refusal("inputs lie in each other, and some are written")
+            elif not by_size.only_batch:
+                move = by_size.how_many_move(example_inputs)
+                by_size.moving = (
+                    _moving(gm, example_inputs, compile_graph, settled, by_size.names, overlaps)
+                    if move <= MOST_AXES
+                    else Refusal(f"{move} sizes move")
+                )
             return choosing(by_size)
-        return _ahead_of_time(gm, example_inputs, compile_graph, limited, settled, GraphContext())
+
+        def at_once(args: Sequence[Any]) -> Callable[..., Any]:
+            return _ahead_of_time(gm, args, compile_graph, limited, settled, GraphContext(), overlaps)
+
+        return overlaps.chosen(gm, at_once, example_inputs)
 
     return backend
 
@@ -139,12 +155,14 @@ def _is_symbolic(x: Any) -> bool:
 
 def _ahead_of_time(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, limited: Limited | None,
-    settled: bool, context: GraphContext,
+    settled: bool, context: GraphContext, overlaps: Overlaps,
 ) -> Callable[..., Any]:  # fmt: skip
     if settled and not trains(gm, inputs):
         with contextlib.suppress(WrittenElsewhere):
-            return _Tracing(compile_graph, limited, context, settled=settled, in_place=True).traced(gm, inputs)
-    return _Tracing(compile_graph, limited, context, settled=settled, in_place=False).traced(gm, inputs)
+            return _Tracing(compile_graph, limited, context, overlaps, settled=settled, in_place=True).traced(
+                gm, inputs
+            )
+    return _Tracing(compile_graph, limited, context, overlaps, settled=settled, in_place=False).traced(gm, inputs)
 
 
 class _Tracing:
@@ -154,6 +172,7 @@ class _Tracing:
         compile_graph: compiles what AOTAutograd makes of the graph.
         limited: cuts a joint graph under a limit of memory.
         context: what is known of all graphs that are made here.
+        overlaps: hears whether the graph writes inputs.
         settled: whether somebody counts the writes to every input.
         in_place: whether the graph itself writes the inputs that change, which is tried in inference; else AOTAutograd does so
             when the graph is done.
@@ -164,13 +183,14 @@ class _Tracing:
         compile_graph: CompileGraph,
         limited: Limited | None,
         context: GraphContext,
+        overlaps: Overlaps | None = None,
         *,
         settled: bool,
         in_place: bool,
     ) -> None:
         self._compile_graph, self._limited = compile_graph, limited
         self._base = replace(context, pair=next(_NUMBERS))
-        self._settled, self._in_place = settled, in_place
+        self._settled, self._in_place, self._overlaps = settled, in_place, overlaps
         self._partition: Partition | None = None
         self._forward: CompiledGraph | None = None
 
@@ -184,7 +204,8 @@ class _Tracing:
         # next one. Whether it knows how to answer that call, as AOTAutograd's results do, is read from this count.
         counters["aot_autograd"]["total"] += 1
         # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
-        context = contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(None))
+        known = TracingContext.try_get() is not None
+        context = contextlib.nullcontext() if known else tracing(TracingContext(FakeTensorMode()))
         with context, gradients_of_overlapping_outputs(), decomposed_as_eager(), _BOTH_AT_ONCE:
             compiled: Callable[..., Any] = aot_module_simplified(
                 gm,
@@ -196,16 +217,19 @@ class _Tracing:
                 partition_fn=self._cut,
                 keep_inference_input_mutations=self._in_place,
             )
+            found = TracingContext.get().fw_metadata
+            if self._overlaps is not None and (found is None or any(i.mutates_data for i in found.input_info)):
+                self._overlaps.matter = True
         return compiled
 
     def _compiler(self, kind: str) -> Any:
         def run(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             updates = updates_at_the_end(graph, kind) if self._in_place else {}
             if kind == "backward":
-                _lay_out(graph, examples)
+                lay_out(graph, examples)
             compiled = self._compile_graph(graph, self._context(kind, updates))
             if kind == "forward":
-                _report_strides(compiled.strides)
+                report_strides(compiled.strides)
                 self._forward = compiled
             return boxed(compiled.call, lazy_places(graph), tuple(updates.values()))
 
@@ -225,7 +249,7 @@ class _Tracing:
             return made
         elif kind == "backward":
             parts = self._forward.parts if self._forward is not None else {}
-            made = replace(made, donated=_donated(metadata, parts), forward=self._forward)
+            made = replace(made, donated=donated(metadata, parts), forward=self._forward)
         elif self._settled:
             written = {*metadata.mutated_inp_runtime_indices, *updates.values()}
             made = replace(made, static=frozenset(metadata.static_input_indices) - written)
@@ -274,8 +298,9 @@ def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> T
 
 
 def _moving(
-    gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, settled: bool, names: Mapping[str, str]
-) -> Moving | Refusal:
+    gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, settled: bool, names: Mapping[str, str],
+    overlaps: Overlaps,
+) -> Moving | Refusal:  # fmt: skip
     """One program for all sizes of a graph, traced with symbols for them, to be compiled when it is first wanted; or why there is none.
 
     Raises:
@@ -296,10 +321,13 @@ def _moving(
         asked.callback(counters["aot_autograd"].__setitem__, "total", count)
         conditions = [asked.enter_context(asked_sizes(environment)) for environment in environments]
         try:
-            whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, inputs)
+            tracing = _Tracing(keep, None, GraphContext(), overlaps, settled=settled, in_place=False)
+            whole = tracing.traced(gm, inputs)
         except OneSize as e:
             set_one_apart(str(e))
-            return Refusal(f"the trace for all sizes depends on one: {e}")
+            return Refusal(f"the trace for all sizes depends on one: {str(e).splitlines()[0]}")
+    if overlaps.traced:
+        return Refusal("inputs lie in each other, and some are written")
     kinds = {graph.context.kind: graph for graph in late}
     first, backward = kinds.get("forward") or kinds.get("inference"), kinds.get("backward")
     if first is None or len(late) != len(kinds) or (backward is None) != (first.context.kind == "inference"):
@@ -335,32 +363,6 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Cut:
     return forward, backward
 
 
-def _donated(metadata: Any, parts: Mapping[int, BufferPart]) -> dict[int, BufferPart]:
-    """Arguments of a backward that nobody reads once it runs, with where the forward's call puts them.
-
-    Args:
-        metadata: AOTAutograd's, of the forward.
-        parts: how the results of the forward share memory.
-    """
-    # AOTAutograd's own part in this would be to refuse a second backward through the same graph.
-    found, metadata.bw_donated_idxs = metadata.bw_donated_idxs or [], []
-    # How much greater the number of a saved result of the forward is than that of the same argument of the backward.
-    saved = metadata.tensors_saved_for_backwards_slice.start
-    first = int(len(metadata.tokens) + saved - metadata.num_symints_saved_for_bw)
-    # Nobody reads a buffer that shows in such results alone.
-    shared = {part.buffer for number, part in parts.items() if number - first not in found}
-    owned = {i: parts[first + i] for i in found if first + i in parts}
-    return {i: part for i, part in owned.items() if part.buffer not in shared}
-
-
-def _lay_out(graph: fx.GraphModule, examples: Sequence[Any]) -> None:
-    """Tell a backward graph how the tensors lie that it will get."""
-    places = (n for n in graph.graph.nodes if n.op == "placeholder")
-    for node, example in zip(places, examples, strict=True):
-        if isinstance(example, torch.Tensor) and example.stride() != node.meta["val"].stride():
-            node.meta["val"] = example
-
-
 def _is_written_uncounted(node: fx.Node) -> bool:
     """Whether nobody counts the writes to an input of Dynamo's graph.
 
@@ -372,11 +374,3 @@ def _is_written_uncounted(node: fx.Node) -> bool:
     if source is not None and source.guard_source.is_fsdp_module():
         return True
     return is_traceable_wrapper_subclass(getattr(argument, "example", None))
-
-
-def _report_strides(strides: Sequence[tuple[int, ...] | None]) -> None:
-    """Tell AOTAutograd how the forward lays out what the backward will read."""
-    context = TracingContext.try_get()
-    if context is not None and context.output_strides is not None and any(s is not None for s in strides):
-        tokens = len(context.fw_metadata.tokens) if context.fw_metadata is not None else 0
-        context.output_strides.extend(strides[tokens:])  # those that order effects come before the results it counts

@@ -24,6 +24,8 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dcir.errors import DcirError, Unsupported
@@ -115,7 +117,7 @@ def capture_step(
     Args:
         model: in the mode (training or not) it is to run in.
         loss: from the model and the batch to a scalar.
-        batch: example tensors.
+        batch: example tensors; fake ones may have symbolic sizes.
         updates: one for each parameter that the optimiser holds.
         hyper: number of hyperparameters of all groups.
         clip: gradient clipping.
@@ -128,6 +130,11 @@ def capture_step(
     wrapped = _Loss(model, loss, autocast)
     try:
         joint = _joint(wrapped, batch)
+        written = [d for d in joint.mutated if not isinstance(d, BufferAOTInput)]
+        if written:
+            names = [d.target if isinstance(d, ParamAOTInput) else f"input {getattr(d, 'idx', '?')}" for d in written]
+            raise Unsupported(f"the forward pass writes to {', '.join(names[:4])}", where=type(model).__name__)
+        return _with_updates(wrapped, joint, batch, updates, hyper, clip, accumulated)
     except DcirError:
         raise
     except Exception as e:
@@ -136,11 +143,6 @@ def capture_step(
             where=type(model).__name__,
             hint="dcir.optimize(model) with torch's own optimiser compiles what can be captured",
         ) from e
-    written = [d for d in joint.mutated if not isinstance(d, BufferAOTInput)]
-    if written:
-        names = [d.target if isinstance(d, ParamAOTInput) else f"input {getattr(d, 'idx', '?')}" for d in written]
-        raise Unsupported(f"the forward pass writes to {', '.join(names[:4])}", where=type(model).__name__)
-    return _with_updates(wrapped, joint, batch, updates, hyper, clip, accumulated)
 
 
 @dataclass(frozen=True)
@@ -245,6 +247,8 @@ def _with_updates(
         *(flat[n] for n in (*parameters, *buffers)), *batch, *(flat[n] for n in added), *like,
         torch.zeros(max(hyper, 1), dtype=torch.float64),
     ]  # fmt: skip
+    if (mode := detect_fake_mode(list(batch))) is not None:  # of the batch's sizes alone some are symbols
+        example = [t if isinstance(t, FakeTensor) else mode.from_tensor(t, static_shapes=True) for t in example]
     with torch.no_grad():
         graph = make_fx(step, tracing_mode="fake")(*(t.detach() for t in example))
     outputs = 2 if clip.norm is not None else 1

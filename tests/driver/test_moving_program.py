@@ -221,3 +221,26 @@ def test_dynamo_does_not_hear_of_them():
     for side in (20, 24, 31, 4, 5, 40):
         check(fast, net, torch.randn(2, 3, side, side + 1))
     assert counters["stats"]["unique_graphs"] == 2
+
+
+class Positions(nn.Module):
+    """A table whose end no range of a size says: a slice asks whether n is min(n, 64)."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.inner = nn.Parameter(torch.randn(64, 16)), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.inner(x + self.table[: x.shape[1]])
+
+
+@torch.no_grad()
+def test_bounds_end_where_a_table_does():
+    torch.manual_seed(0)
+    net = Positions().eval()
+    fast, wide = dcir.optimize(net), copy.deepcopy(net).double()
+    for batch, length in ((2, 11), (3, 17), (5, 40), (2, 58), (4, 64)):
+        x = torch.randn(batch, length, 16)
+        check_close(fast(x), net(x), wide(x.double()))
+    (moving,), _ = programs(fast)
+    assert [high for _, _, high in moving.bounds][1] <= 64

@@ -180,3 +180,53 @@ def test_images_are_compiled_for_each():
         check(fast, net, wide, torch.randn(batch, 3, side, side))
     moving, constant = programs(fast)
     assert not moving and len(constant) == 8
+
+
+def test_forwards_before_their_backwards():
+    """Values that are kept, results and gradients of several sizes at once, each more than a page: nobody's memory is lent twice."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256), nn.LayerNorm(256))
+    fast, wide = dcir.optimize(net), copy.deepcopy(net).double()
+    inputs = [torch.randn(2, n, 256) for n in (700, 1100, 900, 1300, 1024)]
+    exact = [gradients(wide, wide, [x.double()]) for x in inputs]
+    eager = [gradients(twin := copy.deepcopy(net), twin, [x]) for x in inputs]
+    results = [fast(x) for x in inputs]
+    for again in (False, True):
+        found = []
+        for result in reversed(results):
+            net.zero_grad()
+            result.pow(2).mean().backward(retain_graph=not again)
+            found.append([result.detach(), *(p.grad for p in net.parameters())])
+        for got, want, right in zip(reversed(found), eager, exact, strict=True):
+            for g, w, e in zip(got, want, right, strict=True):
+                check_close(g, w, e)
+
+
+@torch.no_grad()
+def test_memory_of_a_result_is_its_holder_s():
+    """Whoever holds it: an array, a view, the storage itself; and whatever was done to it."""
+    fast = dcir.optimize(nn.Sequential(nn.Linear(256, 256), nn.Tanh()))
+    inputs = {n: torch.randn(n, 2, 256) for n in (700, 1100, 900)}
+    for x in inputs.values():
+        fast(x)
+    x = inputs[900]
+    want = fast(x).clone()
+    holders = {
+        "array": lambda y: y.numpy(),
+        "view": lambda y: y[1:].transpose(0, 1),
+        "storage": lambda y: y.untyped_storage(),
+        "capsule": lambda y: torch.utils.dlpack.to_dlpack(y),
+    }
+    held = {name: hold(fast(x)) for name, hold in holders.items()}
+    for spoil in (
+        lambda y: y.zero_(),
+        lambda y: y.resize_(5000, 256).zero_(),
+        lambda y: y.untyped_storage().resize_(0),
+    ):
+        for z in (*inputs.values(), x):
+            spoil(fast(z))
+        assert torch.equal(fast(x), want)
+    assert torch.equal(torch.from_numpy(held["array"]), want)
+    assert torch.equal(held["view"], want[1:].transpose(0, 1))
+    assert torch.equal(torch.empty(0).set_(held["storage"], 0, want.shape), want)
+    assert torch.equal(torch.utils.dlpack.from_dlpack(held["capsule"]), want)

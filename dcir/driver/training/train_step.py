@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
 from dcir.driver.session import Session
+from dcir.driver.training.batch import Alike, StepFrame, layout, shapes, split_batch
 from dcir.driver.training.distributed import inside, is_sharded
 from dcir.driver.training.optimisers import Family, family
 from dcir.errors import InvalidInput, OptionError, Unsupported
-from dcir.frontends.torch.admission import of_call, of_module, refuse_unless_plain
-from dcir.frontends.torch.arguments import written_out
+from dcir.frontends.torch.admission import of_module, refuse_unless_plain
+from dcir.frontends.torch.shapes.batch_sizes import BatchSizes, Pattern
+from dcir.frontends.torch.shapes.moving_sizes import MovingSizes, NoProgramForSizes
 from dcir.frontends.torch.training import CapturedStep, Clip, Update, capture_step
 from dcir.ops.reach import out_of_reach
 from dcir.options import Options
@@ -44,7 +45,8 @@ def train_step(
     A call computes ``loss_fn(model(*inputs), target)`` for ``step(*inputs, target)``, its gradients, and the optimiser's step, and
     writes the parameters, the buffers and the optimiser's state where they are. ``optimizer.state_dict()``, learning rate schedulers
     and checkpoints work as before. Gradients that ``backward()`` left in ``p.grad`` (of earlier batches: accumulation) are added, and are
-    None afterwards. A step is compiled once per combination of shapes, modes and options of the optimiser that do not change its numbers.
+    None afterwards. A step is compiled once per mode and options of the optimiser that do not change its numbers, for the first batch as
+    it is, and again when a size of it changes: for all sizes if that can be had, else for each combination (``explain()`` says why).
 
     A batch may be nested (a tuple of targets, a dict). Every value of a plain number or string in it has a program of its own, so
     what changes from step to step belongs in a tensor.
@@ -73,58 +75,11 @@ def train_step(
     chosen = Options.make(level=level, **options)
     if chosen.dynamic:
         raise OptionError(
-            "a training step is compiled for every shape of its batch",
+            "which sizes of a batch change is found out by a training step",
             where=f"dynamic={options['dynamic']!r}",
-            hint="leave it out; or dcir.optimize(model, dynamic=...) with a loop of your own",
+            hint="leave it out, or dynamic=False for programs of constant sizes; dcir.optimize(model, dynamic=...) with a loop of your own",
         )
     return TrainStep(model, loss_fn, optimizer, Clip(clip_grad_norm, clip_grad_value), autocast, chosen)
-
-
-@dataclass(frozen=True)
-class _StepFrame:
-    """A batch without its tensors.
-
-    Attributes:
-        spec: how what the batch consists of is nested.
-        plain: in order, the type and the text of everything that is no tensor, None where a tensor stands. (As a key: 1, 1.0 and
-            True are equal, so are 0.0 and -0.0, and NaN is not.)
-        values: the same, itself.
-    """
-
-    spec: pytree.TreeSpec
-    plain: tuple[tuple[type, str] | None, ...]
-    values: tuple[Any, ...] = field(compare=False)
-
-    def filled(self, tensors: Sequence[Tensor]) -> Any:
-        """The batch with other tensors."""
-        rest = iter(tensors)
-        filled = [next(rest) if p is None else v for p, v in zip(self.plain, self.values, strict=True)]
-        return pytree.tree_unflatten(filled, self.spec)
-
-
-def _frame(batch: tuple[Any, ...]) -> tuple[list[Tensor], _StepFrame]:
-    """The tensors of a batch in order, and what is around them.
-
-    Raises:
-        InvalidInput: see ``TrainStep.__call__``.
-    """
-    if len(batch) < 2:
-        raise InvalidInput("a training step takes the model's inputs and a target")
-    leaves, spec = pytree.tree_flatten(batch)
-    tensors = [t for t in leaves if isinstance(t, Tensor)]
-    if any(map(out_of_reach, tensors)):
-        refuse_unless_plain(of_call((), {"batch": batch}, ()))
-    tensors = [written_out(t) for t in tensors]
-    if any(t.requires_grad for t in tensors):
-        raise InvalidInput("a tensor of the batch wants gradients", hint="x.detach()")
-    values = tuple(None if isinstance(v, Tensor) else v for v in leaves)
-    for v in values:
-        if not (v is None or isinstance(v, bool | int | float | complex | str)):
-            raise InvalidInput(
-                f"a {type(v).__name__} in the batch of a training step", hint="torch.as_tensor(...), or a plain number"
-            )
-    plain = tuple(None if isinstance(t, Tensor) else (type(t), repr(t)) for t in leaves)
-    return tensors, _StepFrame(spec, plain, values)
 
 
 def _refuse_model(model: nn.Module) -> None:
@@ -192,8 +147,11 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Compiled:
+    """A step and its program; ``sizes`` is what it asks of those of a batch, if they move."""
+
     step: CapturedStep
     program: Callable[[list[Any]], list[Any]]
+    sizes: BatchSizes | None = None
 
 
 class TrainStep:
@@ -216,6 +174,7 @@ class TrainStep:
         self._family: Family = family(optimizer)
         self._compiled: dict[Any, _Compiled] = {}
         self._idle: dict[Any, frozenset[str]] = {}
+        self._alike: dict[Any, Alike] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *batch: Any) -> Tensor:
@@ -232,13 +191,44 @@ class TrainStep:
                 plain value (a number, a string, None).
             Unsupported: the step cannot be captured as one graph.
         """
-        tensors, frame = _frame(batch)
+        tensors, frame = split_batch(batch)
         with self._lock:
             return self._step(tensors, frame)
 
-    def _step(self, batch: Sequence[Tensor], frame: _StepFrame) -> Tensor:
+    def _step(self, batch: Sequence[Tensor], frame: StepFrame) -> Tensor:
         seen = _seen(self.model)
-        call = frame, self._call_key(batch, seen)
+        kind = frame, self._kind(batch, seen)
+        alike = self._alike.get(kind) or self._alike.setdefault(kind, Alike(batch))
+        reason = ""
+        if alike.may_move(batch) and self.dcir.session.options.dynamic is not False:
+            rows = alike.pattern.rows
+            try:
+                if rows not in alike.refused:
+                    return self._run((kind, rows), batch, frame, seen, alike.pattern)
+                reason = alike.refused[rows]
+            except NoProgramForSizes as e:
+                reason = str(e)
+            except Unsupported as e:
+                reason = alike.refused[rows] = e.message
+        lies = layout(batch)
+        alike.own.add(lies)
+        remark = f"each combination is compiled for itself: {reason}" if reason else ""
+        return self._run((kind, lies), batch, frame, seen, remark=remark)
+
+    def _run(
+        self, call: Any, batch: Sequence[Tensor], frame: StepFrame, seen: _Seen, pattern: Pattern | None = None,
+        remark: str = "",
+    ) -> Tensor:  # fmt: skip
+        """A step with the program for a kind of call.
+
+        Args:
+            call: what the program belongs to, but for what the optimiser holds.
+            pattern: which sizes move; none does if there is no pattern.
+            remark: how a program comes to be compiled.
+
+        Raises:
+            NoProgramForSizes: the program for all sizes is not for these; nothing has been done.
+        """
         held, rows, key = self._known(call, seen)
         for h in held:
             if h.parameter.grad is not None and (what := out_of_reach(h.parameter.grad)) is not None:
@@ -247,16 +237,19 @@ class TrainStep:
                 )
         found = self._compiled.get(key)
         if found is None:
+            sizes = None if pattern is None else BatchSizes(batch, pattern)
             accumulated = tuple(h.name for h in held if h.parameter.grad is not None)
-            found = self._compile(batch, frame, held, rows, accumulated)
+            found = self._compile(batch, frame, held, rows, accumulated, sizes, remark)
             # What gets no gradient makes no steps: left in, it would soon be the only one that has made none.
             unused = {h.name for h in held} - {u.name for u in found.step.updated}
             self._idle[call] = self._idle.get(call, frozenset()) | unused
             before = rows
             held, rows, key = self._known(call, seen)
             if rows != before:  # some rows were for unused parameters alone
-                found = self._compile(batch, frame, held, rows, accumulated)
+                found = self._compile(batch, frame, held, rows, accumulated, sizes, remark)
             self._compiled[key] = found
+        if found.sizes is not None and not found.sizes.hold(shapes(batch)):
+            raise NoProgramForSizes("the trace for all sizes takes some for equal that are not in this batch")
         step = found.step
         by_name = {h.name: h for h in held}
         updated = [by_name[u.name] for u in step.updated]
@@ -294,9 +287,9 @@ class TrainStep:
             return int(state["step"]) if "step" in state else 0
         return int(any(isinstance(v, Tensor) for v in state.values()))
 
-    def _call_key(self, batch: Sequence[Tensor], seen: _Seen) -> Any:
-        """Everything but the numbers that the program of a call depends on, save what the optimiser holds."""
-        shapes = tuple((t.shape, t.stride(), t.dtype) for t in batch)
+    def _kind(self, batch: Sequence[Tensor], seen: _Seen) -> Any:
+        """Everything but numbers and sizes that the program of a call depends on, save what the optimiser holds."""
+        types = tuple((t.ndim, t.dtype) for t in batch)
         # With the first name of each: a program takes a tensor of two names once.
         tensors = tuple(
             (n, seen.names[id(t)], t.shape, t.stride(), t.dtype, t.requires_grad) for n, t in seen.tensors.items()
@@ -306,11 +299,11 @@ class TrainStep:
                 g.get("momentum", 0), g.get("weight_decay", 0)
             ))) for g in self.optimizer.param_groups
         )  # fmt: skip
-        return shapes, seen.modes, tensors, flags
+        return types, seen.modes, tensors, flags
 
     def _compile(
-        self, batch: Sequence[Tensor], frame: _StepFrame, held: list[_Held], rows: list[tuple[int, int]],
-        accumulated: tuple[str, ...],
+        self, batch: Sequence[Tensor], frame: StepFrame, held: list[_Held], rows: list[tuple[int, int]],
+        accumulated: tuple[str, ...], sizes: BatchSizes | None, remark: str,
     ) -> _Compiled:  # fmt: skip
         _refuse_model(self.model)  # it may have changed
         make = self._family
@@ -330,10 +323,14 @@ class TrainStep:
             return self.loss_fn(model(*inputs), target)
 
         step = capture_step(
-            self.model, loss, batch, updates, at, clip=self._clip, autocast=self._autocast,
-            accumulated=accumulated,
+            self.model, loss, batch if sizes is None else sizes.examples, updates, at, clip=self._clip,
+            autocast=self._autocast, accumulated=accumulated,
         )  # fmt: skip
-        return _Compiled(step, compiling(self.dcir.session)(step.graph, step.context).call)
+        compile_graph = compiling(self.dcir.session)
+        if sizes is None:
+            return _Compiled(step, compile_graph(step.graph, replace(step.context, remark=remark)).call)
+        context = replace(step.context, conditions=sizes.conditions)
+        return _Compiled(step, MovingSizes(step.graph, context, compile_graph, sizes.names), sizes)
 
     def _state(self, h: _Held) -> dict[str, Tensor]:
         """The optimiser's state of a parameter, made as torch makes it."""

@@ -38,6 +38,8 @@ FLOAT_OF: Mapping[str, Callable[[float], float]] = {"f32": lambda v: float(np.fl
 MOST_SIZES = 2
 """Sizes that may move in one network: samples grow with the square of their number."""
 _DEGREE = 2
+_MOST_OVER = 16
+"""What is divided by a number that moves, where the graph itself does not say."""
 # Which of a size's four values (the ends and two between them) are seen together.
 _TOGETHER = {
     1: ((0,), (1,), (2,), (3,)),
@@ -184,13 +186,20 @@ class _Polynomials:
         return self._known[values]
 
     def quotient(self, values: Sequence[float], dtype: str) -> Quotient | None:
-        """The quotient with these values, as elements of a type, at the samples; None if the graph computes none such."""
+        """The quotient with these values, as elements of a type, at the samples: one that the graph computes, or of a small number."""
         rounded = FLOAT_OF[dtype]
         for over, under in self._fractions:
             if all(v in (a / b, rounded(a / b)) for a, b, v in zip(over, under, values, strict=True)):
                 a, b = self.through(over), self.through(under)
                 if a is not None and b is not None:
                     return Quotient(a, b)
+        # A mean's divisor that passes have joined with another constant, as 2 / (24 * n) of the gradient of a mean of squares.
+        for whole in range(1, _MOST_OVER + 1):
+            below = tuple(round(whole / v) if v else 0 for v in values)
+            if all(n and v in (whole / n, rounded(whole / n)) for n, v in zip(below, values, strict=True)):
+                divisor = self.through(below)
+                if divisor is not None:
+                    return Quotient(whole, divisor)
         return None
 
     def same(self, what: str, values: Sequence[object]) -> None:

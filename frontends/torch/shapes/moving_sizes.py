@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -160,7 +161,9 @@ class MovingSizes(Programs):
     ) -> None:  # fmt: skip
         super().__init__(gm, context, compile_graph, names)
         self.backward = backward
+        # Dynamo asks for its own in every call.
         self._conditions = Conditions(gm, context.conditions) if context.conditions else None
+        self._traced = Conditions(gm, context.conditions)
         self._limits, self._rows, self._together = _limits(gm), _rows_of_products(gm), _sizes_of_tensors(gm)
         self.refused: set[tuple[tuple[Bounds, ...], tuple[int, ...]]] = set()
         self.reason, self.hopeless = "", False
@@ -225,7 +228,7 @@ class MovingSizes(Programs):
                 bounds = {
                     name: Bounds(1, 1)
                     if name in still
-                    else self._bounds(name, value, least, times, _HIGH_ALONE if alone else _HIGH)
+                    else self._bounds(name, values, least, times, _HIGH_ALONE if alone else _HIGH)
                     for name, value in values.items()
                 }
                 # Equal sizes have equal bounds.
@@ -234,11 +237,27 @@ class MovingSizes(Programs):
                     bounds[head] = Bounds(max(low, bounds[name].low), min(high, bounds[name].high))
                 yield Span({name: bounds[head] for name, head in first.items()}, first)
 
-    def _bounds(self, name: str, value: int, least: int, times: int, reach: int) -> Bounds:
-        """Those of a program that is made for the sake of a value."""
+    def _bounds(self, name: str, values: Mapping[str, int], least: int, times: int, reach: int) -> Bounds:
+        """Those of a program that is made for the sake of some values."""
         low, high = self._limits[name]
-        wanted = max(reach, times * value, *(span.bounds[name].high for span, _ in self.made))
-        return Bounds(max(least, low), min(_prime_below(1 << (wanted - 1).bit_length()), high))
+        wanted = max(reach, times * values[name], *(span.bounds[name].high for span, _ in self.made))
+        return Bounds(max(least, low), self._allowed(name, values, _prime_below(min(_above(wanted), high + 1))))
+
+    def _allowed(self, name: str, values: Mapping[str, int], high: int) -> int:
+        """The largest prime up to ``high`` that the trace allows for a size, beside the others as they are.
+
+        A table of positions has an end that no range says: ``x[:, :n]`` holds where n is min(n, 512).
+        """
+        value = least = values[name]
+        if high > value and self._traced.unmet({**values, name: high}):
+            while high - least > 1:
+                middle = (least + high) // 2
+                least, high = (least, middle) if self._traced.unmet({**values, name: middle}) else (middle, high)
+            high = _prime_below(high)
+        # Two sizes that reach equally far are looked at with two primes: the next one is to be allowed as well.
+        if high > value and self._traced.unmet({**values, name: _prime_from(high + 1)}):
+            high = _prime_below(high)
+        return max(high, value)
 
 
 def equal_sizes(values: Mapping[str, int]) -> dict[str, str]:
@@ -259,9 +278,18 @@ def _sizes_of_tensors(gm: fx.GraphModule) -> list[list[str]]:
     return [[str(d.node.expr) for d in s if isinstance(d, torch.SymInt) and d.node.expr.is_symbol] for s in shapes]
 
 
+def _above(n: int) -> int:
+    """The power of two that is not less."""
+    return 1 << (n - 1).bit_length()
+
+
+def _prime_from(n: int) -> int:
+    return next(p for p in itertools.count(n) if _prime_below(p + 1) == p)
+
+
 def _prime_below(n: int) -> int:
     """The largest prime that is less than ``n``: samples are primes, and tables mostly have as many rows as a power of two."""
-    return next(p for p in range(n - 1, 1, -1) if all(p % d for d in range(2, math.isqrt(p) + 1)))
+    return next((p for p in range(n - 1, 1, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), n - 1)
 
 
 class Moving:

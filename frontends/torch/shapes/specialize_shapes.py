@@ -49,14 +49,16 @@ class BySize:
         on_sizes: hears of every combination before it is compiled.
         strict: whether such a call is an error.
         inputs: names of positional arguments, where the traced frame has ``*args`` in their place.
+        overlap: whether arguments lie in each other so that the graph has to run in torch; known once it is traced.
     """
 
     def __init__(
         self, gm: fx.GraphModule, examples: Sequence[Any], specialise: Specialise, trace: Callable[[fx.GraphModule], Trace], limit: int,
-        on_sizes: OnSizes | None = None, inputs: Sequence[str] = (), *, strict: bool = False,
+        on_sizes: OnSizes | None = None, inputs: Sequence[str] = (), overlap: Callable[[Sequence[Any]], bool] = lambda _: False,
+        *, strict: bool = False,
     ) -> None:  # fmt: skip
         self.gm, self._specialise, self._limit, self._on_sizes = gm, specialise, limit, on_sizes
-        self._trace = trace
+        self._trace, self._overlap = trace, overlap
         self.batch = find_batch(gm)
         self.pieces: dict[Any, BatchBuckets | Refusal] = {}
         found = symbolic_places(gm, examples, inputs)
@@ -71,6 +73,8 @@ class BySize:
         self.moving: Moving | Refusal = Refusal("nothing was traced for all sizes")
 
     def __call__(self, *args: Any) -> Any:
+        if self._overlap(args):
+            return self.gm(*args)
         key = self._key(args)
         program = self.programs.get(key)
         if program is None:
@@ -164,7 +168,10 @@ class BySize:
                     RecompileWarning,
                 )
             return self.gm
-        self.programs[key] = program = self._compile(args, remark)
+        program = self._compile(args, remark)
+        if self._overlap(args):  # which is known to matter only now
+            return self.gm
+        self.programs[key] = program
         return program
 
     def _compile(self, args: Sequence[Any], remark: str, traced: Traced | None = None) -> Callable[..., Any]:

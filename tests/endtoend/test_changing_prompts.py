@@ -1,0 +1,83 @@
+"""Generation at changing lengths, beside test_changing_sizes: speech to text, and dcir as the compiler of transformers."""
+
+import copy
+
+import pytest
+import torch
+
+import dcir
+from tests.endtoend.test_architectures import _import_or_skip
+from tests.endtoend.test_changing_sizes import NETWORKS, bounded
+
+PROMPTS = ((1, 7), (1, 4), (2, 11), (1, 12), (3, 19))
+
+
+def whisper():
+    import transformers
+
+    sizes = {f"{side}_{what}": n for side in ("encoder", "decoder")
+             for what, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 128))}  # fmt: skip
+    config = transformers.WhisperConfig(
+        vocab_size=200, d_model=64, num_mel_bins=8, max_source_positions=16, max_target_positions=64, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=3, begin_suppress_tokens=None, suppress_tokens=None, **sizes,
+    )  # fmt: skip
+    return transformers.WhisperForConditionalGeneration(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("how", "batches"),
+    [({}, [1] * 5), ({"cache_implementation": "static"}, [1, 1, 2, 1, 3])],
+    # Of several recordings, the first step over a growing cache is compiled for each length of the prompt.
+    ids=["growing cache", "static cache"],
+)
+@torch.no_grad()
+def test_whisper(how, batches):
+    """Tokens are eager's for every batch and prompt; what is compiled once all kinds of calls have come is all there is."""
+    _import_or_skip("transformers")
+    torch.manual_seed(0)
+    plain = whisper()
+    fast = dcir.optimize(copy.deepcopy(plain))
+    made = []
+    for batch, length in zip((*batches, *batches[-2:]), (7, 4, 11, 12, 19, 9, 10), strict=True):
+        sound, ids = torch.randn(batch, 8, 32), torch.randint(4, 200, (batch, length))
+        tokens = [
+            net.generate(sound, decoder_input_ids=ids, max_new_tokens=6, min_new_tokens=6, **how)
+            for net in (fast, plain)
+        ]
+        assert torch.equal(*tokens), (batch, length)
+        made.append(len(fast.dcir.explain().graphs))
+    assert made[-1] <= 8 and made[-1] == made[-3], made
+    assert bounded(fast)[0] and not fast.dcir.explain().breaks
+
+
+@pytest.mark.parametrize("by", ["compile_config", "torch.compile"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@torch.no_grad()
+def test_as_the_compiler_of_transformers(name, by):
+    """With a static cache, whose length is another one for each prompt."""
+    _import_or_skip("transformers")
+    import transformers
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    plain = NETWORKS[name](transformers).eval()
+    fast, more = copy.deepcopy(plain), {}
+    if by == "torch.compile":
+        fast.forward = torch.compile(fast.forward, backend="dcir")
+    else:
+        more["compile_config"] = transformers.CompileConfig(backend="dcir", mode=None, fullgraph=False)
+        more["compile_config"]._compile_all_devices = True  # transformers compiles for a GPU only, if left to itself
+    before = len(dcir.sessions())
+    made = []
+    for batch, length in (*PROMPTS, (2, 9)):
+        ids = torch.randint(3, 200, (batch, length))
+        tokens = [
+            net.generate(
+                ids, max_new_tokens=6, min_new_tokens=6, do_sample=False, cache_implementation="static", **kind
+            )
+            for net, kind in ((fast, more), (plain, {}))
+        ]
+        assert torch.equal(*tokens), (batch, length)
+        made.append([g for s in dcir.sessions()[before:] for g in s.explain().graphs])
+    assert 0 < len(made[-1]) == len(made[-2]) <= 8, list(map(len, made))
+    assert any(g.bounds for g in made[-1])

@@ -1,0 +1,81 @@
+"""Architectures at two sizes through one optimised module: numbers follow eager, and of each it is known what runs the second size.
+
+Every commit takes some of them (``tests/rotation.py``), DCIR_TEST_ALL=1 takes all.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.endtoend.architectures import ARCHITECTURES
+from tests.endtoend.test_architectures import _import_or_skip
+from tests.endtoend.two_sizes import ONE_PROGRAM, PIECES, at_two_sizes
+from tests.rotation import chosen
+
+_AT_ONCE = 3
+_TEXT = {"input_ids": (3, 17), "decoder_input_ids": (3, 9)}
+_SCAN = "no code of scan"  # positions that are counted: a mask's sum, or where a packed text begins anew
+_CUT = "no samples of the sizes fix what depends on them"  # sizes in pieces that leave a rest
+_NO_POLYNOMIAL = "no polynomial of the sizes"
+
+# By name the second size of each input that has another one than `_TEXT`, and what runs it.
+EXPECTED: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
+    "transformers-albert": ({}, ONE_PROGRAM),
+    "transformers-bart": ({}, ONE_PROGRAM),
+    "transformers-bert": ({}, ONE_PROGRAM),
+    "transformers-bloom": ({}, ONE_PROGRAM),
+    "transformers-deberta-v2": ({}, ONE_PROGRAM),
+    "transformers-distilbert": ({}, ONE_PROGRAM),
+    "transformers-electra": ({}, ONE_PROGRAM),
+    "transformers-falcon": ({}, ONE_PROGRAM),
+    "transformers-fnet": ({}, ONE_PROGRAM),
+    "transformers-clip": ({"pixel_values": (3, 3, 32, 32)}, ONE_PROGRAM),
+    "transformers-gemma": ({}, _SCAN),
+    "transformers-gpt-neox": ({}, _SCAN),
+    "transformers-gpt2": ({}, _SCAN),
+    "transformers-llama": ({}, _SCAN),
+    "transformers-mistral": ({}, _SCAN),
+    "transformers-mpnet": ({}, _SCAN),
+    "transformers-opt": ({}, _SCAN),
+    "transformers-phi": ({}, _SCAN),
+    "transformers-qwen2": ({}, _SCAN),
+    "transformers-roberta": ({}, _SCAN),
+    "transformers-dinov2": ({"pixel_values": (3, 3, 48, 48)}, _CUT),
+    "transformers-mamba": ({}, "too few values"),
+    "transformers-mixtral": ({}, _CUT),
+    "transformers-segformer": ({"pixel_values": (3, 3, 96, 96)}, _CUT),
+    "transformers-t5": ({}, _NO_POLYNOMIAL),
+    "transformers-vit": ({"pixel_values": (3, 3, 32, 32)}, PIECES),
+    "transformers-wav2vec2": ({"input_values": (3, 560)}, _CUT),
+    "transformers-whisper-encoder": ({"input_features": (3, 8, 32)}, PIECES),
+    "transformers-xlnet": ({}, _NO_POLYNOMIAL),
+    "timm-densenet": ({"x": (3, 3, 48, 48)}, ONE_PROGRAM),
+    "timm-resnet-basic": ({"x": (3, 3, 96, 96)}, ONE_PROGRAM),
+    "timm-resnet-bottleneck": ({"x": (3, 3, 96, 96)}, ONE_PROGRAM),
+    "timm-resnext": ({"x": (3, 3, 96, 96)}, ONE_PROGRAM),
+    "timm-se-resnet": ({"x": (3, 3, 96, 96)}, ONE_PROGRAM),
+}
+
+
+def test_there_are_enough() -> None:
+    assert len(EXPECTED) >= 25 and EXPECTED.keys() <= ARCHITECTURES.keys()
+    outcomes = [outcome for _, outcome in EXPECTED.values()]
+    assert outcomes.count(ONE_PROGRAM) >= 10 and PIECES in outcomes
+
+
+@pytest.mark.parametrize("name", list(EXPECTED))
+def test_two_sizes(name: str) -> None:
+    if name not in chosen(sorted(EXPECTED), _AT_ONCE):
+        pytest.skip("architectures that have their turn with another commit; DCIR_TEST_ALL=1 runs all")
+    _import_or_skip(name.partition("-")[0])
+    sizes, outcome = EXPECTED[name]
+    torch.manual_seed(0)
+    module, first = ARCHITECTURES[name]()
+    second = {}
+    for key, value in first.items():
+        shape = sizes.get(key, _TEXT.get(key, ()))
+        second[key] = torch.randn(shape) if value.is_floating_point() else torch.randint(1, 50, shape)
+    seen = at_two_sizes(module, first, second)
+    assert not seen.wrong
+    assert outcome in seen.outcome

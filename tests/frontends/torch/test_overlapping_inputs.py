@@ -1,0 +1,136 @@
+"""Graphs that write inputs are right however these lie in each other, whatever the calls before were like, and write nothing else."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import dcir
+from dcir.errors import NotCompiledWarning, Unsupported
+from dcir.frontends.torch.overlapping_inputs import overlap
+
+
+class Writes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(12, 12)
+
+    def forward(self, x, y):
+        x.mul_(2)
+        y.add_(1)
+        return self.inner(x), y * 3
+
+
+class Reads(nn.Module):
+    def forward(self, x, y):
+        return (x * 2).softmax(-1) + y
+
+
+def apart(b):
+    return torch.randn(b, 5, 12), torch.randn(b, 5, 12)
+
+
+def shifted(b):
+    """Each row of y but the last is a row of x."""
+    t = torch.randn(b + 1, 5, 12)
+    return t[1:], t[:-1]
+
+
+def halves(b):
+    """One piece of memory, of which no two share an element."""
+    t = torch.randn(2 * b, 5, 12)
+    return t[:b], t[b:]
+
+
+ORDERS = {
+    "apart first": [
+        (apart, 3),
+        (apart, 4),
+        (apart, 5),
+        (shifted, 5),
+        (shifted, 4),
+        (halves, 6),
+        (apart, 7),
+        (shifted, 3),
+    ],
+    "overlapping first": [(shifted, 3), (apart, 3), (shifted, 4), (apart, 5), (halves, 3), (shifted, 3), (apart, 6)],
+    "of one size": [(apart, 3), (shifted, 3), (apart, 3), (halves, 3), (shifted, 3)],
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("order", ORDERS)
+@torch.no_grad()
+def test_writes(order, dynamic):
+    torch.manual_seed(0)
+    net = Writes()
+    fast, eager = dcir.optimize(net, dynamic=dynamic), copy.deepcopy(net)
+    for i, (make, b) in enumerate(ORDERS[order]):
+        seen = []
+        for run in (fast, eager):
+            torch.manual_seed(i)
+            args = make(b)
+            seen.append((*run(*args), *args))
+        for got, want in zip(*seen, strict=True):
+            torch.testing.assert_close(got, want, msg=lambda m, i=i: f"call {i}: {m}")
+
+
+@torch.no_grad()
+def test_halves_of_one_piece_of_memory_are_nothing_new():
+    fast = dcir.optimize(Writes())
+    for make, b in ((apart, 3), (apart, 4), (halves, 4), (halves, 6)):
+        fast(*make(b))
+    assert len(fast.dcir.explain().graphs) == 2
+
+
+@torch.no_grad()
+def test_what_only_reads_does_not_ask():
+    fast = dcir.optimize(Reads(), strict=True)  # which forbids to run a call in torch
+    for make, b in ((apart, 3), (apart, 4), (shifted, 4), (shifted, 6), (halves, 5)):
+        args = make(b)
+        torch.testing.assert_close(fast(*args), Reads()(*args))
+
+
+class Views(nn.Module):
+    """AOTAutograd refuses views of inputs that lie in each other."""
+
+    def forward(self, x, y):
+        x[0] *= 2
+        return y + x, x.view(-1)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_views_and_gradients(order):
+    fast = dcir.optimize(Views())
+    for i, (make, b) in enumerate(ORDERS[order]):
+        seen = []
+        for run in (fast, Views()):
+            torch.manual_seed(i)
+            args = make(b)
+            w = torch.randn(12, requires_grad=True)
+            total, view = run(args[0], args[1] * 1 if make is apart else args[1])
+            assert view.data_ptr() == args[0].data_ptr()
+            (total * w).sum().backward()
+            seen.append((total, view, w.grad, *args))
+        for got, want in zip(*seen, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+@torch.no_grad()
+def test_it_is_told_and_may_be_refused():
+    fast = dcir.optimize(Writes())
+    with pytest.warns(NotCompiledWarning, match="share memory"):
+        fast(*shifted(3))
+    fast = dcir.optimize(Writes(), strict=True)
+    fast(*apart(3))
+    with pytest.raises(Unsupported, match="share memory"):
+        fast(*shifted(3))
+
+
+def test_overlap():
+    t = torch.zeros(4, 6)
+    assert not overlap([t, None, 3, torch.zeros(4, 6), torch.zeros(0), t[:0]])
+    assert not overlap([t[2:], t[:2], t[2:2]])
+    assert overlap([t[1:3], torch.zeros(2), t[2:]])
+    assert overlap([t, t[:, 1]]) and overlap([t[1], t])
