@@ -88,10 +88,10 @@ class OnnxModule(nn.Module):
             with Unlogged():
                 return super().__call__(*inputs, **named)
         except Exception as error:
-            if not isinstance(error, DcirError) or error.where is None:
-                self.explain_failure(inputs, named, error)
+            if isinstance(error, DcirError) and error.where is not None:
+                locate(error, error.where)  # where a tracer followed the operator, it has no hint yet
             else:
-                locate(error, error.where)  # what a tracer follows has no place to be explained at
+                self.explain_failure(inputs, named, error)
             raise
 
     def explain_failure(self, inputs: Sequence[Any], named: Mapping[str, Any], error: Exception) -> None:
@@ -104,7 +104,7 @@ class OnnxModule(nn.Module):
             with torch.no_grad():
                 self.forward(*inputs, **named)
         except DcirError as found:
-            raise found from (None if type(found) is type(error) else error)
+            raise found from None if type(found) is type(error) else error
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Outputs of the graph: one value, or a tuple of them.
@@ -126,8 +126,7 @@ class OnnxModule(nn.Module):
                 state.append(host._replace(twin=getattr(self, name)))
             else:
                 state.append(host)
-        device = _device_of(arguments, state)
-        if device is None or device.type == "cpu":
+        if (device := _device_of(arguments, state)) is None or device.type == "cpu":
             results = self._run(arguments, tuple(state))
         else:
             # Operators that make a tensor from nothing must make it beside the others.
