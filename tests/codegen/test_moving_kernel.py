@@ -22,7 +22,7 @@ from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panel_width
-from dcir.ops.library.scan import ScanSpec
+from dcir.ops.library.winograd import WinogradWeightsSpec
 from tests.codegen.cpp.tiles.gemm.test_epilogues import _epilogue
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
 
@@ -250,9 +250,9 @@ def test_equals_attention(attentions, kind):
             np.testing.assert_allclose(g[: len(w)], w, rtol=1e-4, atol=1e-5, err_msg=str(n))
 
 
-def running(n):
-    """Sums so far along rows of n."""
-    return ScanSpec("sum", "f32", "f32", (5,), n, (n, 1), (n, 1))
+def channels(n):
+    """Weights of a convolution whose channels move."""
+    return WinogradWeightsSpec("f32", (4, 4), n, 16, 16, (9 * n, 9, 3, 1))
 
 
 def half(n):
@@ -269,7 +269,7 @@ def turned_heads(n):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (running, "there is no code of scan"),
+        (channels, "there is no code of winograd weights"),
         (half, "the code of contraction depends on"),
         (turned_heads, "the code of attention depends on a constant in the place of"),
     ],

@@ -139,12 +139,16 @@ def test_decoder_of_any_length():
 
 
 def test_what_cannot_move_is_told():
-    """Sums along a dimension, one after the other, have no program for all sizes."""
-    fast = dcir.optimize(lambda x: torch.cumsum(x, 1))
+    """The larger one of two sizes is no polynomial of them."""
+
+    def cut(x):
+        return torch.cumsum(x, 1)[:, : torch.sym_max(x.shape[1] - 9, 3)]
+
+    fast = dcir.optimize(cut)
     with torch.no_grad():
         for height, width in ((20, 24), (22, 30), (18, 25)):
             x = torch.randn(height, width)
-            torch.testing.assert_close(fast(x), torch.cumsum(x, 1))
+            torch.testing.assert_close(fast(x), cut(x))
     moving, constant = programs(fast)
     assert not moving
     assert any("each combination is compiled for itself" in g.remark for g in constant)

@@ -10,6 +10,7 @@ import math
 from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, literal
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.symbolic import moves, usual
 from dcir.cost.machine import Machine
 from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.library.scan import ScanSpec
@@ -20,18 +21,18 @@ SERIAL_POINTS = 8192
 BLOCK = 64
 
 
-@planner(ScanSpec)
+@planner(ScanSpec, any_size=True)
 def plan_scan(spec: ScanSpec, machine: Machine) -> KernelPlan:
     """The kernel of a scan."""
     rank = len(spec.rows)
-    order = sorted(range(rank), key=lambda d: spec.y[d], reverse=True)
+    order = sorted(range(rank), key=lambda d: usual(spec.y[d]), reverse=True)
     lane = order[-1] if rank else None
     # Rows whose own elements are neighbours are walked one by one: lanes would jump.
-    if lane is not None and (spec.y[lane] >= spec.y[-1] or spec.rows[lane] < 4):
+    if lane is not None and (usual(spec.y[lane]) >= usual(spec.y[-1]) or usual(spec.rows[lane]) < 4):
         lane = None
     outer = [d for d in order if d != lane]
-    serial = math.prod(spec.rows) * spec.n < SERIAL_POINTS or machine.threads < 2
-    blocks = -(-spec.rows[lane] // BLOCK) if lane is not None else 1
+    serial = usual(math.prod(spec.rows) * spec.n) < SERIAL_POINTS or machine.threads < 2
+    blocks = (spec.rows[lane] + BLOCK - 1) // BLOCK if lane is not None else 1
     lines = [] if serial else [f"const long long block = j % {blocks}, row = j / {blocks};"]
     rows = math.prod(spec.rows[d] for d in outer)
     if serial:
@@ -100,5 +101,5 @@ def _step(op: str, acc: str, where: str, compute: str) -> list[str]:
 
 def row_address(strides: tuple[int, ...]) -> str:
     """The address of element ``i`` of a row; the other loops are ``i0``, ``i1``, …"""
-    terms = [f"i{d} * {s}LL" for d, s in enumerate(strides[:-1]) if s] + [f"i * {strides[-1]}LL"]
+    terms = [f"i{d} * {s}LL" for d, s in enumerate(strides[:-1]) if moves(s) or s] + [f"i * {strides[-1]}LL"]
     return " + ".join(terms)

@@ -13,6 +13,7 @@ from dcir.codegen.cpp.kernels.scan import row_address
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, cast_expr
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.symbolic import moves, smaller, usual
 from dcir.cost.machine import Machine
 from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.library.sort import SortSpec
@@ -25,15 +26,15 @@ SHORT_LIST = 128
 PAIR_BYTES = 16
 
 
-@planner(SortSpec)
+@planner(SortSpec, any_size=True)
 def plan_sort(spec: SortSpec, machine: Machine) -> KernelPlan:
     """The kernel of a sort."""
     compute = compute_type(spec.dtype)
-    short = spec.k <= SHORT_LIST and spec.k * 4 <= spec.n
+    short = not moves(spec.k) and spec.k <= SHORT_LIST and spec.k * 4 <= usual(spec.n)
     rows = math.prod(spec.rows)
-    jobs = 1 if rows * spec.n < SERIAL_POINTS else min(rows, 4 * max(machine.threads, 1))
+    jobs = 1 if usual(rows * spec.n) < SERIAL_POINTS else smaller(rows, 4 * max(machine.threads, 1))
     room = (spec.k if short else 2 * spec.n) * PAIR_BYTES
-    each = -(-rows // jobs)
+    each = f"(({rows} + {jobs} - 1) / ({jobs}))" if moves(jobs, rows) else -(-rows // jobs)
     lines = [
         f"d_pair* a = (d_pair*)(scratch + j * {room}LL);",
         f"const long long end = (j + 1) * {each} < {rows} ? (j + 1) * {each} : {rows};",
