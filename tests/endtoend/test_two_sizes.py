@@ -15,7 +15,6 @@ from tests.rotation import chosen
 
 _AT_ONCE = 3
 _TEXT = {"input_ids": (3, 17), "decoder_input_ids": (3, 9)}
-_SCAN = "no code of scan"  # positions that are counted: a mask's sum, or where a packed text begins anew
 _CUT = "no samples of the sizes fix what depends on them"  # sizes in pieces that leave a rest
 _NO_POLYNOMIAL = "no polynomial of the sizes"
 
@@ -31,19 +30,19 @@ EXPECTED: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
     "transformers-falcon": ({}, ONE_PROGRAM),
     "transformers-fnet": ({}, ONE_PROGRAM),
     "transformers-clip": ({"pixel_values": (3, 3, 32, 32)}, ONE_PROGRAM),
-    "transformers-gemma": ({}, _SCAN),
-    "transformers-gpt-neox": ({}, _SCAN),
-    "transformers-gpt2": ({}, _SCAN),
-    "transformers-llama": ({}, _SCAN),
-    "transformers-mistral": ({}, _SCAN),
-    "transformers-mpnet": ({}, _SCAN),
-    "transformers-opt": ({}, _SCAN),
-    "transformers-phi": ({}, _SCAN),
-    "transformers-qwen2": ({}, _SCAN),
-    "transformers-roberta": ({}, _SCAN),
+    "transformers-gemma": ({}, ONE_PROGRAM),
+    "transformers-gpt-neox": ({}, ONE_PROGRAM),
+    "transformers-gpt2": ({}, ONE_PROGRAM),
+    "transformers-llama": ({}, ONE_PROGRAM),
+    "transformers-mistral": ({}, ONE_PROGRAM),
+    "transformers-mpnet": ({}, ONE_PROGRAM),
+    "transformers-opt": ({}, ONE_PROGRAM),
+    "transformers-phi": ({}, ONE_PROGRAM),
+    "transformers-qwen2": ({}, ONE_PROGRAM),
+    "transformers-roberta": ({}, ONE_PROGRAM),
     "transformers-dinov2": ({"pixel_values": (3, 3, 48, 48)}, _CUT),
     "transformers-mamba": ({}, "too few values"),
-    "transformers-mixtral": ({}, _CUT),
+    "transformers-mixtral": ({}, "too few values"),
     "transformers-segformer": ({"pixel_values": (3, 3, 96, 96)}, _CUT),
     "transformers-t5": ({}, _NO_POLYNOMIAL),
     "transformers-vit": ({"pixel_values": (3, 3, 32, 32)}, PIECES),
