@@ -84,7 +84,8 @@ class Overlaps:
 
 
 def _may_write(gm: fx.GraphModule) -> bool:
-    """Whether a graph looks as if it wrote to something."""
+    """Whether a graph looks as if it wrote to an input."""
+    inputs = {_storage(node) for node in gm.graph.find_nodes(op="placeholder")} - {None}
     for node in gm.graph.nodes:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         writes = node.op in ("call_method", "call_function") and (name.endswith("_") or node.target in _WRITING)
@@ -95,8 +96,17 @@ def _may_write(gm: fx.GraphModule) -> bool:
             or node.kwargs.get("out") is not None
             or getattr(schema, "is_mutable", False)
         ):
-            return True
+            # What is written is among the operands; of one that is not known nothing can be said.
+            touched = {_storage(n) for n in node.all_input_nodes}
+            if None in touched or touched & inputs:
+                return True
     return False
+
+
+def _storage(node: fx.Node) -> int | None:
+    """What tells the memory of a node's value from that of others: views have one memory. None if it is not known."""
+    value = node.meta.get("example_value")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 def overlap(args: Sequence[Any]) -> bool:

@@ -308,5 +308,5 @@ def test_files_and_steps_refuse(tmp_path):
     with pytest.raises(OptionError, match="names and bounds of the sizes"):
         save(Two().eval(), [torch.randn(3, 6)], tmp_path / "m.dcir", dynamic=True)
     model = nn.Linear(2, 1)
-    with pytest.raises(OptionError, match="every shape of its batch"):
+    with pytest.raises(OptionError, match="found out by a training step"):
         dcir.train_step(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), dynamic=True)
