@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LOG = logging.getLogger("torch.fx.experimental.symbolic_shapes")
@@ -21,9 +22,10 @@ class Conditions:
     Args:
         gm: an ATen graph traced with symbolic sizes.
         more: what ``asked_sizes`` found besides.
+        rests: with those on what a division gives or leaves over, which sizes may not meet here and there.
     """
 
-    def __init__(self, gm: fx.GraphModule, more: Sequence[Any] = ()) -> None:
+    def __init__(self, gm: fx.GraphModule, more: Sequence[Any] = (), *, rests: bool = True) -> None:
         self._known: dict[tuple[Any, tuple[int, ...]], bool] = {}
         self._all: list[tuple[Any, list[Any]]] = []
         for node in gm.graph.find_nodes(op="placeholder"):
@@ -32,7 +34,8 @@ class Conditions:
             environment = next((n.node.shape_env for n in numbers if isinstance(n, _SYMBOLIC)), None)
             if environment is not None:
                 guards = dict.fromkeys(guard.expr for guard in environment.guards if not _chooses_kernel(guard))
-                self._all = [(g, sorted(g.free_symbols, key=str)) for g in (*guards, *more)]
+                asked = [g for g in (*guards, *more) if rests or not _divides(g)]
+                self._all = [(g, sorted(g.free_symbols, key=str)) for g in asked]
                 break
 
     def unmet(self, values: Mapping[str, int]) -> str:
@@ -108,6 +111,10 @@ def asked_sizes(environment: Any) -> Iterator[list[Any]]:
 def _not_ours(record: logging.LogRecord) -> bool:
     """Keep what is heard here out of torch's log: it is no failure."""
     return not str(record.msg).startswith("failed during evaluate_expr")
+
+
+def _divides(condition: Any) -> bool:
+    return any(isinstance(f, FloorDiv | Mod | PythonMod) for f in condition.atoms(sympy.Function))
 
 
 def _chooses_kernel(guard: Any) -> bool:

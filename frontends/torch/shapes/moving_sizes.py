@@ -163,7 +163,7 @@ class MovingSizes(Programs):
         self.backward = backward
         # Dynamo asks for its own in every call.
         self._conditions = Conditions(gm, context.conditions) if context.conditions else None
-        self._traced = Conditions(gm, context.conditions)
+        self._traced = Conditions(gm, context.conditions, rests=False)
         self._limits, self._rows, self._together = _limits(gm), _rows_of_products(gm), _sizes_of_tensors(gm)
         self.refused: set[tuple[tuple[Bounds, ...], tuple[int, ...]]] = set()
         self.reason, self.hopeless = "", False
