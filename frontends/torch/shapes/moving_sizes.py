@@ -222,8 +222,10 @@ class MovingSizes(Programs):
     def _spans(self, values: Mapping[str, int], first: Mapping[str, str], ones: Collection[str]) -> Iterator[Span]:
         """What a program for some values may be for, the widest first; at last one with sizes of 1 as constants."""
         small = frozenset(name for name, value in values.items() if value == 1)
+        # The trace may have one value for a size, or none beyond it.
+        free = {head for name, head in first.items() if self._bounds(name, values, 1, 1, _HIGH).high > 1}
         for still in dict.fromkeys((frozenset(ones), small if len(small) < len(values) else frozenset())):
-            alone = len(set(first.values()) - still) == 1
+            alone = len(free - still) == 1
             for least, times in _REACHES:
                 bounds = {
                     name: Bounds(1, 1)
