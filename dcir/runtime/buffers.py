@@ -90,8 +90,9 @@ class SizedPool:
             new = torch.empty(int(needed * _ROOM) if self._hidden else needed, dtype=torch.uint8)
             if self._hidden:
                 in_huge_pages(new)
-            held = [t for t in self._kept if not any(t is f for f in free)]
-            self._kept = [*held[1 - _KEPT :], new]
+            # Of what the user never sees a larger block does all that a smaller one does.
+            kept = [t for t in self._kept if not (self._hidden and any(t is f for f in free))]
+            self._kept = [*kept[1 - _KEPT :], new]
             return window(new, 0, shape, strides, dtype)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from torch.utils import _pytree as pytree
 from dcir.codegen.cpp.toolchain import cpu_identity
 from dcir.driver.ahead import compile as ahead
 from dcir.driver.ahead.compile_sizes import compile_file_for_sizes
-from dcir.driver.measure.baselines import PACKAGES, check_names
+from dcir.driver.measure.baselines import check_names, not_measured, opened_runtime
 from dcir.driver.measure.bench import relative_error
 from dcir.driver.measure.models import open_stream
 from dcir.driver.measure.sizes_file import read_sizes
@@ -190,10 +189,8 @@ def _of_model(
     for name in dict.fromkeys(names):
         try:
             runs[name] = _rival(name, module, path, done.threads, given)
-        except ImportError:
-            done.notes.append(f"{name} is not measured: {PACKAGES.get(name, name)} is not installed")
         except Exception as e:  # what a rival cannot do is no reason not to measure the others
-            done.notes.append(f"{name} is not measured: {type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}")
+            done.notes.append(not_measured(name, e))
     volume = [sum(v.numel() for v in _tensors(inputs)) for inputs in given]
     order = sorted(range(len(given)), key=volume.__getitem__)
     compared = dict.fromkeys((0, order[0], order[-1], order[len(order) // 2]))
@@ -237,19 +234,8 @@ def _rival(name: str, module: Any, path: str | None, threads: int, given: Sequen
     if path is None:
         raise InvalidInput("sizes that change are measured with ONNX files only")
     feeds = [[t.numpy() for t in _tensors(inputs)] for inputs in given]
-    runtime = importlib.import_module(PACKAGES[name])
-    if name == "ov":
-        core = runtime.Core()
-        settings = {
-            "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32",
-        }  # fmt: skip
-        request = core.compile_model(core.read_model(path), "CPU", settings).create_infer_request()
-        return lambda i: list(request.infer(feeds[i]).values())
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_inputs()]
-    return lambda i: list(session.run(None, dict(zip(names, feeds[i], strict=True))))
+    run = opened_runtime(name, path, threads)
+    return lambda i: run(feeds[i])
 
 
 def _tensors(inputs: Sequence[Any]) -> list[torch.Tensor]:
