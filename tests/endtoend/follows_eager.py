@@ -80,28 +80,36 @@ def without_zeros(module: nn.Module) -> nn.Module:
 def follow(module: nn.Module, inputs: dict[str, Any], *, train: bool, **options: Any) -> Followed:
     """Run one step of ``module`` through dcir and compare everything that can be seen with eager PyTorch."""
     module = without_zeros(without_dropout(module)).train(train)
+    torch._dynamo.reset()
+    fast = dcir.optimize(copy.deepcopy(module), **options)
+    start = sum(os.times()[:4])
+    got = seen(fast, inputs, train)
+    seconds = sum(os.times()[:4]) - start
+    report = fast.dcir.explain()
+    done = compared(module, inputs, got, train)
+    done.fallbacks, done.seconds = [name for name, _ in report.fallbacks], seconds
+    done.breaks, done.operators = (
+        [f"{why} {place}" for why, place in report.breaks],
+        sum(g.operators for g in report.graphs),
+    )
+    return done
+
+
+def compared(module: nn.Module, inputs: dict[str, Any], got: dict[str, Tensor], train: bool) -> Followed:
+    """What was ``seen`` of a step of ``module`` next to what eager PyTorch does, and to what is exact."""
     wide, wide_inputs = copy.deepcopy(module).double(), pytree.tree_map(_widen, inputs)
-    want = _seen(copy.deepcopy(module), inputs, train)
-    disturbed = []
+    own, disturbed, done = [seen(copy.deepcopy(module), inputs, train)], [], Followed()
+    want = own[0]
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with _Double():
-            exact = _seen(copy.deepcopy(wide), wide_inputs, train)
+            exact = seen(copy.deepcopy(wide), wide_inputs, train)
             for seed in range(2):
                 with _Disturbed(seed):
-                    disturbed.append(_seen(copy.deepcopy(wide), wide_inputs, train))
+                    disturbed.append(seen(copy.deepcopy(wide), wide_inputs, train))
     finally:
         torch.set_default_dtype(before)
-    torch._dynamo.reset()
-    fast = dcir.optimize(copy.deepcopy(module), **options)
-    start = sum(os.times()[:4])
-    got = _seen(fast, inputs, train)
-    report = fast.dcir.explain()
-    done = Followed(
-        fallbacks=[name for name, _ in report.fallbacks], breaks=[f"{why} {place}" for why, place in report.breaks],
-        operators=sum(g.operators for g in report.graphs), seconds=sum(os.times()[:4]) - start,
-    )  # fmt: skip
     for name in set(got) - set(want):
         # A parameter whose value is used for no result: AOTAutograd gives zeros where eager gives none.
         if name.endswith(".grad") and not got[name].any():
@@ -110,7 +118,6 @@ def follow(module: nn.Module, inputs: dict[str, Any], *, train: bool, **options:
         done.wrong.append(f"{sorted(set(got) ^ set(want))} are there on one side only")
     # A gradient that is zero by cancellation (a weight before a norm) holds the rounding of summands of this size.
     unit = max((float(t.abs().max()) for n, t in exact.items() if n.endswith(".grad") and t.numel()), default=0.0)
-    own = [want]
     for name in set(got) & set(want):
         near = [d[name] for d in disturbed]
         found = _compare(name, got[name], [want[name]], exact[name], near, unit)
@@ -119,7 +126,7 @@ def follow(module: nn.Module, inputs: dict[str, Any], *, train: bool, **options:
                 break
             if count > len(own):
                 with _Disturbed(count):
-                    own.append(_seen(copy.deepcopy(module), inputs, train))
+                    own.append(seen(copy.deepcopy(module), inputs, train))
             found = _compare(name, got[name], [o[name] for o in own[:count]], exact[name], near, unit)
         done.wrong += found.wrong
         done.worst, done.largest = max(done.worst, found.worst), max(done.largest, found.largest)
@@ -130,7 +137,7 @@ def _widen(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _seen(module: nn.Module, inputs: dict[str, Any], train: bool) -> dict[str, Tensor]:
+def seen(module: nn.Module, inputs: dict[str, Any], train: bool) -> dict[str, Tensor]:
     """Results, loss, gradients and buffers after one step."""
     torch.manual_seed(1)
     with torch.set_grad_enabled(train):
