@@ -52,11 +52,15 @@ class MovingProgram:
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run a call of any sizes within the bounds."""
-        key = tuple([int(args[i] if d is None else args[i].shape[d]) for i, d in self._places])
+        key = self.key(args)
         found = self._kept.get(key)
         if found is None:
             found = self.at(key)
         return found(args)
+
+    def key(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """The value of each symbol of the graph in a list of arguments."""
+        return tuple([int(args[i] if d is None else args[i].shape[d]) for i, d in self._places])
 
     def covers(self, values: Sequence[int]) -> bool:
         """Whether it is for these values of the graph's symbols, each of which lies within its bounds."""

@@ -152,7 +152,7 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     calls = DynamicCalls(*_wishes(module, session.options), lambda: _modes(here()))
     session.coverage.recurrent = has_recurrent_layers(module)
     long_way = named_refusals(_compiled(frame, session, calls), here, calls.input_names)
-    call = _quick(long_way, QuickCalls(frame, fast._call_impl), fast._call_impl, session)
+    call = _quick(long_way, QuickCalls(frame, fast._call_impl, calls.check), fast._call_impl, session)
     fast._compiled_call_impl = initialised_first(call, fast, module, _optimized_class)
     result: nn.Module = fast
     return result

@@ -205,6 +205,10 @@ class Program:
             self._takes(),
         )
 
+    def like(self, fixed: Fixed) -> Fixed:
+        """The same arguments, for this program of the library that ``fixed`` was made for: calls of other sizes."""
+        return replace(fixed, made=self._takes(), token=object())
+
     def again(self, fixed: Fixed, moving: Sequence[torch.Tensor]) -> list[Any] | int:
         """Run with other tensors for some arguments and the rest as it was.
 

@@ -26,6 +26,7 @@ from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphConte
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.forward_and_backward import donated, lay_out, report_strides
 from dcir.frontends.torch.importer import import_graph
+from dcir.frontends.torch.late_graph import LateGraph
 from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
 from dcir.frontends.torch.overlapping_inputs import Overlaps
 from dcir.frontends.torch.partition.cut import Cut, Limited, Partition
@@ -265,24 +266,12 @@ class _Tracing:
         return cut
 
 
-class _LateGraph:
-    """A traced graph, compiled later than AOTAutograd thinks."""
-
-    def __init__(self, graph: fx.GraphModule, context: GraphContext) -> None:
-        self.graph, self.context = graph, context
-        self.program: Callable[[list[Any]], list[Any]] | None = None
-
-    def __call__(self, args: list[Any]) -> list[Any]:
-        assert self.program is not None
-        return self.program(args)
-
-
 def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> Trace:
     def trace(args: Sequence[Any]) -> list[Traced]:
-        late: list[_LateGraph] = []
+        late: list[LateGraph] = []
 
         def keep(graph: fx.GraphModule, context: GraphContext) -> CompiledGraph:
-            late.append(_LateGraph(graph, context))
+            late.append(LateGraph(graph, context))
             return CompiledGraph(late[-1])
 
         whole = _Tracing(keep, None, GraphContext(), settled=settled, in_place=False).traced(gm, args)
@@ -308,10 +297,10 @@ def _moving(
     """
     if DistributedDataParallel._get_active_ddp_module() is not None:
         return Refusal("DistributedDataParallel has Dynamo run parts of the graph on fake tensors")
-    late: list[_LateGraph] = []
+    late: list[LateGraph] = []
 
     def keep(graph: fx.GraphModule, context: GraphContext) -> CompiledGraph:
-        late.append(_LateGraph(graph, context))
+        late.append(LateGraph(graph, context))
         return CompiledGraph(late[-1])
 
     environments = {number.node.shape_env for x in inputs for number in _numbers_of(x) if _is_symbolic(number)}

@@ -105,9 +105,23 @@ class DynamicCalls:
         if self._here.compiled:
             self._tell(args, kwargs)
 
+    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Check the sizes of a call that is not to be traced.
+
+        Raises:
+            InvalidInput: a size lies outside its bounds, or sizes of one name differ.
+        """
+        for _ in self._checked(args, kwargs):
+            pass
+
     def _marked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, list[str]]]:
         """Check the sizes, and mark the tensors; gives which marks were put on which."""
-        marked = []
+        return [(value, _newly_marked(value, wanted)) for value, wanted in self._checked(args, kwargs)]
+
+    def _checked(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterator[tuple[torch.Tensor, list[tuple[int, DynamicDim]]]]:
+        """Check the sizes; gives the tensors whose sizes are to move, and which of them."""
         sizes: dict[str, tuple[str, int]] = {}
         for key, label, dims in self._rows:
             value = self._argument(key, args, kwargs)
@@ -125,10 +139,9 @@ class DynamicCalls:
                 check_size(label, at, known, value.shape[at], sizes, "other bounds in dynamic={...}")
                 if value.shape[at] > 1:  # Dynamo has programs of their own for sizes 0 and 1
                     wanted.append((at, known))
-            marked.append((value, _newly_marked(value, wanted)))
-        return marked
+            yield value, wanted
 
-    def _argument(self, key: str | int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _argument(self, key: str | int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if isinstance(key, str) and key in kwargs:
             return kwargs[key]
         if isinstance(key, str):

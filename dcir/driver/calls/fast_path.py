@@ -9,7 +9,7 @@ out of the cache that takes a fifth of a small network's time. After a few such 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
+from dcir.driver.calls.sized_calls import Check, SizedCalls, SizedRun
 from dcir.frontends.torch.guards.direct import direct_guards
 from dcir.frontends.torch.guards.state import GuardedState, guarded_state
 from dcir.frontends.torch.tape import Taped, taping
@@ -40,7 +41,7 @@ _HOOKS = vars(torch.nn.modules.module)
 
 @dataclass
 class _Learnt:
-    """One kind of call: what it depended on, and what it ran."""
+    """One kind of call: what it depended on, and what it ran; with ``sizes`` those of a call say what it runs."""
 
     fn: Any
     names: dict[str, Any]
@@ -50,6 +51,7 @@ class _Learnt:
     inputs: dict[int, int | str]
     moving: tuple[int | str, ...]
     form: Any
+    sizes: SizedCalls | None = None
     stale: bool = False
     used: int = 0
     direct: Direct | None = None
@@ -64,6 +66,9 @@ class _Learnt:
     def renew(self, args: tuple[Any, ...]) -> None:
         """Have a direct call for calls like the present one, if there can be one."""
         made = self.direct
+        if self.sizes is not None:  # a direct call has the shapes of one
+            self.wait = _LONGEST_WAIT
+            return
         if made is not None and not made.broken:  # other tensors, or another thread's call under way
             self.wait = self.next_wait
             return
@@ -103,8 +108,11 @@ class _Learnt:
             return MISS
         if not self.state.rest.check({"args": args, "kwargs": kwargs, "fn": self.fn}):
             return MISS
+        ran = (self.program, self.fixed) if self.sizes is None else self.sizes.at(args, kwargs)
+        if ran is None:
+            return MISS
         # Modes of dispatch, functorch and tracing show in the thread's dispatch keys; the others are guards.
-        results = self.program.again(self.fixed, [args[i] if isinstance(i, int) else kwargs[i] for i in self.moving])
+        results = ran[0].again(ran[1], [args[i] if isinstance(i, int) else kwargs[i] for i in self.moving])
         if isinstance(results, int):
             self.stale = results != OTHER_MODES
             return MISS
@@ -120,13 +128,16 @@ class QuickCalls:
     Args:
         frame: the function with locals ``args``, ``kwargs`` and ``fn`` that Dynamo compiles.
         fn: the module's method that it calls.
+        check: hears of the arguments of calls whose sizes are new.
 
     Attributes:
         direct: functions of positional arguments that give the results of the commonest calls, or MISS. They are to be tried first.
     """
 
-    def __init__(self, frame: FunctionType, fn: Callable[..., Any]) -> None:
-        self._code, self._names, self._fn = frame.__code__, frame.__globals__, fn
+    def __init__(
+        self, frame: FunctionType, fn: Callable[..., Any], check: Check = lambda args, kwargs: None
+    ) -> None:  # fmt: skip
+        self._code, self._names, self._fn, self._check = frame.__code__, frame.__globals__, fn, check
         self._learnt: list[_Learnt] = []
         self.direct: list[Callable[..., Any]] = []
         self._lock = threading.Lock()
@@ -187,11 +198,13 @@ class QuickCalls:
     def _from(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tape: Sequence[Taped]
     ) -> _Learnt | None:
-        if len(tape) != 1 or not isinstance(tape[0].program, Program):
+        run = SizedRun.of(tape)
+        if run is None and (len(tape) != 1 or not isinstance(tape[0].program, Program)):
             return None
-        program, inputs, outputs = tape[0].program, tape[0].inputs, tape[0].results
+        program = tape[0].program if run is None else run.program
+        inputs, outputs = tape[-1].inputs, tape[-1].results
         form = _form(result, {id(t): i for i, t in enumerate(outputs)})
-        if form is None or _used(form) != set(range(len(outputs))):
+        if form is None or _used(form) != set(range(len(outputs))) or (run is not None and _has_numbers(form)):
             return None
         scope = {"args": args, "kwargs": kwargs, "fn": self._fn}
         state = guarded_state(self._code, scope)
@@ -202,12 +215,15 @@ class QuickCalls:
         again = guarded_state(self._code, scope) if watch.valid else None
         if again is None or again.manager is not state.manager or not _same(again, state):
             return None
-        moving = _moving(inputs, args, kwargs, state.tensors)
+        moving = _moving(inputs, args, kwargs, state.tensors, set() if run is None else run.numbers())
         fixed = program.fixed(inputs, tuple(moving), watch) if moving is not None else None
         if moving is None or fixed is None or _has_any_global_hook() or watch.changed():
             return None
+        sizes = None if run is None else run.calls(moving, fixed, self._check)
+        if run is not None and sizes is None:
+            return None
         moving = {i: where for i, where in moving.items() if program.info.input_slots[i] >= 0}
-        return _Learnt(self._fn, self._names, state, program, fixed, moving, tuple(moving.values()), form)
+        return _Learnt(self._fn, self._names, state, program, fixed, moving, tuple(moving.values()), form, sizes)
 
 
 def _elsewhere() -> bool:
@@ -229,9 +245,9 @@ def _same(a: GuardedState, b: GuardedState) -> bool:
 
 
 def _moving(
-    inputs: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], held: Sequence[torch.Tensor]
-) -> dict[int, int | str] | None:
-    """Which inputs of the program are arguments of the call; None unless each input is either one of those or held."""
+    inputs: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], held: Sequence[torch.Tensor], sizes: Collection[int]
+) -> dict[int, int | str] | None:  # fmt: skip
+    """Which inputs of the program are arguments of the call; None unless each input is either one of those, held, or among ``sizes``."""
     given: dict[int, int | str] = {id(v): i for i, v in enumerate(args)}
     given.update((id(v), name) for name, v in kwargs.items())
     known = {id(t) for t in held}
@@ -239,6 +255,8 @@ def _moving(
         return None
     moving: dict[int, int | str] = {}
     for i, t in enumerate(inputs):
+        if i in sizes:
+            continue
         if not isinstance(t, torch.Tensor) or (id(t) not in given and id(t) not in known):
             return None
         if id(t) in given:
@@ -275,6 +293,15 @@ def _used(form: Any) -> set[int]:
     if isinstance(form, int):
         return {form}
     return set().union(*map(_used, form.values() if isinstance(form, dict) else form))
+
+
+def _has_numbers(form: Any) -> bool:
+    """Whether a form holds numbers, which may be sizes."""
+    if isinstance(form, _Constant):
+        return type(form.value) not in (type(None), str)
+    if isinstance(form, int):
+        return False
+    return any(map(_has_numbers, form.values() if isinstance(form, dict) else form))
 
 
 def _filled(form: Any, results: Sequence[Any]) -> Any:

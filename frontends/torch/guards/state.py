@@ -10,7 +10,6 @@ wants to; what is left (modes, arguments, globals) are a few guards that Dynamo'
 from __future__ import annotations
 
 import ast
-import dis
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,22 +18,12 @@ from typing import Any
 
 import torch
 
+from dcir.frontends.torch.guards.hands_on import hands_on
+
 _FRAME_FUNCTION = "fn"
 _SUBTREE = f"L['{_FRAME_FUNCTION}'].__self__"
 _CLASSES = ("type(", "dict(type(")
 LAST = re.compile(r"(.*)(?:\.([A-Za-z_]\w*)|\[('(?:[^'\\]|\\.)*'|\d+)\])", re.DOTALL)
-# A frame whose code does only this calls its graph and hands results on; anything else has effects that must be replayed.
-# fmt: off
-_HANDS_ON = frozenset((
-    "RESUME", "COPY_FREE_VARS", "NOP", "CACHE", "EXTENDED_ARG", "LOAD_CONST",
-    "LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "PUSH_NULL",
-    "LOAD_ATTR", "BINARY_SUBSCR", "COPY", "SWAP", "POP_TOP", "BUILD_TUPLE",
-    "BUILD_LIST", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "LIST_EXTEND", "UNPACK_SEQUENCE", "PRECALL",
-    "CALL", "RETURN_VALUE",
-))
-# fmt: on
-_GRAPH = "__compiled_fn_"
-_RECORDS = "__import_torch_dot__dynamo_dot_utils"
 
 
 @dataclass(frozen=True)
@@ -76,21 +65,6 @@ def guarded_state(code: CodeType, scope: Mapping[str, Any]) -> GuardedState | No
     if rest is None or not rest.check(scope):
         return None
     return GuardedState(manager, rest, tuple(contents.dictionaries.values()), tuple(contents.tensors.values()))
-
-
-def hands_on(code: CodeType) -> bool:
-    """Whether a frame that Dynamo compiled only gathers a graph's inputs, calls it, and hands its results on."""
-    calls = graphs = 0
-    for instruction in dis.get_instructions(code):
-        if instruction.opname not in _HANDS_ON:
-            return False
-        if instruction.opname == "LOAD_GLOBAL":
-            graphs += instruction.argval.startswith(_GRAPH)
-            if not instruction.argval.startswith((_GRAPH, _RECORDS)):
-                return False
-        calls += instruction.opname == "CALL"
-    # Dynamo notes when it begins to gather and when it has ended.
-    return graphs == 1 and calls in (1, 3)
 
 
 def _subtree(root: Any) -> Any:

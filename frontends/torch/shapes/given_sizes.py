@@ -47,6 +47,18 @@ def places(gm: fx.GraphModule) -> dict[str, tuple[int, int | None]]:
     return {name: found[name] for name in symbols(gm)}
 
 
+def tensor_places(gm: fx.GraphModule) -> dict[str, list[tuple[int, int]]]:
+    """Where each of ``symbols`` is a size of a tensor: (argument, dimension)."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        value = node.meta.get("val")
+        shape: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else ()
+        for d, number in enumerate(shape):
+            if isinstance(number, torch.SymInt) and number.node.expr.is_symbol:
+                found.setdefault(str(number.node.expr), []).append((i, d))
+    return found
+
+
 def extents(gm: fx.GraphModule) -> set[int]:
     """The extents in a graph that do not depend on its symbolic sizes."""
     values = [node.meta.get("val") for node in gm.graph.nodes]

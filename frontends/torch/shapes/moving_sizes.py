@@ -168,6 +168,16 @@ class MovingSizes(Programs):
         self.refused: set[tuple[tuple[Bounds, ...], tuple[int, ...]]] = set()
         self.reason, self.hopeless = "", False
 
+    def values(self, args: Sequence[Any]) -> dict[str, int]:
+        """Those of the graph's symbols in a list of arguments."""
+        return {name: int(args[i] if d is None else args[i].shape[d]) for name, (i, d) in self.places.items()}
+
+    def ready(self, values: Mapping[str, int]) -> Call | None:
+        """What runs the graph at some values of its symbols, if it is there already."""
+        if self._conditions is not None and self._conditions.unmet(values):
+            return None
+        return self.found(values, self._ones(values))
+
     def wanted(self, values: Mapping[str, int]) -> Call:
         """What runs the graph at some values of its symbols.
 

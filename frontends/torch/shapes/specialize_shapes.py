@@ -75,8 +75,7 @@ class BySize:
     def __call__(self, *args: Any) -> Any:
         if self._overlap(args):
             return self.gm(*args)
-        key = self._key(args)
-        program = self.programs.get(key)
+        program = self.programs.get(self._key(args)) if self.programs else None
         if program is None:
             program = self._in_pieces(args)
         # Where DistributedDataParallel cuts a graph, Dynamo asks for the results of a part with fake tensors: then it is traced.
@@ -88,6 +87,7 @@ class BySize:
                 self.moving = Refusal(moving.reason)
         if program is None:
             # Tracing is as little safe among threads here as within Dynamo, and other threads' calls must be told of it the same way.
+            key = self._key(args)
             with compile_lock, _told():
                 program = self.programs.get(key) or self._new(key, args)
         return program(*args)
