@@ -47,6 +47,8 @@ class MovingProgram:
         self._kept: dict[tuple[int, ...], Program] = {}
         self._lock = threading.Lock()
         self._info = program_info(graph.widest, library)
+        net = graph.network
+        self._containers = [net.containers[name] for name in buffer_numbers(net.widest)]
         self._buffers = SizedBuffers(_hidden(self._info, first_saved))
         self._first: Program | None = None
 
@@ -94,8 +96,7 @@ class MovingProgram:
 
     def _info_at(self, values: Mapping[str, int]) -> ProgramInfo:
         net = self.graph.network
-        containers = [net.containers[name] for name in buffer_numbers(net.widest)]
-        buffers = tuple(BufferInfo(fixed(c.shape, values), fixed(c.strides, values), c.dtype) for c in containers)
+        buffers = tuple(BufferInfo(fixed(c.shape, values), fixed(c.strides, values), c.dtype) for c in self._containers)
         results = tuple(
             self._result(r, kind, value, buffers, values)
             for r, (kind, value) in zip(self._info.results, self.graph.outputs, strict=True)

@@ -92,22 +92,8 @@ class Program:
         self.info = info = info.with_buffers_as_results()
         self.arenas = Arenas() if arenas is None else arenas
         self.constants = list(constants)
-        try:
-            self._library = ctypes.CDLL(str(path))
-            self._run = self._library.dcir_run
-            self._prepare = self._library.dcir_prepare
-            self._fingerprint = self._library.dcir_fingerprint
-            digest = self._library.dcir_digest
-        except (OSError, AttributeError) as e:
-            details = [("system", str(e))]
-            raise ArtefactInvalid("a compiled library cannot be loaded", where=str(path), details=details) from e
-        # A process that compiles graph after graph would otherwise map one library after another.
-        weakref.finalize(self, _ctypes.dlclose, self._library._handle).atexit = False
-        self._run.restype = ctypes.c_int
-        self._run.argtypes = [ctypes.c_void_p, CALL_BACK]
-        self._prepare.restype, self._prepare.argtypes = ctypes.c_int, [ctypes.c_void_p]
-        self._fingerprint.restype, self._fingerprint.argtypes = ctypes.c_ulonglong, [ctypes.c_void_p]
-        digest.restype, digest.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p]
+        self._like = like  # which keeps the library loaded
+        self._load(path) if like is None else self._share(like)
         self._free: list[Frame] = []
         static = set(info.static_inputs)
         self._static_slots = [info.input_slots[i] for i in info.static_inputs]
@@ -115,7 +101,7 @@ class Program:
         self._static_constants = [self.constants[i] for i in info.static_constants]
         self.preparation: Preparation = Preparation(
             info.prepared_bytes, prepare, self._fingerprint,
-            functools.partial(self._enter, digest), functools.partial(self._enter, self._prepare),
+            functools.partial(self._enter, self._digest), functools.partial(self._enter, self._prepare),
         )  # fmt: skip
         if like is not None:  # it prepares the same values
             self.preparation = like.preparation
@@ -130,6 +116,29 @@ class Program:
             ("buffer", i, None) for i in range(len(info.buffers))
         ]
         self._placed: tuple[BackwardBlocks | None, list[tuple[Maker, int]]] = None, alloc
+
+    def _load(self, path: Path) -> None:
+        try:
+            self._library = ctypes.CDLL(str(path))
+            self._run = self._library.dcir_run
+            self._prepare = self._library.dcir_prepare
+            self._fingerprint = self._library.dcir_fingerprint
+            self._digest = self._library.dcir_digest
+        except (OSError, AttributeError) as e:
+            details = [("system", str(e))]
+            raise ArtefactInvalid("a compiled library cannot be loaded", where=str(path), details=details) from e
+        # A process that compiles graph after graph would otherwise map one library after another.
+        weakref.finalize(self, _ctypes.dlclose, self._library._handle).atexit = False
+        self._run.restype = ctypes.c_int
+        self._run.argtypes = [ctypes.c_void_p, CALL_BACK]
+        self._prepare.restype, self._prepare.argtypes = ctypes.c_int, [ctypes.c_void_p]
+        self._fingerprint.restype, self._fingerprint.argtypes = ctypes.c_ulonglong, [ctypes.c_void_p]
+        self._digest.restype = None
+        self._digest.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p]
+
+    def _share(self, like: Program) -> None:
+        self._library, self._run = like._library, like._run
+        self._prepare, self._fingerprint, self._digest = like._prepare, like._fingerprint, like._digest
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the network.
