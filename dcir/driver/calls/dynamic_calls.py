@@ -189,7 +189,7 @@ class DynamicCalls:
         if any(place.startswith("mode ") for place, _ in cause):  # asked for: other modes are other programs
             return
         kind = frozenset(_NUMBER.sub("", f"{place} {text}") for place, text in cause)
-        if kind in self._told:
+        if any(kind <= told for told in self._told):  # all of it was the cause of a compilation before
             return
         self._told.add(kind)
         shown = "; ".join(text for _, text in cause[:3]) or "nothing in the inputs; TORCH_LOGS=recompiles shows it"

@@ -199,6 +199,19 @@ def test_warnings_look_into_objects_and_say_a_cause_once():
     assert "scales[1]: is new" in told[3][0]
 
 
+def test_causes_that_were_told_together_are_not_told_one_by_one():
+    """As of a decoder: the first token changes prompt and cache, the next prompt the prompt alone."""
+    fast = dcir.optimize(module := Reads().eval(), dynamic=False)
+    told = []
+    for rows, length in ((3, 4), (1, 5), (4, 4), (1, 6)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            agree(module, fast, torch.randn(rows, 6), Cache(length), [1.0])
+        told.append(causes(caught))
+    assert [len(t) for t in told] == [0, 1, 0, 0]
+    assert "x: size of dimension 0 was 3, is 1; cache.layers[0].keys: " in told[1][0]
+
+
 def test_modes_and_the_first_call_are_no_cause():
     fast = dcir.optimize(module := Two())
     with warnings.catch_warnings():
