@@ -107,9 +107,10 @@ def same_at_all_sizes(passes: Iterable[Pass], *, images: bool = False) -> tuple[
     """Of some passes those that rewrite a graph in the same way whatever its sizes.
 
     The others split by an extent's divisors, lend memory of inputs and results, which moves, or take images one by one; of ``images``
-    of any size Winograd's form is left out, too, which there is no kernel of for all sizes, and which small ones are faster without.
+    of any size Winograd's form is left out, too, and sums in convolutions: there is no kernel for all sizes of either, and small ones are
+    faster without the former.
     """
     left_out: tuple[type, ...] = (SplitReduction, ReuseSavedTensors, ReuseResultBuffers, RunPerImage)
     if images:
-        left_out = (*left_out, UseWinograd)
+        left_out = (*left_out, UseWinograd, FuseChannelStatistics)
     return tuple(p for p in passes if not isinstance(p, left_out))

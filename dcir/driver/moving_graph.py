@@ -25,7 +25,7 @@ from dcir.frontends.torch.shapes.given_sizes import (
     symbols,
     value_of,
 )
-from dcir.ir.cost_answers import CostAnswers, repeating, taking
+from dcir.ir.cost_answers import CostAnswers, for_many_sizes, repeating, taking
 from dcir.ir.moving_network import MovingNetwork, set_floats, usual_sizes
 from dcir.ir.refusal import Refusal
 from dcir.ir.sizes import Bounds, Sizes
@@ -41,6 +41,7 @@ from dcir.transforms.runner import PassRecord, run_passes
 # 1/4 is: passes that merge what is equal then do the same at all samples. It is undone when they have run, and what was computed from a
 # float by then is refused, since it is no quotient of the graph.
 _MARK = 2.0**-20
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def moving_graph(
             return Refusal(f"the trace is for sizes with {condition}")
 
     divided = _fractions(gm, moving, seeing.samples)
-    images = any(node.target is torch.ops.aten.convolution.default for node in gm.graph.nodes)
+    images = any(node.target in _CONVOLUTIONS for node in gm.graph.nodes)
     answers = CostAnswers()
 
     def rewritten(
@@ -123,7 +124,8 @@ def moving_graph(
         exact = {pair: over / under for pair, values in divided.items() for over, under in [values[sample]]}
         marked = {pair: v * (1 + (k + 1) * _MARK) for k, (pair, v) in enumerate(exact.items())}
         graph = given_sizes(gm, moving.values(sample), marked)
-        made = import_graph(graph, replace(context, donated={}))
+        with for_many_sizes():
+            made = import_graph(graph, replace(context, donated={}))
         net = made.network
         net.target = target
         operators, traffic = len(net.ops()), net.bytes_moved()

@@ -34,6 +34,22 @@ class _Asking:
 
 
 _CURRENT: ContextVar[_Asking | None] = ContextVar("cost_answers", default=None)
+_MANY: ContextVar[bool] = ContextVar("many_sizes", default=False)
+
+
+def many_sizes() -> bool:
+    """Whether a graph for many sizes is being imported: a form that is right at some of them alone must not be chosen."""
+    return _MANY.get()
+
+
+@contextmanager
+def for_many_sizes() -> Iterator[None]:
+    """What is imported inside is a sample of a graph for many sizes."""
+    token = _MANY.set(True)
+    try:
+        yield
+    finally:
+        _MANY.reset(token)
 
 
 def pays(question: str, answer: bool) -> bool:

@@ -56,6 +56,24 @@ CASES = {
     "transposed": (1, 24, 40, (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), "last", "last", "backward"),
     "transposed-overlapping": (1, 16, 16, (4, 4), (2, 2), (1, 1), (1, 1), (1, 1), "last", "last", "backward"),
     "transposed-planes": (1, 6, 9, (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), "plain", "plain", "backward"),
+    "weights": (1, 32, 64, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "last", "last", "weights"),
+    "weights-odd-channels": (1, 19, 21, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "last", "last", "weights"),
+    "weights-s2": (1, 16, 40, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), "last", "last", "weights"),
+    "weights-stem": (1, 3, 64, (7, 7), (2, 2), (3, 3), (3, 3), (1, 1), "plain", "last", "weights"),
+    "weights-1x1": (1, 24, 48, (1, 1), (1, 1), (0, 0), (0, 0), (1, 1), "last", "last", "weights"),
+    "weights-1x1-s2": (1, 16, 32, (1, 1), (2, 2), (0, 0), (0, 0), (1, 1), "last", "last", "weights"),
+    "weights-dilated": (1, 8, 16, (3, 3), (1, 1), (2, 2), (2, 2), (2, 2), "last", "last", "weights"),
+    "weights-asymmetric": (1, 8, 16, (3, 4), (1, 1), (0, 2), (2, 1), (1, 1), "last", "last", "weights"),
+    "weights-from-planes": (1, 19, 21, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "plain", "plain", "weights"),
+    "weights-grouped-from-planes": (4, 8, 16, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), "last", "plain", "weights"),
+    "weights-depthwise-from-planes": (40, 1, 1, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "plain", "plain", "weights"),
+    "weights-few": (1, 1, 5, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "last", "last", "weights"),
+    "weights-grouped": (4, 8, 16, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "last", "last", "weights"),
+    "weights-grouped-s2": (8, 4, 4, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), "last", "last", "weights"),
+    "weights-depthwise": (48, 1, 1, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "last", "last", "weights"),
+    "weights-depthwise-s2": (20, 1, 1, (5, 5), (2, 2), (2, 2), (2, 2), (1, 1), "last", "last", "weights"),
+    "weights-depthwise-few": (7, 1, 1, (7, 7), (1, 1), (3, 3), (3, 3), (1, 1), "last", "last", "weights"),
+    "weights-depthwise-dilated": (33, 1, 1, (3, 3), (1, 1), (2, 2), (2, 2), (2, 2), "last", "last", "weights"),
 }  # fmt: skip
 ISAS = ("avx512", "avx2")
 BOUNDS = (Bounds(2, 6), Bounds(5, 60), Bounds(5, 90))
@@ -95,6 +113,24 @@ def spec_of(case, isa, n, h, w):
     if how == "backward":
         return ConvolutionSpec(
             "backward_data", alike("f32"), n, groups, cin, cout, size, kernel, out, stride, low, dilation, x, weights, y
+        )
+    if how == "weights":
+        return ConvolutionSpec(
+            "backward_weight",
+            alike("f32"),
+            n,
+            groups,
+            cin,
+            cout,
+            size,
+            kernel,
+            out,
+            stride,
+            low,
+            dilation,
+            x,
+            weights,
+            y,
         )
     program = None
     if how not in ("none", "unpacked"):
@@ -141,9 +177,11 @@ def moving(case, isa):
     return rows[0], axes
 
 
-def planned(case, isa, threads=2):
+def planned(case, isa, threads=2, usually=None):
     spec, axes = moving(case, isa)
-    usual = {name: max(b.low, b.high // 2) for name, b in axes.sizes.items()}
+    usual = (
+        {name: max(b.low, b.high // 2) for name, b in axes.sizes.items()} if usually is None else axes.parts(usually)
+    )
     like = spec_of(case, isa, *axes.samples[-1])
     inputs = 2 + (len(like.epilogue.inputs) - 1 if like.epilogue else 0)
     return moving_kernel(EMITTERS, spec, Names.of(axes.sizes, usual), Machine(isa, threads), inputs), axes, inputs
@@ -162,50 +200,44 @@ def kernels():
 
 @pytest.mark.parametrize(("name", "isa"), itertools.product(CASES, ISAS))
 def test_equals_reference(kernels, name, isa):
-    case = CASES[name]
-    kernel, axes = kernels[name, isa]
-    for sizes in SIZES:
+    compare(*kernels[name, isa], CASES[name], name, isa, SIZES)
+
+
+@pytest.mark.parametrize("name", ["weights", "weights-1x1", "weights-depthwise"])
+def test_shares_of_the_positions_that_have_none(name):
+    """Two threads share the positions of usual images; of few there is one block, and a share without any."""
+    plan, axes, _ = planned(CASES[name], isa_of("avx512"), usually=(6, 10, 10))
+    (kernel,) = compile_plans([(plan, ("f32", "f32", "i64"), ("f32",))])
+    compare(kernel, axes, CASES[name], name, "avx512", [(2, 5, 5), (2, 7, 8), (3, 5, 9), (6, 10, 10), (4, 30, 31)])
+
+
+def compare(kernel, axes, case, name, isa, several):
+    for sizes in several:
         sizes = even(case, sizes)
         spec = spec_of(case, isa_of(isa), *sizes)
-        given, wanted = operands(spec) if spec.kind == "forward" else transposed_operands(spec)
+        given, wanted = operands(spec) if spec.kind == "forward" else gradient_operands(spec)
         got = np.full(len(wanted) + 64, 3.0, "f4")
         spec.reference(given, [wanted])
         table = torch.tensor(list(axes.parts(sizes).values()))
         kernel(*map(torch.from_numpy, given), table, torch.from_numpy(got))
-        scale = math.sqrt(spec.cin * math.prod(spec.kernel))
+        summed = spec.cin * math.prod(spec.kernel)
+        if spec.kind == "backward_weight":
+            summed = spec.n * math.prod(spec.out_size)
+        scale = math.sqrt(summed)
         np.testing.assert_allclose(
             got[: len(wanted)], wanted, rtol=2e-5, atol=3e-6 * scale, err_msg=f"{name} {isa} {sizes}"
         )
         assert (got[len(wanted) :] == 3).all(), sizes
 
 
-def transposed_operands(spec):
+def gradient_operands(spec):
     rng = np.random.default_rng(3)
     shapes = zip(spec.shapes, (spec.x, spec.w, spec.y), strict=True)
     x, w, y = (rng.uniform(-1, 1, extent(shape, strides)).astype("f4") for shape, strides in shapes)
-    return [y, w], np.zeros_like(x)
+    return ([y, w], np.zeros_like(x)) if spec.kind == "backward_data" else ([x, y], np.zeros_like(w))
 
 
 def test_texts_do_not_know_the_sizes(kernels):
     """What moves is read from the table: a text for other bounds differs in rooms and costs, not in extents of the samples."""
     plan, *_ = planned(CASES["3x3-s2"], isa_of("avx512"))
     assert plan.holds_sizes and "Sized{" in plan.phases[-1].code
-
-
-def weight_gradient(n, h, w):
-    case = CASES["3x3"]
-    x, y = strides_of((n, 32, h, w), "last"), strides_of((n, 64, h, w), "last")
-    return ConvolutionSpec("backward_weight", alike("f32"), n, 1, 32, 64, (h, w), *case[3:4], (h, w), (1, 1), (1, 1), (1, 1), x,
-                           contiguous((64, 32, 3, 3)), y)  # fmt: skip
-
-
-def test_gradients_of_weights_are_refused():
-    axes = moving_axes(CASES["3x3"])
-    numbers = axes.numbers(few=False)
-    samples = [axes.samples[i] for i in numbers]
-    (spec,) = unified_rows(
-        [(weight_gradient(*s),) for s in samples], [axes.parts(s) for s in samples], axes.fit(numbers).through
-    )
-    names = Names.of(axes.sizes, {name: b.high for name, b in axes.sizes.items()})
-    found = moving_kernel(EMITTERS, spec, names, Machine(isa_of("avx512"), 2), 2)
-    assert isinstance(found, Refusal) and "depends on a constant number of images" in found.reason

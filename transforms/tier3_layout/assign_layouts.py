@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from dcir.cost.target import target_of
+from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest
@@ -155,7 +156,9 @@ class _Plan:
                 convolution_costs(self.shot, op, self.known, add, own)
             elif not isinstance(op.spec, LoopNest):
                 window_costs(self.shot, op, self.known, add)
-        labels = problem.solve()
+        # What is chosen of a graph for many sizes is chosen for all of them; every choice is right.
+        found = problem.solve()
+        labels = [pays(f"layout {i} of {len(found)}", bool(label)) for i, label in enumerate(found)]
         turned = {
             data: [op for op in self.shot.readers[data] if labels[modes[op]] and self._reads_copy(op, data)]
             for data, v in copies.items()

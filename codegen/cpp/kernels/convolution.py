@@ -29,8 +29,6 @@ def plan_convolution_node(spec: ConvolutionSpec, machine: Machine) -> KernelPlan
 
 def _refuse_any_size(spec: ConvolutionSpec) -> None:
     """Raise for what there is no code of for images of any size."""
-    if spec.kind == "backward_weight":
-        raise Undecided("a constant number of images and pixels, in a sum over them")
     if spec.winograd:
         raise Undecided("a constant number of Winograd's tiles")
     if spec.dtype in HALVES:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dcir.ir.cost_answers import many_sizes
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.types import compute_type, is_float
 from dcir.ops.lowering import Lowering, Ref
@@ -263,7 +264,7 @@ def _register(n: int) -> None:
         kernel, p, dil = (per_dimension(v, n) for v in (kernel_size, padding, dilation))
         step = per_dimension(stride, n) if isinstance(stride, int) or len(stride) else kernel
         w = Windows(x.shape[lead:], grad.shape[lead:], kernel, step, p, dil)
-        even = all(size % by == 0 for size, by in zip(w.size, step, strict=True))
+        even = all(size % by == 0 for size, by in zip(w.size, step, strict=True)) and not many_sizes()
         if even and math.prod(kernel) <= UNROLLED:
             return _gradient_by_phase(ctx, grad, indices, w)
         return gathered_gradient(ctx, grad, x, indices, [w.covering(d) for d in range(n)], w.window)

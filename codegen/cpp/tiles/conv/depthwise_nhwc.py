@@ -101,18 +101,18 @@ def channels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> 
         """C++ that runs a tile from a column on for all channels, neighbouring lines one after the other."""
         if t.name not in made:
             made[t.name] = _tile_text(p, t, wh, ww, epilogue, padded=padded, partial=partial, waits=waits)
-        to = f"y + g + {_scaled(column, p.ys[5])}"
+        to = f"y + g + {scaled(column, p.ys[5])}"
         if epilogue is not None:
             to = f"e, n, g, r, {column}{', v * VL - g' if sums else ''}"
         to = f"row + {column} * {padded} + g" if waits else to
-        first = _scaled(column, p.stride[2] * p.xs[5], p.base[2] * p.xs[5])
+        first = scaled(column, p.stride[2] * p.xs[5], p.base[2] * p.xs[5])
         return (
             f"        for (L v = 0; v < {vectors}; v++) {{ const L g = {group}; "
             f"{t.name}(x + g + ({first}), w + g, {to}, kh0, kh1{more}); }}"
         )
 
     if moves(p.out[2]):
-        tiles = _moving_tiles(p, longest, call)
+        tiles = moving_tiles(p, longest, call)
     else:
         columns = columns_of(Split.at_most(p.out[2], longest))
         tiles = "\n".join(call(tile_at(p, c0, n), str(c0)) for c0, n in columns)
@@ -144,12 +144,12 @@ def channels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> 
     return Draft(name, p.dtype, text, steps, scratch, epilogue=epilogue, sums=sums)
 
 
-def _scaled(column: str, step: int, start: int = 0) -> str:
+def scaled(column: str, step: int, start: int = 0) -> str:
     """C++ of so many steps from a start: a number where the column is one."""
     return f"{int(column) * step + start}LL" if column.isdigit() else f"{column} * {step}LL + {start}LL"
 
 
-def _moving_tiles(p: ConvolutionProblem, longest: int, call: Callable[..., str]) -> str:
+def moving_tiles(p: ConvolutionProblem, longest: int, call: Callable[..., str]) -> str:
     """C++ of the tiles of a row that is as long as the sizes have it: the first, all whole ones, smaller ones, pixels at the edges.
 
     What a pixel at an edge leaves out is known when the kernel runs.

@@ -24,7 +24,7 @@ from dcir.codegen.cpp.tiles.conv.pointwise import POINTWISE_COLUMNS, POINTWISE_R
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, DataGradient, families, flat, is_pointwise
 from dcir.codegen.cpp.tiles.conv.weight import WEIGHT
 from dcir.codegen.cpp.tiles.conv.weight_matrix import WEIGHT_MATRIX
-from dcir.codegen.cpp.tiles.conv.weight_nhwc import WEIGHT_NHWC
+from dcir.codegen.cpp.tiles.conv.weight_nhwc import MOVING_WEIGHT_NHWC, WEIGHT_NHWC
 from dcir.codegen.cpp.tiles.conv.weight_pointwise import WEIGHT_POINTWISE
 from dcir.codegen.cpp.tiles.conv.weight_product import WEIGHT_PANELS, WEIGHT_PRODUCT
 from dcir.codegen.cpp.tiles.conv.winograd import WINOGRAD
@@ -99,6 +99,16 @@ WEIGHTS: Methods[ConvolutionProblem] = Methods(
 """Of the gradient of w, by the forward problem."""
 
 
+def _any_size_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
+    return MOVING_WEIGHT_NHWC.draft(name, flat(p) if is_pointwise(p) else p, isa, threads)
+
+
+MOVING_WEIGHTS: Methods[ConvolutionProblem] = Methods(
+    (DEPTHWISE_WEIGHT_NHWC, Method("nhwc of any size", _any_size_draft))
+)
+"""Of the gradient of w over images of any size."""
+
+
 def data_draft(name: str, gradient: DataGradient, isa: Isa, threads: int) -> Draft:
     """The kernel of a gradient of x."""
     method, gradient = choose(DATA, [("", gradient)], isa, threads)
@@ -107,5 +117,5 @@ def data_draft(name: str, gradient: DataGradient, isa: Isa, threads: int) -> Dra
 
 def weight_gradient_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
     """The kernel of a gradient of w."""
-    method, p = choose(WEIGHTS, [("", p)], isa, threads)
+    method, p = choose(MOVING_WEIGHTS if p.moves else WEIGHTS, [("", p)], isa, threads)
     return method.draft(name, p, isa, threads)

@@ -2,7 +2,7 @@
 
 Both operands lie so that a position's channels are neighbours, so nothing is copied or packed: a tile broadcasts input channels and
 multiplies them with vectors of the output's gradient, position by position. Where a tap falls outside the image, the rows and columns
-that have it are known when the code is made. A block of positions and of input channels stays in the second-level cache while all
+that have it are known when the code is made, or of images of any size when it runs. A block of positions and of input channels stays in the second-level cache while all
 output channels pass over it; the first tiles of a block ask for what the next one reads. Blocks of positions are summed by
 themselves and then added: short chains of additions round less. Shares of the positions are added by a second phase in fixed order.
 """
@@ -10,13 +10,15 @@ themselves and then added: short chains of additions round less. Shares of the p
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from dcir.codegen.cpp.template import templates
-from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, ceil
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, ceil, usual_problem
 from dcir.codegen.cpp.tiles.conv.weight import SERIAL_WORK, finish_text
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, round_up
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Runs, Split, TileStep, ceil_div, lanes, round_up
 from dcir.codegen.cpp.tiles.gemm.tiles import choose
 from dcir.codegen.cpp.tiles.method import Method
+from dcir.codegen.symbolic import Undecided, most, usual
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 
@@ -41,9 +43,14 @@ def weight_last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) 
     """The gradient of w for the forward problem ``p``: a0 = x, a1 = gradient of y, o0 = gradient of w."""
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
     vectors, ins = _tile(p, width, isa.registers)
+    plain = p
+    if turned := p.ys[2] != 1:
+        if p.ys[5] != 1:
+            raise Undecided("neighbours in the output's gradient")
+        p = replace(p, ys=_channels_last(p))
     planes, rows, columns, tiles = _blocks(p, ins, element)
     listed = planes.parts * rows.parts * columns.parts
-    shares, parts = _division(p, vectors, listed, 1 if p.work < SERIAL_WORK else threads)
+    shares, parts = _division(usual_problem(p), vectors, usual(listed), 1 if p.work < SERIAL_WORK else threads)
     per_lane = p.ci * p.taps
     group_size = vectors.total * width * per_lane
     share_size = p.groups * group_size
@@ -62,14 +69,30 @@ def weight_last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) 
             found.append(f"{{{max(0, ceil(-at, p.stride[d]))}, {min(p.out[d], ceil(p.inp[d] - at, p.stride[d]))}}}")
         return ", ".join(found)
 
-    text = text_of.kernel(
-        tap_rows=reach(1), tap_columns=reach(2), od=p.out[0], sd=p.stride[0], kh=p.ker[1], kw=p.ker[2],
+    if p.moves:
+        tables, unused = "", text_of.unused(
+            vector_first=vectors.start("b0"), vector_end=f"({vectors.start('b1')})", per_lane=per_lane
+        )  # fmt: skip
+        within = text_of.within_image(
+            dh=p.dil[1], bh=p.base[1], sh=p.stride[1], ih=p.inp[1], dw=p.dil[2], bw=p.base[2], sw=p.stride[2], iw=p.inp[2]
+        )  # fmt: skip
+    else:
+        tables, unused = text_of.tables(rows=reach(1), columns=reach(2)), ""
+        within = text_of.within_tables()
+    sums = round_up(shares * share_size * element, 64)
+    channel = "" if p.xs[2] == 1 else f" * {p.xs[2]}LL"
+    text, scratch = "", sums
+    first: tuple[TileStep, ...] = ()
+    if turned:
+        text, first, scratch = _turn(plain, sums, element)
+    text += text_of.kernel(
+        errors=f"(const T *)(scratch + {sums}LL)" if turned else "a1", reach=tables, within=within, unused=unused, channel=channel, od=p.out[0], sd=p.stride[0], kh=p.ker[1], kw=p.ker[2],
         dd=p.dil[0], bd=p.base[0], id=p.inp[0], sh=p.stride[1], dh=p.dil[1], bh=p.base[1], sw=p.stride[2], dw=p.dil[2],
         bw=p.base[2], xn=p.xs[0], xg=p.xs[1], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], yn=p.ys[0], yg=p.ys[1], yd=p.ys[3],
         yh=p.ys[4], yw=f"{p.ys[5]}LL", pixel=f"{p.stride[2] * p.xs[5]}LL", tail=tail, taps=p.taps,
         plane=p.ker[1] * p.ker[2], in_start=ins.start("t"),
         in_calls=choose(
-            ins, "t", f"tile<NV, $, WHOLE>(x + c, y, d + (c * {p.taps} + k) * NV * VL, q, kd, kh, kw, ax, ay);"
+            ins, "t", f"tile<NV, $, WHOLE>(x + c{channel}, y, d + (c * {p.taps} + k) * NV * VL, q, kd, kh, kw, ax, ay);"
         ),
         column_blocks=columns.parts, row_blocks=rows.parts, per_plane=rows.parts * columns.parts,
         plane_start=planes.start("pb"), plane_next=f"({planes.start('pb + 1')})", row_start=rows.start("rb"),
@@ -77,13 +100,34 @@ def weight_last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) 
         column_next=f"({columns.start('cb + 1')})", per_share=p.groups * parts, parts=parts, groups=p.groups,
         blocks=vectors.parts, share_size=share_size, group_size=group_size, list=listed, shares=shares,
         in_blocks=tiles.parts, tile_start=tiles.start("ib"), tile_next=f"({tiles.start('ib + 1')})",
-        first_in=f"({ins.start('t0')})", next_in=f"({ins.start('t1')})", vector_start=vectors.start("ob"),
+        first_in=f"({ins.start('t0')}){channel}", next_in=f"({ins.start('t1')}){channel}", vector_start=vectors.start("ob"),
         per_lane=per_lane, block_calls=whole,
     )  # fmt: skip
     text += finish_text(p, vectors, shares, share_size, group_size, per_lane)
     jobs = shares * p.groups * parts
-    steps = (TileStep(jobs, "partial"), TileStep(p.groups * vectors.parts, "finish"))
-    return Draft(name, p.dtype, text, steps, round_up(shares * share_size * element, 64))
+    steps = (*first, TileStep(jobs, "partial"), TileStep(p.groups * vectors.parts, "finish"))
+    return Draft(name, p.dtype, text, steps, scratch)
+
+
+def _channels_last(p: ConvolutionProblem) -> tuple[int, ...]:
+    """Strides of the output's gradient without gaps, channels innermost."""
+    channels = p.groups * p.co
+    row = p.out[2] * channels
+    return (p.out[0] * p.out[1] * row, p.co, 1, p.out[1] * row, row, channels)
+
+
+def _turn(p: ConvolutionProblem, at: int, element: int) -> tuple[str, tuple[TileStep, ...], int]:
+    """C++ that copies the output's gradient from planes to channels-last, its step, and where in scratch the copy ends.
+
+    A forward for all sizes keeps what its backward reads as PyTorch lays it out, which is in planes.
+    """
+    channels = p.groups * p.co
+    text = text_of.turn(
+        oh=p.out[1], ow=p.out[2], od=p.out[0], yn=p.ys[0], yg=p.ys[1], yc=p.ys[2], yd=p.ys[3], yh=p.ys[4], yw=p.ys[5],
+        at=at, channels=channels, groups=p.groups, co=p.co,
+    )  # fmt: skip
+    size = most(p.n * math.prod(p.out)) * channels * element
+    return text, (TileStep(p.n * p.out[0] * p.out[1], "turn"),), at + round_up(size, 64)
 
 
 def _tile(p: ConvolutionProblem, width: int, registers: int) -> tuple[Split, Split]:
@@ -101,8 +145,20 @@ def _tile(p: ConvolutionProblem, width: int, registers: int) -> tuple[Split, Spl
     return min(found, key=lambda f: f[:2])[2]
 
 
-def _blocks(p: ConvolutionProblem, ins: Split, element: int) -> tuple[Split, Split, Split, Split]:
+Parts = Split | Runs
+
+
+def _blocks(p: ConvolutionProblem, ins: Split, element: int) -> tuple[Parts, Parts, Parts, Split]:
     """Planes of the batch, rows and columns of a block of positions, and tiles of input channels in its blocks."""
+    if p.moves:
+        usually = usual_problem(p)
+        *blocks, tiles = _blocks(usually, ins, element)
+        totals = (p.n * p.out[0], p.out[1], p.out[2])
+        most = POSITIONS if p.taps == 1 else 2 * POSITIONS
+        # Of columns as many as a block of a wider image has: a row that is a little longer is not two blocks.
+        sizes = (blocks[0].size, blocks[1].size, max(blocks[2].size, most))
+        moving = [Runs(total, size) for total, size in zip(totals, sizes, strict=True)]
+        return moving[0], moving[1], moving[2], tiles
     od, oh, ow = p.out
     most = POSITIONS if p.taps == 1 else 2 * POSITIONS
     planes, rows, columns = Split(p.n * od, p.n * od), Split(oh, 1), Split(ow, 1)
@@ -135,3 +191,5 @@ def _division(p: ConvolutionProblem, vectors: Split, listed: int, threads: int) 
 
 
 WEIGHT_NHWC = Method("nhwc", weight_last_draft, refusal=_refusal)
+MOVING_WEIGHT_NHWC = Method("nhwc", weight_last_draft)
+"""Of images of any size: few channels, and an x that lies in planes, are as good as they can be."""
