@@ -79,8 +79,8 @@ def _tile_text(p: ConvolutionProblem, t: DepthwiseTile, padded: int) -> str:
     clear = [f"        V s{kw} = load(q + {kw * padded}LL);" for kw in sorted(wanted)]
     add = [f"        store(q + {kw * padded}LL, s{kw});" for kw in sorted(wanted)]
     return text_of.tile(
-        name=t.name, more=", L kw0, L kw1" if t.edge else "", errors="\n".join(errors), row=p.dil[1] * p.xs[4], sums=p.ker[2] * padded, clear="\n".join(clear),
-        taps="\n".join(taps), add="\n".join(add),
+        name=t.name, more=", L kw0, L kw1" if t.edge else "", errors="\n".join(errors), row=p.dil[1] * p.xs[4],
+        sums=p.ker[2] * padded, clear="\n".join(clear), taps="\n".join(taps), add="\n".join(add),
     )  # fmt: skip
 
 

@@ -2,9 +2,10 @@
 
 Both operands lie so that a position's channels are neighbours, so nothing is copied or packed: a tile broadcasts input channels and
 multiplies them with vectors of the output's gradient, position by position. Where a tap falls outside the image, the rows and columns
-that have it are known when the code is made, or of images of any size when it runs. A block of positions and of input channels stays in the second-level cache while all
-output channels pass over it; the first tiles of a block ask for what the next one reads. Blocks of positions are summed by
-themselves and then added: short chains of additions round less. Shares of the positions are added by a second phase in fixed order.
+that have it are known when the code is made, or of images of any size when it runs. A block of positions and of input channels stays
+in the second-level cache while all output channels pass over it; the first tiles of a block ask for what the next one reads. Blocks of
+positions are summed by themselves and then added: short chains of additions round less. Shares of the positions are added by a second
+phase in fixed order.
 """
 
 from __future__ import annotations
@@ -61,24 +62,11 @@ def weight_last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) 
         cut = choose(vectors, "ob", block.replace("WHOLE", "false"))
         whole = f"if (ob < {vectors.parts - 1}) {{ {whole} }} else {{ {cut} }}"
 
-    def reach(d: int) -> str:
-        """Per tap of a dimension the results that have it."""
-        found = []
-        for k in range(p.ker[d]):
-            at = p.base[d] + k * p.dil[d]
-            found.append(f"{{{max(0, ceil(-at, p.stride[d]))}, {min(p.out[d], ceil(p.inp[d] - at, p.stride[d]))}}}")
-        return ", ".join(found)
-
+    tables, within = _reach_text(p)
+    unused = ""
     if p.moves:
-        tables, unused = "", text_of.unused(
-            vector_first=vectors.start("b0"), vector_end=f"({vectors.start('b1')})", per_lane=per_lane
-        )  # fmt: skip
-        within = text_of.within_image(
-            dh=p.dil[1], bh=p.base[1], sh=p.stride[1], ih=p.inp[1], dw=p.dil[2], bw=p.base[2], sw=p.stride[2], iw=p.inp[2]
-        )  # fmt: skip
-    else:
-        tables, unused = text_of.tables(rows=reach(1), columns=reach(2)), ""
-        within = text_of.within_tables()
+        end = f"({vectors.start('b1')})"
+        unused = text_of.unused(vector_first=vectors.start("b0"), vector_end=end, per_lane=per_lane)
     sums = round_up(shares * share_size * element, 64)
     channel = "" if p.xs[2] == 1 else f" * {p.xs[2]}LL"
     text, scratch = "", sums
@@ -86,7 +74,8 @@ def weight_last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) 
     if turned:
         text, first, scratch = _turn(plain, sums, element)
     text += text_of.kernel(
-        errors=f"(const T *)(scratch + {sums}LL)" if turned else "a1", reach=tables, within=within, unused=unused, channel=channel, od=p.out[0], sd=p.stride[0], kh=p.ker[1], kw=p.ker[2],
+        errors=f"(const T *)(scratch + {sums}LL)" if turned else "a1", reach=tables, within=within, unused=unused,
+        channel=channel, od=p.out[0], sd=p.stride[0], kh=p.ker[1], kw=p.ker[2],
         dd=p.dil[0], bd=p.base[0], id=p.inp[0], sh=p.stride[1], dh=p.dil[1], bh=p.base[1], sw=p.stride[2], dw=p.dil[2],
         bw=p.base[2], xn=p.xs[0], xg=p.xs[1], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], yn=p.ys[0], yg=p.ys[1], yd=p.ys[3],
         yh=p.ys[4], yw=f"{p.ys[5]}LL", pixel=f"{p.stride[2] * p.xs[5]}LL", tail=tail, taps=p.taps,
@@ -107,6 +96,22 @@ def weight_last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) 
     jobs = shares * p.groups * parts
     steps = (*first, TileStep(jobs, "partial"), TileStep(p.groups * vectors.parts, "finish"))
     return Draft(name, p.dtype, text, steps, scratch)
+
+
+def _reach_text(p: ConvolutionProblem) -> tuple[str, str]:
+    """C++ of which results of a block have a tap: a table of the taps, where that is known, and what a tile does with it."""
+    if p.moves:
+        return "", text_of.within_image(
+            dh=p.dil[1], bh=p.base[1], sh=p.stride[1], ih=p.inp[1], dw=p.dil[2], bw=p.base[2], sw=p.stride[2], iw=p.inp[2]
+        )  # fmt: skip
+    rows: dict[int, str] = {}
+    for d in (1, 2):
+        found = []
+        for k in range(p.ker[d]):
+            at = p.base[d] + k * p.dil[d]
+            found.append(f"{{{max(0, ceil(-at, p.stride[d]))}, {min(p.out[d], ceil(p.inp[d] - at, p.stride[d]))}}}")
+        rows[d] = ", ".join(found)
+    return text_of.tables(rows=rows[1], columns=rows[2]), text_of.within_tables()
 
 
 def _channels_last(p: ConvolutionProblem) -> tuple[int, ...]:
