@@ -43,7 +43,7 @@ def channels_weight_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: i
         """C++ that runs a tile from a column on for all channels."""
         made.setdefault(t.name, _tile_text(p, t, padded))
         first, error = scaled(column, p.stride[2] * p.xs[5], p.base[2] * p.xs[5]), scaled(column, p.ys[5])
-        run = f"(x + g + ({first}), y + g + ({error}), part + g, kh0, kh1, "
+        run = f"(x + g + ({first}), y + g + {error}, part + g, kh0, kh1, "
         calls = []
         if whole:
             calls.append(f"for (L g = 0; g < {whole * width}; g += VL) {t.name}<true>{run}VL{more});")
