@@ -186,8 +186,7 @@ def test_accumulation_and_modes():
     assert pair.programs() == (2, 2)
 
 
-def test_images_are_compiled_for_each():
-    """Gradients of convolutions know their sizes; it is said why."""
+def test_images():
     pair = Pair(
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten()),
         nn.CrossEntropyLoss(),
@@ -195,6 +194,24 @@ def test_images_are_compiled_for_each():
     )
     for n in (4, 6, 3, 6):
         pair.check(torch.randn(n, 3, 8, 8, dtype=torch.float64), torch.randint(0, 4, (n,)))
+    assert pair.programs() == (1, 1)
+
+
+class Diagonal(nn.Module):
+    """As long as the shorter side, which is no polynomial of both."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x)).diagonal(0, 0, 1)
+
+
+def test_what_needs_its_sizes_is_compiled_for_each():
+    pair = Pair(Diagonal(), nn.MSELoss(), sgd)
+    for n in (4, 12, 3, 12):
+        pair.check(torch.randn(n, 7, 6, dtype=torch.float64), torch.randn(5, min(n, 7), dtype=torch.float64))
     assert pair.programs() == (0, 3)
     assert "each combination is compiled for itself" in pair.step.dcir.session.graphs[-1].remark
 
