@@ -275,6 +275,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
         on_plain=coverage.leave,
         inputs=calls.input_names,
         strict=session.options.strict,
+        own_first=session.options.dynamic is None,
     )
     quick = QuickGuards(backend)
     borrowed = BorrowedBackend(quick.backend)

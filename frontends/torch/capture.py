@@ -73,13 +73,15 @@ def dynamo_backend(
     on_plain: OnPlain | None = None,
     inputs: Sequence[str] = (),
     strict: bool = False,
+    own_first: bool = True,
 ) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """A backend for ``torch.compile``: AOTAutograd functionalises and differentiates, ``compile_graph`` does the rest.
 
     ``on_break`` hears of every graph that ends at a graph break. ``limited`` cuts joint graphs under a limit of memory.
     ``on_plain`` hears why a graph is left to PyTorch, and may refuse that.
     A graph with symbolic sizes is specialised to at most ``shape_limit`` combinations of them; ``on_sizes`` hears of each, and
-    ``inputs`` are names of the positional arguments to show. Calls with further combinations run in torch, or with ``strict`` are
+    ``inputs`` are names of the positional arguments to show. With ``own_first`` the first of them may have programs of their own where
+    those are much faster than one for all sizes. Calls with further combinations run in torch, or with ``strict`` are
     refused.
     """
 
@@ -115,7 +117,16 @@ def dynamo_backend(
                 return _traced(graph, compile_graph, settled)
 
             by_size = BySize(
-                gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, overlaps.of, strict=strict
+                gm,
+                example_inputs,
+                specialised,
+                traced,
+                shape_limit,
+                on_sizes,
+                inputs,
+                overlaps.of,
+                strict=strict,
+                own_first=own_first,
             )
             if overlaps.traced:
                 by_size.moving = Refusal("inputs lie in each other, and some are written")

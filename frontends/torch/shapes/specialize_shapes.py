@@ -49,13 +49,14 @@ class BySize:
         on_sizes: hears of every combination before it is compiled.
         strict: whether such a call is an error.
         inputs: names of positional arguments, where the traced frame has ``*args`` in their place.
+        own_first: whether the first combinations may have programs of their own where those are much faster.
         overlap: whether arguments lie in each other so that the graph has to run in torch; known once it is traced.
     """
 
     def __init__(
         self, gm: fx.GraphModule, examples: Sequence[Any], specialise: Specialise, trace: Callable[[fx.GraphModule], Trace], limit: int,
         on_sizes: OnSizes | None = None, inputs: Sequence[str] = (), overlap: Callable[[Sequence[Any]], bool] = lambda _: False,
-        *, strict: bool = False,
+        *, strict: bool = False, own_first: bool = True,
     ) -> None:  # fmt: skip
         self.gm, self._specialise, self._limit, self._on_sizes = gm, specialise, limit, on_sizes
         self._trace, self._overlap = trace, overlap
@@ -68,7 +69,7 @@ class BySize:
         self._trains = trains(gm, examples)
         self.programs: dict[Any, Callable[..., Any]] = {}
         self.made: list[Sizes] = []
-        self._beyond, self._strict = False, strict
+        self._beyond, self._strict, self._own_first = False, strict, own_first
         # Set by who traces; asked for sizes that no program is for.
         self.moving: Moving | Refusal = Refusal("nothing was traced for all sizes")
 
@@ -80,7 +81,7 @@ class BySize:
             program = self._in_pieces(args)
         # Where DistributedDataParallel cuts a graph, Dynamo asks for the results of a part with fake tensors: then it is traced.
         moving = self.moving if not self.only_batch and TracingContext.try_get() is None else None
-        if program is None and isinstance(moving, Moving):
+        if program is None and isinstance(moving, Moving) and not self._own(moving):
             with contextlib.suppress(NoProgramForSizes):
                 return moving(args)
             if moving.hopeless:
@@ -91,6 +92,10 @@ class BySize:
             with compile_lock, _told():
                 program = self.programs.get(key) or self._new(key, args)
         return program(*args)
+
+    def _own(self, moving: Moving) -> bool:
+        """Whether the next combination of sizes had better have a program of its own."""
+        return self._own_first and len(self.made) < moving.own_first
 
     @property
     def only_batch(self) -> bool:
@@ -151,7 +156,9 @@ class BySize:
                 found.prepare(args)
                 return found
             remark = f"each batch is compiled for itself: {found.reason}"
-        if not self.only_batch and self.moving.reason:
+        if isinstance(self.moving, Moving) and self._own(self.moving):
+            remark = "compiled for itself, as the first sizes of a graph are whose program for all sizes is slower"
+        elif not self.only_batch and self.moving.reason:
             remark = f"each combination is compiled for itself: {self.moving.reason}"
         sizes = self.sizes(args)
         if len(self.programs) >= self._limit and self._strict:
