@@ -69,7 +69,7 @@ class Sound(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c = nn.Conv1d(2, 24, 9, 4, 4), nn.Conv1d(24, 24, 3, 1, 2, dilation=2), nn.Conv1d(24, 6, 1)
+        self.a, self.b, self.c = nn.Conv1d(6, 24, 9, 4, 4), nn.Conv1d(24, 24, 3, 1, 2, dilation=2), nn.Conv1d(24, 6, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.c(F.gelu(self.b(torch.tanh(self.a(x)))))
@@ -83,7 +83,7 @@ NETS = {
     "residual": (Residual, lambda n, h, w: (n, 3, h, w)),
     "separable": (Separable, lambda n, h, w: (n, 3, h, w)),
     "across": (Across, lambda n, h, w: (n, 3, *even((n, h, w))[1:])),
-    "sound": (Sound, lambda n, h, w: (n, 2, 4 * h + w)),
+    "sound": (Sound, lambda n, h, w: (n, 6, 4 * h + w)),
 }
 
 
