@@ -11,6 +11,7 @@ from dcir.codegen.compile import Library
 from dcir.driver.assemble import calls_into_torch, program_info
 from dcir.driver.moving_graph import MovingGraph
 from dcir.driver.placement import buffer_numbers
+from dcir.frontends.torch.shapes.given_sizes import values_at
 from dcir.ir.moving_network import fixed
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.buffers import SizedBuffers
@@ -62,7 +63,7 @@ class MovingProgram:
 
     def key(self, args: Sequence[Any]) -> tuple[int, ...]:
         """The value of each symbol of the graph in a list of arguments."""
-        return tuple([int(args[i] if d is None else args[i].shape[d]) for i, d in self._places])
+        return values_at(self._places, args)
 
     def covers(self, values: Sequence[int]) -> bool:
         """Whether it is for these values of the graph's symbols, each of which lies within its bounds."""

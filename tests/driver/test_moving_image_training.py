@@ -136,3 +136,13 @@ def test_the_first_sizes_have_programs_of_their_own() -> None:
     moving, constant = programs(fast)
     assert len(moving) == 2 and len(constant) == 8
     assert "as the first sizes of a graph are" in constant[-1].remark
+
+
+def test_a_limit_does_not_end_in_torch_where_there_is_a_program_for_all() -> None:
+    torch.manual_seed(0)
+    net = Separable().train()
+    fast = dcir.optimize(net, shape_limit=1, strict=True)
+    for batch, side in ((8, 24), (8, 28), (3, 28), (5, 20)):
+        fast(torch.randn(batch, 3, side, side)).square().mean().backward()
+    moving, constant = programs(fast)
+    assert len(moving) == 2 and len(constant) == 4  # the first trace's, and one before the limit

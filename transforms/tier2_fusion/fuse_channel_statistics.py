@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import match, place_of_both
 from dcir.ir.loop_forms import drop_unit_loops
@@ -57,7 +56,7 @@ class FuseChannelStatistics(Pass):
                 continue
             for o in dict.fromkeys(net.ins(op)):
                 product = _product(net, o)
-                if product is None or pays("few sums", net.containers[o.data].nbytes < self.min_bytes):
+                if product is None or net.containers[o.data].nbytes < self.min_bytes:
                     continue
                 size = net.containers[o.data].nbytes
                 reason = self._try(net, product, op, o, position)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
 from dcir.ir.describe import words_of
 from dcir.ir.loop_forms import drop_unit_loops
@@ -241,7 +240,7 @@ def _follows(net: Network, op: Op, points: int, depth: int = 4) -> bool:
     """Whether a program reads a convolution's result of so many points, by itself or through pointwise programs that may join it."""
     for o in net.ins(op):
         c = net.containers[o.data]
-        if math.prod(c.shape) != points or pays("few sums", c.nbytes < LEAST_BYTES):
+        if math.prod(c.shape) != points or c.nbytes < LEAST_BYTES:
             continue
         for w in net.writers(o.data):
             if isinstance(w.spec, ConvolutionSpec) and w.spec.kind != "backward_weight" and w.spec.dtype == "f32":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -45,6 +45,11 @@ def places(gm: fx.GraphModule) -> dict[str, tuple[int, int | None]]:
         if name not in found:
             raise Unsupported(f"a size ({name}) that shows in no input by itself")
     return {name: found[name] for name in symbols(gm)}
+
+
+def values_at(places: Iterable[tuple[int, int | None]], args: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes at ``places`` of a list of arguments."""
+    return tuple([int(args[i] if d is None else args[i].shape[d]) for i, d in places])
 
 
 def tensor_places(gm: fx.GraphModule) -> dict[str, list[tuple[int, int]]]:

@@ -15,7 +15,7 @@ from torch._dynamo.convert_frame import compile_lock
 from dcir.errors import Unsupported
 from dcir.frontends.torch.context import CompileGraph, GraphContext, OtherBounds
 from dcir.frontends.torch.shapes.conditions import Conditions
-from dcir.frontends.torch.shapes.given_sizes import places, symbols
+from dcir.frontends.torch.shapes.given_sizes import places, symbols, values_at
 from dcir.ir.sizes import Bounds
 from dcir.ops.analysis.size_axes import MOST_AXES
 
@@ -107,7 +107,7 @@ class Programs:
         Raises:
             NoProgramForSizes: there is none for the sizes of the arguments, nor can one be made.
         """
-        key = tuple([int(args[i] if d is None else args[i].shape[d]) for i, d in self.places.values()])
+        key = values_at(self.places.values(), args)
         call = self._known.get(key)
         if call is None:
             call = self.wanted(dict(zip(self.places, key, strict=True)))
@@ -173,7 +173,7 @@ class MovingSizes(Programs):
 
     def values(self, args: Sequence[Any]) -> dict[str, int]:
         """Those of the graph's symbols in a list of arguments."""
-        return {name: int(args[i] if d is None else args[i].shape[d]) for name, (i, d) in self.places.items()}
+        return dict(zip(self.places, values_at(self.places.values(), args), strict=True))
 
     def ready(self, values: Mapping[str, int]) -> Call | None:
         """What runs the graph at some values of its symbols, if it is there already."""
@@ -313,10 +313,15 @@ class Moving:
     Args:
         sizes: the programs of the ATen graph that it became.
         whole: runs the graph through those.
+
+    Attributes:
+        own_first: how many combinations of sizes had better have programs of their own, before all others are served by this one.
     """
 
     def __init__(self, sizes: MovingSizes, whole: Callable[..., Any]) -> None:
         self._sizes, self._whole = sizes, whole
+        convolves = sizes.gm.graph.find_nodes(op="call_function", target=_CONVOLUTION)
+        self.own_first = _OWN_FIRST if convolves and sizes.backward is not None else 0
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Run it.
@@ -325,12 +330,6 @@ class Moving:
             NoProgramForSizes: there is no program for the sizes of the arguments, nor can one be made.
         """
         return self._whole(*args)
-
-    @property
-    def own_first(self) -> int:
-        """How many combinations of sizes had better have programs of their own, before all others are served by this one."""
-        trained = self._sizes.backward is not None
-        return _OWN_FIRST if trained and self._sizes.gm.graph.find_nodes(op="call_function", target=_CONVOLUTION) else 0
 
     @property
     def reason(self) -> str:

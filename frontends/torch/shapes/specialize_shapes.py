@@ -95,7 +95,7 @@ class BySize:
 
     def _own(self, moving: Moving) -> bool:
         """Whether the next combination of sizes had better have a program of its own."""
-        return self._own_first and len(self.made) < moving.own_first
+        return self._own_first and len(self.made) < min(moving.own_first, self._limit)
 
     @property
     def only_batch(self) -> bool:

@@ -1,7 +1,7 @@
 """Repeated calls take the short way, and every change that could matter sends them the long way, with eager's results."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dcir
 from dcir.codegen.cpp import watch as native
-from dcir.driver.calls import fast_path
-from dcir.driver.calls.fast_path import QuickCalls
 from dcir.runtime import watch
 
-pytestmark = pytest.mark.skipif(not watch.available(), reason="dictionaries without versions")
+pytestmark = [
+    pytest.mark.skipif(not watch.available(), reason="dictionaries without versions"),
+    pytest.mark.usefixtures("fresh"),
+]
 
 FLAG = 1.0
 
@@ -54,45 +55,6 @@ class Above(Net):
 class Lifted(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(super().forward(x) * 2)
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each call took the short way."""
-    ways: list[bool] = []
-    call = QuickCalls.call
-
-    def noted(self: QuickCalls, args: Any, kwargs: Any) -> Any:
-        result = call(self, args, kwargs)
-        ways.append(result is not fast_path.MISS)
-        return result
-
-    gather = QuickCalls._gather
-
-    def noting(direct: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any) -> Any:
-            result = direct(*args)
-            # After any other the next one is tried, or ``call``.
-            ways.extend([True] * (result is not fast_path.MISS))
-            return result
-
-        return noted
-
-    def gathered(self: QuickCalls) -> None:
-        gather(self)
-        self.direct[:] = map(noting, self.direct)
-
-    monkeypatch.setattr(QuickCalls, "call", noted)
-    monkeypatch.setattr(QuickCalls, "_gather", gathered)
-    return ways
 
 
 def same(fast: Any, plain: Any, *inputs: Any, **named: Any) -> None:

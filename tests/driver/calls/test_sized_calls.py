@@ -1,7 +1,7 @@
 """Repeated calls of changing sizes take the short way, with eager's results, and leave it where they are other calls."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import dcir
-from dcir.driver.calls import fast_path, sized_calls
-from dcir.driver.calls.fast_path import QuickCalls
+from dcir.driver.calls import sized_calls
 from dcir.errors import InvalidInput
 from dcir.runtime import watch
 
 pytestmark = [
     pytest.mark.skipif(not watch.available(), reason="dictionaries without versions"),
+    pytest.mark.usefixtures("fresh"),
     pytest.mark.filterwarnings("ignore::dcir.errors.RecompileWarning"),
 ]
 
@@ -35,29 +35,6 @@ class Scores(nn.Module):
 class Narrow(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         return x.relu() * 2, x.shape[0]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each call took the short way."""
-    ways: list[bool] = []
-    call = QuickCalls.call
-
-    def noted(self: QuickCalls, args: Any, kwargs: Any) -> Any:
-        result = call(self, args, kwargs)
-        ways.append(result is not fast_path.MISS)
-        return result
-
-    monkeypatch.setattr(QuickCalls, "call", noted)
-    return ways
 
 
 def inputs(b: int, s: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,9 +2,8 @@
 
 A tile keeps a vector of the error's channels for some pixels in registers. Row by row of the kernel it loads each input vector once and
 multiplies it with every pixel it belongs to. Where the image ends is known when the code is made, or of images of any size when it runs,
-as in the forward kernel. A job takes
-rows of some images; blocks of rows are summed by themselves and then added, since short chains of additions round less. Last, the
-sums of all jobs are added up in their order.
+as in the forward kernel. A job takes rows of some images; blocks of rows are summed by themselves and then added, since short chains of
+additions round less. Last, the sums of all jobs are added up in their order.
 """
 
 from __future__ import annotations

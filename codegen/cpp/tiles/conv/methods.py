@@ -24,7 +24,7 @@ from dcir.codegen.cpp.tiles.conv.pointwise import POINTWISE_COLUMNS, POINTWISE_R
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, DataGradient, families, flat, is_pointwise
 from dcir.codegen.cpp.tiles.conv.weight import WEIGHT
 from dcir.codegen.cpp.tiles.conv.weight_matrix import WEIGHT_MATRIX
-from dcir.codegen.cpp.tiles.conv.weight_nhwc import MOVING_WEIGHT_NHWC, WEIGHT_NHWC
+from dcir.codegen.cpp.tiles.conv.weight_nhwc import WEIGHT_NHWC, weight_last_draft
 from dcir.codegen.cpp.tiles.conv.weight_pointwise import WEIGHT_POINTWISE
 from dcir.codegen.cpp.tiles.conv.weight_product import WEIGHT_PANELS, WEIGHT_PRODUCT
 from dcir.codegen.cpp.tiles.conv.winograd import WINOGRAD
@@ -100,13 +100,13 @@ WEIGHTS: Methods[ConvolutionProblem] = Methods(
 
 
 def _any_size_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
-    return MOVING_WEIGHT_NHWC.draft(name, flat(p) if is_pointwise(p) else p, isa, threads)
+    return weight_last_draft(name, flat(p) if is_pointwise(p) else p, isa, threads)
 
 
 MOVING_WEIGHTS: Methods[ConvolutionProblem] = Methods(
     (DEPTHWISE_WEIGHT_NHWC, Method("nhwc of any size", _any_size_draft))
 )
-"""Of the gradient of w over images of any size."""
+"""Of the gradient of w over images of any size; few channels, and an x in planes, have nothing better there."""
 
 
 def data_draft(name: str, gradient: DataGradient, isa: Isa, threads: int) -> Draft:

@@ -2,10 +2,11 @@
 
 Both operands lie so that a position's channels are neighbours, so nothing is copied or packed: a tile broadcasts input channels and
 multiplies them with vectors of the output's gradient, position by position. Where a tap falls outside the image, the rows and columns
-that have it are known when the code is made, or of images of any size when it runs. A block of positions and of input channels stays
-in the second-level cache while all output channels pass over it; the first tiles of a block ask for what the next one reads. Blocks of
-positions are summed by themselves and then added: short chains of additions round less. Shares of the positions are added by a second
-phase in fixed order.
+that have it are known when the code is made. A block of positions and of input channels stays in the second-level cache while all
+output channels pass over it; the first tiles of a block ask for what the next one reads. Blocks of positions are summed by
+themselves and then added: short chains of additions round less. Shares of the positions are added by a second phase in fixed order.
+
+Over images of any size, which results have a tap is found when the kernel runs, and an output's gradient in planes is copied first.
 """
 
 from __future__ import annotations
@@ -196,5 +197,3 @@ def _division(p: ConvolutionProblem, vectors: Split, listed: int, threads: int) 
 
 
 WEIGHT_NHWC = Method("nhwc", weight_last_draft, refusal=_refusal)
-MOVING_WEIGHT_NHWC = Method("nhwc", weight_last_draft)
-"""Of images of any size: few channels, and an x that lies in planes, are as good as they can be."""
