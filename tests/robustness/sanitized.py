@@ -6,6 +6,7 @@ every page, which takes half an hour.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import sys
 import tempfile
@@ -31,9 +32,11 @@ from dcir.ir.sizes import Bounds
 from dcir.isa import host_isa
 from dcir.ops.library.segments import GroupSpec
 from tests.driver.test_moving_backward import Pairs, Sentences, sentences, sets
+from tests.driver.test_moving_image_training import NETS as TRAINED
 from tests.driver.test_moving_images import NETS, SIZES
 from tests.driver.test_moving_images import images as images_of
 from tests.driver.test_moving_program import check, programs
+from tests.driver.test_moving_training import check as check_gradients
 from tests.harness import all_samples, check_results, expected, graph_of_calls, run_cpp
 from tests.moving import Moving
 from tests.on_host import on_host
@@ -148,6 +151,21 @@ def images() -> int:
     return len(NETS)
 
 
+def image_training() -> int:
+    """Training on images of any size, in planes and in channels-last: tiny ones, and rows that end in every smaller tile."""
+    sizes = ((2, 24, 30), (3, 17, 41), (2, 9, 26), (4, 32, 19), (2, 40, 57), (2, 18, 10))
+    for name, (make, shape) in TRAINED.items():
+        for form in (torch.contiguous_format, torch.channels_last)[: 1 + (name in ("residual", "separable"))]:
+            torch.manual_seed(0)
+            net = make().train().to(memory_format=form)
+            fast, wide = dcir.optimize(net, dynamic=True, threads=THREADS), copy.deepcopy(net).double()
+            for size in sizes:
+                print(name, form, size, file=sys.stderr, flush=True)
+                check_gradients(fast, net, wide, torch.randn(shape(*size)).contiguous(memory_format=form))
+            assert programs(fast)[0], name
+    return len(TRAINED)
+
+
 def raced() -> int:
     """A list of points whose blocks count in one place; the sanitizer says so when the process ends."""
     torch.set_num_threads(THREADS)
@@ -189,6 +207,6 @@ def _alone(t: torch.Tensor) -> torch.Tensor:
 
 if __name__ == "__main__":
     what, *numbers = sys.argv[1:]
-    functions = (operators, families, networks, kernels, moving, images, raced, broken)
+    functions = (operators, families, networks, kernels, moving, images, image_training, raced, broken)
     function = next(f for f in functions if f.__name__ == what)
     print("done", function(*map(int, numbers)))  # type: ignore[operator]

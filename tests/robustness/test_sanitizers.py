@@ -51,8 +51,8 @@ def test_no_races(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    [("families", "3"), ("networks",), ("kernels",), ("moving",), ("images",)],
-    ids=["operators", "networks", "kernels", "moving", "images"],
+    [("families", "3"), ("networks",), ("kernels",), ("moving",), ("images",), ("image_training",)],
+    ids=["operators", "networks", "kernels", "moving", "images", "image-training"],
 )
 def test_clean(what: tuple[str, ...]) -> None:
     """Samples of every family of operators; networks, forward and backward; odd sizes and indices outside; images of any size."""
