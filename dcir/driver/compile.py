@@ -114,6 +114,9 @@ class Compilation:
         """
         with _COMPILING, _uncollected():
             graph = self._moving_graph(gm)
+            if self.context.settle is not None:
+                self.context.settle(graph.layouts)
+                self._clock.start()
             library = self._library(graph.network)
             self.record.bounds = _bounds(replace(self.context, bounds=graph.bounds))
             self._finish()

@@ -26,7 +26,7 @@ from dcir.frontends.torch.shapes.given_sizes import (
     value_of,
 )
 from dcir.ir.cost_answers import CostAnswers, for_many_sizes, repeating, taking
-from dcir.ir.moving_network import MovingNetwork, set_floats, usual_sizes
+from dcir.ir.moving_network import MovingNetwork, fixed, set_floats, usual_sizes
 from dcir.ir.refusal import Refusal
 from dcir.ir.sizes import Bounds, Sizes
 from dcir.ir.verify_moving import verify_moving
@@ -52,7 +52,8 @@ class MovingGraph:
         network: its sizes are called s0, s1, … in the order of ``symbols``.
         widest: the graph at the upper ends, rewritten.
         operators, bytes_before, passes: what the graph was there before the passes, and what these did.
-        symbols: what the graph calls those that move.
+        first: of every symbol of the graph the first one that it is equal to.
+        symbols: those that move, each by itself.
         places: of each of them in the arguments.
         constants: as in ``Imported``, the same at all sizes.
         outputs: as in ``Imported``; a literal may be a ``Polynomial``.
@@ -65,6 +66,7 @@ class MovingGraph:
     operators: int
     bytes_before: int
     passes: list[PassRecord]
+    first: Mapping[str, str]
     symbols: tuple[str, ...]
     places: dict[str, tuple[int, int | None]]
     constants: dict[str, torch.Tensor]
@@ -74,11 +76,31 @@ class MovingGraph:
 
     def sizes(self, values: Sequence[int]) -> dict[str, int] | None:
         """The sizes of the network for values of the symbols; None if it is not for these."""
+        if self.axes and not all(a.has(v) for a, v in zip(self.axes, values, strict=True)):
+            return None
+        return self._parts(values)
+
+    def _parts(self, values: Sequence[int]) -> dict[str, int]:
         if not self.axes:
             return dict(zip(self.network.sizes, values, strict=True))
-        if not all(a.has(v) for a, v in zip(self.axes, values, strict=True)):
-            return None
         return {name: p for a, v in zip(self.axes, values, strict=True) for name, p in a.parts(v).items()}
+
+    def layouts(self, values: Mapping[str, int]) -> dict[int, tuple[int, ...]]:
+        """Strides of the outputs that passes were free to lay out, by number.
+
+        Args:
+            values: of symbols of the graph, on which alone these outputs depend; those at which another graph is looked at may lie
+                beyond the bounds.
+        """
+        given = {head: bounds.high for head, bounds in zip(self.first.values(), self.bounds, strict=True)}
+        given |= {self.first[name]: value for name, value in values.items() if name in self.first}
+        sizes = self._parts([given[name] for name in self.symbols])
+        free = self.widest.network.free
+        return {
+            number: fixed(self.network.results[value].strides, sizes)
+            for number, (kind, value) in enumerate(self.outputs)
+            if kind == "result" and value in free
+        }
 
 
 def moving_graph(
@@ -123,7 +145,9 @@ def moving_graph(
     ) -> _Sample:
         exact = {pair: over / under for pair, values in divided.items() for over, under in [values[sample]]}
         marked = {pair: v * (1 + (k + 1) * _MARK) for k, (pair, v) in enumerate(exact.items())}
-        graph = given_sizes(gm, moving.values(sample), marked)
+        given = moving.values(sample)
+        laid = None if context.layouts is None else context.layouts(given)
+        graph = given_sizes(gm, given, marked, laid)
         with for_many_sizes():
             made = import_graph(graph, replace(context, donated={}))
         net = made.network
@@ -317,6 +341,6 @@ def _joined(
     bounds = moving.bounds | dict(zip(names, reach, strict=True))
     where = places(gm)
     return MovingGraph(
-        found, done, widest.operators, widest.bytes_before, widest.passes, tuple(names), {n: where[n] for n in names},
+        found, done, widest.operators, widest.bytes_before, widest.passes, moving.first, tuple(names), {n: where[n] for n in names},
         done.constants, outputs, tuple(bounds[moving.first[n]] for n in moving.bounds), axes.axes if axes is not None else (),
     )  # fmt: skip

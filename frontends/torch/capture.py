@@ -24,7 +24,7 @@ from dcir.frontends.torch.arguments import lazy_places, without_classes
 from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, Sizes
 from dcir.frontends.torch.decompose import decompositions
-from dcir.frontends.torch.forward_and_backward import donated, lay_out, report_strides
+from dcir.frontends.torch.forward_and_backward import donated, first_read, lay_out, report_strides
 from dcir.frontends.torch.importer import import_graph
 from dcir.frontends.torch.late_graph import LateGraph
 from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
@@ -261,7 +261,8 @@ class _Tracing:
             return made
         elif kind == "backward":
             parts = self._forward.parts if self._forward is not None else {}
-            made = replace(made, donated=donated(metadata, parts), forward=self._forward)
+            given = donated(metadata, parts)
+            made = replace(made, donated=given, forward=self._forward, first_read=first_read(metadata))
         elif self._settled:
             written = {*metadata.mutated_inp_runtime_indices, *updates.values()}
             made = replace(made, static=frozenset(metadata.static_input_indices) - written)

@@ -15,6 +15,8 @@ from dcir.ir.sizes import Bounds
 
 Sizes = tuple[tuple[str, int], ...]
 """(place of a symbolic size in the inputs, its value)."""
+LayoutsAt = Callable[[Mapping[str, int]], Mapping[int, tuple[int, ...]]]
+"""From values of a graph's symbols to the strides of those arguments or results, by number, whose layout is not the graph's to say."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,13 @@ class GraphContext:
         static: numbers of the placeholders that are parameters or buffers of the user's modules.
         updates: from the number of a result to that of the placeholder whose contents it replaces.
         first_saved: of a forward, number of its first result that only the backward graph reads.
+        first_read: of a backward, the number of the forward's result that its first argument would be, were that one.
         partition: of a forward, what was decided under a limit of memory.
         donated: of a backward, the placeholders that nobody reads once the call has begun, and where they lie.
         forward: of a backward, what became of its forward.
         bounds: of its symbolic sizes, in the order of the inputs, where it is to be one program for all of them.
+        layouts: of a backward with ``bounds``, how its forward lays out what it keeps.
+        settle: of a forward with ``bounds``, called with how it lays out what it keeps before there is code.
         same: for each of those sizes the number of the first one that it is equal to; empty: they have nothing to do with each other.
         bound_names: where those sizes are in the user's inputs.
         conditions: of its symbolic sizes, which it was traced under and Dynamo does not know of.
@@ -64,10 +69,13 @@ class GraphContext:
     static: frozenset[int] = frozenset()
     updates: Mapping[int, int] = field(default_factory=dict)
     first_saved: int | None = None
+    first_read: int = 0
     partition: Partition | None = None
     donated: Mapping[int, BufferPart] = field(default_factory=dict)
     forward: CompiledGraph | None = None
     bounds: tuple[Bounds, ...] = ()
+    layouts: LayoutsAt | None = None
+    settle: Callable[[LayoutsAt], None] | None = None
     same: tuple[int, ...] = ()
     bound_names: tuple[str, ...] = ()
     conditions: tuple[Any, ...] = ()

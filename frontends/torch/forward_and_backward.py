@@ -21,13 +21,17 @@ def donated(metadata: Any, parts: Mapping[int, BufferPart]) -> dict[int, BufferP
     """
     # AOTAutograd's own part in this would be to refuse a second backward through the same graph.
     found, metadata.bw_donated_idxs = metadata.bw_donated_idxs or [], []
-    # How much greater the number of a saved result of the forward is than that of the same argument of the backward.
-    saved = metadata.tensors_saved_for_backwards_slice.start
-    first = int(len(metadata.tokens) + saved - metadata.num_symints_saved_for_bw)
+    first = first_read(metadata)
     # Nobody reads a buffer that shows in such results alone.
     shared = {part.buffer for number, part in parts.items() if number - first not in found}
     owned = {i: parts[first + i] for i in found if first + i in parts}
     return {i: part for i, part in owned.items() if part.buffer not in shared}
+
+
+def first_read(metadata: Any) -> int:
+    """How much greater the number of a saved result of a forward is than that of the same argument of its backward."""
+    saved = metadata.tensors_saved_for_backwards_slice.start
+    return int(len(metadata.tokens) + saved - metadata.num_symints_saved_for_bw)
 
 
 def lay_out(graph: fx.GraphModule, examples: Sequence[Any]) -> None:

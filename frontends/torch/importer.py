@@ -274,9 +274,7 @@ class _Importer:
 
     def _output(self, node: fx.Node) -> None:
         flat = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
-        # Of a program for all sizes, what is saved lies as the trace says: its backward is compiled first.
-        first = None if self.context.bounds else self.context.first_saved
-        saved = len(flat) if first is None else first
+        saved = len(flat) if self.context.first_saved is None else self.context.first_saved
         updates = self.context.updates
         for number, out in enumerate(flat):
             if number in updates:

@@ -56,6 +56,13 @@ CASES = {
     "transposed": (1, 24, 40, (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), "last", "last", "backward"),
     "transposed-overlapping": (1, 16, 16, (4, 4), (2, 2), (1, 1), (1, 1), (1, 1), "last", "last", "backward"),
     "transposed-planes": (1, 6, 9, (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), "plain", "plain", "backward"),
+    "data": (1, 32, 64, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "last", "last", "backward"),
+    "data-odd-channels": (1, 19, 21, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "last", "last", "backward"),
+    "data-many-taps": (1, 20, 24, (5, 5), (1, 1), (2, 2), (2, 2), (1, 1), "last", "last", "backward"),
+    "data-dilated": (1, 16, 8, (3, 3), (1, 1), (2, 2), (2, 2), (2, 2), "last", "last", "backward"),
+    "data-asymmetric": (1, 16, 8, (3, 4), (1, 1), (0, 2), (2, 1), (1, 1), "last", "last", "backward"),
+    "data-deep": (1, 48, 640, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "last", "last", "backward"),
+    "data-grouped": (4, 16, 32, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "last", "last", "backward"),
     "weights": (1, 32, 64, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "last", "last", "weights"),
     "weights-odd-channels": (1, 19, 21, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), "last", "last", "weights"),
     "weights-s2": (1, 16, 40, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), "last", "last", "weights"),
@@ -220,7 +227,7 @@ def compare(kernel, axes, case, name, isa, several):
         spec.reference(given, [wanted])
         table = torch.tensor(list(axes.parts(sizes).values()))
         kernel(*map(torch.from_numpy, given), table, torch.from_numpy(got))
-        summed = spec.cin * math.prod(spec.kernel)
+        summed = (spec.cout if spec.kind == "backward_data" else spec.cin) * math.prod(spec.kernel)
         if spec.kind == "backward_weight":
             summed = spec.n * math.prod(spec.out_size)
         scale = math.sqrt(summed)

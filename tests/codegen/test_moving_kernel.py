@@ -80,7 +80,29 @@ def norm(n):
     return b.finish()
 
 
-PROGRAMS = [scaled, flat, turned, softmax, means, norm]
+def clamped(n):
+    """A row of 48 and its neighbours, or itself at the ends."""
+    b = LoopNestBuilder((n, 48))
+    x, here = b.input("f32"), b.index(0)
+    first, last = b.const(0, "i64"), b.const(n - 1, "i64")
+    rows = [b.op("min", b.op("max", row, first), last) for row in (here - 1, here + 1)]
+    before, behind = (b.gather(x, (0, 1), [row], [n], [48], checked=False) for row in rows)
+    b.store(b.output("f32"), (48, 1), b.load(x, (48, 1)) + before * 2.0 + behind * 3.0)
+    return b.finish()
+
+
+def padded(n):
+    """A row of 50 and its neighbours; outside are zeros before and fives behind, as are behind row 7."""
+    b = LoopNestBuilder((n, 50))
+    x, here = b.input("f32"), b.index(0)
+    before = b.gather(x, (0, 1), [here - 1], [n], [50], checked=False)
+    five, first = b.const(5, "f32"), b.op("lt", here, b.const(7, "i64"), dtype="bool")
+    behind = b.gather(x, (0, 1), [here + 1], [n], [50], checked=False, mask=first, other=five)
+    b.store(b.output("f32"), (50, 1), b.load(x, (50, 1)) + before * 2.0 + behind * 3.0)
+    return b.finish()
+
+
+PROGRAMS = [scaled, flat, turned, softmax, means, norm, clamped, padded]
 
 
 def moving(make):
@@ -122,6 +144,21 @@ def test_equals_program(kernels, make):
         for a, b in zip(got, wanted, strict=True):
             np.testing.assert_allclose(a[: len(b)], b, rtol=2e-5, atol=2e-6, err_msg=str(n))
             assert (a[len(b) :] == 7).all(), n
+
+
+def code_of(make):
+    plan = moving_kernel(EMITTERS, moving(make), Names.of(BOUNDS, {"s0": 128}), MACHINE, 1)
+    return plan.phases[0].code
+
+
+def test_indices_that_end_below_the_extent_are_not_tested():
+    assert "const bool g" not in code_of(clamped)
+
+
+def test_rows_that_may_lie_outside_are_read_in_vectors():
+    """No load depends on whether they do."""
+    code = code_of(padded)
+    assert code.count("d_pick<float>(") == 2 and "? a0" not in code
 
 
 def test_contiguous_loops_are_one():

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from dcir.codegen.cpp.emitters import EMITTERS
+from dcir.codegen.cpp.kernels.loop_nest_parts import loop_in_parts
 from dcir.codegen.moving_kernel import moving_kernel
 from dcir.codegen.symbolic import Names
 from dcir.cost.machine import Machine
@@ -162,6 +163,13 @@ def test_equals_program(kernels, make):
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda f: f.__name__)
 def test_long_ones_are_in_parts(make):
     assert (len(plan_of(make).phases) == 2) == (make in IN_PARTS)
+
+
+def test_parts_of_images_are_rows():
+    """The longest loop goes in parts, or one about as long whose parts lie together."""
+    b = LoopNestBuilder((32,), (9, 30, 34))
+    b.store(b.output("f32"), (1, 0, 0, 0), b.reduce("sum", b.load(b.input("f32"), (1, 32 * 34 * 30, 32 * 34, 32))))
+    assert loop_in_parts(b.finish()) == 2
 
 
 def test_parts_are_as_exact_as_short_sums(kernels):

@@ -111,6 +111,18 @@ def test_channels_last(name: str) -> None:
     assert len(programs(fast)[0]) == 2
 
 
+def test_what_is_kept_lies_as_suits_forward_and_backward() -> None:
+    """Channels last, though the image lies in planes."""
+    fast = dcir.optimize(Residual().train(), dynamic=True)
+    for size in SIZES[:2]:
+        fast(torch.randn(size[0], 3, *size[1:])).sum().backward()
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        fast(torch.randn(4, 3, 50, 38)).sum().backward()
+    inside = [t for t in kept if t.ndim == 4 and t.shape[0] == 4 and t.shape[1] > 3]
+    assert len(inside) >= 5 and all(t.is_contiguous(memory_format=torch.channels_last) for t in inside)
+
+
 def test_gradients_of_images() -> None:
     torch.manual_seed(0)
     net = Separable().eval()

@@ -21,6 +21,16 @@ D_INT T d_int_sign(T a) { return (T)(int(a > 0) - int(a < 0)); }
 D_INT T d_int_min(T a, T b) { return a < b ? a : b; }
 D_INT T d_int_max(T a, T b) { return a > b ? a : b; }
 
+// a or b, of 4 or 8 bytes, by their bits: both are computed, so that loops with it become vectors where a choice would be a branch.
+D_INT T d_pick(bool first, T a, T b) {
+    d_wide<T> x, y;
+    __builtin_memcpy(&x, &a, sizeof a);
+    __builtin_memcpy(&y, &b, sizeof b);
+    x = y ^ ((x ^ y) & (0 - (d_wide<T>)first));
+    __builtin_memcpy(&a, &x, sizeof a);
+    return a;
+}
+
 // The quotient -a is taken apart from the division, because the smallest number divided by -1 traps.
 D_INT T d_idiv_trunc(T a, T b) {
     bool minus = (T)-1 < (T)0 && b == (T)-1;

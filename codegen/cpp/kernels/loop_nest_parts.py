@@ -19,7 +19,7 @@ from dcir.cost.cpu import BUSY_JOBS
 from dcir.ir.loop_forms import side_by_side
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.partial_results import first_step, last_step, partial_types, unsplittable
-from dcir.ir.statements import Reduce
+from dcir.ir.statements import Read, Reduce
 from dcir.ir.types import itemsize
 
 # Figures of the pass: steps and points from which it pays, points of a part, and parts.
@@ -27,6 +27,7 @@ LEAST_STEPS, LEAST_ROWS = 2048, 384
 LEAST_POINTS = 131072
 PART = 16384
 MOST_PARTS = 1024
+NEARLY = 2  # rows of images and their columns are about as many
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,7 @@ def in_parts(p: LoopNest) -> InParts | None:
         return None
     if ceil_div(usual(math.prod(p.outer)), lanes) > BUSY_JOBS or unsplittable(p) is not None:
         return None
-    n_outer = len(p.outer)
-    d = max(range(n_outer, len(p.dims)), key=lambda d: usual(p.dims[d]))
+    d = loop_in_parts(p)
     extent = p.dims[d]
     others = usual(math.prod(p.inner)) // max(1, usual(extent))
     size = max(1, PART // (lanes * max(1, others)), ceil_div(most(extent), MOST_PARTS))
@@ -86,6 +86,15 @@ def in_parts(p: LoopNest) -> InParts | None:
         last_step(p, cut.outer[:1], (*behind[1:], behind[0])),
         math.prod(cut.outer),
     )
+
+
+def loop_in_parts(p: LoopNest) -> int:
+    """The longest inner loop; of such as are nearly as long the one of the largest steps, so that a part's elements lie together."""
+    inner = range(len(p.outer), len(p.dims))
+    longest = max(usual(p.dims[d]) for d in inner)
+    reads = [s for s in p.body if isinstance(s, Read)]
+    long = [d for d in inner if NEARLY * usual(p.dims[d]) >= longest]
+    return max(long, key=lambda d: sum(abs(usual(s.strides[d])) for s in reads))
 
 
 def _cut(p: LoopNest, d: int, size: int) -> LoopNest:

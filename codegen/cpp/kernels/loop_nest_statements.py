@@ -198,12 +198,39 @@ class Statements:
             self._test(i, s, wanted)
         test = f"({wanted} & g{i})" if wanted else f"g{i}"
         other = self.value(guard[1]) if guard else literal(0, s.dtype)
+        if not self.inside and self._steady_in_vectors(s):
+            # GCC 12 vectorises no load that may not happen; outside, the first element is read instead.
+            read = self._element(s.operand, f"{self.address(s.strides)} + ({' + '.join(terms)}) * (long long)g{i}")
+            found = cast_expr(read, self.p.inputs[s.operand], s.dtype)
+            return f"d_pick<{CPP_TYPE[s.dtype]}>({test}, {found}, {other})"
         return f"{test} ? {found} : {other}"
+
+    def _steady_in_vectors(self, s: Gather) -> bool:
+        """Whether a gather from what is never empty walks a loop element by element, and its indices, which move, are the same there."""
+        along = [d for d, step in enumerate(s.strides) if step == 1]
+        if not along or itemsize(s.dtype) not in (4, 8) or not any(isinstance(e, Symbolic) for e in s.extents):
+            return False
+        if any(least(e) <= 0 for e in s.extents):
+            return False
+        behind = [self.p.body[j] for j in self.needs(list(s.indices), set())]
+        follows = {t.dim for t in behind if isinstance(t, Index)}
+        follows |= {d for t in behind if isinstance(t, Read) for d, step in enumerate(t.strides) if step}
+        return follows.isdisjoint(along)
 
     def _lies_in(self, i: int, extent: int) -> bool:
         """Whether an index is known to lie in ``range(extent)``."""
         low, high = self._short.get(i, (-1, 0))
-        return low >= 0 and high < least(extent)
+        return low >= 0 and (high < least(extent) or self._ends_below(i, extent))
+
+    def _ends_below(self, i: int, extent: int) -> bool:
+        """Whether an index is less than an extent at all sizes, though it may be as large as that is at others."""
+        s = self.p.body[i]
+        if isinstance(s, Index):
+            return least(extent - self.p.dims[s.dim]) >= 0
+        if isinstance(s, Const):
+            return isinstance(s.value, Symbolic | int) and least(extent - 1 - s.value) >= 0
+        decide = {"min": any, "max": all}.get(s.op)
+        return decide is not None and decide(self._ends_below(a, extent) for a in s.args)
 
     def _test(self, i: int, s: Gather, wanted: str) -> None:
         """``g<i>``: whether a gather's indices lie inside."""

@@ -28,6 +28,8 @@ _MARKS = (
     "_dynamo_dynamic_indices", "_dynamo_dynamic_range", "_dynamo_hint_overrides", "_specialize_on",
     "_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking",
 )  # fmt: skip
+_KNOWN = "_dynamo_propagated_dynamic_indices"
+"""What AOTAutograd leaves on tensors, so that the next graph's trace, whosever it is, takes the same sizes for ones that move."""
 _NUMBER = re.compile(r"(?<=\[)\d+(?=\])|\b(?:was|is|had|has|were|are)\b.*")
 """What of a cause differs from call to call: the place in a list, and the values."""
 _MOST = 64
@@ -88,9 +90,12 @@ class DynamicCalls:
         marked = self._marked(args, kwargs) if self._rows else []
         if self._options.dynamic is None:
             marked = [(t, _newly_marked(t, [(0, DynamicDim(firm=False))])) for t in self._batches.moving(args, kwargs)]
-        if self._options.dynamic is not False:
-            for value in itertools.chain(args, kwargs.values()):
+        hidden: list[tuple[torch.Tensor, Any]] = []
+        for value in itertools.chain(args, kwargs.values()):
+            if self._options.dynamic is not False:
                 mark_growing(value)
+            elif isinstance(value, torch.Tensor) and _KNOWN in value.__dict__:
+                hidden.append((value, value.__dict__.pop(_KNOWN)))
         self._here.compiled = False
         try:
             yield
@@ -102,6 +107,8 @@ class DynamicCalls:
             for value, names in marked:
                 for name in names:
                     value.__dict__.pop(name, None)
+            for value, dims in hidden:
+                value.__dict__.setdefault(_KNOWN, dims)
         if self._here.compiled:
             self._tell(args, kwargs)
 

@@ -125,14 +125,16 @@ def _expressions(gm: fx.GraphModule) -> list[Any]:
 
 
 def given_sizes(
-    gm: fx.GraphModule, values: Mapping[str, int], floats: Mapping[Any, float] | None = None
-) -> fx.GraphModule:
+    gm: fx.GraphModule, values: Mapping[str, int], floats: Mapping[Any, float] | None = None,
+    layouts: Mapping[int, tuple[int, ...]] | None = None,
+) -> fx.GraphModule:  # fmt: skip
     """A copy of an ATen graph whose nodes stand for tensors of constant sizes.
 
     Args:
         gm: a graph whose nodes carry fake tensors with symbolic sizes in ``meta['val']``.
         values: of all its symbols, by name.
         floats: what stands for some of its ``fractions``, if that is not what they are.
+        layouts: strides of some arguments, by number, if those are not what the graph says; without gaps.
     """
     given = Given(values, floats, alike=True)
     made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
@@ -140,6 +142,10 @@ def given_sizes(
     for node in made.graph.nodes:
         if "val" in node.meta:
             node.meta = {**node.meta, "val": given(node.meta["val"])}
+    arguments = list(made.graph.find_nodes(op="placeholder"))
+    for number, strides in (layouts or {}).items():
+        meta = arguments[number].meta
+        meta["val"] = meta["val"].as_strided(meta["val"].shape, strides)
     return made
 
 

@@ -13,7 +13,7 @@ from torch import fx
 from torch._dynamo.convert_frame import compile_lock
 
 from dcir.errors import Unsupported
-from dcir.frontends.torch.context import CompileGraph, GraphContext, OtherBounds
+from dcir.frontends.torch.context import CompileGraph, GraphContext, LayoutsAt, OtherBounds
 from dcir.frontends.torch.shapes.conditions import Conditions
 from dcir.frontends.torch.shapes.given_sizes import places, symbols, values_at
 from dcir.ir.sizes import Bounds
@@ -134,15 +134,25 @@ class Programs:
                 return call
         return None
 
-    def compiled(self, span: Span) -> tuple[Call, Span]:
+    def compiled(
+        self, span: Span, layouts: LayoutsAt | None = None, settle: Callable[[LayoutsAt], None] | None = None
+    ) -> tuple[Call, Span]:
         """A program for sizes, and for which it is; it is not noted among ``made``.
+
+        Args:
+            layouts: of a backward, how the results of its forward lie.
+            settle: of a forward, called with how its results lie before it is there.
 
         Raises:
             OtherBounds: there is none for these.
             Unsupported: there is none.
         """
         bounds, same = span.of(list(self.places))
-        made = self._compile(self.gm, replace(self._context, bounds=bounds, same=same))
+        context = replace(self._context, bounds=bounds, same=same, settle=settle)
+        if layouts is not None:
+            first, laid = context.first_read, layouts
+            context = replace(context, layouts=lambda values: {i - first: s for i, s in laid(values).items()})
+        made = self._compile(self.gm, context)
         return made.call, Span(
             dict(zip(self.places, made.bounds, strict=True)), {name: span.first[name] for name in self.places}
         )
@@ -211,12 +221,7 @@ class MovingSizes(Programs):
             if key in self.refused or not span.holds(values):
                 continue
             try:
-                # The backward first: where only one can be had, it is mostly the forward.
-                behind = None if self.backward is None else self.backward.compiled(span)
-                call, reach = self.compiled(span)
-                if self.backward is not None and behind is not None:
-                    reach = reach.within(behind[1])
-                    self.backward.made.append((reach, behind[0]))
+                call, reach = self.compiled(span) if self.backward is None else self._both(span, self.backward)
             except OtherBounds as e:
                 self.refused.add(key)
                 self.reason = str(e).splitlines()[0]
@@ -231,6 +236,19 @@ class MovingSizes(Programs):
                 self.reason = "a program for all sizes begins at larger ones"
         self.hopeless |= not self.made and len(self.refused) >= _TRIES
         raise NoProgramForSizes(self.reason)
+
+    def _both(self, span: Span, backward: Programs) -> tuple[Call, Span]:
+        """A program for sizes and that of its backward, which is noted, and for which they are; raises what ``compiled`` does.
+
+        What the forward keeps lies as suits both, so its graph is rewritten first. Then the whole backward: where only one can be had,
+        it is mostly the forward.
+        """
+        behind: list[tuple[Call, Span]] = []
+        call, reach = self.compiled(span, settle=lambda layouts: behind.append(backward.compiled(span, layouts)))
+        (made,) = behind
+        reach = reach.within(made[1])
+        backward.made.append((reach, made[0]))
+        return call, reach
 
     def _spans(self, values: Mapping[str, int], first: Mapping[str, str], ones: Collection[str]) -> Iterator[Span]:
         """What a program for some values may be for, the widest first; at last one with sizes of 1 as constants."""

@@ -86,6 +86,18 @@ def test_false_traces_every_size(traces):
     assert traces == ["_ahead_of_time"] * 3
 
 
+def test_false_holds_for_what_another_program_has_seen(traces):
+    """AOTAutograd notes on a tensor that is kept for a backward which of its sizes move."""
+    moving, fast = (dcir.optimize(Two(), dynamic=dynamic) for dynamic in (True, False))
+    for n in (3, 5):
+        moving(x := torch.randn(n, 6)).sum().backward()
+    noted = dict(x.__dict__)
+    assert noted
+    traces.clear()
+    fast(x)
+    assert traces == ["_ahead_of_time"] and x.__dict__ == noted
+
+
 @pytest.mark.parametrize("key", ["x", 0])
 def test_bounds(key, traces):
     fast = dcir.optimize(module := Two().eval(), dynamic={key: {0: Dim("batch", min=3, max=8)}})

@@ -73,7 +73,8 @@ def data_strided_draft(name: str, gradient: DataGradient, isa: Isa, threads: int
             )  # fmt: skip
         else:
             draft, (step,) = made[p], made[p].steps
-            text = pack_text(replace(p, panel=COLUMNS), packed, operands=False) + draft.text
+            # The call says where the weights begin.
+            text = pack_text(replace(p, panel=COLUMNS, w0=0), packed, operands=False) + draft.text
             count = panels(p.co, COLUMNS)
             call = f"part{i}::pack(j - {packing}, a0, a1 + {p.w0}LL, nullptr, o0, scratch);"
             before.append(f"    if (j < {packing + count}) return {call}")

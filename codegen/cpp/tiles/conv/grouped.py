@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import DepthwiseTile, columns_of, tile_at, whole_tile
-from dcir.codegen.cpp.tiles.conv.nhwc import LONG, border, inside
+from dcir.codegen.cpp.tiles.conv.nhwc import border, inside
+from dcir.codegen.cpp.tiles.conv.nhwc_layout import LONG
 from dcir.codegen.cpp.tiles.conv.nhwc_tile import CHAIN, in_chains, rest_kinds
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, usual_problem
 from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Runs, Split, TileStep, ceil_div, lanes

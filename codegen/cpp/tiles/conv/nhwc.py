@@ -8,12 +8,12 @@ their border, as are rows whose pixels share cache sets.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.matrix import matrix_last_draft, matrix_last_refusal
+from dcir.codegen.cpp.tiles.conv.nhwc_layout import NhwcLayout, nhwc_layout
 from dcir.codegen.cpp.tiles.conv.nhwc_tile import (
     Kind,
     dispatch,
@@ -24,11 +24,11 @@ from dcir.codegen.cpp.tiles.conv.nhwc_tile import (
     tile_text,
 )
 from dcir.codegen.cpp.tiles.conv.pointwise import rows_refusal
-from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, usual_problem
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Runs, Split, TileStep, ceil_div, lanes, round_up
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
-from dcir.codegen.symbolic import least, most, moves, usual
+from dcir.codegen.symbolic import least, most, usual
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.epilogue import identity_epilogue
@@ -39,62 +39,19 @@ text_of = templates("conv/nhwc")
 # Pixels; of fewer, tiles of convolutions with packed weights are faster than products row by row: data gradients of 1x1 kernels with
 # strides on Zen 3, 1024 -> 2048 at 14 x 14 52 -> 24 ms (8 images, one core), 256 -> 512 at 56 x 56 30 -> 20.
 SHORT_ROWS = 32
-SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
-WEIGHT_BYTES = 512 << 10  # of the weights of a block of vectors: they stay in the second-level cache while it runs
-IMAGE_BYTES = 400 << 10  # of the image that several blocks of weights pass over
-PARTIAL_BYTES = 192 << 10
 STACK_BYTES = 256 << 10
-# AVX2, in cycles of Zen 3: a tile of all registers (7 pixels by 2 vectors) against one of 6, and a vector of weights that comes from the
-# second-level cache; 8 images of 64 channels at 56 x 56 79 -> 90 GFLOP/s a core, 128 at 28 x 28 82 -> 91, at 7 x 7 tiles of 7 stay.
-AGAIN, STREAMED, NEAREST = 1.16, 2.75, 24 << 10
 MOST_KINDS = 4  # of tiles in a row
 NEAR, FARTHER = 1024, (4096, 16384)  # bytes fetched ahead in a panel
-MOST_LAYOUTS = 6
-L3_BYTES = 16  # a cycle
-REGION_PIXELS = 96  # of a region of rows, where images are of any size
-LONG = 1680  # pixels of a row that tiles of any size divide: what is left over is not counted against one
 WAITING = 128  # pixels of a row that are stored together where results lie in planes
 
 
-@dataclass(frozen=True)
-class NhwcLayout:
-    """How a problem is divided.
-
-    Attributes:
-        wide: pixels of a row in tiles.
-        vectors: vectors of output channels in a tile; what a group leaves over is a smaller tile.
-        blocks: of vectors in a group.
-        inputs, unit: input channels in blocks, in units of so many: a block begins where a cache line does.
-        rows, columns: rows and tiles of a row in regions.
-        parts, shares: jobs along the blocks of all groups, and along the regions.
-        together: regions that a block of weights passes over before the next one.
-    """
-
-    wide: Split | Runs
-    vectors: int
-    blocks: int
-    inputs: Split
-    unit: int
-    rows: Split | Runs
-    columns: Split | Runs
-    parts: int
-    shares: int
-    together: int
-
-    @property
-    def partial(self) -> int:
-        """Vectors of sums of a job that wait for the next block of input channels."""
-        if self.inputs.parts == 1:
-            return 0
-        return self.together * self.rows.size * self.columns.size * self.wide.size * self.vectors
-
-
 def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
-    if p.bias or p.family or p.y0 or p.w0:
+    if p.bias or p.family or p.y0 or (p.w0 and not p.moves):
         return Refusal("a bias that is not the epilogue's, or a part of a result")
     if p.panel:
         return Refusal("panels of another width") if p.panel % lanes(isa, p.dtype) else None
-    if p.epilogue is None or p.xs[2] != 1 or p.ys[2] != 1:
+    # Of images of any size other tiles are no faster.
+    if (p.epilogue is None and not p.moves) or p.xs[2] != 1 or p.ys[2] != 1:
         return Refusal(
             "weights that are packed in every call, of images that are not in channels-last or without an epilogue"
         )
@@ -138,7 +95,7 @@ def _tiles_draft(
 ) -> Draft:
     """The same with multiply-adds, over packed weights."""
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
-    lay = _layout(p, isa, threads)
+    lay = nhwc_layout(p, isa, threads)
     before, steps, image, scratch = "", [], "a0", weights.scratch
     if _copied(p, lay, element):
         before, moved = border(p, width, element, scratch, bordered=_bordered(p, lay))
@@ -246,115 +203,6 @@ def _kinds(p: ConvolutionProblem, wide: Split | Runs) -> list[Kind]:
     return found
 
 
-# ---------------------------------------------------------------------- layout
-def _tile(p: ConvolutionProblem, isa: Isa) -> tuple[Split, int]:
-    """Pixels in tiles and vectors of a tile: what needs the fewest cycles."""
-    width, registers, wide_set = lanes(isa, p.dtype), isa.registers, isa.vectors == "avx512"
-    total, per_panel = ceil_div(p.co, width), p.panel // width
-    found = []
-    for nv in (1, 2, 4):
-        full = min(16 if nv > 1 else 24, (registers - nv) // nv if nv > 1 else registers - 3)
-        for longest in (full,) if wide_set or nv == 1 else (full, full - 1):
-            if nv > total or longest < 1 or (nv % per_panel and per_panel % nv):
-                continue
-            wide = Split.at_most(p.out[2], longest)
-            pixels, cycles = p.out[2] / wide.parts, 0.0
-            # Only AVX-512 multiplies with a number in memory: without it a tile of all registers loads vectors of weights again.
-            again = 1.0 if wide_set or nv * (longest + 1) < registers else AGAIN
-            streamed = (
-                0.0 if wide_set or p.taps * p.ci * nv * width * ELEMENT_BYTES[p.dtype] <= NEAREST else STREAMED * nv
-            )
-            for v, times in ((nv, total // nv), (total % nv, 1)):
-                if v:
-                    step = max(pixels * v / 2 * again, 4.0, (pixels + v) / 2 * 1.05, streamed * v / nv)
-                    cycles += times * (step + 0.02 * v)
-            found.append((cycles * wide.parts, nv, wide))
-    found.sort(key=lambda f: f[:2])
-    size, nv = decide("tile", [(wide.size, nv) for _, nv, wide in found])
-    return next(wide for _, v, wide in found if (wide.size, v) == (size, nv)), nv
-
-
-def _input_blocks(p: ConvolutionProblem, per_block: int, element: int) -> tuple[Split, int]:
-    """Input channels in blocks, in units of so many, where a block of vectors has weights of so many bytes."""
-    unit = next(u for u in (64 // element, 1) if p.ci % u == 0)
-    if per_block > WEIGHT_BYTES:
-        return Split.at_most(p.ci // unit, max(1, p.ci // unit * WEIGHT_BYTES // per_block)), unit
-    return Split(p.ci // unit, 1), unit
-
-
-def _moving_layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
-    """The division of images of any size: regions of some rows, which are many in all but the smallest of them.
-
-    Threads share the vectors of channels, which are the same number for every image, where weights are what is read most, and else
-    the regions.
-    """
-    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
-    usually = usual_problem(p)
-    rows_long, n = usually.out[2], usually.n * usually.out[0]
-    wide, nv = _tile(replace(usually, out=(usually.out[0], usually.out[1], LONG)) if moves(p.out[2]) else usually, isa)
-    tiles: Split | Runs = Runs(p.out[2], wide.size) if moves(p.out[2]) else wide
-    blocks = ceil_div(ceil_div(p.co, width), nv)
-    per_block = p.taps * p.ci * nv * width * element
-    inputs, unit = _input_blocks(p, per_block, element)
-    rows: Split | Runs = Split(1, 1)
-    columns: Split | Runs = Split(tiles.parts, 1)
-    if not moves(p.out[1]) and p.out[1] == 1:
-        columns = Runs(tiles.parts, max(1, REGION_PIXELS // wide.size))
-        pixels = min(rows_long, columns.size * wide.size)
-    else:
-        rows = Runs(p.out[1], max(1, REGION_PIXELS // rows_long))
-        pixels = rows.size * rows_long
-    region = pixels * p.stride[1] * p.stride[2] * p.ci * element
-    image = n * math.prod(usually.inp) * p.ci * p.groups * element
-    threads = 1 if p.work < SERIAL_WORK else threads
-    by_channels = p.groups * blocks % threads == 0 and 2 * p.groups * blocks * per_block > image
-    parts, shares = (threads, 1) if by_channels else (1, threads)
-    together = max(1, IMAGE_BYTES // region)
-    if inputs.parts > 1:
-        partial = rows.size * most(columns.size) * wide.size * nv * width * element
-        together = max(1, min(together, PARTIAL_BYTES // partial))
-    return NhwcLayout(tiles, nv, blocks, inputs, unit, rows, columns, parts, shares, together)
-
-
-def _layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
-    if p.moves:
-        return _moving_layout(p, isa, threads)
-    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
-    wide, nv = _tile(p, isa)
-    blocks = ceil_div(ceil_div(p.co, width), nv)
-    threads = 1 if p.work < SERIAL_WORK else threads
-    per_block = p.taps * p.ci * nv * width * element
-    inputs, unit = _input_blocks(p, per_block, element)
-    found: list[tuple[float, NhwcLayout]] = []
-    long = p.out[1] == 1
-    extent = wide.parts if long else p.out[1]
-    for parts in range(1, min(p.groups * blocks, threads) + 1):
-        for size in sorted({ceil_div(extent, k) for k in range(1, min(extent, 32) + 1)}):
-            split = Split.at_most(extent, size)
-            rows, columns = (Split(1, 1), split) if long else (split, Split(wide.parts, 1))
-            regions = p.n * p.out[0] * split.parts
-            shares = min(max(1, threads // parts), regions)
-            mine, blocks_mine = ceil_div(regions, shares), ceil_div(p.groups * blocks, parts)
-            pixels = rows.size * min(p.out[2], columns.size * wide.size)
-            compute = mine * pixels * blocks_mine * nv * p.taps * p.ci / 2
-            region = pixels * p.stride[1] * p.stride[2] * p.ci * element
-            weights, image = blocks_mine * per_block, mine * region
-            partial = pixels * nv * width * element if inputs.parts > 1 else 0
-            longest = max(1, min(mine, PARTIAL_BYTES // partial)) if partial else mine
-            for together in sorted({1, longest, max(1, min(longest, IMAGE_BYTES // region))}):
-                passes = ceil_div(mine, together)
-                again = blocks_mine if together * region > IMAGE_BYTES else 1
-                held = weights <= WEIGHT_BYTES
-                moved = image * again + weights * (1 if held else passes) * (2 if weights > 16 << 20 else 1)
-                cost = compute + moved / L3_BYTES + 60 * mine * blocks_mine * inputs.parts
-                found.append((cost, NhwcLayout(wide, nv, blocks, inputs, unit, rows, columns, parts, shares, together)))
-    found.sort(key=lambda f: f[0])
-    named: dict[tuple[int, ...], NhwcLayout] = {}
-    for _, lay in found:
-        named.setdefault((lay.rows.size, lay.columns.size, lay.parts, lay.together), lay)
-    return named[decide("layout", list(named)[:MOST_LAYOUTS])]
-
-
 def inside(p: ConvolutionProblem) -> bool:
     """Whether all taps of a row of the kernel lie in the image, whatever the sizes."""
     last = (p.out[2] - 1) * p.stride[2] + p.base[2] + (p.ker[2] - 1) * p.dil[2]
@@ -417,12 +265,16 @@ def pack_text(p: ConvolutionProblem, at: int, *, operands: bool = True) -> str:
     dense = all(
         s == step or n == 1 for n, s, step in zip((p.ci, *p.ker), p.ws[2:], (p.taps, kh * kw, kw, 1), strict=True)
     )
+    turned = all(s == -step or n == 1 for n, s, step in zip(p.ker, p.ws[3:], (kh * kw, kw, 1), strict=True))
     otherwise = text_of.pack_outputs if wo < wi else text_of.pack_any
+    if turned and 0 < p.w0 == p.taps - 1 and wo < wi:
+        otherwise = text_of.pack_turned
     loops = text_of.pack_runs if dense else text_of.pack_inputs if wi == 1 else otherwise
     values = {"panel": p.panel, "taps": p.taps, "ci": p.ci, "wo": wo, "wi": wi}
     count = panels(p.co, p.panel)
     return text_of.pack(
-        panels=count, wg=p.ws[0], at=at, panel_step=p.taps * p.ci * p.panel, co=p.co, panel=p.panel, wo=wo,
+        panels=count, source=f"a1 + {p.w0}LL" if p.w0 else "a1", wg=p.ws[0],
+        at=at, panel_step=p.taps * p.ci * p.panel, co=p.co, panel=p.panel, wo=wo,
         parameter=", const Operands &" if operands else "", loops=loops({**values, "offset": offset}),
     )  # fmt: skip
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.cpp.tiles.conv import nhwc as conv_last
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
 from dcir.codegen.cpp.tiles.conv.nhwc import NHWC
+from dcir.codegen.cpp.tiles.conv.nhwc_layout import nhwc_layout
 from dcir.codegen.cpp.tiles.conv.nhwc_tile import Kind, reach
 from dcir.codegen.cpp.tiles.conv.problem import forward_problem
 from dcir.ir.loop_nest_builder import LoopNestBuilder
@@ -160,7 +160,7 @@ def test_equals_reference(kernels, case):
 def test_deep_sums_are_blocked():
     """The shapes named deep do divide their inputs, at borders of cache lines where the channels allow."""
     for name, unit in (("deep", 16), ("deep-odd", 1)):
-        layout = conv_last._layout(forward_problem(spec_of(name, "f32", "last", "last", "none")), ISAS["avx512"], 1)
+        layout = nhwc_layout(forward_problem(spec_of(name, "f32", "last", "last", "none")), ISAS["avx512"], 1)
         assert layout.inputs.parts > 1 and layout.unit == unit
 
 
