@@ -17,10 +17,10 @@ from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.frontends.torch.shapes.conditions import Conditions
 from dcir.frontends.torch.shapes.given_sizes import (
+    GivenSizes,
     divisions,
     extents,
     fractions,
-    given_sizes,
     places,
     symbols,
     value_of,
@@ -138,7 +138,7 @@ def moving_graph(
 
     divided = _fractions(gm, moving, seeing.samples)
     images = any(node.target in _CONVOLUTIONS for node in gm.graph.nodes)
-    answers = CostAnswers()
+    answers, sized = CostAnswers(), GivenSizes(gm)
 
     def rewritten(
         sample: tuple[int, ...], costs: Callable[[CostAnswers], AbstractContextManager[None]] = repeating
@@ -147,7 +147,7 @@ def moving_graph(
         marked = {pair: v * (1 + (k + 1) * _MARK) for k, (pair, v) in enumerate(exact.items())}
         given = moving.values(sample)
         laid = None if context.layouts is None else context.layouts(given)
-        graph = given_sizes(gm, given, marked, laid)
+        graph = sized.at(given, marked, laid)
         with for_many_sizes():
             made = import_graph(graph, replace(context, donated={}))
         net = made.network

@@ -124,29 +124,38 @@ def _expressions(gm: fx.GraphModule) -> list[Any]:
     return list(found)
 
 
-def given_sizes(
-    gm: fx.GraphModule, values: Mapping[str, int], floats: Mapping[Any, float] | None = None,
-    layouts: Mapping[int, tuple[int, ...]] | None = None,
-) -> fx.GraphModule:  # fmt: skip
-    """A copy of an ATen graph whose nodes stand for tensors of constant sizes.
+class GivenSizes:
+    """A copy of an ATen graph whose nodes stand for tensors of constant sizes, of one combination after another.
 
     Args:
         gm: a graph whose nodes carry fake tensors with symbolic sizes in ``meta['val']``.
-        values: of all its symbols, by name.
-        floats: what stands for some of its ``fractions``, if that is not what they are.
-        layouts: strides of some arguments, by number, if those are not what the graph says; without gaps.
     """
-    given = Given(values, floats, alike=True)
-    made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-    made.meta.update(gm.meta)
-    for node in made.graph.nodes:
-        if "val" in node.meta:
-            node.meta = {**node.meta, "val": given(node.meta["val"])}
-    arguments = list(made.graph.find_nodes(op="placeholder"))
-    for number, strides in (layouts or {}).items():
-        meta = arguments[number].meta
-        meta["val"] = meta["val"].as_strided(meta["val"].shape, strides)
-    return made
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        self._made.meta.update(gm.meta)
+        self._values = [(node, node.meta["val"]) for node in self._made.graph.nodes if "val" in node.meta]
+        self._arguments = list(self._made.graph.find_nodes(op="placeholder"))
+
+    def at(
+        self, values: Mapping[str, int], floats: Mapping[Any, float] | None = None,
+        layouts: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> fx.GraphModule:  # fmt: skip
+        """The graph for one combination, until it is asked for the next one.
+
+        Args:
+            values: of all its symbols, by name.
+            floats: what stands for some of its ``fractions``, if that is not what they are.
+            layouts: strides of some arguments, by number, if those are not what the graph says; without gaps.
+        """
+        given = Given(values, floats, alike=True)
+        for node, value in self._values:
+            node.meta["val"] = given(value)
+        for number, strides in (layouts or {}).items():
+            meta = self._arguments[number].meta
+            if meta["val"].stride() != strides:
+                meta["val"] = meta["val"].as_strided(meta["val"].shape, strides)
+        return self._made
 
 
 class Given:

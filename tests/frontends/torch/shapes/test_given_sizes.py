@@ -9,7 +9,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dcir.frontends.torch.importer import import_graph
-from dcir.frontends.torch.shapes.given_sizes import extents, given_sizes, symbols
+from dcir.frontends.torch.shapes.given_sizes import GivenSizes, extents, symbols
 from tests.harness import run_interpreted
 
 
@@ -30,10 +30,10 @@ def views(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 
 def test_one_trace_serves_all_sizes() -> None:
     gm = traced(views, torch.randn(4, 6), torch.randn(6, 10))
-    names = symbols(gm)
+    names, given = symbols(gm), GivenSizes(gm)
     assert len(names) == 3
     for b, n, m in ((4, 6, 10), (8, 6, 4), (2, 6, 12)):
-        done = import_graph(given_sizes(gm, dict(zip(names, (b, n, m), strict=True))))
+        done = import_graph(given.at(dict(zip(names, (b, n, m), strict=True))))
         x, y = torch.randn(b, n), torch.randn(n, m)
         for g, w in zip(run_interpreted(done, [x, y]), views(x, y), strict=True):
             torch.testing.assert_close(g, w)
@@ -42,9 +42,21 @@ def test_one_trace_serves_all_sizes() -> None:
 def test_the_traced_graph_stays_as_it_is() -> None:
     gm = traced(views, torch.randn(4, 6), torch.randn(6, 10))
     names, code = symbols(gm), gm.code
-    given_sizes(gm, dict.fromkeys(names, 6))
+    GivenSizes(gm).at(dict.fromkeys(names, 6))
     assert symbols(gm) == names and gm.code == code
-    assert not symbols(given_sizes(gm, dict.fromkeys(names, 6)))
+    assert not symbols(GivenSizes(gm).at(dict.fromkeys(names, 6)))
+
+
+def test_arguments_may_lie_otherwise() -> None:
+    gm = traced(views, torch.randn(4, 6), torch.randn(6, 10))
+    values, given = dict(zip(symbols(gm), (4, 6, 10), strict=True)), GivenSizes(gm)
+    done = import_graph(given.at(values, layouts={1: (1, 6)}))
+    x, y = torch.randn(4, 6), torch.randn(10, 6).t()
+    for g, w in zip(run_interpreted(done, [x, y]), views(x, y), strict=True):
+        torch.testing.assert_close(g, w)
+    assert done.network.containers[done.network.inputs[1]].strides == (1, 6)
+    again = import_graph(given.at(values)).network
+    assert again.containers[again.inputs[1]].strides == (10, 1)
 
 
 def test_extents_that_do_not_move_are_known() -> None:
