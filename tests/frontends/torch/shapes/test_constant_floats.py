@@ -1,0 +1,51 @@
+"""Floats in traces for all sizes: constants, as they mostly are, and numbers that move where a program changes them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch._dynamo import config
+from torch._dynamo.utils import counters
+
+import dcir
+from dcir.frontends.torch.shapes.constant_floats import ConstantFloats
+from tests.driver.test_moving_program import programs
+
+SIZES = ((2, 3, 20, 26), (3, 3, 33, 18), (1, 3, 24, 30))
+
+
+def test_what_is_asked_of_a_float_is_no_matter_of_sizes() -> None:
+    """A ReLU6 asks whether its limits are 0 and 6."""
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 8, 1)).eval()
+    fast = dcir.optimize(net, dynamic=True)
+    for size in SIZES:
+        x = torch.randn(size)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), net(x))
+    for size in SIZES:
+        fast(torch.randn(size)).square().sum().backward()
+    moving, constant = programs(fast)
+    assert sorted(g.kind for g in moving) == ["backward", "forward", "inference"] and not constant
+
+
+def test_a_float_that_changes_does_not_compile_for_ever() -> None:
+    def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+        return torch.tanh(x) * by + by
+
+    fast = dcir.optimize(scaled, dynamic=True)
+    before = counters["frames"]["total"]
+    for k in range(20):
+        x = torch.randn(5 + k % 3, 7)
+        torch.testing.assert_close(fast(x, k / 8), scaled(x, k / 8))
+    assert counters["frames"]["total"] - before <= 6
+
+
+def test_others_keep_their_wish() -> None:
+    wanted = config.specialize_float
+    floats = ConstantFloats(on=True)
+    for k in range(6):
+        with floats.tracing():
+            assert config.specialize_float is (True if k < 4 else wanted)
+            counters["frames"]["total"] += 1
+        assert config.specialize_float is wanted
+    assert not floats.on
