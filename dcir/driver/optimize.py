@@ -35,7 +35,7 @@ from dcir.frontends.torch.admission import named_refusals
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.guards.quick import QuickGuards
 from dcir.frontends.torch.lifetime import BorrowedBackend, drop_compiled_with
-from dcir.frontends.torch.shapes.constant_floats import ConstantFloats
+from dcir.frontends.torch.shapes.all_sizes import AllSizes
 from dcir.frontends.torch.shapes.size_one import OneAmongSizes
 from dcir.options import Options
 
@@ -294,12 +294,12 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     name = fn.__code__.co_name if isinstance(fn, FunctionType) else getattr(fn, "__name__", "")
 
     one = OneAmongSizes(on=session.options.dynamic is not False)
-    floats = ConstantFloats(on=session.options.dynamic is True)
+    all_sizes = AllSizes(on=session.options.dynamic is True)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         frames = counters["frames"]["total"]
         try:
-            with calls.call(args, kwargs), coverage.call(name), seldom_collected(), floats.tracing():
+            with calls.call(args, kwargs), coverage.call(name), seldom_collected(), all_sizes.tracing():
                 try:
                     with one.tracing(args, kwargs):
                         return call(*args, **kwargs)

@@ -304,11 +304,11 @@ def equal_sizes(values: Mapping[str, int]) -> dict[str, str]:
     return {name: heads.setdefault(value, name) for name, value in values.items()}
 
 
-def _sizes_of_tensors(gm: fx.GraphModule) -> list[list[str]]:
-    """The symbols in the shape of each input."""
+def _sizes_of_tensors(gm: fx.GraphModule) -> list[set[str]]:
+    """The symbols in the shape of each input; of what is traced as a square one."""
     values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
     shapes: list[list[Any]] = [list(v.shape) for v in values if isinstance(v, torch.Tensor)]
-    return [[str(d.node.expr) for d in s if isinstance(d, torch.SymInt) and d.node.expr.is_symbol] for s in shapes]
+    return [{str(d.node.expr) for d in s if isinstance(d, torch.SymInt) and d.node.expr.is_symbol} for s in shapes]
 
 
 def _above(n: int) -> int:

@@ -1,4 +1,4 @@
-"""Floats in traces for all sizes: constants, as they mostly are, and numbers that move where a program changes them."""
+"""Traces for all sizes: floats are constants, as they mostly are, until a program changes them; equal sizes are sizes of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch._dynamo import config
 from torch._dynamo.utils import counters
 
 import dcir
-from dcir.frontends.torch.shapes.constant_floats import ConstantFloats
+from dcir.frontends.torch.shapes.all_sizes import AllSizes
 from tests.driver.test_moving_program import programs
 
 SIZES = ((2, 3, 20, 26), (3, 3, 33, 18), (1, 3, 24, 30))
@@ -28,6 +28,17 @@ def test_what_is_asked_of_a_float_is_no_matter_of_sizes() -> None:
     assert sorted(g.kind for g in moving) == ["backward", "forward", "inference"] and not constant
 
 
+def test_a_square_is_an_image_like_others() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.SiLU(), nn.Conv2d(16, 8, 1)).eval()
+    fast = dcir.optimize(net, dynamic=True)
+    for size in ((2, 3, 20, 20), (3, 3, 26, 26), (1, 3, 24, 30), (8, 3, 8, 8)):
+        x = torch.randn(size)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), net(x))
+    moving, constant = programs(fast)
+    assert len(moving) == 1 and not constant
+
+
 def test_a_float_that_changes_does_not_compile_for_ever() -> None:
     def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
         return torch.tanh(x) * by + by
@@ -42,10 +53,10 @@ def test_a_float_that_changes_does_not_compile_for_ever() -> None:
 
 def test_others_keep_their_wish() -> None:
     wanted = config.specialize_float
-    floats = ConstantFloats(on=True)
+    floats = AllSizes(on=True)
     for k in range(6):
         with floats.tracing():
             assert config.specialize_float is (True if k < 4 else wanted)
             counters["frames"]["total"] += 1
         assert config.specialize_float is wanted
-    assert not floats.on
+    assert floats.on and not floats.constants
