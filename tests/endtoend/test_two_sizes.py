@@ -44,7 +44,7 @@ EXPECTED: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
     "transformers-mamba": ({}, "too few values"),
     "transformers-mixtral": ({}, "too few values"),
     "transformers-segformer": ({"pixel_values": (3, 3, 96, 96)}, _CUT),
-    "transformers-t5": ({}, _NO_POLYNOMIAL),
+    "transformers-t5": ({}, ONE_PROGRAM),
     "transformers-vit": ({"pixel_values": (3, 3, 32, 32)}, PIECES),
     "transformers-wav2vec2": ({"input_values": (3, 560)}, _CUT),
     "transformers-whisper-encoder": ({"input_features": (3, 8, 32)}, PIECES),

@@ -40,6 +40,8 @@ _POWERS: dict[int, tuple[Powers, ...]] = {
     2: ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (2, 1), (1, 2)),
     3: tuple(itertools.product((0, 1), repeat=3)),
 }
+# Those of two lengths and a batch besides: attention scores of a text within itself.
+_SQUARES = tuple(p for p in itertools.product((0, 1, 2), repeat=3) if 2 in p and sum(p) <= 3)
 
 
 @dataclass(frozen=True)
@@ -151,10 +153,13 @@ class Axes:
     def __init__(self, axes: Sequence[Axis], others: Collection[int], holds: Callable[[Sequence[int]], bool]) -> None:
         self.axes = tuple(axes)
         self._powers = _POWERS[len(axes)]
+        # Of images of any two sides nothing is a square.
+        squares = len(axes) == 3 and all(len(a.levels()) == 1 for a in axes)
+        self._all = (*self._powers, *_SQUARES) if squares else self._powers
         self.sizes = {name: b for a in axes for name, b in a.sizes.items()}
         for seed in range(1, _TRIES):
             apart = set(others) if seed < _TRIES // 2 else None
-            self.samples = _samples(self.axes, len(self._powers) + _MORE, apart, holds, seed)
+            self.samples = _samples(self.axes, len(self._all) + _MORE, apart, holds, seed)
             if self.samples and all(self._fixed(self.numbers(few=few)) for few in (True, False)):
                 return
         raise InvalidInput("no samples of the sizes fix what depends on them")
@@ -176,21 +181,26 @@ class Axes:
 
     def fit(self, numbers: Sequence[int]) -> Fit:
         """Numbers by their values at these samples."""
-        return Fit(self, numbers) if len(numbers) > len(self._powers) else _Simple(self, numbers)
+        if len(numbers) <= len(self._powers):
+            return _Simple(self, numbers, self._all)
+        return Fit(self, numbers, self._all if len(numbers) > len(self._all) else self._powers)
 
     def _fixed(self, numbers: Sequence[int]) -> bool:
-        return all(choice.rank == len(self._powers) for choice in self.fit(numbers).choices)
+        return all(choice.rank == len(choice.monomials) for choice in self.fit(numbers).choices)
 
 
 class Fit:
     """Numbers by their values at samples.
 
+    Args:
+        axes, numbers: of the samples.
+        powers: of the levels in a product.
+
     Attributes:
         choices: of a level for each size.
     """
 
-    def __init__(self, axes: Axes, numbers: Sequence[int]) -> None:
-        powers = _POWERS[len(axes.axes)]
+    def __init__(self, axes: Axes, numbers: Sequence[int], powers: Sequence[Powers]) -> None:
         samples = [axes.samples[i] for i in numbers]
         levels = [[a.ladder.levels(s[k]) for s in samples] for k, a in enumerate(axes.axes)]
         named = [a.levels() for a in axes.axes]
@@ -218,8 +228,8 @@ class Fit:
 class _Simple(Fit):
     """Numbers that are one product of levels times a coefficient, and a constant, which most are."""
 
-    def __init__(self, axes: Axes, numbers: Sequence[int]) -> None:
-        super().__init__(axes, numbers)
+    def __init__(self, axes: Axes, numbers: Sequence[int], powers: Sequence[Powers]) -> None:
+        super().__init__(axes, numbers, powers)
         self._products = {
             monomial: tuple(row[k] for row in choice.rows)
             for choice in self.choices

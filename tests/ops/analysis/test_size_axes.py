@@ -73,6 +73,28 @@ def test_squares_of_one_side():
     assert found is not None and value_at(found, axes.parts((77,))) == 39 * 39 * 8
 
 
+def test_squares_of_texts():
+    """A batch and two lengths, one of which is on both sides of attention scores; images of two sides have no squares."""
+    made, taken = [], {3}
+    for k, high in enumerate((15, 127, 61)):
+        made.append(axis(Ladder(), Bounds(2, high), k, always, taken))
+        taken |= near(made[-1].ladder.rungs(made[-1].reach.high))
+    axes = Axes(made, {3}, lambda values: True)
+
+    def scores(n, s, t):
+        return 4 * t * t
+
+    def several(n, s, t):
+        return 2 * n * t * t - 3 * n * s + s * s + 1
+
+    for numbers, what in ((axes.turns[0], scores), (axes.turns[2], scores), (axes.turns[2], several)):
+        found = axes.fit(numbers).through(tuple(what(*axes.samples[k]) for k in numbers))
+        assert found is not None and value_at(found, axes.parts((7, 100, 31))) == what(7, 100, 31)
+    assert axes.fit(axes.turns[1]).through(tuple(several(*axes.samples[k]) for k in axes.turns[1])) is None
+    pictures = images(1)
+    assert len(pictures.turns[2]) < len(axes.turns[2])
+
+
 def test_conditions_restrict_what_is_left_over():
     found = axis(halves(2), Bounds(2, 300), 0, lambda s: s % 2 == 1 and s > 30)
     assert isinstance(found, Axis) and found.reach.low > 30
