@@ -123,6 +123,20 @@ def test_what_is_kept_lies_as_suits_forward_and_backward() -> None:
     assert len(inside) >= 5 and all(t.is_contiguous(memory_format=torch.channels_last) for t in inside)
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_what_hooks_give_back_may_lie_otherwise(dynamic: bool) -> None:
+    torch.manual_seed(0)
+    net = Residual().train()
+    fast, wide = dcir.optimize(net, dynamic=dynamic), copy.deepcopy(net).double()
+
+    def hooked(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.contiguous().clone(), lambda t: t):
+            return fast(x)
+
+    for size in SIZES[:2]:
+        check(hooked, net, wide, torch.randn(size[0], 3, *size[1:]))
+
+
 def test_gradients_of_images() -> None:
     torch.manual_seed(0)
     net = Separable().eval()

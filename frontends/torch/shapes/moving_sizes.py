@@ -13,9 +13,10 @@ from torch import fx
 from torch._dynamo.convert_frame import compile_lock
 
 from dcir.errors import Unsupported
+from dcir.frontends.torch.as_laid_out import as_laid_out
 from dcir.frontends.torch.context import CompileGraph, GraphContext, LayoutsAt, OtherBounds
 from dcir.frontends.torch.shapes.conditions import Conditions
-from dcir.frontends.torch.shapes.given_sizes import places, symbols, values_at
+from dcir.frontends.torch.shapes.given_sizes import Given, places, symbols, values_at
 from dcir.ir.sizes import Bounds
 from dcir.ops.analysis.size_axes import MOST_AXES
 
@@ -99,6 +100,7 @@ class Programs:
         self.gm, self.places, self._compile = gm, places(gm), compile_graph
         self._context = replace(context, bound_names=tuple(names.get(s, s) for s in self.places))
         self._known: dict[tuple[int, ...], Call] = {}
+        self._layouts: dict[Call, LayoutsAt] = {}
         self.made: list[tuple[Span, Call]] = []
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -110,11 +112,20 @@ class Programs:
         key = values_at(self.places.values(), args)
         call = self._known.get(key)
         if call is None:
-            call = self.wanted(dict(zip(self.places, key, strict=True)))
+            values = dict(zip(self.places, key, strict=True))
+            call = self.wanted(values)
+            if call in self._layouts:
+                call = as_laid_out(call, {**self._strides(values), **self._layouts[call](values)})
             if len(self._known) >= _KNOWN:
                 self._known.clear()
             self._known[key] = call
         return call(args)
+
+    def _strides(self, values: Mapping[str, int]) -> dict[int, tuple[int, ...]]:
+        """Those that the trace says the arguments have."""
+        given = Given(values)
+        arguments = [node.meta.get("val") for node in self.gm.graph.find_nodes(op="placeholder")]
+        return {i: given(tuple(v.stride())) for i, v in enumerate(arguments) if isinstance(v, torch.Tensor)}
 
     def wanted(self, values: Mapping[str, int]) -> Call:
         """What runs the graph at some values of its symbols.
@@ -153,6 +164,8 @@ class Programs:
             first, laid = context.first_read, layouts
             context = replace(context, layouts=lambda values: {i - first: s for i, s in laid(values).items()})
         made = self._compile(self.gm, context)
+        if context.layouts is not None:
+            self._layouts[made.call] = context.layouts
         return made.call, Span(
             dict(zip(self.places, made.bounds, strict=True)), {name: span.first[name] for name in self.places}
         )
