@@ -22,7 +22,7 @@ from dcir.errors import Unsupported
 from dcir.frontends.torch.admission import check_graph, of_unknown_size
 from dcir.frontends.torch.arguments import lazy_places, without_classes
 from dcir.frontends.torch.as_eager import decomposed_as_eager
-from dcir.frontends.torch.as_laid_out import as_laid_out, strides_of
+from dcir.frontends.torch.as_laid_out import as_laid_out, laid_out
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, Sizes
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.forward_and_backward import donated, first_read, lay_out, report_strides
@@ -242,7 +242,7 @@ class _Tracing:
                 lay_out(graph, examples)
             compiled = self._compile_graph(graph, self._context(kind, updates))
             if kind == "backward" and not isinstance(compiled.call, LateGraph):
-                compiled = replace(compiled, call=as_laid_out(compiled.call, strides_of(examples)))
+                compiled = replace(compiled, call=as_laid_out(compiled.call, laid_out(examples)))
             if kind == "forward":
                 report_strides(compiled.strides)
                 self._forward = compiled

@@ -13,7 +13,7 @@ from torch import fx
 from torch._dynamo.convert_frame import compile_lock
 
 from dcir.errors import Unsupported
-from dcir.frontends.torch.as_laid_out import as_laid_out
+from dcir.frontends.torch.as_laid_out import Laid, as_laid_out
 from dcir.frontends.torch.context import CompileGraph, GraphContext, LayoutsAt, OtherBounds
 from dcir.frontends.torch.shapes.conditions import Conditions
 from dcir.frontends.torch.shapes.given_sizes import Given, places, symbols, values_at
@@ -115,17 +115,21 @@ class Programs:
             values = dict(zip(self.places, key, strict=True))
             call = self.wanted(values)
             if call in self._layouts:
-                call = as_laid_out(call, {**self._strides(values), **self._layouts[call](values)})
+                call = as_laid_out(call, self._laid(values, self._layouts[call](values)))
             if len(self._known) >= _KNOWN:
                 self._known.clear()
             self._known[key] = call
         return call(args)
 
-    def _strides(self, values: Mapping[str, int]) -> dict[int, tuple[int, ...]]:
-        """Those that the trace says the arguments have."""
+    def _laid(self, values: Mapping[str, int], strides: Mapping[int, tuple[int, ...]]) -> dict[int, Laid]:
+        """How the program expects its arguments: those of its forward as that leaves them, the rest as in the trace."""
         given = Given(values)
         arguments = [node.meta.get("val") for node in self.gm.graph.find_nodes(op="placeholder")]
-        return {i: given(tuple(v.stride())) for i, v in enumerate(arguments) if isinstance(v, torch.Tensor)}
+        return {
+            i: Laid(v.dtype, given(tuple(v.shape)), strides.get(i) or given(tuple(v.stride())))
+            for i, v in enumerate(arguments)
+            if isinstance(v, torch.Tensor)
+        }
 
     def wanted(self, values: Mapping[str, int]) -> Call:
         """What runs the graph at some values of its symbols.
