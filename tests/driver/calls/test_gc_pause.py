@@ -1,4 +1,4 @@
-"""The collector's thresholds: raised inside of calls that may compile, as they were afterwards, whoever else sets them."""
+"""The collector: raised thresholds inside of calls that may compile, as they were afterwards; what they leave is old at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dcir
+from dcir.driver.calls import gc_pause
 from dcir.driver.calls.gc_pause import SELDOM, seldom_collected
 
 
@@ -18,7 +19,9 @@ from dcir.driver.calls.gc_pause import SELDOM, seldom_collected
 def _thresholds() -> Iterator[None]:
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
+    gc.unfreeze()  # what conftest.py has frozen
     yield
+    gc.freeze()
     gc.set_threshold(*before)
 
 
@@ -72,3 +75,61 @@ def test_a_users_own_stay(own: tuple[int, int, int]) -> None:
     with seldom_collected():
         gc.set_threshold(*own)
     assert gc.get_threshold() == own
+
+
+def _collections() -> int:
+    found: int = gc.get_stats()[2]["collections"]
+    return found
+
+
+def _old() -> int:
+    return len(gc.get_objects(generation=2))
+
+
+def test_what_a_compilation_leaves_is_old_at_once() -> None:
+    """And no reason to look at everything soon, which young objects in this number are otherwise."""
+    gc.collect()
+    before, full = _old(), _collections()
+    with seldom_collected():
+        kept = [[i] for i in range(400_000)]
+    assert _old() >= before + len(kept)
+    more = [[i] for i in range(30_000)]
+    assert _collections() == full
+    del kept, more
+    kept = [[i] for i in range(400_000)]
+    assert len(kept) and _collections() > full
+
+
+def test_garbage_of_compilations_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cycles that the young collection did not find go when compilations have left much."""
+    monkeypatch.setattr(gc_pause, "MANY", 60_000)
+    gc.collect()
+    for _ in range(3):
+        full = _collections()
+        with seldom_collected():
+            kept = [[i] for i in range(40_000)]
+        again = _collections() > full
+        del kept
+        if again:
+            return
+    pytest.fail("nothing was collected")
+
+
+def test_a_frozen_or_uncollected_heap_stays_as_it_is() -> None:
+    gc.collect()
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with seldom_collected():
+            kept = [[i] for i in range(40_000)]
+        assert gc.get_freeze_count() == before
+    finally:
+        gc.unfreeze()
+    gc.disable()
+    try:
+        old = _old()
+        with seldom_collected():
+            kept += [[i] for i in range(40_000)]
+        assert _old() <= old + 100
+    finally:
+        gc.enable()
