@@ -14,7 +14,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SELDOM = (5000, 100, 100)
+from torch._dynamo import config
+
+SELDOM = (100_000, 100, 100)
 # Objects that compilations may leave, garbage among them, before everything is looked at: about 100 MB.
 MANY = 500_000
 _lock = threading.Lock()
@@ -29,27 +31,38 @@ def seldom_collected() -> Iterator[None]:
     global _inside, _usual
     with _lock:
         _inside += 1
-        if _inside == 1:
-            _usual = gc.get_threshold()
-            if 0 < _usual[0] < SELDOM[0]:
-                gc.set_threshold(*SELDOM)
+        usual = gc.get_threshold()
+        if _inside == 1 and 0 < usual[0] < SELDOM[0]:
+            _usual = usual
+            gc.set_threshold(*SELDOM)
+    # Dynamo ends a compilation with a collection of its own, from which on what is left counts as growth.
+    dynamos = config.run_gc_after_compile
+    config.run_gc_after_compile = dynamos and gc.get_threshold() != SELDOM
     try:
         yield
     finally:
+        config.run_gc_after_compile = dynamos
         with _lock:
             _inside -= 1
-            ours = _inside == 0 and gc.get_threshold() == SELDOM  # else somebody has set them since
-            if ours:
+        if _ours():
+            _grow_old()  # first, or what is due at the usual thresholds is looked at and counted
+        with _lock:
+            if _ours():
                 gc.set_threshold(*_usual)
-        if ours:
-            _grow_old()
+
+
+def _ours() -> bool:
+    return _inside == 0 and gc.get_threshold() == SELDOM  # else somebody has set them since
 
 
 def _grow_old() -> None:
     """Put what a compilation left among the oldest objects, without it counting as growth; not in a heap that its owner has frozen."""
     global _left, _full
     young, middle, _ = gc.get_count()
-    if (young < SELDOM[0] and middle < 4) or not gc.isenabled() or gc.get_freeze_count():
+    if young < SELDOM[0] // 4 and not middle:
+        return  # nothing was compiled
+    if not gc.isenabled() or gc.get_freeze_count():
+        gc.collect(1)  # as Dynamo does
         return
     gc.collect(0)  # which is due, and finds most of the garbage
     left = len(gc.get_objects(generation=1))

@@ -64,7 +64,7 @@ def test_nested_and_from_threads() -> None:
     assert gc.get_threshold() == (700, 10, 10)
 
 
-@pytest.mark.parametrize("own", [(0, 10, 10), (90000, 5, 5)])
+@pytest.mark.parametrize("own", [(0, 10, 10), (900_000, 5, 5)])
 def test_a_users_own_stay(own: tuple[int, int, int]) -> None:
     """Whoever has switched the collector off, or set it higher, or sets it meanwhile, keeps that."""
     gc.set_threshold(*own)
@@ -122,14 +122,14 @@ def test_a_frozen_or_uncollected_heap_stays_as_it_is() -> None:
         before = gc.get_freeze_count()
         with seldom_collected():
             kept = [[i] for i in range(40_000)]
-        assert gc.get_freeze_count() == before
+        assert before - 100 < gc.get_freeze_count() <= before
     finally:
         gc.unfreeze()
     gc.disable()
     try:
-        old = _old()
+        full = _collections()
         with seldom_collected():
             kept += [[i] for i in range(40_000)]
-        assert _old() <= old + 100
+        assert _collections() == full
     finally:
         gc.enable()
