@@ -74,18 +74,19 @@ def run_interpreted(done: Imported, tensors: Sequence[torch.Tensor]) -> list[Any
     """Run an imported graph with the reference interpreter; returns tensors and literals."""
     net = done.network
     verify(net)
-    return _results(done, interpret(net, _buffers(done, tensors)))
+    return _results(done, interpret(net, buffers_of(done, tensors)))
 
 
 def run_dace(done: Imported, tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Run an imported graph through stock DaCe."""
     from dcir.ir.dace.target import compile_network
 
-    program, buffers = compile_network(done.network), _buffers(done, tensors)
+    program, buffers = compile_network(done.network), buffers_of(done, tensors)
     return _results(done, program([buffers[n] for n in program.arguments]))
 
 
-def _buffers(done: Imported, tensors: Sequence[torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+def buffers_of(done: Imported, tensors: Sequence[torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    """The elements of inputs and constants, by container."""
     buffers = {n: flat_buffer(t) for n, t in zip(done.network.inputs, tensors, strict=True) if n}
     return buffers | {n: flat_buffer(t) for n, t in done.constants.items()}
 

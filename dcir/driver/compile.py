@@ -330,8 +330,7 @@ def _tuned(net: Network | MovingNetwork, library: Library) -> list[tuple[str, st
 def _work(net: Network) -> list[tuple[int, int]]:
     """Operations and distinct bytes of every operator that runs in every call."""
     prepared = net.prepared_ops()
-    specs = [op.spec for op in net.ops() if op not in prepared]
-    return [(spec.operations(), spec.bytes_moved()) for spec in specs]
+    return [(op.spec.operations(), net.moved_by(op)) for op in net.ops() if op not in prepared]
 
 
 class _Late:

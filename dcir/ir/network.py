@@ -20,8 +20,9 @@ from dace.sdfg import nodes as dace_nodes
 
 from dcir.errors import InvalidGraph
 from dcir.ir.annotations import ImagePipeline
+from dcir.ir.dace.memlets import OperandMemlet, operand_memlet
 from dcir.ir.dace.nodes import Op
-from dcir.ir.dace.objects import DACE_TYPES, access_node, array, whole_memlet
+from dcir.ir.dace.objects import DACE_TYPES, access_node, array
 from dcir.ir.dace.validation import validate
 from dcir.ir.load_time import load_time_operators
 from dcir.ir.memory_plan import PREPARED, MemoryPlan
@@ -153,7 +154,7 @@ class Network:
         return array(shape, strides, DACE_TYPES[c.dtype], max(c.size, 1), c.role == "transient")
 
     def resize(self, name: str, shape: Sequence[int], strides: Sequence[int]) -> None:
-        """Give a container other extents; who uses it is rewired next, since memlets span the container."""
+        """Give a container other extents; who uses it is rewired next, since memlets are of its dimensions."""
         old = self.containers[name]
         self.containers[name] = c = Container(tuple(shape), tuple(strides), old.dtype, old.role)
         self.sdfg.arrays[name] = self._described(name, c)
@@ -195,11 +196,10 @@ class Network:
         return op
 
     def _connect(self, op: Op, ins: Sequence[Operand], outs: Sequence[Operand]) -> None:
-        reads, writes = op.spec.footprint()
         for i, o in enumerate(ins):
-            self.state.add_edge(self._node(o.data), None, op, f"a{i}", self._memlet(o, reads, i))
+            self.state.add_edge(self._node(o.data), None, op, f"a{i}", self._memlet(op.spec, o, (False, i)))
         for i, o in enumerate(outs):
-            self.state.add_edge(op, f"o{i}", self._node(o.data), None, self._memlet(o, writes, i))
+            self.state.add_edge(op, f"o{i}", self._node(o.data), None, self._memlet(op.spec, o, (True, i)))
         self._operands[op] = list(ins), list(outs)
 
     def rewire(
@@ -224,9 +224,9 @@ class Network:
         self._drop_isolated(near)
         return op
 
-    def _memlet(self, o: Operand, bytes_of: Sequence[int], i: int) -> dace.Memlet:
+    def _memlet(self, spec: Operator, o: Operand, operand: tuple[bool, int]) -> OperandMemlet:
         c = self.containers[o.data]
-        return whole_memlet(o.data, c.shape or (1,), bytes_of[i] // itemsize(c.dtype))
+        return operand_memlet(o.data, spec, operand, o.offset, c.shape, c.strides, c.dtype)
 
     def remove_op(self, op: Op) -> None:
         """Take an operator out of the graph."""
@@ -306,14 +306,14 @@ class Network:
 
     # ------------------------------------------------------------------ whole graph
     def bytes_moved(self) -> int:
-        """Bytes that a call's operators read and write, read off the memlets."""
-        total, prepared = 0, self.prepared_ops()
-        for op in self._order:
-            if op in prepared:
-                continue
-            for e in (*self.state.in_edges(op), *self.state.out_edges(op)):
-                total += int(e.data.volume) * itemsize(self.containers[e.data.data].dtype)
-        return total
+        """Bytes that a call's operators read and write."""
+        prepared = self.prepared_ops()
+        return sum(self.moved_by(op) for op in self._order if op not in prepared)
+
+    def moved_by(self, op: Op) -> int:
+        """Bytes that one operator reads and writes, each distinct element of an operand once, read off its memlets."""
+        edges = (*self.state.in_edges(op), *self.state.out_edges(op))
+        return sum(int(e.data.volume) * itemsize(self.containers[e.data.data].dtype) for e in edges)
 
     def clone(self) -> Network:
         """A deep copy that shares nothing mutable."""

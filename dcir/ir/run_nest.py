@@ -10,10 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from dcir.errors import IndexOutOfRange
-from dcir.ir.statements import Cast, Const, Gather, Index, Load, Narrow, Reduce, Statement, Store
+from dcir.ir.statements import Access, Cast, Const, Gather, Index, Load, Narrow, Reduce, Statement, Store
 from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+Seen = Callable[[Access, Array, Array], None]
+"""Called for every access of a statement with addresses, and whether each is really touched; the two broadcast."""
 
 LIVE_POINTS = 4_000_000
 """Points of a nest that are worked on at once, so that large networks can be checked in little memory."""
@@ -57,6 +60,7 @@ def run_program(
     scalar: Callable[[str], Callable[..., Any]],
     in_starts: Sequence[int] = (),
     out_starts: Sequence[int] = (),
+    seen: Seen | None = None,
 ) -> None:
     """Run one program, many points of the nest at once.
 
@@ -65,12 +69,13 @@ def run_program(
         ins, outs: 1-D buffers of its operands.
         scalar: the reference function of a scalar operator, by name.
         in_starts, out_starts: where in its buffer each operand begins (0 where not given).
+        seen: is told what is touched.
     """
     in_starts, out_starts = in_starts or [0] * len(ins), out_starts or [0] * len(outs)
     if math.prod(p.outer) == 0:
         return
     for ranges in _blocks(p):
-        _run_block(p, ranges, ins, outs, scalar, in_starts, out_starts)
+        _run_block(p, ranges, ins, outs, scalar, in_starts, out_starts, seen or _unseen)
 
 
 def _blocks(p: Nest) -> Iterator[list[range]]:
@@ -97,6 +102,7 @@ def _run_block(
     scalar: Callable[[str], Callable[..., Any]],
     in_starts: Sequence[int],
     out_starts: Sequence[int],
+    seen: Seen,
 ) -> None:
     dims, rank, n_outer = p.dims, len(p.dims), len(p.outer)
     grids = [
@@ -119,11 +125,14 @@ def _run_block(
         elif isinstance(s, Index):
             values.append(grids[s.dim])
         elif isinstance(s, Load):
-            values.append(_load(ins[s.operand], address(s.strides, in_starts[s.operand]), a, p.inputs[s.operand]))
+            at = address(s.strides, in_starts[s.operand])
+            seen(s, at, a[0] if a else _ALWAYS)
+            values.append(_load(ins[s.operand], at, a, p.inputs[s.operand]))
         elif isinstance(s, Gather):
-            values.append(_gather(s, a, address(s.strides, in_starts[s.operand]), ins, p))
+            values.append(_gather(s, a, address(s.strides, in_starts[s.operand]), ins, p, seen))
         elif isinstance(s, Store):
             at = address(s.strides, out_starts[s.operand])
+            seen(s, at, _ALWAYS)
             shape = np.broadcast_shapes(at.shape, a[0].shape)
             outs[s.operand][np.broadcast_to(at, shape)] = _narrow(np.broadcast_to(a[0], shape), s.dtype)
         elif isinstance(s, Cast):
@@ -154,7 +163,14 @@ def _load(buffer: Array, at: Array, args: Sequence[Array], dtype: str) -> Array:
     return np.where(mask, _widen(buffer[safe], dtype), other)
 
 
-def _gather(s: Gather, args: Sequence[Array], at: Array, ins: Sequence[Array], p: Nest) -> Array:
+_ALWAYS: Array = np.ones((), bool)
+
+
+def _unseen(s: Access, at: Array, where: Array) -> None:
+    """Nobody asks."""
+
+
+def _gather(s: Gather, args: Sequence[Array], at: Array, ins: Sequence[Array], p: Nest, seen: Seen) -> Array:
     indices, rest = args[: len(s.extents)], args[len(s.extents) :]
     good: Array = np.ones([1] * at.ndim, bool)
     for i, extent, step in zip(indices, s.extents, s.steps, strict=True):
@@ -165,6 +181,7 @@ def _gather(s: Gather, args: Sequence[Array], at: Array, ins: Sequence[Array], p
         raise IndexOutOfRange("an index lies outside its tensor")
     other = rest[1] if rest else np.zeros([1] * at.ndim, np.int64)
     mask = wanted & good
+    seen(s, at, mask)
     buffer, dtype = ins[s.operand], p.inputs[s.operand]
     return _load(buffer, at, [mask, other.astype(_widen(buffer[:0], dtype).dtype)], dtype)
 

@@ -69,9 +69,8 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
     steps, ops = [], done.network.ops()
     for kernel, number in library.steps:
         spec = ops[number].spec
-        reads, writes = spec.footprint()
         name = kernel if kernel is not None else spec.calls_out
-        moved = sum(reads) + sum(writes)
+        moved = done.network.moved_by(ops[number])
         steps.append(ProfileStep(graph, name, spec.describe(), ops[number].origin, spec.operations(), moved))
     return steps
 

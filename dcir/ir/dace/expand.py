@@ -54,6 +54,8 @@ def expand_node(node: Any, state: Any, sdfg: Any) -> Any:
     for number, o in enumerate(node.out_offsets):
         operands[f"o{number}"] = _Operand(f"o{number}", o)
     for e in (*state.in_edges(node), *state.out_edges(node)):
+        # A nested SDFG is given whole arrays: DaCe wants their descriptors on both sides, and flat views of them.
+        e.data = dace.Memlet.from_array(e.data.data, sdfg.arrays[e.data.data])
         desc = copy.deepcopy(sdfg.arrays[e.data.data])
         desc.transient = False
         connector = e.dst_conn if e.dst is node else e.src_conn
