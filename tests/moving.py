@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.importer import Imported
 from dcir.frontends.torch.shapes.given_sizes import symbols
-from dcir.ir.moving_network import fixed
+from dcir.ir.dace.symbols import symbol, symbolic_sdfg
+from dcir.ir.moving_network import MovingNetwork, fixed
 from dcir.ir.refusal import Refusal
 from dcir.ir.sizes import Bounds
 from dcir.transforms.pipelines import pipeline
@@ -172,3 +173,29 @@ class Decoder(nn.Module):
         x = x + self.o(a.transpose(1, 2).reshape(b, n, -1))
         y = self.norms[1](x)
         return self.head(self.norms[2](x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))))
+
+
+def check_memlets(net: MovingNetwork, values: Mapping[str, int]) -> int:
+    """Hold the memlets of the SDFG with symbols against those of the constant network for some sizes.
+
+    Returns:
+        How many span a dimension of which less is touched, or are dynamic where those are not.
+    """
+    state, constant = symbolic_sdfg(net).start_state, net.at(values)
+    given, vague = {symbol(name): value for name, value in values.items()}, 0
+
+    def place(e: Any) -> tuple[str, ...]:
+        return e.src.label, e.dst.label, str(e.src_conn), str(e.dst_conn)
+
+    edges = {place(e): e.data for e in constant.state.edges()}
+    for e in state.edges():
+        want = edges[place(e)]
+        got = [tuple(int(n.subs(given)) for n in r) for r in e.data.subset.ranges]
+        spans = any(
+            tuple(map(int, r)) != g and g == (0, max(n, 1) - 1, 1)
+            for r, g, n in zip(want.subset.ranges, got, constant.containers[want.data].shape or (1,), strict=True)
+        )
+        assert spans or got == [tuple(map(int, r)) for r in want.subset.ranges], (e.data, want)
+        assert e.data.dynamic or e.data.volume.subs(given) == want.volume, (e.data, e.data.volume, want.volume)
+        vague += spans or (e.data.dynamic and not want.dynamic)
+    return vague

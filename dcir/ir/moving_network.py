@@ -66,14 +66,11 @@ class MovingOperator:
         spec: its spec, with a ``Polynomial`` in the place of each integer that moves (and of a whole float that a loop nest computes with),
             and a ``Quotient`` in that of another such float.
         in_offsets, out_offsets: first element of each operand within its container.
-        reads, writes: bytes touched of each operand; None where they are no polynomial of the sizes.
     """
 
     spec: Operator
     in_offsets: Numbers
     out_offsets: Numbers
-    reads: tuple[Number | None, ...]
-    writes: tuple[Number | None, ...]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dcir.ir.dace.symbols import symbolic_sdfg
 from dcir.ir.dace.validation import validate
 from dcir.ir.sizes import Bounds, Polynomial
 from tests.harness import check_close, double
-from tests.moving import Decoder, Encoder, Moving
+from tests.moving import Decoder, Encoder, Moving, check_memlets
 
 
 def encoder_inputs(batch: int, length: int) -> tuple[torch.Tensor, ...]:
@@ -51,6 +51,8 @@ def test_inference_at_any_size(make: Any, inputs: Any, batches: bool) -> None:
     assert len({tuple(sorted(v.items())) for v in compiled.seen} - {values for values, _ in network.samples}) >= 3
     assert {"contraction", "attention"} & {label.rsplit("_", 1)[0] for label in network.operators}
     validate(symbolic_sdfg(network))
+    for values in compiled.seen[:3]:
+        assert check_memlets(network, values) == 0
 
 
 @pytest.mark.parametrize(("make", "inputs"), [(Encoder, encoder_inputs), (Decoder, decoder_inputs)])
@@ -73,6 +75,8 @@ def test_training_at_any_length(make: Any, inputs: Any) -> None:
     forward, backward = compiled.graphs
     assert isinstance(forward, MovingGraph) and isinstance(backward, MovingGraph)
     assert len(compiled.seen) == 6
+    for graph in (forward, backward):
+        assert check_memlets(graph.network, compiled.seen[0]) == 0
 
 
 def test_numbers_that_a_graph_returns_move() -> None:

@@ -254,11 +254,9 @@ def _operators(networks: Sequence[Network], polynomials: _Polynomials) -> dict[s
             f"what {where} reads and writes", [tuple(tuple(o.data for o in side) for side in sides) for sides in both]
         )
         offsets = [tuple(tuple(o.offset for o in side) for side in sides) for sides in both]
-        touched = zip(*(o.spec.footprint() for o in ops), strict=True)
         found[label] = MovingOperator(
             _joined(where, [o.spec for o in ops], polynomials),
             *_joined(where, offsets, polynomials),
-            *(tuple(polynomials.through(values) for values in zip(*side, strict=True)) for side in touched),
         )
     return found
 

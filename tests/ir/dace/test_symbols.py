@@ -6,12 +6,14 @@ import json
 
 import dace
 import torch
+from dace.subsets import Range
 
 from dcir.ir.dace.symbols import expression, symbol, symbolic_sdfg
 from dcir.ir.dace.validation import validate
 from dcir.ir.moving_network import MovingNetwork
 from dcir.ir.sizes import Bounds, size
 from dcir.ops.analysis.size_unification import chosen_samples, unified
+from tests.moving import check_memlets
 from tests.transforms.imported import imported
 
 S, T = size("s0"), size("s1")
@@ -46,14 +48,18 @@ def test_shapes_and_strides_are_expressions_of_declared_symbols() -> None:
         assert sdfg.arrays[name].total_size.subs({s: 5, t: 7}) == c.size
 
 
-def test_memlets_span_their_containers_and_tell_what_is_read() -> None:
+def test_memlets_are_those_of_constant_networks() -> None:
+    """At sizes that were not seen."""
     net = moving()
     (state,) = symbolic_sdfg(net).states()
     (product,) = (n for n in state.nodes() if "contraction" in n.label)
     s, t = symbol("s0"), symbol("s1")
-    volumes = {e.data.data: e.data.volume for e in state.in_edges(product)}
-    assert volumes == {net.widest.inputs[0]: 16 * s * t, net.widest.inputs[1]: 128}
-    assert next(iter(state.in_edges(product))).data.subset.size()
+    x, w = (e.data for e in state.in_edges(product))
+    assert (x.data, w.data) == tuple(net.widest.inputs)
+    assert (x.subset, x.volume) == (Range([(0, s - 1, 1), (0, t - 1, 1), (0, 15, 1)]), 16 * s * t) and not x.dynamic
+    assert (w.subset, w.volume) == (Range([(0, 15, 1), (0, 7, 1)]), 128)
+    for values in ({"s0": 5, "s1": 7}, {"s0": 2, "s1": 41}):
+        assert check_memlets(net, values) == 0
 
 
 def test_it_survives_daces_own_file_format() -> None:
