@@ -17,15 +17,31 @@ from tests.harness import example_models, keeping
 models = example_models()
 
 
+class Ranked(nn.Module):
+    """The best of a list, what lies before them, and running sums and extremes of their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        best, where = self.score(x).squeeze(-1).topk(4)
+        sums, highest = best.cumsum(-1), torch.cummax(x.sum(-1), -1)
+        order = torch.sort(highest.values, descending=True)
+        return torch.cat([best, sums, order.values, (where + order.indices[:, :4] + highest.indices[:, :4]).float()], 1)
+
+
 def case(name: str) -> tuple[nn.Module, torch.Tensor]:
     """A small network and its input."""
     torch.manual_seed(0)
     if name == "convolutions":
         return models.SmallConvNet(), torch.randn(2, 3, 16, 16)
+    if name == "ranked":
+        return Ranked(), torch.randn(3, 9, 8)
     return models.Bert(size=32, layers=1, heads=2, tokens=50), torch.randint(0, 50, (2, 8))
 
 
-@pytest.mark.parametrize("name", ["convolutions", "transformer"])
+@pytest.mark.parametrize("name", ["convolutions", "transformer", "ranked"])
 def test_network_through_dace(name: str) -> None:
     """Forward and gradients of a training step, every graph expanded and compiled by DaCe alone."""
     module, x = case(name)

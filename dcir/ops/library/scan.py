@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dcir.ir.describe import sizes_text
-from dcir.ir.operator import Operator
+from dcir.ir.loop_nest_builder import LoopNestBuilder
+from dcir.ir.operator import Operator, Steps
 from dcir.ir.serialize import register
 from dcir.ir.types import bf16_to_f32, compute_type, f32_to_bf16, itemsize, to_numpy
+
+
+def _least(dtype: str) -> float:
+    kind = to_numpy(dtype)
+    return 0 if dtype == "bool" else -math.inf if kind.kind == "f" else int(np.iinfo(str(kind)).min)
+
+
+def _largest(dtype: str) -> float:
+    kind = to_numpy(dtype)
+    return 1 if dtype == "bool" else math.inf if kind.kind == "f" else int(np.iinfo(str(kind)).max)
+
+
+_NEUTRAL: dict[str, Callable[[str], float]] = {
+    "sum": lambda _: 0, "prod": lambda _: 1, "max": _least, "min": _largest, "logsumexp": _least,
+}  # fmt: skip
 
 
 @register
@@ -71,6 +87,29 @@ class ScanSpec(Operator):
             y = fold.accumulate(v.astype(np.float64) if v.dtype.kind == "f" else v, axis=-1)
         y = y.astype(v.dtype)
         outs[0][grid(shape, self.y)] = f32_to_bf16(y) if self.result == "bf16" else y.astype(to_numpy(self.result))
+
+    def steps(self) -> Steps:
+        """The same as a loop nest in which every element looks back over all before it: for stock DaCe, and no kernel.
+
+        The inner loop runs backwards from the element itself, so that the first place with an extreme is the last that set it.
+        """
+        rank, work = len(self.rows), compute_type(self.result)
+        body = LoopNestBuilder((*self.rows, self.n), (self.n,))
+        at, back = body.index(rank), body.index(rank + 1)
+        neutral = body.const(_NEUTRAL[self.op](work), compute_type(self.source))
+        x = body.load(body.input(self.source), (*self.x, -self.x[-1]), back <= at, neutral)
+        x = body.convert(x, work)
+        if self.op == "logsumexp":
+            top = body.reduce("max", x)
+            top = body.where(body.op("isfinite", top, dtype="bool"), top, body.const(0.0, work))
+            y = body.op("log", body.reduce("sum", body.op("exp", x - top))) + top
+        else:
+            y = body.reduce(self.op, x)
+        body.store(body.output(self.result), (*self.y, 0), y)
+        if self.positions is not None:
+            body.store(body.output("i64"), (*self.positions, 0), at - body.reduce("arg" + self.op, x))
+        nest = body.finish()
+        return [], [(nest, ["a0"], [f"o{i}" for i in range(len(nest.outputs))])]
 
 
 def _extremes(v: Any, op: str) -> tuple[Any, Any]:
