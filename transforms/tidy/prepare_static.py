@@ -40,8 +40,7 @@ class PrepareStatic(Pass):
         for op in net.ops():
             if op not in static:
                 continue
-            reads, writes = op.spec.footprint()
-            outcome.saved_bytes += sum(reads) + sum(writes)
+            outcome.saved_bytes += net.moved_by(op)
             for o in net.outs(op):
                 readers = net.readers(o.data)
                 if o.data not in places and any(r not in static for r in readers):
