@@ -21,7 +21,7 @@ SELDOM = (100_000, 100, 100)
 MANY = 500_000
 _lock = threading.Lock()
 _inside = 0
-_usual = (0, 0, 0)
+_usual: tuple[int, int, int] | None = None  # those before ours, while ours hold
 _left, _full = 0, 0  # how many they left, and since which collection of everything
 
 
@@ -32,12 +32,12 @@ def seldom_collected() -> Iterator[None]:
     with _lock:
         _inside += 1
         usual = gc.get_threshold()
-        if _inside == 1 and 0 < usual[0] < SELDOM[0]:
+        if _usual is None and 0 < usual[0] < SELDOM[0]:
             _usual = usual
             gc.set_threshold(*SELDOM)
     # Dynamo ends a compilation with a collection of its own, from which on what is left counts as growth.
     dynamos = config.run_gc_after_compile
-    config.run_gc_after_compile = dynamos and gc.get_threshold() != SELDOM
+    config.run_gc_after_compile = dynamos and _usual is None
     try:
         yield
     finally:
@@ -47,12 +47,15 @@ def seldom_collected() -> Iterator[None]:
         if _ours():
             _grow_old()  # first, or what is due at the usual thresholds is looked at and counted
         with _lock:
-            if _ours():
+            if _usual is not None and _ours():
                 gc.set_threshold(*_usual)
+            if _inside == 0:
+                _usual = None
 
 
 def _ours() -> bool:
-    return _inside == 0 and gc.get_threshold() == SELDOM  # else somebody has set them since
+    """Whether the last one out finds the thresholds that were raised here; else somebody has set them since."""
+    return _usual is not None and _inside == 0 and gc.get_threshold() == SELDOM
 
 
 def _grow_old() -> None:

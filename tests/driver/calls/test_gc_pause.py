@@ -77,6 +77,13 @@ def test_a_users_own_stay(own: tuple[int, int, int]) -> None:
     assert gc.get_threshold() == own
 
 
+def test_a_users_own_that_are_the_raised_ones_stay() -> None:
+    gc.set_threshold(*SELDOM)
+    with seldom_collected():
+        pass
+    assert gc.get_threshold() == SELDOM
+
+
 def _collections() -> int:
     found: int = gc.get_stats()[2]["collections"]
     return found
