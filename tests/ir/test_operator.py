@@ -126,7 +126,7 @@ def test_answers_where_there_is_nothing_to_say():
         and spec.with_result_apart() is spec
         and spec.describe() == "doubled"
     )
-    assert SortSpec("f32", (3,), 5, 2, False, (5, 1), (2, 1), (2, 1)).steps() is None
+    assert GroupSpec((4, 3), (), (), (), False).steps() is None
 
 
 SCATTER = ScatterSpec(
