@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from dcir.cache import Cache
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.registry import Emitters
-from dcir.codegen.steps import Call, Flow
+from dcir.codegen.steps import AnyStep, Flow
 from dcir.cost.machine import Machine
 
 
@@ -52,8 +52,8 @@ class Steps:
         sizes: the table slot of the values of the sizes that move, and the names of these in C.
     """
 
-    calls: Sequence[Call]
-    before: Sequence[Call] = ()
+    calls: Sequence[AnyStep]
+    before: Sequence[AnyStep] = ()
     static: Sequence[tuple[int, int]] = ()
     flows: Sequence[Flow] = ()
     sizes: tuple[int, tuple[str, ...]] = (-1, ())

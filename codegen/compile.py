@@ -14,8 +14,9 @@ from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.invocations import Invocation, Types, invocations
 from dcir.codegen.moving_kernel import moving_kernel
 from dcir.codegen.placement import Placement, ScratchMemory
+from dcir.codegen.regions import Made, RegionPlanner
 from dcir.codegen.registry import Emitters
-from dcir.codegen.steps import Call, Flow, Numbers, Place
+from dcir.codegen.steps import AnyStep, Call, Flow, Numbers, Place
 from dcir.codegen.symbolic import Names
 from dcir.codegen.tuned import Database
 from dcir.cost.machine import Machine
@@ -28,6 +29,7 @@ from dcir.ir.moving_network import MovingNetwork, polynomials
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
 from dcir.ir.refusal import Refusal
+from dcir.ops.library.regions import Region
 
 
 @dataclass
@@ -98,7 +100,7 @@ def compile_network(
     return Library(
         path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
         planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
-        tuple((c.kernel, c.number) for c in planned.calls), planned.tuned, planned.sizes_slot,
+        tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.sizes_slot,
     )  # fmt: skip
 
 
@@ -151,11 +153,12 @@ class _PlannedCode:
         self.scratch = ScratchMemory(net)
         self.kernels: dict[Any, Kernel] = {}
         self.tuned: dict[str, Choice] = {}
-        self.calls: list[Call] = []
-        self.prepares: list[Call] = []
+        self.calls: list[AnyStep] = []
+        self.prepares: list[AnyStep] = []
         self.callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]] = {}
         prepared -= anew
         self._prepared = {op.label for op in prepared}
+        self._regions = RegionPlanner(self._made, self.machine.threads)
         self.static = _static(net, prepared)
         for invocation in invocations(net, self.machine.threads):
             self._add(invocation)
@@ -179,7 +182,7 @@ class _PlannedCode:
         """What the driver does."""
         scratch = [Place(0, self.places.end, 0, lane) for lane in (0, self.scratch.of_lane)]
         calls, prepares = (
-            [c if c.kernel is None else _with_scratch(c, scratch[c.stream >= 0]) for c in part]
+            [_with_scratch(c, scratch[c.stream >= 0]) if isinstance(c, Call) and c.kernel else c for c in part]
             for part in (self.calls, self.prepares)
         )
         static = [(self.places.slots[n], self.net.containers[n].nbytes) for n in self.static]
@@ -203,6 +206,11 @@ class _PlannedCode:
             self.calls.append(Call(None, run.number, (), False, False))
             return
         prepares = run.label in self._prepared
+        if isinstance(run.spec, Region):
+            step, end = self._regions.plan(run.spec, run.number, ins, outs, self.places.end)
+            self.scratch.add(end - self.places.end, -1)
+            (self.prepares if prepares else self.calls).append(step)
+            return
         table: tuple[Numbers | Place, ...] = ()
         if prepares and (found := self.backend.size_generic(run.spec, self.machine)):
             table = (Numbers(found[1]),)
@@ -221,6 +229,8 @@ class _PlannedCode:
     def _for_all_sizes(self, run: Invocation) -> tuple[Operator, tuple[list[Operand], list[Operand]]]:
         """The spec of an operator with what moves in it, which is its own spec if nothing does; and its operands."""
         assert self.moving is not None
+        if run.spec.bodies():
+            raise Unsupported.collect([("a loop or branch where sizes move", "")])
         op = self.moving.operators[run.label]
         ins, outs = (
             [Operand(o.data, n) for o, n in zip(side, offsets, strict=True)]  # type: ignore[arg-type]  # a number that moves
@@ -228,6 +238,11 @@ class _PlannedCode:
         )
         moves = next(polynomials(op.spec), None) is not None
         return op.spec if moves else run.spec, (ins, outs)
+
+    def _made(self, run: Invocation) -> Made:
+        """The kernel of an operator in a body."""
+        k = self._kernel(run.spec, run.types, run.team, None if self.given is None else MODELS)
+        return Made(k.name if k.plan.phases else "", k.parallel, k.checked, k.plan.scratch)
 
     def _moving_kernel(self, spec: Operator, types: Types) -> Kernel:
         """The kernel of a spec for all sizes, the last of whose inputs is the table of these."""
@@ -268,12 +283,19 @@ def planned_bytes(net: Network) -> int:
     target = target_of(net)
     emitters, machine = target.backend.emitters, target.machine
     database = Database(machine, emitters, source_identity(), Cache.default())
-    scratch = ScratchMemory(net)
+    scratch, places = ScratchMemory(net), Placement(net)
+
+    def of(run: Invocation) -> int:
+        return _scratch(emitters, run.spec, machine, database.choice(run.spec, run.types, run.team))
+
+    regions = RegionPlanner(lambda run: Made("", False, False, of(run)), machine.threads)
     for run in invocations(net, machine.threads):
-        if not run.calls_torch:
-            choice = database.choice(run.spec, run.types, run.team)
-            scratch.add(_scratch(emitters, run.spec, machine, choice), run.stream)
-    return Placement(net).end + scratch.all
+        if isinstance(run.spec, Region):
+            ins, outs = ([places.place(o) for o in side] for side in (run.ins, run.outs))
+            scratch.add(regions.plan(run.spec, run.number, ins, outs, places.end)[1] - places.end, -1)
+        elif not run.calls_torch:
+            scratch.add(of(run), run.stream)
+    return places.end + scratch.all
 
 
 @functools.lru_cache(maxsize=4096)
@@ -304,6 +326,11 @@ def _static(net: Network, prepared: set[Op]) -> tuple[str, ...]:
     """Inputs and constants that prepared operators read, in the order of the containers."""
     read = {o.data for op in prepared for o in net.ins(op)}
     return tuple(n for n, c in net.containers.items() if n in read and c.role in ("input", "constant") and c.size)
+
+
+def _name(net: Network, step: AnyStep) -> str | None:
+    """What a step runs: a kernel's name, None for torch; of a loop or branch its kind."""
+    return step.kernel if isinstance(step, Call) else net.ops()[step.number].spec.kind
 
 
 def _with_scratch(call: Call, place: Place) -> Call:

@@ -1,19 +1,22 @@
-"""The steps of a compiled network, whatever its target: calls of kernels and of torch, over operands that have places."""
+"""The steps of a compiled network, whatever its target: calls of kernels and of torch, loops and branches, over operands with places."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Place:
     """Where an operand lies: a slot of the table and a byte offset from what it points to, a ``Polynomial`` where sizes move; in a stream
-    also the bytes between two images, and between two lanes."""
+    also the bytes between two images, and between two lanes. In a loop or a branch ``pointer`` may name what it is an offset from, one of
+    the step's own pointers, in place of the slot."""
 
     slot: int
     offset: int
     image: int = 0
     lane: int = 0
+    pointer: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,3 +53,89 @@ class Flow:
 
     images: int
     lanes: int
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A value that one trip of a loop hands to the next.
+
+    Attributes:
+        read, written: names of the pointers that the steps inside have for it.
+        first: where the first trip reads it.
+        last: where it is after the loop.
+        other: a second place: trips write into one and read from the other.
+        nbytes: its size.
+    """
+
+    read: str
+    written: str
+    first: Place
+    last: Place
+    other: Place
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A pointer of a loop or branch that begins at a place, and after every trip moves by some bytes."""
+
+    name: str
+    first: Place
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Steps that run again and again: ``trips`` times, or while ``flag`` is true after the steps of ``condition``.
+
+    Attributes:
+        number: the operator's number, for errors.
+        name: tells its names from those of others.
+        carried, windows: its pointers.
+        steps: of one trip.
+        trips: how many; None where a condition decides.
+        condition, flag: what comes before each trip, and the bool that it leaves.
+    """
+
+    number: int
+    name: str
+    carried: tuple[Carried, ...]
+    windows: tuple[Window, ...]
+    steps: tuple[AnyStep, ...]
+    trips: int | None
+    condition: tuple[AnyStep, ...] = ()
+    flag: Place | None = None
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Steps of which one or the other run, as a bool says.
+
+    Attributes:
+        number: the operator's number, for errors.
+        name: tells its names from those of others.
+        windows: its pointers.
+        flag: where the bool is.
+        then, otherwise: the steps.
+    """
+
+    number: int
+    name: str
+    windows: tuple[Window, ...]
+    flag: Place
+    then: tuple[AnyStep, ...]
+    otherwise: tuple[AnyStep, ...]
+
+
+AnyStep = Call | Loop | Branch
+
+
+def calls_in(steps: Sequence[AnyStep]) -> Iterator[Call]:
+    """All calls, those in loops and branches too, each once."""
+    for step in steps:
+        if isinstance(step, Call):
+            yield step
+        elif isinstance(step, Loop):
+            yield from calls_in((*step.condition, *step.steps))
+        else:
+            yield from calls_in((*step.then, *step.otherwise))

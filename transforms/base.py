@@ -47,12 +47,14 @@ class Pass:
         after: names of passes that must not come later for the first time than this one, where a pipeline has both.
         before: names of passes that must not have run when this one does.
         final: whether it decides when operators run and where values lie. What others rewrite afterwards would make that void.
+        in_bodies: whether it also runs on the bodies of loops and branches; not one that uses memory or time outside of them.
     """
 
     tier: ClassVar[int] = 0
     after: ClassVar[tuple[str, ...]] = ()
     before: ClassVar[tuple[str, ...]] = ()
     final: ClassVar[bool] = False
+    in_bodies: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from dcir.ir.network import Network
 from dcir.ir.updates import settle
 from dcir.ir.verify import verify
 from dcir.transforms.base import Pass, Place
+from dcir.transforms.bodies import Bodies
 
 
 @dataclass
@@ -127,14 +128,17 @@ class _Run:
         self.net, self.passes, self.validate_each = net, passes, validate_each
         self.records: list[PassRecord] = []
         self.settled = ""
+        self.bodies = Bodies()
         self._check()
         self.measured = self._measure()
 
     def apply(self, number: int) -> bool:
         """Run one pass and record it; whether it changed something."""
-        p = self.passes[number]
+        p, place = self.passes[number], Place.of(number, self.passes)
         start = time.perf_counter()
-        outcome = p.apply_at(self.net, Place.of(number, self.passes))
+        outcome = p.apply_at(self.net, place)
+        if p.in_bodies:
+            self.bodies.apply(p, place, self.net, outcome)
         seconds = time.perf_counter() - start
         traffic, count, peak = self.measured
         if outcome.changed:

@@ -25,10 +25,9 @@ from collections.abc import Sequence
 from dcir.codegen.cpp.digest import DIGEST
 from dcir.codegen.cpp.direct import DIRECT
 from dcir.codegen.cpp.entry import ENTRY
+from dcir.codegen.cpp.print_steps import operands_text, step_lines, table_name
 from dcir.codegen.cpp.watch import WATCH
-from dcir.codegen.steps import Call, Flow, Numbers, Place
-from dcir.codegen.symbolic import c_text, in_c
-from dcir.ir.sizes import Number
+from dcir.codegen.steps import AnyStep, Call, Flow, Numbers, calls_in
 
 _O1 = '#pragma GCC optimize ("O1")'  # they do nothing but call
 BESIDE = "\n".join(
@@ -43,8 +42,8 @@ BESIDE = "\n".join(
 
 
 def driver_text(
-    calls: Sequence[Call],
-    before: Sequence[Call] = (),
+    calls: Sequence[AnyStep],
+    before: Sequence[AnyStep] = (),
     static: Sequence[tuple[int, int]] = (),
     streams: Sequence[Flow] = (),
     sizes: tuple[int, tuple[str, ...]] = (-1, ()),
@@ -64,11 +63,12 @@ def driver_text(
     """
     lines = [_O1]
     lines += _clock(len(calls)) if profile else []
-    arity = {c.kernel: len(c.operands) for c in (*before, *calls) if c.kernel}
+    every = [*calls_in(before), *calls_in(calls)]
+    arity = {c.kernel: len(c.operands) for c in every if c.kernel}
     for name, n in arity.items():
         lines.append(f'extern "C" void __program_{name}({", ".join(["void*"] * (n + 2))});')
-    for table in dict.fromkeys(o for c in (*before, *calls) for o in c.operands if isinstance(o, Numbers)):
-        lines.append(f"static const long long {_table(table)}[] = {{{', '.join(map(str, table.values))}}};")
+    for table in dict.fromkeys(o for c in every for o in c.operands if isinstance(o, Numbers)):
+        lines.append(f"static const long long {table_name(table)}[] = {{{', '.join(map(str, table.values))}}};")
     for number in range(len(streams)):
         lines += _image(calls, number, profile)
     lines += ['extern "C" int omp_get_num_threads();'] * bool(streams)
@@ -82,7 +82,7 @@ def driver_text(
         )
     first = 0
     for step, call in enumerate(calls):
-        if call.kernel is None:
+        if isinstance(call, Call) and call.kernel is None:
             lines += _stretch(calls[first:step], first if profile else None, len(calls), streams)
             first = step + 1
             lines.append(f"  if (call_back({call.number})) return {-1 - call.number};")
@@ -145,13 +145,13 @@ def _clock(steps: int) -> list[str]:
 
 
 def _stretch(
-    calls: Sequence[Call], first: int | None = None, steps: int = 0, streams: Sequence[Flow] = ()
+    calls: Sequence[AnyStep], first: int | None = None, steps: int = 0, streams: Sequence[Flow] = ()
 ) -> list[str]:
     """One team's calls; with the number of the first of ``steps`` where laps are wanted."""
     if not calls:
         return []
-    inner = sorted({c.stream for c in calls if c.stream >= 0})
-    team = any(c.parallel for c in calls) or bool(inner)
+    inner = sorted({c.stream for c in calls if isinstance(c, Call) and c.stream >= 0})
+    team = any(c.parallel for c in calls_in(calls)) or bool(inner)
     lines = ["  {", "  int bad = 0;", *(f"  int next{s} = 0;" for s in inner)]
     if team:
         lines.append("  #pragma omp parallel")
@@ -160,18 +160,14 @@ def _stretch(
         lines.append(f"    lap({steps});")
     begun: set[int] = set()
     for i, c in enumerate(calls):
-        if c.stream >= 0:
+        if isinstance(c, Call) and c.stream >= 0:
             if c.stream not in begun:
                 begun.add(c.stream)
                 lines += _flow(c.stream, streams[c.stream])
-                last = max(k for k, other in enumerate(calls) if other.stream == c.stream)
+                last = max(k for k, other in enumerate(calls) if isinstance(other, Call) and other.stream == c.stream)
                 lines += [f"    lap({first + last});"] if first is not None else []
             continue
-        lines.append(f"    __program_{c.kernel}(0, {_operands(c)}, &status);")
-        if c.checked:
-            # Every thread has passed the kernel's last barrier; the first operator to fail keeps its number.
-            lines.append(f"    if (status && !bad) bad = {c.number + 1};" if not team else
-                         f"    _Pragma(\"omp single\") {{ if (status && !bad) bad = {c.number + 1}; }}")  # fmt: skip
+        lines += step_lines(c, team)
         if first is not None:
             lines.append(f"    lap({first + i});")
     lines.append("  }")
@@ -181,28 +177,12 @@ def _stretch(
     return lines
 
 
-def _table(numbers: Numbers) -> str:
-    return "_".join(["n", *(str(n).replace("-", "m") for n in numbers.values)])
-
-
-def _operands(c: Call) -> str:
-    def text(p: Place | Numbers) -> str:
-        if isinstance(p, Numbers):
-            return f"(void*){_table(p)}"
-        image, lane = (f" + {n}ll * {w}" if n else "" for n, w in ((p.image, "image"), (p.lane, "lane")))
-        number: Number = p.offset
-        offset = f"{number}ll" if isinstance(number, int) else f"({c_text(in_c(number))})"
-        return f"(char*)t[{p.slot}] + {offset}{image}{lane}"
-
-    return ", ".join(map(text, c.operands))
-
-
-def _image(calls: Sequence[Call], number: int, profile: bool) -> list[str]:
+def _image(calls: Sequence[AnyStep], number: int, profile: bool) -> list[str]:
     """The function that runs a stream's kernels for one image."""
     lines = [f"static void stream{number}(void** t, long long image, long long lane, int* status) {{"]
     for step, c in enumerate(calls):
-        if c.stream == number:
-            lines.append(f"  __program_{c.kernel}(0, {_operands(c)}, status);")
+        if isinstance(c, Call) and c.stream == number:
+            lines.append(f"  __program_{c.kernel}(0, {operands_text(c)}, status);")
             lines += [f"  lap({step});"] * profile
     return [*lines, "}"]
 

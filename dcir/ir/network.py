@@ -311,15 +311,34 @@ class Network:
         return sum(self.moved_by(op) for op in self._order if op not in prepared)
 
     def moved_by(self, op: Op) -> int:
-        """Bytes that one operator reads and writes, each distinct element of an operand once, read off its memlets."""
+        """Bytes that one operator reads and writes, each distinct element of an operand once, read off its memlets.
+
+        An operator with bodies moves what these do, as often as they run.
+        """
+        if bodies := op.spec.bodies():
+            return op.spec.runs() * sum(int(body.network.bytes_moved()) for body in bodies)
         edges = (*self.state.in_edges(op), *self.state.out_edges(op))
         return sum(int(e.data.volume) * itemsize(self.containers[e.data.data].dtype) for e in edges)
+
+    @classmethod
+    def rebuilt(cls, side: dict[str, Any], ops: Iterable[Sequence[Any]]) -> Network:
+        """A network of its ``side_tables`` and, per operator in order: label, spec, operands read and written, origin, maker."""
+        net = cls()
+        for name, (shape, strides, dtype, role) in side["containers"].items():
+            net._declare(name, Container(tuple(shape), tuple(strides), dtype, role))
+        for label, spec, ins, outs, origin, made_by in ops:
+            a, o = ([Operand(*x) for x in operands] for operands in (ins, outs))
+            op = Op.made(label, spec, [x.offset for x in a], [x.offset for x in o], origin, made_by)
+            net.state.add_node(op)
+            net._connect(op, a, o)
+        net._restore(side)
+        return net
 
     def clone(self) -> Network:
         """A deep copy that shares nothing mutable."""
         other = Network.__new__(Network)
         other.sdfg = copy.deepcopy(self.sdfg)
-        other._restore(self._side())
+        other._restore(self.side_tables())
         other.target = self.target
         return other
 
@@ -327,7 +346,8 @@ class Network:
         """DaCe's own validation; raises ``InvalidGraph``."""
         validate(self.sdfg)
 
-    def _side(self) -> dict[str, Any]:
+    def side_tables(self) -> dict[str, Any]:
+        """All but the graph, as JSON-able data."""
         return {
             "inputs": self.inputs,
             "constants": self.constants,
@@ -370,7 +390,7 @@ class Network:
         """Write the SDFG and the side tables as one zip file (``network.sdfg`` opens in DaCe's viewer)."""
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
             z.writestr("network.sdfg", json.dumps(self.sdfg.to_json()))
-            z.writestr("side.json", json.dumps(self._side()))
+            z.writestr("side.json", json.dumps(self.side_tables()))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Network:

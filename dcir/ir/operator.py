@@ -142,6 +142,19 @@ class Operator:
         """The loop nest whose statements store the results: an epilogue, or the operator that is one; None where it stores by itself."""
         return self.epilogue
 
+    def bodies(self) -> tuple[Any, ...]:
+        """The networks that it runs (``ir.body.Body``, which is made of operators): of a loop, a branch; none of others."""
+        return ()
+
+    def runs(self) -> int:
+        """How often each of its bodies runs, as far as that is known: at least once."""
+        return 1
+
+    def with_bodies(self, bodies: tuple[Any, ...]) -> Operator:
+        """The same over other bodies that compute the same of the same operands."""
+        assert not bodies
+        return self
+
     def windows(self) -> Windows | None:
         """How it walks its operands, those of an epilogue left out; None where their layout is not for others to choose."""
         return None

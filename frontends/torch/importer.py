@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch.utils import _pytree as pytree
 
 from dcir.errors import Unsupported
 from dcir.frontends.torch.context import GraphContext
+from dcir.frontends.torch.regions import ImportedBody, lower_region
 from dcir.ir.memory_plan import BufferPart
-from dcir.ir.network import Network, Result
+from dcir.ir.network import Network, Result, contiguous
 from dcir.ops.library.subgraphs import Subgraph
 from dcir.ops.library.torch_call import TorchCall, pack
 from dcir.ops.lowering import Lowering, Meta, NotNative, Ref, Storage, is_dense
@@ -116,7 +118,11 @@ class Opaque:
 
 
 class _Importer:
-    def __init__(self, gm: fx.GraphModule, context: GraphContext) -> None:
+    """Imports one graph; ``given`` are the arguments of one inside of another, windows or values."""
+
+    def __init__(self, gm: fx.GraphModule, context: GraphContext, given: Sequence[Any] | None = None) -> None:
+        self.given = None if given is None else iter(given)
+        self.layouts: Sequence[tuple[int, ...]] | None = None
         self.gm, self.context = gm, context
         self.net = Network()
         self.ctx = Lowering(self.net)
@@ -137,7 +143,7 @@ class _Importer:
             elif node.op == "call_function":
                 self.env[node] = self._call(node, table)
             elif node.op == "output":
-                self._output(node)
+                (self._output if self.given is None else self._body_output)(node)
             value = self.env.get(node)
             for ref in value if isinstance(value, tuple) else (value,):
                 if isinstance(ref, Ref):
@@ -147,7 +153,36 @@ class _Importer:
         self.done.fallbacks = [(op.known(TorchCall).name, op.origin) for op in calls]
         return self.done
 
+    def body(self, gm: fx.GraphModule, given: Sequence[Any], results: Sequence[tuple[int, ...]] | None) -> ImportedBody:
+        """A graph as a network of its own (see ``regions.Importer``)."""
+        inner = _Importer(gm, GraphContext(), given)
+        inner.layouts = results
+        inner.run()
+        net = inner.net
+        held = list(net.constants)
+        net.inputs, net.constants = [*filter(None, net.inputs), *held], []
+        for name in held:
+            net.containers[name].role = "input"
+        metas = [Meta(r.shape, r.strides, r.dtype) for r in net.results]
+        return ImportedBody(net, metas, [(net.names[n], inner.done.constants[n]) for n in held])
+
+    def layout(self, value: Any) -> Meta:
+        """Shape, strides and type of a tensor."""
+        meta = meta_of(value)
+        assert meta is not None
+        return meta
+
+    def constant(self, value: Any, name: str) -> Ref:
+        """A tensor that a graph inside holds."""
+        meta = self.layout(value)
+        data = self.net.add_container(meta.shape, meta.dtype, "constant", meta.strides)
+        self.net.names[data] = name
+        self.done.constants[data] = value
+        return Ref(data, meta.shape, meta.strides, 0, meta.dtype)
+
     def _placeholder(self, node: fx.Node) -> Any:
+        if self.given is not None:
+            return self._argument(node)
         meta = meta_of(node.meta.get("val"), node)
         token = any(u.target is torch.ops.higher_order.with_effects and u.args[0] is node for u in node.users)
         if token:  # AOTAutograd passes None for it
@@ -165,6 +200,38 @@ class _Importer:
             self.donated[name] = self.context.donated[number]
         self.net.names[name] = str(node.target)
         return Ref(name, meta.shape, meta.strides, 0, meta.dtype)
+
+    def _argument(self, node: fx.Node) -> Any:
+        """An argument of a graph inside of another: as it lies there."""
+        assert self.given is not None
+        value, meta = next(self.given), meta_of(node.meta.get("val"), node)
+        if not isinstance(value, Ref):
+            if meta is not None:
+                raise NotNative
+            return value
+        if meta is None or (meta.shape, meta.dtype) != (value.shape, value.dtype):
+            raise NotNative
+        name = self.net.add_container(value.shape, value.dtype, "input", value.strides)
+        return replace(value, data=name, offset=0)
+
+    def _body_output(self, node: fx.Node) -> None:
+        """Every result in a container of its own, in the layout that is wanted."""
+        flat = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
+        for number, out in enumerate(flat):
+            value = self.env[out] if isinstance(out, fx.Node) else None
+            if not isinstance(value, Ref):
+                raise NotNative
+            c, want = self.net.containers[value.data], contiguous(value.shape)
+            if self.layouts is not None:
+                if number >= len(self.layouts) or len(self.layouts[number]) != len(value.shape):
+                    raise NotNative
+                want = self.layouts[number]
+            whole = (c.role, c.shape, c.strides, value.offset, value.strides)
+            if whole != ("transient", value.shape, want, 0, want):
+                name = self.net.add_container(value.shape, value.dtype, "transient", want)
+                value = self.ctx.copy(value, Ref(name, value.shape, want, 0, value.dtype))
+            self.net.promote(value.data)
+            self.net.results.append(Result(value.data, value.shape, want, 0, value.dtype))
 
     def _constant(self, node: fx.Node) -> Any:
         value: Any = self.gm
@@ -237,6 +304,15 @@ class _Importer:
             results = self._through_torch(node, op, val, rest, kwargs)
             return (token, *(results if val else (None,)))
         if isinstance(node.target, torch._ops.HigherOrderOperator) and "val" in node.meta:
+            val = node.meta["val"]
+            self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]
+            self.ctx.origin = describe(node)
+            before = len(self.net.ops())
+            try:
+                return lower_region(self, node.target.name(), args)
+            except NotNative:
+                for op in self.net.ops()[before:]:
+                    self.net.remove_op(op)
             return self._through_torch(node, f"{HIGHER_ORDER}.{node.target.name()}", node.meta["val"], args, kwargs)
         if "val" in node.meta and not isinstance(node.meta["val"], torch.Tensor | tuple | list):
             return node.meta["val"]

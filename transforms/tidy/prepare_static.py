@@ -29,6 +29,7 @@ class PrepareStatic(Pass):
     tier: ClassVar[int] = 0
     after: ClassVar[tuple[str, ...]] = ("pack-weights", "use-winograd")
     final: ClassVar[bool] = True
+    in_bodies: ClassVar[bool] = False
     alignment: int = ALIGNMENT
 
     def apply(self, net: Network) -> PassResult:

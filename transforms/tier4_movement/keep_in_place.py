@@ -30,6 +30,7 @@ class KeepInPlace(Pass):
     tier: ClassVar[int] = 4
     after: ClassVar[tuple[str, ...]] = ("write-in-place", "reuse-saved-tensors", "reuse-result-buffers")
     final: ClassVar[bool] = True
+    in_bodies: ClassVar[bool] = False
 
     def apply(self, net: Network) -> PassResult:
         """Visit the writers of updates."""

@@ -37,6 +37,7 @@ class ReuseResultBuffers(Pass):
     tier: ClassVar[int] = 4
     after: ClassVar[tuple[str, ...]] = ("reuse-saved-tensors",)
     final: ClassVar[bool] = True
+    in_bodies: ClassVar[bool] = False
     least: int = 1 << 20
     alignment: int = ALIGNMENT
 

@@ -44,6 +44,7 @@ class ReuseSavedTensors(Pass):
     tier: ClassVar[int] = 4
     after: ClassVar[tuple[str, ...]] = ("prepare-static", "order-execution", "run-per-image")
     final: ClassVar[bool] = True
+    in_bodies: ClassVar[bool] = False
     least: int = 1 << 20
     kept: int = 1 << 18
     spare: float = 1 / 16

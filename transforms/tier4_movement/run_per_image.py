@@ -38,6 +38,7 @@ class RunPerImage(Pass):
     tier: ClassVar[int] = 4
     after: ClassVar[tuple[str, ...]] = ("prepare-static", "order-execution")
     final: ClassVar[bool] = True
+    in_bodies: ClassVar[bool] = False
 
     def apply(self, net: Network) -> PassResult:
         """Fill ``net.streams``."""

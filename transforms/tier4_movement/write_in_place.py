@@ -27,6 +27,7 @@ class WriteInPlace(Pass):
     """Let the copies that end in updates vanish where most of an input stays as it is."""
 
     tier: ClassVar[int] = 4
+    in_bodies: ClassVar[bool] = False
 
     def apply(self, net: Network) -> PassResult:
         """Look at every copy into an update, until there is none to change."""

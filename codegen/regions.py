@@ -1,0 +1,142 @@
+"""Loops and branches as steps of the driver: where the values of their bodies lie, and the kernels of these.
+
+scratch memory of the operator:  | second places of what is handed on | arena of the body | scratch memory of its kernels, or of a
+                                                                                            loop inside |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dcir.codegen.invocations import Invocation, invocations
+from dcir.codegen.placement import Placement
+from dcir.codegen.steps import AnyStep, Branch, Call, Carried, Loop, Place, Window
+from dcir.errors import Unsupported
+from dcir.ir.body import Body
+from dcir.ir.memory_plan import aligned
+from dcir.ir.network import Network, Operand
+from dcir.ir.types import itemsize
+from dcir.ops.library.regions import BranchSpec, LoopSpec, Region, WhileSpec
+
+
+@dataclass(frozen=True)
+class Made:
+    """The kernel of an operator in a body: its name ("" where there is nothing to do), and what a call of it must know."""
+
+    name: str
+    parallel: bool
+    checked: bool
+    scratch: int
+
+
+class RegionPlanner:
+    """Plans regions of one network.
+
+    Args:
+        made: gives the kernel of an operator.
+        threads: of the team.
+    """
+
+    def __init__(self, made: Callable[[Invocation], Made], threads: int) -> None:
+        self.made, self.threads = made, threads
+        self._count = 0
+
+    def plan(
+        self, spec: Region, number: int, ins: Sequence[Place], outs: Sequence[Place], base: int
+    ) -> tuple[AnyStep, int]:
+        """The step of a region, and the end of the arena that it needs.
+
+        Args:
+            spec: what runs.
+            number: the operator's.
+            ins, outs: places of its operands.
+            base: where in the arena memory is free while it runs.
+
+        Raises:
+            Unsupported: a body calls torch.
+        """
+        name = f"r{self._count}"
+        self._count += 1
+        if isinstance(spec, LoopSpec | WhileSpec):
+            return self._loop(spec, name, number, ins, outs, base)
+        assert isinstance(spec, BranchSpec)
+        return self._branch(spec, name, number, ins, outs, base)
+
+    def _loop(
+        self, spec: LoopSpec | WhileSpec, name: str, number: int, ins: Sequence[Place], outs: Sequence[Place], base: int
+    ) -> tuple[Loop, int]:
+        carried, n, net = [], spec.carried, spec.body.network
+        sizes = [net.containers[r.data].nbytes for r in net.results[:n]]
+        for i, nbytes in enumerate(sizes):
+            other = Place(0, base)
+            base += aligned(nbytes)
+            carried.append(Carried(f"{name}i{i}", f"{name}o{i}", ins[i], outs[i], other, nbytes))
+        steps_in, steps_out = (spec.in_steps, spec.out_steps) if isinstance(spec, LoopSpec) else ((0,) * len(ins), ())
+        inputs = [net.containers[x] for x in net.inputs[n:]]
+        results = [net.containers[r.data] for r in net.results[n:]]
+        read = [
+            Window(f"{name}a{i}", place, step * itemsize(c.dtype))
+            for i, (place, step, c) in enumerate(zip(ins[n:], steps_in, inputs, strict=False))
+        ]
+        written = [
+            Window(f"{name}y{i}", place, step * itemsize(c.dtype))
+            for i, (place, step, c) in enumerate(zip(outs[n:], steps_out, results, strict=True))
+        ]
+        given = [*(c.read for c in carried), *(w.name for w in read)]
+        steps, end = self._steps(
+            spec.body, given, [*(c.written for c in carried), *(w.name for w in written)], base, number
+        )
+        windows = (*read, *written)
+        if isinstance(spec, LoopSpec):
+            return Loop(number, name, tuple(carried), windows, steps, spec.trips), end
+        flag = Place(0, base)
+        test = f"{name}c"
+        before, later = self._steps(spec.condition, given, [test], base + aligned(1), number)
+        windows = (*windows, Window(test, flag))
+        return Loop(number, name, tuple(carried), windows, steps, None, before, flag), max(end, later)
+
+    def _branch(
+        self, spec: BranchSpec, name: str, number: int, ins: Sequence[Place], outs: Sequence[Place], base: int
+    ) -> tuple[Branch, int]:
+        read = [Window(f"{name}a{i}", place) for i, place in enumerate(ins[1:])]
+        written = [Window(f"{name}y{i}", place) for i, place in enumerate(outs)]
+        names = [w.name for w in read], [w.name for w in written]
+        then, end = self._steps(spec.then, *names, base, number)
+        otherwise, later = self._steps(spec.otherwise, *names, base, number)
+        return Branch(number, name, (*read, *written), ins[0], then, otherwise), max(end, later)
+
+    def _steps(
+        self, body: Body, ins: Sequence[str], outs: Sequence[str], base: int, number: int
+    ) -> tuple[tuple[AnyStep, ...], int]:
+        """The steps of a body whose inputs and results are what pointers of these names point to, and where its memory ends."""
+        net = body.network
+        pointers = dict(zip((*net.inputs, *(r.data for r in net.results)), (*ins, *outs), strict=True))
+        placement = Placement(net)
+        scratch = end = base + placement.end
+        steps: list[AnyStep] = []
+        for run in invocations(net, self.threads):
+            if run.calls_torch:
+                raise Unsupported.collect([(f"{run.spec.calls_out} inside of a loop or branch", "")])
+            ins_at, outs_at = (
+                [_place(net, placement, pointers, o, base) for o in side] for side in (run.ins, run.outs)
+            )
+            if isinstance(run.spec, Region):
+                step, later = self.plan(run.spec, number, ins_at, outs_at, scratch)
+                steps.append(step)
+            else:
+                kernel = self.made(run)
+                later = scratch + kernel.scratch
+                if kernel.name:
+                    operands = (*ins_at, *outs_at, Place(0, scratch))
+                    steps.append(Call(kernel.name, number, operands, kernel.parallel, kernel.checked))
+            end = max(end, aligned(later))
+        return tuple(steps), end
+
+
+def _place(net: Network, placement: Placement, pointers: dict[str, str], o: Operand, base: int) -> Place:
+    if o.data in pointers:
+        return Place(-1, o.offset * itemsize(net.containers[o.data].dtype), pointer=pointers[o.data])
+    place = placement.place(o)
+    assert place.slot == 0, "a body has no prepared values"
+    return replace(place, offset=base + place.offset)
