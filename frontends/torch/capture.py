@@ -34,7 +34,7 @@ from dcir.frontends.torch.partition.cut import Cut, Limited, Partition
 from dcir.frontends.torch.partition.expose_norms import expose_norms
 from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
-from dcir.frontends.torch.recurrent import keep_long_layers
+from dcir.frontends.torch.recurrent import lower_layers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
 from dcir.frontends.torch.shapes.conditions import OneSize, asked_sizes
 from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes, Programs
@@ -98,7 +98,7 @@ def dynamo_backend(
                 on_plain(reason)
             return gm
         inline_marked(gm)
-        keep_long_layers(gm)
+        lower_layers(gm)
         return without_classes(compiled(gm, example_inputs), gm)
 
     def compiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -278,6 +278,8 @@ class _Importer:
             if isinstance(first, fx.Node):
                 self.root[node] = self.root[first]
                 self.ctx.storage = self._storage(first)
+        if node.target.namespace == "dcir" and (made := self._region(node, str(node.target), args)) is not None:
+            return made
         page = table.get(str(node.target))
         if page is not None:
             before = len(self.net.ops())
@@ -304,19 +306,26 @@ class _Importer:
             results = self._through_torch(node, op, val, rest, kwargs)
             return (token, *(results if val else (None,)))
         if isinstance(node.target, torch._ops.HigherOrderOperator) and "val" in node.meta:
-            val = node.meta["val"]
-            self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]
-            self.ctx.origin = describe(node)
-            before = len(self.net.ops())
-            try:
-                return lower_region(self, node.target.name(), args)
-            except NotNative:
-                for op in self.net.ops()[before:]:
-                    self.net.remove_op(op)
+            made = self._region(node, node.target.name(), args)
+            if made is not None:
+                return made
             return self._through_torch(node, f"{HIGHER_ORDER}.{node.target.name()}", node.meta["val"], args, kwargs)
         if "val" in node.meta and not isinstance(node.meta["val"], torch.Tensor | tuple | list):
             return node.meta["val"]
         raise Unsupported.collect([(f"{node.target} (not an ATen operator)", describe(node))])
+
+    def _region(self, node: fx.Node, name: str, args: Any) -> Any:
+        """An operator with bodies; None if it is none, or has something in them that is no generated code."""
+        val = node.meta["val"]
+        self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]
+        self.ctx.origin = describe(node)
+        before = len(self.net.ops())
+        try:
+            return lower_region(self, name, args)
+        except NotNative:
+            for op in self.net.ops()[before:]:
+                self.net.remove_op(op)
+            return None
 
     def _through_torch(self, node: fx.Node, op: Any, val: Any, args: Any, kwargs: Any) -> Any:
         self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]

@@ -1,9 +1,8 @@
-"""Long recurrent layers stay one operator each: unrolled, every step of time would be operators of its own.
+"""Recurrent layers become loops; those of sequences of several lengths, and of sizes that change, stay one call each through torch.
 
-    lstm of 1000 steps   --> dcir::recurrent, a call through torch     else some 13 operators for each step of each layer
-    lstm of 20 steps     --> as it is: AOTAutograd unrolls it, and the products are compiled
-
-What the operator does is in ``recurrent_operator``.
+lstm of constant sizes               --> products and loops (``recurrent_layers.py``)
+packed sequences, sizes that change  --> dcir::recurrent, a call through torch (``recurrent_operator.py``)
+half types, few steps that change    --> as it is: AOTAutograd unrolls it
 """
 
 from __future__ import annotations
@@ -16,24 +15,49 @@ from torch import Tensor, fx
 
 MOST_CELLS = 64
 """Steps of time of all layers and directions that are unrolled; of 70 the first call took four seconds, of 400 twenty."""
+LEAST_STEPS = 3
+"""Fewer are no loop."""
 _KINDS: dict[Any, str] = {getattr(torch, name): name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
-def keep_long_layers(gm: fx.GraphModule) -> None:
-    """Make recurrent layers of many steps, and those of packed sequences, one operator each in Dynamo's graph."""
-    operator = None
+def lower_layers(gm: fx.GraphModule) -> None:
+    """Make recurrent layers loops in Dynamo's graph, or, long ones that cannot be loops, one operator each."""
+    changed = False
     for node in gm.graph.nodes:
         kind = _KINDS.get(node.target) if node.op == "call_function" else None
         if kind is None or node.kwargs:
             continue
         arguments = _arguments(kind, node.args)
-        if arguments is None or not _is_long(arguments):
+        if arguments is None:
             continue
-        if operator is None:
-            operator = _operator()
-        node.target, node.args = operator, arguments
-    if operator is not None:
+        if _is_loop(arguments):
+            from dcir.frontends.torch.recurrent_layers import recurrent_layers  # its operator takes torch 30 ms
+
+            kind, data, _, *rest = arguments
+            node.target, node.args = recurrent_layers, (kind, data, *rest)
+        elif _is_long(arguments):
+            node.target, node.args = _operator(), arguments
+        else:
+            continue
+        changed = True
+    if changed:
         gm.recompile()
+
+
+def _is_loop(arguments: tuple[Any, ...]) -> bool:
+    """Whether the layer's sizes are constant, and its numbers of a type that is computed with."""
+    _, data, sizes, state, weights, _, _, _, _, _, batch_first = arguments
+    values = [t.meta.get("example_value") for t in (data, *state, *weights)]
+    if sizes is not None or torch.is_autocast_enabled("cpu"):
+        return False
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    if len(tensors) < len(values) or len({v.dtype for v in tensors}) > 1 or tensors[0].ndim != 3:
+        return False
+    if tensors[0].dtype not in (torch.float32, torch.float64) or not all(
+        type(d) is int for v in tensors for d in v.shape
+    ):
+        return False
+    return all(tensors[0].shape) and tensors[0].shape[1 if batch_first else 0] >= LEAST_STEPS
 
 
 def _operator() -> Any:

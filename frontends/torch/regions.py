@@ -12,18 +12,24 @@ call into torch as a whole.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dcir.errors import Unsupported
+from dcir.frontends.torch.recurrent_cells import STEPS, flat
 from dcir.ir.body import Body
 from dcir.ir.network import Network
 from dcir.ops.library.regions import BranchSpec, LoopSpec, WhileSpec
 from dcir.ops.library.subgraphs import Subgraph
 from dcir.ops.lowering import Lowering, Meta, NotNative, Ref, is_dense
+from dcir.ops.torch_types import FROM_NAME
 
 
 class Importer(Protocol):
@@ -139,6 +145,24 @@ def _plain(importer: Importer, value: Any) -> Ref:
     return importer.ctx.copy(value, importer.ctx.new(value.shape, value.dtype))
 
 
+def _steps(
+    importer: Importer, name: str, init: Sequence[Any], xs: Sequence[Any], fixed: Sequence[Any], reverse: bool
+) -> Any:
+    values, parts = [_plain(importer, v) for v in init], [_element(x) for x in xs]
+    metas = tuple((r.shape, FROM_NAME[r.dtype]) for r in (*values, *parts, *fixed))
+    graph = _traced(name, len(values), len(parts), metas)
+    return _loop(importer, Subgraph(graph), values, xs, parts, list(fixed), xs[0].shape[0], list, reverse=reverse)
+
+
+@functools.lru_cache(maxsize=64)
+def _traced(name: str, carried: int, moving: int, metas: tuple[Any, ...]) -> fx.GraphModule:
+    """The graph of a step on tensors of these shapes and types."""
+    with FakeTensorMode():
+        given = [torch.empty(shape, dtype=dtype) for shape, dtype in metas]
+        made: fx.GraphModule = make_fx(flat(STEPS[name], carried, moving))(*given)
+        return made
+
+
 def _element(x: Any) -> Ref:
     """The first of the parts of ``x`` along its first dimension."""
     if not isinstance(x, Ref) or not x.shape or not x.shape[0]:
@@ -162,7 +186,7 @@ def _map(importer: Importer, graph: Subgraph, xs: Sequence[Any], fixed: Sequence
 
 def _loop(
     importer: Importer, graph: Subgraph, values: list[Ref], xs: Sequence[Ref], parts: list[Ref], fixed: list[Any],
-    trips: int, sequence: Callable[[list[Any]], Any], stacked: Sequence[Ref] | None = None,
+    trips: int, sequence: Callable[[list[Any]], Any], *, reverse: bool = False,
 ) -> Any:  # fmt: skip
     """A loop over the parts of ``xs``.
 
@@ -174,13 +198,13 @@ def _loop(
         fixed: what does not change.
         trips: how many, at least one.
         sequence: what the results are put in.
-        stacked: where the results that are stacked go; None: into new containers.
+        reverse: whether the last part comes first.
     """
     ctx, n = importer.ctx, len(values)
     metas = ctx.outs[n:]
     if any(m is None for m in metas):
         raise NotNative
-    targets = list(stacked or [ctx.new(m.shape, m.dtype, m.strides) for m in metas if m is not None])
+    targets = [ctx.new(m.shape, m.dtype, m.strides) for m in metas if m is not None]
     body = importer.body(
         graph.graph, [*values, *parts, *fixed], [*(v.strides for v in values), *(t.strides[1:] for t in targets)]
     )
@@ -188,11 +212,19 @@ def _loop(
     (closed,), held = _closed(importer, [body], n + len(parts))
     others = [*_tensors(fixed), *held]
     last = [ctx.new(v.shape, v.dtype, v.strides) for v in values]
-    spec = LoopSpec(
-        closed, trips, n, (*(x.strides[0] for x in xs), *(0 for _ in others)), tuple(t.strides[0] for t in targets)
-    )
-    ctx.emit(spec, [*values, *parts, *others], [*last, *targets])
+    written = [_element(t) for t in targets]
+    forward = -1 if reverse else 1
+    steps_in, steps_out = ([forward * t.strides[0] for t in side] for side in (xs, targets))
+    if reverse:
+        parts = [_moved(p, (trips - 1) * x.strides[0]) for p, x in zip(parts, xs, strict=True)]
+        written = [_moved(p, (trips - 1) * t.strides[0]) for p, t in zip(written, targets, strict=True)]
+    spec = LoopSpec(closed, trips, n, (*steps_in, *(0 for _ in others)), tuple(steps_out))
+    ctx.emit(spec, [*values, *parts, *others], [*last, *written])
     return sequence([*last, *targets])
+
+
+def _moved(ref: Ref, by: int) -> Ref:
+    return replace(ref, offset=ref.offset + by)
 
 
 def _associative(importer: Importer, graph: Subgraph, xs: Sequence[Any], fixed: Sequence[Any]) -> Any:
@@ -277,4 +309,5 @@ def _agree(results: Sequence[Meta], wanted: Sequence[Ref]) -> None:
 
 _LOWERED: dict[str, Callable[..., Any]] = {
     "scan": _scan, "map_impl": _map, "while_loop": _while, "cond": _cond, "associative_scan": _associative,
+    "dcir.steps.default": _steps,
 }  # fmt: skip

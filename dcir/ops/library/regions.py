@@ -32,6 +32,22 @@ class Region(Operator, partial=True):
         """Per input and per result of the operator, the container of a body that it is a window on."""
         raise NotImplementedError
 
+    def fixed(self) -> list[int]:
+        """The inputs that do not change while it runs, of one that repeats something; each body has them at the same place."""
+        return []
+
+    def unused(self, wanted: Sequence[bool]) -> tuple[list[int], list[int]]:
+        """Inputs and results that may be left out, given whether each result is wanted."""
+        raise NotImplementedError
+
+    def without(self, ins: Sequence[int], outs: Sequence[int]) -> Region:
+        """The same without some of its ``unused`` inputs and results."""
+        raise NotImplementedError
+
+    def with_fixed(self, bodies: Sequence[Body], count: int) -> Region:
+        """The same over bodies that have ``count`` more inputs that do not change, behind all others."""
+        raise NotImplementedError
+
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Bytes of the windows."""
         ins, outs = self.arguments()
@@ -41,6 +57,26 @@ class Region(Operator, partial=True):
 def containers_of(net: Network) -> tuple[list[Container], list[Container]]:
     """A body's inputs and results."""
     return [net.containers[n] for n in net.inputs], [net.containers[r.data] for r in net.results]
+
+
+def _lean(body: Body, ins: Sequence[int], outs: Sequence[int]) -> Body:
+    """A body without inputs that nobody reads, and without results."""
+    net = body.copy()
+    gone = [net.inputs[i] for i in ins]
+    for i in sorted(outs, reverse=True):
+        net.containers[net.results[i].data].role = "transient"
+        net.sdfg.arrays[net.results[i].data].transient = True
+        del net.results[i]
+    net.inputs = [n for n in net.inputs if n not in gone]
+    net.static.difference_update(gone)
+    for name in gone:
+        net.remove_container(name)
+    return Body.of(net)
+
+
+def _unread(body: Body, i: int) -> bool:
+    """Whether a body's operators do not read an input."""
+    return not body.network.readers(body.network.inputs[i])
 
 
 def _run(body: Body, ins: Sequence[Array]) -> list[Array]:
@@ -106,6 +142,30 @@ class LoopSpec(Region):
     def _bytes(self, c: Container, step: int) -> int:
         return c.nbytes + (self.trips - 1) * min(c.size, abs(step)) * (c.nbytes // c.size if c.size else 0)
 
+    def fixed(self) -> list[int]:
+        """Inputs whose windows do not move."""
+        return [self.carried + i for i, step in enumerate(self.in_steps) if not step]
+
+    def unused(self, wanted: Sequence[bool]) -> tuple[list[int], list[int]]:
+        """What is not handed on."""
+        return (
+            [i for i in range(self.carried, self.carried + len(self.in_steps)) if _unread(self.body, i)],
+            [i for i in range(self.carried, self.carried + len(self.out_steps)) if not wanted[i]],
+        )
+
+    def without(self, ins: Sequence[int], outs: Sequence[int]) -> LoopSpec:
+        """Fewer windows."""
+        n = self.carried
+        return replace(
+            self, body=_lean(self.body, ins, outs),
+            in_steps=tuple(s for i, s in enumerate(self.in_steps) if n + i not in ins),
+            out_steps=tuple(s for i, s in enumerate(self.out_steps) if n + i not in outs),
+        )  # fmt: skip
+
+    def with_fixed(self, bodies: Sequence[Body], count: int) -> LoopSpec:
+        """More windows that do not move."""
+        return replace(self, body=bodies[0], in_steps=(*self.in_steps, *(0,) * count))
+
     def reference_at(
         self, ins: Sequence[Any], outs: Sequence[Any], in_starts: Sequence[int], out_starts: Sequence[int]
     ) -> None:
@@ -163,6 +223,22 @@ class WhileSpec(Region):
         """Those of the body."""
         return containers_of(self.body.network)
 
+    def fixed(self) -> list[int]:
+        """Inputs behind the values."""
+        return list(range(self.carried, len(self.body.network.inputs)))
+
+    def unused(self, wanted: Sequence[bool]) -> tuple[list[int], list[int]]:
+        """Inputs that do not change, which neither body reads."""
+        return [i for i in self.fixed() if all(_unread(body, i) for body in self.bodies())], []
+
+    def without(self, ins: Sequence[int], outs: Sequence[int]) -> WhileSpec:
+        """Fewer of them."""
+        return replace(self, condition=_lean(self.condition, ins, ()), body=_lean(self.body, ins, ()))
+
+    def with_fixed(self, bodies: Sequence[Body], count: int) -> WhileSpec:
+        """More of them."""
+        return replace(self, condition=bodies[0], body=bodies[1])
+
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Trip after trip."""
         a, o = self.arguments()
@@ -204,6 +280,19 @@ class BranchSpec(Region):
         """The bool, and those of the bodies."""
         ins, outs = containers_of(self.then.network)
         return [Container((), (), "bool", "input"), *ins], outs
+
+    def unused(self, wanted: Sequence[bool]) -> tuple[list[int], list[int]]:
+        """Inputs that neither body reads, and results that nobody does."""
+        inputs = range(len(self.then.network.inputs))
+        return (
+            [1 + i for i in inputs if all(_unread(body, i) for body in self.bodies())],
+            [i for i, read in enumerate(wanted) if not read],
+        )
+
+    def without(self, ins: Sequence[int], outs: Sequence[int]) -> BranchSpec:
+        """Fewer of both."""
+        places = [i - 1 for i in ins]
+        return replace(self, then=_lean(self.then, places, outs), otherwise=_lean(self.otherwise, places, outs))
 
     def operations(self) -> int:
         """Those of the longer one."""
