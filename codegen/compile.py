@@ -206,8 +206,8 @@ class _PlannedCode:
             self.calls.append(Call(None, run.number, (), False, False))
             return
         prepares = run.label in self._prepared
-        if isinstance(run.spec, Region):
-            step, end = self._regions.plan(run.spec, run.number, ins, outs, self.places.end)
+        if isinstance(spec, Region):
+            step, end = self._regions.plan(spec, run.number, ins, outs, self.places.end)
             self.scratch.add(end - self.places.end, -1)
             (self.prepares if prepares else self.calls).append(step)
             return
@@ -229,8 +229,6 @@ class _PlannedCode:
     def _for_all_sizes(self, run: Invocation) -> tuple[Operator, tuple[list[Operand], list[Operand]]]:
         """The spec of an operator with what moves in it, which is its own spec if nothing does; and its operands."""
         assert self.moving is not None
-        if run.spec.bodies():
-            raise Unsupported.collect([("a loop or branch where sizes move", "")])
         op = self.moving.operators[run.label]
         ins, outs = (
             [Operand(o.data, n) for o, n in zip(side, offsets, strict=True)]  # type: ignore[arg-type]  # a number that moves

@@ -74,8 +74,6 @@ class Emitters:
         """Whether there may be a kernel of a spec for all sizes: by its own emitter, or as a loop nest."""
         if not self._loaded:
             self._load()
-        if spec.bodies():
-            return False
         return type(spec) in self.any_size or (type(spec) not in self.table and LoopNest in self.any_size)
 
     def makers(self, spec: Planned) -> list[Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dcir.ir.sizes import Number
+
 
 @dataclass(frozen=True)
 class Place:
@@ -93,7 +95,7 @@ class Loop:
         name: tells its names from those of others.
         carried, windows: its pointers.
         steps: of one trip.
-        trips: how many; None where a condition decides.
+        trips: how many, a ``Polynomial`` where sizes move; None where a condition decides.
         condition, flag: what comes before each trip, and the bool that it leaves.
     """
 
@@ -102,7 +104,7 @@ class Loop:
     carried: tuple[Carried, ...]
     windows: tuple[Window, ...]
     steps: tuple[AnyStep, ...]
-    trips: int | None
+    trips: Number | None
     condition: tuple[AnyStep, ...] = ()
     flag: Place | None = None
 

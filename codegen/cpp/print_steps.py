@@ -40,17 +40,15 @@ def step_lines(step: AnyStep, team: bool) -> list[str]:
 
 
 def _loop(loop: Loop, team: bool) -> list[str]:
-    forth = loop.trips is not None and loop.trips % 2 == 0
+    trip, count = f"{loop.name}t", "1" if loop.trips is None else _number(loop.trips)
     lines = ["    {", *_pointers(loop.windows)]
     for c in loop.carried:
         # Of a known number of trips the last one writes where the value belongs.
-        begin, then = (c.other, c.last) if forth else (c.last, c.other)
-        lines.append(
-            f"    char *{c.read} = {_address(c.first)}, *{c.written} = {_address(begin)}, *{_next(c)} = {_address(then)};"
-        )
-    trip = f"{loop.name}t"
+        lines.append(f"    char *{c.read} = {_address(c.first)};")
+        lines.append(f"    char *{c.written} = {count} % 2 ? {_address(c.last)} : {_address(c.other)};")
+        lines.append(f"    char *{_next(c)} = {count} % 2 ? {_address(c.other)} : {_address(c.last)};")
     if loop.trips is not None:
-        lines.append(f"    for (long long {trip} = 0; {trip} < {loop.trips}ll; {trip}++) {{")
+        lines.append(f"    for (long long {trip} = 0; {trip} < {count}; {trip}++) {{")
     else:
         assert loop.flag is not None
         lines.append("    for (;;) {")
@@ -101,7 +99,9 @@ def _all(steps: Sequence[AnyStep], team: bool) -> list[str]:
 
 def _address(p: Place) -> str:
     image, lane = (f" + {n}ll * {w}" if n else "" for n, w in ((p.image, "image"), (p.lane, "lane")))
-    number: Number = p.offset
-    offset = f"{number}ll" if isinstance(number, int) else f"({c_text(in_c(number))})"
     base = p.pointer or f"(char*)t[{p.slot}]"
-    return f"{base} + {offset}{image}{lane}"
+    return f"{base} + {_number(p.offset)}{image}{lane}"
+
+
+def _number(number: Number) -> str:
+    return f"{number}ll" if isinstance(number, int) else f"({c_text(in_c(number))})"

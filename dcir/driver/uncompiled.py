@@ -20,6 +20,7 @@ from torch._dynamo.output_graph import graph_break_reasons  # type: ignore[attr-
 
 from dcir.errors import NotCompiledWarning, Unsupported
 from dcir.frontends.torch.capture import BUCKET_CUT, break_text
+from dcir.frontends.torch.layer_shapes import shapes_from_one_step
 from dcir.frontends.torch.tape import programs_run
 from dcir.user_code import warn_user
 
@@ -98,7 +99,8 @@ class Coverage:
         if self.recurrent and not allowed:
             config.allow_rnn = True
         try:
-            yield
+            with shapes_from_one_step() if self.recurrent else contextlib.nullcontext():
+                yield
         except (exc.Unsupported, exc.UserError, exc.FailOnRecompileLimitHit) as error:
             if not self._strict:
                 raise

@@ -17,6 +17,7 @@ MOST_CELLS = 64
 """Steps of time of all layers and directions that are unrolled; of 70 the first call took four seconds, of 400 twenty."""
 LEAST_STEPS = 3
 """Fewer are no loop."""
+_COMPUTED = (torch.float32, torch.float64)
 _KINDS: dict[Any, str] = {getattr(torch, name): name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
@@ -45,7 +46,7 @@ def lower_layers(gm: fx.GraphModule) -> None:
 
 
 def _is_loop(arguments: tuple[Any, ...]) -> bool:
-    """Whether the layer's sizes are constant, and its numbers of a type that is computed with."""
+    """Whether all sizes but the number of steps are constant, and the numbers of a type that is computed with."""
     _, data, sizes, state, weights, _, _, _, _, _, batch_first = arguments
     values = [t.meta.get("example_value") for t in (data, *state, *weights)]
     if sizes is not None or torch.is_autocast_enabled("cpu"):
@@ -53,11 +54,12 @@ def _is_loop(arguments: tuple[Any, ...]) -> bool:
     tensors = [v for v in values if isinstance(v, Tensor)]
     if len(tensors) < len(values) or len({v.dtype for v in tensors}) > 1 or tensors[0].ndim != 3:
         return False
-    if tensors[0].dtype not in (torch.float32, torch.float64) or not all(
-        type(d) is int for v in tensors for d in v.shape
-    ):
+    time = 1 if batch_first else 0
+    steps, *others = tensors[0].shape[time], *(d for i, d in enumerate(tensors[0].shape) if i != time)
+    others += [d for v in tensors[1:] for d in v.shape]
+    if tensors[0].dtype not in _COMPUTED or not all(type(d) is int and d for d in others):
         return False
-    return all(tensors[0].shape) and tensors[0].shape[1 if batch_first else 0] >= LEAST_STEPS
+    return type(steps) is not int or steps >= LEAST_STEPS
 
 
 def _operator() -> Any:

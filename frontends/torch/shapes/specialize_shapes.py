@@ -79,6 +79,9 @@ class BySize:
         program = self.programs.get(self._key(args)) if self.programs else None
         if program is None:
             program = self._in_pieces(args)
+        if program is None and self.only_batch and self.made and self._key(args) not in self.programs:
+            with compile_lock, _told():
+                self._split(args)  # what cannot be run in pieces may still be one program for all sizes
         # Where DistributedDataParallel cuts a graph, Dynamo asks for the results of a part with fake tensors: then it is traced.
         moving = self.moving if not self.only_batch and TracingContext.try_get() is None else None
         if program is None and isinstance(moving, Moving) and not self._own(moving):
@@ -99,8 +102,9 @@ class BySize:
 
     @property
     def only_batch(self) -> bool:
-        """Whether nothing changes but the batch, which is run in pieces of constant sizes, as inference is."""
-        return isinstance(self.batch, Batch) and len(self.places) == 1 and not self._trains
+        """Whether nothing changes but a batch that is run in pieces of constant sizes: in inference, if images have no part in others."""
+        refused = any(isinstance(found, Refusal) for found in self.pieces.values())
+        return isinstance(self.batch, Batch) and len(self.places) == 1 and not self._trains and not refused
 
     def _key(self, args: Sequence[Any], but: Sequence[int] = (), numbers: Sequence[int] = ()) -> Any:
         """What a program belongs to; without the first dimension of the arguments ``but``, and without ``numbers``."""
