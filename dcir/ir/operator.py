@@ -155,6 +155,10 @@ class Operator:
         assert not bodies
         return self
 
+    def control(self) -> Any | None:
+        """What it runs and how, as ``ir.control`` has it; None of an operator without bodies."""
+        return None
+
     def windows(self) -> Windows | None:
         """How it walks its operands, those of an epilogue left out; None where their layout is not for others to choose."""
         return None

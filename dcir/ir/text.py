@@ -26,6 +26,8 @@ def network_text(net: Network) -> str:
             f"  {when}{_listed(net.outs(op))} = {op.label}({_listed(net.ins(op))})  # {op.made_by} {op.origin}".rstrip()
         )
         lines.append(f"      {op.spec!r}")
+        for body in op.spec.bodies():
+            lines += [f"      | {line}".rstrip() for line in network_text(body.network).splitlines()]
     lines += ["", "results"]
     lines += [
         f"  {number}: {r.data}+{r.offset} {r.dtype}{list(r.shape)} strides {list(r.strides)}"

@@ -17,10 +17,11 @@ import dace
 
 from dcir.errors import Unsupported
 from dcir.ir.dace import tasklets
+from dcir.ir.dace.expand_control import write_control
 from dcir.ir.dace.maps import add_map, address, address_text, element, enter, leave_to, outer_place
 from dcir.ir.dace.objects import DACE_TYPES
 from dcir.ir.loop_nest import LoopNest
-from dcir.ir.operator import Operator, Step
+from dcir.ir.operator import Operator
 from dcir.ir.statements import Cast, Const, Gather, Index, Load, Narrow, Reduce, Statement, Store
 from dcir.ir.types import FLOATS, HALVES, TYPES
 
@@ -61,47 +62,104 @@ def expand_node(node: Any, state: Any, sdfg: Any) -> Any:
         connector = e.dst_conn if e.dst is node else e.src_conn
         if connector not in nested.arrays:
             nested.add_datadesc(connector, desc)
-    writer = _Writer(nested, operands)
-    for program, ins, outs in _steps(spec, nested, operands):
-        assert isinstance(program, LoopNest)
-        writer.program(program, ins, outs)
+    writer = Writer(nested, operands)
+    writer.operator(
+        spec, [f"a{i}" for i in range(len(node.in_offsets))], [f"o{i}" for i in range(len(node.out_offsets))]
+    )
     writer.finish()
     return nested
 
 
 class _Operand:
-    """An array of the nested SDFG and where in it the operand begins."""
+    """An array of the nested SDFG and where in it the operand begins, in elements; a DaCe expression where that moves with a loop."""
 
-    def __init__(self, array: str, offset: int) -> None:
+    def __init__(self, array: str, offset: Any) -> None:
         self.array, self.offset = array, offset
 
 
-def _steps(spec: Operator, nested: Any, operands: dict[str, _Operand]) -> list[Step]:
-    found = spec.steps()
-    if found is None:
-        raise Unsupported.collect([(f"{spec.describe()} through stock DaCe", "")])
-    temporaries, steps = found
-    for name, dtype, size in temporaries:
-        nested.add_transient(name, [max(size, 1)], _STORAGE[dtype])
-        operands[name] = _Operand(name, 0)
-    return steps
+class Writer:
+    """Writes operators, state after state, into one nested SDFG, or into a region of it.
 
-
-class _Writer:
-    """Writes programs, state after state, into one nested SDFG."""
+    Attributes:
+        sdfg: the nested SDFG.
+        operands: by the names that programs have for them.
+    """
 
     def __init__(self, sdfg: Any, operands: dict[str, _Operand]) -> None:
         self.sdfg, self.operands = sdfg, operands
+        self.scope: Any = sdfg
         self.last: Any = None
         self.count = 0
         self.flat: dict[str, str] = {}
+        self._outside: list[tuple[Any, Any]] = []
+        self._names = 0
+
+    def operator(self, spec: Operator, ins: Sequence[str], outs: Sequence[str]) -> None:
+        """What an operator computes, over operands of these names.
+
+        Raises:
+            Unsupported: it has no form in maps and tasklets.
+        """
+        if (control := spec.control()) is not None:
+            write_control(self, control, ins, outs)
+            return
+        if (found := spec.steps()) is None:
+            raise Unsupported.collect([(f"{spec.describe()} through stock DaCe", "")])
+        temporaries, steps = found
+        names = {f"{side}{i}": name for side, given in (("a", ins), ("o", outs)) for i, name in enumerate(given)}
+        for name, dtype, size in temporaries:
+            names[name] = self.transient(dtype, size)
+        for program, reads, writes in steps:
+            assert isinstance(program, LoopNest)
+            self.program(program, [names[n] for n in reads], [names[n] for n in writes])
+
+    def transient(self, dtype: str, size: int) -> str:
+        """A new array, and an operand of its name."""
+        name = f"m{len(self.operands)}"
+        self.sdfg.add_transient(name, [max(size, 1)], _STORAGE[dtype])
+        self.operands[name] = _Operand(name, 0)
+        return name
+
+    def moved(self, name: str, by: Any) -> str:
+        """The operand that begins so many elements behind another."""
+        known = self.operands[name]
+        new = f"m{len(self.operands)}"
+        self.operands[new] = _Operand(known.array, known.offset + by)
+        return new
+
+    def block(self, new: Any, region: Any) -> None:
+        """Put a control flow block behind the last one of the scope; what follows is written into ``region``, until ``leave``.
+
+        A block with several regions is entered once for each.
+        """
+        if new is not self.last:
+            self._append(new)
+        self._outside.append((self.scope, self.last))
+        self.scope, self.last = region, None
+
+    def leave(self) -> None:
+        """Go on behind the block."""
+        if self.last is None:
+            self.state()
+        self.scope, self.last = self._outside.pop()
+
+    def new_name(self, kind: str) -> str:
+        """A name for a region, or for the variable of a loop."""
+        self._names += 1
+        return f"{kind}{self._names}"
+
+    def _append(self, new: Any) -> None:
+        if new not in self.scope.nodes():
+            self.scope.add_node(new, is_start_block=self.last is None)
+        if self.last is not None:
+            self.scope.add_edge(self.last, new, dace.InterstateEdge())
+        self.last = new
 
     def state(self) -> Any:
         """A new state after the last one."""
-        s = self.sdfg.add_state(f"step{self.count}", is_start_block=self.last is None)
-        if self.last is not None:
-            self.sdfg.add_edge(self.last, s, dace.InterstateEdge())
-        self.last, self.count = s, self.count + 1
+        s = self.scope.add_state(f"step{self.count}", is_start_block=self.last is None)
+        self.count += 1
+        self._append(s)
         return s
 
     def finish(self) -> None:
@@ -193,7 +251,7 @@ class _Sweep:
     """One mapped tasklet over the outer loops, or over all of them."""
 
     def __init__(
-        self, writer: _Writer, p: LoopNest, ins: Sequence[str], outs: Sequence[str], results: dict[int, str], *,
+        self, writer: Writer, p: LoopNest, ins: Sequence[str], outs: Sequence[str], results: dict[int, str], *,
         inner: bool,
     ) -> None:  # fmt: skip
         self.writer, self.p, self.ins, self.outs, self.results, self.inner = writer, p, ins, outs, results, inner

@@ -13,13 +13,13 @@ def symbol(d: int) -> Any:
     return dace.symbolic.symbol(f"i{d}", dace.int64)
 
 
-def address(strides: Sequence[int], offset: int) -> Any:
-    """The place of an element, as a memlet's range, from strides over the loops and an offset."""
-    at = sum((symbol(d) * s for d, s in enumerate(strides) if s), start=dace.symbolic.sympy.Integer(offset))
+def address(strides: Sequence[int], offset: Any) -> Any:
+    """The place of an element, as a memlet's range, from strides over the loops and an offset, which may move with a loop around them."""
+    at = sum((symbol(d) * s for d, s in enumerate(strides) if s), start=dace.symbolic.sympy.sympify(offset))
     return [(at, at, 1)]
 
 
-def address_text(strides: Sequence[int], offset: int) -> str:
+def address_text(strides: Sequence[int], offset: Any) -> str:
     """The same place as tasklet code."""
     terms = [f"dace.int64(i{d}) * dace.int64({s})" for d, s in enumerate(strides) if s]
     return " + ".join([f"dace.int64({offset})", *terms])

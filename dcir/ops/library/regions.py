@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dcir.ir.body import Body
+from dcir.ir.control import Block, Choose, Repeat, RepeatWhile
 from dcir.ir.interpret import interpret
 from dcir.ir.network import Container, Network
 from dcir.ir.operator import Operator
@@ -57,6 +58,16 @@ class Region(Operator, partial=True):
 def containers_of(net: Network) -> tuple[list[Container], list[Container]]:
     """A body's inputs and results."""
     return [net.containers[n] for n in net.inputs], [net.containers[r.data] for r in net.results]
+
+
+def _block(body: Body) -> Block:
+    net = body.network
+    return Block(
+        {name: (c.dtype, c.size) for name, c in net.containers.items()},
+        tuple(net.inputs),
+        tuple(r.data for r in net.results),
+        tuple((op.spec, tuple(net.ins(op)), tuple(net.outs(op))) for op in net.ops()),
+    )
 
 
 def _lean(body: Body, ins: Sequence[int], outs: Sequence[int]) -> Body:
@@ -189,6 +200,10 @@ class LoopSpec(Region):
         """Where every window begins in front of all others."""
         self.reference_at(ins, outs, [0] * len(ins), [0] * len(outs))
 
+    def control(self) -> Repeat:
+        """The loop."""
+        return Repeat(_block(self.body), self.trips, self.carried, self.in_steps, self.out_steps)
+
     def describe(self) -> str:
         """Trips and body."""
         return f"loop {self.trips} times over {_listed(self.body)}"
@@ -249,6 +264,10 @@ class WhileSpec(Region):
         for x, c, new in zip(outs, o, values, strict=True):
             _part(x, c)[:] = new
 
+    def control(self) -> RepeatWhile:
+        """The loop."""
+        return RepeatWhile(_block(self.condition), _block(self.body), self.carried)
+
     def describe(self) -> str:
         """Condition and body."""
         return f"while {_listed(self.condition)} over {_listed(self.body)}"
@@ -305,6 +324,10 @@ class BranchSpec(Region):
         found = _run(taken, [_part(x, c) for x, c in zip(ins[1:], a[1:], strict=True)])
         for x, c, new in zip(outs, o, found, strict=True):
             _part(x, c)[:] = new
+
+    def control(self) -> Choose:
+        """The branch."""
+        return Choose(_block(self.then), _block(self.otherwise))
 
     def describe(self) -> str:
         """Both bodies."""
