@@ -22,6 +22,7 @@ from dcir.errors import DcirError, Unsupported
 from dcir.frontends.torch.admission import Named, of_call, of_module, refuse_unless_plain
 from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.decompose import decompositions
+from dcir.frontends.torch.recurrent import lower_layers
 from dcir.frontends.torch.shapes.size_one import holds_at_one
 
 
@@ -87,7 +88,10 @@ def _flattened(
     if any(isinstance(t, FakeTensor) for t in tensors):  # all of one mode, or it is none
         values = (n.meta["val"] for n in program.graph.nodes if n.op == "placeholder")
         given = [v for v in values if isinstance(v, torch.Tensor)][: len(state)]
-    flat = _Flat(program.graph_module, _slots(args, kwargs))
+    # A graph of its own, over the same tensors.
+    module = fx.GraphModule(program.graph_module, copy.deepcopy(program.graph_module.graph))
+    lower_layers(module, through_torch=False)
+    flat = _Flat(module, _slots(args, kwargs))
     with torch.no_grad(), decomposed_as_eager():
         graph, signature = aot_export_module(
             flat, (*given, *tensors), trace_joint=False, decompositions=decompositions()

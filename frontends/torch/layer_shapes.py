@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensor

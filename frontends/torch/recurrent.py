@@ -18,11 +18,19 @@ MOST_CELLS = 64
 LEAST_STEPS = 3
 """Fewer are no loop."""
 _COMPUTED = (torch.float32, torch.float64)
-_KINDS: dict[Any, str] = {getattr(torch, name): name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+_KINDS: dict[Any, str] = {
+    function: name
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    for function in (getattr(torch, name), getattr(torch.ops.aten, name).input)
+}
+"""As Dynamo's graphs have them, and as exported ones do."""
 
 
-def lower_layers(gm: fx.GraphModule) -> None:
-    """Make recurrent layers loops in Dynamo's graph, or, long ones that cannot be loops, one operator each."""
+def lower_layers(gm: fx.GraphModule, *, through_torch: bool = True) -> None:
+    """Make recurrent layers loops in a graph before AOTAutograd, or, long ones that cannot be loops, one operator each.
+
+    Without ``through_torch`` these are left as they are: for graphs that files are made of.
+    """
     changed = False
     for node in gm.graph.nodes:
         kind = _KINDS.get(node.target) if node.op == "call_function" else None
@@ -36,7 +44,7 @@ def lower_layers(gm: fx.GraphModule) -> None:
 
             kind, data, _, *rest = arguments
             node.target, node.args = recurrent_layers, (kind, data, *rest)
-        elif _is_long(arguments):
+        elif through_torch and _is_long(arguments):
             node.target, node.args = _operator(), arguments
         else:
             continue
@@ -48,7 +56,7 @@ def lower_layers(gm: fx.GraphModule) -> None:
 def _is_loop(arguments: tuple[Any, ...]) -> bool:
     """Whether all sizes but the number of steps are constant, and the numbers of a type that is computed with."""
     _, data, sizes, state, weights, _, _, _, _, _, batch_first = arguments
-    values = [t.meta.get("example_value") for t in (data, *state, *weights)]
+    values = [_value(t) for t in (data, *state, *weights)]
     if sizes is not None or torch.is_autocast_enabled("cpu"):
         return False
     tensors = [v for v in values if isinstance(v, Tensor)]
@@ -60,6 +68,11 @@ def _is_loop(arguments: tuple[Any, ...]) -> bool:
     if tensors[0].dtype not in _COMPUTED or not all(type(d) is int and d for d in others):
         return False
     return type(steps) is not int or steps >= LEAST_STEPS
+
+
+def _value(node: fx.Node) -> Any:
+    """The fake tensor that a node stands for."""
+    return node.meta.get("example_value", node.meta.get("val"))
 
 
 def _operator() -> Any:
@@ -83,7 +96,7 @@ def _arguments(kind: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 def _is_long(arguments: tuple[Any, ...]) -> bool:
     _, data, sizes, _, _, _, layers, _, _, both, batch_first = arguments
-    value = data.meta.get("example_value")
+    value = _value(data)
     if sizes is not None or not isinstance(value, Tensor) or value.ndim < 2:
         return True
     steps = value.shape[1 if batch_first and value.ndim == 3 else 0]
