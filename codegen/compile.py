@@ -206,8 +206,8 @@ class _PlannedCode:
             self.calls.append(Call(None, run.number, (), False, False))
             return
         prepares = run.label in self._prepared
-        if isinstance(spec, Region):
-            step, end = self._regions.plan(spec, run.number, ins, outs, self.places.end)
+        if isinstance(spec, Region) and isinstance(run.spec, Region):
+            step, end = self._regions.plan(spec, run.spec, run.number, ins, outs, self.places.end)
             self.scratch.add(end - self.places.end, -1)
             (self.prepares if prepares else self.calls).append(step)
             return
@@ -237,10 +237,14 @@ class _PlannedCode:
         moves = next(polynomials(op.spec), None) is not None
         return op.spec if moves else run.spec, (ins, outs)
 
-    def _made(self, run: Invocation) -> Made:
-        """The kernel of an operator in a body."""
-        k = self._kernel(run.spec, run.types, run.team, None if self.given is None else MODELS)
-        return Made(k.name if k.plan.phases else "", k.parallel, k.checked, k.plan.scratch)
+    def _made(self, run: Invocation, spec: Operator) -> Made:
+        """The kernel of an operator in a body, whose spec it is with what moves."""
+        sizes = None
+        if next(polynomials(spec), None) is not None:
+            k, sizes = self._moving_kernel(spec, ((*run.types[0], "i64"), run.types[1])), Place(self.sizes_slot, 0)
+        else:
+            k = self._kernel(run.spec, run.types, run.team, None if self.given is None else MODELS)
+        return Made(k.name if k.plan.phases else "", k.parallel, k.checked, k.plan.scratch, sizes)
 
     def _moving_kernel(self, spec: Operator, types: Types) -> Kernel:
         """The kernel of a spec for all sizes, the last of whose inputs is the table of these."""
@@ -286,11 +290,11 @@ def planned_bytes(net: Network) -> int:
     def of(run: Invocation) -> int:
         return _scratch(emitters, run.spec, machine, database.choice(run.spec, run.types, run.team))
 
-    regions = RegionPlanner(lambda run: Made("", False, False, of(run)), machine.threads)
+    regions = RegionPlanner(lambda run, _: Made("", False, False, of(run)), machine.threads)
     for run in invocations(net, machine.threads):
         if isinstance(run.spec, Region):
             ins, outs = ([places.place(o) for o in side] for side in (run.ins, run.outs))
-            scratch.add(regions.plan(run.spec, run.number, ins, outs, places.end)[1] - places.end, -1)
+            scratch.add(regions.plan(run.spec, run.spec, run.number, ins, outs, places.end)[1] - places.end, -1)
         elif not run.calls_torch:
             scratch.add(of(run), run.stream)
     return places.end + scratch.all

@@ -74,7 +74,7 @@ class Carried:
     first: Place
     last: Place
     other: Place
-    nbytes: int
+    nbytes: Number
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Window:
 
     name: str
     first: Place
-    step: int = 0
+    step: Number = 0
 
 
 @dataclass(frozen=True)

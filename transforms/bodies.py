@@ -24,14 +24,14 @@ class Bodies:
             if not (bodies := op.spec.bodies()):
                 continue
             new = tuple(self._rewritten(p, place, net, (op.label, i), body, outcome) for i, body in enumerate(bodies))
-            if new != bodies:
+            if any(a is not b for a, b in zip(new, bodies, strict=True)):  # a plan alone may be new
                 net.rewire(op, op.spec.with_bodies(new), net.ins(op), net.outs(op), made_by=p.name)
 
     def _rewritten(
         self, p: Pass, place: Place, net: Network, key: tuple[str, int], body: Body, outcome: PassResult
     ) -> Body:
         known, copy, inner = self._copies.get(key, (None, None, None))
-        if known != body or copy is None or inner is None:
+        if known is not body or copy is None or inner is None:
             copy, inner = body.copy(), Bodies()
             copy.target = net.target
         done = PassResult()

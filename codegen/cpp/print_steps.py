@@ -57,7 +57,7 @@ def _loop(loop: Loop, team: bool) -> list[str]:
     lines += _all(loop.steps, team)
     for c in loop.carried:
         lines.append(f"    {c.read} = {c.written}; {c.written} = {_next(c)}; {_next(c)} = {c.read};")
-    lines += [f"    {w.name} += {w.step}ll;" for w in loop.windows if w.step]
+    lines += [f"    {w.name} += {_number(w.step)};" for w in loop.windows if w.step != 0]
     lines.append("    }")
     if loop.trips is None:
         # The pragma's end is a barrier: nobody overwrites what another thread has not looked at yet.
@@ -65,7 +65,7 @@ def _loop(loop: Loop, team: bool) -> list[str]:
         lines.append("    {")
         for c in loop.carried:
             lines.append(
-                f"    if ({c.read} != {_address(c.last)}) __builtin_memmove({_address(c.last)}, {c.read}, {c.nbytes}ull);"
+                f"    if ({c.read} != {_address(c.last)}) __builtin_memmove({_address(c.last)}, {c.read}, {_number(c.nbytes)});"
             )
         lines.append("    }")
     return [*lines, "    }"]

@@ -1,7 +1,8 @@
 """A network inside an operator, as plain data: what a loop repeats, or a branch may run.
 
-Equal bodies are equal values, and a spec that holds one is saved like every other. A body has inputs and results alone: constants are
-inputs, every result is a whole container of its own, and what does not change from one run to the next stands among ``static``.
+Equal bodies are equal values, and a spec that holds one is saved like every other; where sizes move, polynomials stand in the place of
+numbers in it, too. A body has inputs and results alone: constants are inputs, every result is a whole container of its own, and what does
+not change from one run to the next stands among ``static``.
 """
 
 from __future__ import annotations
@@ -9,14 +10,43 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from dcir.errors import InvalidGraph
-from dcir.ir.serialize import decode, encode, register
+from dcir.ir.operator import Operator
+from dcir.ir.serialize import encode, register
 
 if TYPE_CHECKING:
     from dcir.ir.network import Network
+
+Operands = tuple[tuple[str, int], ...]
+"""Containers and the first element in each."""
+
+
+@register
+@dataclass(frozen=True)
+class BodyContainer:
+    """A container as ``network.Container`` has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    role: str
+
+
+@register
+@dataclass(frozen=True)
+class BodyOperator:
+    """An operator: its label, what it computes, where its operands begin, its place in the user's model, and the pass that made it."""
+
+    label: str
+    spec: Operator
+    ins: Operands
+    outs: Operands
+    origin: str
+    made_by: str
 
 
 @register
@@ -25,10 +55,19 @@ class Body:
     """A network that is not changed any more.
 
     Attributes:
-        text: the network as JSON, its operators' specs as ``serialize.encode`` gives them.
+        containers, operators: of it; operators in their order.
+        inputs, results, static: names of containers.
+        count: of the names that were given.
+        memory: the plan of its memory as JSON, no part of what it computes.
     """
 
-    text: str
+    containers: tuple[BodyContainer, ...]
+    operators: tuple[BodyOperator, ...]
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    static: tuple[str, ...]
+    count: int
+    memory: str = field(compare=False)
 
     @staticmethod
     def of(net: Network) -> Body:
@@ -41,32 +80,50 @@ class Body:
         whole = all(net.containers[n].role == "result" for n in names) and len(set(names)) == len(names)
         if net.constants or net.updates or not whole:
             raise InvalidGraph("a body takes constants as inputs, and every result of it is a container of its own")
-        rows = [
-            [op.label, encode(op.spec), [list(o) for o in net.ins(op)], [list(o) for o in net.outs(op)], op.origin, op.made_by]
-            for op in net.ops()
-        ]  # fmt: skip
-        return Body(json.dumps([net.side_tables(), rows], separators=(",", ":")))
+        side = net.side_tables()
+        return Body(
+            tuple(BodyContainer(n, c.shape, c.strides, c.dtype, c.role) for n, c in net.containers.items()),
+            tuple(
+                BodyOperator(
+                    op.label, op.spec, tuple(net.ins(op)), tuple(net.outs(op)), op.origin, op.made_by
+                )
+                for op in net.ops()
+            ),
+            tuple(net.inputs), tuple(names), tuple(side["static"]), side["count"], json.dumps(side["memory"]),
+        )  # fmt: skip
 
-    @property
+    @functools.cached_property
     def network(self) -> Network:
-        """The network; it belongs to all who ask, and nobody may change it."""
-        return _network(self.text)
+        """The network, of a body in which nothing moves; it belongs to all who ask, and nobody may change it."""
+        return self.copy()
 
     def copy(self) -> Network:
         """The network once more, to be changed."""
-        return _made(self.text)
+        from dcir.ir.network import Network
+
+        of = {c.name: c for c in self.containers}
+        side: dict[str, Any] = {
+            "inputs": self.inputs, "constants": (), "names": {}, "memory": json.loads(self.memory), "free": (), "updates": {},
+            "results": [(n, of[n].shape, of[n].strides, 0, of[n].dtype) for n in self.results],
+            "containers": {c.name: (c.shape, c.strides, c.dtype, c.role) for c in self.containers},
+            "static": self.static, "streams": (), "order": [op.label for op in self.operators], "count": self.count,
+        }  # fmt: skip
+        return Network.rebuilt(side, [(o.label, o.spec, o.ins, o.outs, o.origin, o.made_by) for o in self.operators])
+
+    def unplanned(self) -> Body:
+        """The same without plans of memory, at every depth: what is computed."""
+        return replace(self, memory="", operators=tuple(replace(o, spec=unplanned(o.spec)) for o in self.operators))
 
     def __repr__(self) -> str:
-        """Its size, and a digest in place of the long text: different bodies have different ones."""
-        digest = hashlib.sha256(self.text.encode()).hexdigest()[:32]
-        return f"<body of {len(self.network.ops())} operators {digest}>"
+        """Its size, and a digest in place of all that is in it: different bodies have different ones."""
+        return f"<body of {len(self.operators)} operators {self._digest}>"
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return hashlib.sha256(json.dumps(encode(self.unplanned())).encode()).hexdigest()[:32]
 
 
-def _made(text: str) -> Network:
-    from dcir.ir.network import Network
-
-    side, rows = json.loads(text)
-    return Network.rebuilt(side, [(label, decode(spec), *rest) for label, spec, *rest in rows])
-
-
-_network = functools.lru_cache(maxsize=256)(_made)
+def unplanned(spec: Operator) -> Operator:
+    """A spec without plans of memory in its bodies."""
+    bodies = spec.bodies()
+    return spec.with_bodies(tuple(body.unplanned() for body in bodies)) if bodies else spec

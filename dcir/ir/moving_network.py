@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dcir.errors import Unsupported
+from dcir.ir.body import Body, unplanned
 from dcir.ir.network import Network, Operand, Result
 from dcir.ir.operator import Operator
 from dcir.ir.serialize import encode, register
@@ -135,6 +136,24 @@ def usual_sizes(sizes: Sizes) -> dict[str, int]:
     return {name: max(low, high // 4) for name, (low, high) in sizes.items()}
 
 
+def moving_body(body: Body, widest: Body, sizes: Sizes, remainders: frozenset[str] = frozenset()) -> MovingNetwork:
+    """A body in which numbers move, as a network of its own.
+
+    Args:
+        body: with polynomials.
+        widest: what it is at the upper ends.
+        sizes, remainders: of the network around it.
+    """
+    containers = {c.name: MovingContainer(c.shape, c.strides, c.dtype, c.role) for c in body.containers}
+    operators = {
+        o.label: MovingOperator(o.spec, tuple(n for _, n in o.ins), tuple(n for _, n in o.outs)) for o in body.operators
+    }
+    results = [
+        MovingResult(n, containers[n].shape, containers[n].strides, 0, containers[n].dtype) for n in body.results
+    ]
+    return MovingNetwork(sizes, widest.network, containers, operators, tuple(results), (), remainders)
+
+
 def constant(net: Network | MovingNetwork, what: str) -> Network:
     """``net``, for those that know constant networks only.
 
@@ -239,7 +258,7 @@ def digest(net: Network) -> str:
     """What a constant network computes, as a text of fixed length: equal for equal containers, operators and results."""
     rows: list[Any] = [[n, c.shape, c.strides, c.dtype, c.role] for n, c in sorted(net.containers.items())]
     for op in sorted(net.ops(), key=lambda op: op.label):
-        rows.append([op.label, encode(op.spec), net.ins(op), net.outs(op)])
+        rows.append([op.label, encode(unplanned(op.spec)), net.ins(op), net.outs(op)])
     return _digest(rows, net.results)
 
 
@@ -253,7 +272,7 @@ def digest_at(net: MovingNetwork, values: Mapping[str, int]) -> str:
             [Operand(o.data, value_at(n, values)) for o, n in zip(side, offsets, strict=True)]
             for side, offsets in ((net.widest.ins(op), moving.in_offsets), (net.widest.outs(op), moving.out_offsets))
         ]
-        rows.append([op.label, encode(fixed(moving.spec, values)), *operands])
+        rows.append([op.label, encode(fixed(unplanned(moving.spec), values)), *operands])
     return _digest(rows, [Result(*fixed(tuple(r), values)) for r in net.results])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dcir.errors import InvalidGraph
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
-from dcir.ir.moving_network import MovingNetwork, MovingOperator, digest, digest_at, polynomials
+from dcir.ir.moving_network import MovingNetwork, MovingOperator, digest, digest_at, moving_body, polynomials
 from dcir.ir.sizes import Number, Polynomial, Sizes, corners, never_negative, value_at
 from dcir.ir.statements import Load, Store
 from dcir.ir.verify import verify
@@ -21,6 +21,12 @@ def verify_moving(net: MovingNetwork) -> None:
             container can need more than at the upper ends, for which memory is planned; or a constant network breaks the rules of
             its kind, or is not the one that was seen.
     """
+    _check(net)
+    _check_samples(net)
+
+
+def _check(net: MovingNetwork) -> None:
+    """What stands in the tables, those of bodies too."""
     _check_tables(net)
     for number in net.numbers():
         if strange := number.names() - net.sizes.keys():
@@ -40,7 +46,8 @@ def verify_moving(net: MovingNetwork) -> None:
         _check_window(net, f"the result in {r.data}", r.data, r.offset, walks)
     for op in net.widest.ops():
         _check_operator(net, op, net.operators[op.label])
-    _check_samples(net)
+        for body, widest in zip(net.operators[op.label].spec.bodies(), op.spec.bodies(), strict=True):
+            _check(moving_body(body, widest, net.sizes, net.remainders))
 
 
 def _check_tables(net: MovingNetwork) -> None:

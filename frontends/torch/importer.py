@@ -20,7 +20,7 @@ from dcir.frontends.torch.regions import ImportedBody, lower_region
 from dcir.ir.memory_plan import BufferPart
 from dcir.ir.network import Network, Result, contiguous
 from dcir.ops.library.subgraphs import Subgraph
-from dcir.ops.library.torch_call import TorchCall, pack
+from dcir.ops.library.torch_call import TorchCall, calls_graphs, pack
 from dcir.ops.lowering import Lowering, Meta, NotNative, Ref, Storage, is_dense
 from dcir.ops.reach import QUANTISED, elsewhere, of_unknown_type, otherwise_stored
 from dcir.ops.registry import HIGHER_ORDER, pages
@@ -151,6 +151,8 @@ class _Importer:
         self.net.memory = self.net.memory.with_donated(self.donated)
         calls = [op for op in self.net.ops() if isinstance(op.spec, TorchCall) and op not in self.ctx.drawn]
         self.done.fallbacks = [(op.known(TorchCall).name, op.origin) for op in calls]
+        if not any(calls_graphs(op.known(TorchCall)) for op in calls):
+            self.done.subgraphs.clear()  # they are bodies, or have become parts of the graph
         return self.done
 
     def body(self, gm: fx.GraphModule, given: Sequence[Any], results: Sequence[tuple[int, ...]] | None) -> ImportedBody:

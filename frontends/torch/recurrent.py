@@ -8,6 +8,7 @@ half types, few steps that change    --> as it is: AOTAutograd unrolls it
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -40,10 +41,8 @@ def lower_layers(gm: fx.GraphModule, *, through_torch: bool = True) -> None:
         if arguments is None:
             continue
         if _is_loop(arguments):
-            from dcir.frontends.torch.recurrent_layers import recurrent_layers  # its operator takes torch 30 ms
-
             kind, data, _, *rest = arguments
-            node.target, node.args = recurrent_layers, (kind, data, *rest)
+            node.target, node.args = _loops(), (kind, data, *rest)
         elif through_torch and _is_long(arguments):
             node.target, node.args = _operator(), arguments
         else:
@@ -54,7 +53,7 @@ def lower_layers(gm: fx.GraphModule, *, through_torch: bool = True) -> None:
 
 
 def _is_loop(arguments: tuple[Any, ...]) -> bool:
-    """Whether all sizes but the number of steps are constant, and the numbers of a type that is computed with."""
+    """Whether all sequences are of one length, and the numbers of a type that is computed with."""
     _, data, sizes, state, weights, _, _, _, _, _, batch_first = arguments
     values = [_value(t) for t in (data, *state, *weights)]
     if sizes is not None or torch.is_autocast_enabled("cpu"):
@@ -62,12 +61,23 @@ def _is_loop(arguments: tuple[Any, ...]) -> bool:
     tensors = [v for v in values if isinstance(v, Tensor)]
     if len(tensors) < len(values) or len({v.dtype for v in tensors}) > 1 or tensors[0].ndim != 3:
         return False
-    time = 1 if batch_first else 0
-    steps, *others = tensors[0].shape[time], *(d for i, d in enumerate(tensors[0].shape) if i != time)
-    others += [d for v in tensors[1:] for d in v.shape]
-    if tensors[0].dtype not in _COMPUTED or not all(type(d) is int and d for d in others):
+    if tensors[0].dtype not in _COMPUTED or any(type(d) is int and not d for v in tensors for d in v.shape):
         return False
+    steps = tensors[0].shape[1 if batch_first else 0]
     return type(steps) is not int or steps >= LEAST_STEPS
+
+
+def _loops() -> Any:
+    """The function; its operator takes torch 30 ms, too."""
+    from dcir.frontends.torch.recurrent_layers import recurrent_layers
+
+    return recurrent_layers
+
+
+def layers_as_loops() -> tuple[Any, ...]:
+    """What may stand in a graph for recurrent layers that are loops."""
+    module = sys.modules.get("dcir.frontends.torch.recurrent_layers")
+    return () if module is None else (module.recurrent_layers,)
 
 
 def _value(node: fx.Node) -> Any:

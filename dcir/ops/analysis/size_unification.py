@@ -286,7 +286,8 @@ def _joined(where: str, values: Sequence[Any], polynomials: _Polynomials) -> Any
         return tuple(_joined(where, column, polynomials) for column in zip(*values, strict=True))
     if not dataclasses.is_dataclass(like):
         raise _DifferError(f"{where} differs with the sizes")
-    fields = [f.name for f in dataclasses.fields(like)]
+    # What equality leaves out, a plan of memory, is that of the last one.
+    fields = [f.name for f in dataclasses.fields(like) if f.compare]
     changed = {f: _joined(where, [getattr(v, f) for v in values], polynomials) for f in fields}
     return dataclasses.replace(like, **changed)  # type: ignore[type-var]
 

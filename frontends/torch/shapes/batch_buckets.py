@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator
 
 from dcir.batch_buckets import cover
 from dcir.frontends.torch.context import Sizes
 from dcir.frontends.torch.importer import Imported
+from dcir.frontends.torch.recurrent import layers_as_loops
 from dcir.ir.refusal import Refusal
 from dcir.ops.analysis.batch_independence import inseparable
 
@@ -65,6 +67,8 @@ class Batch:
 
 def find_batch(gm: fx.GraphModule) -> Batch | Refusal:
     """The symbol that is a batch: the first dimension of arguments and of all results, and nothing else; or why there is none."""
+    if any(isinstance(n.target, HigherOrderOperator) or n.target in layers_as_loops() for n in gm.graph.nodes):
+        return Refusal("loops and branches are not shown to do the same to every image")
     examples = [_value(n) for n in gm.graph.nodes if n.op == "placeholder"]
     results = next(n for n in gm.graph.nodes if n.op == "output").args[0]
     results = [_value(n) for n in (results if isinstance(results, tuple | list) else (results,))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -134,8 +134,20 @@ class GivenSizes:
     def __init__(self, gm: fx.GraphModule) -> None:
         self._made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
         self._made.meta.update(gm.meta)
-        self._values = [(node, node.meta["val"]) for node in self._made.graph.nodes if "val" in node.meta]
+        self._values = [
+            (node, node.meta["val"]) for graph in self._graphs(self._made) for node in graph.nodes if "val" in node.meta
+        ]
         self._arguments = list(self._made.graph.find_nodes(op="placeholder"))
+
+    def _graphs(self, gm: fx.GraphModule) -> Iterator[fx.Graph]:
+        """The graph, and copies of those that it calls, which it calls from now on."""
+        yield gm.graph
+        for node in gm.graph.find_nodes(op="get_attr"):
+            called = getattr(gm, str(node.target), None)
+            if isinstance(called, fx.GraphModule):
+                copied = fx.GraphModule(called, copy.deepcopy(called.graph))
+                setattr(gm, str(node.target), copied)
+                yield from self._graphs(copied)
 
     def at(
         self, values: Mapping[str, int], floats: Mapping[Any, float] | None = None,
