@@ -22,6 +22,7 @@ from dcir.errors import DcirError, Unsupported
 from dcir.frontends.torch.admission import Named, of_call, of_module, refuse_unless_plain
 from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.decompose import decompositions
+from dcir.frontends.torch.layer_shapes import shapes_from_one_step
 from dcir.frontends.torch.recurrent import lower_layers
 from dcir.frontends.torch.shapes.size_one import holds_at_one
 
@@ -158,7 +159,7 @@ def _exported(
 ) -> ExportedProgram:
     refuse_unless_plain(of_module(module))
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), _quiet(), shapes_from_one_step():
             return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=shapes, strict=False)
     except Exception as e:
         explain = getattr(module, "explain_failure", None)

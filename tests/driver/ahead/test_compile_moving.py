@@ -78,6 +78,19 @@ class Branches(nn.Module):
         return x * 2 - x.mean() if x.shape[0] > 2 else x.softmax(1)
 
 
+class Recurrent(nn.Module):
+    """A loop of as many trips as there are words, over as many rows as there are sentences; and a branch on what is in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True), nn.Linear(10, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.last(self.layer(x)[0])
+        (z,) = torch.cond(x.sum() > 0, lambda y: (y.softmax(-1),), lambda y: (y.cos(),), (y,))
+        return z
+
+
 class Cut(nn.Module):
     """Is no network for all sizes: a third of a square is no polynomial, and follows from no rest of a division."""
 
@@ -131,6 +144,16 @@ def test_one_program_for_all_sizes(encoder) -> None:
         check(fast, net, *text(*size))
     ids, mask = text(5, 12)
     check(fast, net, torch.cat([ids, ids], 1)[:, 1::2], mask)  # other strides cost a copy
+
+
+def test_recurrent_layers_of_any_length_and_batch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Recurrent()
+    b, s = Dim("b", min=2, max=48), Dim("s", min=3, max=64)
+    fast = save(net, (torch.randn(3, 7, 6),), tmp_path / "model.dcir", dynamic={"x": {0: b, 1: s}})
+    assert len(fast.dcir.sizes.programs) == 1
+    for sign, size in ((1, (2, 3)), (-1, (48, 64)), (1, (5, 33)), (-1, (2, 64))):
+        check(fast, net, sign * torch.rand(*size, 6))
 
 
 def test_sizes_outside_and_other_mistakes(encoder) -> None:

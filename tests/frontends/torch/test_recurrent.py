@@ -204,16 +204,25 @@ def test_one_program_for_any_number_of_steps(name: str, train: bool) -> None:
     assert not found.fallbacks
 
 
-def test_a_batch_that_changes_goes_through_torch() -> None:
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_one_program_for_any_length_and_batch(train: bool) -> None:
     torch._dynamo.reset()
-    model = nn.GRU(5, 7).eval()
+    torch.manual_seed(0)
+    model = nn.LSTM(5, 7, batch_first=True)
     fast = dcir.optimize(model)
-    with torch.no_grad():
-        for steps, batch in ((80, 2), (90, 3), (7, 4), (100, 5)):
-            x = torch.randn(steps, batch, 5)
-            torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
-    first, other = fast.dcir.explain().graphs
-    assert (first.fallbacks, [op for op, _ in other.fallbacks]) == ([], ["dcir.recurrent.default"])
+    for steps, batch in ((80, 2), (90, 3), (7, 6), (100, 5), (33, 17)):
+        x, seen = torch.randn(batch, steps, 5), []
+        for m in (model, fast):
+            m.zero_grad()
+            with torch.set_grad_enabled(train):
+                y = m(x)[0]
+            if train:
+                y.square().sum().backward()
+            seen.append([y.detach(), *(p.grad.clone() for p in m.parameters() if p.grad is not None)])
+        torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-4)
+    found = fast.dcir.explain()
+    assert [len(g.bounds) for g in found.graphs] == [0] * (1 + train) + [2] * (1 + train)
+    assert not found.fallbacks
 
 
 def test_which_layers_of_half_types_are_unrolled() -> None:
