@@ -311,10 +311,7 @@ class Network:
         return sum(self.moved_by(op) for op in self._order if op not in prepared)
 
     def moved_by(self, op: Op) -> int:
-        """Bytes that one operator reads and writes, each distinct element of an operand once, read off its memlets.
-
-        An operator with bodies moves what these do, as often as they run.
-        """
+        """Bytes that one operator reads and writes, read off its memlets; with bodies, what these do, as often as they run."""
         if bodies := op.spec.bodies():
             return op.spec.runs() * sum(int(body.network.bytes_moved()) for body in bodies)
         edges = (*self.state.in_edges(op), *self.state.out_edges(op))

@@ -30,6 +30,19 @@ class OperandWindow(NamedTuple):
     place: int | None = None
 
 
+class ArgumentWindow(NamedTuple):
+    """What the body of an operator sees of an operand: so many elements from where that begins.
+
+    Attributes:
+        dtype, size: element type and elements.
+        moves: how far from there the last one begins, in elements.
+    """
+
+    dtype: str
+    size: int
+    moves: int = 0
+
+
 Windows = tuple[list[OperandWindow | None], list[OperandWindow | None]]
 """Of inputs and of outputs; None where an operand is packed and has no strides."""
 
@@ -154,6 +167,10 @@ class Operator:
         """The same over other bodies that compute the same of the same operands."""
         assert not bodies
         return self
+
+    def argument_windows(self) -> tuple[list[ArgumentWindow], list[ArgumentWindow]]:
+        """Of one with bodies, what these see of its inputs and of its results."""
+        raise NotImplementedError
 
     def control(self) -> Any | None:
         """What it runs and how, as ``ir.control`` has it; None of an operator without bodies."""

@@ -34,6 +34,8 @@ def verify(net: Network) -> None:
     for op in order:
         if isinstance(op.spec, LoopNest):
             _check_program(net, op, op.spec)
+        elif op.spec.bodies():
+            _check_bodies(net, op)
     verify_memory(net)
     for op, source in violations(net):
         raise _fault(net, op, f"{source} is read after it was overwritten")
@@ -52,6 +54,24 @@ def _check_program(net: Network, op: Op, p: LoopNest) -> None:
     for s in p.body:
         if isinstance(s, (Load, Store)) and not s.args[1:]:
             _check_window(net, op, (ins if isinstance(s, Load) else outs)[s.operand], s.strides, p.dims)
+
+
+def _check_bodies(net: Network, op: Op) -> None:
+    """Operands are of the bodies' types, their windows in their containers in every trip, and the bodies by themselves right."""
+    ins, outs = net.ins(op), net.outs(op)
+    windows = op.spec.argument_windows()
+    for operands, given in zip((ins, outs), windows, strict=True):
+        if len(operands) != len(given):
+            raise _fault(net, op, f"{len(operands)} operands for {len(given)} of its bodies")
+        for o, (dtype, size, moves) in zip(operands, given, strict=True):
+            c = net.containers[o.data]
+            if c.dtype != dtype:
+                raise _fault(net, op, f"{o.data} is {c.dtype}, its body says {dtype}")
+            low, high = o.offset + min(moves, 0), o.offset + max(moves, 0) + size - 1
+            if size and (low < 0 or high >= c.size):
+                raise _fault(net, op, f"elements {low}..{high} of {o.data}, which has {c.size}")
+    for body in op.spec.bodies():
+        verify(body.network)
 
 
 def _check_window(net: Network, op: Op, o: Operand, strides: tuple[int, ...], dims: tuple[int, ...]) -> None:

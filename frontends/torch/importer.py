@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,16 +15,15 @@ from torch.utils import _pytree as pytree
 
 from dcir.errors import Unsupported
 from dcir.frontends.torch.context import GraphContext
+from dcir.frontends.torch.nodes import describe, meta_of
 from dcir.frontends.torch.regions import ImportedBody, lower_region
 from dcir.ir.memory_plan import BufferPart
 from dcir.ir.network import Network, Result, contiguous
 from dcir.ops.library.subgraphs import Subgraph
 from dcir.ops.library.torch_call import TorchCall, calls_graphs, pack
 from dcir.ops.lowering import Lowering, Meta, NotNative, Ref, Storage, is_dense
-from dcir.ops.reach import QUANTISED, elsewhere, of_unknown_type, otherwise_stored
+from dcir.ops.reach import QUANTISED
 from dcir.ops.registry import HIGHER_ORDER, pages
-from dcir.ops.torch_types import TORCH_TYPES
-from dcir.user_code import is_users
 
 _NUMBERS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -61,44 +59,6 @@ def import_graph(gm: fx.GraphModule, context: GraphContext | None = None) -> Imp
         Unsupported: element types or higher-order operators that have no place in the graph.
     """
     return _Importer(gm, context or GraphContext()).run()
-
-
-def describe(node: fx.Node) -> str:
-    """Place of a node in the user's model: module path and source line where known."""
-    stack = node.meta.get("nn_module_stack")
-    path = ""
-    if stack:
-        path = str(list(stack.values())[-1][0])
-        path = re.sub(r"L\['(\w+)'\]", r"\1", path).replace("._modules[", ".").replace("['", "").replace("']", "")
-        path = re.sub(r"^(self|fn\.__self__)\b", "model", path)
-    trace = node.meta.get("stack_trace") or ""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    users = [frame for frame in frames if is_users(frame[0])] or frames
-    line = f"{users[-1][0].rsplit('/', 1)[-1]}:{users[-1][1]}" if users else ""
-    return " ".join(p for p in (path, f"({line})" if line else "") if p)
-
-
-def meta_of(value: Any, node: fx.Node | None = None) -> Meta | None:
-    """Shape, strides and type of a fake tensor (None for anything else).
-
-    Raises:
-        Unsupported: it is no tensor that compiled code can read; ``node`` is the place to name.
-    """
-    if not isinstance(value, torch.Tensor):
-        return None
-    what = elsewhere(value) or otherwise_stored(value) or of_unknown_type(value)
-    if what is not None:
-        raise Unsupported(
-            f"a tensor {what} cannot be in a compiled graph", where=_place(node), hint="compiled code reads strided tensors on the CPU"
-        )  # fmt: skip
-    return Meta(tuple(int(d) for d in value.shape), tuple(int(s) for s in value.stride()), TORCH_TYPES[value.dtype])
-
-
-def _place(node: fx.Node | None) -> str | None:
-    if node is None:
-        return None
-    what = f"input {node.target}" if node.op == "placeholder" else str(node.target)
-    return " ".join(filter(None, (what, describe(node))))
 
 
 def _read(node: fx.Node) -> set[int] | None:

@@ -23,7 +23,7 @@ from dcir.ir.dace.objects import DACE_TYPES
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator
 from dcir.ir.statements import Cast, Const, Gather, Index, Load, Narrow, Reduce, Statement, Store
-from dcir.ir.types import FLOATS, HALVES, TYPES
+from dcir.ir.types import HALVES, TYPES
 
 # Half types travel as their bits, which tasklets widen.
 _STORAGE = {n: dace.uint16 if n in HALVES else DACE_TYPES[n] for n, t in TYPES.items() if t.words != "none"}
@@ -225,26 +225,13 @@ class Writer:
         entry, leave = add_map(state, "start", p.outer, 0)
         for i, name in accumulated.items():
             kind, dtype = reduces[i].kind, p.body[reduces[i].args[0]].dtype
-            values = [(name, _identity(kind.removeprefix("arg"), dtype))]
+            values = [(name, tasklets.identity(kind.removeprefix("arg"), dtype))]
             if kind.startswith("arg"):
                 values.append((name + "_at", tasklets.literal(_LAST, "i64")))
             for array, value in values:
                 t = state.add_tasklet(f"start_{array}", {}, {"w": None}, f"w = {value}")
                 state.add_nedge(entry, t, dace.Memlet())
                 leave_to(state, t, "w", [leave], array, outer_place(p.outer))
-
-
-def _identity(kind: str, dtype: str) -> str:
-    if kind in ("sum", "any"):
-        return tasklets.literal(0, "i32" if kind == "any" else "f64" if dtype == "f32" else dtype)
-    if kind in ("prod", "all"):
-        return tasklets.literal(1, "i32" if kind == "all" else dtype)
-    if dtype in FLOATS:
-        return tasklets.literal(float("-inf" if kind == "max" else "inf"), dtype)
-    if dtype in ("bool", "u8"):
-        return tasklets.literal(0 if kind == "max" else 255 if dtype == "u8" else 1, dtype)
-    bits = int(dtype[1:]) - 1
-    return tasklets.literal(-(2**bits) if kind == "max" else 2**bits - 1, dtype)
 
 
 class _Sweep:

@@ -93,3 +93,17 @@ def literal(value: Any, dtype: str) -> str:
 
 
 HELPERS = Path(__file__).with_name("tasklets.h").read_text()
+
+
+def identity(kind: str, dtype: str) -> str:
+    """What a reduction begins with, as code: of a float32 sum in f64."""
+    if kind in ("sum", "any"):
+        return literal(0, "i32" if kind == "any" else "f64" if dtype == "f32" else dtype)
+    if kind in ("prod", "all"):
+        return literal(1, "i32" if kind == "all" else dtype)
+    if dtype in FLOATS:
+        return literal(float("-inf" if kind == "max" else "inf"), dtype)
+    if dtype in ("bool", "u8"):
+        return literal(0 if kind == "max" else 255 if dtype == "u8" else 1, dtype)
+    bits = int(dtype[1:]) - 1
+    return literal(-(2**bits) if kind == "max" else 2**bits - 1, dtype)

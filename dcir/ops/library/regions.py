@@ -15,7 +15,7 @@ from dcir.ir.body import Body
 from dcir.ir.control import Block, Choose, Repeat, RepeatWhile
 from dcir.ir.interpret import interpret
 from dcir.ir.network import Container, Network
-from dcir.ir.operator import Operator
+from dcir.ir.operator import ArgumentWindow, Operator
 from dcir.ir.serialize import register
 from dcir.ir.types import to_numpy
 
@@ -48,6 +48,11 @@ class Region(Operator, partial=True):
     def with_fixed(self, bodies: Sequence[Body], count: int) -> Region:
         """The same over bodies that have ``count`` more inputs that do not change, behind all others."""
         raise NotImplementedError
+
+    def argument_windows(self) -> tuple[list[ArgumentWindow], list[ArgumentWindow]]:
+        """Whole containers of the bodies."""
+        ins, outs = ([ArgumentWindow(c.dtype, c.size) for c in side] for side in self.arguments())
+        return ins, outs
 
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Bytes of the windows."""
@@ -152,6 +157,17 @@ class LoopSpec(Region):
 
     def _bytes(self, c: Container, step: int) -> int:
         return c.nbytes + (self.trips - 1) * min(c.size, abs(step)) * (c.nbytes // c.size if c.size else 0)
+
+    def argument_windows(self) -> tuple[list[ArgumentWindow], list[ArgumentWindow]]:
+        """Those of the first trip, and how far they move to the last one."""
+        (ins, outs), still = super().argument_windows(), (0,) * self.carried
+        return (
+            [w._replace(moves=(self.trips - 1) * step) for w, step in zip(ins, (*still, *self.in_steps), strict=True)],
+            [
+                w._replace(moves=(self.trips - 1) * step)
+                for w, step in zip(outs, (*still, *self.out_steps), strict=True)
+            ],
+        )
 
     def fixed(self) -> list[int]:
         """Inputs whose windows do not move."""
