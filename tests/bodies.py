@@ -107,7 +107,9 @@ def numbers(net: Network, seed: int = 0) -> list[torch.Tensor]:
     for name in net.inputs:
         c = net.containers[name]
         drawn = torch.empty_strided(c.shape, c.strides).uniform_(-2, 2, generator=chance)
-        found.append((drawn > 0) if c.dtype == "bool" else (drawn * (1 if c.dtype[0] == "f" else 3)).to(FROM_NAME[c.dtype]))
+        found.append(
+            (drawn > 0) if c.dtype == "bool" else (drawn * (1 if c.dtype[0] == "f" else 3)).to(FROM_NAME[c.dtype])
+        )
     return found
 
 
@@ -121,7 +123,9 @@ def generated(net: Network, inputs: Sequence[torch.Tensor], threads: int = 2) ->
     return assemble(called(net), compile_network(on_host(net, threads)))(list(inputs))
 
 
-def check_generated(net: Network, threads: Sequence[int] = (1, 2), inputs: Sequence[torch.Tensor] | None = None) -> None:
+def check_generated(
+    net: Network, threads: Sequence[int] = (1, 2), inputs: Sequence[torch.Tensor] | None = None
+) -> None:
     """Generated code, for teams of so many threads, gives what the interpreter does."""
     given = numbers(net) if inputs is None else inputs
     want = interpreted(net, given)

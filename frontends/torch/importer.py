@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch._library.fake_class_registry import FakeScriptObject
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from dcir.errors import Unsupported
 from dcir.frontends.torch.context import GraphContext
+from dcir.frontends.torch.dense_forms import dense_form
 from dcir.frontends.torch.nodes import describe, meta_of
 from dcir.frontends.torch.regions import ImportedBody, lower_region
 from dcir.ir.memory_plan import BufferPart
@@ -78,11 +79,18 @@ class Opaque:
 
 
 class _Importer:
-    """Imports one graph; ``given`` are the arguments of one inside of another, windows or values."""
+    """Imports one graph; ``given`` are the arguments of one inside of another, windows or values.
+
+    Attributes:
+        layouts: strides that the results of a body are wanted with.
+        inlined: of a graph that becomes a part of another one, the place in the user's model; its results are ``outputs``.
+    """
 
     def __init__(self, gm: fx.GraphModule, context: GraphContext, given: Sequence[Any] | None = None) -> None:
         self.given = None if given is None else iter(given)
         self.layouts: Sequence[tuple[int, ...]] | None = None
+        self.inlined: str | None = None
+        self.outputs: list[Any] = []
         self.gm, self.context = gm, context
         self.net = Network()
         self.ctx = Lowering(self.net)
@@ -128,6 +136,14 @@ class _Importer:
         metas = [Meta(r.shape, r.strides, r.dtype) for r in net.results]
         return ImportedBody(net, metas, [(net.names[n], inner.done.constants[n]) for n in held])
 
+    def _inlined(self, gm: fx.GraphModule, given: Sequence[Any], val: Any) -> Any:
+        """The results of a graph whose operators become some of this one's, in the tree that ``val`` is."""
+        inner = _Importer(gm, GraphContext(), given)
+        inner.net, inner.ctx, inner.done, inner.inlined = self.net, self.ctx, self.done, self.ctx.origin
+        inner.run()
+        left = iter(inner.outputs)
+        return pytree.tree_map(lambda v: next(left) if isinstance(v, torch.Tensor) else v, val)
+
     def layout(self, value: Any) -> Meta:
         """Shape, strides and type of a tensor."""
         meta = meta_of(value)
@@ -147,7 +163,8 @@ class _Importer:
             return self._argument(node)
         meta = meta_of(node.meta.get("val"), node)
         token = any(u.target is torch.ops.higher_order.with_effects and u.args[0] is node for u in node.users)
-        if token:  # AOTAutograd passes None for it
+        # Where an effect is in a graph that this one calls, nobody reads its token.
+        if token or (meta is not None and meta.shape == (0,) and not node.users):  # AOTAutograd passes None for it
             self.net.inputs.append("")
             return None
         if meta is None:  # a number among the inputs: the graph is specialised to it
@@ -173,12 +190,17 @@ class _Importer:
             return value
         if meta is None or (meta.shape, meta.dtype) != (value.shape, value.dtype):
             raise NotNative
+        if self.inlined is not None:
+            return value
         name = self.net.add_container(value.shape, value.dtype, "input", value.strides)
         return replace(value, data=name, offset=0)
 
     def _body_output(self, node: fx.Node) -> None:
-        """Every result in a container of its own, in the layout that is wanted."""
+        """Every result in a container of its own, in the layout that is wanted; of an inlined graph, as it is."""
         flat = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
+        if self.inlined is not None:
+            self.outputs = [self.env[out] for out in flat]  # type: ignore[index]
+            return
         for number, out in enumerate(flat):
             value = self.env[out] if isinstance(out, fx.Node) else None
             if not isinstance(value, Ref):
@@ -204,6 +226,8 @@ class _Importer:
             return self.done.subgraphs[-1]
         if isinstance(value, FakeScriptObject):
             return value.real_obj
+        if isinstance(value, FakeTensor):  # a token that AOTAutograd hands on
+            return None
         if not isinstance(value, torch.Tensor):
             raise Unsupported.collect([(f"a {type(value).__name__} inside the graph", describe(node))])
         with unset_fake_temporarily():  # a real tensor, whatever mode the graph is traced in
@@ -234,7 +258,7 @@ class _Importer:
         if not isinstance(val, torch.Tensor | tuple | list):
             return val  # sym_size and the like: a number known since the graph was made
         self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]
-        self.ctx.origin = describe(node)
+        self.ctx.origin = self.inlined or describe(node)
         if any(r.alias_info is not None for r in node.target._schema.returns) and node.args:
             first = node.args[0]
             if isinstance(first, fx.Node):
@@ -282,6 +306,8 @@ class _Importer:
         self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]
         self.ctx.origin = describe(node)
         before = len(self.net.ops())
+        if (form := dense_form(name, args)) is not None:
+            return self._inlined(*form, val)
         try:
             return lower_region(self, name, args)
         except NotNative:

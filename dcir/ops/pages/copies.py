@@ -53,11 +53,11 @@ def _conversions() -> Iterable[Sample]:
 
 
 @operator("aten._to_copy.default", samples=_conversions)
-def to_copy(ctx: Lowering, x: Ref, *, device: Any = None, **options: Any) -> Ref:
-    """Another element type."""
+def to_copy(ctx: Lowering, x: Ref | bool | float, *, device: Any = None, **options: Any) -> Ref:
+    """Another element type; traces under vmap hand a number over as it is."""
     if device is not None and torch.device(device).type != "cpu":
         raise NotNative("another device")
-    return converted(ctx, x)
+    return converted(ctx, x) if isinstance(x, Ref) else ctx.full(x, ctx.result())
 
 
 @operator("prims.convert_element_type.default", samples=lambda: [
