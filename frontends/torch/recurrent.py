@@ -1,24 +1,22 @@
-"""Recurrent layers become loops; those of sequences of several lengths, and of sizes that change, stay one call each through torch.
+"""Recurrent layers become products and loops; those of packed sequences stay one call each through torch.
 
-lstm of constant sizes               --> products and loops (``recurrent_layers.py``)
-packed sequences, sizes that change  --> dcir::recurrent, a call through torch (``recurrent_operator.py``)
-half types, few steps that change    --> as it is: AOTAutograd unrolls it
+lstm of sequences of one length  --> products and loops (``recurrent_layers.py``)
+lstm of packed sequences         --> dcir::recurrent, a call through torch (``recurrent_operator.py``)
+fewer steps than make a loop     --> as it is: AOTAutograd unrolls it
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
-MOST_CELLS = 64
-"""Steps of time of all layers and directions that are unrolled; of 70 the first call took four seconds, of 400 twenty."""
 LEAST_STEPS = 3
 """Fewer are no loop."""
-_COMPUTED = (torch.float32, torch.float64)
+_COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _KINDS: dict[Any, str] = {
     function: name
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -28,9 +26,9 @@ _KINDS: dict[Any, str] = {
 
 
 def lower_layers(gm: fx.GraphModule, *, through_torch: bool = True) -> None:
-    """Make recurrent layers loops in a graph before AOTAutograd, or, long ones that cannot be loops, one operator each.
+    """Make recurrent layers loops in a graph before AOTAutograd, those of packed sequences one operator each.
 
-    Without ``through_torch`` these are left as they are: for graphs that files are made of.
+    Without ``through_torch`` the latter are left as they are: for graphs that files are made of.
     """
     changed = False
     for node in gm.graph.nodes:
@@ -40,23 +38,42 @@ def lower_layers(gm: fx.GraphModule, *, through_torch: bool = True) -> None:
         arguments = _arguments(kind, node.args)
         if arguments is None:
             continue
+        target, args = node.target, node.args
         if _is_loop(arguments):
             kind, data, _, *rest = arguments
-            node.target, node.args = _loops(), (kind, data, *rest)
-        elif through_torch and _is_long(arguments):
-            node.target, node.args = _operator(), arguments
-        else:
-            continue
-        changed = True
+            target, args = _loops(), (kind, data, *rest)
+        elif through_torch and arguments[2] is not None:
+            target, args = _operator(), arguments
+        if (dtype := _autocast(node, arguments)) is not None:
+            # PyTorch's decompositions would leave the result in the type of what is multiplied in it last.
+            target, args = _in_type, (target, dtype, *args)
+        changed |= target is not node.target
+        node.target, node.args = target, args
     if changed:
         gm.recompile()
+
+
+def _autocast(node: fx.Node, arguments: tuple[Any, ...]) -> torch.dtype | None:
+    """The type that autocast has a layer computed in; None where it has no part in it."""
+    value, given = _value(node), _value(arguments[1])
+    output = value[0] if isinstance(value, tuple | list) and value else next(iter(map(_value, node.users)), None)
+    if not isinstance(output, Tensor) or not isinstance(given, Tensor) or output.dtype == given.dtype:
+        return None
+    return output.dtype
+
+
+def _in_type(function: Any, dtype: torch.dtype, *args: Any) -> Any:
+    """A layer of operands in another type."""
+    cast = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, args)
+    with torch.autocast("cpu", enabled=False):
+        return function(*cast)
 
 
 def _is_loop(arguments: tuple[Any, ...]) -> bool:
     """Whether all sequences are of one length, and the numbers of a type that is computed with."""
     _, data, sizes, state, weights, _, _, _, _, _, batch_first = arguments
     values = [_value(t) for t in (data, *state, *weights)]
-    if sizes is not None or torch.is_autocast_enabled("cpu"):
+    if sizes is not None:
         return False
     tensors = [v for v in values if isinstance(v, Tensor)]
     if len(tensors) < len(values) or len({v.dtype for v in tensors}) > 1 or tensors[0].ndim != 3:
@@ -77,7 +94,7 @@ def _loops() -> Any:
 def layers_as_loops() -> tuple[Any, ...]:
     """What may stand in a graph for recurrent layers that are loops."""
     module = sys.modules.get("dcir.frontends.torch.recurrent_layers")
-    return () if module is None else (module.recurrent_layers,)
+    return (_in_type,) if module is None else (_in_type, module.recurrent_layers)
 
 
 def _value(node: fx.Node) -> Any:
@@ -102,13 +119,3 @@ def _arguments(kind: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         return None
     state = list(hx) if isinstance(hx, list | tuple) else [hx]
     return (kind, data, sizes, state, list(weights), *rest, *([False] if packed else []))
-
-
-def _is_long(arguments: tuple[Any, ...]) -> bool:
-    _, data, sizes, _, _, _, layers, _, _, both, batch_first = arguments
-    value = _value(data)
-    if sizes is not None or not isinstance(value, Tensor) or value.ndim < 2:
-        return True
-    steps = value.shape[1 if batch_first and value.ndim == 3 else 0]
-    # A length that changes is not looked at: that would make it a constant.
-    return not isinstance(steps, int) or math.prod((steps, layers, 2 if both else 1)) > MOST_CELLS

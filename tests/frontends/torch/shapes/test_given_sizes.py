@@ -9,7 +9,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dcir.frontends.torch.importer import import_graph
-from dcir.frontends.torch.shapes.given_sizes import GivenSizes, extents, symbols
+from dcir.frontends.torch.shapes.given_sizes import GivenSizes, extents, places, symbols
 from tests.harness import run_interpreted
 
 
@@ -62,3 +62,28 @@ def test_arguments_may_lie_otherwise() -> None:
 def test_extents_that_do_not_move_are_known() -> None:
     gm = traced(lambda x: [x[:1] * torch.ones(3, 1)], torch.randn(5, 7))
     assert {1, 3} <= extents(gm) and not {5, 7} & extents(gm)
+
+
+def chosen(x: torch.Tensor) -> list[torch.Tensor]:
+    """A branch, in one side of another."""
+
+    def inner(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (torch.cond(x.mean() > 1, lambda y: (y * 2,), lambda y: (y.sin(),), (x,))[0],)
+
+    (y,) = torch.cond(x.sum() > 1, inner, lambda x: (x.flip(0),), (x,))
+    return [y + x.shape[0]]
+
+
+def test_graphs_that_are_called_have_the_sizes_too() -> None:
+    """At every depth, in copies of their own."""
+    gm = make_fx(lambda x: tuple(chosen(x)), tracing_mode="symbolic")(torch.randn(6, 4))
+    names, given = symbols(gm), GivenSizes(gm)
+    for n, m in ((6, 4), (3, 9)):
+        done = import_graph(given.at({k: (n, m)[d or 0] for k, (_, d) in places(gm).items()}))
+        assert not done.fallbacks and "branch" in [op.spec.kind for op in done.network.ops()]
+        for sign in (-1, 1, 3):
+            x = sign * torch.rand(n, m)
+            torch.testing.assert_close(run_interpreted(done, [x]), chosen(x))
+    called = [m for m in gm.modules() if isinstance(m, fx.GraphModule)]
+    assert len(called) == 5 and all(symbols(m) for m in called)
+    assert not any(symbols(m) for m in given.at(dict.fromkeys(names, 6)).modules() if isinstance(m, fx.GraphModule))
