@@ -14,7 +14,6 @@ from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -23,6 +22,7 @@ from dcir.frontends.torch.admission import check_graph, of_unknown_size
 from dcir.frontends.torch.arguments import lazy_places, without_classes
 from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.as_laid_out import as_laid_out, laid_out
+from dcir.frontends.torch.constant_sizes import constant_sizes
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, Sizes
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.forward_and_backward import donated, first_read, lay_out, report_strides
@@ -218,7 +218,7 @@ class _Tracing:
         counters["aot_autograd"]["total"] += 1
         # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
         known = TracingContext.try_get() is not None
-        context = contextlib.nullcontext() if known else tracing(TracingContext(FakeTensorMode()))
+        context = contextlib.nullcontext() if known else tracing(TracingContext(constant_sizes(gm)))
         with context, gradients_of_overlapping_outputs(), decomposed_as_eager(), _BOTH_AT_ONCE:
             compiled: Callable[..., Any] = aot_module_simplified(
                 gm,

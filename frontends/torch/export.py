@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_export_module
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -21,6 +22,7 @@ from torch.utils import _pytree as pytree
 from dcir.errors import DcirError, Unsupported
 from dcir.frontends.torch.admission import Named, of_call, of_module, refuse_unless_plain
 from dcir.frontends.torch.as_eager import decomposed_as_eager
+from dcir.frontends.torch.constant_sizes import constant_sizes
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.layer_shapes import shapes_from_one_step
 from dcir.frontends.torch.recurrent import lower_layers
@@ -93,7 +95,9 @@ def _flattened(
     module = fx.GraphModule(program.graph_module, copy.deepcopy(program.graph_module.graph))
     lower_layers(module, through_torch=False)
     flat = _Flat(module, _slots(args, kwargs))
-    with torch.no_grad(), decomposed_as_eager():
+    # Fake tensors bring their own mode.
+    mode = None if any(isinstance(t, FakeTensor) for t in tensors) else TracingContext(constant_sizes(module))
+    with torch.no_grad(), decomposed_as_eager(), contextlib.nullcontext() if mode is None else tracing(mode):
         graph, signature = aot_export_module(
             flat, (*given, *tensors), trace_joint=False, decompositions=decompositions()
         )

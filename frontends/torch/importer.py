@@ -228,6 +228,9 @@ class _Importer:
             return value.real_obj
         if isinstance(value, FakeTensor):  # a token that AOTAutograd hands on
             return None
+        if isinstance(value, pytree.TreeSpec):  # how a graph that writes is called; only torch reads it
+            self.done.subgraphs.append(Subgraph(value))
+            return self.done.subgraphs[-1]
         if not isinstance(value, torch.Tensor):
             raise Unsupported.collect([(f"a {type(value).__name__} inside the graph", describe(node))])
         with unset_fake_temporarily():  # a real tensor, whatever mode the graph is traced in

@@ -237,19 +237,14 @@ def _associative(importer: Importer, graph: Subgraph, xs: Sequence[Any], fixed: 
         ctx.copy(part, _element(target))
     if not trips:
         return targets
-    # What has been combined so far is the result's last part: a window that moves behind the one that is written.
     layouts = [_element(t) for t in targets]
-    body = importer.body(graph.graph, [*layouts, *parts, *fixed], [x.strides for x in layouts])
-    _agree(body.results, layouts)
+    first = [ctx.copy(part, ctx.new(part.shape, part.dtype)) for part in parts]
+    body = importer.body(graph.graph, [*first, *parts, *fixed], [x.strides for x in first])
+    _agree(body.results, first)
     (closed,), held = _closed(importer, [body], 2 * len(parts))
-    first = [ctx.copy(part, ctx.new(part.shape, part.dtype, x.strides)) for part, x in zip(parts, layouts, strict=True)]
     net = closed.copy()
-    # Each next value is stored twice: handed on, and in its place.
-    rows = []
-    for r in list(net.results):
-        twin = net.promote(net.add_container(r.shape, r.dtype, "transient", r.strides))
-        rows.append(_twin(net, r, twin))
-    net.results += rows
+    # Each next value is stored twice: handed on, and in its place, which may have gaps.
+    net.results += [_twin(net, r, layout.strides) for r, layout in zip(list(net.results), layouts, strict=True)]
     others = [*_tensors(fixed), *held]
     last = [ctx.new(x.shape, x.dtype, x.strides) for x in first]
     second = [Ref(x.data, p.shape, p.strides, p.offset + x.strides[0], x.dtype) for x, p in zip(xs, parts, strict=True)]
@@ -264,11 +259,12 @@ def _associative(importer: Importer, graph: Subgraph, xs: Sequence[Any], fixed: 
     return targets
 
 
-def _twin(net: Network, result: Any, name: str) -> Any:
-    """A copy of a result into a container of its own."""
+def _twin(net: Network, result: Any, strides: tuple[int, ...]) -> Any:
+    """A copy of a result into a container of its own, of some strides."""
+    name = net.add_container(result.shape, result.dtype, "transient", strides)
     source = Ref(result.data, result.shape, result.strides, result.offset, result.dtype)
-    Lowering(net).copy(source, Ref(name, result.shape, result.strides, 0, result.dtype))
-    return type(result)(name, result.shape, result.strides, 0, result.dtype)
+    Lowering(net).copy(source, Ref(name, result.shape, strides, 0, result.dtype))
+    return type(result)(net.promote(name), result.shape, strides, 0, result.dtype)
 
 
 def _while(importer: Importer, test: Subgraph, graph: Subgraph, init: Sequence[Any], fixed: Sequence[Any]) -> Any:

@@ -10,17 +10,15 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import fx
-
 _TOKENS = itertools.count()
 _GRAPHS: weakref.WeakValueDictionary[str, Subgraph] = weakref.WeakValueDictionary()
 
 
 @dataclass(eq=False)
 class Subgraph:
-    """A graph that an operator calls, and the token that stands for it in a spec."""
+    """A graph that an operator calls, and the token that stands for it in a spec; or what else only torch makes something of."""
 
-    graph: fx.GraphModule
+    graph: Any
     token: str = field(default_factory=lambda: f"g{next(_TOKENS)}")
 
     def __post_init__(self) -> None:

@@ -166,6 +166,8 @@ def pack(value: Any, tensor: Callable[[Any], int | None]) -> Any:
         return ("d", str(value))
     if isinstance(value, torch._ops.OpOverload):
         return ("o", str(value))
+    if isinstance(value, torch._ops.HigherOrderOperator):
+        return ("o", f"{HIGHER_ORDER}.{value.name()}")
     if isinstance(value, Subgraph):
         return ("g", value.token)
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
