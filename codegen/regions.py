@@ -93,26 +93,22 @@ class RegionPlanner:
         )
         given = [*(c.read for c in carried), *(w.name for w in read)]
         made = [*(c.written for c in carried), *(w.name for w in written)]
-        steps, end = self._steps(body, widest.bodies()[-1], given, made, base, number)
         windows = (*read, *written)
         if isinstance(spec, LoopSpec):
+            steps, end = self._steps(body, widest.bodies()[-1], given, made, base, number)
             return Loop(number, name, tuple(carried), windows, steps, spec.trips), end
-        flag = Place(0, base)
-        test = f"{name}c"
-        before, later = self._steps(spec.condition, widest.bodies()[0], given, [test], base + aligned(1), number)
+        # Nothing else may lie there: a thread may be in the body while another one has yet to look.
+        flag, test = Place(0, base), f"{name}c"
+        base += aligned(1)
+        before, later = self._steps(spec.condition, widest.bodies()[0], given, [test], base, number)
+        steps, end = self._steps(body, widest.bodies()[-1], given, made, base, number)
         windows = (*windows, Window(test, flag))
         return Loop(number, name, tuple(carried), windows, steps, None, before, flag), max(end, later)
 
     def _branch(
-        self,
-        spec: BranchSpec,
-        widest: Region,
-        name: str,
-        number: int,
-        ins: Sequence[Place],
-        outs: Sequence[Place],
+        self, spec: BranchSpec, widest: Region, name: str, number: int, ins: Sequence[Place], outs: Sequence[Place],
         base: int,
-    ) -> tuple[Branch, int]:
+    ) -> tuple[Branch, int]:  # fmt: skip
         read = [Window(f"{name}a{i}", place) for i, place in enumerate(ins[1:])]
         written = [Window(f"{name}y{i}", place) for i, place in enumerate(outs)]
         names = [w.name for w in read], [w.name for w in written]

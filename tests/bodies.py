@@ -58,6 +58,11 @@ def copied(ctx: Lowering, x: Ref) -> Ref:
     return ctx.copy(x, ctx.new(x.shape, x.dtype))
 
 
+def first(x: Ref) -> Ref:
+    """The first element."""
+    return replace(x, shape=(), strides=())
+
+
 def loop(
     ctx: Lowering, of: Body, trips: int, values: Sequence[Ref], xs: Sequence[Ref] = (), fixed: Sequence[Ref] = (), *,
     backward: bool = False,

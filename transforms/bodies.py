@@ -23,7 +23,11 @@ class Bodies:
         for op in net.ops():
             if not (bodies := op.spec.bodies()):
                 continue
-            new = tuple(self._rewritten(p, place, net, (op.label, i), body, outcome) for i, body in enumerate(bodies))
+            inside = PassResult()
+            new = tuple(self._rewritten(p, place, net, (op.label, i), body, inside) for i, body in enumerate(bodies))
+            outcome.changed += inside.changed
+            outcome.saved_bytes += op.spec.runs() * inside.saved_bytes
+            outcome.refused.update(inside.refused)
             if any(a is not b for a, b in zip(new, bodies, strict=True)):  # a plan alone may be new
                 net.rewire(op, op.spec.with_bodies(new), net.ins(op), net.outs(op), made_by=p.name)
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dcir.transforms.base import Pass
 from dcir.transforms.registered import with_registered
 from dcir.transforms.tidy.fold_constants import FoldConstants
-from dcir.transforms.tidy.hoist_invariants import HoistInvariants
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.tidy.prepare_static import PrepareStatic
 from dcir.transforms.tidy.remove_dead_code import RemoveDeadCode
 from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.tidy.trim_bodies import TrimBodies
+from dcir.transforms.tier1_operator.hoist_invariants import HoistInvariants
 from dcir.transforms.tier1_operator.lower_to_im2col import LowerToIm2col
 from dcir.transforms.tier1_operator.pack_weights import PackWeights
 from dcir.transforms.tier1_operator.split_reduction import SplitReduction
@@ -76,7 +76,6 @@ PASSES: tuple[Pass, ...] = (
     UseDots(),
     PackWeights(),
     HoistInvariants(),
-    TrimBodies(),
     RoundAsPacked(),
     FoldChannelScales(),
     FuseChannelStatistics(),

@@ -76,8 +76,11 @@ class Body:
         Raises:
             InvalidGraph: it has constants, or results that are not whole containers of their own.
         """
-        names = [r.data for r in net.results]
-        whole = all(net.containers[n].role == "result" for n in names) and len(set(names)) == len(names)
+        names, of = [r.data for r in net.results], net.containers
+        whole = len(set(names)) == len(names) and all(
+            (of[r.data].role, of[r.data].shape, of[r.data].strides, 0) == ("result", r.shape, r.strides, r.offset)
+            for r in net.results
+        )
         if net.constants or net.updates or not whole:
             raise InvalidGraph("a body takes constants as inputs, and every result of it is a container of its own")
         side = net.side_tables()
@@ -113,6 +116,10 @@ class Body:
     def unplanned(self) -> Body:
         """The same without plans of memory, at every depth: what is computed."""
         return replace(self, memory="", operators=tuple(replace(o, spec=unplanned(o.spec)) for o in self.operators))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Body:
+        """Itself: nobody changes it, and the network that it may have made is large."""
+        return self
 
     def __repr__(self) -> str:
         """Its size, and a digest in place of all that is in it: different bodies have different ones."""

@@ -313,7 +313,7 @@ class Network:
     def moved_by(self, op: Op) -> int:
         """Bytes that one operator reads and writes, read off its memlets; with bodies, what these do, as often as they run."""
         if bodies := op.spec.bodies():
-            return op.spec.runs() * sum(int(body.network.bytes_moved()) for body in bodies)
+            return op.spec.in_all([body.network.bytes_moved() for body in bodies])
         edges = (*self.state.in_edges(op), *self.state.out_edges(op))
         return sum(int(e.data.volume) * itemsize(self.containers[e.data.data].dtype) for e in edges)
 

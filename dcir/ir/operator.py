@@ -163,10 +163,18 @@ class Operator:
         """How often each of its bodies runs, as far as that is known: at least once."""
         return 1
 
+    def in_all(self, each: Sequence[int]) -> int:
+        """How much its bodies do of something in one run of it, by how much each does when it runs."""
+        return self.runs() * sum(each)
+
     def with_bodies(self, bodies: tuple[Any, ...]) -> Operator:
         """The same over other bodies that compute the same of the same operands."""
         assert not bodies
         return self
+
+    def fixed(self) -> list[int]:
+        """Of one that repeats bodies, the inputs that do not change while it runs; each body has them at the same place."""
+        return []
 
     def argument_windows(self) -> tuple[list[ArgumentWindow], list[ArgumentWindow]]:
         """Of one with bodies, what these see of its inputs and of its results."""

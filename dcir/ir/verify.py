@@ -71,6 +71,8 @@ def _check_bodies(net: Network, op: Op) -> None:
             if size and (low < 0 or high >= c.size):
                 raise _fault(net, op, f"elements {low}..{high} of {o.data}, which has {c.size}")
     for body in op.spec.bodies():
+        if not set(body.static) <= {body.inputs[i] for i in op.spec.fixed()}:
+            raise _fault(net, op, "a body takes for fixed what changes from trip to trip")
         verify(body.network)
 
 

@@ -2,8 +2,8 @@
 
     y, g = loop(x, w): y_t, g_t = f(x_t)   -->   y = loop(x): y_t = f(x_t)        where nobody reads g, and f not w
 
-What has computed a result that is gone is dead code of the body, and what was read for it alone goes the next time. Saves the
-traffic of stacked results that only a backward pass would read.
+What has computed a result that is gone is dead code of the body (``remove_dead_code.py``), and what was read for that alone goes the next
+time. Saves the traffic of stacked results that only a backward pass would read.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class TrimBodies(Pass):
                 op, lean, [o for i, o in enumerate(ins) if i not in gone_in],
                 [o for i, o in enumerate(outs) if i not in gone_out], made_by=self.name,
             )  # fmt: skip
-            for name in names:
-                if not net.writers(name) and not net.readers(name):
-                    net.remove_container(name)
+            gone = {name for name in names if not net.writers(name) and not net.readers(name)}
+            for name in gone:
+                net.remove_container(name)
+            net.memory = net.memory.without(gone)
             outcome.changed += 1
             outcome.saved_bytes += before - lean.bytes_moved()
         return outcome

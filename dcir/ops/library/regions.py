@@ -27,15 +27,11 @@ class Region(Operator, partial=True):
 
     def operations(self) -> int:
         """Those of the bodies, as often as they run."""
-        return self.runs() * sum(map(_operations, self.bodies()))
+        return self.in_all([sum(op.spec.operations() for op in body.network.ops()) for body in self.bodies()])
 
     def arguments(self) -> tuple[list[Container], list[Container]]:
         """Per input and per result of the operator, the container of a body that it is a window on."""
         raise NotImplementedError
-
-    def fixed(self) -> list[int]:
-        """The inputs that do not change while it runs, of one that repeats something; each body has them at the same place."""
-        return []
 
     def unused(self, wanted: Sequence[bool]) -> tuple[list[int], list[int]]:
         """Inputs and results that may be left out, given whether each result is wanted."""
@@ -329,9 +325,9 @@ class BranchSpec(Region):
         places = [i - 1 for i in ins]
         return replace(self, then=_lean(self.then, places, outs), otherwise=_lean(self.otherwise, places, outs))
 
-    def operations(self) -> int:
-        """Those of the longer one."""
-        return max(map(_operations, self.bodies()))
+    def in_all(self, each: Sequence[int]) -> int:
+        """One of them runs; the longer one is what is counted."""
+        return max(each)
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """The body that the bool says."""
@@ -348,10 +344,6 @@ class BranchSpec(Region):
     def describe(self) -> str:
         """Both bodies."""
         return f"branch to {_listed(self.then)} or {_listed(self.otherwise)}"
-
-
-def _operations(body: Body) -> int:
-    return sum(op.spec.operations() for op in body.network.ops())
 
 
 def _listed(body: Body) -> str:

@@ -26,10 +26,10 @@ from dcir.transforms.base import Pass, PassResult
 class HoistInvariants(Pass):
     """Move operators of what does not change out of loops."""
 
-    tier: ClassVar[int] = 0
+    tier: ClassVar[int] = 1
 
     def apply(self, net: Network) -> PassResult:
-        """Visit loops; those inside of others hand what they hoist to the one around them."""
+        """Visit loops; what one inside of another hoists may leave that one when the pass runs again."""
         outcome = PassResult()
         for op in net.ops():
             if isinstance(op.spec, Region) and op.spec.fixed():
@@ -38,7 +38,8 @@ class HoistInvariants(Pass):
 
     def _hoist(self, net: Network, op: Op, spec: Region, outcome: PassResult) -> int:
         bodies = [body.copy() for body in spec.bodies()]
-        found = [[inner for inner in body.ops() if inner in body.preparable()] for body in bodies]
+        movable = [body.preparable() for body in bodies]
+        found = [[inner for inner in body.ops() if inner in ready] for body, ready in zip(bodies, movable, strict=True)]
         if not isinstance(spec, LoopSpec):
             # It may not run at all, and then an index that it would have met is no error.
             found = [[i for i in ready if not _may_fail(i)] for ready in found]
