@@ -62,7 +62,7 @@ def decomposed_as_eager() -> Iterator[None]:
     """PyTorch's decompositions compute what its kernels do, while this lasts."""
     with (
         _under_autograd(_MARGIN, multilabel_margin_loss),
-        mock.patch.object(decompositions, "_rnn_helper", _stacked),
+        mock.patch.object(decompositions, "_rnn_helper", stacked),
         mock.patch.object(decompositions, "select_one_layer_lstm_function", lambda *_: one_layer_lstm),
     ):
         yield
@@ -79,7 +79,7 @@ def _under_autograd(operator: Any, function: Callable[..., Any]) -> Iterator[Non
             operator._dispatch_cache.clear()
 
 
-def _stacked(
+def stacked(
     data: Tensor, states: Sequence[Any], weights: Sequence[Any], biases: bool, layers: int, dropout: float, train: bool,
     both: bool, batch_first: bool, layer: _Layer,
 ) -> tuple[Tensor, list[Any]]:  # fmt: skip

@@ -309,10 +309,9 @@ class _Importer:
         self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]
         self.ctx.origin = describe(node)
         before = len(self.net.ops())
-        if (form := dense_form(name, args)) is not None:
-            return self._inlined(*form, val)
         try:
-            return lower_region(self, name, args)
+            form = dense_form(name, args)
+            return lower_region(self, name, args) if form is None else self._inlined(*form, val)
         except NotNative:
             for op in self.net.ops()[before:]:
                 self.net.remove_op(op)

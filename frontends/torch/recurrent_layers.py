@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dcir.frontends.torch import steps_operator  # noqa: F401  # defines the operator
+from dcir.frontends.torch.as_eager import stacked
 
 
 def _steps(
@@ -134,19 +135,14 @@ def recurrent_layers(
         weights: per layer and direction those of inputs and state, the biases of both, and of a projection.
         biases, layers, dropout, train, both, batch_first: as in torch.
     """
-    x = data.transpose(0, 1) if batch_first else data
-    per = len(weights) // (layers * (1 + both))
-    last: list[tuple[Tensor, ...]] = []
-    for layer in range(layers):
-        if layer and dropout and train:
-            x = torch.dropout(x, dropout, train)
-        outputs = []
-        for reverse in (False, True)[: 1 + both]:
-            at = len(last)
-            own = weights[at * per : (at + 1) * per]
-            y, *states = _direction(kind, x, [s[at] for s in state], own, biases, reverse)
-            outputs.append(y)
-            last.append(tuple(states))
-        x = torch.cat(outputs, -1) if both else outputs[0]
-    y = x.transpose(0, 1) if batch_first else x
-    return (y, *(torch.stack(states) for states in zip(*last, strict=True)))
+    places = range(layers * (1 + both))
+    per = len(weights) // len(places)
+    own = [weights[at * per : (at + 1) * per] for at in places]
+    states = [[s[at] for s in state] for at in places]
+
+    def layer(x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], biases: bool, *, reverse: bool) -> Any:
+        y, *last = _direction(kind, x, state, weights, biases, reverse)
+        return y, last
+
+    y, every = stacked(data, states, own, biases, layers, dropout, train, both, batch_first, layer)
+    return (y, *(torch.stack(last) for last in zip(*every, strict=True)))
