@@ -144,15 +144,10 @@ class _Importer:
         left = iter(inner.outputs)
         return pytree.tree_map(lambda v: next(left) if isinstance(v, torch.Tensor) else v, val)
 
-    def layout(self, value: Any) -> Meta:
-        """Shape, strides and type of a tensor."""
-        meta = meta_of(value)
-        assert meta is not None
-        return meta
-
     def constant(self, value: Any, name: str) -> Ref:
         """A tensor that a graph inside holds."""
-        meta = self.layout(value)
+        meta = meta_of(value)
+        assert meta is not None
         data = self.net.add_container(meta.shape, meta.dtype, "constant", meta.strides)
         self.net.names[data] = name
         self.done.constants[data] = value

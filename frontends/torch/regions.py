@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dcir.errors import Unsupported
+from dcir.frontends.torch.nodes import meta_of
 from dcir.frontends.torch.recurrent_cells import STEPS, flat
 from dcir.ir.body import Body
 from dcir.ir.network import Network
@@ -53,10 +54,6 @@ class Importer(Protocol):
 
     def constant(self, value: Any, name: str) -> Ref:
         """A tensor that a graph inside holds, as a constant of the graph around it."""
-        ...
-
-    def layout(self, value: Any) -> Meta:
-        """Shape, strides and type of a tensor."""
         ...
 
 
@@ -124,7 +121,8 @@ def _closed(
             if own is body:
                 net.inputs.append(mine.pop(0))
             else:
-                meta = importer.layout(value)
+                meta = meta_of(value)
+                assert meta is not None
                 net.add_container(meta.shape, meta.dtype, "input", meta.strides)
         net.static = set(net.inputs[fixed:]) if repeated else set()
     return [Body.of(body.network) for body in bodies], [importer.constant(value, name) for _, name, value in held]
