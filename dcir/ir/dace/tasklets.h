@@ -132,6 +132,10 @@ template <class T> static inline T dcir_erfinv(T v) {
   }
   return T(std::copysign((low + high) / 2, x));
 }
+template <class T> static inline T dcir_fma(T x, T y, T z) { return x * y + z; }
+// Whether an index lies in its tensor. The former says that a user's index may not; from here it cannot be reported.
+template <class T> static inline bool dcir_checked(T x, int64_t extent) { return x >= 0 && x < T(extent); }
+template <class T> static inline bool dcir_within(T x, int64_t extent) { return x >= 0 && x < T(extent); }
 #define DCIR_TO(name, type, wide) template <class T> static inline type dcir_to_##name(T x) { \
   bool fits = x >= T(std::numeric_limits<wide>::min()) && x < -T(std::numeric_limits<wide>::min()); \
   return type(fits ? wide(x) : std::numeric_limits<wide>::min()); }

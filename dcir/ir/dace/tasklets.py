@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dcir.ir.statements import Cast, Compute, Narrow, Statement
 from dcir.ir.types import FLOATS, HALVES, TYPES
 
 DACE_NAMES = {n: t.dace for n, t in TYPES.items() if t.words != "none" and n not in HALVES}
@@ -35,11 +36,19 @@ def expression(op: str, args: Sequence[str], dtype: str) -> str:
         text = f"(~{args[0]})"
     elif op == "where":
         text = f"({args[1]} if {args[0]} else {args[2]})"
-    elif op == "fma":
-        text = f"({args[0]} * {args[1]} + {args[2]})"
     else:
         text = f"dcir_{op}({', '.join(args)})"
     return typed(text, dtype)
+
+
+def statement(s: Statement, args: Sequence[str], dtypes: Sequence[str]) -> str:
+    """Tasklet code for a statement that computes with values alone, of these types."""
+    if isinstance(s, Cast):
+        return cast(args[0], dtypes[0], s.dtype)
+    if isinstance(s, Narrow):
+        return widen(narrow(args[0], s.storage), s.storage)
+    assert isinstance(s, Compute)
+    return expression(s.op, args, s.dtype)
 
 
 def typed(text: str, dtype: str) -> str:
