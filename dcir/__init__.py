@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from dcir.driver.handle import sessions as sessions
     from dcir.driver.optimize import optimize as optimize
     from dcir.driver.training.train_step import train_step as train_step
+    from dcir.frontends.dace.operator import dace_operator as dace_operator
     from dcir.options import Options as Options
 
-__all__ = ["Options", "errors", "load", "optimize", "sessions", "train_step"]
+__all__ = ["Options", "dace_operator", "errors", "load", "optimize", "sessions", "train_step"]
 
 _HOMES = {
     "optimize": ("dcir.driver.optimize", "optimize"),
     "sessions": ("dcir.driver.handle", "sessions"),
     "train_step": ("dcir.driver.training.train_step", "train_step"),
+    "dace_operator": ("dcir.frontends.dace.operator", "dace_operator"),
     "load": ("dcir.driver.api", "load"),
     "Options": ("dcir.options", "Options"),
 }

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import dace
+from dace.libraries.standard import Reduce
 from dace.sdfg import nodes
 from dace.sdfg import utils as sdfg_utils
 
 from dcir.errors import Unsupported
+from dcir.ir.dace.read_node import NodeReader
 from dcir.ir.dace.read_scope import ScopeReader
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Operand
@@ -84,11 +86,29 @@ def _state(sdfg: Any, state: Any, types: Mapping[str, str]) -> list[Piece]:
             reader = ScopeReader(sdfg, state, types)
             reader.read(node, children, order)
             found.append(Piece(node.label, *reader.finish()))
+        elif isinstance(node, Reduce):
+            reduce = NodeReader(sdfg, state, types)
+            reduce.reduce(node)
+            found.append(Piece(node.label, *reduce.finish()))
         elif isinstance(node, nodes.LibraryNode):
-            found.append(Piece(node.label, None, node=node))
+            found.append(Piece(node.label, None, *_whole_operands(sdfg, state, node), node))
         else:
             raise Unsupported.collect([(f"a {type(node).__name__} as a loop nest", node.label)])
     return found
+
+
+def _whole_operands(sdfg: Any, state: Any, node: Any) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
+    """The arrays that a library node takes and makes, by its connectors' names; only whole ones are operands."""
+    ins = sorted(
+        ((e.dst_conn or "", e.data) for e in state.in_edges(node) if not e.data.is_empty()), key=lambda x: x[0]
+    )
+    outs = sorted(
+        ((e.src_conn or "", e.data) for e in state.out_edges(node) if not e.data.is_empty()), key=lambda x: x[0]
+    )
+    for _, m in (*ins, *outs):
+        if m.subset != dace.subsets.Range.from_array(sdfg.arrays[m.data]):
+            raise Unsupported.collect([(f"a part of {m.data} as an operand of a library node", node.label)])
+    return tuple(Operand(m.data) for _, m in ins), tuple(Operand(m.data) for _, m in outs)
 
 
 def _is_view(sdfg: Any, edge: Any) -> bool:
@@ -97,6 +117,6 @@ def _is_view(sdfg: Any, edge: Any) -> bool:
 
 def _copy(sdfg: Any, state: Any, edge: Any, types: Mapping[str, str]) -> Piece:
     """A copy between two arrays."""
-    reader = ScopeReader(sdfg, state, types)
+    reader = NodeReader(sdfg, state, types)
     reader.copy(edge)
     return Piece(f"copy_{edge.dst.data}", *reader.finish())

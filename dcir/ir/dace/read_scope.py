@@ -352,27 +352,6 @@ class ScopeReader(ScopeLoops):
         value = self._read(node.data, self.point(src, frame) if src is not None else zero, True)
         self._store(name, self.point(dst, frame), value, frame)
 
-    def copy(self, edge: Any) -> None:
-        """A copy between arrays at the top of the state."""
-        self.where = edge.dst.data
-        src = edge.data.get_src_subset(edge, self.state) or edge.data.subset
-        dst = edge.data.get_dst_subset(edge, self.state) or dace.subsets.Range.from_array(
-            self.sdfg.arrays[edge.dst.data]
-        )
-        wide = [[k for k, n in enumerate(s.size()) if n != 1] for s in (src, dst)]
-        sizes = [[int(s.size()[k]) for k in w] for s, w in zip((src, dst), wide, strict=True)]
-        if sizes[0] != sizes[1] or edge.data.wcr is not None:
-            raise self.refuse("a copy between arrays of other dimensions")
-        loops = tuple(self.new_loop(n) for n in sizes[0])
-        frame = Frame(loops)
-        points = []
-        for s, w in zip((src, dst), wide, strict=True):
-            point = [self.said(a, {}) for a, _, _ in s.ranges]
-            for k, loop in zip(w, loops, strict=True):
-                point[k] += self.symbols[loop.number] * s.ranges[k][2]
-            points.append(tuple(point))
-        self._store(edge.dst.data, points[1], self._load(edge.src.data, points[0]), frame)
-
     # ------------------------------------------------------------------ the nest
     def finish(self) -> tuple[LoopNest, tuple[Operand, ...], tuple[Operand, ...]]:
         """The nest and its operands.

@@ -1,0 +1,1 @@
+"""Programs of DaCe as operators of PyTorch modules."""
