@@ -157,16 +157,29 @@ class Compilation:
             self._finish()
             return done, library
 
+    def built_imported(self, done: Imported) -> tuple[Imported, Library]:
+        """The same of a graph that is imported already."""
+        with _COMPILING, _uncollected():
+            self._rewrite(done)
+            self._tune(done.network)
+            library = self._library(done.network)
+            self._finish()
+            return done, library
+
     def rewritten(self, gm: fx.GraphModule) -> Imported:
         """The graph's network after all passes."""
         done = import_graph(gm, self.context)
+        self._rewrite(done)
+        return done
+
+    def _rewrite(self, done: Imported) -> None:
+        """Run the passes."""
         self.record.operators = len(done.network.ops())
         self.record.fallbacks = done.fallbacks
         self._refuse_fallbacks(done.fallbacks)
         self._clock.lap("import")
         self._passes(done.network)
         self._clock.lap("passes")
-        return done
 
     def _refuse_fallbacks(self, fallbacks: Sequence[tuple[str, str]]) -> None:
         if self.options.strict and fallbacks:

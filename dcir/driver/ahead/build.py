@@ -27,6 +27,15 @@ def build(session: Session, gm: fx.GraphModule, context: GraphContext) -> tuple[
     return _compilation(session, context).built(gm)
 
 
+def build_imported(session: Session, done: Imported) -> tuple[Imported, Library]:
+    """Compile a graph that is imported already, and rewrite it in place.
+
+    Raises:
+        OptionError: no file holds code of this target.
+    """
+    return _compilation(session, GraphContext()).built_imported(done)
+
+
 def build_moving(session: Session, gm: fx.GraphModule, context: GraphContext) -> tuple[MovingGraph, Library]:
     """Compile one ATen graph to a library for all sizes within the bounds of its context.
 

@@ -66,7 +66,7 @@ class MapsWriter:
     """
 
     def __init__(self, sdfg: Any, state: Any, containers: Mapping[str, Container]) -> None:
-        self.sdfg, self.state, self.containers = sdfg, state, containers
+        self.sdfg, self.state, self.containers = sdfg, state, dict(containers)
         self._nodes: dict[str, Any] = {}
         self._count = 0
         if "frame" not in sdfg.global_code or "DCIR_TASKLETS" not in sdfg.global_code["frame"].as_string:
@@ -80,6 +80,10 @@ class MapsWriter:
             shape = tuple(max(d, 1) for d in c.shape) or (1,)
             strides = tuple(s if d > 1 else 1 for d, s in zip(c.shape, c.strides, strict=True)) or (1,)
             self.sdfg.add_datadesc(name, array(shape, strides, STORAGE[c.dtype], max(c.size, 1), name in transients))
+
+    def add_containers(self, new: Mapping[str, Container]) -> None:
+        """Make more containers known."""
+        self.containers |= new
 
     def access(self, name: str) -> Any:
         """The access node of a container."""
@@ -254,8 +258,8 @@ class _Tasklet:
             return
         args = [self._value(a) for a in s.args]
         if isinstance(s, Reduce):
-            self.accumulated[f"c{i}"] = self.scope.results[i][1]
-            text = tasklets.typed(f"(c{i} != 0)" if s.dtype == "bool" else f"c{i}", s.dtype)
+            self.accumulated[f"e{i}"] = self.scope.results[i][1]
+            text = tasklets.typed(f"(e{i} != 0)" if s.dtype == "bool" else f"e{i}", s.dtype)
         elif isinstance(s, Index):
             text = tasklets.typed(f"i{s.dim}", "i64")
         elif isinstance(s, Load | Gather):
@@ -269,8 +273,8 @@ class _Tasklet:
         place = writer._place(self.nest, s, o)
         assert place is not None
         if isinstance(s, Load) and not args:
-            self.reads[f"c{i}"] = (o.data, subset(place))
-            return tasklets.widen(f"c{i}", storage)
+            self.reads[f"e{i}"] = (o.data, subset(place))
+            return tasklets.widen(f"e{i}", storage)
         indices = args[: len(s.indices)]
         rest = args[len(s.indices) :]
         tests = [rest[0]] if rest else []

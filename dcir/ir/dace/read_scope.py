@@ -350,7 +350,11 @@ class ScopeReader(ScopeLoops):
             raise self.refuse(f"a block of {name} that is copied from near memory")
         zero = tuple(sympy.Integer(0) for _ in self.sdfg.arrays[node.data].shape)
         value = self._read(node.data, self.point(src, frame) if src is not None else zero, True)
-        self._store(name, self.point(dst, frame), value, frame)
+        point = self.point(dst, frame)
+        if self._is_local(target):
+            self._local.setdefault(name, []).append(LocalValue(point, value, frame.loops))
+        else:
+            self._store(name, point, value, frame)
 
     # ------------------------------------------------------------------ the nest
     def finish(self) -> tuple[LoopNest, tuple[Operand, ...], tuple[Operand, ...]]:

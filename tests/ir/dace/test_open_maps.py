@@ -62,9 +62,9 @@ def test_comparison_sees_another_number() -> None:
         if (
             isinstance(tasklet, dace.sdfg.nodes.Tasklet)
             and "float64" in tasklet.code.as_string
-            and "c0" in tasklet.code.as_string
+            and "e0" in tasklet.code.as_string
         ):
-            tasklet.code.as_string = tasklet.code.as_string.replace("(c0)", "(c0 + c0)")
+            tasklet.code.as_string = tasklet.code.as_string.replace("(e0)", "(e0 + e0)")
     (changed,) = read_sdfg(sdfg, {n: net.containers[n].dtype for n in net.containers})
     group = OpenGroup(net, [op])
     assert group.differs([piece], sdfg) is None
