@@ -25,7 +25,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.dace.read_maps import Piece
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
-from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.base import Pass, PassResult, Place
 from dcir.transforms.open_groups import OpenGroup, groups
 
 _KINDS = (PatternTransformation, SubgraphTransformation, DacePass)
@@ -98,8 +98,20 @@ class DaceTransformation(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Group after group."""
+        return self.apply_at(net, Place())
+
+    def apply_at(self, net: Network, place: Place) -> PassResult:
+        """The same, but for operators that a later pass reserves: attention, for one, is not found any more where its parts are fused."""
         outcome = PassResult()
-        for ops in groups(net, self._wanted, outcome.refuse):
+
+        def wanted(op: Op) -> bool:
+            if not self._wanted(op):
+                return False
+            if (reserved := place.reserved(net, op)) is not None:
+                outcome.refuse(reserved)
+            return reserved is None
+
+        for ops in groups(net, wanted, outcome.refuse):
             group = OpenGroup(net, ops)
             form, applied = _Form(group.sdfg, []), 0
             for r in self.rewrites:

@@ -16,6 +16,7 @@ import dcir
 from dcir.errors import OptionError
 from dcir.transforms.dace_transformation import DaceTransformation
 from dcir.transforms.pipelines import pipeline
+from dcir.transforms.registered import with_passes
 from dcir.transforms.tier1_operator.expand_loops import ExpandLoops
 from tests.transforms.imported import imported, same_numbers
 
@@ -100,6 +101,24 @@ def test_tiles_are_no_other_nest() -> None:
 def test_only_says_what_is_opened() -> None:
     net = imported(softmax_gelu, X).network
     assert DaceTransformation(dataflow.MapExpansion, only="exp").apply(net).changed == 1
+
+
+def test_at_the_end_of_its_tier_it_takes_nothing_away() -> None:
+    """Attention is still found; in front of the passes that look for it, its parts are fused otherwise."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return attention(x)
+
+    step = DaceTransformation(dataflow.MapExpansion, dataflow.MapFusionVertical)
+    x = torch.randn(2, 4, 64, 32)
+    calls = []
+    for passes in (pipeline(4), with_passes(pipeline(4), step)):
+        fast = dcir.optimize(Attention(), pipeline=passes, dynamic=False)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), attention(x), rtol=1e-4, atol=1e-5)
+        calls.append(fast.dcir.explain().graphs[0].calls)
+    assert calls == [1, 1]
 
 
 def test_in_a_pipeline_forward_and_backward() -> None:
