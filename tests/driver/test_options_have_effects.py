@@ -47,7 +47,9 @@ def made(fn: Any = None, inputs: Any = None, **options: Any) -> Any:
 
 
 def level(tmp_path: Any) -> None:
-    assert not made(level=0)[1].passes and made(level=4)[1].calls < made(level=0)[1].calls
+    plain, whole = made(level=0)[1], made(level=4)[1]
+    assert [p.name for p in plain.passes] == ["run-in-order"] and whole.calls < plain.calls
+    assert all(what.startswith("loops: ") for _, what, _ in plain.schedules)
 
 
 def target(tmp_path: Any) -> None:
