@@ -217,11 +217,9 @@ class Network:
             op.remove_out_connector(f"o{i}")
         for i in range(len(op.out_offsets), len(outs)):
             op.add_out_connector(f"o{i}")
-        if type(spec) is not type(op.spec):  # loops of another operator have other names
-            op.own_schedule = None
-        op.spec = spec
+        op.own_schedule = op.own_schedule if type(spec) is type(op.spec) else None  # else loops have other names
         op.in_offsets, op.out_offsets = [o.offset for o in ins], [o.offset for o in outs]
-        op.made_by = op.made_by if made_by is None else made_by
+        op.spec, op.made_by = spec, op.made_by if made_by is None else made_by
         self._connect(op, ins, outs)
         self._drop_isolated(near)
         return op
