@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from dcir.codegen.symbolic import Names
 from dcir.codegen.tuned import Database
 from dcir.cost.machine import Machine
 from dcir.cost.target import Target, target_of
-from dcir.errors import Unsupported
+from dcir.errors import InvalidSchedule, Unsupported
 from dcir.identity import foreign_identity, source_identity
 from dcir.ir.dace.nodes import Op
 from dcir.ir.memory_plan import PREPARED
@@ -29,6 +30,7 @@ from dcir.ir.moving_network import MovingNetwork, polynomials
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
 from dcir.ir.refusal import Refusal
+from dcir.ir.schedule import Schedule
 from dcir.ops.library.regions import Region
 
 
@@ -51,6 +53,7 @@ class Library:
         steps: per step of the driver, the kernel's name (None: a call into torch) and the operator's number.
         tuned: the measured choices of the kernels that are not as the cost models have them, by name.
         sizes_slot: table slot of the values of the sizes, -1 if none move.
+        schedules: by name what each kernel is, and what it was printed from; None of those that have one form only.
     """
 
     path: Path
@@ -67,6 +70,7 @@ class Library:
     steps: tuple[tuple[str | None, int], ...] = ()
     tuned: dict[str, Choice] = field(default_factory=dict)
     sizes_slot: int = -1
+    schedules: dict[str, tuple[str, Schedule | None]] = field(default_factory=dict)
 
 
 def compile_network(
@@ -87,6 +91,7 @@ def compile_network(
         CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code.
         InvalidGraph: the network is new, and DaCe does not validate it; or it has no target.
         Unsupported: an operator that no emitter knows; or sizes move, and one has no kernel for all of them.
+        InvalidSchedule: a node asks for a schedule that its kernel cannot have.
     """
     moving, net = (net, net.widest) if isinstance(net, MovingNetwork) else (None, net)
     cache, target = cache or Cache.default(), target_of(net)
@@ -101,6 +106,7 @@ def compile_network(
         path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
         planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
         tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.sizes_slot,
+        {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()},
     )  # fmt: skip
 
 
@@ -129,6 +135,7 @@ class _PlannedCode:
     Attributes:
         places, scratch: where operands lie, and the kernels' own memory behind them.
         kernels: by what decides their text.
+        described: what each is for, by name.
         calls: of every call, into kernels and into torch; those of ``prepares`` run when static inputs have changed.
         callbacks: per call into torch: (number, spec, input places, output places).
         tuned: the measured choices of the kernels that are not as the cost models have them, by name.
@@ -153,6 +160,7 @@ class _PlannedCode:
         self.scratch = ScratchMemory(net)
         self.kernels: dict[Any, Kernel] = {}
         self.tuned: dict[str, Choice] = {}
+        self.described: dict[str, str] = {}
         self.calls: list[AnyStep] = []
         self.prepares: list[AnyStep] = []
         self.callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]] = {}
@@ -212,15 +220,15 @@ class _PlannedCode:
             (self.prepares if prepares else self.calls).append(step)
             return
         table: tuple[Numbers | Place, ...] = ()
-        if prepares and (found := self.backend.size_generic(run.spec, self.machine)):
+        if prepares and run.schedule is None and (found := self.backend.size_generic(run.spec, self.machine)):
             table = (Numbers(found[1]),)
-            k = self._kernel(found[0], ((*run.types[0], "i64"), run.types[1]), run.team, MODELS)
+            k = self._kernel(run, found[0], ((*run.types[0], "i64"), run.types[1]), MODELS)
         elif spec is not run.spec:
             table = (Place(self.sizes_slot, 0),)
-            k = self._moving_kernel(spec, ((*run.types[0], "i64"), run.types[1]))
+            k = self._moving_kernel(run, spec)
         else:
             given = self.given.get(run.label, MODELS) if self.given is not None else None
-            k = self._kernel(run.spec, run.types, run.team, given)
+            k = self._kernel(run, run.spec, run.types, given)
         self.scratch.add(k.plan.scratch, run.stream)
         if k.plan.phases:
             call = Call(k.name, run.number, (*ins, *table, *outs), k.parallel, k.checked, run.stream)
@@ -241,43 +249,54 @@ class _PlannedCode:
         """The kernel of an operator in a body, whose spec it is with what moves."""
         sizes = None
         if next(polynomials(spec), None) is not None:
-            k, sizes = self._moving_kernel(spec, ((*run.types[0], "i64"), run.types[1])), Place(self.sizes_slot, 0)
+            k, sizes = self._moving_kernel(run, spec), Place(self.sizes_slot, 0)
         else:
-            k = self._kernel(run.spec, run.types, run.team, None if self.given is None else MODELS)
+            k = self._kernel(run, run.spec, run.types, None if self.given is None else MODELS)
         return Made(k.name if k.plan.phases else "", k.parallel, k.checked, k.plan.scratch, sizes)
 
-    def _moving_kernel(self, spec: Operator, types: Types) -> Kernel:
+    def _moving_kernel(self, run: Invocation, spec: Operator) -> Kernel:
         """The kernel of a spec for all sizes, the last of whose inputs is the table of these."""
         assert self.symbols is not None and self.moving is not None
-        key = (spec, types)
+        types = (*run.types[0], "i64"), run.types[1]
+        key = (spec, types, run.schedule)
         if key not in self.kernels:
             emitters = self.backend.emitters
-            plan = moving_kernel(emitters, spec, self.symbols, self.machine, len(types[0]) - 1)
+            with _placed(run):
+                plan = moving_kernel(emitters, spec, self.symbols, self.machine, len(run.types[0]), run.schedule)
             if isinstance(plan, Refusal):
                 raise Unsupported.collect([(plan.reason, "")])
             sizes = repr(sorted(self.moving.sizes.items())), repr(sorted(self.moving.usual().items()))
             digest = key_of(
                 source_identity(), emitters.target, foreign_identity(emitters.makers(spec)), repr(spec), repr(types),
-                self.machine.key, *sizes,
+                self.machine.key, *sizes, *_named(run.schedule),
             )  # fmt: skip
-            self.kernels[key] = Kernel(f"k{digest[:20]}", plan, *types)
+            self._keep(key, run, Kernel(f"k{digest[:20]}", plan, *types))
         return self.kernels[key]
 
-    def _kernel(self, spec: Any, types: Types, team: int, given: Choice | None) -> Kernel:
+    def _kernel(self, run: Invocation, spec: Any, types: Types, given: Choice | None) -> Kernel:
         """The kernel of a spec, made at its first use; ``given`` is the emitter's choice where the database is not asked."""
-        key = (spec, types, team, given)
+        schedule, team = run.schedule, run.team
+        given = given if schedule is None else MODELS  # what was measured belongs to the target's own schedule
+        key = (spec, types, team, given, schedule)
         if key not in self.kernels:
             emitters = self.backend.emitters
             choice = self.database.choice(spec, types, team) if given is None else given
             # Without a choice the name is that of every compilation before there were any.
             made_by = foreign_identity(emitters.makers(spec))
             digest = key_of(
-                source_identity(), emitters.target, made_by, repr(spec), repr(types), self.machine.key, *[repr(choice)] * bool(choice)
+                source_identity(), emitters.target, made_by, repr(spec), repr(types), self.machine.key,
+                *[repr(choice)] * bool(choice), *_named(schedule),
             )  # fmt: skip
-            self.kernels[key] = Kernel(f"k{digest[:20]}", emitters.plan(spec, self.machine, choice), *types)
+            with _placed(run):
+                plan = emitters.plan(spec, self.machine, choice, schedule)
+            self._keep(key, run, Kernel(f"k{digest[:20]}", plan, *types))
             if choice:
                 self.tuned[self.kernels[key].name] = choice
         return self.kernels[key]
+
+    def _keep(self, key: Any, run: Invocation, kernel: Kernel) -> None:
+        self.kernels[key] = kernel
+        self.described[kernel.name] = run.spec.describe()
 
 
 def planned_bytes(net: Network) -> int:
@@ -288,7 +307,8 @@ def planned_bytes(net: Network) -> int:
     scratch, places = ScratchMemory(net), Placement(net)
 
     def of(run: Invocation) -> int:
-        return _scratch(emitters, run.spec, machine, database.choice(run.spec, run.types, run.team))
+        choice = MODELS if run.schedule is not None else database.choice(run.spec, run.types, run.team)
+        return _scratch(emitters, run.spec, machine, choice, run.schedule)
 
     regions = RegionPlanner(lambda run, _: Made("", False, False, of(run)), machine.threads)
     for run in invocations(net, machine.threads):
@@ -301,8 +321,23 @@ def planned_bytes(net: Network) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _scratch(emitters: Emitters, spec: Operator, machine: Machine, choice: Choice) -> int:
-    return emitters.plan(spec, machine, choice).scratch
+def _scratch(emitters: Emitters, spec: Operator, machine: Machine, choice: Choice, schedule: Schedule | None) -> int:
+    return emitters.plan(spec, machine, choice, schedule).scratch
+
+
+@contextmanager
+def _placed(run: Invocation) -> Iterator[None]:
+    """Say of a schedule that cannot be had which operator asks for it."""
+    try:
+        yield
+    except InvalidSchedule as e:
+        e.where = " ".join(filter(None, (run.label, run.origin)))
+        raise
+
+
+def _named(schedule: Schedule | None) -> list[str]:
+    """What of a schedule decides a kernel's name: without one that is what it was before there were any."""
+    return [] if schedule is None else [repr(schedule)]
 
 
 def _of_sizes(net: Network, moving: MovingNetwork, prepared: set[Op]) -> set[Op]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
+from dcir.ir.schedule import Schedule
 from dcir.ops.analysis.batch_slices import one_image
 
 Types = tuple[tuple[str, ...], tuple[str, ...]]
@@ -25,6 +26,8 @@ class Invocation:
         types: of its operands.
         stream: number of the stream that it belongs to, -1 for none.
         team: how many threads run it.
+        schedule: how its node asks it to run.
+        origin: its place in the user's model.
     """
 
     number: int
@@ -35,6 +38,8 @@ class Invocation:
     types: Types
     stream: int
     team: int
+    schedule: Schedule | None = None
+    origin: str = ""
 
     @property
     def calls_torch(self) -> bool:
@@ -53,4 +58,5 @@ def invocations(net: Network, threads: int) -> Iterator[Invocation]:
         if stream >= 0:
             spec = one_image(spec, net.streams[stream], ins, outs)
         types = tuple(net.containers[o.data].dtype for o in ins), tuple(net.containers[o.data].dtype for o in outs)
-        yield Invocation(number, op.label, spec, ins, outs, types, stream, 1 if stream >= 0 else threads)
+        team = 1 if stream >= 0 else threads
+        yield Invocation(number, op.label, spec, ins, outs, types, stream, team, op.own_schedule, op.origin)

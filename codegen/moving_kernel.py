@@ -12,10 +12,11 @@ from dcir.cost.machine import Machine
 from dcir.ir.moving_network import with_numbers
 from dcir.ir.operator import Operator
 from dcir.ir.refusal import Refusal
+from dcir.ir.schedule import Schedule
 
 
 def moving_kernel(
-    emitters: Emitters, spec: Operator, names: Names, machine: Machine, inputs: int
+    emitters: Emitters, spec: Operator, names: Names, machine: Machine, inputs: int, schedule: Schedule | None = None
 ) -> KernelPlan | Refusal:
     """The kernel of a spec whose numbers move, whose last input is a table of the sizes; or why there is none.
 
@@ -25,11 +26,12 @@ def moving_kernel(
         names: the sizes.
         machine: what the kernel is for.
         inputs: how many the spec has.
+        schedule: what the node asks for.
     """
     if not emitters.moves(spec):
         return Refusal(f"there is no code of {spec.kind} for all sizes")
     try:
-        plan = emitters.plan(with_numbers(spec, names.given), machine, MODELS)
+        plan = emitters.plan(with_numbers(spec, names.given), machine, MODELS, schedule)
     except Undecided as e:
         return Refusal(f"the code of {spec.kind} depends on {e}")
     if sizes_in(plan.globals) and not plan.holds_sizes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from dcir.ir.schedule import Schedule
 
 
 class SizeGeneric:
@@ -35,6 +37,7 @@ class KernelPlan:
         scratch: bytes of shared scratch memory, 0 if none.
         holds_sizes: whether what stands in ``globals`` is given the sizes by who calls it.
         sizes: names of the sizes that the text computes with; the last input is a table of their values.
+        schedule: what the text was printed from; None of a kernel that has one form only. It says no more than the text.
     """
 
     name: str
@@ -43,3 +46,4 @@ class KernelPlan:
     scratch: int = 0
     holds_sizes: bool = False
     sizes: tuple[str, ...] = ()
+    schedule: Schedule | None = field(default=None, compare=False, repr=False)

@@ -7,12 +7,14 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+from dcir.codegen.asked import answered, asked, asking
 from dcir.codegen.choices import MODELS, Choice, Decisions, deciding
 from dcir.codegen.plan import KernelPlan, SizeGeneric
 from dcir.cost.machine import Machine
-from dcir.errors import Unsupported
+from dcir.errors import InvalidSchedule, Unsupported
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator
+from dcir.ir.schedule import NESTS, OPEN, Schedule
 
 Planned = Operator | SizeGeneric
 """What a kernel is made of."""
@@ -46,26 +48,33 @@ class Emitters:
 
         return register
 
-    def plan(self, spec: Planned, machine: Machine, choice: Choice | None = None) -> KernelPlan:
+    def plan(
+        self, spec: Planned, machine: Machine, choice: Choice | None = None, schedule: Schedule | None = None
+    ) -> KernelPlan:
         """The kernel of a spec: by its own emitter, else as the loop nest that it is equal to.
 
         Args:
             spec: the node's spec.
             machine: what the kernel is for.
             choice: decisions that differ from the cost model's. None: inside another plan, as that one decides.
+            schedule: what the node asks for, given with a choice.
 
         Raises:
             Unsupported: no emitter is registered for it.
+            InvalidSchedule: the kernel cannot have the schedule.
         """
         if choice is not None:
-            with deciding(choice):
-                return self.plan(spec, machine)
+            with deciding(choice), asking(schedule or OPEN):
+                return answered(self.plan(spec, machine), _kind(spec))
         if not self._loaded:
             self._load()
         emitter = self.table.get(type(spec))
-        if emitter is not None:
+        as_nest = asked().method in NESTS and not isinstance(spec, LoopNest)
+        if emitter is not None and not as_nest:
             return emitter(spec, machine)
         nest = spec.loop_nest() if isinstance(spec, Operator) else None
+        if nest is None and as_nest:
+            raise InvalidSchedule(f"{_kind(spec)} is equal to no loop nest", hint="another method, or none")
         if nest is None:
             raise Unsupported.collect([(f"generated code for {type(spec).__name__}", "")])
         return self.plan(nest, machine)
@@ -124,3 +133,7 @@ class Emitters:
         for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
             importlib.import_module(f"{package.__name__}.{info.name}")
         self._loaded = True
+
+
+def _kind(spec: Planned) -> str:
+    return spec.describe() if isinstance(spec, Operator) else type(spec).__name__

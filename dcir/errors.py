@@ -109,6 +109,10 @@ class InvalidOperator(DcirError, TypeError):
     """A class of operators lacks something that every operator says of itself."""
 
 
+class InvalidSchedule(DcirError, ValueError):
+    """A schedule asks for what its operator's kernels cannot do; says what they can."""
+
+
 class CompilerNotFound(DcirError):
     """No C++ compiler was found on this machine."""
 

@@ -13,8 +13,8 @@ from dcir.errors import OptionError
 from dcir.targets import DEFAULT, known_targets, target_class
 
 LEVELS = {
-    0: "lower and run",
-    1: "operator-internal passes",
+    0: "lower and run, loops in order",
+    1: "operator-internal passes, schedules",
     2: "fusion",
     3: "layout",
     4: "global data movement",
@@ -38,7 +38,7 @@ class Options:
     """What the user asks of a compilation.
 
     Attributes:
-        level: 0 to 4; runs the passes of all tiers up to it (0: none). Levels never change precision.
+        level: 0 to 4; runs the passes of all tiers up to it (0: none, and kernels are plain loops). Levels never change precision.
         target: "cpp" (C++/OpenMP), "dace" (the same graph through DaCe's own compiler), or one of another package (``targets.py``).
         verify: "off", or "passes" to compare numbers after every pass.
         strict: Whether an operator without generated code is an error instead of a call to torch.
@@ -48,6 +48,7 @@ class Options:
             or a dictionary {input: {dimension: name or torch.export.Dim}} with bounds (see ``dcir.dynamic``).
         shape_limit: For how many combinations of sizes one trace with symbolic sizes is compiled; calls with further ones run in torch.
         pipeline: The passes to run instead of those of the level, in this order; nothing is added to them.
+        schedule: Schedules of operators by pattern: {pattern: dcir.ir.schedule.Schedule} (``transforms/tier1_operator/set_schedules.py``).
         debug_dir: Folder that receives the graph and the code of every step.
         memory_limit: Upper bound in bytes of a call's planned scratch memory, and of what a forward keeps for its backward.
         precision: Element type of the arithmetic.
@@ -67,6 +68,7 @@ class Options:
     dynamic: bool | DynamicInputs | None = None
     shape_limit: int = 16
     pipeline: tuple[object, ...] | None = None
+    schedule: tuple[tuple[str, object], ...] | None = None
     debug_dir: str | None = None
     memory_limit: int | None = None
     precision: str = "fp32"
@@ -93,6 +95,10 @@ class Options:
                 raise _bad(name, value, "the name of a pass" if name == "until" else "the path of a folder")
         if self.pipeline is not None and not isinstance(self.pipeline, tuple):
             raise _bad("pipeline", self.pipeline, "a tuple of passes")
+        if self.schedule is not None and not _are_pairs(self.schedule):
+            raise _bad("schedule", self.schedule, "{'product *': dcir.ir.schedule.Schedule.of(parallel={'m': 2})}")
+        if self.schedule and not target_class(self.target).schedules:
+            raise _not_yet("schedule", self.schedule, f"target={DEFAULT!r}; {self.target} runs loops as it likes")
         parse_dynamic(self.dynamic)
         if not _is_int(self.shape_limit) or self.shape_limit < 1:
             raise _bad("shape_limit", self.shape_limit, "a number from 1 up")
@@ -128,6 +134,7 @@ class Options:
             "threads": parse_threads,
             "memory_limit": parse_size,
             "pipeline": _parse_pipeline,
+            "schedule": _parse_schedule,
             "debug_dir": _parse_path,
             "tune": parse_duration,
             "dynamic": parse_dynamic,
@@ -207,6 +214,16 @@ def parse_duration(value: object) -> float | None:
 
 def _parse_pipeline(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _parse_schedule(value: object) -> object:
+    return tuple(value.items()) if isinstance(value, dict) else value
+
+
+def _are_pairs(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(v, tuple) and len(v) == 2 and isinstance(v[0], str) for v in value
+    )
 
 
 def _parse_path(value: object) -> object:

@@ -11,6 +11,7 @@ from dcir.transforms.tidy.fold_constants import FoldConstants
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.tidy.prepare_static import PrepareStatic
 from dcir.transforms.tidy.remove_dead_code import RemoveDeadCode
+from dcir.transforms.tidy.run_in_order import RunInOrder
 from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.tidy.trim_bodies import TrimBodies
 from dcir.transforms.tier1_operator.hoist_invariants import HoistInvariants
@@ -101,11 +102,12 @@ def all_passes() -> tuple[Pass, ...]:
 
 
 def pipeline(level: int) -> tuple[Pass, ...]:
-    """The passes of ``-O<level>``, 0 to 4: those of all tiers up to it, in the one order; level 0 rewrites nothing at all.
+    """The passes of ``-O<level>``, 0 to 4: those of all tiers up to it, in the one order; level 0 rewrites nothing, and
+    has every operator run as the loops that it is made of.
 
-    What their costs depend on they ask the network's target.
+    What their costs depend on they ask the network's target, which also has the schedules of all kernels from level 1 on.
     """
-    return tuple(p for p in all_passes() if p.tier <= level) if level > 0 else ()
+    return tuple(p for p in all_passes() if p.tier <= level) if level > 0 else (RunInOrder(),)
 
 
 def same_at_all_sizes(passes: Iterable[Pass], *, images: bool = False) -> tuple[Pass, ...]:

@@ -22,10 +22,12 @@ class Target(ABC):
 
     Attributes:
         name: what users write for it.
+        schedules: whether its kernels are printed from schedules that a node may ask for (``ir.schedule``).
         machine: that code is made for.
     """
 
     name: ClassVar[str]
+    schedules: ClassVar[bool] = False
     machine: Machine
 
     @property

@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -190,8 +191,13 @@ class Compilation:
     def _pipeline(self) -> Sequence[Pass]:
         """The passes to run."""
         options = self.options
-        # Options stands below the passes and cannot name their type.
-        return options.pipeline if options.pipeline is not None else self.target.pipeline(options.level)  # type: ignore[return-value]
+        # Options stands below the passes and cannot name their type, nor that of a schedule.
+        passes: Any = options.pipeline if options.pipeline is not None else self.target.pipeline(options.level)
+        if options.schedule:
+            from dcir.transforms.tier1_operator.set_schedules import with_schedules
+
+            passes = with_schedules(passes, options.schedule)  # type: ignore[arg-type]
+        return passes  # type: ignore[no-any-return]
 
     def _passes(self, net: Network) -> None:
         from dcir.transforms.runner import run_passes
@@ -300,7 +306,7 @@ class Compilation:
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes
         record.prepared_bytes = library.prepared_bytes
-        record.tuned = _tuned(net, library)
+        record.tuned, record.schedules = _tuned(net, library), _schedules(library)
         return library
 
     def _keep(self, gm: fx.GraphModule) -> None:
@@ -338,6 +344,15 @@ def _tuned(net: Network | MovingNetwork, library: Library) -> list[tuple[str, st
         if kernel in library.tuned:
             steps.setdefault(kernel, []).append(number)
     return [(ops[n[0]].spec.describe(), str(library.tuned[kernel]), len(n)) for kernel, n in steps.items()]
+
+
+def _schedules(library: Library) -> list[tuple[str, str, int]]:
+    """What the kernels of a library are, what they were printed from, and in how many steps of a call they run."""
+    steps = Counter(kernel for kernel, _ in library.steps)
+    return [
+        (what, "" if schedule is None else str(schedule), steps[name])
+        for name, (what, schedule) in library.schedules.items()
+    ]
 
 
 def _work(net: Network) -> list[tuple[int, int]]:

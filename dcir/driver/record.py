@@ -29,6 +29,8 @@ class GraphRecord:
         threads: size of the team.
         work: per operator of a call, its exact operations and the distinct bytes it touches.
         tuned: (kernel, measured choice, calls) of the kernels that are not as the cost models have them.
+        schedules: (kernel, schedule that it was printed from, calls) of all kernels; no schedule of those that have one form only, no
+            calls of those that run in loops and branches, or when parameters change.
         seconds: time per step.
     """
 
@@ -51,6 +53,7 @@ class GraphRecord:
     threads: int = 1
     work: list[tuple[int, int]] = field(default_factory=list)
     tuned: list[tuple[str, str, int]] = field(default_factory=list)
+    schedules: list[tuple[str, str, int]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     bounds: tuple[tuple[str, int, int], ...] = ()
 

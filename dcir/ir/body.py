@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcir.errors import InvalidGraph
 from dcir.ir.operator import Operator
+from dcir.ir.schedule import Schedule
 from dcir.ir.serialize import encode, register
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class BodyContainer:
 @register
 @dataclass(frozen=True)
 class BodyOperator:
-    """An operator: its label, what it computes, where its operands begin, its place in the user's model, and the pass that made it."""
+    """An operator: label, what it computes, where its operands begin, place in the user's model, the pass that made it, schedule."""
 
     label: str
     spec: Operator
@@ -47,6 +48,7 @@ class BodyOperator:
     outs: Operands
     origin: str
     made_by: str
+    schedule: Schedule | None = None
 
 
 @register
@@ -88,7 +90,7 @@ class Body:
             tuple(BodyContainer(n, c.shape, c.strides, c.dtype, c.role) for n, c in net.containers.items()),
             tuple(
                 BodyOperator(
-                    op.label, op.spec, tuple(net.ins(op)), tuple(net.outs(op)), op.origin, op.made_by
+                    op.label, op.spec, tuple(net.ins(op)), tuple(net.outs(op)), op.origin, op.made_by, op.own_schedule
                 )
                 for op in net.ops()
             ),
@@ -111,7 +113,9 @@ class Body:
             "containers": {c.name: (c.shape, c.strides, c.dtype, c.role) for c in self.containers},
             "static": self.static, "streams": (), "order": [op.label for op in self.operators], "count": self.count,
         }  # fmt: skip
-        return Network.rebuilt(side, [(o.label, o.spec, o.ins, o.outs, o.origin, o.made_by) for o in self.operators])
+        return Network.rebuilt(
+            side, [(o.label, o.spec, o.ins, o.outs, o.origin, o.made_by, o.schedule) for o in self.operators]
+        )
 
     def unplanned(self) -> Body:
         """The same without plans of memory, at every depth: what is computed."""

@@ -217,9 +217,9 @@ class Network:
             op.remove_out_connector(f"o{i}")
         for i in range(len(op.out_offsets), len(outs)):
             op.add_out_connector(f"o{i}")
-        op.spec = spec
+        op.own_schedule = op.own_schedule if type(spec) is type(op.spec) else None  # else loops have other names
         op.in_offsets, op.out_offsets = [o.offset for o in ins], [o.offset for o in outs]
-        op.made_by = op.made_by if made_by is None else made_by
+        op.spec, op.made_by = spec, op.made_by if made_by is None else made_by
         self._connect(op, ins, outs)
         self._drop_isolated(near)
         return op
@@ -319,13 +319,13 @@ class Network:
 
     @classmethod
     def rebuilt(cls, side: dict[str, Any], ops: Iterable[Sequence[Any]]) -> Network:
-        """A network of its ``side_tables`` and, per operator in order: label, spec, operands read and written, origin, maker."""
+        """A network of its ``side_tables`` and, per operator in order: label, spec, operands read and written, origin, maker, schedule."""
         net = cls()
         for name, (shape, strides, dtype, role) in side["containers"].items():
             net._declare(name, Container(tuple(shape), tuple(strides), dtype, role))
-        for label, spec, ins, outs, origin, made_by in ops:
+        for label, spec, ins, outs, origin, made_by, schedule in ops:
             a, o = ([Operand(*x) for x in operands] for operands in (ins, outs))
-            op = Op.made(label, spec, [x.offset for x in a], [x.offset for x in o], origin, made_by)
+            op = Op.made(label, spec, [x.offset for x in a], [x.offset for x in o], origin, made_by, schedule)
             net.state.add_node(op)
             net._connect(op, a, o)
         net._restore(side)

@@ -26,6 +26,8 @@ def network_text(net: Network) -> str:
             f"  {when}{_listed(net.outs(op))} = {op.label}({_listed(net.ins(op))})  # {op.made_by} {op.origin}".rstrip()
         )
         lines.append(f"      {op.spec!r}")
+        if op.own_schedule is not None:
+            lines.append(f"      runs as {op.own_schedule}")
         for body in op.spec.bodies():
             lines += [f"      | {line}".rstrip() for line in network_text(body.network).splitlines()]
     lines += ["", "results"]

@@ -10,6 +10,7 @@ from typing import Any
 from dcir.cost.machine import MachineRates
 
 TIERS = ("tidy", "operator-internal", "fusion", "layout", "global data movement")
+ONE_FORM = "the one form of its kernel"
 
 
 class Report:
@@ -122,6 +123,9 @@ class Report:
         if g.tuned:
             lines.append(f"  {len(g.tuned)} kernels run a measured choice:")
             lines += [f"    {calls:>4} x {what}: {choice}" for what, choice, calls in g.tuned]
+        if g.schedules:
+            lines.append("  kernels run as:")
+            lines += [f"    {calls or '':>4} x {what}: {schedule or ONE_FORM}" for what, schedule, calls in g.schedules]
         if g.passes:
             lines += _passes(g.passes)
         return lines

@@ -21,6 +21,7 @@ from dcir.errors import (
     VerificationFailed,
 )
 from dcir.ir.network import Network
+from dcir.ir.schedule import Schedule
 from dcir.options import Options
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tidy.remove_dead_code import RemoveDeadCode
@@ -46,7 +47,9 @@ def made(fn: Any = None, inputs: Any = None, **options: Any) -> Any:
 
 
 def level(tmp_path: Any) -> None:
-    assert not made(level=0)[1].passes and made(level=4)[1].calls < made(level=0)[1].calls
+    plain, whole = made(level=0)[1], made(level=4)[1]
+    assert [p.name for p in plain.passes] == ["run-in-order"] and whole.calls < plain.calls
+    assert all(what.startswith("loops: ") for _, what, _ in plain.schedules)
 
 
 def target(tmp_path: Any) -> None:
@@ -115,6 +118,14 @@ def pipeline(tmp_path: Any) -> None:
     assert [p.name for p in made(pipeline=(RemoveDeadCode(),))[1].passes] == ["remove-dead-code"]
 
 
+def schedule(tmp_path: Any) -> None:
+    def printed(**options: Any) -> list[str]:
+        return [what for _, what, _ in made(**options)[1].schedules]
+
+    assert all("vector" not in what for what in printed(schedule={"*": Schedule.of(method="loops", vector="")}))
+    assert any("vector" in what for what in printed())
+
+
 def debug_dir(tmp_path: Any) -> None:
     made()
     assert not list(tmp_path.iterdir())
@@ -170,7 +181,7 @@ def prepare(tmp_path: Any) -> None:
 EFFECTS = {
     f.__name__: f
     for f in (
-        level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, debug_dir, memory_limit, precision,
+        level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, schedule, debug_dir, memory_limit, precision,
         fused_optimizers, tune, prepare,
     )
 }  # fmt: skip

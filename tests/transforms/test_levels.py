@@ -1,4 +1,4 @@
-"""Levels 1 to 3 on networks of different kinds: results and gradients are those of eager torch (of level 4, other tests tell)."""
+"""Levels 0 to 3 on networks of different kinds: results and gradients are those of eager torch (of level 4, other tests tell)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness import check_close, double
 
 pytestmark = pytest.mark.processor
 
-LEVELS = (1, 2, 3)
+LEVELS = (0, 1, 2, 3)
 
 
 class ConvNet(nn.Module):

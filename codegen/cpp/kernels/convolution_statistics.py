@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dcir.codegen.asked import asking
 from dcir.codegen.cpp.emitters import plan, planner
 from dcir.codegen.cpp.tiles.conv.conv import summed_draft
 from dcir.codegen.cpp.tiles.emit import assemble, round_up
 from dcir.codegen.cpp.tiles.epilogue.sums import pitch
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.cost.machine import Machine
+from dcir.ir.schedule import OPEN
 from dcir.ops.library.convolution_statistics import ConvolutionStatisticsSpec
 
 
@@ -28,14 +30,18 @@ def plan_summed(spec: ConvolutionStatisticsSpec, machine: Machine) -> KernelPlan
         _, results, taken, _ = spec.names(f"(float *)(scratch + {at}LL)")
         if not spec.kept:
             first = replace(first, phases=_renamed(first, results), scratch=at + 4 * spec.result_size())
-        return _then(first, plan(spec.sums, machine), taken, made)
+        with asking(OPEN):
+            second = plan(spec.sums, machine)
+        return _then(first, second, taken, made)
     assert draft.epilogue is not None
     first = assemble(draft, isa, 2)
     step = pitch(draft.epilogue.program)
     rest, written = spec.rest(draft.steps[-1].jobs, step)
     count = len(rest.inputs) - len(others)
     sums = [f"(const double *)(scratch + {draft.sums_at + k * step * 8}LL)" for k in range(count)]
-    return _then(first, plan(rest, machine), [*others, *sums], [made[k] for k in written])
+    with asking(OPEN):  # a schedule is the convolution's
+        second = plan(rest, machine)
+    return _then(first, second, [*others, *sums], [made[k] for k in written])
 
 
 def _renamed(kernel: KernelPlan, outs: list[str], ins: list[str] | None = None, at: int = 0) -> tuple[Phase, ...]:
@@ -55,4 +61,6 @@ def _then(first: KernelPlan, second: KernelPlan, ins: list[str], outs: list[str]
     text = f"{first.globals}\nnamespace dcir_after {{\n{second.globals}\n}}\n" if second.globals else first.globals
     if second.globals:
         phases = tuple(replace(p, code=f"using namespace dcir_after;\n{p.code}") for p in phases)
-    return KernelPlan(f"{first.name}_sums", text, (*first.phases, *phases), at + second.scratch)
+    return KernelPlan(
+        f"{first.name}_sums", text, (*first.phases, *phases), at + second.scratch, schedule=first.schedule
+    )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from dcir.codegen.asked import asked
 from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.kernels.loop_nest_parts import in_parts
 from dcir.codegen.cpp.kernels.loop_nest_reductions import Reductions
+from dcir.codegen.cpp.kernels.loop_nest_request import requested, told
 from dcir.codegen.cpp.kernels.loop_nest_schedule import schedule
 from dcir.codegen.cpp.kernels.loop_nest_statements import identity
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS
@@ -13,17 +17,22 @@ from dcir.codegen.symbolic import usual
 from dcir.cost.machine import Machine
 from dcir.ir.loop_forms import collapse, drop_roundings, drop_unit_loops, order_loops
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.schedule import AS_WRITTEN, OPEN
 from dcir.ir.statements import Cast, Const, Index, Load, Store
 
 
 @planner(LoopNest, any_size=True)
 def plan_program(program: LoopNest, machine: Machine) -> KernelPlan:
     """The kernel of a loop nest."""
-    nest = collapse(order_loops(drop_unit_loops(drop_roundings(program)), usual))
-    parts = in_parts(nest)
+    nest = drop_unit_loops(drop_roundings(program))
+    if asked().method != AS_WRITTEN:
+        nest = collapse(order_loops(nest, usual))
+    parts = in_parts(nest) if asked() == OPEN else None
     if parts is not None:
         return parts.joined(*(_Emitter(schedule(step, machine)).plan() for step in (parts.first, parts.last)))
-    return _Emitter(schedule(nest, machine)).plan()
+    nest, request = requested(nest)
+    made = schedule(nest, machine, request)
+    return replace(_Emitter(made).plan(), schedule=told(made, request))
 
 
 class _Emitter(Reductions):
@@ -54,7 +63,7 @@ class _Emitter(Reductions):
     def _globals(self) -> str:
         kinds = {(self.reduction(r).kind, self.p.body[self.p.body[r].args[0]].dtype) for r in self.reduces}
         out = []
-        for kind, dtype in sorted(kinds):
+        for kind, dtype in sorted(kinds) if self.schedule.vector is not None else ():
             if kind in ("max", "min"):
                 t = CPP_TYPE[dtype]
                 combine = SCALAR_OPS[kind].cpp(["omp_out", "omp_in"], dtype)
@@ -82,12 +91,13 @@ class _Emitter(Reductions):
             self.loop(d, p.outer[d])
             opened += 1
         for sweep in self.schedule.sweeps:
-            if not sweep.vector:
+            if not p.outer:
                 self.compute(sweep.stores)
                 continue
             if self.checked:
                 self.take_out(list(sweep.stores), last)
-            self.simd([])
+            if sweep.vector:
+                self.simd([])
             self.loop(last, bounds[1], bounds[0])
             self.compute(sweep.stores)
             self.close()

@@ -126,7 +126,8 @@ class Reductions(Statements):
             self.open("")
             self.take_out([*stores, *reduces], inner[0])
         sums = block.sums if block is not None else ()
-        for d in inner[:-2] if block is not None else inner[:-1]:
+        along = block is not None and block.loop == inner[-1]
+        for d in inner[:-1] if block is None or along else inner[:-2]:
             self.loop(d, p.dims[d])
         if block is not None:
             self._open_blocks(block)
@@ -134,7 +135,7 @@ class Reductions(Statements):
             self._row_blocks(inner[-1], width, stores, reduces)
         else:
             names = {r: f"part{r}" if r in sums else f"v{r}" for r in reduces}
-            if inner:
+            if inner and not along:
                 kinds = {r: self.reduction(r).kind for r in reduces}
                 partial = [(_OMP[kind], names[r]) for r, kind in kinds.items() if kind in _OMP]
                 if sweep.vector:
@@ -147,7 +148,7 @@ class Reductions(Statements):
         if block is not None:
             self.close()
             self.line(" ".join(f"v{r} += part{r};" for r in sums))
-        for _ in inner[:-1]:
+        for _ in inner if along else inner[:-1]:
             self.close()
         if looks:
             self.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from dcir.codegen.cpp.kernels.loop_nest_request import Request
 from dcir.codegen.schedule import (
     Block,
     ScheduledLoopNest,
@@ -17,6 +18,7 @@ from dcir.codegen.schedule import (
 from dcir.codegen.symbolic import most, moves, usual
 from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest
+from dcir.ir.schedule import OPEN
 from dcir.ir.statements import Access, Const, Index, Reduce, Store
 from dcir.ir.types import HALVES, compute_type
 
@@ -52,17 +54,24 @@ SUM_BLOCK = 64
 ROW_LANES = (64, 32, 16)
 
 
-def schedule(p: LoopNest, machine: Machine) -> ScheduledLoopNest:
-    """How a loop nest, its loops in order and collapsed, runs on a team of threads with vectors."""
-    return _Scheduler(p, machine).scheduled()
+def schedule(p: LoopNest, machine: Machine, request: Request | None = None) -> ScheduledLoopNest:
+    """How a loop nest, its loops in order and collapsed, runs on a team of threads with vectors; what is requested goes before.
+
+    Raises:
+        InvalidSchedule: the loop nest cannot run as requested.
+    """
+    names = tuple(f"i{d}" for d in range(len(p.dims)))
+    return _Scheduler(p, machine, request or Request(OPEN, names, len(p.outer))).scheduled()
 
 
 class _Scheduler:
-    def __init__(self, p: LoopNest, machine: Machine) -> None:
-        self.p, self.threads = p, max(machine.threads, 1)
+    def __init__(self, p: LoopNest, machine: Machine, request: Request) -> None:
+        self.p, self.threads, self.request = p, max(machine.threads, 1), request
         self.levels = p.levels()
         self.reduces = any(isinstance(s, Reduce) for s in p.body)
-        self.columns = self.reduces and self._by_columns()
+        wanted = request.vector()
+        self.scalar = wanted == -1
+        self.columns = self.reduces and (self._by_columns() if wanted is None else 0 <= wanted < len(p.outer))
         self.near = {} if self.columns else self._row_buffers()
 
     def scheduled(self) -> ScheduledLoopNest:
@@ -73,6 +82,7 @@ class _Scheduler:
             jobs *= -(-p.outer[-1] // size)
         last = len(p.outer) - 1
         vector = last if self.columns or not self.reduces else len(p.dims) - 1 if p.inner else None
+        vector = None if self.scalar else vector
         sweeps = self._reducing() if self.reduces else self._pointwise(prefix)
         near = tuple(self.near.items())
         return ScheduledLoopNest(p, prefix, jobs, tile, None if vector == -1 else vector, near, tuple(sweeps))
@@ -85,6 +95,8 @@ class _Scheduler:
         rows = p.outer[:-1] if lanes else p.outer
         halves = any(t in HALVES for t in (*p.inputs, *p.outputs))
         block = (HALF_COLUMN_BLOCK if halves else COLUMN_BLOCK) if self.columns else 0
+        if (asked := self.request.jobs(p, lanes, block)) is not None:
+            return asked
         if usual(p.points()) < SERIAL_POINTS or threads == 1:
             return 0, block, 1, False
         prefix, jobs = 0, 1
@@ -127,11 +139,9 @@ class _Scheduler:
         for stage in range(stages_of(self.levels) + 1):
             for i in needed(p, roots_of(p, self.levels, stage), set()):
                 used.setdefault(i, set()).add(stage)
-        return {
-            i: min(stages)
-            for i, stages in used.items()
-            if len(stages) > 1 and p.body[i].op in COSTLY and self.levels[i][1]
-        }
+        able = [i for i, stages in used.items() if len(stages) > 1 and self.levels[i][1]]
+        best = [i for i in able if p.body[i].op in COSTLY]
+        return {i: min(used[i]) for i in self.request.near(able, best)}
 
     def _reducing(self) -> list[Sweep]:
         p, sweeps = self.p, []
@@ -148,16 +158,36 @@ class _Scheduler:
         p = self.p
         inner = range(len(p.outer), len(p.dims))
         simple = all(not self._reduction(r).is_place for r in reduces)
-        lanes = next((w for w in ROW_LANES if inner and 2 * w <= usual(p.inner[-1])), 0) if reduces and simple else 0
-        block = None
-        sums = () if lanes or len(inner) < 2 or most(math.prod(p.inner)) <= SUM_BLOCK else self._float_sums(reduces)
-        if sums:  # short rows, many of them: some rows at a time, for the error not to grow with their number
-            block = Block(inner[-2], max(1, SUM_BLOCK // usual(p.dims[inner[-1]])), sums)
-        return Sweep(stage, True, stores, reduces, lanes, block, vector=simple and bool(inner))
+        vector = simple and bool(inner) and not self.scalar
+        lanes = 0
+        if reduces and vector:
+            asked = self.request.lanes()
+            lanes = next((w for w in ROW_LANES if 2 * w <= usual(p.inner[-1])), 0) if asked is None else asked
+        return Sweep(stage, True, stores, reduces, lanes, None if lanes else self._sum_block(reduces), vector=vector)
+
+    def _sum_block(self, reduces: tuple[int, ...]) -> Block | None:
+        """Some points of an inner loop at a time, for the error not to grow with their number: rows where they are short."""
+        p, inner = self.p, range(len(self.p.outer), len(self.p.dims))
+        sums = self._float_sums(reduces)
+        # In lanes the last loop has partial sums already.
+        able = [*inner[-2:-1], *(inner[-1:] if self.scalar else ())] if sums else []
+        if able and (asked := self.request.block(able)) is not None:
+            return Block(*asked, sums) if asked[1] else None
+        if not able or most(math.prod(p.inner)) <= SUM_BLOCK:
+            return None
+        length = usual(p.dims[inner[-1]])
+        if self.scalar and (length > SUM_BLOCK or len(inner) < 2):
+            # Alone, the sums of blocks are added up in order, too: errors are least where there are as many as a block has points.
+            return Block(inner[-1], max(SUM_BLOCK, math.isqrt(length)), sums)
+        return Block(inner[-2], max(1, SUM_BLOCK // length), sums)
 
     def _columns(self, stage: int, stores: tuple[int, ...], reduces: tuple[int, ...]) -> Sweep:
         p, sums = self.p, self._float_sums(reduces)
-        blocked = bool(sums) and bool(p.inner) and most(math.prod(p.inner)) > SUM_BLOCK
+        able = [len(p.dims) - 1] if sums and p.inner else []
+        asked = self.request.block(able) if able else None
+        if asked is not None:
+            return Sweep(stage, True, stores, reduces, 0, Block(*asked, sums) if asked[1] else None)
+        blocked = bool(able) and most(math.prod(p.inner)) > SUM_BLOCK
         return Sweep(stage, True, stores, reduces, 0, Block(len(p.dims) - 1, SUM_BLOCK, sums) if blocked else None)
 
     def _float_sums(self, reduces: tuple[int, ...]) -> tuple[int, ...]:
@@ -181,4 +211,4 @@ class _Scheduler:
             joined = [g for g in groups if not g[0].isdisjoint(wanted)]
             groups = [g for g in groups if g[0].isdisjoint(wanted)]
             groups.append((wanted.union(*(n for n, _ in joined)), sorted([*(s for _, m in joined for s in m), store])))
-        return [Sweep(0, False, tuple(members)) for _, members in groups]
+        return [Sweep(0, False, tuple(members), vector=not self.scalar) for _, members in groups]

@@ -12,6 +12,7 @@ from dcir.codegen.cpp.template import Template, templates
 from dcir.codegen.cpp.tiles.epilogue.protocol import TileEpilogue
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.symbolic import Symbolic, Undecided, most, sizes_in
+from dcir.ir.schedule import Schedule
 from dcir.ir.types import FLOATS, HALVES, TYPES
 from dcir.isa import Isa
 
@@ -226,6 +227,7 @@ class Draft:
         swapped: the text takes the second operand as a0 and the first as a1.
         epilogue: what is done before storing; with it steps take ``const Operands &e`` as their last parameter, and o0 is null.
         sums: whether the last step's jobs also add up what the epilogue sums.
+        schedule: what the text was printed from, as far as its maker says.
     """
 
     name: str
@@ -236,6 +238,7 @@ class Draft:
     swapped: bool = False
     epilogue: TileEpilogue | None = None
     sums: bool = False
+    schedule: Schedule | None = None
 
     @property
     def sums_at(self) -> int:
@@ -291,7 +294,7 @@ def assemble(draft: Draft, isa: Isa, n_inputs: int, *, casts: bool = False) -> K
     if draft.sums and draft.epilogue is not None:
         size = draft.sums_at + draft.steps[-1].jobs * draft.epilogue.sums * 8
     text = f"namespace dcir_tile {{{core(isa, draft.dtype, epilogue + draft.text)}{own}}}\n"
-    return KernelPlan(draft.name, text, tuple(phases), size, bool(holder))
+    return KernelPlan(draft.name, text, tuple(phases), size, bool(holder), schedule=draft.schedule)
 
 
 _WIDEN = {"bf16": text_of.widen_bf16, "f16": text_of.widen_f16}
@@ -320,7 +323,7 @@ def assemble_half(
     text = f"namespace dcir_tile {{{core(isa, 'f32', own)}{own}}}\n"
     # Nothing is computed without a job, and then nothing needs converting either.
     run = [p for p in (*before, *phases, after) if p.jobs] if phases else []
-    return KernelPlan(draft.name, text, tuple(run), at + round_up(output.stored * 4, 64))
+    return KernelPlan(draft.name, text, tuple(run), at + round_up(output.stored * 4, 64), schedule=draft.schedule)
 
 
 def _without_broadcasts(operand: TileOperand) -> TileOperand:

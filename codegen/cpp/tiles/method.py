@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from dcir.codegen.asked import asked, asking, listed
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.tiles.emit import Draft
+from dcir.codegen.symbolic import usual
+from dcir.errors import InvalidSchedule
 from dcir.ir.refusal import Refusal
+from dcir.ir.schedule import Schedule
 from dcir.isa import Isa
 
 P = TypeVar("P")
@@ -82,9 +87,25 @@ def choose(table: Methods[P], turns: Sequence[tuple[str, P]], isa: Isa, threads:
             one.
         isa, threads: what the kernel is for.
     """
+    wanted = asked().method
     if table.decision:
         ways = {m.name + behind: (m, p) for behind, p in turns for m in _ranked(table, p, isa, threads)}
-        return ways[decide(table.decision, list(ways))]
+        if wanted:
+            _check_wanted(table, wanted, turns, list(ways), isa, threads)
+        return ways[wanted or decide(table.decision, list(ways))]
+    if wanted and (named := [m for m in table.entries if m.name == wanted]):
+        found = next(((m, p) for m in named for _, p in turns if m.suits(p, isa, threads)), None)
+        if found is None:
+            _check_wanted(
+                table,
+                wanted,
+                turns,
+                [m.name for m in table.entries if m.suits(turns[0][1], isa, threads)],
+                isa,
+                threads,
+            )
+        assert found is not None
+        return found
     declined: set[Asked] = set()
     for method in table.entries:
         for _, problem in turns:
@@ -97,6 +118,39 @@ def choose(table: Methods[P], turns: Sequence[tuple[str, P]], isa: Isa, threads:
                 return method, problem
             declined.add(method.asked)
     raise AssertionError("the last method of a table refuses nothing")
+
+
+def drafted(method: Method[P], name: str, problem: P, isa: Isa, threads: int) -> Draft:
+    """A method's draft, with the schedule that it says, or else the method and its jobs."""
+    wanted = asked().method == method.name
+    # What a method is made of has methods of other names.
+    with asking(replace(asked(), method="")) if wanted else nullcontext():
+        draft = method.draft(name, problem, isa, threads)
+    jobs = max((s.jobs for s in draft.steps[-1:]), default=0)
+    schedule = draft.schedule or Schedule(parallel=listed(jobs=jobs) if usual(jobs) > 1 else ())
+    return replace(draft, schedule=replace(schedule, method=method.name if wanted else schedule.method or method.name))
+
+
+def _check_wanted(
+    table: Methods[P], wanted: str, turns: Sequence[tuple[str, P]], ways: Sequence[str], isa: Isa, threads: int
+) -> None:
+    """Refuse a method that a node asks for if it does not suit.
+
+    Raises:
+        InvalidSchedule: with the method's own reason.
+    """
+    if wanted in ways:
+        return
+    reasons = (
+        reason.reason
+        for behind, p in turns
+        for m in table.entries
+        if m.name + behind == wanted and (reason := m.refusal(p, isa, threads)) is not None
+    )
+    raise InvalidSchedule(
+        f"this operator cannot run by method {wanted!r}: {next(reasons, 'it has no such method')}",
+        hint="method=" + " or ".join(map(repr, ways)),
+    )
 
 
 def _ranked(table: Methods[P], problem: P, isa: Isa, threads: int) -> list[Method[P]]:

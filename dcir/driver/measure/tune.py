@@ -192,13 +192,16 @@ class _TuneSearch:
 
 
 def kernels(net: Network, threads: int) -> list[BenchedKernel]:
-    """The distinct kernels of generated code that run in every call, with what decides their time; not those in loops and branches."""
+    """The distinct kernels of generated code that run in every call, with what decides their time.
+
+    Not those in loops and branches, nor those that a node asks a schedule of: what is measured there is the target's.
+    """
     prepared = {op.label for op in net.prepared_ops()}
     written = {o.data for op in net.ops() for o in net.outs(op)}
     kept = net.static | set(net.constants) | net.memory.offsets(PREPARED).keys()
     found: dict[Any, BenchedKernel] = {}
     for run in invocations(net, threads):
-        if run.label in prepared or run.calls_torch or run.spec.bodies():
+        if run.label in prepared or run.calls_torch or run.spec.bodies() or run.schedule is not None:
             continue
         spec, ins, outs = run.spec, run.ins, run.outs
         boxes = [net.containers[o.data] for o in (*ins, *outs)]

@@ -14,6 +14,7 @@ from dace.transformation.transformation import ExpandTransformation
 
 from dcir.ir.dace.objects import like
 from dcir.ir.operator import Operator
+from dcir.ir.schedule import Schedule
 from dcir.ir.serialize import decode, encode
 
 _Known = TypeVar("_Known", bound=Operator)
@@ -40,12 +41,15 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
     Inputs arrive at connectors a0, a1, …, outputs leave at o0, o1, …; several may name the same container. ``spec``, an
     ``Operator`` (a ``LoopNest``, a ``ContractionSpec`` …), says everything about the computation except where its
     operands begin: ``in_offsets`` and ``out_offsets`` give each operand's first element within its container.
+
+    ``own_schedule`` says how its loops are to run, as far as that is not the target's to decide (``schedule`` is DaCe's word for a device).
     """
 
     implementations = {"pure": ExpandPure}  # noqa: RUF012
     default_implementation = "pure"
 
     spec_json = properties.Property(dtype=str, default="null", desc="the operator's spec as JSON")
+    schedule_json = properties.Property(dtype=str, default="null", desc="how its loops are to run, as JSON")
     in_offsets = properties.ListProperty(element_type=int, default=[], desc="first element of each input operand")
     out_offsets = properties.ListProperty(element_type=int, default=[], desc="first element of each output operand")
     origin = properties.Property(dtype=str, default="", desc="place in the user's model")
@@ -61,6 +65,7 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
         out_offsets: list[int] | None = None,
         origin: str = "",
         made_by: str = "frontend",
+        schedule: Schedule | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -68,18 +73,20 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
             outputs={f"o{i}": None for i in range(n_out)},
         )
         self._spec: Operator | None = spec
+        self._own_schedule = schedule
         self.in_offsets = in_offsets or [0] * n_in
         self.out_offsets = out_offsets or [0] * n_out
         self.origin, self.made_by = origin, made_by
 
     @classmethod
     def made(
-        cls, name: str, spec: Operator, in_offsets: list[int], out_offsets: list[int], origin: str, made_by: str
-    ) -> Op:
+        cls, name: str, spec: Operator, in_offsets: list[int], out_offsets: list[int], origin: str, made_by: str,
+        schedule: Schedule | None = None,
+    ) -> Op:  # fmt: skip
         """The same as the constructor, which sets and checks every property one by one, at a tenth of the time."""
         found: Op = like(
             _pattern(len(in_offsets), len(out_offsets)), _name=name, _label=name, _spec=spec, _in_offsets=in_offsets,
-            _out_offsets=out_offsets, _origin=origin, _made_by=made_by,
+            _out_offsets=out_offsets, _origin=origin, _made_by=made_by, _own_schedule=schedule,
         )  # fmt: skip
         return found
 
@@ -95,6 +102,17 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
     def spec(self, value: Operator) -> None:
         self._spec = value
 
+    @property
+    def own_schedule(self) -> Schedule | None:
+        """How its loops are to run; None: as the target has it."""
+        if not hasattr(self, "_own_schedule"):
+            self._own_schedule = decode(json.loads(self.schedule_json))
+        return self._own_schedule
+
+    @own_schedule.setter
+    def own_schedule(self, value: Schedule | None) -> None:
+        self._own_schedule = value
+
     def known(self, kind: type[_Known]) -> _Known:
         """The spec, where the class of it is known."""
         spec = self.spec
@@ -103,7 +121,7 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
 
     def to_json(self, parent: Any) -> Any:
         """DaCe's serialisation; the spec becomes text only here, since passes replace it often."""
-        self.spec_json = json.dumps(encode(self.spec))
+        self.spec_json, self.schedule_json = json.dumps(encode(self.spec)), json.dumps(encode(self.own_schedule))
         return super().to_json(parent)
 
 

@@ -8,19 +8,15 @@ the layout of y (for NCHW through transposed blocks).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
-from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
-from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, Three, usual_problem
+from dcir.codegen.cpp.tiles.conv.direct_layout import DirectLayout, TapCopy, copy_of, direct_layout
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import (
     ELEMENT_BYTES,
     EPILOGUE_PARAMETER,
     Draft,
-    Runs,
-    Split,
     TileStep,
-    ceil_div,
     lanes,
     render,
     round_up,
@@ -28,7 +24,7 @@ from dcir.codegen.cpp.tiles.emit import (
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 from dcir.codegen.cpp.tiles.gemm.tiles import choose
 from dcir.codegen.cpp.tiles.method import Method
-from dcir.codegen.symbolic import moves, sizes_in
+from dcir.codegen.symbolic import sizes_in
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 from dcir.ops.library.packing import panels
@@ -42,62 +38,13 @@ PANELS = ("    const T *w = s;", "", "w += ($in_next - ($in_start)) * $panel;")
 PACKED = ("    const T *w = s;", "", "w += ($in_next - ($in_start)) * $taps * NV * VL;")
 FUSED = ("    alignas(64) T w[$most * $taps * NV * VL];", "fill<NV>(w, s, end, valid, $in_start, $in_next);", "")
 
-MOST_LAYOUTS = 6
 STACK_BYTES = 512 << 10
-INPUT_BYTES = 320 << 10
-RESULT_BYTES = 96 << 10
-SERIAL_WORK = 1 << 16
-
-
-@dataclass(frozen=True)
-class DirectTile:
-    """A register tile: ``tall`` rows of at most ``wide.size`` pixels, by vectors of output channels."""
-
-    wide: Split | Runs
-    tall: int
-    vectors: Split
-
-
-@dataclass(frozen=True)
-class TapCopy:
-    """The part of x that a job copies; ``step`` of input positions in the copy, ``stride`` of outputs in it."""
-
-    step: Three
-    stride: Three
-    channel: int
-    plane: int  # kernel depth
-    row: int
-    pixel: int
-    size: int
-
-
-@dataclass(frozen=True)
-class DirectLayout:
-    """How a problem is divided."""
-
-    tile: DirectTile
-    rows: Split | Runs  # output rows in blocks
-    per_block: int  # column tiles in a block
-    parts: int  # of the output blocks
-    inputs: Split  # input channels in blocks
-
-    @property
-    def column_blocks(self) -> int:
-        """Blocks along a row."""
-        return ceil_div(self.tile.wide.parts, self.per_block)
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Rows and columns of the largest block."""
-        wide = self.tile.wide
-        columns = self.per_block * wide.size
-        return self.rows.size, columns if isinstance(wide, Runs) else min(columns, wide.total)
 
 
 def direct_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
     """A dense problem with at least one tap and a non-empty result."""
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
-    lay = _layout(p, isa, threads)
+    lay = direct_layout(p, isa, threads)
     th, tw = lay.block
     x = copy_of(p, th, tw, width, element)
     vectors = lay.tile.vectors
@@ -150,7 +97,8 @@ def direct_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Dr
     text += run
     scratch = weights + (0 if on_stack else jobs * x_bytes)
     packs = 0 if fused or p.panel else members * p.groups * vectors.parts
-    return Draft(name, p.dtype, text, (TileStep(packs, "pack"), TileStep(jobs, "run")), scratch, epilogue=epilogue)
+    return Draft(name, p.dtype, text, (TileStep(packs, "pack"), TileStep(jobs, "run")), scratch, epilogue=epilogue,
+                 schedule=lay.schedule(p, width, packs=not p.panel))  # fmt: skip
 
 
 def _residues(p: ConvolutionProblem) -> str:
@@ -172,91 +120,6 @@ def _indices(names: tuple[str, ...], extents: tuple[int, ...]) -> str:
 
 def _taps_innermost(p: ConvolutionProblem) -> bool:
     return p.ci < p.ker[2]
-
-
-def copy_of(p: ConvolutionProblem, rows: int, cols: int, width: int, element: int) -> TapCopy:
-    """The copy of x behind a block of outputs."""
-    step = tuple(s if k == 1 else 1 for s, k in zip(p.stride, p.ker, strict=True))
-    stride = tuple(1 if k == 1 else s for s, k in zip(p.stride, p.ker, strict=True))
-    xh = (rows - 1) * stride[1] + (p.ker[1] - 1) * p.dil[1] + 1
-    xw = (cols - 1) * stride[2] + (p.ker[2] - 1) * p.dil[2] + 1
-    line = 64 // element
-
-    def spread(n: int) -> int:  # an odd number of cache lines: neighbours never share few sets
-        lines = ceil_div(n, line)
-        return (lines + (lines % 2 == 0)) * line
-
-    if p.xs[2] == 1 and p.ci >= width:
-        pixel = spread(p.ci)
-        strides = (1, xh * xw * pixel, xw * pixel, pixel, p.ker[0] * xh * xw * pixel)
-    else:
-        channel = spread(p.ker[0] * xh * xw)
-        strides = (channel, xh * xw, xw, 1, p.ci * channel)
-    return TapCopy(step, stride, *strides)  # type: ignore[arg-type]
-
-
-def _moving_layout(p: ConvolutionProblem, isa: Isa, threads: int) -> DirectLayout:
-    """The layout of the usual sizes, with blocks of its size for images of any size: what sticks out of the last is not stored."""
-    made = _layout(usual_problem(p), isa, threads)
-    tile, rows = made.tile, made.rows
-    per_block = made.per_block
-    wide, tall = tile.wide, tile.tall
-    if moves(p.out[2]):
-        wide, tall = Runs(p.out[2], tile.wide.size), 1
-    if moves(p.out[1]):
-        rows = Runs(p.out[1], round_up(made.rows.size, tall))
-    return DirectLayout(replace(tile, wide=wide, tall=tall), rows, per_block, made.parts, made.inputs)
-
-
-def _layout(p: ConvolutionProblem, isa: Isa, threads: int) -> DirectLayout:
-    if p.moves:
-        return _moving_layout(p, isa, threads)
-    width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
-    tile = _tile(p, width, isa.registers)
-    oh, ow = p.out[1], p.out[2]
-    threads = 1 if p.work < SERIAL_WORK else threads
-    lanes_of = tile.vectors.size * width * element
-    per_input = max(p.ker[0] * p.ker[1] * 2 * 64, 1)
-    inputs = Split.at_most(p.ci, max(8, min((28 << 10) // per_input, (160 << 10) // (p.taps * lanes_of))))
-    found: list[tuple[float, int, DirectLayout]] = []
-    row_parts = sorted({Split.at_most(oh, size).parts for size in range(tile.tall, oh + tile.tall, tile.tall)})
-    wide = tile.wide
-    widths = sorted({ceil_div(wide.parts, b) for b in range(1, min(wide.parts, 8) + 1)} | {1})
-    for parts in range(1, min(tile.vectors.parts, threads) + 1):
-        for r in row_parts:
-            for per_block in widths:
-                lay = DirectLayout(tile, Split(oh, r), per_block, parts, inputs)
-                th, tw = lay.block
-                x_bytes = copy_of(p, th, tw, width, element).size * element
-                over = max(x_bytes / INPUT_BYTES, th * tw * lanes_of / RESULT_BYTES, 1.0)
-                jobs = max(1, len(p.family)) * p.n * p.groups * p.out[0] * r * lay.column_blocks * parts
-                compute = th * tw * p.ci * p.taps * ceil_div(tile.vectors.parts, parts) * tile.vectors.size / 2
-                total = ceil_div(jobs, threads) * (compute + x_bytes / element * 0.4 + 400)
-                # Blocks too large for the caches are a last resort.
-                found.append((total * (1 if over == 1.0 else 1 + over), jobs, lay))
-    found.sort(key=lambda f: f[:2])
-    named: dict[tuple[int, ...], DirectLayout] = {}
-    for _, _, lay in found:
-        named.setdefault((lay.rows.size, lay.per_block, lay.parts), lay)
-    del ow
-    return named[decide("layout", list(named)[:MOST_LAYOUTS])]
-
-
-def _tile(p: ConvolutionProblem, width: int, registers: int) -> DirectTile:
-    vectors = ceil_div(p.co, width)
-    oh, ow = p.out[1], p.out[2]
-    found: list[tuple[float, int, DirectTile]] = []
-    for nv in range(1, 3 if p.panel else 5):  # a block lies in one panel: pairs of vectors do, and the last one
-        most = min(16, (registers - 1 - nv) // nv)
-        if nv > vectors or most < 1:
-            continue
-        wide = Split.at_most(ow, most)
-        tall = min(oh, max(1, most // ow)) if wide.parts == 1 else 1
-        split = Split.at_most(vectors, nv)
-        v, pixels = vectors / split.parts, tall * ow / wide.parts
-        cycles = max(pixels * v / 2, 4.0, (pixels + v) / 2 * 1.05) + 0.01 * v
-        found.append((cycles * split.parts * wide.parts * (oh / tall), -nv, DirectTile(wide, tall, split)))
-    return min(found, key=lambda f: f[:2])[2]
 
 
 def _tile_text(p: ConvolutionProblem, lay: DirectLayout, x: TapCopy, tw: int, *, fused: bool) -> str:

@@ -17,7 +17,8 @@ from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import Draft
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm, normal_form
-from dcir.codegen.cpp.tiles.gemm.matrix import ROWS_COST, Rows, matrix_refusal, product_draft
+from dcir.codegen.cpp.tiles.gemm.matrix import matrix_refusal, product_draft
+from dcir.codegen.cpp.tiles.gemm.unit_blocking import ROWS_COST, Rows
 from dcir.cost.matrix_unit import DEPTH, ROWS
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.refusal import Refusal

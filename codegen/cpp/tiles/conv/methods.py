@@ -8,8 +8,10 @@ problem (``DIRECT``, ``WEIGHT``, residues) comes last and refuses nothing.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
+from dcir.codegen.asked import asking
 from dcir.codegen.cpp.tiles.conv.combine import combine
 from dcir.codegen.cpp.tiles.conv.constant import CONSTANT, NO_WEIGHTS, ZERO_WEIGHTS, constant_draft
 from dcir.codegen.cpp.tiles.conv.data_strided import DATA_STRIDED
@@ -30,7 +32,8 @@ from dcir.codegen.cpp.tiles.conv.weight_product import WEIGHT_PANELS, WEIGHT_PRO
 from dcir.codegen.cpp.tiles.conv.winograd import WINOGRAD
 from dcir.codegen.cpp.tiles.conv.winograd_weight import WINOGRAD_WEIGHT
 from dcir.codegen.cpp.tiles.emit import Draft
-from dcir.codegen.cpp.tiles.method import Method, Methods, choose
+from dcir.codegen.cpp.tiles.method import Method, Methods, choose, drafted
+from dcir.ir.schedule import OPEN
 from dcir.isa import Isa
 
 FORWARD: Methods[ConvolutionProblem] = Methods(
@@ -54,7 +57,7 @@ FORWARD: Methods[ConvolutionProblem] = Methods(
 def forward_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
     """The kernel of one problem, whose result is not empty."""
     method, p = choose(FORWARD, [("", merged(p))], isa, threads)
-    return method.draft(name, p, isa, threads)
+    return drafted(method, name, p, isa, threads)
 
 
 def _residues_draft(name: str, gradient: DataGradient, isa: Isa, threads: int) -> Draft:
@@ -68,7 +71,9 @@ def _residues_draft(name: str, gradient: DataGradient, isa: Isa, threads: int) -
         problems = [p for p in problems if p.taps]
     if len(problems) > 4 or any(depthwise_refusal(p) for p in problems):
         problems = families(problems)
-    drafts += [forward_draft(name, p, isa, threads) for p in problems if p.n * p.groups * p.co * math.prod(p.out)]
+    kept = [p for p in problems if p.n * p.groups * p.co * math.prod(p.out)]
+    with asking(OPEN) if len(kept) > 1 else nullcontext():  # a schedule is that of one problem
+        drafts += [forward_draft(name, p, isa, threads) for p in kept]
     return combine(name, f.dtype, drafts, isa)
 
 
@@ -83,7 +88,7 @@ DENSE_WEIGHTS: Methods[ConvolutionProblem] = Methods(
 
 def _dense_weight_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
     method, p = choose(DENSE_WEIGHTS, [("", flat(p) if is_pointwise(p) else p)], isa, threads)
-    return method.draft(name, p, isa, threads)
+    return drafted(method, name, p, isa, threads)
 
 
 WEIGHTS: Methods[ConvolutionProblem] = Methods(
@@ -112,10 +117,10 @@ MOVING_WEIGHTS: Methods[ConvolutionProblem] = Methods(
 def data_draft(name: str, gradient: DataGradient, isa: Isa, threads: int) -> Draft:
     """The kernel of a gradient of x."""
     method, gradient = choose(DATA, [("", gradient)], isa, threads)
-    return method.draft(name, gradient, isa, threads)
+    return drafted(method, name, gradient, isa, threads)
 
 
 def weight_gradient_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
     """The kernel of a gradient of w."""
     method, p = choose(MOVING_WEIGHTS if p.moves else WEIGHTS, [("", p)], isa, threads)
-    return method.draft(name, p, isa, threads)
+    return drafted(method, name, p, isa, threads)

@@ -97,7 +97,9 @@ def _tiles_draft(
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
     lay = nhwc_layout(p, isa, threads)
     before, steps, image, scratch = "", [], "a0", weights.scratch
-    if _copied(p, lay, element):
+    copied = _copied(p, lay, element)
+    schedule = lay.schedule(p, width, ("x",) * copied + ("w",) * bool(weights.steps))
+    if copied:
         before, moved = border(p, width, element, scratch, bordered=_bordered(p, lay))
         steps.append(TileStep(p.n * moved.inp[0] * moved.inp[1], "border"))
         image, scratch = f"(const T *)(scratch + {scratch}LL)", scratch + p.n * moved.xs[0] * element
@@ -126,7 +128,8 @@ def _tiles_draft(
     run = _run_text(p, lay, width, own=own, image=image, weights=weights.at, partials=partials)
     text = "".join([before, sweep, planes[0], tiles, planes[1], region, run])
     sums = bool(epilogue.sums) and epilogue.vector == 2
-    return Draft(name, p.dtype, text, (*steps, TileStep(jobs, "run")), scratch, epilogue=epilogue, sums=sums)
+    steps.append(TileStep(jobs, "run"))
+    return Draft(name, p.dtype, text, tuple(steps), scratch, epilogue=epilogue, sums=sums, schedule=schedule)
 
 
 def _region_text(

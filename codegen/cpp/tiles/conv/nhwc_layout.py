@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from dcir.codegen.asked import asked, listed, register_tile, wish
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, usual_problem
+from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, loops_of, usual_problem
 from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Runs, Split, ceil_div, lanes
-from dcir.codegen.symbolic import most, moves
+from dcir.codegen.symbolic import most, moves, usual
+from dcir.errors import InvalidSchedule
+from dcir.ir.schedule import Schedule
 from dcir.isa import Isa
 
 SERIAL_WORK = 1 << 16  # multiply-adds below which a second thread does not pay
@@ -56,11 +59,33 @@ class NhwcLayout:
             return 0
         return self.together * self.rows.size * self.columns.size * self.wide.size * self.vectors
 
+    def schedule(self, p: ConvolutionProblem, width: int, packed: tuple[str, ...] = ()) -> Schedule:
+        """The same as a schedule, with the operands that are packed."""
+        sizes = {
+            "h": (self.rows.size, p.out[1]), "w": (self.columns.size * self.wide.size, p.out[2]),
+            "ci": (self.inputs.size * self.unit, p.ci),
+        }  # fmt: skip
+        tiles = {loop: size for loop, (size, extent) in sizes.items() if usual(size) < usual(extent)}
+        jobs = listed(co=self.parts, pixels=self.shares)
+        return Schedule(
+            loops=loops_of(p), order=("co", "pixels", "ci"), parallel=tuple(part for part in jobs if part[1] > 1),
+            tiles=listed(**tiles), registers=listed(w=self.wide.size, co=self.vectors * width), vector="co",
+            packed=packed, near=("y",) * (self.inputs.parts > 1),
+        )  # fmt: skip
+
 
 def _tile(p: ConvolutionProblem, isa: Isa) -> tuple[Split, int]:
-    """Pixels in tiles and vectors of a tile: what needs the fewest cycles."""
+    """Pixels in tiles and vectors of a tile: what needs the fewest cycles, or what is asked for."""
     width, registers, wide_set = lanes(isa, p.dtype), isa.registers, isa.vectors == "avx512"
     total, per_panel = ceil_div(p.co, width), p.panel // width
+    if (asked_for := register_tile("w", "co", width, registers)) is not None:
+        longest, nv = asked_for
+        if nv > total or (nv % per_panel and per_panel % nv):
+            raise InvalidSchedule(
+                f"co {nv * width} of a register tile is no part of a panel of {p.panel} channels and no number of panels",
+                hint=f"'co': {min(per_panel, total) * width}",
+            )
+        return Split.at_most(p.out[2], longest), nv
     found = []
     for nv in (1, 2, 4):
         full = min(16 if nv > 1 else 24, (registers - nv) // nv if nv > 1 else registers - 3)
@@ -127,7 +152,50 @@ def _moving_layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
 
 
 def nhwc_layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
-    """The division of a problem that costs least, by the model of this file."""
+    """The division of a problem that costs least by the model of this file, or that is asked for.
+
+    Raises:
+        InvalidSchedule: the convolution cannot be divided as asked.
+    """
+    made = _model_layout(p, isa, threads)
+    sizes = Schedule(tiles=asked().tiles, parallel=asked().parallel)
+    return made if not sizes.missed(made.schedule(p, lanes(isa, p.dtype))) else _asked_layout(p, made, isa)
+
+
+def _asked_layout(p: ConvolutionProblem, made: NhwcLayout, isa: Isa) -> NhwcLayout:
+    """A division with the regions, blocks and jobs that are asked for in place of the model's."""
+    if p.moves:
+        raise InvalidSchedule("regions and jobs of images of any size are the target's", hint="registers alone")
+    element, long = ELEMENT_BYTES[p.dtype], p.out[1] == 1
+    if asked().tiles is not None:
+        along = (wish("tiles", "w") or p.out[2]) // made.wide.size
+        split = (
+            Split.at_most(made.wide.parts, max(1, along))
+            if long
+            else Split.at_most(p.out[1], wish("tiles", "h") or p.out[1])
+        )
+        rows, columns = (Split(1, 1), split) if long else (split, Split(made.wide.parts, 1))
+        inputs = Split.at_most(p.ci // made.unit, max(1, (wish("tiles", "ci") or p.ci) // made.unit))
+        made = replace(made, rows=rows, columns=columns, inputs=inputs)
+    regions, blocks = p.n * p.out[0] * made.rows.parts * made.columns.parts, p.groups * made.blocks
+    parts, shares = made.parts, min(made.shares, regions)
+    if asked().parallel is not None:
+        parts, shares = (max(1, wish("parallel", loop) or 1) for loop in ("co", "pixels"))
+        for loop, n, most_parts in (("co", parts, blocks), ("pixels", shares, regions)):
+            if n > most_parts:
+                raise InvalidSchedule(
+                    f"{loop} has {most_parts} parts, which cannot be dealt to {n} jobs", hint=f"{loop!r}: {most_parts}"
+                )
+    pixels = made.rows.size * min(p.out[2], made.columns.size * made.wide.size)
+    together = max(
+        1, min(ceil_div(regions, shares), IMAGE_BYTES // (pixels * p.stride[1] * p.stride[2] * p.ci * element))
+    )
+    if made.inputs.parts > 1:
+        together = max(1, min(together, PARTIAL_BYTES // (pixels * made.vectors * isa.vector_bytes)))
+    return replace(made, parts=parts, shares=shares, together=together)
+
+
+def _model_layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
     if p.moves:
         return _moving_layout(p, isa, threads)
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]

@@ -216,6 +216,13 @@ def usual_problem(p: ConvolutionProblem) -> ConvolutionProblem:
     )
 
 
+def loops_of(p: ConvolutionProblem) -> tuple[tuple[str, int], ...]:
+    """The loops of a convolution but for its taps: those along which there is one point are left out."""
+    d, h, w = p.out
+    extents = {"n": p.n, "g": p.groups, "d": d, "h": h, "w": w, "co": p.co, "ci": p.ci}
+    return tuple((loop, usual(n)) for loop, n in extents.items() if usual(n) != 1)
+
+
 def ceil(a: int, b: int) -> int:
     """The quotient rounded up."""
     return -(-a // b)

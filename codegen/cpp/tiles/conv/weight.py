@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 
 from dcir.codegen.cpp.template import templates
-from dcir.codegen.cpp.tiles.conv.direct import copy_of, copy_text
+from dcir.codegen.cpp.tiles.conv.direct import copy_text
+from dcir.codegen.cpp.tiles.conv.direct_layout import copy_of
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Split, TileStep, ceil_div, lanes, round_up
 from dcir.codegen.cpp.tiles.gemm.tiles import choose

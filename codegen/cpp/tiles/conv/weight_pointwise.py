@@ -17,8 +17,8 @@ from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import Draft, Split, TileStep, ceil_div, exchanges, render, round_up
-from dcir.codegen.cpp.tiles.gemm.matrix import STEP_BYTES
 from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, unit_support, unit_tile
+from dcir.codegen.cpp.tiles.gemm.unit_blocking import STEP_BYTES
 from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
 from dcir.cost.cpu import MATRIX_UNIT
 from dcir.ir.refusal import Refusal

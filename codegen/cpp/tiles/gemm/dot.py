@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from dcir.codegen.asked import grid_of_jobs, listed, register_tile
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import (
     ELEMENT_BYTES,
@@ -21,9 +22,12 @@ from dcir.codegen.cpp.tiles.emit import (
 )
 from dcir.codegen.cpp.tiles.epilogue.epilogue import Epilogue
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
+from dcir.codegen.cpp.tiles.gemm.tiles_blocking import loops_of, parallel_of
 from dcir.codegen.cpp.tiles.method import Method
 from dcir.ir.refusal import Refusal
+from dcir.ir.schedule import Schedule
 from dcir.isa import Isa
+from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.packing import wants_panels
 
 text_of = templates("gemm/dot")
@@ -66,11 +70,13 @@ def dot_refusal(form: ProductForm, isa: Isa, threads: int = 1) -> Refusal | None
 def dot_draft(name: str, form: ProductForm, isa: Isa, threads: int) -> Draft:
     """The product of few rows by dot products."""
     spec = form.spec
-    m_split = Split.at_most(spec.m, 8 if isa.registers >= 32 else 4)
-    n_split = Split.at_most(spec.n, min(8, max(1, (isa.registers - 1) // (m_split.size + 1))))
+    m_split, n_split = _tile(spec, isa)
     batch = math.prod(spec.batch)
     work = spec.m * spec.n * spec.k
-    parts = 1 if batch * work < 1 << 15 else min(n_split.parts, ceil_div(threads, math.gcd(threads, batch)))
+    if (asked := grid_of_jobs(1, n_split.parts)) is not None:
+        parts = asked[1]
+    else:
+        parts = 1 if batch * work < 1 << 15 else min(n_split.parts, ceil_div(threads, math.gcd(threads, batch)))
     packs = spec.a[-1] != 1
     am = spec.k if packs else spec.a[-2]
     pack = text_of.pack(m=spec.m, k=spec.k, am=spec.a[-2], ak=spec.a[-1]) if packs else ""
@@ -100,7 +106,21 @@ def dot_draft(name: str, form: ProductForm, isa: Isa, threads: int) -> Draft:
         parts=parts, pack=pack, offsets=unravel(f"j / {parts}", spec.batch, sums, names), columns=columns(walk),
         groups=n_split.parts, m_calls=_calls(m_split, "t", f"dots<$, NR>(a + m * {am}LL, b, c + m * {cm}LL);"),
     )  # fmt: skip
-    return Draft(name, spec.dtype, text, (TileStep(batch * parts, "skinny"),), epilogue=epilogue)
+    schedule = Schedule(
+        loops=loops_of(spec), order=("n", "m", "k"), parallel=parallel_of(spec, 1, parts), tiles=(),
+        registers=listed(m=m_split.size, n=n_split.size), vector="k", packed=("A",) * packs, near=(),
+    )  # fmt: skip
+    step = TileStep(batch * parts, "skinny")
+    return Draft(name, spec.dtype, text, (step,), epilogue=epilogue, schedule=schedule)
+
+
+def _tile(spec: ContractionSpec, isa: Isa) -> tuple[Split, Split]:
+    """Rows and columns whose sums are in registers: those of the model, or as asked for."""
+    # Sums lie along k, so that a column has a vector for each row.
+    if (tile := register_tile("m", "n", 1, isa.registers)) is not None:
+        return Split.at_most(spec.m, tile[0]), Split.at_most(spec.n, tile[1])
+    m_split = Split.at_most(spec.m, 8 if isa.registers >= 32 else 4)
+    return m_split, Split.at_most(spec.n, min(8, max(1, (isa.registers - 1) // (m_split.size + 1))))
 
 
 def _calls(split: Split, index: str, call: str) -> str:

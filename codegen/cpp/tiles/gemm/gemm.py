@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from dcir.codegen.asked import asked, asking
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import (
     HALF,
@@ -26,9 +27,10 @@ from dcir.codegen.cpp.tiles.gemm.form import ProductForm, normal_form, transpose
 from dcir.codegen.cpp.tiles.gemm.matrix import MATRIX
 from dcir.codegen.cpp.tiles.gemm.packing import PACKING, PANELS
 from dcir.codegen.cpp.tiles.gemm.tiles import TILES, tiles_draft
-from dcir.codegen.cpp.tiles.method import Method, Methods, choose
+from dcir.codegen.cpp.tiles.method import Method, Methods, choose, drafted
 from dcir.codegen.plan import KernelPlan
 from dcir.codegen.symbolic import moves, usually
+from dcir.ir.schedule import Schedule
 from dcir.ir.types import FLOATS
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec, pairs_pay, rows_suit
@@ -37,6 +39,9 @@ from dcir.ops.library.operand_types import alike
 PRODUCTS: Methods[ProductForm] = Methods((MATRIX, DOT, TILES, PACKING), decision="method")
 """The ways to compute a product: on the processor's matrix unit, B where it lies; by dot products over k, for few rows; by register tiles
 of A times vectors of B, whatever the strides; from panels that B is put into first."""
+
+
+_SWAPPED = {"m": "n", "n": "m", "A": "B", "B": "A"}
 
 
 def supports_product(spec: ContractionSpec) -> bool:
@@ -76,7 +81,13 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
     if not spec.panel and spec.k == 0 and form.epilogue is None:
         return _zeros(name, form.spec)
     method, form = _chosen(form, isa, threads)
-    return replace(method.draft(name, form, isa, threads), swapped=form.swapped)
+    if not form.swapped:
+        return drafted(method, name, form, isa, threads)
+    # A schedule has the names of the product as it is, an emitter those of the one that it computes.
+    with asking(replace(asked().renamed(_SWAPPED), method="")):
+        draft = method.draft(name, form, isa, threads)
+    schedule = replace((draft.schedule or Schedule()).renamed(_SWAPPED), method=f"{method.name} swapped")
+    return replace(draft, swapped=True, schedule=schedule)
 
 
 def _chosen(form: ProductForm, isa: Isa, threads: int) -> tuple[Method[ProductForm], ProductForm]:

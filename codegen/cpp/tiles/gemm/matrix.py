@@ -13,45 +13,31 @@ its panels once, and each strip of rows meanwhile.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
-from dcir.codegen.cpp.tiles.emit import EPILOGUE_PARAMETER, Draft, Split, TileStep, ceil_div, round_up, unravel
+from dcir.codegen.cpp.tiles.emit import EPILOGUE_PARAMETER, Draft, TileStep, ceil_div, unravel
 from dcir.codegen.cpp.tiles.gemm.ending import Ending, ending
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, quarters, splitting, unit_support, unit_tile
+from dcir.codegen.cpp.tiles.gemm.unit_blocking import Rows, UnitBlocking, unit_blocking
 from dcir.codegen.cpp.tiles.method import LAST, ON_UNIT, Method
 from dcir.codegen.symbolic import moves
 from dcir.cost.cpu import MATRIX_UNIT
-from dcir.cost.matrix_unit import COLUMNS, DEPTH, ROWS
+from dcir.cost.matrix_unit import COLUMNS, ROWS
 from dcir.ir.refusal import Refusal
-from dcir.ir.statements import Load
 from dcir.isa import Isa
 from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec
 
 text_of = templates("gemm/matrix")
 
-STEP_BYTES = 6 * ROWS * DEPTH  # of the parts of either operand
-BLOCK_BYTES = 768 << 10  # of rows in parts, beside two panels, in the second-level cache
-OTHER_BLOCK_BYTES = (512 << 10, 1152 << 10)
-LEAST_STRIPS = 4  # in a block, however long
-READY_STRIPS = 8  # of a job, for which all its panels are split before
-KEPT_BYTES = 256 << 10  # of the image in parts, where panels stay
-READY_BYTES = 512 << 10  # of all panels of a job, for which they stay there too
-DEEPEST = 768  # steps of k that are summed in one go
-TILE_BYTES = 4 * ROWS * COLUMNS
-SUMS_BYTES = 1 << 20  # of two blocks of sums
 PIECE = 128  # results that are finished at once
-STREAMS, STREAMED_BYTES = 2, 1 << 20  # matrices, and of how many bytes, that are read in the order of memory
-SERIAL_WORK = 1 << 18  # multiply-adds below which a second thread does not pay
 MANY_ROWS = 1024  # for which panels are packed first, as they are for multiply-adds (``gemm/packing.py``)
 # Columns; of wider rows each is on a page of its own, and packing them first was 3 to 8 % faster, but for few rows of A up to 15 % slower.
 WIDEST, FEW_ROWS = 1536, 256
 # Numbers of a B that many rows split again and again; larger ones were 10 % slower than packed first.
 SPLIT_OFTEN = 1 << 17
-ROWS_COST, PANEL_COST = 4.0, 0.65  # of splitting a strip of rows, and a panel for a block of rows, beside a tile
 
 
 def matrix_refusal(spec: ContractionSpec, isa: Isa) -> Refusal | None:
@@ -69,36 +55,6 @@ def matrix_refusal(spec: ContractionSpec, isa: Isa) -> Refusal | None:
     if not MATRIX_UNIT.wins(math.prod(spec.batch), spec.m, spec.n, spec.k):
         return Refusal("multiply-adds are faster by the model")
     return None
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Where the rows of A come from.
-
-    Attributes:
-        text: C++ functions that the others call, and ``element(a, row, k)``, a pointer to an element, or null for one left out.
-        image: an expression for ``a``.
-        row: the number of row ``m`` for ``element``.
-        fill: statements that split rows ``m`` to ``m + height``, steps ``k0`` to ``k0 + depth``, into ``d``.
-        start: statements before that, for rows from ``first`` to ``end``; they may use ``bytes`` (of so many strips) of memory at ``kept``.
-        even: whether ``k0`` must be a multiple of DEPTH.
-        unit: rows that are best split at once.
-        cost: of splitting a strip, in tiles' steps.
-        block: bytes of a block of strips.
-        result: of ``text``, the function of where in C a row begins, if rows do not lie one step apart there.
-    """
-
-    text: str
-    image: str
-    row: str
-    fill: str
-    start: str = ""
-    bytes: Callable[[int], int] = lambda strips: 0
-    even: bool = False
-    unit: int = 1
-    cost: float = ROWS_COST
-    block: int = BLOCK_BYTES
-    result: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,98 +124,11 @@ def matrix_draft(
     return product_draft(name, form, rows, threads, source=source, scratch=scratch)
 
 
-@dataclass(frozen=True)
-class UnitBlocking:
-    """How a product on the unit is divided.
-
-    Attributes:
-        strips, panels: of rows and of columns.
-        depth: steps of k in blocks, counted in ``unit``.
-        unit: steps that stay together.
-        strip: bytes of a strip of rows in parts, and of a panel.
-        p, q: jobs per batch element along the strips and the panels.
-        by_rows: whether results pass through the epilogue in the order of memory.
-        ready: whether all panels of a job are split before; else the next one while one is multiplied.
-        per_block: strips in a block.
-        kept: bytes beside a block for what its rows are made from.
-    """
-
-    strips: int
-    panels: int
-    depth: Split
-    unit: int
-    strip: int
-    p: int
-    q: int
-    by_rows: bool
-    ready: bool
-    per_block: int
-    kept: int
-
-    @property
-    def blocked(self) -> bool:
-        """Whether sums wait for the next block of steps."""
-        return self.depth.parts > 1
-
-    @property
-    def wide(self) -> int:
-        """Panels of a job."""
-        return ceil_div(self.panels, self.q)
-
-    @property
-    def row_bytes(self) -> int:
-        """Of strips in parts."""
-        return (2 if self.ready else self.per_block) * self.strip
-
-    @property
-    def column_bytes(self) -> int:
-        """Of panels in parts."""
-        return (self.wide if self.ready else 2) * self.strip
-
-    @property
-    def sums(self) -> int:
-        """Bytes of a block of sums."""
-        return self.per_block * self.wide * TILE_BYTES
-
-    @property
-    def kept_at(self) -> int:
-        """Where, behind the panels, ``kept`` is: behind the sums that wait."""
-        return self.column_bytes + (self.sums if self.blocked else 0)
-
-    @property
-    def job_bytes(self) -> int:
-        """Of a job's scratch."""
-        return self.row_bytes + self.kept_at + self.kept + (2 * self.sums if self.by_rows else 0)
-
-
-def _blocking(form: ProductForm, rows: Rows, threads: int, *, sums: bool) -> UnitBlocking:
-    """The division by the cost model, or as decided; ``sums``, if the epilogue adds up."""
-    spec = form.spec
-    strips, panels = ceil_div(spec.m, ROWS), ceil_div(spec.n, COLUMNS)
-    unit = DEPTH if rows.even else 1
-    depth = Split.at_most(spec.k // unit, DEEPEST // unit)
-    strip = ceil_div(depth.size * unit, DEPTH) * STEP_BYTES
-    p, q = _grid(spec, strips, panels, math.prod(spec.batch), threads, max(1, rows.block // strip), rows.cost)
-    tall, wide = ceil_div(strips, p), ceil_div(panels, q)
-    by_rows = _by_rows(form) and not sums
-    ready = not by_rows and depth.parts == 1 and wide * strip <= READY_BYTES and tall >= READY_STRIPS
-    if by_rows:
-        per_block = min(tall, max(LEAST_STRIPS, SUMS_BYTES // (2 * wide * TILE_BYTES)))
-    elif ready:
-        each = max(1, rows.bytes(LEAST_STRIPS) // LEAST_STRIPS)
-        per_block = min(tall, max(LEAST_STRIPS, KEPT_BYTES // each))
-    else:
-        offered = [max(1, min(tall, max(LEAST_STRIPS, size // strip))) for size in (rows.block, *OTHER_BLOCK_BYTES)]
-        per_block = decide("strips", list(dict.fromkeys(offered)))
-    kept = round_up(rows.bytes(per_block), 64)
-    return UnitBlocking(strips, panels, depth, unit, strip, p, q, by_rows, ready, per_block, kept)
-
-
 def product_draft(name: str, form: ProductForm, rows: Rows, threads: int, *, source: str, scratch: int = 0) -> Draft:
     """The product of such rows and such a B, of whose ``form.spec`` A's strides are only added up, to ``pa``."""
     spec = form.spec
     end_of = ending(form, "2", spec.n % COLUMNS, prefetched=False, on_stack=True, row_at=rows.result)
-    made = _blocking(form, rows, threads, sums=end_of.sums)
+    made = unit_blocking(form, rows, threads, sums=end_of.sums)
     columns = _columns(spec)
     items = math.prod(spec.batch) * made.p * made.q
     jobs = min(items, threads)
@@ -290,6 +159,7 @@ def product_draft(name: str, form: ProductForm, rows: Rows, threads: int, *, sou
         scratch + jobs * made.job_bytes,
         epilogue=end_of.epilogue,
         sums=end_of.sums,
+        schedule=made.schedule(spec),
     )
 
 
@@ -340,42 +210,10 @@ def _finish_text(form: ProductForm, made: UnitBlocking, end_of: Ending, row: str
     }  # fmt: skip
 
 
-def _by_rows(form: ProductForm) -> bool:
-    """Whether results pass through the epilogue in the order of memory, which it reads several matrices of."""
-    spec, body = form.spec, form.epilogue
-    if body is None or spec.m % ROWS or spec.n % COLUMNS or spec.m * spec.n * 4 < STREAMED_BYTES:
-        return False
-    if not form.along(-1):
-        return False
-    row, column = form.places[-2], form.places[-1]
-    read = {
-        (s.operand, s.strides)
-        for s in body.body
-        if isinstance(s, Load) and s.operand != 0 and s.strides[column] == 1 and s.strides[row] == spec.n
-    }
-    return len(read) >= STREAMS
-
-
 def _by_strip(calls: Iterable[str], whole: int) -> str:
     """The call for whole strips, or for the last one."""
     found = [f"{{ {c} }}" for c in calls]
     return found[0] if len(found) == 1 else f"if (t < {whole}) {found[0]} else {found[1]}"
-
-
-def _grid(
-    spec: ContractionSpec, strips: int, panels: int, batch: int, threads: int, most: int, rows: float
-) -> tuple[int, int]:
-    """Jobs per batch element along m and n: even shares of the tiles, then little split twice."""
-    if batch * spec.m * spec.n * spec.k < SERIAL_WORK or threads == 1 or batch % threads == 0:
-        return 1, 1
-    found = []
-    for p in range(1, min(strips, threads) + 1):
-        for q in range(1, min(panels, ceil_div(threads, p)) + 1):
-            tall, wide = ceil_div(strips, p), ceil_div(panels, q)
-            cost = tall * wide + rows * tall + PANEL_COST * wide * ceil_div(tall, most)
-            found.append((ceil_div(batch * p * q, threads) * cost * (1 + 0.001 * p * q), p, q))
-    p, q = decide("grid", [(p, q) for _, p, q in sorted(found)[:4]])
-    return p, q
 
 
 # ------------------------------------------------------------------ methods

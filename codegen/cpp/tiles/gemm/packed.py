@@ -73,6 +73,7 @@ def packed_draft(
         scratch + jobs * partials.job_bytes,
         epilogue=end_of.epilogue,
         sums=end_of.sums,
+        schedule=made.schedule(product),
     )
 
 

@@ -6,11 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dcir.codegen.asked import asked, check_near, listed, wish
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Runs, Split, ceil_div, lanes, parts_of, round_up
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.packed_tile import FEW_PANELS, Tiling, grid, tiling
+from dcir.codegen.cpp.tiles.gemm.tiles_blocking import loops_of, parallel_of
 from dcir.codegen.symbolic import Undecided, most, moves, usual
+from dcir.errors import InvalidSchedule
+from dcir.ir.schedule import Schedule
 from dcir.ir.statements import Load, Store
 from dcir.isa import Isa
 from dcir.ops.library.contraction import ContractionSpec
@@ -201,6 +205,21 @@ class Blocking:
         """Whether rows of A are copied."""
         return self.held == COPIED
 
+    def schedule(self, product: PackedProduct) -> Schedule:
+        """The same as a schedule; of a product in pairs in pairs of steps."""
+        spec = product.spec
+        tiles = {}
+        if self.blocked or self.swept:
+            tiles["k"] = (self.depth if self.blocked else self.inner).size
+        if self.per_block < most(ceil_div(self.rows.parts, self.p)):
+            tiles["m"] = self.per_block * self.rows.size
+        return Schedule(
+            loops=loops_of(spec), order=("k", "m", "n") if self.blocked else ("m", "n", "k"),
+            parallel=parallel_of(spec, self.p, self.q), tiles=listed(**tiles),
+            registers=listed(m=self.rows.size, n=self.groups.size * self.tile.vectors * product.width), vector="n",
+            packed=("A",) * self.packs + ("B",), near=("A",) * self.copies + ("C",) * (self.blocked or self.swept),
+        )  # fmt: skip
+
 
 def blocking(product: PackedProduct, threads: int) -> Blocking:
     """The division by the cost model, or as decided."""
@@ -211,13 +230,15 @@ def blocking(product: PackedProduct, threads: int) -> Blocking:
     p, q = grid(spec, tile.rows, tile.groups, product.batch, threads)
     rows = tile.rows
     if not isinstance(rows, Runs):
-        rows = Split(spec.m, min(spec.m, round_up(rows.parts, p)))
+        even = Split(spec.m, min(spec.m, round_up(rows.parts, p)))
+        rows = even if asked().registers is None or even.size == rows.size else rows
     depth = _depth(product, rows, p)
     many = rows.size > 8 and tile.groups.size == 1 and ceil_div(usual(tile.groups.parts), q) >= TUNING.least_panels
     held = _held(product, rows, tile.groups, many)
     inner = parts_of(spec.k, max(1, most(spec.k)))
     if most(depth.parts) == 1:
-        inner = parts_of(spec.k, _sweep(product, rows, p, held) or max(1, most(spec.k)))
+        sweep = _sweep(product, rows, p, held) if asked().tiles is None else wish("tiles", "k")
+        inner = parts_of(spec.k, sweep or max(1, most(spec.k)))
     line = 64 // product.element
     pitch = (round_up(depth.size, line) // line | 1) * line
     tall = rows.size * (pitch if held == COPIED else depth.size)
@@ -225,13 +246,22 @@ def blocking(product: PackedProduct, threads: int) -> Blocking:
         pitch = rows.size * round_up(depth.size, width) + width
         if isinstance(rows, Runs):  # each of the shorter tiles at the end has so much behind it
             pitch = rows.size * (round_up(depth.size, width) + width)
-    per_block = _per_block(product, ceil_div(most(rows.parts), p), depth, tall)
-    return Blocking(tile, rows, p, q, many, depth, inner, held, pitch, per_block)
+    per_block = _per_block(product, ceil_div(most(rows.parts), p), rows, depth, tall)
+    made = Blocking(tile, rows, p, q, many, depth, inner, held, pitch, per_block)
+    size = {IN_PLACE: 0, COPIED: per_block * rows.size * pitch, PACKED: per_block * pitch}[held]
+    size += per_block * rows.size * tile.groups.size * tile.vectors * width if made.swept else 0
+    check_near("what waits of a block of rows", size * product.element, "a smaller tile of m")
+    return made
 
 
 def _depth(product: PackedProduct, rows: Split | Runs, p: int) -> Split | Runs:
     """Steps of k in one go."""
     spec = product.spec
+    if asked().tiles is not None:  # in blocks if they are the outermost loop, else at most in sweeps
+        size = wish("tiles", "k") if (asked().order or ())[:1] == ("k",) else 0
+        if product.dots and moves(spec.k):
+            raise Undecided("pairs of steps whose number moves")
+        return parts_of(spec.k, size or max(1, most(spec.k)))
     if moves(spec.k):
         if product.dots:
             raise Undecided("pairs of steps whose number moves")
@@ -249,14 +279,42 @@ def _held(product: PackedProduct, rows: Split | Runs, groups: Split | Runs, many
     if product.ak != 1:
         if product.dots and isinstance(rows, Runs):
             raise Undecided("how many rows are packed in pairs")
+        _check_held(PACKED, "steps of a row of A are not neighbours")
         return PACKED
     if product.dots or moves(product.am):  # rows become pairs as they are copied, or have a constant between them
+        _check_held(COPIED, "rows of A become pairs, or their steps move")
         return COPIED
     copies = product.crowded and rows.size > 8 and usual(groups.parts) > FEW_PANELS
     best = COPIED if copies else IN_PLACE
     if many and product.isa.slow_fills and not isinstance(rows, Runs):
         best = PACKED
+    if (held := _asked_held(best)) is not None:
+        return held
     return decide("copy", [best, *(c for c in (IN_PLACE, COPIED, PACKED) if c != best)])
+
+
+def _asked_held(best: int) -> int | None:
+    """How rows of A are to be held; None if that is left open."""
+    packed, near = asked().packed, asked().near
+    if packed is None and near is None:
+        return None
+    if "A" in (packed or ()) or (packed is None and best == PACKED):
+        return PACKED
+    if near is None:
+        return best if best != PACKED else IN_PLACE
+    return COPIED if "A" in near else IN_PLACE
+
+
+def _check_held(must: int, reason: str) -> None:
+    """Refuse another form of A's rows than the one that there is.
+
+    Raises:
+        InvalidSchedule: it is asked for.
+    """
+    held = _asked_held(must)
+    if held is not None and held != must:
+        word = "packed" if must == PACKED else "near"
+        raise InvalidSchedule(f"A is {word} here: {reason}", hint=f"'A' in {word}")
 
 
 def _sweep(product: PackedProduct, rows: Split | Runs, p: int, held: int) -> int:
@@ -267,8 +325,10 @@ def _sweep(product: PackedProduct, rows: Split | Runs, p: int, held: int) -> int
     return decide("sweep", [0, *sweeps] if whole else [*sweeps[:1], 0, *sweeps[1:]])
 
 
-def _per_block(product: PackedProduct, job_tiles: int, depth: Split | Runs, tall: int) -> int:
+def _per_block(product: PackedProduct, job_tiles: int, rows: Split | Runs, depth: Split | Runs, tall: int) -> int:
     """Tiles of rows in a block, ``tall`` elements each."""
+    if (size := wish("tiles", "m")) is not None:
+        return max(1, min(job_tiles, size // rows.size)) if size else max(1, job_tiles)
     spec, element = product.spec, product.element
     room = TUNING.rows if product.wide else TUNING.rows - depth.size * spec.panel * product.kept
     if not product.wide and usual(spec.n) * usual(spec.k) * product.kept <= TUNING.near_panels:

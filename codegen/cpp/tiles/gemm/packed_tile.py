@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dcir.codegen.asked import grid_of_jobs, register_tile
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.emit import Runs, Split, ceil_div
+from dcir.codegen.cpp.tiles.emit import Runs, Split, ceil_div, round_up
 from dcir.codegen.symbolic import moves, usual
+from dcir.errors import InvalidSchedule
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.packing import panels
 
@@ -56,12 +58,36 @@ def tiling(
     chosen = (rows.size, vectors, together)
     others = _other_tiles(m, n, panel, width, registers)
     # The vectors of a panel that is widened come together.
-    taken = decide("tile", [chosen, *(t for t in others if not widened or t[1] == vectors)])
+    taken: tuple[int, ...] | None = asked_tile(n, panel, width, registers)
+    if taken is None:
+        taken = decide("tile", [chosen, *(t for t in others if not widened or t[1] == vectors)])
+    elif widened and taken[1] != vectors:
+        hint = f"registers of n {vectors * width} or a multiple"
+        raise InvalidSchedule("the vectors of a panel that is widened come together", hint=hint)
     if taken != chosen:
         vectors, together = taken[1:]
         rows, units, per_panel = Split.at_most(m, taken[0]), ceil_div(n, vectors * width), panel // (width * vectors)
     narrow = per_panel == 1 and together == 1 and vectors == 2 and 0 < n % panel <= width and count <= 8
     return Tiling(rows, Split.at_most(units, together), vectors, per_panel, narrow)
+
+
+def asked_tile(n: int, panel: int, width: int, registers: int) -> tuple[int, int, int] | None:
+    """The tile that is asked for, (rows, vectors, panels together); None if that is left open.
+
+    Raises:
+        InvalidSchedule: it is no part of a panel and no number of panels, or registers do not hold it.
+    """
+    tile = register_tile("m", "n", width, registers)
+    if tile is None:
+        return None
+    (rows, along), per_panel = tile, panel // width
+    along = min(along, round_up(ceil_div(n, width), per_panel) if along > per_panel else along)
+    if per_panel % along and along % per_panel:
+        raise InvalidSchedule(
+            f"n {along * width} of a register tile is no part of a panel of {panel} columns and no number of panels",
+            hint=f"'n': {panel}",
+        )
+    return rows, min(along, per_panel), max(1, along // per_panel)
 
 
 def _moving_tiling(
@@ -98,6 +124,8 @@ def _other_tiles(m: int, n: int, panel: int, width: int, registers: int) -> list
 def grid(spec: ContractionSpec, rows: Split | Runs, groups: Split | Runs, batch: int, threads: int) -> tuple[int, int]:
     """Jobs per batch element along m and n: even shares of the tiles, then few repeated reads."""
     batch, m, tiles, units = usual(batch), usual(spec.m), usual(rows.parts), usual(groups.parts)
+    if (asked := grid_of_jobs(tiles, units)) is not None:
+        return asked
     if batch * m * usual(spec.n) * usual(spec.k) < SERIAL_WORK or threads == 1 or batch % threads == 0:
         return 1, 1
     found = []

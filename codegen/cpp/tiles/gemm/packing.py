@@ -22,7 +22,7 @@ from dcir.codegen.cpp.tiles.emit import (
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm, transposed
 from dcir.codegen.cpp.tiles.gemm.matrix import MATRIX_OF_PANELS, matrix_refusal
 from dcir.codegen.cpp.tiles.gemm.packed import ROUNDED_STEPS, TOGETHER_STEPS, VECTORS_OF_PANELS
-from dcir.codegen.cpp.tiles.gemm.tiles import CHUNK_BYTES
+from dcir.codegen.cpp.tiles.gemm.tiles_blocking import CHUNK_BYTES
 from dcir.codegen.cpp.tiles.method import LAST, Method, Methods, choose
 from dcir.codegen.cpp.tiles.pack_text import pack_vectors
 from dcir.codegen.symbolic import most
