@@ -93,6 +93,8 @@ def compile_network(net: Network | MovingNetwork, keep: Callable[[str, str], Non
             dace.config.set_temporary("progress", value=False),
             dace.config.set_temporary("default_build_folder", value=folder),
             dace.config.set_temporary("compiler", "use_cache", value=False),
+            # Looking for the line that made a node takes longer than making it, and the line is always one of ours.
+            dace.config.set_temporary("compiler", "lineinfo", value="none"),
             dace.config.set_temporary("compiler", "cpu", "args", value=_FLAGS),
         ):
             with warnings.catch_warnings():  # DaCe's expansion hands itself sets of connectors and warns of them
