@@ -107,8 +107,8 @@ def _results(done: Imported, store: dict[str, np.ndarray[Any, Any]]) -> list[Any
     return outs
 
 
-def check_close(got: Any, want: Any, exact: Any, *, factor: float = 3.0, what: str = "") -> None:
-    """The comparison rule: error against float64 at most ``factor`` times eager's own, plus a few units in the last place."""
+def check_close(got: Any, want: Any, exact: Any, *, factor: float = 3.0, units: float = 4.0, what: str = "") -> None:
+    """The comparison rule: error against float64 at most ``factor`` times eager's own, plus a few ``units`` in the last place."""
     if not isinstance(want, torch.Tensor):
         assert got == want, what
         return
@@ -128,7 +128,7 @@ def check_close(got: Any, want: Any, exact: Any, *, factor: float = 3.0, what: s
     eps = torch.finfo(want.dtype).eps
     scale = e[finite].abs().max().item()
     ours, eager = (g - e)[finite].abs().max().item(), (w - e)[finite].abs().max().item()
-    assert ours <= factor * eager + 4 * eps * max(scale, 1e-30), (
+    assert ours <= factor * eager + units * eps * max(scale, 1e-30), (
         f"{what}: error {ours:.3g}, eager's own {eager:.3g}, scale {scale:.3g}"
     )
 
@@ -179,11 +179,11 @@ def expected(page: Any, sample: Any) -> tuple[list[Any], list[Any]]:
     )
 
 
-def check_results(page: Any, sample: Any, got: Sequence[Any]) -> None:
+def check_results(page: Any, sample: Any, got: Sequence[Any], *, units: float = 4.0) -> None:
     """Results of one sample against eager torch."""
     wants, exacts = expected(page, sample)
     for g, w, e in zip(got, wants, exacts, strict=True):
-        check_close(g, w, e, factor=page.tolerance, what=f"{page.name} {sample.name}")
+        check_close(g, w, e, factor=page.tolerance, units=units, what=f"{page.name} {sample.name}")
 
 
 def check_operator(

@@ -22,8 +22,7 @@ def dace_program(
 ) -> Callable[[Sequence[Any]], list[Any]]:
     """The callable program of a network, compiled by DaCe; ``keep`` hears the name and the text of what it generates.
 
-    Raises:
-        Unsupported: an operator has no form in maps and tasklets; calls into torch have none.
+    Operators that run through torch do so here, too, and draw the same random numbers.
     """
     net = done.network
     compiled = compile_network(net, keep)

@@ -15,8 +15,8 @@ from typing import Any
 
 import dace
 
-from dcir.errors import Unsupported
 from dcir.ir.dace import tasklets
+from dcir.ir.dace.calls import write_call
 from dcir.ir.dace.expand_control import write_control
 from dcir.ir.dace.maps import add_map, address, address_text, element, enter, leave_to, outer_place
 from dcir.ir.dace.objects import DACE_TYPES
@@ -26,7 +26,7 @@ from dcir.ir.statements import Cast, Const, Gather, Index, Load, Narrow, Reduce,
 from dcir.ir.types import HALVES, TYPES
 
 # Half types travel as their bits, which tasklets widen.
-_STORAGE = {n: dace.uint16 if n in HALVES else DACE_TYPES[n] for n, t in TYPES.items() if t.words != "none"}
+_STORAGE = {n: dace.uint16 if n in HALVES else DACE_TYPES[n] for n in TYPES}
 _COMBINE = {
     "sum": "lambda x, y: x + y", "prod": "lambda x, y: x * y", "any": "lambda x, y: max(x, y)",
     "all": "lambda x, y: min(x, y)",
@@ -37,11 +37,7 @@ _LAST = 1 << 62
 
 
 def expand_node(node: Any, state: Any, sdfg: Any) -> Any:
-    """The nested SDFG that computes what ``node`` does.
-
-    Raises:
-        Unsupported: the operator has no form in maps and tasklets (a call into torch, a sort).
-    """
+    """The nested SDFG that computes what ``node`` does."""
     root = sdfg
     while root.parent_sdfg is not None:
         root = root.parent_sdfg
@@ -55,6 +51,8 @@ def expand_node(node: Any, state: Any, sdfg: Any) -> Any:
     for number, o in enumerate(node.out_offsets):
         operands[f"o{number}"] = _Operand(f"o{number}", o)
     for e in (*state.in_edges(node), *state.out_edges(node)):
+        if e.data.is_empty():  # it says an order
+            continue
         # A nested SDFG is given whole arrays: DaCe wants their descriptors on both sides, and flat views of them.
         e.data = dace.Memlet.from_array(e.data.data, sdfg.arrays[e.data.data])
         desc = copy.deepcopy(sdfg.arrays[e.data.data])
@@ -83,10 +81,12 @@ class Writer:
     Attributes:
         sdfg: the nested SDFG.
         operands: by the names that programs have for them.
+        stored: the element type of every array that was added.
     """
 
     def __init__(self, sdfg: Any, operands: dict[str, _Operand]) -> None:
         self.sdfg, self.operands = sdfg, operands
+        self.stored: dict[str, str] = {}
         self.scope: Any = sdfg
         self.last: Any = None
         self.count = 0
@@ -95,16 +95,13 @@ class Writer:
         self._names = 0
 
     def operator(self, spec: Operator, ins: Sequence[str], outs: Sequence[str]) -> None:
-        """What an operator computes, over operands of these names.
-
-        Raises:
-            Unsupported: it has no form in maps and tasklets.
-        """
+        """What an operator computes, over operands of these names."""
         if (control := spec.control()) is not None:
             write_control(self, control, ins, outs)
             return
         if (found := spec.steps()) is None:
-            raise Unsupported.collect([(f"{spec.describe()} through stock DaCe", "")])
+            write_call(self, spec, ins, outs)
+            return
         temporaries, steps = found
         names = {f"{side}{i}": name for side, given in (("a", ins), ("o", outs)) for i, name in enumerate(given)}
         for name, dtype, size in temporaries:
@@ -117,7 +114,7 @@ class Writer:
         """A new array, and an operand of its name."""
         name = f"m{len(self.operands)}"
         self.sdfg.add_transient(name, [max(size, 1)], _STORAGE[dtype])
-        self.operands[name] = _Operand(name, 0)
+        self.operands[name], self.stored[name] = _Operand(name, 0), dtype
         return name
 
     def moved(self, name: str, by: Any) -> str:

@@ -36,11 +36,7 @@ class Writer(Protocol):
 
 
 def write_control(writer: Writer, control: Control, ins: Sequence[str], outs: Sequence[str]) -> None:
-    """A loop or a branch over operands of these names.
-
-    Raises:
-        Unsupported: something in it has no form in maps and tasklets.
-    """
+    """A loop or a branch over operands of these names."""
     if isinstance(control, Repeat):
         _repeat(writer, control, ins, outs)
     elif isinstance(control, RepeatWhile):

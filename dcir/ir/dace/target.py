@@ -15,6 +15,7 @@ from typing import Any
 import dace
 import numpy as np
 
+from dcir.ir.dace.calls import Caller, keep_order
 from dcir.ir.moving_network import MovingNetwork, constant
 from dcir.ir.network import Network
 from dcir.ir.types import to_numpy
@@ -45,6 +46,7 @@ class DaceNetwork:
         stop = getattr(self._library, f"__dace_exit_{name}")
         stop.argtypes = [ctypes.c_void_p]
         weakref.finalize(self, stop, self._state)
+        self._caller = Caller(self._library)
 
     def __call__(self, buffers: Sequence[Array]) -> dict[str, Array]:
         """Run it.
@@ -54,6 +56,9 @@ class DaceNetwork:
 
         Returns:
             The elements of every input, constant and result container, 1-D, by name. Updates are not in place: the inputs stay.
+
+        Raises:
+            Exception: what an operator that runs through torch raises.
         """
         store = {n: np.ascontiguousarray(b) for n, b in zip(self.arguments, buffers, strict=True)}
         for name, c in self._containers.items():
@@ -63,6 +68,7 @@ class DaceNetwork:
                 store[name] = np.zeros(max(c.size, 1), to_numpy(c.dtype))
         pointers = [ctypes.c_void_p(store[n].ctypes.data) for n in self._order]
         self._run(ctypes.c_void_p(self._state), *pointers)
+        self._caller.raise_error()
         return {n: store[n][: self._containers[n].size] for n in store}
 
 
@@ -72,13 +78,14 @@ def compile_network(net: Network | MovingNetwork, keep: Callable[[str, str], Non
     ``keep`` hears the name and the text of every source that DaCe writes.
 
     Raises:
-        Unsupported: an operator that has no form in maps and tasklets, or a network whose sizes move.
+        Unsupported: a network whose sizes move.
     """
     net = constant(net, "code of stock DaCe")
     copied = net.clone()
     sdfg = copied.sdfg
     name = f"dcir_{net.sdfg.name}_{next(_NUMBERS)}"
     sdfg.name = name
+    keep_order(copied.state, [op for op in copied.ops() if op.spec.calls_out])
     folder = tempfile.mkdtemp(prefix="dcir-dace-")
     try:
         # DaCe's configuration belongs to the thread; the values are set back for whoever else uses DaCe here.
@@ -86,6 +93,8 @@ def compile_network(net: Network | MovingNetwork, keep: Callable[[str, str], Non
             dace.config.set_temporary("progress", value=False),
             dace.config.set_temporary("default_build_folder", value=folder),
             dace.config.set_temporary("compiler", "use_cache", value=False),
+            # Looking for the line that made a node takes longer than making it, and the line is always one of ours.
+            dace.config.set_temporary("compiler", "lineinfo", value="none"),
             dace.config.set_temporary("compiler", "cpu", "args", value=_FLAGS),
         ):
             with warnings.catch_warnings():  # DaCe's expansion hands itself sets of connectors and warns of them

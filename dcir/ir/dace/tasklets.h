@@ -17,9 +17,11 @@ template <class T> static inline bool dcir_isinf(T x) {
   return false;
 }
 template <class T> static inline bool dcir_isfinite(T x) { return !dcir_isnan(x) && !dcir_isinf(x); }
+// GCC 12 fails on vectors of std::signbit of what was shifted into place as bits.
 template <class T> static inline bool dcir_signbit(T x) {
-  if constexpr (std::is_floating_point_v<T>) return std::signbit(x);
-  return x < 0;
+  if constexpr (std::is_floating_point_v<T>)
+    return std::bit_cast<std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>(x) >> (8 * sizeof(T) - 1);
+  else return x < 0;
 }
 DCIR_FN1(exp, std::exp(x)) DCIR_FN1(exp2, std::exp2(x)) DCIR_FN1(expm1, std::expm1(x)) DCIR_FN1(log, std::log(x))
 DCIR_FN1(log2, std::log2(x)) DCIR_FN1(log10, std::log10(x)) DCIR_FN1(log1p, std::log1p(x)) DCIR_FN1(tanh, std::tanh(x))

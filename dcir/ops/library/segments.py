@@ -12,12 +12,14 @@ import numpy as np
 from dcir.errors import IndexOutOfRange
 from dcir.ir.describe import sizes_text
 from dcir.ir.loop_nest import LoopNest
-from dcir.ir.operator import Operator
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
+from dcir.ir.network import contiguous
+from dcir.ir.operator import Operator, Steps
 from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import COSTLY, reference
 from dcir.ir.serialize import register
 from dcir.ir.types import bf16_to_f32, compute_type, itemsize, to_numpy
-from dcir.ops.library.epilogue import run_epilogue
+from dcir.ops.library.epilogue import attach_epilogue, run_epilogue
 from dcir.ops.library.scan import grid
 from dcir.ops.library.scatter import OPERATIONS
 
@@ -99,6 +101,47 @@ class GroupSpec(Operator):
         outs[0][: self.groups + 1] = np.concatenate([[0], np.cumsum(np.bincount(listed, minlength=self.groups))])
         outs[1][: len(points)] = points[np.argsort(listed, kind="stable")]
 
+    def steps(self) -> Steps:
+        """The same as loop nests, for stock DaCe and no kernel: what comes before each group and each point is counted.
+
+        A point whose index leaves its range, which cannot be told from there, is in no group.
+        """
+        n = self.points
+        find = LoopNestBuilder(self.dims)
+        group, wanted = find.const(0, "i64"), find.const(True, "bool")
+        for k, (strides, dtype, extent) in enumerate(zip(self.indices, self.index_types, self.extents, strict=True)):
+            index = find.convert(find.load(find.input(dtype), strides), "i64")
+            if k == 0 and self.skip is not None:
+                wanted = wanted & index.ne(self.skip)
+            if self.wrap:
+                index = find.where(index < 0, index + extent, index)
+            wanted = wanted & (index >= 0) & (index < extent)
+            group = group * extent + index
+        find.store(find.output("i64"), contiguous(self.dims), find.where(wanted, group, find.const(-1, "i64")))
+
+        begin = LoopNestBuilder((self.groups + 1,), (n,))
+        other = begin.load(begin.input("i64"), (0, 1))
+        lower = (other >= 0) & (other < begin.index(0))
+        begin.store(begin.output("i32"), (1, 0), begin.reduce("sum", begin.convert(lower, "i64")))
+
+        count = LoopNestBuilder((n,), (n,))
+        groups = count.input("i64")
+        mine, other = count.load(groups, (1, 0)), count.load(groups, (0, 1))
+        earlier = (other < mine) | (other.eq(mine) & (count.index(1) < count.index(0)))
+        number = count.reduce("sum", count.convert((other >= 0) & earlier, "i64"))
+        count.store(count.output("i64"), (1, 0), count.where(mine < 0, count.const(-1, "i64"), number))
+
+        place = LoopNestBuilder((n,), (n,))
+        here = place.load(place.input("i64"), (0, 1)).eq(place.index(0))
+        found = place.where(here, place.index(1), place.const(-1, "i64"))
+        place.store(place.output("i32"), (1, 0), place.reduce("max", found))
+        return [("group", "i64", n), ("number", "i64", n)], [
+            (find.finish(), [f"a{k}" for k in range(len(self.indices))], ["group"]),
+            (begin.finish(), ["group"], ["o0"]),
+            (count.finish(), ["group"], ["number"]),
+            (place.finish(), ["number"], ["o1"]),
+        ]
+
 
 @register
 @dataclass(frozen=True)
@@ -165,6 +208,54 @@ class SegmentSpec(Operator):
             folded, np.repeat(np.arange(self.groups), counts), values.reshape(self.points, columns)[listed]
         )
         run_epilogue(self.finish, folded.reshape(self.finish.outer), rest[n:], outs)
+
+    def steps(self) -> Steps:
+        """The same as loop nests, for stock DaCe and no kernel: all values, then for every row the sweep over its part of the list."""
+        dims, compute = self.finish.outer, compute_type(self.dtype)
+        cut, rank = group_loops(self), len(dims)
+        of_group, of_column = contiguous(dims[:cut]), contiguous(dims[cut:])
+        still, columns = (0,) * cut, (0,) * (rank - cut)
+        body = LoopNestBuilder(dims, (self.points,))
+        starts, order, values = body.input("i32"), body.input("i32"), body.input(compute)
+        behind = _position(body, of_group) + 1
+        first = body.load(starts, (*of_group, *columns, 0))
+        last = body.gather(starts, (0,) * (rank + 1), [behind], [self.groups + 1], [1], checked=False)
+        here = body.convert(body.index(rank), "i32")
+        listed = (here >= first) & (here < last)
+        point = body.load(order, (*still, *columns, 1), listed, body.const(0, "i32"))
+        if self.base is None:
+            start = body.const(self.fill, compute)
+        else:
+            start = body.load(body.input(self.dtype), (*self.base, 0))
+        neutral = {"add": 0.0, "mul": 1.0}.get(self.op)
+        value = body.gather(
+            values, (*still, *of_column, 0), [point], [self.points], [self.columns], checked=False, mask=listed,
+            other=start if neutral is None else body.const(neutral, compute),
+        )  # fmt: skip
+        total = body.reduce({"add": "sum", "mul": "prod"}.get(self.op, self.op), value)
+        body.store(body.output(compute), (*contiguous(dims), 0), body.op(self.op, start, total))
+        rest = [
+            f"a{i}"
+            for i in range(2, 2 + (self.base is not None) + len(self.value.inputs) + len(self.finish.inputs) - 1)
+        ]
+        base = [rest.pop(0)] if self.base is not None else []
+        n = len(self.value.inputs)
+        return [("values", compute, self.points * self.columns)], [
+            (self.value, rest[:n], ["values"]),
+            (
+                attach_epilogue(body.finish(), self.finish),
+                ["a0", "a1", "values", *base, *rest[n:]],
+                [f"o{i}" for i in range(len(self.finish.outputs))],
+            ),
+        ]
+
+
+def _position(body: LoopNestBuilder, strides: Sequence[int]) -> Expr:
+    """The number that the first loops count together."""
+    at = body.const(0, "i64")
+    for d, step in enumerate(strides):
+        at = at + body.index(d) * step
+    return at
 
 
 def point_loops(spec: SegmentSpec) -> int:

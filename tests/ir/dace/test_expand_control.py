@@ -10,11 +10,9 @@ import pytest
 import torch
 from dace.sdfg.state import ConditionalBlock, LoopRegion, SDFGState
 
-from dcir.errors import Unsupported
 from dcir.ir.body import Body
 from dcir.ir.dace.target import compile_network
 from dcir.ir.network import Network
-from dcir.ops.library.torch_call import TorchCall
 from dcir.ops.lowering import Lowering, Ref
 from tests.bodies import (
     body,
@@ -147,14 +145,3 @@ def test_a_while_loop_may_not_run_at_all() -> None:
         got = [torch.from_numpy(done[r.data]).view(r.shape) for r in net.results]
         torch.testing.assert_close(got, interpreted(net, given))
         assert got[0].item() == max(start, 5)
-
-
-def test_what_has_no_form_in_maps_is_refused() -> None:
-    def through_torch(c: Lowering, x: Ref) -> list[Ref]:
-        meta, made = ((4,), (1,), "f32"), c.new((4,), "f32")
-        c.emit(TorchCall("aten.clone.default", (("t", 0),), (), (meta,), (meta,), (0,)), [x], [made])
-        return [made]
-
-    net = graph([X], lambda c, x: loop(c, body([X], through_torch), 3, [x]))
-    with pytest.raises(Unsupported, match="through stock DaCe"):
-        expanded(net)
