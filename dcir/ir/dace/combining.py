@@ -9,7 +9,7 @@ from typing import Any
 import dace
 from dace.frontend.operations import detect_reduction_type
 
-from dcir.ir.dace.open_maps import COMBINE
+from dcir.ir.dace.tasklets import COMBINE
 from dcir.ir.types import TYPES
 
 OPERATORS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}

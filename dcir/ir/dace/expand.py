@@ -22,17 +22,11 @@ from dcir.ir.dace.maps import add_map, address, address_text, element, enter, le
 from dcir.ir.dace.objects import DACE_TYPES
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator
-from dcir.ir.statements import Cast, Const, Gather, Index, Load, Narrow, Reduce, Statement, Store
+from dcir.ir.statements import Const, Gather, Index, Load, Reduce, Statement, Store
 from dcir.ir.types import HALVES, TYPES
 
 # Half types travel as their bits, which tasklets widen.
 _STORAGE = {n: dace.uint16 if n in HALVES else DACE_TYPES[n] for n in TYPES}
-_COMBINE = {
-    "sum": "lambda x, y: x + y", "prod": "lambda x, y: x * y", "any": "lambda x, y: max(x, y)",
-    "all": "lambda x, y: min(x, y)",
-    # NaN wins over every number, as in torch.
-    "max": "lambda x, y: dcir_max(x, y)", "min": "lambda x, y: dcir_min(x, y)",
-}  # fmt: skip
 _LAST = 1 << 62
 
 
@@ -194,7 +188,7 @@ class Writer:
             if accumulated:
                 self._start(p, reduces, accumulated)
             # DaCe declares a custom reduction under one name, so a tasklet can have only one of them.
-            custom = [i for i, s in reduces.items() if "dcir" in _COMBINE[s.kind.removeprefix("arg")]]
+            custom = [i for i, s in reduces.items() if "dcir" in tasklets.COMBINE[s.kind.removeprefix("arg")]]
             first = {i: name for i, name in accumulated.items() if i not in custom[1:]}
             if (full or first) and all(p.inner):
                 _Sweep(self, p, ins, outs, results, inner=True).run(full, first)
@@ -210,7 +204,7 @@ class Writer:
     def _accumulator(self, p: LoopNest, i: int, s: Reduce) -> str:
         kind, dtype = s.kind, p.body[s.args[0]].dtype
         name = f"r{self.count}_{i}"
-        wide = {"sum": "f64" if dtype == "f32" else dtype, "any": "i32", "all": "i32"}.get(kind, dtype)
+        wide = tasklets.accumulator_type(kind, dtype)
         self.sdfg.add_transient(name, p.outer or (1,), _STORAGE[wide])
         if kind.startswith("arg"):
             self.sdfg.add_transient(name + "_at", p.outer or (1,), dace.int64)
@@ -272,10 +266,10 @@ class _Sweep:
             here = f"(({value} == b{i}) or (({value} != {value}) and (b{i} != b{i})))"
             self.lines.append(f"w{i} = dace.int64({self._position()} if {here} else {tasklets.literal(_LAST, 'i64')})")
             return f"w{i}", array + "_at", outer_place(self.p.outer), "lambda x, y: min(x, y)"
-        wide = {"sum": "f64" if dtype == "f32" else dtype, "any": "i32", "all": "i32"}.get(kind, dtype)
+        wide = tasklets.accumulator_type(kind, dtype)
         truth = f"({value} != 0)" if kind in ("any", "all") else value
         self.lines.append(f"w{i} = {tasklets.typed(truth, wide)}")
-        return f"w{i}", array, outer_place(self.p.outer), _COMBINE[kind.removeprefix("arg")]
+        return f"w{i}", array, outer_place(self.p.outer), tasklets.COMBINE[kind.removeprefix("arg")]
 
     def _position(self) -> str:
         text = "dace.int64(0)"
@@ -312,12 +306,8 @@ class _Sweep:
             text = self._load(i, s, args)
         elif isinstance(s, Gather):
             text = self._gather(s, args)
-        elif isinstance(s, Cast):
-            text = tasklets.cast(args[0], self.p.body[s.args[0]].dtype, s.dtype)
-        elif isinstance(s, Narrow):
-            text = tasklets.widen(tasklets.narrow(args[0], s.storage), s.storage)
         else:
-            text = tasklets.expression(s.op, args, s.dtype)
+            text = tasklets.statement(s, args, [self.p.body[a].dtype for a in s.args])
         self.lines.append(f"v{i} = {text}")
 
     def _load(self, i: int, s: Load, args: Sequence[str]) -> str:

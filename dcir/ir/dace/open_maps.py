@@ -29,11 +29,6 @@ from dcir.ir.types import HALVES, TYPES
 
 STORAGE = {n: dace.uint16 if n in HALVES else DACE_TYPES[n] for n, t in TYPES.items() if t.words != "none"}
 """What arrays of a type hold in this form: half types travel as their bits, which tasklets widen."""
-COMBINE = {
-    "sum": "lambda x, y: x + y", "prod": "lambda x, y: x * y", "any": "lambda x, y: max(x, y)",
-    "all": "lambda x, y: min(x, y)", "max": "lambda x, y: dcir_max(x, y)", "min": "lambda x, y: dcir_min(x, y)",
-}  # fmt: skip
-"""How two partial results become one. NaN wins over every number, as in torch."""
 
 
 def openable(spec: Operator) -> Refusal | LoopNest:
@@ -50,11 +45,6 @@ def openable(spec: Operator) -> Refusal | LoopNest:
     if any(t not in STORAGE for t in (*spec.inputs, *spec.outputs)):
         return Refusal("types that tasklets have no words for")
     return spec
-
-
-def accumulator_type(kind: str, dtype: str) -> str:
-    """What a reduce of that type is accumulated in."""
-    return {"sum": "f64" if dtype == "f32" else dtype, "any": "i32", "all": "i32"}.get(kind, dtype)
 
 
 class MapsWriter:
@@ -153,14 +143,14 @@ class _Scope:
         targets: dict[int, Any] = {}
         for i, s in reduces.items():
             dtype = nest.body[s.args[0]].dtype
-            name = self.writer.accumulator(accumulator_type(s.kind, dtype))
+            name = self.writer.accumulator(tasklets.accumulator_type(s.kind, dtype))
             t = state.add_tasklet(f"start_{name}", {}, {"w": None}, f"w = {tasklets.identity(s.kind, dtype)}")
             state.add_nedge(self.entry, t, dace.Memlet())
             before, targets[i] = state.add_access(name), state.add_access(name)
             state.add_edge(t, "w", before, None, dace.Memlet(f"{name}[0]"))
             starts.append(before)
         # DaCe declares a custom reduction under one name, so a tasklet can have only one of them.
-        custom = [i for i, s in reduces.items() if "dcir" in COMBINE[s.kind]]
+        custom = [i for i, s in reduces.items() if "dcir" in tasklets.COMBINE[s.kind]]
         first = [i for i in reduces if i not in custom[1:]]
         for group in [first, *([i] for i in custom[1:])]:
             if not group and not (group is first and stores):
@@ -206,9 +196,9 @@ class _Tasklet:
         for i, r in self.reduces.items():
             value, dtype = self._value(r.args[0]), self.nest.body[r.args[0]].dtype
             truth = f"({value} != 0)" if r.kind in ("any", "all") else value
-            self.lines.append(f"w{i} = {tasklets.typed(truth, accumulator_type(r.kind, dtype))}")
+            self.lines.append(f"w{i} = {tasklets.typed(truth, tasklets.accumulator_type(r.kind, dtype))}")
             node = targets[i]
-            writes.append((f"w{i}", node.data, [(0, 0, 1)], COMBINE[r.kind], node))
+            writes.append((f"w{i}", node.data, [(0, 0, 1)], tasklets.COMBINE[r.kind], node))
         ins = {c: dace.pointer(arrays[a].dtype) if at is None else arrays[a].dtype for c, (a, at) in self.reads.items()}
         ins |= {c: arrays[node.data].dtype for c, node in self.accumulated.items()}
         outs = {c: arrays[a].dtype for c, a, _, _, _ in writes}

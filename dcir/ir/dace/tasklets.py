@@ -101,6 +101,12 @@ def literal(value: Any, dtype: str) -> str:
     return typed(str(int(value)) if value >= 0 else f"({int(value)})", dtype)
 
 
+COMBINE = {
+    "sum": "lambda x, y: x + y", "prod": "lambda x, y: x * y", "any": "lambda x, y: max(x, y)",
+    "all": "lambda x, y: min(x, y)", "max": "lambda x, y: dcir_max(x, y)", "min": "lambda x, y: dcir_min(x, y)",
+}  # fmt: skip
+"""How two partial results become one. NaN wins over every number, as in torch."""
+
 HELPERS = Path(__file__).with_name("tasklets.h").read_text()
 
 
@@ -116,3 +122,8 @@ def identity(kind: str, dtype: str) -> str:
         return literal(0 if kind == "max" else 255 if dtype == "u8" else 1, dtype)
     bits = int(dtype[1:]) - 1
     return literal(-(2**bits) if kind == "max" else 2**bits - 1, dtype)
+
+
+def accumulator_type(kind: str, dtype: str) -> str:
+    """What a reduce of that type is accumulated in."""
+    return {"sum": "f64" if dtype == "f32" else dtype, "any": "i32", "all": "i32"}.get(kind, dtype)
