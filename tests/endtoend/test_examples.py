@@ -66,3 +66,11 @@ def test_custom_pass() -> None:
     assert rule == "reciprocal-of-rows: 1 rewritten, refused {}"
     assert float(error.split()[-1]) < 1e-5
     assert times.startswith("softmax of 4096 rows")
+
+
+def test_custom_kernel() -> None:
+    lines = run("custom_kernel.py")
+    samples = [line for line in lines if "largest error" in line]
+    assert len(samples) == 2 and all(float(line.split()[-1]) < 1e-6 for line in samples)
+    assert "no operators run through torch" in lines
+    assert any("smoothing of 64 rows of 1000" in line for line in lines)
