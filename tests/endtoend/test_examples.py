@@ -74,3 +74,16 @@ def test_custom_kernel() -> None:
     assert len(samples) == 2 and all(float(line.split()[-1]) < 1e-6 for line in samples)
     assert "no operators run through torch" in lines
     assert any("smoothing of 64 rows of 1000" in line for line in lines)
+
+
+def test_dace_fusion() -> None:
+    """DaCe's fusion alone brings the traffic to what dcir's own brings it to."""
+    lines = run("dace_fusion.py", "--rows", "64", "--columns", "48", "--seconds", "0.1")
+    assert len(lines) == 10
+    for table in (lines[:5], lines[5:]):
+        rows = [line.split()[-5:] for line in table[1:]]
+        plain, fused, own, both = ([int(v) for v in row[:3]] for row in rows)
+        assert plain[0] == own[0] == 0 and fused[0] > 0 and both[0] > 0
+        assert fused[1] == own[1] == both[1] == 1 < plain[1]
+        assert fused[2] == own[2] == both[2] < plain[2]
+        assert all(float(row[3]) < 1e-6 for row in rows)
