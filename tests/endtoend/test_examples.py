@@ -87,3 +87,14 @@ def test_dace_fusion() -> None:
         assert fused[1] == own[1] == both[1] == 1 < plain[1]
         assert fused[2] == own[2] == both[2] < plain[2]
         assert all(float(row[3]) < 1e-6 for row in rows)
+
+
+def test_explore_mbconv() -> None:
+    lines = run("explore_mbconv.py", "--channels", "4", "--size", "8", "--batch", "2", "--seconds", "0.1")
+    refused = [line for line in lines if ": refused, " in line]
+    table = lines[len(refused) + 1 : -2]
+    assert [line.split(":")[0] for line in refused] == ["weights packed at first"]
+    assert table[0].startswith("-O4 ") and table[-1].startswith("1 of 2 images at a time")
+    assert len(table) == 18
+    assert all(float(line.split()[-4]) < 1e-5 for line in table)
+    assert lines[-2].startswith("measured again: ") and lines[-1].startswith("fastest: ")
