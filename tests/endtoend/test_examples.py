@@ -1,0 +1,100 @@
+"""The examples that add something to dcir run, say what they should, and keep the numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dcir.transforms.base import PassResult
+from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
+from tests.transforms.imported import same_numbers
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def run(name: str, *arguments: str) -> list[str]:
+    """What a script prints, in lines."""
+    command = [sys.executable, "-W", "ignore", str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def custom_pass() -> Any:
+    """The module; it imports one that lies beside it."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        spec = importlib.util.spec_from_file_location("custom_pass", EXAMPLES / "custom_pass.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    return module
+
+
+def outcome(module: Any, fn: Any) -> PassResult:
+    """What the rule does to a function of positive numbers, behind the pass that joins its loop nests."""
+    return same_numbers(fn, torch.rand(5, 33) + 1, passes=(FuseProducers(), module.ReciprocalOfRows()))[-1]
+
+
+def test_the_rule_rewrites_a_softmax(custom_pass: Any) -> None:
+    assert outcome(custom_pass, lambda x: x.softmax(-1)).changed == 1
+
+
+def test_the_rule_leaves_what_does_not_divide(custom_pass: Any) -> None:
+    done = outcome(custom_pass, lambda x: (x * x).sum(-1))
+    assert not done.changed and not done.refused
+
+
+def test_the_rule_refuses_divisors_of_single_columns(custom_pass: Any) -> None:
+    done = outcome(custom_pass, lambda x: (x / (x + 1)).sum(-1))
+    assert not done.changed and done.refused == {"no divisor is the same for a whole row": 1}
+
+
+def test_custom_pass() -> None:
+    rule, error, times = run("custom_pass.py")
+    assert rule == "reciprocal-of-rows: 1 rewritten, refused {}"
+    assert float(error.split()[-1]) < 1e-5
+    assert times.startswith("softmax of 4096 rows")
+
+
+def test_custom_kernel() -> None:
+    lines = run("custom_kernel.py")
+    samples = [line for line in lines if "largest error" in line]
+    assert len(samples) == 2 and all(float(line.split()[-1]) < 1e-6 for line in samples)
+    assert "no operators run through torch" in lines
+    assert any("smoothing of 64 rows of 1000" in line for line in lines)
+
+
+def test_dace_fusion() -> None:
+    """DaCe's fusion alone brings the traffic to what dcir's own brings it to."""
+    lines = run("dace_fusion.py", "--rows", "64", "--columns", "48", "--seconds", "0.1")
+    assert len(lines) == 10
+    for table in (lines[:5], lines[5:]):
+        rows = [line.split()[-5:] for line in table[1:]]
+        plain, fused, own, both = ([int(v) for v in row[:3]] for row in rows)
+        assert plain[0] == own[0] == 0 and fused[0] > 0 and both[0] > 0
+        assert fused[1] == own[1] == both[1] == 1 < plain[1]
+        assert fused[2] == own[2] == both[2] < plain[2]
+        assert all(float(row[3]) < 1e-6 for row in rows)
+
+
+def test_explore_mbconv() -> None:
+    lines = run("explore_mbconv.py", "--channels", "4", "--size", "8", "--batch", "2", "--seconds", "0.1")
+    refused = [line for line in lines if ": refused, " in line]
+    table = lines[len(refused) + 1 : -2]
+    assert [line.split(":")[0] for line in refused] == ["weights packed at first"]
+    assert table[0].startswith("-O4 ") and table[-1].startswith("1 of 2 images at a time")
+    assert len(table) == 18
+    assert all(float(line.split()[-4]) < 1e-5 for line in table)
+    assert lines[-2].startswith("measured again: ") and lines[-1].startswith("fastest: ")
