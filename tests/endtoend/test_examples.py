@@ -98,3 +98,10 @@ def test_explore_mbconv() -> None:
     assert len(table) == 18
     assert all(float(line.split()[-4]) < 1e-5 for line in table)
     assert lines[-2].startswith("measured again: ") and lines[-1].startswith("fastest: ")
+
+
+def test_a_program_of_dace_trains() -> None:
+    *kernels, error = run("dace_program.py")
+    assert [line.split(":")[0] for line in kernels] == ["forward", "backward"]
+    assert all(line.endswith("0 through torch") for line in kernels)
+    assert float(error.split()[-1]) < 1e-5
