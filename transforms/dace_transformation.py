@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from dcir.transforms.open_groups import OpenGroup, groups
 _KINDS = (PatternTransformation, SubgraphTransformation, DacePass)
 _MOST = 16
 """Rewrites for each operator, at most: some transformations match what they have made for ever."""
+_TRIED = 3
+"""Rewrites for each operator that are tried one by one, where not all of them can be kept: each is a search and a reading of the group."""
 Given = type[Any] | tuple[type[Any], Mapping[str, object]]
 """A transformation, by itself or with some of its properties."""
 
@@ -149,9 +152,12 @@ def _rewritten(group: OpenGroup, form: _Form, r: _Rewrite, outcome: PassResult) 
     if isinstance(why, _Form):
         return why, applied
     applied, done = 0, set[object]()
-    for _ in range(_MOST * len(group.ops)):
+    for tried in itertools.count():
         found = _next(form.sdfg, r, done)
         if found is None:
+            break
+        if tried == _TRIED * len(group.ops):
+            outcome.refuse(f"sites of {r.name} that were not tried, after {_TRIED} for each operator")
             break
         trial, site = found
         why = _judge(group, trial, r)
@@ -214,7 +220,7 @@ def _sites(sdfg: Any, r: _Rewrite) -> Iterator[tuple[object, Callable[[Any], boo
 def _apply_match(sdfg: Any, r: _Rewrite, number: int) -> bool:
     for n, match in enumerate(match_patterns(sdfg, [r.kind], options=[dict(r.properties)])):
         if n == number:
-            match.apply_pattern(append=False, annotate=True)
+            match.apply_pattern(append=False, annotate=False)  # memlets are propagated once, in the end
             return True
     return False
 
@@ -239,13 +245,14 @@ def _judge(group: OpenGroup, trial: Any, r: _Rewrite) -> Refusal | _Form:
     if isinstance(trial, Exception):
         return Refusal(f"{r.name} fails with {type(trial).__name__}: {_line(trial)}")
     try:
+        found = group.pieces(trial)  # first, since it takes the least time
+    except DcirError as e:
+        return Refusal(f"{r.name} makes what no loop nests say: {_line(e)}")
+    try:
+        dace.sdfg.propagation.propagate_memlets_sdfg(trial)
         trial.validate()
     except Exception as e:
         return Refusal(f"{r.name} makes what DaCe's validation refuses: {_line(e)}")
-    try:
-        found = group.pieces(trial)
-    except DcirError as e:
-        return Refusal(f"{r.name} makes what no loop nests say: {_line(e)}")
     return group.differs(found, trial) or _Form(trial, found)
 
 
