@@ -19,6 +19,7 @@ import dcir
 from dcir.errors import InvalidGraph
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Compute
+from dcir.transforms.tier1_operator.expand_loops import ExpandLoops
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 
 
@@ -87,6 +88,17 @@ def test_daces_own_calls() -> None:
     (op,) = opened.network.ops()
     assert op.made_by == "edit"
     close(opened.compile()(x), torch.softmax(nn.functional.gelu(x, approximate="tanh"), -1))
+
+
+@pytest.mark.parametrize("expanded", [False, True], ids=["as it is", "with loops for products"])
+def test_simplify(expanded: bool) -> None:
+    """DaCe's own clean-up goes through, and numbers stay."""
+    x = torch.randn(2, 5, 6)
+    opened = dcir.open(Attention(), [x])
+    if expanded:
+        opened.apply(ExpandLoops())
+    opened.transform(lambda sdfg: sdfg.simplify())
+    close(opened.compile()(x), Attention()(x))
 
 
 def test_what_changes_numbers_is_refused() -> None:

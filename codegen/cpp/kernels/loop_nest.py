@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dcir.codegen.asked import asked
+from dcir.codegen.asked import as_known, asked
 from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.kernels.loop_nest_parts import in_parts
 from dcir.codegen.cpp.kernels.loop_nest_reductions import Reductions
@@ -32,7 +32,7 @@ def plan_program(program: LoopNest, machine: Machine) -> KernelPlan:
         return parts.joined(*(_Emitter(schedule(step, machine)).plan() for step in (parts.first, parts.last)))
     nest, request = requested(nest)
     made = schedule(nest, machine, request)
-    return replace(_Emitter(made).plan(), schedule=told(made, request))
+    return replace(_Emitter(made).plan(), schedule=as_known(lambda: told(made, request)))
 
 
 class _Emitter(Reductions):

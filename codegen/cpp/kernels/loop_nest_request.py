@@ -179,7 +179,7 @@ def told(made: ScheduledLoopNest, request: Request) -> Schedule:
     if tile is not None:
         tiles.append((request.last, tile.size))
         if tile.parallel:
-            parallel.append((request.last, usual(-(-p.outer[-1] // tile.size))))
+            parallel.append((request.last, -(-usual(p.outer[-1]) // usual(tile.size))))
     lanes = max((s.lanes for s in made.sweeps), default=0)
     blocks = {(s.block.loop, s.block.size) for s in made.sweeps if s.block is not None}
     tiles += [(names[loop], size) for loop, size in sorted(blocks)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dcir.codegen.asked import as_known
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.matrix import matrix_last_draft, matrix_last_refusal
@@ -98,7 +99,7 @@ def _tiles_draft(
     lay = nhwc_layout(p, isa, threads)
     before, steps, image, scratch = "", [], "a0", weights.scratch
     copied = _copied(p, lay, element)
-    schedule = lay.schedule(p, width, ("x",) * copied + ("w",) * bool(weights.steps))
+    schedule = as_known(lambda: lay.schedule(p, width, ("x",) * copied + ("w",) * bool(weights.steps)))
     if copied:
         before, moved = border(p, width, element, scratch, bordered=_bordered(p, lay))
         steps.append(TileStep(p.n * moved.inp[0] * moved.inp[1], "border"))

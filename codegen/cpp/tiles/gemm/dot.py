@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from dcir.codegen.asked import grid_of_jobs, listed, register_tile
+from dcir.codegen.asked import as_known, grid_of_jobs, listed, register_tile
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import (
     ELEMENT_BYTES,
@@ -106,10 +106,10 @@ def dot_draft(name: str, form: ProductForm, isa: Isa, threads: int) -> Draft:
         parts=parts, pack=pack, offsets=unravel(f"j / {parts}", spec.batch, sums, names), columns=columns(walk),
         groups=n_split.parts, m_calls=_calls(m_split, "t", f"dots<$, NR>(a + m * {am}LL, b, c + m * {cm}LL);"),
     )  # fmt: skip
-    schedule = Schedule(
+    schedule = as_known(lambda: Schedule(
         loops=loops_of(spec), order=("n", "m", "k"), parallel=parallel_of(spec, 1, parts), tiles=(),
         registers=listed(m=m_split.size, n=n_split.size), vector="k", packed=("A",) * packs, near=(),
-    )  # fmt: skip
+    ))  # fmt: skip
     step = TileStep(batch * parts, "skinny")
     return Draft(name, spec.dtype, text, (step,), epilogue=epilogue, schedule=schedule)
 

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from dcir.codegen.asked import as_known
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import EPILOGUE_PARAMETER, Draft, TileStep, ceil_div, unravel
 from dcir.codegen.cpp.tiles.gemm.ending import Ending, ending
@@ -159,7 +160,7 @@ def product_draft(name: str, form: ProductForm, rows: Rows, threads: int, *, sou
         scratch + jobs * made.job_bytes,
         epilogue=end_of.epilogue,
         sums=end_of.sums,
-        schedule=made.schedule(spec),
+        schedule=as_known(lambda: made.schedule(spec)),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dcir.codegen.asked import as_known
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles import half_dots
 from dcir.codegen.cpp.tiles.emit import (
@@ -73,7 +74,7 @@ def packed_draft(
         scratch + jobs * partials.job_bytes,
         epilogue=end_of.epilogue,
         sums=end_of.sums,
-        schedule=made.schedule(product),
+        schedule=as_known(lambda: made.schedule(product)),
     )
 
 

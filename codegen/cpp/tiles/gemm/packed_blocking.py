@@ -211,7 +211,9 @@ class Blocking:
         tiles = {}
         if self.blocked or self.swept:
             tiles["k"] = (self.depth if self.blocked else self.inner).size
-        if self.per_block < most(ceil_div(self.rows.parts, self.p)):
+        if usual(self.per_block) < ceil_div(
+            usual(self.rows.parts), usual(self.p)
+        ):  # a report: no size has to decide it
             tiles["m"] = self.per_block * self.rows.size
         return Schedule(
             loops=loops_of(spec), order=("k", "m", "n") if self.blocked else ("m", "n", "k"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from dcir.codegen.asked import as_known
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import (
     Draft,
@@ -78,7 +79,13 @@ def tiles_draft(name: str, spec: ContractionSpec, isa: Isa, threads: int, bias: 
         k_end=f"({depth.start('kb + 1')})", chunk=chunk, fill=fill, m_start=rows.start("t"), am=am, ak_source=ak, cm=cm,
         row_calls=_row_calls(rows, f"row<$>(ta, {row_b}, tc, depth, kb == 0, p0, p1{row_bias});", am, cm),
     )  # fmt: skip
-    return Draft(name, spec.dtype, text, (TileStep(batch * p * q, "product"),), schedule=made.schedule(spec, width))
+    return Draft(
+        name,
+        spec.dtype,
+        text,
+        (TileStep(batch * p * q, "product"),),
+        schedule=as_known(lambda: made.schedule(spec, width)),
+    )
 
 
 def choose(split: Split | Runs, index: str, call: str) -> str:
