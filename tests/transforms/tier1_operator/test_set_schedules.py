@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -91,12 +92,15 @@ SCHEDULES: dict[str, tuple[int, dict[str, Schedule]]] = {
     "panels": (0, {"contraction": replace(PANELS, method="packing")}),
     "direct": (
         0,
-        {"convolution *": Schedule.of(method="direct", registers={"w": 5, "co": 16}, tiles={"h": 3, "ci": 9})},
+        {"convolution *": Schedule.of(method="direct", registers={"w": 3, "co": 16}, tiles={"h": 3, "ci": 9})},
     ),
     "one job": (1, {"loops *": ONE, "contraction": ONE}),
     "scalars": (1, {"loops *": Schedule.of(vector="")}),
     "packed before": (1, {"contraction": PANELS}),
-    "pixels": (1, {"convolution *": Schedule.of(registers={"w": 5, "co": 16})}),
+    "pixels": (
+        1,
+        {"convolution *": Schedule.of(registers={"w": 3, "co": 8 if os.environ.get("DCIR_ISA") == "generic" else 16})},
+    ),
     "whole rows": (4, {"loops *": Schedule.of(near=[]), "contraction": replace(PANELS, order=("k",))}),
 }
 
