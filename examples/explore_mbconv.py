@@ -20,8 +20,8 @@ import time
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from dace.transformation.dataflow import MapExpansion, MapFusionVertical
+from models import MBConv
 from torch import Tensor, nn
 
 import dcir
@@ -41,19 +41,6 @@ LEFT_OUT = (
 Form = tuple[nn.Module, tuple[Pass, ...]]
 
 
-class SqueezeExcite(nn.Module):
-    """Channels weighed by what their means say."""
-
-    def __init__(self, channels: int, squeezed: int) -> None:
-        super().__init__()
-        self.squeeze, self.excite = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width]."""
-        means = x.mean((2, 3), keepdim=True)
-        return x * torch.sigmoid(self.excite(F.silu(self.squeeze(means))))
-
-
 class Pieces(nn.Module):
     """The same block over so many images at a time."""
 
@@ -68,13 +55,7 @@ class Pieces(nn.Module):
 
 def mbconv(channels: int, kernel: int) -> nn.Module:
     """The block, six times as wide inside."""
-    wide = 6 * channels
-    return nn.Sequential(
-        nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.SiLU(),
-        nn.Conv2d(wide, wide, kernel, padding=kernel // 2, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.SiLU(),
-        SqueezeExcite(wide, max(channels // 4, 1)),
-        nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels),
-    ).eval()  # fmt: skip
+    return MBConv(channels, channels, 6, kernel, 1).layers.eval()
 
 
 def put(added: Pass, before: str) -> tuple[Pass, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dcir.errors import IndexOutOfRange, Unsupported
 from dcir.ir.dace.nodes import Op
-from dcir.ir.dace.open_maps import MapsWriter, openable
+from dcir.ir.dace.open_maps import MapsWriter
 from dcir.ir.dace.read_maps import Piece, read_sdfg
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_normal import computes, normal
@@ -56,8 +56,12 @@ class OpenGroup:
         self.sdfg = dace.SDFG("group")
         writer = MapsWriter(self.sdfg, self.sdfg.add_state("run", is_start_block=True), net.containers)
         writer.declare(names, self.inside)
+        self.nests: dict[Op, LoopNest] = {}
         for op in ops:
-            writer.nest(op.label, op.known(LoopNest), net.ins(op), net.outs(op))
+            nest = writer.opened(op.spec, net.ins(op), net.outs(op))
+            assert isinstance(nest, LoopNest), "groups have operators that can be opened"
+            self.nests[op] = nest
+            writer.nest(op.label, nest, net.ins(op), net.outs(op))
         self.types = {n: net.containers[n].dtype for n in names}
         dace.sdfg.propagation.propagate_memlets_sdfg(self.sdfg)
 
@@ -92,7 +96,7 @@ class OpenGroup:
                 if name not in self.inside and not _close(got[name], want[name], self.types[name]):
                     return Refusal("other numbers than before")
             return None
-        return None
+        return Refusal("random numbers are no indices of its tensors, so that nothing shows it computes the same")
 
     def _run(self, steps: Sequence[Step], given: Mapping[str, Any], sdfg: Any) -> dict[str, Any]:
         store = {n: a.copy() for n, a in given.items()}
@@ -113,7 +117,7 @@ class OpenGroup:
         known: dict[object, int] = {}
         kept: dict[object, list[Op]] = {}
         for op in self.ops:
-            nest, ins, outs = normal(op.known(LoopNest), net.ins(op), net.outs(op))
+            nest, ins, outs = normal(self.nests[op], net.ins(op), net.outs(op))
             kept.setdefault((computes(nest, known), ins, outs), []).append(op)
         new: list[Piece] = []
         for p in found:
@@ -154,13 +158,12 @@ def groups(net: Network, wanted: Callable[[Op], bool], refused: Callable[[Refusa
     writer = MapsWriter(dace.SDFG("probe"), None, net.containers)
     fit: set[Op] = set()
     for op in net.ops():
-        nest = openable(op.spec)
-        if isinstance(nest, LoopNest) and wanted(op):
-            why = writer.refusal(nest, net.ins(op), net.outs(op))
-            if why is None:
-                fit.add(op)
+        if isinstance(op.spec, LoopNest) and wanted(op):
+            nest = writer.opened(op.spec, net.ins(op), net.outs(op))
+            if isinstance(nest, Refusal):
+                refused(nest)
             else:
-                refused(why)
+                fit.add(op)
     found: list[list[Op]] = [[]]
     for op in _gathered(net, fit):
         if found[-1] and (op not in fit or len(found[-1]) == MOST):

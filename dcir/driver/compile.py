@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from dcir.codegen.compile import Library, planned_bytes
+from dcir.driver.clock import Clock
 from dcir.driver.placement import backward_blocks, buffer_parts, chosen_strides, saved_bytes
 from dcir.driver.record import GraphRecord
 from dcir.driver.session import Call, Session
@@ -72,7 +72,7 @@ class Compilation:
             partition=context.partition,
             bounds=_bounds(context),
         )
-        self._clock = _Clock(self.record.seconds)
+        self._clock = Clock(self.record.seconds)
         self._kept: GraphFolder | None = None
 
     def compiled(self, gm: fx.GraphModule) -> CompiledGraph:
@@ -389,16 +389,3 @@ def _uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-class _Clock:
-    def __init__(self, table: dict[str, float]) -> None:
-        self.table, self.last = table, time.perf_counter()
-
-    def start(self) -> None:
-        self.last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.table[name] = self.table.get(name, 0.0) + now - self.last
-        self.last = now

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,6 +84,18 @@ class LoopNest(Operator):
                 stage, full = stage + 1, False
             result.append((stage, full))
         return result
+
+    def needed_by(self, roots: Iterable[int], known: Container[int]) -> list[int]:
+        """The statements that some need, in order: as far as ``known`` ones, which are among them."""
+        seen: set[int] = set()
+        stack = [a for r in roots for a in self.body[r].args]
+        while stack:
+            i = stack.pop()
+            if i not in seen:
+                seen.add(i)
+                if i not in known:
+                    stack.extend(self.body[i].args)
+        return sorted(seen)
 
     def points(self) -> int:
         """Iterations of the whole nest."""

@@ -130,8 +130,9 @@ class DaceOperator:
     def _pieces(self, given: Sequence[torch.Tensor]) -> tuple[Any, list[Piece]]:
         """The program for these shapes, and its nests."""
         sizes: dict[str, int] = {}
-        for name, t in zip(self.arguments, given, strict=True):
-            self._match(name, t, sizes)
+        for plain in (True, False):  # sizes that are symbols, then extents that follow from these
+            for name, t in zip(self.arguments, given, strict=True):
+                self._match(name, t, sizes, plain=plain)
         key = tuple(sorted(sizes.items()))
         if key not in self._read:
             open_sizes = [str(s) for s in self._sdfg.free_symbols if str(s) not in sizes]
@@ -141,10 +142,26 @@ class DaceOperator:
                     where=self.name,
                     hint="give the array that has it",
                 )
-            self._read[key] = _at(self._sdfg, sizes)
+            found = _at(self._sdfg, sizes)
+            self._check(found[1])
+            self._read[key] = found
         return self._read[key]
 
-    def _match(self, name: str, t: torch.Tensor, sizes: dict[str, int]) -> None:
+    def _check(self, pieces: Sequence[Piece]) -> None:
+        """Refuse what an operator cannot do: change its arguments, or begin with what was in its results."""
+        written: set[str] = set()
+        for p in pieces:
+            for o in p.ins:
+                if o.data in self.results and o.data not in written:
+                    raise Unsupported.collect([(f"the result {o.data}, which is read before it is written", self.name)])
+            for o in p.outs:
+                if o.data in self.arguments:
+                    raise Unsupported.collect(
+                        [(f"the argument {o.data}, which is written and is no result", self.name)]
+                    )
+                written.add(o.data)
+
+    def _match(self, name: str, t: torch.Tensor, sizes: dict[str, int], *, plain: bool) -> None:
         """Sizes of the program from the extents of an argument."""
         desc = self._sdfg.arrays[name]
         wanted = [] if isinstance(desc, dace.data.Scalar) else list(desc.shape)
@@ -158,12 +175,13 @@ class DaceOperator:
                 f"argument {name} of {self.name} has {len(wanted)} dimensions, not {t.dim()}", where=name
             )
         for extent, size in zip(wanted, t.shape, strict=True):
-            n, symbol = int(size), str(extent)
-            known = (
-                sizes.setdefault(symbol, n)
-                if getattr(extent, "is_Symbol", False)
-                else int(dace.symbolic.evaluate(extent, sizes))
-            )
+            n, is_symbol = int(size), bool(getattr(extent, "is_Symbol", False))
+            if is_symbol:
+                known = sizes.setdefault(str(extent), n)
+            elif plain or any(str(x) not in sizes for x in dace.symbolic.symlist(extent)):
+                continue
+            else:
+                known = int(dace.symbolic.evaluate(extent, {dace.symbol(k): v for k, v in sizes.items()}))
             if known != n:
                 raise InvalidInput(
                     f"argument {name} of {self.name} has an extent of {n} where {extent} is {known}", where=name

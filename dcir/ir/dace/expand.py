@@ -243,13 +243,13 @@ class _Sweep:
         scopes = [add_map(state, "outer", p.outer, 0)]
         if self.inner and p.inner:
             scopes.append(add_map(state, "inner", p.inner, len(p.outer), sequential=True))
-        for i in self._needed([*stores, *accumulated]):
+        for i in p.needed_by([*stores, *accumulated], self.results):
             self._statement(i, p.body[i])
         writes: list[tuple[str, str, Any, str | None]] = []
         for i in stores:
             s = p.body[i]
             assert isinstance(s, Store)
-            self.lines.append(f"w{i} = {tasklets.narrow(self._value(s.args[0]), s.dtype)}")
+            self.lines.append(f"w{i} = {tasklets.narrow(tasklets.value(self.p, s.args[0]), s.dtype)}")
             name = self.outs[s.operand]
             at = address(s.strides, self.writer.operands[name].offset)
             writes.append((f"w{i}", self.writer.view(name, s.dtype), at, None))
@@ -260,7 +260,7 @@ class _Sweep:
     def _accumulate(self, i: int, array: str, places: bool) -> tuple[str, str, Any, str]:
         s = self.p.body[i]
         assert isinstance(s, Reduce)
-        kind, value, dtype = s.kind, self._value(s.args[0]), self.p.body[s.args[0]].dtype
+        kind, value, dtype = s.kind, tasklets.value(self.p, s.args[0]), self.p.body[s.args[0]].dtype
         if places:
             self.reads[f"b{i}"] = (array, outer_place(self.p.outer), False)
             here = f"(({value} == b{i}) or (({value} != {value}) and (b{i} != b{i})))"
@@ -277,25 +277,10 @@ class _Sweep:
             text = f"({text} * dace.int64({self.p.dims[d]}) + dace.int64(i{d}))"
         return text
 
-    def _needed(self, roots: Sequence[int]) -> list[int]:
-        seen: set[int] = set()
-        stack = [a for r in roots for a in self.p.body[r].args]
-        while stack:
-            i = stack.pop()
-            if i not in seen:
-                seen.add(i)
-                if i not in self.results:
-                    stack.extend(self.p.body[i].args)
-        return sorted(seen)
-
-    def _value(self, i: int) -> str:
-        s = self.p.body[i]
-        return tasklets.literal(s.value, s.dtype) if isinstance(s, Const) else f"v{i}"
-
     def _statement(self, i: int, s: Statement) -> None:
         if isinstance(s, Const):
             return
-        args = [self._value(a) for a in s.args]
+        args = [tasklets.value(self.p, a) for a in s.args]
         if isinstance(s, Reduce):
             array = self.results[i] + ("_at" if s.is_place else "")
             self.reads[f"c{i}"] = (array, outer_place(self.p.outer), False)

@@ -11,7 +11,7 @@ takes all that there is to plain C++, by other words than the generated code's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dace
@@ -19,7 +19,7 @@ import dace
 from dcir.ir.dace import tasklets
 from dcir.ir.dace.maps import add_map, element, enter, leave_to, symbol
 from dcir.ir.dace.objects import DACE_TYPES, access_node, array
-from dcir.ir.dace.places import Place, place_of
+from dcir.ir.dace.places import Place, place_of, split_of
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Container, Operand
 from dcir.ir.operator import Operator
@@ -82,14 +82,31 @@ class MapsWriter:
             self.state.add_node(self._nodes[name])
         return self._nodes[name]
 
-    def refusal(self, nest: LoopNest, ins: Sequence[Operand], outs: Sequence[Operand]) -> Refusal | None:
-        """Why a nest has no places in the dimensions of its containers; None if it has."""
+    def opened(self, spec: Operator, ins: Sequence[Operand], outs: Sequence[Operand]) -> LoopNest | Refusal:
+        """The loop nest of an operator in its containers' dimensions, a loop over several of them split; or why there is none."""
+        nest = openable(spec)
+        while isinstance(nest, LoopNest):
+            stuck = next((x for x in self._accesses(nest, ins, outs) if self._place(nest, *x) is None), None)
+            if stuck is None:
+                fits = all(
+                    self._steps(s, o) is not None for s, o in self._accesses(nest, ins, outs) if isinstance(s, Gather)
+                )
+                return nest if fits else Refusal("indices that are no places in their containers' dimensions")
+            c = self.containers[stuck[1].data]
+            parts = split_of(stuck[0].strides, nest.dims, c.shape or (1,), c.strides or (1,))
+            nest = (
+                Refusal("addresses that are no places in their containers' dimensions")
+                if parts is None
+                else nest.split(*parts)
+            )
+        return nest
+
+    def _accesses(
+        self, nest: LoopNest, ins: Sequence[Operand], outs: Sequence[Operand]
+    ) -> Iterator[tuple[Access, Operand]]:
         for s in nest.body:
             if isinstance(s, Access):
-                o = (outs if isinstance(s, Store) else ins)[s.operand]
-                if self._place(nest, s, o) is None or (isinstance(s, Gather) and self._steps(s, o) is None):
-                    return Refusal("addresses that are no places in their containers' dimensions")
-        return None
+                yield s, (outs if isinstance(s, Store) else ins)[s.operand]
 
     def nest(self, label: str, nest: LoopNest, ins: Sequence[Operand], outs: Sequence[Operand]) -> None:
         """Write one nest; ``label`` names its map."""
@@ -177,7 +194,7 @@ class _Tasklet:
         self.reads: dict[str, tuple[str, Any]] = {}  # connector: array, subset or None for all of it
         self.accumulated: dict[str, Any] = {}  # connector: access node of a reduce's result
         self.lines: list[str] = []
-        for i in self._needed([*stores, *reduces]):
+        for i in self.nest.needed_by([*stores, *reduces], scope.results):
             self._statement(i, self.nest.body[i])
 
     def connect(self, entries: list[Any], exits: list[Any], targets: Mapping[int, Any], after: list[Any]) -> None:
@@ -188,13 +205,13 @@ class _Tasklet:
         for i in self.stores:
             s = self.nest.body[i]
             assert isinstance(s, Store)
-            self.lines.append(f"w{i} = {tasklets.narrow(self._value(s.args[0]), s.dtype)}")
+            self.lines.append(f"w{i} = {tasklets.narrow(tasklets.value(self.nest, s.args[0]), s.dtype)}")
             o = self.scope.outs[s.operand]
             place = writer._place(self.nest, s, o)
             assert place is not None
             writes.append((f"w{i}", o.data, subset(place), None, writer.access(o.data)))
         for i, r in self.reduces.items():
-            value, dtype = self._value(r.args[0]), self.nest.body[r.args[0]].dtype
+            value, dtype = tasklets.value(self.nest, r.args[0]), self.nest.body[r.args[0]].dtype
             truth = f"({value} != 0)" if r.kind in ("any", "all") else value
             self.lines.append(f"w{i} = {tasklets.typed(truth, tasklets.accumulator_type(r.kind, dtype))}")
             node = targets[i]
@@ -228,25 +245,10 @@ class _Tasklet:
             inside = exits[:-1] if wcr else exits
             leave_to(state, tasklet, connector, inside, name, at, wcr, lambda _state, _name, node=node: node)
 
-    def _needed(self, roots: Sequence[int]) -> list[int]:
-        seen: set[int] = set()
-        stack = [a for r in roots for a in self.nest.body[r].args]
-        while stack:
-            i = stack.pop()
-            if i not in seen:
-                seen.add(i)
-                if i not in self.scope.results:
-                    stack.extend(self.nest.body[i].args)
-        return sorted(seen)
-
-    def _value(self, i: int) -> str:
-        s = self.nest.body[i]
-        return tasklets.literal(s.value, s.dtype) if isinstance(s, Const) else f"v{i}"
-
     def _statement(self, i: int, s: Statement) -> None:
         if isinstance(s, Const):
             return
-        args = [self._value(a) for a in s.args]
+        args = [tasklets.value(self.nest, a) for a in s.args]
         if isinstance(s, Reduce):
             self.accumulated[f"e{i}"] = self.scope.results[i][1]
             text = tasklets.typed(f"(e{i} != 0)" if s.dtype == "bool" else f"e{i}", s.dtype)

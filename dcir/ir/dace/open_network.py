@@ -9,10 +9,10 @@ import dace
 
 from dcir.ir.dace.memlets import operand_memlet
 from dcir.ir.dace.nodes import Op
-from dcir.ir.dace.open_maps import MapsWriter, openable
+from dcir.ir.dace.open_maps import MapsWriter
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Container, Network, Operand
-from dcir.ir.operator import Step
+from dcir.ir.refusal import Refusal
 
 
 def open_network(net: Network, name: str = "network") -> Any:
@@ -55,21 +55,17 @@ def _maps(writer: MapsWriter, op: Op, ins: Sequence[Operand], outs: Sequence[Ope
         new[f"{op.label}_{name}"] = Container((max(size, 1),), (1,), dtype, "transient")
         operands[name] = Operand(f"{op.label}_{name}")
     writer.add_containers(new)
-    if any(not _fits(writer, step, operands) for step in steps):
+    nests = [
+        (writer.opened(nest, a := [operands[n] for n in reads], o := [operands[n] for n in writes]), a, o)
+        for nest, reads, writes in steps
+    ]
+    if any(isinstance(nest, Refusal) for nest, _, _ in nests):
         return False
     writer.declare(new, new)
-    for number, (nest, reads, writes) in enumerate(steps):
+    for number, (nest, reads, writes) in enumerate(nests):
         assert isinstance(nest, LoopNest)
-        label = op.label if len(steps) == 1 else f"{op.label}_{number}"
-        writer.nest(label, nest, [operands[n] for n in reads], [operands[n] for n in writes])
+        writer.nest(op.label if len(nests) == 1 else f"{op.label}_{number}", nest, reads, writes)
     return True
-
-
-def _fits(writer: MapsWriter, step: Step, operands: dict[str, Operand]) -> bool:
-    nest = openable(step[0])
-    if not isinstance(nest, LoopNest):
-        return False
-    return writer.refusal(nest, [operands[n] for n in step[1]], [operands[n] for n in step[2]]) is None
 
 
 def _library_node(writer: MapsWriter, net: Network, op: Op) -> Op:

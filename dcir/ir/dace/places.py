@@ -49,6 +49,19 @@ def place_of(
     return Place(starts, steps)
 
 
+def split_of(
+    strides: Sequence[int], extents: Sequence[int], shape: Sequence[int], array: Sequence[int]
+) -> tuple[int, int] | None:
+    """A loop that runs through one dimension into the next, and after how many steps it does; None if there is none."""
+    for d, (step, extent) in enumerate(zip(strides, extents, strict=True)):
+        for n, along in zip(shape, array, strict=True):
+            times = abs(step) // along if along > 0 and step and abs(step) % along == 0 else 0
+            steps = n // times if times and n % times == 0 else 0
+            if 1 < steps < extent and extent % steps == 0 and any(a == along * n for a in array):
+                return d, steps
+    return None
+
+
 def _digits(number: int, array: Sequence[int], order: Sequence[int]) -> dict[int, int] | None:
     """How often each dimension's stride is in a number, the widest first."""
     sign, rest, found = (-1 if number < 0 else 1), abs(number), {}

@@ -228,13 +228,7 @@ class TaskletReader:
         return None
 
     def _call(self, node: ast.Call) -> Known:
-        name = (
-            node.func.attr
-            if isinstance(node.func, ast.Attribute)
-            else node.func.id
-            if isinstance(node.func, ast.Name)
-            else ""
-        )
+        name = _function(node)
         if name in _TYPES and len(node.args) == 1:
             return self._typed(node, _TYPES[name])
         args = [self._number(a) for a in node.args]
@@ -289,6 +283,12 @@ class TaskletReader:
         return x  # a load has widened it
 
 
+def _function(node: ast.Call) -> str:
+    """The name of what is called, without its module."""
+    f = node.func
+    return f.attr if isinstance(f, ast.Attribute) else f.id if isinstance(f, ast.Name) else ""
+
+
 def _zero(node: ast.expr) -> bool:
     return all(
         isinstance(i, ast.Constant) and i.value == 0 for i in (node.elts if isinstance(node, ast.Tuple) else [node])
@@ -311,13 +311,7 @@ def _subscript(node: ast.expr, pointers: Mapping[str, Pointer]) -> tuple[ast.Sub
     """An element of an array in the types around it."""
     dtype = ""
     while isinstance(node, ast.Call) and len(node.args) == 1:
-        name = (
-            node.func.attr
-            if isinstance(node.func, ast.Attribute)
-            else node.func.id
-            if isinstance(node.func, ast.Name)
-            else ""
-        )
+        name = _function(node)
         if name in _TYPES:
             dtype = dtype or _TYPES[name]
         elif not name.startswith("dcir_from_"):

@@ -71,12 +71,15 @@ class ScopeLoops:
             if not extent.is_number:
                 raise self.refuse(f"a map over a range that moves with the loops around it ({first}:{last})")
             made.append((param, a, int(s), max(int(sympy.floor(extent)) + 1, 0)))
-        key = (tuple(n for *_, n in made), tuple(loops))
+        # Loops of one point are none, so that maps with and without them have the same loops inside.
+        moving = [x for x in made if x[3] != 1]
+        key = (tuple(n for *_, n in moving), tuple(loops))
         if key not in self._loops:
-            self._loops[key] = tuple(self.new_loop(n) for *_, n in made)
-        for (param, a, s, _), loop in zip(made, self._loops[key], strict=True):
-            meaning[param] = a + s * self.symbols[loop.number]
-            tiles[param] = (s, loop)
+            self._loops[key] = tuple(self.new_loop(n) for *_, n in moving)
+        meaning |= {param: a for param, a, _, _ in made}
+        for (param, a, step, _), loop in zip(moving, self._loops[key], strict=True):
+            meaning[param] = a + step * self.symbols[loop.number]
+            tiles[param] = (step, loop)
         return Frame((*loops, *self._loops[key]), meaning, tiles)
 
     def new_loop(self, extent: int) -> Loop:

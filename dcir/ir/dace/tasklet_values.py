@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dcir.ir.statements import Cast, Compute, Const, Index, Statement
-from dcir.ir.types import FLOATS
+from dcir.ir.types import FLOATS, itemsize
 
 _RANK = ("bool", "u8", "i8", "i16", "i32", "i64", "f32", "f64")
 _EXACT: Mapping[str, Callable[..., int]] = {
@@ -70,7 +70,11 @@ class StatementList:
         if x.dtype == dtype and not x.bits:
             return x
         s = self.statements[x.n]
-        if isinstance(s, Const) and s.dtype != "bool" and (dtype in FLOATS or s.dtype not in FLOATS):
+        if (
+            isinstance(s, Const)
+            and s.dtype != "bool"
+            and (dtype in FLOATS or (s.dtype not in FLOATS and _fits(s.value, dtype)))
+        ):
             return self.typed(s.value, dtype)
         return self.add(Cast(dtype, (x.n,)))
 
@@ -113,3 +117,12 @@ def affine_value(body: StatementList, at: Affine) -> Value:
     for t in terms[1:]:
         total = body.compute("add", (total, t))
     return total
+
+
+def _fits(number: float, dtype: str) -> bool:
+    """Whether a whole number is one of an integer type."""
+    if dtype == "bool":
+        return True
+    bits = 8 * itemsize(dtype)
+    low = 0 if dtype.startswith("u") else -(1 << (bits - 1))
+    return low <= number < low + (1 << bits)

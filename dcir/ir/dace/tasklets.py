@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dcir.ir.statements import Cast, Compute, Narrow, Statement
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Cast, Compute, Const, Narrow, Statement
 from dcir.ir.types import FLOATS, HALVES, TYPES
 
 DACE_NAMES = {n: t.dace for n, t in TYPES.items() if t.words != "none" and n not in HALVES}
@@ -39,6 +40,12 @@ def expression(op: str, args: Sequence[str], dtype: str) -> str:
     else:
         text = f"dcir_{op}({', '.join(args)})"
     return typed(text, dtype)
+
+
+def value(nest: LoopNest, i: int) -> str:
+    """Tasklet code for value ``i`` of a nest where it is used."""
+    s = nest.body[i]
+    return literal(s.value, s.dtype) if isinstance(s, Const) else f"v{i}"
 
 
 def statement(s: Statement, args: Sequence[str], dtypes: Sequence[str]) -> str:

@@ -183,3 +183,35 @@ def until(a: dace.float32[N]):
 def test_loops_on_data_are_refused() -> None:
     with pytest.raises(Unsupported, match="as loop nests"):
         dcir.dace_operator(until)(torch.randn(4))
+
+
+@dace.program
+def padded(a: dace.float32[N + 2], b: dace.float32[N]):
+    return a[1:-1] + b
+
+
+def test_extents_that_follow_from_others() -> None:
+    op = dcir.dace_operator(padded)
+    a, b = torch.randn(7), torch.randn(5)
+    torch.testing.assert_close(op(a, b), a[1:-1] + b)
+    with pytest.raises(InvalidInput, match="extent of 8 where N"):
+        op(torch.randn(8), b)
+
+
+@dace.program
+def changing(a: dace.float32[N]):
+    a[:] = a + 1
+    return a * 2
+
+
+@dace.program
+def adding(a: dace.float32[N], out: dace.float32[N]):
+    out[:] = out + a
+
+
+def test_changed_arguments_are_refused() -> None:
+    """Nothing that a program does to its arguments is lost."""
+    with pytest.raises(Unsupported, match="the argument a, which is written"):
+        dcir.dace_operator(changing)(torch.randn(4))
+    with pytest.raises(Unsupported, match="the result out, which is read before"):
+        dcir.dace_operator(adding, outputs=("out",))(torch.randn(4))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dcir.frontends.torch.importer import import_graph
-from dcir.ir.dace.open_maps import MapsWriter, openable
+from dcir.ir.dace.open_maps import MapsWriter
 from dcir.ir.dace.read_maps import read_sdfg
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_normal import computes, normal
@@ -28,7 +28,9 @@ def opened(net: Network, op: Any) -> tuple[Any, Any]:
     writer = MapsWriter(sdfg, sdfg.add_state("run", is_start_block=True), net.containers)
     operands = (*net.ins(op), *net.outs(op))
     writer.declare(dict.fromkeys(o.data for o in operands), [])
-    writer.nest(op.label, op.spec, net.ins(op), net.outs(op))
+    nest = writer.opened(op.spec, net.ins(op), net.outs(op))
+    assert isinstance(nest, LoopNest)
+    writer.nest(op.label, nest, net.ins(op), net.outs(op))
     sdfg.validate()
     (piece,) = read_sdfg(sdfg, {n: net.containers[n].dtype for n in sdfg.arrays if n in net.containers})
     return sdfg, piece
@@ -41,9 +43,8 @@ def test_every_operator_comes_back(part: int) -> None:
     for page, sample in CASES[part::PARTS]:
         net = import_graph(graph_of_calls([(page.overload, sample.args, sample.kwargs)])[0]).network
         for op in net.ops():
-            nest = openable(op.spec)
-            probe = MapsWriter(dace.SDFG("probe"), None, net.containers)
-            if not isinstance(nest, LoopNest) or probe.refusal(nest, net.ins(op), net.outs(op)) is not None:
+            nest = MapsWriter(dace.SDFG("probe"), None, net.containers).opened(op.spec, net.ins(op), net.outs(op))
+            if not isinstance(nest, LoopNest):
                 continue
             sdfg, piece = opened(net, op)
             known: dict[object, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 import dcir
+from dcir.driver.targets.host import host_machine
 from dcir.errors import InvalidSchedule, OptionError
 from dcir.ir.schedule import Schedule
 from dcir.transforms.pipelines import pipeline
@@ -84,6 +84,7 @@ class Network(nn.Module):
         return self.down(torch.sigmoid(self.up(self.norm(h))))
 
 
+LANES = host_machine().isa.vector_bytes // 4
 PANELS = Schedule.of(registers={"m": 3, "n": 16}, tiles={"k": 16, "m": 9})
 SCHEDULES: dict[str, tuple[int, dict[str, Schedule]]] = {
     "vectors at level 0": (0, {"*": Schedule.of(method="loops", parallel={})}),
@@ -99,7 +100,7 @@ SCHEDULES: dict[str, tuple[int, dict[str, Schedule]]] = {
     "packed before": (1, {"contraction": PANELS}),
     "pixels": (
         1,
-        {"convolution *": Schedule.of(registers={"w": 3, "co": 8 if os.environ.get("DCIR_ISA") == "generic" else 16})},
+        {"convolution *": Schedule.of(registers={"w": 3, "co": min(16, 2 * LANES)})},
     ),
     "whole rows": (4, {"loops *": Schedule.of(near=[]), "contraction": replace(PANELS, order=("k",))}),
 }
