@@ -124,8 +124,11 @@ class Report:
             lines.append(f"  {len(g.tuned)} kernels run a measured choice:")
             lines += [f"    {calls:>4} x {what}: {choice}" for what, choice, calls in g.tuned]
         if g.schedules:
-            lines.append("  kernels run as:")
-            lines += [f"    {calls or '':>4} x {what}: {schedule or ONE_FORM}" for what, schedule, calls in g.schedules]
+            lines.append("  kernels run as (once: when parameters change):")
+            lines += [
+                f"    {f'{calls} x' if calls else 'once':>6} {what}: {schedule or ONE_FORM}"
+                for what, schedule, calls in g.schedules
+            ]
         if g.passes:
             lines += _passes(g.passes)
         return lines

@@ -143,3 +143,15 @@ def test_an_error_says_where() -> None:
     with torch.no_grad(), pytest.raises(InvalidSchedule, match="registers") as refused:
         fast(rand(2, 16, 20, 20))
     assert "contraction" in str(refused.value.where) and refused.value.hint
+
+
+def test_explain_says_what_runs_once() -> None:
+    """Kernels that prepare weights are no part of a call."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
+    fast = dcir.optimize(model)
+    with torch.no_grad():
+        fast(torch.randn(32, 64))
+    lines = str(fast.dcir.explain()).splitlines()
+    first = lines.index("  kernels run as (once: when parameters change):") + 1
+    counts = [line.split()[0] for line in lines[first:] if line.startswith("      ")]
+    assert "once" in counts and any(c.isdigit() for c in counts)
