@@ -26,6 +26,7 @@ from dcir.frontends.onnx.model_file import MAX_NESTING, MAX_NODES, domain_of, fu
 from dcir.frontends.onnx.ops.create import constant
 from dcir.frontends.onnx.program import OnnxProgram, OnnxStep, Subprogram, locate
 from dcir.frontends.onnx.registry import Node, OperatorRow, find, find_host
+from dcir.frontends.onnx.repeatable import declared_shapes
 from dcir.frontends.onnx.tensors import NARROW_TYPES, read_sparse, read_value, show
 from dcir.frontends.onnx.values import Host, to_host
 
@@ -268,7 +269,7 @@ class Builder:
         operands = (*inputs, *captured)
         step = OnnxStep(
             node, entry.function, host, operands, tuple(outputs), entry.host, entry.scalars, entry.raw,
-            reads=entry.reads, formed=proto.op_type in RULES, kept=entry.kept,
+            reads=entry.reads, formed=proto.op_type in RULES, kept=entry.kept, random=entry.random,
         )  # fmt: skip
         if captured or not self._fold(step, entry, frame, outputs):
             frame.steps.append(step)
@@ -322,7 +323,7 @@ class Builder:
                 program, slots = self._subgraph(attribute.g, scope, context)
                 begin = start + len(captured)
                 captured.extend(slots)
-                values[name] = Subprogram(program, begin, begin + len(slots))
+                values[name] = Subprogram(program, begin, begin + len(slots), declared_shapes(attribute.g))
             else:
                 values[name] = read_attribute(attribute, self.folder, label)
                 if attribute.type == AttributeProto.TENSOR and attribute.t.data_type in NARROW_TYPES:

@@ -21,8 +21,9 @@ from dcir.frontends.onnx import table as _table
 from dcir.frontends.onnx.build import Builder
 from dcir.frontends.onnx.model_file import read_model
 from dcir.frontends.onnx.numbers import Uses, uses_of
-from dcir.frontends.onnx.parts import parts_of
+from dcir.frontends.onnx.parts import with_parts
 from dcir.frontends.onnx.program import OnnxProgram, locate
+from dcir.frontends.onnx.repeatable import marked
 from dcir.frontends.onnx.tensors import MAX_RANK, from_numpy, show, to_numpy
 from dcir.frontends.onnx.tracing import Unlogged
 from dcir.frontends.onnx.values import HOST_LIMIT, TEXT, Host, to_host, to_tensor, torch_dtype
@@ -317,7 +318,7 @@ def _attach_state(module: OnnxModule, builder: Builder) -> None:
     program = replace(module.program, captures=tuple(slots))
     known = {slot for slot, host in zip(slots, hosts, strict=True) if host is not None}
     known |= {slot for slot, spec in zip(program.inputs, module.input_specs, strict=True) if spec.host}
-    module.program = replace(program, parts=parts_of(program, known))
+    module.program = with_parts(marked(program, known, slots), known)
 
 
 def _clean(name: str) -> str:

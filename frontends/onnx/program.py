@@ -20,6 +20,9 @@ from dcir.frontends.onnx.tensors import show
 from dcir.frontends.onnx.tracing import not_entered, untraced
 from dcir.frontends.onnx.values import TEXT, Host, to_tensor
 
+Shape = tuple[int | str | None, ...] | None
+"""A shape as a file has it: sizes, names of sizes, or nothing."""
+
 
 @dataclass(frozen=True)
 class OnnxStep:
@@ -40,6 +43,7 @@ class OnnxStep:
     formed: bool = False
     """Its operands' shapes are looked at before it runs."""
     kept: tuple[int, ...] = ()
+    random: bool = False
 
     @property
     def bodies(self) -> dict[str, Subprogram]:
@@ -71,7 +75,8 @@ class Part:
 class OnnxProgram:
     """Steps over `slots` values; `captures` are filled from the surrounding program, in order.
 
-    `parts` are the same steps, apart where data must be read; none if they need not be taken apart.
+    `parts` are the same steps, apart where data must be read; none if they need not be taken apart. Where gradients are asked for,
+    `training_parts` are.
     """
 
     slots: int
@@ -80,6 +85,7 @@ class OnnxProgram:
     steps: tuple[OnnxStep, ...]
     outputs: tuple[int, ...]
     parts: tuple[Part, ...] = ()
+    training_parts: tuple[Part, ...] = ()
 
     def run(self, arguments: tuple[Any, ...], captured: tuple[Any, ...]) -> list[Any]:
         values: list[Any] = [None] * self.slots
@@ -87,12 +93,21 @@ class OnnxProgram:
             values[slot] = value
         for slot, value in zip(self.inputs, arguments, strict=True):
             values[slot] = value
-        if self.parts and not torch.compiler.is_exporting():
-            _run_apart(self.parts, values)
+        parts = self.training_parts if _differentiated(arguments, captured) else self.parts
+        if parts and not torch.compiler.is_exporting():
+            _run_apart(parts, values)
         else:
             for step in self.steps:
                 step(values)
         return [values[slot] for slot in self.outputs]
+
+
+def _differentiated(arguments: tuple[Any, ...], captured: tuple[Any, ...]) -> bool:
+    if torch.is_grad_enabled():
+        for value in (*arguments, *captured):
+            if isinstance(value, Tensor) and value.requires_grad:
+                return True
+    return False
 
 
 @not_entered
@@ -119,6 +134,7 @@ def _run_control(step: OnnxStep, values: list[Any]) -> None:
         values[slot] = None
 
 
+@untraced
 @cache
 def _not_entered(function: Function) -> Function:
     return not_entered(function)
@@ -126,11 +142,22 @@ def _not_entered(function: Function) -> Function:
 
 @dataclass(frozen=True)
 class Subprogram:
-    """A subgraph held by an attribute; its captured values are operands `start` to `stop` of its node."""
+    """A subgraph held by an attribute; its captured values are operands `start` to `stop` of its node.
+
+    Attributes:
+        declared: shapes of its inputs and of its results as the file has them: sizes, names, or None.
+        repeatable: it runs on tensors alone, and does the same in every round.
+        nested: it has control flow of its own.
+        shared: operands that it captures and that may share memory with others.
+    """
 
     program: OnnxProgram
     start: int
     stop: int
+    declared: tuple[tuple[Shape, ...], tuple[Shape, ...]] = ((), ())
+    repeatable: bool = False
+    nested: bool = False
+    shared: tuple[int, ...] = ()
 
     def __call__(self, arguments: tuple[Any, ...], operands: tuple[Any, ...]) -> list[Any]:
         if len(arguments) != len(self.program.inputs):

@@ -1,7 +1,7 @@
 """Control flow: If, Loop, Scan.
 
-A condition or trip count that is known as a host value unrolls while tracing; one that lives in a tensor is read, which
-ends what is traced, and an `If` on a tensor becomes `torch.cond` in an exported program.
+Compiled, they are operators with bodies where those allow it (``regions.py``). Else a condition or trip count that is known as a host
+value unrolls while tracing, and one that lives in a tensor is read, which ends what is traced.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dcir.errors import InvalidModel, TypeMismatch, Unsupported
 from dcir.frontends.onnx.program import Subprogram
+from dcir.frontends.onnx.regions import chosen, own_operands, repeated, repeated_while, tensors_of
 from dcir.frontends.onnx.registry import Node, onnx_op
 from dcir.frontends.onnx.tracing import untraced
 from dcir.frontends.onnx.values import Host, axis_of, scalar, to_tensor
@@ -26,6 +27,11 @@ def if_(node: Node, condition: Any, *captured: Any) -> Any:
     then, other = node["then_branch"], node["else_branch"]
     if isinstance(condition, Tensor) and torch.compiler.is_exporting():
         return _traced_if(condition, then, other, operands)
+    if isinstance(condition, Tensor) and torch.compiler.is_compiling() and then.repeatable and other.repeatable:
+        own = own_operands((then, other), operands)
+        made = chosen(condition, lambda: then((), own), lambda: other((), own))
+        if made is not None:
+            return made
     taken: Subprogram = then if bool(_asked(condition)) else other
     return tuple(taken((), operands))
 
@@ -62,6 +68,10 @@ def loop(node: Node, trips: Any, condition: Any, *rest: Any) -> Any:
     body: Subprogram = node["body"]
     operands = (trips, condition, *rest)
     carried = list(operands[2 : body.start])
+    if body.repeatable and torch.compiler.is_compiling():
+        made = _as_operator(body, operands, carried)
+        if made is not None:
+            return made
     limit = MAX_TRIPS if trips is None else _asked(trips)
     running = True if condition is None else bool(_asked(condition))
     scans: list[list[Any]] = [[] for _ in range(len(body.program.outputs) - 1 - len(carried))]
@@ -75,6 +85,35 @@ def loop(node: Node, trips: Any, condition: Any, *rest: Any) -> Any:
         running = proceed is None or bool(_asked(proceed))
         trip += 1
     return (*carried, *(_stacked(scan) for scan in scans))
+
+
+def _as_operator(body: Subprogram, operands: tuple[Any, ...], carried: list[Any]) -> tuple[Any, ...] | None:
+    """A loop as one operator; None if it must run in Python."""
+    trips, condition = operands[:2]
+    state = tensors_of(carried)
+    if state is None:
+        return None
+    on, operands = Host((True,), (), torch.bool), own_operands((body,), operands)
+
+    def turn(number: Tensor, values: list[Tensor]) -> tuple[Any, list[Any], list[Any]]:
+        proceed, *results = body((number, on, *values), operands)
+        return proceed, results[: len(values)], results[len(values) :]
+
+    proceed = turn(torch.zeros((), dtype=torch.int64), state)[0]
+    endless = not isinstance(condition, Tensor) and not isinstance(proceed, Tensor)
+    if endless and isinstance(trips, Host):
+        if not (condition is None or scalar(condition)) or not (proceed is None or scalar(proceed)):
+            return None  # no round, or one
+        made = repeated(
+            lambda values, part: turn(part[0], values)[1:], state, [torch.arange(scalar(trips))], body.nested
+        )
+        return None if made is None else (*made[0], *made[1])
+    if endless or len(body.program.outputs) - 1 > len(state):
+        return None
+    limit = trips if trips is None or isinstance(trips, Tensor) else scalar(trips)
+    running = condition if isinstance(condition, Tensor) else condition is None or bool(scalar(condition))
+    last = repeated_while(lambda number, values: turn(number, values)[:2], limit, running, state)
+    return None if last is None else tuple(last)
 
 
 def _stacked(parts: list[Any]) -> Any:
@@ -142,6 +181,11 @@ def _scan(
         raise TypeMismatch(
             f"scanned inputs of shapes {shapes} differ in length along {dims}", hint="equally many slices of each"
         )
+    if body.repeatable and (made := _scan_as_operator(body, operands, states, inputs, dims, directions)) is not None:
+        last, rows = made
+        turned = [row.flip(0) if i < len(out_directions) and out_directions[i] else row for i, row in enumerate(rows)]
+        axes_out = [axis_of(out_axes[i], row.ndim) if i < len(out_axes) else 0 for i, row in enumerate(turned)]
+        return (*last, *(row.movedim(0, axis) for row, axis in zip(turned, axes_out, strict=True)))
     outputs: list[list[Any]] = [[] for _ in range(len(body.program.outputs) - len(states))]
     for t in range(steps):
         slices = [
@@ -158,3 +202,26 @@ def _scan(
         axis = axis_of(out_axes[i], parts[0].ndim + 1) if i < len(out_axes) else 0
         stacked.append(torch.stack(parts, axis))
     return (*states, *stacked)
+
+
+def _scan_as_operator(
+    body: Subprogram,
+    operands: tuple[Any, ...],
+    states: list[Any],
+    inputs: list[Tensor],
+    dims: list[int],
+    directions: list[int],
+) -> tuple[list[Any], list[Any]] | None:
+    """States at the end, and what all rounds make, stacked along the first dimension; None if it must run in Python."""
+    state = tensors_of(states)
+    if state is None:
+        return None
+    moving = [x.movedim(d, 0) for x, d in zip(inputs, dims, strict=True)]
+    moving = [x.flip(0) if back else x for x, back in zip(moving, directions, strict=True)]
+    operands = own_operands((body,), operands)
+
+    def turn(values: list[Tensor], parts: list[Tensor]) -> tuple[list[Any], list[Any]]:
+        results = body((*values, *parts), operands)
+        return results[: len(values)], results[len(values) :]
+
+    return repeated(turn, state, moving, body.nested)

@@ -1,6 +1,7 @@
 """Recurrent networks: RNN, GRU, LSTM.
 
-The common forms go to torch's own fused networks (with the gates reordered); the rest is a loop over time.
+The common forms go to torch's own fused networks (with the gates reordered); the rest is a loop over time, which is one operator where it
+is compiled (``regions.py``), behind the products of all steps' inputs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dcir.errors import InvalidModel, Unsupported
+from dcir.frontends.onnx.regions import repeated
 from dcir.frontends.onnx.registry import Node, onnx_op
 
 Activation = Callable[[Tensor], Tensor]
@@ -82,20 +84,39 @@ class _RecurrentPlan:
             return self.x.new_zeros(self.directions, self.x.shape[1], hidden)
         return given.transpose(0, 1) if self.layout else given
 
-    def scan(self, direction: int, cell: Callable[..., tuple[Tensor, ...]], state: tuple[Tensor, ...]) -> Any:
+    def products(self, w: Tensor, bias: Tensor) -> Tensor:
+        """The inputs of all steps through their weights, at once."""
+        return self.x @ w.t() + bias
+
+    def scan(
+        self, direction: int, cell: Callable[..., tuple[Tensor, ...]], inputs: Tensor, state: tuple[Tensor, ...]
+    ) -> Any:
         """Run the cell over time; steps beyond an entry's length leave its state alone and give zeros."""
-        steps = self.x.shape[0]
-        order = range(steps - 1, -1, -1) if self.backward[direction] else range(steps)
-        outputs: list[Any] = [None] * steps
-        for t in order:
-            new = cell(self.x[t], *state)
+        moving = [inputs]
+        if self.lengths is not None:
+            moving.append(torch.arange(inputs.shape[0], dtype=self.lengths.dtype))
+        if self.backward[direction]:
+            moving = [part.flip(0) for part in moving]
+
+        def turn(values: list[Tensor], parts: list[Tensor]) -> tuple[list[Any], list[Any]]:
+            new = cell(parts[0], *values)
             out = new[0]
             if self.lengths is not None:
-                alive = (self.lengths > t).unsqueeze(1)
-                new = tuple(torch.where(alive, a, b) for a, b in zip(new, state, strict=True))
+                alive = (self.lengths > parts[1]).unsqueeze(1)
+                new = tuple(torch.where(alive, a, b) for a, b in zip(new, values, strict=True))
                 out = torch.where(alive, out, 0)
-            state, outputs[t] = new, out
-        return torch.stack(outputs), state
+            return list(new), [out]
+
+        values = list(state)
+        made = repeated(turn, values, moving)
+        if made is None:
+            rows = []
+            for t in range(inputs.shape[0]):
+                values, out = turn(values, [part[t] for part in moving])
+                rows += out
+            made = values, [torch.stack(rows)]
+        values, (outputs,) = made
+        return outputs.flip(0) if self.backward[direction] else outputs, tuple(values)
 
     def results(self, outputs: list[Tensor], *finals: list[Tensor]) -> tuple[Tensor, ...]:
         y = torch.stack(outputs, 1)
@@ -103,6 +124,11 @@ class _RecurrentPlan:
         if self.layout:
             return (y.permute(2, 0, 1, 3), *(s.transpose(0, 1) for s in states))
         return (y, *states)
+
+
+def _own(t: Tensor) -> Tensor:
+    """A copy: what a cell takes besides its arguments may not share memory (``regions.py``)."""
+    return t.clone(memory_format=torch.contiguous_format)
 
 
 def _biases(b: Tensor | None, direction: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,10 +187,12 @@ def rnn(
     for d in range(p.directions):
         wb, rb = _biases(b, d, hidden, w)
 
-        def cell(xt: Tensor, h: Tensor, d: int = d, bias: Tensor = wb + rb) -> tuple[Tensor, ...]:
-            return (acts[d][0](p.clip(xt @ w[d].t() + h @ r[d].t() + bias)),)
+        recurrent = _own(r[d].t())
 
-        out, (h,) = p.scan(d, cell, (start[d],))
+        def cell(xt: Tensor, h: Tensor, d: int = d, recurrent: Tensor = recurrent) -> tuple[Tensor, ...]:
+            return (acts[d][0](p.clip(xt + h @ recurrent)),)
+
+        out, (h,) = p.scan(d, cell, p.products(w[d], wb + rb), (start[d],))
         outputs.append(out)
         finals.append(h)
     return p.results(outputs, finals)
@@ -189,16 +217,27 @@ def gru(
     for d in range(p.directions):
         wb, rb = _biases(b, d, 3 * hidden, w)
 
-        def cell(xt: Tensor, h: Tensor, d: int = d, wb: Tensor = wb, rb: Tensor = rb) -> tuple[Tensor, ...]:
+        gates, inner_weight = r[d].split((2 * hidden, hidden))
+        gate_bias, inner_bias = rb.split((2 * hidden, hidden))
+        gates, inner_weight = _own(gates.t()), _own(inner_weight.t())
+        before = wb + torch.cat((gate_bias, inner_bias.new_zeros(hidden) if late else inner_bias))
+        own_bias = _own(inner_bias)
+
+        def cell(
+            xt: Tensor,
+            h: Tensor,
+            d: int = d,
+            gates: Tensor = gates,
+            weight: Tensor = inner_weight,
+            bias: Tensor = own_bias,
+        ) -> tuple[Tensor, ...]:
             f, g = acts[d]
-            xz, xr, xh = (xt @ w[d].t() + wb).split(hidden, 1)
-            rz, rr, rh = r[d].split(hidden)
-            bz, br, bh = rb.split(hidden)
-            z, reset = f(p.clip(xz + h @ rz.t() + bz)), f(p.clip(xr + h @ rr.t() + br))
-            inner = reset * (h @ rh.t() + bh) if late else (reset * h) @ rh.t() + bh
+            xg, xh = xt.split((2 * hidden, hidden), 1)
+            z, reset = (f(p.clip(t)) for t in (xg + h @ gates).split(hidden, 1))
+            inner = reset * (h @ weight + bias) if late else (reset * h) @ weight
             return ((1 - z) * g(p.clip(xh + inner)) + z * h,)
 
-        out, (h,) = p.scan(d, cell, (start[d],))
+        out, (h,) = p.scan(d, cell, p.products(w[d], before), (start[d],))
         outputs.append(out)
         finals.append(h)
     return p.results(outputs, finals)
@@ -224,27 +263,28 @@ def lstm(
     outputs, finals, carries = [], [], []
     for d in range(p.directions):
         wb, rb = _biases(b, d, 4 * hidden, w)
-        pi, po, pf = peep[d].split(hidden) if peep is not None else (None, None, None)
+        recurrent = _own(r[d].t())
+        pi, po, pf = map(_own, peep[d].split(hidden)) if peep is not None else (None, None, None)
 
         def cell(
             xt: Tensor,
             h: Tensor,
             c: Tensor,
             d: int = d,
-            bias: Tensor = wb + rb,
+            recurrent: Tensor = recurrent,
             pi: Any = pi,
             po: Any = po,
             pf: Any = pf,
         ) -> tuple[Tensor, ...]:
             f, g, e = acts[d]
-            i, o, forget, new = (xt @ w[d].t() + h @ r[d].t() + bias).split(hidden, 1)
+            i, o, forget, new = (xt + h @ recurrent).split(hidden, 1)
             i = f(p.clip(i if pi is None else i + pi * c))
             forget = 1 - i if coupled else f(p.clip(forget if pf is None else forget + pf * c))
             c = forget * c + i * g(p.clip(new))
             o = f(p.clip(o if po is None else o + po * c))
             return o * e(c), c
 
-        out, (h, c) = p.scan(d, cell, (start[d], carry[d]))
+        out, (h, c) = p.scan(d, cell, p.products(w[d], wb + rb), (start[d], carry[d]))
         outputs.append(out)
         finals.append(h)
         carries.append(c)

@@ -58,14 +58,18 @@ IF = """g (float[4,4] x) => (float[4,4] y) {
 
 
 def test_the_branches_of_a_condition_in_a_tensor_are_compiled(module_of: Make) -> None:
+    """As one operator where the file says that their results are alike, else each of them."""
     x = torch.eye(4)
     turned = x.clone()
     turned[0, 1], turned[1, 0] = 4.0, -4.0
-    assert _operators(module_of(IF), x, turned) == [4, 2, 1, 3]
+    assert len(_operators(module_of(IF), x, turned)) == 1
+    assert _operators(module_of(IF.replace("float[4,4] p", "float[n,m] p")), x, turned) == [4, 2, 1, 3]
 
 
-def test_rounds_of_a_loop_that_data_ends_are_compiled(module_of: Make) -> None:
-    module = module_of("""g (float[4,4] x) => (float[4,4] y) {
+@pytest.mark.parametrize("declared", [True, False])
+def test_rounds_of_a_loop_that_data_ends_are_compiled(module_of: Make, declared: bool) -> None:
+    """As one operator where the file says that what they carry keeps its shape, else each of them."""
+    text = """g (float[4,4] x) => (float[4,4] y) {
         bound = Constant <value_float = 1000.0> ()
         most = Constant <value_int = 20> ()
         go = Constant <value = bool {1}> ()
@@ -78,8 +82,11 @@ def test_rounds_of_a_loop_that_data_ends_are_compiled(module_of: Make) -> None:
             }
         >
         y = Tanh(last)
-    }""")
-    operators = _operators(module, torch.eye(4))
+    }"""
+    if declared:
+        assert len(_operators(module_of(text), torch.eye(4))) == 1
+        return
+    operators = _operators(module_of(text.replace("[4,4] next", "[n,m] next")), torch.eye(4))
     assert operators[-1] == 1
     # The number of the round is a number of its own at first, then one that changes.
     assert set(operators[:-1]) == {4}
