@@ -50,6 +50,7 @@ class Steps:
         static: (slot, bytes) of every input that ``before`` reads.
         flows: the streams that calls refer to.
         sizes: the table slot of the values of the sizes that move, and the names of these in C.
+        stops: numbers of the calls that a part of the driver begins with, where it can be run part by part.
     """
 
     calls: Sequence[AnyStep]
@@ -57,6 +58,7 @@ class Steps:
     static: Sequence[tuple[int, int]] = ()
     flows: Sequence[Flow] = ()
     sizes: tuple[int, tuple[str, ...]] = (-1, ())
+    stops: Sequence[int] = ()
 
 
 class Backend(Protocol):

@@ -14,6 +14,7 @@ from dcir.codegen.backend import Backend, Kernel, Steps
 from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.invocations import Invocation, Types, invocations
 from dcir.codegen.moving_kernel import moving_kernel
+from dcir.codegen.parts import Parts, parts_of
 from dcir.codegen.placement import Placement, ScratchMemory
 from dcir.codegen.regions import Made, RegionPlanner
 from dcir.codegen.registry import Emitters
@@ -54,6 +55,8 @@ class Library:
         tuned: the measured choices of the kernels that are not as the cost models have them, by name.
         sizes_slot: table slot of the values of the sizes, -1 if none move.
         schedules: by name what each kernel is, and what it was printed from; None of those that have one form only.
+        parts: how many the driver can be run in, one after the other.
+        ready: with which of them each result container is complete, -1 for those that no step writes.
     """
 
     path: Path
@@ -71,6 +74,8 @@ class Library:
     tuned: dict[str, Choice] = field(default_factory=dict)
     sizes_slot: int = -1
     schedules: dict[str, tuple[str, Schedule | None]] = field(default_factory=dict)
+    parts: int = 1
+    ready: dict[str, int] = field(default_factory=dict)
 
 
 def compile_network(
@@ -81,11 +86,13 @@ def compile_network(
     profile: bool = False,
     choices: Mapping[str, Choice] | None = None,
     keep: Callable[[str, str], None] | None = None,
+    in_parts: bool = False,
 ) -> Library:
     """Generate, compile and link a network for its target; with ``profile``, the driver measures its steps.
 
     ``choices`` are the emitters' by operator label, instead of those that the database has. ``keep`` hears the name and the text
-    of every piece of code, made for it if the library is found in the cache.
+    of every piece of code, made for it if the library is found in the cache. With ``in_parts`` the driver can stop where results
+    are complete.
 
     Raises:
         CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code.
@@ -96,7 +103,8 @@ def compile_network(
     moving, net = (net, net.widest) if isinstance(net, MovingNetwork) else (None, net)
     cache, target = cache or Cache.default(), target_of(net)
     planned = _PlannedCode(net, target, cache, choices, moving)
-    driver = planned.backend.driver_text(planned.steps(), profile=profile)
+    parts = parts_of(net, planned.calls) if in_parts and not profile and moving is None else Parts()
+    driver = planned.backend.driver_text(replace(planned.steps(), stops=parts.stops), profile=profile)
     if keep is not None:
         keep("driver", driver)
         for k in planned.made():
@@ -106,7 +114,7 @@ def compile_network(
         path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
         planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
         tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.sizes_slot,
-        {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()},
+        {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, len(parts.stops) + 1, parts.ready,
     )  # fmt: skip
 
 

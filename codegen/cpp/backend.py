@@ -28,7 +28,9 @@ class CppBackend:
 
     def driver_text(self, steps: Steps, *, profile: bool) -> str:
         """C++ of the driver."""
-        return driver_text(steps.calls, steps.before, steps.static, steps.flows, steps.sizes, profile=profile)
+        return driver_text(
+            steps.calls, steps.before, steps.static, steps.flows, steps.sizes, steps.stops, profile=profile
+        )  # fmt: skip
 
     def kernel_text(self, kernel: Kernel) -> str:
         """C++ of a kernel."""

@@ -1,6 +1,7 @@
 """The driver's text: C functions that run a network's kernels in order over a table of pointers.
 
     int dcir_run(void** table, int (*call_back)(int))
+    int dcir_part(void** table, int (*call_back)(int), int part)  of a driver that stops: all parts in order are a run
     int dcir_prepare(void** table)                    computes what depends on static inputs alone
     unsigned long long dcir_fingerprint(void** table) a digest of a few elements of every static input
     unsigned long long dcir_ticks[steps + 1]          of a profiled driver: nanoseconds of each step of the last call
@@ -20,6 +21,7 @@ into torch that failed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from dcir.codegen.cpp.digest import DIGEST
@@ -47,6 +49,7 @@ def driver_text(
     static: Sequence[tuple[int, int]] = (),
     streams: Sequence[Flow] = (),
     sizes: tuple[int, tuple[str, ...]] = (-1, ()),
+    stops: Sequence[int] = (),
     *,
     profile: bool = False,
 ) -> str:
@@ -58,6 +61,7 @@ def driver_text(
         static: (slot, bytes) of every input that ``before`` reads.
         streams: what calls refer to.
         sizes: slot of the values of the sizes that move, and their names.
+        stops: numbers of the steps that each part but the first begins with; none lies inside a stream.
         profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; the last of them is the time in
             which teams open and close. Calls of a profiled driver must not overlap.
     """
@@ -73,7 +77,20 @@ def driver_text(
         lines += _image(calls, number, profile)
     lines += ['extern "C" int omp_get_num_threads();'] * bool(streams)
     lines += ['extern "C" int omp_get_thread_num();'] * bool(streams and not profile)
-    lines.append('extern "C" __attribute__((visibility("default"))) int dcir_run(void** t, int (*call_back)(int)) {')
+    if stops:
+        lines += _in_parts(calls, [0, *stops, len(calls)], streams)
+    else:
+        lines += _at_once(calls, streams, sizes, profile=profile)
+    lines.append('extern "C" __attribute__((visibility("default"))) int dcir_prepare(void** t) {')
+    lines += ["  int status = 0;", *_stretch(before), "  return 0;", "}"]
+    return "\n".join([*lines, *_fingerprint(static)])
+
+
+def _at_once(
+    calls: Sequence[AnyStep], streams: Sequence[Flow], sizes: tuple[int, tuple[str, ...]], *, profile: bool
+) -> list[str]:
+    """``dcir_run``."""
+    lines = ['extern "C" __attribute__((visibility("default"))) int dcir_run(void** t, int (*call_back)(int)) {']
     lines.append("  int status = 0;")
     lines += [f"  const long long {name} = ((const long long*)t[{sizes[0]}])[{i}];" for i, name in enumerate(sizes[1])]
     if profile:
@@ -88,10 +105,38 @@ def driver_text(
             lines.append(f"  if (call_back({call.number})) return {-1 - call.number};")
             lines += [f"  lap({step});"] * profile
     lines += _stretch(calls[first:], first if profile else None, len(calls), streams)
-    lines += ["  return 0;", "}"]
-    lines.append('extern "C" __attribute__((visibility("default"))) int dcir_prepare(void** t) {')
-    lines += ["  int status = 0;", *_stretch(before), "  return 0;", "}"]
-    return "\n".join([*lines, *_fingerprint(static)])
+    return [*lines, "  return 0;", "}"]
+
+
+def _in_parts(calls: Sequence[AnyStep], ends: Sequence[int], streams: Sequence[Flow]) -> list[str]:
+    """``dcir_part``, and a ``dcir_run`` that calls it."""
+    lines = [
+        'extern "C" __attribute__((visibility("default"))) int dcir_part(void** t, int (*call_back)(int), int part) {',
+        "  int status = 0;",
+        "  switch (part) {",
+    ]
+    for part, (begin, end) in enumerate(itertools.pairwise(ends)):
+        lines += [f"  case {part}: {{", *_steps(calls[begin:end], streams), "  return 0;", "  }"]
+    return [
+        *lines, "  }", "  return 0;", "}",
+        'extern "C" __attribute__((visibility("default"))) int dcir_run(void** t, int (*call_back)(int)) {',
+        f"  for (int part = 0; part < {len(ends) - 1}; part++)",
+        "    if (int code = dcir_part(t, call_back, part)) return code;",
+        "  return 0;", "}",
+    ]  # fmt: skip
+
+
+def _steps(calls: Sequence[AnyStep], streams: Sequence[Flow]) -> list[str]:
+    """Stretches of generated code, and calls into torch between them."""
+    lines, first = [], 0
+    for step, call in enumerate(calls):
+        if isinstance(call, Call) and call.kernel is None:
+            lines += [
+                *_stretch(calls[first:step], streams=streams),
+                f"  if (call_back({call.number})) return {-1 - call.number};",
+            ]
+            first = step + 1
+    return lines + _stretch(calls[first:], streams=streams)
 
 
 # Words of a static input that are compared in every call: a last guard against writes through bare addresses, which nobody notes.

@@ -50,6 +50,8 @@ def program_info(done: Imported, library: Library) -> ProgramInfo:
         origins=tuple(library.origins),
         shared=shared_with_arguments(net, number),
         sizes_slot=library.sizes_slot,
+        parts=library.parts,
+        ready=tuple(_ready(net, library, kind, value) for kind, value in done.outputs) if library.parts > 1 else (),
     )
 
 
@@ -63,6 +65,11 @@ def calls_into_torch(library: Library, sizes: Mapping[str, int] | None = None) -
         n: call_into_torch(at(spec), *([(p.slot, at(p.offset)) for p in side] for side in (ins, outs)))
         for n, (spec, ins, outs) in library.callbacks.items()
     }
+
+
+def _ready(net: Network, library: Library, kind: str, value: Any) -> int:
+    """The part of the library with which an output is complete."""
+    return library.ready.get(net.results[value].data, -1) if kind == "result" else -1
 
 
 def _result(net: Network, number: dict[str, int], kind: str, value: Any) -> ResultInfo:

@@ -10,6 +10,7 @@ from torch import fx
 
 from dcir.driver.team import fit_team
 from dcir.errors import MachineBusy, NotCompiledWarning, OptionError, RecompileWarning
+from dcir.frontends.torch.whole_graphs import keeps_graphs_whole
 from dcir.options import Options
 from dcir.user_code import warn_user
 
@@ -30,6 +31,7 @@ MODES: dict[str, dict[str, Any]] = {
 fit_team()
 
 
+@keeps_graphs_whole
 def dcir(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -96,10 +98,6 @@ def _refuse(options: dict[str, Any]) -> None:
 
 def _tell_break(reason: str, place: str) -> None:
     """Warn of a graph that ends at a graph break: what follows runs in PyTorch, or as a graph of its own."""
-    from dcir.frontends.torch.capture import BUCKET_CUT
-
-    if (reason, place) == BUCKET_CUT:  # the graph goes on in the next one
-        return
     warn_user(f"a part of this call is not compiled: {reason} {place}", NotCompiledWarning)
 
 

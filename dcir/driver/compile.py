@@ -23,6 +23,7 @@ from dcir.driver.targets.host import host_target
 from dcir.driver.verify.debug_folder import GraphFolder, graph_folder
 from dcir.errors import InvalidInput, MemoryLimitTooLow, Unsupported
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, OtherBounds
+from dcir.frontends.torch.gates import Gates
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.moving_network import MovingNetwork
 from dcir.ir.network import Network
@@ -235,7 +236,9 @@ class Compilation:
 
     def _backward(self, done: Imported) -> Call:
         """A backward's program; its code can wait for the first call, but its forward must know now where to put what it keeps."""
-        call = _Late(lambda: self._program(done)[0])
+        call: Call = _Late(lambda: self._program(done)[0])
+        if (gates := self.context.gates) is not None and self.session.watch is None:
+            call = self._gated(done, gates)
         blocks, forward = backward_blocks(done.network), self.context.forward
         if blocks is None:
             return call
@@ -243,11 +246,25 @@ class Compilation:
         donated: Call = forward.donation.backward(call, blocks)
         return donated
 
-    def _program(self, done: Imported) -> tuple[Call, Program]:
+    def _gated(self, done: Imported, gates: Gates) -> Call:
+        """A backward's program that gates run part by part; they must know its parts when the forward is called."""
+        call, program = self._program(done, in_parts=True)
+        if program.info.parts == 1:
+            return call
+        gates.ready = program.info.ready
+
+        def begun(args: Sequence[Any]) -> list[Any]:
+            results, run = program.part_by_part(args)
+            gates.begin(run)
+            return results
+
+        return begun
+
+    def _program(self, done: Imported, *, in_parts: bool = False) -> tuple[Call, Program]:
         """What runs a rewritten graph: what is called, and the program itself."""
         self._clock.start()
         self._prepare(done)
-        library = self._library(done.network)
+        library = self._library(done.network, in_parts=in_parts)
         program = self.target.load(done, library, self.session.arenas, prepare=self.options.prepare)
         self.session.programs.add(program)
         watch = self.session.watch
@@ -292,7 +309,7 @@ class Compilation:
             session.tuner.tune(net, 1 / 3 if self.record.kind == "forward" else 1.0)
             self._clock.lap("tuning")
 
-    def _library(self, net: Network | MovingNetwork) -> Library:
+    def _library(self, net: Network | MovingNetwork, *, in_parts: bool = False) -> Library:
         """Code of a rewritten network."""
         from dcir.codegen.compile import compile_network
 
@@ -301,6 +318,7 @@ class Compilation:
         library = compile_network(
             net, progress=self.session.step("kernels"),
             profile=self.session.watch is not None, keep=self._kept.code if self._kept is not None else None,
+            in_parts=in_parts,
         )  # fmt: skip
         self._clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls

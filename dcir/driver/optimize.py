@@ -37,6 +37,7 @@ from dcir.frontends.torch.guards.quick import QuickGuards
 from dcir.frontends.torch.lifetime import BorrowedBackend, drop_compiled_with
 from dcir.frontends.torch.shapes.all_sizes import AllSizes
 from dcir.frontends.torch.shapes.size_one import OneAmongSizes
+from dcir.frontends.torch.whole_graphs import keeps_graphs_whole
 from dcir.options import Options
 
 # Shapes and modes of one module that are compiled separately; Dynamo's own limit of 8 is soon reached.
@@ -279,7 +280,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
         own_first=session.options.dynamic is None,
     )
     quick = QuickGuards(backend)
-    borrowed = BorrowedBackend(quick.backend)
+    borrowed = keeps_graphs_whole(BorrowedBackend(quick.backend))
     if isinstance(fn, FunctionType):
         drop_compiled_with(fn, borrowed)
     call = torch.compile(  # type: ignore[call-overload]  # its stub lacks the last two

@@ -19,7 +19,7 @@ from torch._dynamo.eval_frame import dynamo_tls
 from torch._dynamo.output_graph import graph_break_reasons  # type: ignore[attr-defined]  # imported there, too
 
 from dcir.errors import NotCompiledWarning, Unsupported
-from dcir.frontends.torch.capture import BUCKET_CUT, break_text
+from dcir.frontends.torch.capture import break_text
 from dcir.frontends.torch.layer_shapes import shapes_from_one_step
 from dcir.frontends.torch.tape import programs_run
 from dcir.user_code import warn_user
@@ -161,8 +161,7 @@ class Coverage:
             at = uncompiled.reason, uncompiled.place
             if breaks and at not in self.breaks:
                 self.breaks.append(at)
-            if at != BUCKET_CUT:  # on both sides of which all is compiled
-                self.tell(uncompiled)
+            self.tell(uncompiled)
 
     def _outside(self, transform: str) -> Uncompiled:
         cure = f"dcir.optimize a function that calls torch.func.{transform} itself"

@@ -25,6 +25,7 @@ from dcir.runtime.buffers import SizedBuffers, Take, new_buffer, pooled
 from dcir.runtime.direct import Conditions, Direct, direct
 from dcir.runtime.entry import CHANGED, OTHER_MODES, entry
 from dcir.runtime.frame import CALL_BACK, Frame, Maker, beginning, fresh, placed
+from dcir.runtime.part_by_part import PartByPart
 from dcir.runtime.preparation import Preparation, Prepared
 from dcir.runtime.program_info import ProgramInfo
 from dcir.runtime.watch import Watch
@@ -133,6 +134,9 @@ class Program:
         self._run.argtypes = [ctypes.c_void_p, CALL_BACK]
         self._prepare.restype, self._prepare.argtypes = ctypes.c_int, [ctypes.c_void_p]
         self._fingerprint.restype, self._fingerprint.argtypes = ctypes.c_ulonglong, [ctypes.c_void_p]
+        if self.info.parts > 1:
+            part = self._library.dcir_part
+            part.restype, part.argtypes = ctypes.c_int, [ctypes.c_void_p, CALL_BACK, ctypes.c_int]
         self._digest.restype = None
         self._digest.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p]
 
@@ -152,29 +156,63 @@ class Program:
             FallbackFailed: an operator run through torch failed.
         """
         check_call(args)
+        frame, arena = self._taken()
         try:
-            frame = self._free.pop()
-        except IndexError:
-            frame = Frame(self)
-        arena = self.arenas.take(self.info.arena_bytes)
-        try:
-            table = frame.table
-            frame.fixed = None
-            table[0] = arena.address
-            for i, slot in self._tensor_inputs:
-                table[slot] = args[i].data_ptr()
-            for slot, i in self.info.updates:
-                table[slot] = args[i].data_ptr()
-            buffers = self._new_buffers(table, args)
-            if self._static_slots or self.info.prepared_bytes:
-                self._make_ready(self._static(args), frame)
+            buffers = self._filled(frame, arena, args)
             code = self._enter(self._run, frame.address, frame.call_back)
             if code:
                 self._fail(code, frame)
         finally:
-            self.arenas.give(arena)
-            self._free.append(frame)
+            self._give_back(frame, arena)
         return self._results(buffers, args)
+
+    def part_by_part(self, args: Sequence[Any]) -> tuple[list[Any], PartByPart]:
+        """The results of a call that has computed nothing yet, and what runs it (``info.parts``).
+
+        Raises:
+            InvalidInput: as by a call.
+        """
+        check_call(args)
+        frame, arena = self._taken()
+        try:
+            results = self._results(self._filled(frame, arena, args), args)
+        except BaseException:
+            self._give_back(frame, arena)
+            raise
+
+        def run(part: int) -> None:
+            if code := self._enter(self._library.dcir_part, frame.address, frame.call_back, part):
+                self._fail(code, frame)
+
+        # Whoever called may let go of the arguments, which are read until the last part has run.
+        release = functools.partial(self._give_back, frame, arena)
+        return results, PartByPart(self.info.parts, run, results, self.info.ready, list(args), release)
+
+    def _taken(self) -> tuple[Frame, Block]:
+        """A frame and an arena that no other call uses."""
+        try:
+            frame = self._free.pop()
+        except IndexError:
+            frame = Frame(self)
+        return frame, self.arenas.take(self.info.arena_bytes)
+
+    def _give_back(self, frame: Frame, arena: Block) -> None:
+        self.arenas.give(arena)
+        self._free.append(frame)
+
+    def _filled(self, frame: Frame, arena: Block, args: Sequence[Any]) -> list[torch.Tensor]:
+        """New buffers; the frame's table has their addresses, and those of all that the call reads."""
+        table = frame.table
+        frame.fixed = None
+        table[0] = arena.address
+        for i, slot in self._tensor_inputs:
+            table[slot] = args[i].data_ptr()
+        for slot, i in self.info.updates:
+            table[slot] = args[i].data_ptr()
+        buffers = self._new_buffers(table, args)
+        if self._static_slots or self.info.prepared_bytes:
+            self._make_ready(self._static(args), frame)
+        return buffers
 
     def fixed(self, args: Sequence[Any], moving: Sequence[int], watched: Watch) -> Fixed | None:
         """The arguments of the last call but those at ``moving``, for ``again``; None where it cannot be used.

@@ -56,6 +56,8 @@ class ProgramInfo:
         kept: what calls into torch need to be there.
         sizes_slot, sizes: table slot of the values of the sizes that move (-1: none do), and these values.
         shared: (number of a result container, argument): it takes the memory that the argument lies in, from its beginning.
+        parts: how many the library can be run in, one after the other (``part_by_part.py``).
+        ready: with which of them each result is complete, -1 for those that are when a call begins; empty if there is one part.
     """
 
     table_size: int
@@ -75,6 +77,8 @@ class ProgramInfo:
     shared: tuple[tuple[int, int], ...] = ()
     sizes_slot: int = -1
     sizes: tuple[int, ...] = ()
+    parts: int = 1
+    ready: tuple[int, ...] = ()
 
     def with_buffers_as_results(self) -> ProgramInfo:
         """The same, with a buffer shaped like its one result where that has all of its elements.

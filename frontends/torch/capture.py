@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcir.errors import Unsupported
@@ -26,6 +24,7 @@ from dcir.frontends.torch.constant_sizes import constant_sizes
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, Sizes
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.forward_and_backward import donated, first_read, lay_out, report_strides
+from dcir.frontends.torch.gates import gates_of_call
 from dcir.frontends.torch.importer import import_graph
 from dcir.frontends.torch.late_graph import LateGraph
 from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
@@ -47,10 +46,6 @@ from dcir.ir.refusal import Refusal
 from dcir.ops.analysis.size_axes import MOST_AXES
 from dcir.user_code import is_users
 
-BUCKET_CUT = (
-    "a bucket of DistributedDataParallel is full (torch._dynamo.config.optimize_ddp=False leaves the graph whole)", ""
-)  # fmt: skip
-"""What is said of the end of a graph that no code of the user's asks for: gradients of the next one are sent meanwhile."""
 _NUMBERS = itertools.count()
 # Made once: each patch leaves a variable in the thread's context for ever.
 _AS_WRITTEN = torch._functorch.config.patch(cse=False)
@@ -150,8 +145,6 @@ def dynamo_backend(
 
 def break_text(ended: Any) -> tuple[str, str]:
     """First line of Dynamo's reason for a graph break, and the user's line."""
-    if str(ended.reason).startswith("DDPOptimizer"):
-        return BUCKET_CUT
     lines = [line.strip() for line in str(ended.reason).strip().splitlines() if line.strip()]
     shown = next((line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")), "")
     frames = list(ended.user_stack or ())
@@ -206,6 +199,7 @@ class _Tracing:
         self._settled, self._in_place, self._overlaps = settled, in_place, overlaps
         self._partition: Partition | None = None
         self._forward: CompiledGraph | None = None
+        self._gates = gates_of_call()
 
     def traced(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What runs the graph.
@@ -213,9 +207,6 @@ class _Tracing:
         Raises:
             WrittenElsewhere: the graph cannot write the inputs that change.
         """
-        # Where DistributedDataParallel has Dynamo cut a graph in parts, each part is called once with fake tensors, for the sake of the
-        # next one. Whether it knows how to answer that call, as AOTAutograd's results do, is read from this count.
-        counters["aot_autograd"]["total"] += 1
         # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
         known = TracingContext.try_get() is not None
         context = contextlib.nullcontext() if known else tracing(TracingContext(constant_sizes(gm)))
@@ -230,6 +221,8 @@ class _Tracing:
                 partition_fn=self._cut,
                 keep_inference_input_mutations=self._in_place,
             )
+            if self._gates is not None:
+                compiled = self._gates.forward(compiled)
             found = TracingContext.get().fw_metadata
             if self._overlaps is not None and (found is None or any(i.mutates_data for i in found.input_info)):
                 self._overlaps.matter = True
@@ -265,7 +258,9 @@ class _Tracing:
         elif kind == "backward":
             parts = self._forward.parts if self._forward is not None else {}
             given = donated(metadata, parts)
-            made = replace(made, donated=given, forward=self._forward, first_read=first_read(metadata))
+            made = replace(
+                made, donated=given, forward=self._forward, first_read=first_read(metadata), gates=self._gates
+            )
         elif self._settled:
             written = {*metadata.mutated_inp_runtime_indices, *updates.values()}
             made = replace(made, static=frozenset(metadata.static_input_indices) - written)
@@ -310,8 +305,6 @@ def _moving(
     Raises:
         TraceAnew: Dynamo is to trace once more.
     """
-    if DistributedDataParallel._get_active_ddp_module() is not None:
-        return Refusal("DistributedDataParallel has Dynamo run parts of the graph on fake tensors")
     late: list[LateGraph] = []
 
     def keep(graph: fx.GraphModule, context: GraphContext) -> CompiledGraph:
@@ -319,10 +312,7 @@ def _moving(
         return CompiledGraph(late[-1])
 
     environments = {number.node.shape_env for x in inputs for number in _numbers_of(x) if _is_symbolic(number)}
-    # Whoever counts the graphs that AOTAutograd was given takes what is returned here for one of its results, which it is not.
-    count = counters["aot_autograd"]["total"]
     with contextlib.ExitStack() as asked:
-        asked.callback(counters["aot_autograd"].__setitem__, "total", count)
         conditions = [asked.enter_context(asked_sizes(environment)) for environment in environments]
         try:
             tracing = _Tracing(keep, None, GraphContext(), overlaps, settled=settled, in_place=False)

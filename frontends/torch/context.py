@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from dcir.errors import Unsupported
+from dcir.frontends.torch.gates import Gates
 from dcir.frontends.torch.partition.cut import Partition
 from dcir.ir.memory_plan import BufferPart
 from dcir.ir.sizes import Bounds
@@ -60,6 +61,7 @@ class GraphContext:
         same: for each of those sizes the number of the first one that it is equal to; empty: they have nothing to do with each other.
         bound_names: where those sizes are in the user's inputs.
         conditions: of its symbolic sizes, which it was traced under and Dynamo does not know of.
+        gates: of a backward, what its gradients pass through part by part; None: all at once.
     """
 
     kind: str = "inference"
@@ -79,6 +81,7 @@ class GraphContext:
     same: tuple[int, ...] = ()
     bound_names: tuple[str, ...] = ()
     conditions: tuple[Any, ...] = ()
+    gates: Gates | None = None
 
 
 class OtherBounds(Unsupported):

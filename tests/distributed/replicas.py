@@ -13,13 +13,13 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import dcir
-from dcir.frontends.torch.capture import BUCKET_CUT
+from dcir.runtime.program import Program
 from tests.robustness.cycles import alive
 
 ORDERS = ("optimize inside", "optimize outside", "backend inside", "backend outside")
 SIDE = 512
 BUCKET = 1
-"""Megabytes: one layer. (torch cuts no graph for less.)"""
+"""Megabytes: one layer."""
 
 
 class Layers(nn.Module):
@@ -155,6 +155,34 @@ def with_hook(rank: int) -> int:
     return len(set(seen))
 
 
+def handed_over(rank: int) -> tuple[list[int], int]:
+    """How many parts of a backward have run when each bucket is sent, and how many there are."""
+    runs: list[Any] = []
+    part_by_part = Program.part_by_part
+
+    def noted(self: Program, args: Any) -> Any:
+        results, run = part_by_part(self, args)
+        runs.append(run)
+        return results, run
+
+    model = replicated(layers(), "optimize inside")
+    sent: list[int] = []
+
+    def exchanged(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        sent.append(runs[-1]._next)
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0] / 2)
+
+    model.register_comm_hook(None, exchanged)
+    Program.part_by_part = noted  # type: ignore[method-assign]
+    try:
+        for x in batches(rank, 6, 6):
+            sent.clear()
+            loss(model, x).backward()
+    finally:
+        Program.part_by_part = part_by_part  # type: ignore[method-assign]
+    return sent, runs[-1]._parts
+
+
 def uneven(rank: int) -> None:
     """One process has more batches than the other."""
     models = both(of_torch_alone, "optimize inside")
@@ -200,12 +228,12 @@ def twins(rank: int) -> None:
     for other in (fast, copy.deepcopy(fast), dcir.optimize(fast)):
         loss(other, x).backward()
         assert other.dcir.session.graphs and other.dcir.session is other.module.dcir.session
-    assert graphs(fast) == {"forward": 2, "backward": 2}
+    assert graphs(fast) == {"forward": 1, "backward": 1}
     report = fast.dcir.explain()
-    assert not report.uncompiled and set(report.breaks) == {BUCKET_CUT}
+    assert not report.uncompiled and not report.breaks
     strict = dcir.optimize(plain, strict=True)
     loss(strict, x).backward()
-    assert graphs(strict) == {"forward": 2, "backward": 2}
+    assert graphs(strict) == {"forward": 1, "backward": 1}
     assert "backward" in str(fast.dcir.profile(x, loss=torch.sum, seconds=0.01))
 
 

@@ -1,6 +1,6 @@
 """DistributedDataParallel over two processes: gradients, parameters and buffers as without dcir, however the model is wrapped.
 
-Buckets hold one layer, so that Dynamo cuts the graph: one for each bucket, with a backward of its own.
+Buckets hold one layer; the graph stays whole, and its backward hands over gradients part by part.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from tests.distributed.pair import Pair
 def test_training(pair: Pair, order: str) -> None:
     for graphs in pair.run(replicas.trained, order, {}, False):
         if graphs is not None:
-            assert graphs == {"forward": 2, "backward": 2, "inference": 2}
+            assert graphs == {"forward": 1, "backward": 1, "inference": 1}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,13 @@ def test_changing_sizes(pair: Pair) -> None:
 def test_a_communication_hook_sees_every_bucket(pair: Pair) -> None:
     for buckets in pair.run(replicas.with_hook):
         assert buckets > 1
+
+
+def test_a_bucket_is_sent_before_the_backward_ends(pair: Pair) -> None:
+    for sent, parts in pair.run(replicas.handed_over):
+        assert len(sent) > 1
+        assert sent == sorted(sent)
+        assert sent[0] < sent[-1] == parts
 
 
 def test_uneven_inputs(pair: Pair) -> None:

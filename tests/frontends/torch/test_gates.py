@@ -1,0 +1,148 @@
+"""Gates: gradients of a whole backward go on part by part, in the order in which they are complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dcir
+from dcir.frontends.torch import capture
+from dcir.frontends.torch.gates import Gates
+from dcir.runtime.part_by_part import PartByPart
+from dcir.runtime.program import Program
+
+WIDTH = 160
+
+
+class _Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PartByPart]]:
+    """The backward passes that began; graphs have gates as in a ``DistributedDataParallel``."""
+    monkeypatch.setattr(capture, "gates_of_call", Gates)
+    begun: list[PartByPart] = []
+    part_by_part = Program.part_by_part
+
+    def noted(self: Program, args: Any) -> Any:
+        results, run = part_by_part(self, args)
+        begun.append(run)
+        return results, run
+
+    monkeypatch.setattr(Program, "part_by_part", noted)
+    yield begun
+    torch._dynamo.reset()
+
+
+def _gradients(model: nn.Module) -> list[Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def _loss(model: Any, x: Tensor) -> Tensor:
+    result: Tensor = model(x).square().sum()
+    return result
+
+
+def test_gradients_come_while_the_rest_is_computed(runs: list[PartByPart]) -> None:
+    plain, model = _Layers(), _Layers()
+    fast, x = dcir.optimize(model), torch.randn(8, WIDTH)
+    ran: dict[str, int] = {}
+
+    def noted(name: str) -> Any:
+        def hook(_: Tensor) -> None:
+            ran[name] = runs[-1]._next
+
+        return hook
+
+    for name, p in model.named_parameters():
+        p.register_post_accumulate_grad_hook(noted(name))
+    _loss(plain, x).backward()
+    _loss(fast, x).backward()
+    torch.testing.assert_close(_gradients(model), _gradients(plain))
+    assert [g.kind for g in fast.dcir.session.graphs] == ["forward", "backward"]
+    (run,) = runs
+    assert run.ended
+    # The last layer's are there first, and each layer's weight before those of the layers in front of it.
+    order = [ran[f"layers.{i}.weight"] for i in reversed(range(6))]
+    assert order == sorted(order)
+    assert len(set(order)) == 6
+    assert order[0] < run._parts / 2
+
+
+def test_some_gradients_alone(runs: list[PartByPart]) -> None:
+    """Whoever asks for a few leaves the rest unrun; nothing is written to memory that others have."""
+    plain, model = _Layers(), _Layers()
+    fast, x = dcir.optimize(model), torch.randn(8, WIDTH)
+    for _ in range(3):
+        (have,) = torch.autograd.grad(_loss(fast, x), [model.layers[5].weight])  # type: ignore[list-item]
+        (want,) = torch.autograd.grad(_loss(plain, x), [plain.layers[5].weight])  # type: ignore[list-item]
+        torch.testing.assert_close(have, want)
+    assert not runs[-1].ended
+    _loss(fast, x).backward()
+    _loss(plain, x).backward()
+    torch.testing.assert_close(_gradients(model), _gradients(plain))
+
+
+@pytest.mark.parametrize("anomaly", [False, True])
+def test_graphs_that_are_kept_and_calls_that_add_up(runs: list[PartByPart], anomaly: bool) -> None:
+    models = _Layers(), _Layers()
+    calls = dcir.optimize(models[0]), models[1]
+    first, second = torch.randn(2, 8, WIDTH)
+    with torch.autograd.set_detect_anomaly(anomaly):
+        for call in calls:
+            (_loss(call, first) + _loss(call, second)).backward()
+            kept = _loss(call, first)
+            kept.backward(retain_graph=True)
+            kept.backward()
+    torch.testing.assert_close(*map(_gradients, models))
+    assert len(runs) == 4
+    assert all(run.ended for run in runs)
+
+
+def test_gradients_of_inputs_and_frozen_parameters(runs: list[PartByPart]) -> None:
+    """What passes through no gate is complete when the backward returns."""
+    models = _Layers(), _Layers()
+    found = []
+    for model, call in ((models[0], dcir.optimize(models[0])), (models[1], models[1])):
+        model.layers[2].weight.requires_grad_(False)
+        x = torch.ones(8, WIDTH, requires_grad=True)
+        _loss(call, x).backward()
+        found.append((x.grad, _gradients(model)))
+    torch.testing.assert_close(*found)
+
+
+def test_gradients_are_not_copied(runs: list[PartByPart]) -> None:
+    """A gradient becomes a parameter's ``grad`` as it is."""
+    model = _Layers()
+    fast, x = dcir.optimize(model), torch.randn(8, WIDTH)
+    addresses = []
+
+    def noted(gates: Gates, run: PartByPart) -> None:
+        addresses.extend(t.data_ptr() for held in run._held for t in held)
+        begin(gates, run)
+
+    begin = Gates.begin
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gates, "begin", noted)
+        _loss(fast, x).backward()
+    assert {layer.weight.grad.data_ptr() for layer in model.layers} <= set(addresses)  # type: ignore[union-attr]
+
+
+def test_a_graph_without_gates_is_as_before() -> None:
+    fast = dcir.optimize(_Layers())
+    _loss(fast, torch.randn(8, WIDTH)).backward()
+    assert all(p.info.parts == 1 for p in fast.dcir.session.programs)
+    torch._dynamo.reset()
