@@ -103,7 +103,7 @@ def compile_network(
     moving, net = (net, net.widest) if isinstance(net, MovingNetwork) else (None, net)
     cache, target = cache or Cache.default(), target_of(net)
     planned = _PlannedCode(net, target, cache, choices, moving)
-    parts = parts_of(net, planned.calls) if in_parts and not profile and moving is None else Parts()
+    parts = parts_of(net, planned.calls) if in_parts and not profile else Parts()
     driver = planned.backend.driver_text(replace(planned.steps(), stops=parts.stops), profile=profile)
     if keep is not None:
         keep("driver", driver)

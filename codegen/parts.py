@@ -46,6 +46,8 @@ def parts_of(net: Network, calls: Sequence[AnyStep]) -> Parts:
     for end in sorted(bytes_at):
         collected += bytes_at[end]
         stop = end + 1
+        if collected >= enough and 0 < bytes_at.get(stop, 0) * 8 < enough:
+            continue  # a bias, say, which goes with its weight
         if collected >= enough and stop < len(calls) and not any(a < stop <= b for a, b in streams.values()):
             stops.append(stop)
             collected = 0

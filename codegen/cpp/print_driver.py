@@ -78,7 +78,7 @@ def driver_text(
     lines += ['extern "C" int omp_get_num_threads();'] * bool(streams)
     lines += ['extern "C" int omp_get_thread_num();'] * bool(streams and not profile)
     if stops:
-        lines += _in_parts(calls, [0, *stops, len(calls)], streams)
+        lines += _in_parts(calls, [0, *stops, len(calls)], streams, sizes)
     else:
         lines += _at_once(calls, streams, sizes, profile=profile)
     lines.append('extern "C" __attribute__((visibility("default"))) int dcir_prepare(void** t) {')
@@ -92,7 +92,7 @@ def _at_once(
     """``dcir_run``."""
     lines = ['extern "C" __attribute__((visibility("default"))) int dcir_run(void** t, int (*call_back)(int)) {']
     lines.append("  int status = 0;")
-    lines += [f"  const long long {name} = ((const long long*)t[{sizes[0]}])[{i}];" for i, name in enumerate(sizes[1])]
+    lines += _sizes(sizes)
     if profile:
         lines.append(
             f"  for (int i = 0; i <= {len(calls)}; i++) dcir_ticks[i] = 0;\n  lap({len(calls)}); dcir_ticks[{len(calls)}] = 0;"
@@ -108,11 +108,14 @@ def _at_once(
     return [*lines, "  return 0;", "}"]
 
 
-def _in_parts(calls: Sequence[AnyStep], ends: Sequence[int], streams: Sequence[Flow]) -> list[str]:
+def _in_parts(
+    calls: Sequence[AnyStep], ends: Sequence[int], streams: Sequence[Flow], sizes: tuple[int, tuple[str, ...]]
+) -> list[str]:
     """``dcir_part``, and a ``dcir_run`` that calls it."""
     lines = [
         'extern "C" __attribute__((visibility("default"))) int dcir_part(void** t, int (*call_back)(int), int part) {',
         "  int status = 0;",
+        *_sizes(sizes),
         "  switch (part) {",
     ]
     for part, (begin, end) in enumerate(itertools.pairwise(ends)):
@@ -124,6 +127,12 @@ def _in_parts(calls: Sequence[AnyStep], ends: Sequence[int], streams: Sequence[F
         "    if (int code = dcir_part(t, call_back, part)) return code;",
         "  return 0;", "}",
     ]  # fmt: skip
+
+
+def _sizes(sizes: tuple[int, tuple[str, ...]]) -> list[str]:
+    """The sizes that move, by name."""
+    slot, names = sizes
+    return [f"  const long long {name} = ((const long long*)t[{slot}])[{i}];" for i, name in enumerate(names)]
 
 
 def _steps(calls: Sequence[AnyStep], streams: Sequence[Flow]) -> list[str]:

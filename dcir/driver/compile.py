@@ -15,6 +15,7 @@ from torch import fx
 
 from dcir.codegen.compile import Library, planned_bytes
 from dcir.driver.clock import Clock
+from dcir.driver.gated import run_through
 from dcir.driver.placement import backward_blocks, buffer_parts, chosen_strides, saved_bytes
 from dcir.driver.record import GraphRecord
 from dcir.driver.session import Call, Session
@@ -104,7 +105,7 @@ class Compilation:
         graph, library = self.built_moving(gm)
         return MovingProgram(
             graph, library, self.session.arenas, prepare=self.options.prepare, first_saved=self.context.first_saved,
-            on_made=self.session.programs.add,
+            on_made=self.session.programs.add, gates=self.context.gates,
         )  # fmt: skip
 
     def built_moving(self, gm: fx.GraphModule) -> tuple[MovingGraph, Library]:
@@ -119,7 +120,7 @@ class Compilation:
             if self.context.settle is not None:
                 self.context.settle(graph.layouts)
                 self._clock.start()
-            library = self._library(graph.network)
+            library = self._library(graph.network, in_parts=self.context.gates is not None)
             self.record.bounds = _bounds(replace(self.context, bounds=graph.bounds))
             self._finish()
             return graph, library
@@ -236,9 +237,8 @@ class Compilation:
 
     def _backward(self, done: Imported) -> Call:
         """A backward's program; its code can wait for the first call, but its forward must know now where to put what it keeps."""
-        call: Call = _Late(lambda: self._program(done)[0])
-        if (gates := self.context.gates) is not None and self.session.watch is None:
-            call = self._gated(done, gates)
+        gates = self.context.gates if self.session.watch is None else None
+        call: Call = _Late(lambda: self._program(done)[0]) if gates is None else self._gated(done, gates)
         blocks, forward = backward_blocks(done.network), self.context.forward
         if blocks is None:
             return call
@@ -247,18 +247,13 @@ class Compilation:
         return donated
 
     def _gated(self, done: Imported, gates: Gates) -> Call:
-        """A backward's program that gates run part by part; they must know its parts when the forward is called."""
-        call, program = self._program(done, in_parts=True)
-        if program.info.parts == 1:
-            return call
-        gates.ready = program.info.ready
+        """A backward's program that gates run part by part."""
 
-        def begun(args: Sequence[Any]) -> list[Any]:
-            results, run = program.part_by_part(args)
-            gates.begin(run)
-            return results
+        def made() -> Call:
+            program = self._program(done, in_parts=True)[1]
+            return lambda args: run_through(gates, program, args)
 
-        return begun
+        return _Late(made)
 
     def _program(self, done: Imported, *, in_parts: bool = False) -> tuple[Call, Program]:
         """What runs a rewritten graph: what is called, and the program itself."""

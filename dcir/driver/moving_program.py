@@ -9,8 +9,10 @@ from typing import Any
 
 from dcir.codegen.compile import Library
 from dcir.driver.assemble import calls_into_torch, program_info
+from dcir.driver.gated import run_through
 from dcir.driver.moving_graph import MovingGraph
 from dcir.driver.placement import buffer_numbers
+from dcir.frontends.torch.gates import Gates
 from dcir.frontends.torch.shapes.given_sizes import values_at
 from dcir.ir.moving_network import fixed
 from dcir.runtime.blocks import Arenas
@@ -30,6 +32,7 @@ class MovingProgram:
 
     Args:
         first_saved: number of the first output that only the backward sees; None if there is none.
+        gates: of a backward, what decides when its parts run.
     """
 
     def __init__(
@@ -41,8 +44,9 @@ class MovingProgram:
         prepare: str,
         first_saved: int | None = None,
         on_made: Callable[[Program], object] = id,
+        gates: Gates | None = None,
     ) -> None:
-        self.graph, self.library = graph, library
+        self.graph, self.library, self._gates = graph, library, gates
         self._arenas, self._prepare, self._on_made = arenas, prepare, on_made
         self._places = list(graph.places.values())
         self._kept: dict[tuple[int, ...], Program] = {}
@@ -59,7 +63,7 @@ class MovingProgram:
         found = self._kept.get(key)
         if found is None:
             found = self.at(key)
-        return found(args)
+        return found(args) if self._gates is None else run_through(self._gates, found, args)
 
     def key(self, args: Sequence[Any]) -> tuple[int, ...]:
         """The value of each symbol of the graph in a list of arguments."""

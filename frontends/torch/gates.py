@@ -16,6 +16,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+MOST_GATES = 16
+"""A gate is two calls of Python a step."""
+
 
 class PartByPart(Protocol):
     """A call that runs part by part (``runtime/part_by_part.py``)."""
@@ -32,63 +35,59 @@ class PartByPart(Protocol):
 
 
 class Gates:
-    """What a compiled forward and its backward share.
-
-    Attributes:
-        ready: of a backward that runs part by part, with which part each of its results is complete; empty of any other.
-    """
+    """What a compiled forward and its backward share."""
 
     def __init__(self) -> None:
-        self.ready: tuple[int, ...] = ()
-        self._free = -1
+        self._gated: frozenset[int] = frozenset()
+        self._ready: Sequence[int] = ()
         self._run: PartByPart | None = None
 
     def forward(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiled forward whose parameters pass through gates, if its backward runs part by part."""
-        if not self.ready:
-            return call
-        groups: dict[tuple[bool, ...], list[tuple[int, list[int]]]] = {}
+        """A compiled forward whose parameters pass through gates, whether or not its backward will run part by part."""
+        known: dict[tuple[bool, ...], list[list[int]]] = {}
 
         def gated(*args: Any) -> Any:
-            if not torch.is_grad_enabled() or len(args) != len(self.ready):
+            if not torch.is_grad_enabled():
                 return call(*args)
             wanted = tuple(isinstance(a, nn.Parameter) and a.requires_grad for a in args)
-            if wanted not in groups:
-                groups[wanted] = self._groups(wanted)
+            if wanted not in known:  # Dynamo compiles again where this changes
+                known[wanted] = _groups(wanted, args)
+                self._gated = frozenset(i for group in known[wanted] for i in group)
             passed = list(args)
-            for part, places in groups[wanted]:
-                through = _Gate.apply(self, part, *(args[i] for i in places))  # type: ignore[no-untyped-call]
-                for i, value in zip(places, through, strict=True):
+            # In the order in which they are used: what autograd saw last it asks first.
+            for group in known[wanted]:
+                through = _Gate.apply(self, group, *(args[i] for i in group))  # type: ignore[no-untyped-call]
+                for i, value in zip(group, through, strict=True):
                     passed[i] = value
             return call(*passed)
 
         return gated
 
-    def _groups(self, wanted: Sequence[bool]) -> list[tuple[int, list[int]]]:
-        """Parameters by the part of their gradients, those of the last part first: what autograd saw last it asks first."""
-        # Whatever passes through no gate must be complete when the backward returns.
-        self._free = max((part for part, on in zip(self.ready, wanted, strict=True) if not on), default=-1)
-        groups: dict[int, list[int]] = {}
-        for number, (part, on) in enumerate(zip(self.ready, wanted, strict=True)):
-            if on and part > self._free:
-                groups.setdefault(part, []).append(number)
-        return sorted(groups.items(), reverse=True)
+    def begin(self, run: PartByPart, ready: Sequence[int]) -> None:
+        """A backward begins, whose results go to the gates.
 
-    def begin(self, run: PartByPart) -> None:
-        """A backward begins, whose results go to the gates."""
+        Args:
+            run: nothing of it has run.
+            ready: with which part each result is complete, -1 for those that are.
+        """
         self.finish()  # another one, of which gradients may be waited for
-        self._run = run
+        self._run, self._ready = run, ready
         if torch.is_anomaly_enabled():  # looks at all results at once
             self.finish()
         else:
-            self.advance(self._free)
+            # What passes through no gate must be complete when the backward returns.
+            self._advance([number for number in range(len(ready)) if number not in self._gated])
 
-    def advance(self, part: int) -> None:
-        """Run the backward under way up to a part."""
-        if self._run is not None:
-            self._run.advance(part)
-            if self._run.ended:
-                self._run = None
+    def complete(self, numbers: Sequence[int]) -> None:
+        """Run the backward under way until the gradients of these arguments are complete."""
+        self._advance(numbers)
+
+    def _advance(self, numbers: Sequence[int]) -> None:
+        if self._run is None or not numbers:
+            return
+        self._run.advance(max(self._ready[i] for i in numbers))
+        if self._run.ended:
+            self._run = None
 
     def finish(self) -> None:
         """Run the backward under way to its end."""
@@ -97,17 +96,35 @@ class Gates:
             run.finish()
 
 
+def _groups(wanted: Sequence[bool], args: Sequence[Any]) -> list[list[int]]:
+    """Numbers of the parameters of each gate, in their order: about as many bytes in each."""
+    size = {i: args[i].numel() * args[i].element_size() for i, on in enumerate(wanted) if on}
+    enough = sum(size.values()) / MOST_GATES
+    groups: list[list[int]] = []
+    collected = small = 0
+    for number, nbytes in size.items():
+        # What is small beside a gate goes with what came before it: biases with their weights.
+        is_small = nbytes * 8 < enough
+        if not groups or (collected >= enough and (small >= enough or not is_small)):
+            groups.append([])
+            collected = small = 0
+        groups[-1].append(number)
+        collected += nbytes
+        small += nbytes * is_small
+    return groups
+
+
 class _Gate(torch.autograd.Function):
     """Parameters as they are; their gradients once they are complete."""
 
     @staticmethod
-    def forward(ctx: Any, gates: Gates, part: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.gates, ctx.part = gates, part
+    def forward(ctx: Any, gates: Gates, numbers: list[int], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.gates, ctx.numbers = gates, numbers
         return tensors
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        ctx.gates.advance(ctx.part)
+        ctx.gates.complete(ctx.numbers)
         return None, None, *gradients
 
 

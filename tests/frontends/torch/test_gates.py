@@ -130,15 +130,31 @@ def test_gradients_are_not_copied(runs: list[PartByPart]) -> None:
     fast, x = dcir.optimize(model), torch.randn(8, WIDTH)
     addresses = []
 
-    def noted(gates: Gates, run: PartByPart) -> None:
+    def noted(gates: Gates, run: PartByPart, ready: Any) -> None:
         addresses.extend(t.data_ptr() for held in run._held for t in held)
-        begin(gates, run)
+        begin(gates, run, ready)
 
     begin = Gates.begin
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Gates, "begin", noted)
         _loss(fast, x).backward()
     assert {layer.weight.grad.data_ptr() for layer in model.layers} <= set(addresses)  # type: ignore[union-attr]
+
+
+def test_sizes_that_move(runs: list[PartByPart]) -> None:
+    """One program for all of them runs part by part, too."""
+    models = _Layers(), _Layers()
+    calls = dcir.optimize(models[0]), models[1]
+    for rows in (4, 9, 17, 6, 30):
+        x = torch.randn(rows, WIDTH)
+        for call in calls:
+            call.zero_grad()
+            _loss(call, x).backward()
+        torch.testing.assert_close(*map(_gradients, models))
+    bounds = [g.bounds for g in calls[0].dcir.session.graphs if g.kind == "backward"]
+    assert any(bounds)
+    assert len(runs) == 5
+    assert all(run._parts > 2 and run.ended for run in runs)
 
 
 def test_a_graph_without_gates_is_as_before() -> None:
