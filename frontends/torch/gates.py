@@ -85,9 +85,11 @@ class Gates:
     def _advance(self, numbers: Sequence[int]) -> None:
         if self._run is None or not numbers:
             return
-        self._run.advance(max(self._ready[i] for i in numbers))
-        if self._run.ended:
-            self._run = None
+        try:
+            self._run.advance(max(self._ready[i] for i in numbers))
+        finally:
+            if self._run.ended:  # or failed, which is over for the next one
+                self._run = None
 
     def finish(self) -> None:
         """Run the backward under way to its end."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dcir
+from dcir.errors import IndexOutOfRange
 from dcir.frontends.torch import capture
 from dcir.frontends.torch.gates import Gates
 from dcir.runtime.part_by_part import PartByPart
@@ -139,6 +140,31 @@ def test_gradients_are_not_copied(runs: list[PartByPart]) -> None:
         patch.setattr(Gates, "begin", noted)
         _loss(fast, x).backward()
     assert {layer.weight.grad.data_ptr() for layer in model.layers} <= set(addresses)  # type: ignore[union-attr]
+
+
+def test_a_failure_is_of_one_backward(runs: list[PartByPart], monkeypatch: pytest.MonkeyPatch) -> None:
+    models = _Layers(), _Layers()
+    calls = dcir.optimize(models[0]), models[1]
+    x = torch.randn(8, WIDTH)
+    part_by_part = Program.part_by_part
+
+    def failing(self: Program, args: Any) -> Any:
+        results, run = part_by_part(self, args)
+        run._run = fails
+        return results, run
+
+    def fails(part: int) -> None:
+        if part == 2:
+            raise IndexOutOfRange("a bad index")
+
+    with monkeypatch.context() as patch, pytest.raises(IndexOutOfRange):
+        patch.setattr(Program, "part_by_part", failing)
+        _loss(calls[0], x).backward()
+    assert runs[-1].ended
+    for call in calls:
+        call.zero_grad()
+        _loss(call, x).backward()
+    torch.testing.assert_close(*map(_gradients, models))
 
 
 def test_sizes_that_move(runs: list[PartByPart]) -> None:
