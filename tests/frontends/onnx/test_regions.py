@@ -16,7 +16,7 @@ from torch import Tensor
 
 import dcir
 from dcir.driver import api
-from dcir.errors import NotCompiledWarning
+from dcir.errors import NotCompiledWarning, RecompileWarning
 from dcir.frontends.onnx import OnnxModule, load
 
 Make = Callable[..., OnnxModule]
@@ -194,6 +194,23 @@ def test_files_hold_control_flow(module_of: Make, tmp_path: Path, name: str) -> 
     api.save(module, inputs, tmp_path / "net.dcir")
     have: Any = dcir.load(tmp_path / "net.dcir")(*inputs)
     torch.testing.assert_close(_tuple(have), _tuple(module(*inputs)))
+
+
+def test_any_number_of_rounds_is_one_program(module_of: Make) -> None:
+    text = "g (float[n,4] x, float[4] z) => (float[4] y, float[k,4] all) {" + _loop(
+        "y, all = Loop (m, go, z)",
+        "(int64 i, bool on, float[4] v) => (bool o, float[4] w, float[4] s) {"
+        "o = Identity(on) p = Gather <axis = 0> (x, i) q = Mul(v, p) w = Tanh(q) s = Exp(w) }",
+        "sizes = Shape <start = 0, end = 1> (x) m = Squeeze(sizes)",
+    ) + "}"  # fmt: skip
+    module = module_of(text)
+    fast = dcir.optimize(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecompileWarning)
+        for rounds in (10, 20, 37, 5):
+            inputs = torch.rand(rounds, 4), torch.rand(4)
+            torch.testing.assert_close(fast(*inputs), module(*inputs))
+    assert [bool(g.bounds) for g in fast.dcir.explain().graphs] == [False, True]
 
 
 def _recurrent(op: str, hidden: int = 5, peepholes: bool = False, lengths: bool = False, **attributes: Any) -> Any:
