@@ -318,7 +318,7 @@ class Compilation:
         self._clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes
-        record.prepared_bytes = library.prepared_bytes
+        record.prepared_bytes, record.parts = library.prepared_bytes, library.parts
         record.tuned, record.schedules = _tuned(net, library), _schedules(library)
         return library
 

@@ -24,6 +24,7 @@ class GraphRecord:
         together: a number that a forward and its backward have in common.
         saved_bytes: what a forward keeps for its backward, beyond its inputs and what its caller gets.
         partition: what was decided under a limit of memory (``frontends.torch.partition.Partition``); only of a forward.
+        parts: how many a backward is run in, one after the other, so that gradients are handed over as they come.
         prepared_bytes: memory of values computed from parameters, kept between calls.
         bytes_before, bytes_moved: distinct bytes that all operators of a call touch, before and after the passes.
         threads: size of the team.
@@ -47,6 +48,7 @@ class GraphRecord:
     together: int | None = None
     saved_bytes: int = 0
     partition: Any = None
+    parts: int = 1
     prepared_bytes: int = 0
     bytes_before: int = 0
     bytes_moved: int = 0

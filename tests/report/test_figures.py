@@ -277,7 +277,7 @@ def test_levels_do_not_need_more_memory_or_traffic_than_none(name, isa, monkeypa
     monkeypatch.setenv("DCIR_ISA", isa)
     moved, scratch = [], []
 
-    def planned(self, net):
+    def planned(self, net, **_):
         moved.append(self.record.bytes_moved)
         scratch.append(planned_bytes(net))
         raise Planned

@@ -76,6 +76,7 @@ def test_gradients_come_while_the_rest_is_computed(runs: list[PartByPart]) -> No
     assert [g.kind for g in fast.dcir.session.graphs] == ["forward", "backward"]
     (run,) = runs
     assert run.ended
+    assert f"runs in {run._parts} parts" in str(fast.dcir.explain())
     # The last layer's are there first, and each layer's weight before those of the layers in front of it.
     order = [ran[f"layers.{i}.weight"] for i in reversed(range(6))]
     assert order == sorted(order)
