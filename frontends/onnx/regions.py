@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 
 from dcir.frontends.onnx.program import Subprogram
 from dcir.frontends.onnx.values import TEXT, Host, to_tensor
@@ -66,14 +67,15 @@ def repeated(
     if _differentiated([*after, *made]) and (nested or not all(t.is_floating_point() for t in carried)):
         return None  # torch's derivative of a scan takes neither whole numbers along nor, with those, others inside
     if not carried:
-        return [], list(_mapped(lambda parts: _apart(step([], list(parts))[1]), _apart(moving)))
+        stacked = _followed(lambda: _mapped(lambda parts: _apart(step([], list(parts))[1]), _apart(moving)))
+        return None if stacked is None else ([], list(stacked))
 
     def one(state: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> Any:
         new, out = step(list(state), list(parts))
         return _apart(new), _apart(out)
 
-    last, rows = _scanned(one, _apart(carried), _apart(moving))
-    return list(last), list(rows)
+    done = _followed(lambda: _scanned(one, _apart(carried), _apart(moving)))
+    return None if done is None else (list(done[0]), list(done[1]))
 
 
 def repeated_while(
@@ -109,8 +111,8 @@ def repeated_while(
         again, new = step(number, list(state))
         return (number + 1, to_tensor(again).reshape(()).clone(), *_apart(new))
 
-    _, _, *last = torch.while_loop(more, body, (first, go.clone(), *_apart(carried)))
-    return list(last)
+    last = _followed(lambda: torch.while_loop(more, body, (first, go.clone(), *_apart(carried))))
+    return None if last is None else list(last)[2:]
 
 
 def chosen(
@@ -145,6 +147,16 @@ def _differentiated(made: Sequence[Any]) -> bool:
 def _apart(values: Sequence[Any]) -> tuple[Tensor, ...]:
     """Tensors of their own: torch's operators take no operands and results that share memory."""
     return tuple(to_tensor(v).clone(memory_format=torch.contiguous_format) for v in values)
+
+
+def _followed(operator: Callable[[], Any]) -> Any:
+    """What an operator makes; None if it is exported, and PyTorch cannot follow its body there."""
+    if torch.compiler.is_dynamo_compiling():
+        return operator()
+    try:
+        return operator()
+    except TorchDynamoException:
+        return None
 
 
 def _scanned(

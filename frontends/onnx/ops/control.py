@@ -108,7 +108,7 @@ def _as_operator(body: Subprogram, operands: tuple[Any, ...], carried: list[Any]
             lambda values, part: turn(part[0], values)[1:], state, [torch.arange(scalar(trips))], body.nested
         )
         return None if made is None else (*made[0], *made[1])
-    if endless or len(body.program.outputs) - 1 > len(state):
+    if (endless and trips is None) or len(body.program.outputs) - 1 > len(state):
         return None
     limit = trips if trips is None or isinstance(trips, Tensor) else scalar(trips)
     running = condition if isinstance(condition, Tensor) else condition is None or bool(scalar(condition))

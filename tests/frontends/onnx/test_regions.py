@@ -86,6 +86,21 @@ CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
             trips=4,
         ) + "}", ((4, 4),),
     ),
+    "shapes as numbers": (
+        "g (float[2,3] x) => (float[2,3] y) {" + _loop(
+            "y = Loop (n, go, x)",
+            "(int64 i, bool on, float[2,3] v) => (bool o, float[2,3] w) {"
+            "o = Identity(on) sizes = Shape(v) f = Cast <to = 1> (sizes) s = ReduceSum <keepdims = 0> (f) q = Div(v, s)"
+            "r = Reshape(q, sizes) w = Tanh(r) }",
+        ) + "}", ((2, 3),),
+    ),
+    "what is handed on changes places": (
+        "g (float[3] x, float[3] z) => (float[3] y, float[3] q) {" + _loop(
+            "y, q = Loop (n, go, x, z)",
+            "(int64 i, bool on, float[3] v, float[3] u) => (bool o, float[3] w, float[3] t) {"
+            "o = Identity(on) w = Identity(u) t = Add(v, x) }",
+        ) + "}", ((3,), (3,)),
+    ),
     "both directions of a scan": (
         "g (float[3] h0, float[8,3] xs, float[3,8] zs) => (float[3] h, float[8,3] ys, float[3,8] ts) {"
         "h, ys, ts = Scan <num_scan_inputs = 2, scan_input_directions = [0, 1], scan_input_axes = [0, 1], scan_output_axes = [0, 1],"
@@ -141,6 +156,19 @@ def test_control_flow_is_one_graph(module_of: Make, name: str, gradients: bool) 
 def test_the_number_of_rounds_changes_no_graph(module_of: Make) -> None:
     few, many = (_compiled(module_of(_products(n)), (torch.rand(4, 4),))[1] for n in (5, 200))
     assert few.graphs[0].operators == many.graphs[0].operators
+
+
+def test_a_count_that_is_data(module_of: Make) -> None:
+    text = "g (float[3] x) => (float[3] y) {" + _loop(
+        "y = Loop (m, go, x)",
+        "(int64 i, bool on, float[3] v) => (bool o, float[3] w) { o = Identity(on) w = Tanh(v) }",
+        "s = ReduceSum <keepdims = 0> (x) m = Cast <to = 7> (s)",
+    ) + "}"  # fmt: skip
+    module = module_of(text)
+    for x in (torch.tensor([1.0, 2.0, 3.5]), torch.tensor([0.1, 0.1, 0.1])):
+        (have,), report = _compiled(module, (x,))
+        assert len(report.graphs) == 1
+        torch.testing.assert_close(have, module(x))
 
 
 @pytest.mark.parametrize("factor", [0.1, 1.0, 100.0])
