@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,15 +29,25 @@ _LEAST = 5
 _MOST = 10_000
 
 
+Count = Callable[[Imported, Sequence[int], Sequence[Any]], list[int | None]]
+"""Given a graph, numbers of operators and the arguments of a call: the bytes that each touches, None where nobody knows."""
+
+
 @dataclass
 class Recorder:
-    """Collects the steps' times of every graph of one model (a ``session.Watch``), and the sum of all of them."""
+    """Collects the steps' times of every graph of one model (a ``session.Watch``), and the sum of all of them.
+
+    ``count`` is asked in the first call of a graph, before it runs.
+    """
 
     graphs: list[_Watched] = field(default_factory=list)
     nanoseconds: int = 0
+    count: Count | None = None
 
     def __call__(self, kind: str, done: Imported, library: Library, program: Program) -> _Watched:
         watched = _Watched(kind, _steps(len(self.graphs), done, library), program, self)
+        if self.count is not None:
+            watched.count = partial(self.count, done, [number for _, number in library.steps])
         self.graphs.append(watched)
         return watched
 
@@ -55,8 +66,12 @@ class _Watched:
     program: Program
     recorder: Recorder
     samples: list[list[int]] = field(default_factory=list)
+    count: Callable[[Sequence[Any]], list[int | None]] | None = None
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
+        if self.count is not None:
+            counts, self.count = self.count(args), None
+            self.steps = [replace(s, counted=n) for s, n in zip(self.steps, counts, strict=True)]
         results = self.program(args)
         # At once: another graph with the same text shares the library and its clock.
         ticks = self.program.ticks(len(self.steps))
@@ -70,8 +85,11 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
     for kernel, number in library.steps:
         spec = ops[number].spec
         name = kernel if kernel is not None else spec.calls_out
-        moved = done.network.moved_by(ops[number])
-        steps.append(ProfileStep(graph, name, spec.describe(), ops[number].origin, spec.operations(), moved))
+        net, op = done.network, ops[number]
+        dtype = "f64" if any(net.containers[o.data].dtype == "f64" for o in (*net.ins(op), *net.outs(op))) else "f32"
+        steps.append(
+            ProfileStep(graph, name, spec.describe(), op.origin, spec.operations(), net.moved_by(op), dtype=dtype)
+        )
     return steps
 
 
@@ -84,6 +102,7 @@ def profile(
     *,
     seconds: float = 2.0,
     loss: Callable[[Any], torch.Tensor] | None = None,
+    count: Count | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """Measure the kernels of a model's calls.
@@ -96,6 +115,7 @@ def profile(
         seconds: how long to measure.
         loss: makes a scalar of what the call returns; then the backward pass is part of every measured call. Gradients of the
             user's tensors are left alone.
+        count: counts what every step touches, once (``touched_bytes.counted``).
         progress: told of the steps of the compilation; nothing is told while calls are measured.
 
     Raises:
@@ -111,7 +131,7 @@ def profile(
         )  # fmt: skip
     if isinstance(model, nn.Module) and model.training:
         model = copy.deepcopy(model)
-    recorder = Recorder()
+    recorder = Recorder(count=count)
     # Options that watch every pass would only slow the second compilation.
     session = Session(replace(options, verify="off"), watch=recorder, progress=progress)
     fast = compiled(model, session)
@@ -159,9 +179,8 @@ def summary(recorder: Recorder, walls: Sequence[float], around: Sequence[float],
         times = len(graph.samples) / len(walls)
         columns = list(zip(*graph.samples, strict=True))
         for step, column in zip(graph.steps, columns, strict=False):
-            floor = (
-                model.floor_seconds(step.flops, step.bytes, threads=threads) * 1e3 * times if model.measured else None
-            )
+            seconds = model.floor_seconds(step.flops, step.bytes, threads=threads, dtype=step.dtype)
+            floor = seconds * 1e3 * times if model.measured else None
             result.steps.append(
                 replace(
                     step,
@@ -170,6 +189,7 @@ def summary(recorder: Recorder, walls: Sequence[float], around: Sequence[float],
                     least_ms=min(column) * times * 1e-6,
                     flops=round(step.flops * times),
                     bytes=round(step.bytes * times),
+                    counted=None if step.counted is None else round(step.counted * times),
                 )
             )
         result.team_ms += middle(columns[-1]) * times * 1e-6

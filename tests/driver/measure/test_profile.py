@@ -7,11 +7,13 @@ import torch
 from torch import nn
 
 import dcir
+from dcir.driver.measure import profile as measuring
 from dcir.driver.measure.profile import Recorder
 from dcir.driver.session import Session
 from dcir.errors import InvalidInput, OptionError
 from dcir.ops.library.operand_types import alike
 from dcir.options import Options
+from tests.cost.test_machine import MODEL
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +75,17 @@ def test_time_is_booked_where_it_is_spent():
     (large,) = [s for s in result.steps if "m384" in s.what]
     assert large.flops == small.flops * 16**3
     assert large.least_ms > 50 * small.least_ms
+
+
+def test_the_floor_of_float64_is_that_of_its_peak(monkeypatch):
+    monkeypatch.setattr(measuring, "rates", lambda: MODEL)
+    fast = dcir.optimize(lambda a, b: a @ b, threads=1)
+    a, b = torch.randn(96, 96), torch.randn(96, 96)
+    with torch.no_grad():
+        (single,) = fast.dcir.profile(a, b, seconds=0.01).steps
+        (double,) = fast.dcir.profile(a.double(), b.double(), seconds=0.01).steps
+    assert (single.dtype, double.dtype) == ("f32", "f64") and double.flops == single.flops
+    assert double.floor_ms == 2 * single.floor_ms == double.flops / 50e9 * 1e3
 
 
 def test_a_call_into_torch_is_a_step():
