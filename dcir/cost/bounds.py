@@ -51,12 +51,11 @@ def bound_of(
     """
     size = round(bytes_touched)
     memory = rates.memory_names()[rates.memory_of(size, threads)]
-    least = {
-        FLOP: flops / rates.flops(threads, dtype),
-        memory: bytes_touched / rates.read_rate(size, threads),
-        TEAM: rates.barrier_seconds if threads > 1 else 0.0,
-        PYTHON if torch else LAUNCH: _TORCH_SECONDS if torch else _CALL_SECONDS,
-    }
+    least = {FLOP: flops / rates.flops(threads, dtype), memory: bytes_touched / rates.read_rate(size, threads)}
+    # Overhead is what the roofs leave of the time, and no more, whatever it takes elsewhere.
+    rest = max(0.0, seconds - max(least.values()))
+    least[TEAM] = min(rest, rates.barrier_seconds) if threads > 1 else 0.0
+    least[PYTHON if torch else LAUNCH] = min(rest, _TORCH_SECONDS if torch else _CALL_SECONDS)
     name = max(least, key=lambda n: least[n])
     share = least[name] / seconds if seconds else 1.0
     return Bound(name if share >= _LEAST_SHARE else NOTHING, share)

@@ -18,7 +18,7 @@ class ProfileStep:
         what: the operator with its sizes.
         origin: place in the user's model.
         flops, bytes: exact work and distinct bytes touched.
-        ms, least_ms: median and minimum over the measured calls.
+        ms, least_ms: median and minimum over the measured calls; for a roofline, the mean over the faster half of them.
         floor_ms: a time that no kernel for this work goes below; None on a machine that was not measured.
         dtype: of the arithmetic, as peaks know it: "f64" where an operand is a float64, else "f32".
         counted: distinct bytes that were counted as the reference ran, where that was asked for and takes no long time.

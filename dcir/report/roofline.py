@@ -108,7 +108,7 @@ class Roofline:
             why = (
                 "`dcir machine --remeasure` measures them again" if self.rates.measured else "they are assumed, and low"
             )
-            found.append(f"some kernels lie above the ceilings: {why}")
+            found.append(f"some kernels lie above the ceilings: part of their bytes is in a nearer cache, or {why}")
         if any(_counts_less(p) for run in self.runs for p in run.kernels):
             found.append("fewer bytes are counted where operands share a container, or where data choose the elements")
         return found

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 # What XML 1.0 does not allow in any form; names come from model files.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+_ROUND = (1, 2, 5)
+_AIR = 1.25
+_FINE = 500.0  # an axis that goes no further has room for more numbers
+
 
 def escaped(text: str) -> str:
     """A text as character data or the value of an attribute."""
@@ -26,39 +30,36 @@ def figure(value: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A logarithmic axis: powers of ten at its ends, and where these are in the picture."""
+    """A logarithmic axis: the values at its ends, and where these are in the picture."""
 
-    low: int
-    high: int
+    least: float
+    most: float
     start: float
     end: float
 
     @classmethod
     def around(cls, values: Iterable[float], start: float, end: float) -> Axis:
-        """The axis that holds all values, which must be positive, with some air."""
+        """The axis that holds all values, which must be positive, with some air; it ends at one, two or five of a power of ten."""
         known = [v for v in values if v > 0 and math.isfinite(v)] or [1.0]
-        low, high = math.floor(math.log10(min(known) / 1.25)), math.ceil(math.log10(max(known) * 1.25))
-        return cls(low, max(high, low + 1), start, end)
+        low, high = min(known) / _AIR, max(known) * _AIR
+        steps = [
+            (m, n) for n in range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2) for m in _ROUND
+        ]
+        rounded = [m * 10.0**n for m, n in steps]
+        return cls(max(v for v in rounded if v <= low), min(v for v in rounded if v >= high), start, end)
 
     def at(self, value: float) -> float:
         """Where a value is in the picture."""
-        part = (math.log10(value) - self.low) / (self.high - self.low)
-        return self.start + part * (self.end - self.start)
+        return self.start + math.log(value / self.least) / math.log(self.most / self.least) * (self.end - self.start)
 
-    @property
-    def least(self) -> float:
-        """The value at its start."""
-        return 10.0**self.low
-
-    @property
-    def most(self) -> float:
-        """The value at its end."""
-        return 10.0**self.high
-
-    def decades(self) -> Iterator[tuple[float, str]]:
-        """Place and text of every power of ten."""
-        for power in range(self.low, self.high + 1):
-            yield self.at(10.0**power), f"{10.0**power:g}"
+    def ticks(self) -> Iterator[tuple[float, str]]:
+        """Place and text of every power of ten, of a short axis also of twice and five times these."""
+        fine = self.most / self.least < _FINE
+        for power in range(math.floor(math.log10(self.least)), math.ceil(math.log10(self.most)) + 1):
+            for m in _ROUND if fine else (1,):
+                value = m * 10.0**power
+                if self.least * 0.999 <= value <= self.most * 1.001:
+                    yield self.at(value), f"{value:g}"
 
 
 @dataclass(frozen=True)

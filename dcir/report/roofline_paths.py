@@ -71,8 +71,8 @@ class Path:
 def paths_of(runs: Sequence[Run], reference: Setting) -> list[Path]:
     """All paths of the whole call, and those of the heaviest kernels that go through the reference.
 
-    Kernels of different settings are the same if they stand for operators of one kind from one place in the model; kernels
-    that some setting has no counterpart of have no path.
+    Kernels of different settings are the same if they stand for operators of one kind from one place in the model, of several
+    those that are as heavy among them; kernels that some setting has no counterpart of have no path.
     """
     found = []
     for parameter in PARAMETERS:
@@ -110,22 +110,22 @@ def _heaviest(line: Sequence[Run], reference: Setting) -> list[list[Point]]:
     """Of the heaviest kernels with work, the points of every run of a line."""
     by_key = [_by_key(run) for run in line]
     number = [run.setting for run in line].index(reference)
-    rows = []
-    for key, point in by_key[number].items():
-        points = [known.get(key) for known in by_key]
-        there = [p for p in points if p is not None]
-        if point.intensity is not None and len(there) == len(line) and all(p.intensity for p in there):
-            rows.append((point.ms, there))
-    rows.sort(key=lambda row: -row[0])
-    return [points for _, points in rows[:HEAVIEST]]
+    rows: list[list[Point]] = []
+    for key in by_key[number]:
+        counterparts = [known.get(key, []) for known in by_key]
+        # As many everywhere, or nobody knows which is which.
+        if len({len(points) for points in counterparts}) == 1:
+            rows += [list(row) for row in zip(*counterparts, strict=True)]
+    rows = [row for row in rows if all(p.intensity for p in row)]
+    return sorted(rows, key=lambda row: -row[number].ms)[:HEAVIEST]
 
 
-def _by_key(run: Run) -> dict[tuple[str, str], Point]:
-    """Kernels by kind and place in the model, where these name one kernel alone."""
+def _by_key(run: Run) -> dict[tuple[str, str], list[Point]]:
+    """Kernels by kind and place in the model; several of one place by their work, and in order."""
     found: dict[tuple[str, str], list[Point]] = {}
-    for p in run.kernels:
+    for p in sorted(run.kernels, key=lambda p: (-p.flops, p.order)):
         found.setdefault((p.family, p.origins[0] if p.origins else ""), []).append(p)
-    return {key: points[0] for key, points in found.items() if len(points) == 1}
+    return found
 
 
 def _path(parameter: str, line: Sequence[Run], points: Sequence[Point]) -> Path:

@@ -34,12 +34,13 @@ class Point:
         what: the operator with its sizes.
         origins: places in the model, each once.
         calls: in one call of the model.
-        ms: median time of all of them.
+        ms: time of all of them, in the faster half of the measured calls.
         share: of the whole call.
         flops: operations, by the specs.
         bytes: distinct bytes of every call of the kernel, read off the graph's edges.
         counted: the same as counted when the references ran; None where it was not counted.
         bound: what keeps it from being faster.
+        order: number of the first of its steps in a call.
     """
 
     what: str
@@ -51,6 +52,7 @@ class Point:
     bytes: int
     counted: int | None
     bound: Bound
+    order: int = 0
 
     @property
     def intensity(self) -> float | None:
@@ -97,8 +99,8 @@ class Run:
         calls: how many calls were measured.
         whole: of a call, with all that is around the kernels; the kernels' work and bytes.
         kernels: the longest first.
-        team_ms: opening and closing teams, median per call.
-        around_ms: outside of the compiled code, median per call.
+        team_ms: opening and closing teams, per call.
+        around_ms: outside of the compiled code, per call; kernels, teams and this are the call.
         parts: milliseconds of a call by what bounds them, the longest first.
     """
 
@@ -138,10 +140,12 @@ class Run:
 def run_of(profile: Profile, setting: Setting, rates: MachineRates) -> Run:
     """The points of one profile, before the roofs of a machine."""
     groups: dict[tuple[str, str], list[ProfileStep]] = {}
-    for step in profile.steps:
+    first: dict[tuple[str, str], int] = {}
+    for number, step in enumerate(profile.steps):
         groups.setdefault((step.kernel, step.what), []).append(step)
+        first.setdefault((step.kernel, step.what), number)
     wall = profile.wall_ms or 1.0
-    kernels = sorted((_point(steps, wall, setting, rates) for steps in groups.values()), key=lambda p: -p.ms)
+    kernels = sorted((_point(groups[key], first[key], wall, setting, rates) for key in groups), key=lambda p: -p.ms)
     parts, least = dict[str, float](), dict[str, float]()
     rows = [(p.bound.name, p.ms, p.bound.share * p.ms) for p in kernels]
     rows += [(TEAM, profile.team_ms, profile.team_ms), (PYTHON, profile.around_ms, profile.around_ms)]
@@ -159,7 +163,7 @@ def run_of(profile: Profile, setting: Setting, rates: MachineRates) -> Run:
     )
 
 
-def _point(steps: Sequence[ProfileStep], wall: float, setting: Setting, rates: MachineRates) -> Point:
+def _point(steps: Sequence[ProfileStep], order: int, wall: float, setting: Setting, rates: MachineRates) -> Point:
     first, n = steps[0], len(steps)
     ms, flops, moved = sum(s.ms for s in steps), sum(s.flops for s in steps), sum(s.bytes for s in steps)
     bound = bound_of(
@@ -167,7 +171,7 @@ def _point(steps: Sequence[ProfileStep], wall: float, setting: Setting, rates: M
         torch=first.what.startswith("torch "),
     )  # fmt: skip
     origins = tuple(dict.fromkeys(s.origin for s in steps if s.origin))
-    return Point(first.what, origins, n, ms, ms / wall, flops, moved, _sum([s.counted for s in steps]), bound)
+    return Point(first.what, origins, n, ms, ms / wall, flops, moved, _sum([s.counted for s in steps]), bound, order)
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:

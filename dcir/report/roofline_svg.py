@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from dcir.report.roofline import Roofline
 
 _WIDTH, _PLOT, _TOP, _LINE = 1000, 430, 46, 16
-_STRIP = (54.0, 114.0)
-_LEFT, _RIGHT = 176.0, 972.0
+_STRIP = (54.0, 132.0)
+_LEFT, _RIGHT = 192.0, 972.0
 _NAMED = 10
 _RADIUS = 26.0  # of a kernel that takes all the time
 _LEAST_RADIUS = 3.0
@@ -68,26 +68,25 @@ def _drawn(roofline: Roofline, parameter: str) -> list[Path]:
     return [p for p in roofline.paths if p.parameter == parameter and p.at == at]
 
 
-def _axes(roofline: Roofline, top: float) -> tuple[Axis, Axis]:
-    """The same in all panels."""
-    reference = roofline.reference
-    points = [p for p in (reference.whole, *reference.kernels) if p.intensity]
-    places = [p for parameter in PARAMETERS for path in _drawn(roofline, parameter) for p in path.places]
+def _axes(roofline: Roofline, spots: Sequence[tuple[float, float]], top: float) -> tuple[Axis, Axis]:
+    """Axes that hold some points (FLOP per byte, GFLOP/s), all peaks, and where the roof of memory meets them."""
     peaks = [c for c in roofline.ceilings if c.unit == "GFLOP/s"]
     memories = [c for c in roofline.ceilings if c.unit == "GB/s"]
     ridges = [max(p.all for p in peaks) / c.all for c in memories]
-    xs = [p.intensity or 0.0 for p in points] + [p.intensity for p in places] + [ridge * 2 for ridge in ridges]
-    ys = [p.gflops for p in points] + [p.gflops for p in places] + [c.all for c in peaks] + [c.one for c in peaks]
     return (
-        Axis.around([*xs, min(ridges) / 4], _LEFT, _RIGHT),
-        Axis.around(ys, top + _TOP + _PLOT, top + _TOP),
+        Axis.around([*(x for x, _ in spots), max(ridges)], _LEFT, _RIGHT),
+        Axis.around(
+            [*(y for _, y in spots), *(c.all for c in peaks), *(c.one for c in peaks)], top + _TOP + _PLOT, top + _TOP
+        ),
     )
 
 
 def _kernels(roofline: Roofline, top: float) -> tuple[list[str], float]:
     """The first panel, and where it ends."""
     run = roofline.reference
-    x, y = _axes(roofline, top)
+    spots = [(p.intensity, p.gflops) for p in (run.whole, *run.kernels) if p.intensity]
+    ridge = max(c.all for c in roofline.ceilings if c.unit == "GFLOP/s") / roofline.ceilings[0].all
+    x, y = _axes(roofline, [*spots, (ridge / 4, 0.0)], top)  # with a piece of every slope
     kind = "measured" if roofline.rates.measured else "assumed: dcir machine measures them"
     heading = f"{roofline.model}, {roofline.mode}: kernels at {run.setting}; ceilings {kind}"
     out = [*_frame(x, y, heading, top), *_roofs(roofline, x, y), *_strip(roofline, top)]
@@ -108,8 +107,8 @@ def _kernels(roofline: Roofline, top: float) -> tuple[list[str], float]:
 
 def _trajectories(roofline: Roofline, parameter: str, paths: Sequence[Path], top: float) -> tuple[list[str], float]:
     """The panel of one parameter, and where it ends."""
-    x, y = _axes(roofline, top)
-    fixed = ", work as at the lowest level" if parameter == "level" else ""
+    x, y = _axes(roofline, [(p.intensity, p.gflops) for path in paths for p in path.places], top)
+    fixed = ", work as at the lowest level: above a roof is what does less arithmetic" if parameter == "level" else ""
     out = [*_frame(x, y, f"over {parameter}{fixed}", top), *_roofs(roofline, x, y)]
     row = top + _TOP + _PLOT + 50
     for number, path in enumerate(paths):
@@ -125,10 +124,10 @@ def _trajectories(roofline: Roofline, parameter: str, paths: Sequence[Path], top
 
 def _frame(x: Axis, y: Axis, heading: str, top: float) -> list[str]:
     out = [_text(_STRIP[0], top + 24, _cut(heading, 125), "title")]
-    for at, word in x.decades():
+    for at, word in x.ticks():
         out.append(f'<line class="grid" x1="{at:.1f}" y1="{y.start:.1f}" x2="{at:.1f}" y2="{y.end:.1f}"/>')
         out.append(_text(at, y.start + 16, word, "small", anchor="middle"))
-    for at, word in y.decades():
+    for at, word in y.ticks():
         out.append(f'<line class="grid" x1="{x.start:.1f}" y1="{at:.1f}" x2="{x.end:.1f}" y2="{at:.1f}"/>')
         out.append(_text(x.start - 6, at + 4, word, "small", anchor="end"))
     width, height = x.end - x.start, y.start - y.end
@@ -153,13 +152,14 @@ def _roofs(roofline: Roofline, x: Axis, y: Axis) -> list[str]:
                 at = line.along(24 if name == "all" else 210)
                 text = f"{c.name} {figure(getattr(c, name))} GB/s{of_team}"
                 words.append(_turned(at[0], at[1] - 4, text, line.degrees, "small halo", anchor="start"))
-        for number, c in enumerate(peaks):
+        for c in peaks:
             line = level(x, y, getattr(c, name), fastest)
             if line is not None:
                 lines.append(_roof(line, name))
-                # Half of two threads' peak is one thread's: types have columns of their own.
+                # Half of two threads' peak is one thread's: types are named at an end each.
+                at_x, anchor = (line.x2 - 6, "end") if c is peaks[0] else (line.x1 + 10, "start")
                 text = f"{c.name} {figure(getattr(c, name))} GFLOP/s{of_team}"
-                words.append(_text(x.end - 6 - 190 * number, line.y2 - 4, text, "small halo", anchor="end"))
+                words.append(_text(at_x, line.y2 - 4, text, "small halo", anchor=anchor))
     return lines + words
 
 
@@ -170,7 +170,7 @@ def _strip(roofline: Roofline, top: float) -> list[str]:
     y = Axis.around([*(p.gbytes for p in points), *(c.all for c in rates)], top + _TOP + _PLOT, top + _TOP)
     width = _STRIP[1] - _STRIP[0]
     out = [f'<rect class="frame" x="{_STRIP[0]}" y="{y.end:.1f}" width="{width}" height="{y.start - y.end}"/>']
-    for at, word in y.decades():
+    for at, word in y.ticks():
         out.append(_text(_STRIP[0] - 5, at + 4, word, "small", anchor="end"))
     for c in rates:
         at = y.at(c.all)
@@ -200,8 +200,10 @@ def _path(path: Path, name: str, colour: str, x: Axis, y: Axis) -> list[str]:
             f'<circle class="place" cx="{at_x:.1f}" cy="{at_y:.1f}" r="4" fill="{colour}"><title>{escaped(tip)}</title></circle>'
         )
         word = f"-O{p.value}" if path.parameter == "level" else str(p.value)
-        text = f"{name}: {word}" if number == len(dots) - 1 else word
-        out.append(_text(at_x + 7, at_y + 4, text, "small halo", colour))
+        if number == len(dots) - 1:
+            out.append(_text(at_x + 7, at_y + 4, f"{name}: {word}", "small halo", colour))
+        else:
+            out.append(_text(at_x - 7, at_y + 4, word, "small halo", colour, "end"))
     return out
 
 

@@ -102,6 +102,21 @@ def test_kernels_without_a_counterpart_have_no_path():
     assert [p.what for p in Roofline("m", "infer", MODEL, runs).paths] == ["whole call", "loops 64x64: add"]
 
 
+def test_kernels_of_one_place_are_told_apart_by_their_work():
+    """As four products of one layer are; where one of them is gone, nobody knows which."""
+    one, other = profile(), profile(2.0, 4)
+    for p, first in ((one, 0), (other, 1)):
+        small = dataclasses.replace(p.steps[0], kernel="k9", what="product m8 n8 k8", flops=1024)
+        p.steps.insert(first, small)
+    runs = tuple(run_of(p, Setting(t, None, 4), MODEL) for p, t in ((one, 1), (other, 4)))
+    found = Roofline("m", "infer", MODEL, runs).paths
+    assert [p.what for p in found][1:] == ["product m64 n64 k64", "product m8 n8 k8", "loops 64x64: add"]
+    assert all(p.places[0].intensity == p.places[1].intensity for p in found)
+    del other.steps[1]
+    runs = (runs[0], run_of(other, Setting(4, None, 4), MODEL))
+    assert [p.what for p in Roofline("m", "infer", MODEL, runs).paths][1:] == ["loops 64x64: add"]
+
+
 @pytest.mark.parametrize(
     ("parameter", "first", "last", "bound", "shape", "words"),
     [
@@ -238,8 +253,12 @@ def test_pictures_and_pages_ask_for_nothing_outside(tmp_path):
 
 def test_axes_hold_their_values():
     axis = Axis.around([0.03, 700.0], 100.0, 500.0)
-    assert (axis.low, axis.high) == (-2, 3) and axis.at(axis.least) == 100.0 and axis.at(axis.most) == 500.0
-    assert [word for _, word in axis.decades()] == ["0.01", "0.1", "1", "10", "100", "1000"]
-    assert Axis.around([], 0, 1).low < Axis.around([5.0], 0, 1).high
+    assert (axis.least, axis.most) == (0.02, 1000.0) and axis.at(axis.least) == 100.0 and axis.at(axis.most) == 500.0
+    assert [word for _, word in axis.ticks()] == ["0.1", "1", "10", "100", "1000"]
+    short = Axis.around([3.0, 30.0], 100.0, 500.0)
+    assert [word for _, word in short.ticks()] == ["2", "5", "10", "20", "50"]
+    for values in ([], [1.0], [5.0], [1e-9, 1e12], [0.0, float("inf"), 7.0]):
+        axis = Axis.around(values, 0.0, 1.0)
+        assert 0 < axis.least < axis.most and all(0 <= axis.at(v) <= 1 for v in values if 0 < v < 1e99)
     assert [figure(v) for v in (1234.5, 99.94, 0.01234, 0.00001)] == ["1234", "99.9", "0.0123", "0.000010"]
     assert escaped("a\x0b<b>'\"&") == "a\N{REPLACEMENT CHARACTER}&lt;b&gt;&#x27;&quot;&amp;"

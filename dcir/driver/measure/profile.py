@@ -103,6 +103,7 @@ def profile(
     seconds: float = 2.0,
     loss: Callable[[Any], torch.Tensor] | None = None,
     count: Count | None = None,
+    adds_up: bool = False,
     progress: Progress | None = None,
 ) -> Profile:
     """Measure the kernels of a model's calls.
@@ -116,6 +117,8 @@ def profile(
         loss: makes a scalar of what the call returns; then the backward pass is part of every measured call. Gradients of the
             user's tensors are left alone.
         count: counts what every step touches, once (``touched_bytes.counted``).
+        adds_up: whether times are means over the faster half of the calls, so that those of kernels, of teams and of what is around
+            are the call's; medians are not, where others disturb the calls.
         progress: told of the steps of the compilation; nothing is told while calls are measured.
 
     Raises:
@@ -148,7 +151,7 @@ def profile(
     walls, around = measured(call, recorder, seconds)
     if not recorder.graphs:
         raise InvalidInput("nothing was compiled in this call, so there are no kernels to measure")
-    return summary(recorder, walls, around, options.threads or torch.get_num_threads())
+    return summary(recorder, walls, around, options.threads or torch.get_num_threads(), adds_up=adds_up)
 
 
 def measured(call: Callable[[], None], recorder: Recorder, seconds: float) -> tuple[list[float], list[float]]:
@@ -168,10 +171,24 @@ def measured(call: Callable[[], None], recorder: Recorder, seconds: float) -> tu
     return walls, around
 
 
-def summary(recorder: Recorder, walls: Sequence[float], around: Sequence[float], threads: int) -> Profile:
-    """The recorder's samples as a profile. A graph that runs n times per call counts n times."""
+def summary(
+    recorder: Recorder, walls: Sequence[float], around: Sequence[float], threads: int, *, adds_up: bool = False
+) -> Profile:
+    """The recorder's samples as a profile (see ``profile``). A graph that runs n times per call counts n times."""
     model = rates()
-    result = Profile(threads, len(walls), middle(walls), min(walls), middle(around), 0.0)
+    typical = middle(walls)
+    quiet = [i for i, wall in enumerate(walls) if wall <= typical] if adds_up else []
+
+    def of_calls(values: Sequence[float]) -> float:
+        return sum(values[i] for i in quiet) / len(quiet) if quiet else middle(values)
+
+    def of_samples(column: Sequence[int]) -> float:
+        times = len(column) // len(walls)
+        if not quiet or times * len(walls) != len(column):  # nobody knows which call a sample is of
+            return middle(column) * len(column) / len(walls) * 1e-6
+        return of_calls([sum(column[i * times : (i + 1) * times]) * 1e-6 for i in range(len(walls))])
+
+    result = Profile(threads, len(walls), of_calls(walls), min(walls), of_calls(around), 0.0)
     for graph in recorder.graphs:
         if not graph.samples:
             continue
@@ -180,17 +197,16 @@ def summary(recorder: Recorder, walls: Sequence[float], around: Sequence[float],
         columns = list(zip(*graph.samples, strict=True))
         for step, column in zip(graph.steps, columns, strict=False):
             seconds = model.floor_seconds(step.flops, step.bytes, threads=threads, dtype=step.dtype)
-            floor = seconds * 1e3 * times if model.measured else None
             result.steps.append(
                 replace(
                     step,
-                    floor_ms=floor,
-                    ms=middle(column) * times * 1e-6,
+                    floor_ms=seconds * 1e3 * times if model.measured else None,
+                    ms=of_samples(column),
                     least_ms=min(column) * times * 1e-6,
                     flops=round(step.flops * times),
                     bytes=round(step.bytes * times),
                     counted=None if step.counted is None else round(step.counted * times),
                 )
             )
-        result.team_ms += middle(columns[-1]) * times * 1e-6
+        result.team_ms += of_samples(columns[-1])
     return result

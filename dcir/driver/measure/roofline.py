@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.driver.measure.machine import rates
-from dcir.driver.measure.profile import profile
+from dcir.driver.measure.profile import Count, profile
 from dcir.driver.measure.touched_bytes import counted
 from dcir.driver.optimize import compiled_with
 from dcir.driver.session import Progress
@@ -62,6 +63,7 @@ def roofline(
         )
     runs: list[Run] = []
     made: dict[int | None, tuple[Any, Sequence[Any]]] = {}
+    count = partial(counted, known={})  # most kernels are those of another setting
     try:
         for number, setting in enumerate(settings):
             if progress is not None:
@@ -69,7 +71,7 @@ def roofline(
             if setting.batch not in made:
                 made = {setting.batch: make(setting.batch)}  # no two batches lie in memory at once
             torch.set_num_threads(setting.threads)
-            runs.append(_run(*made[setting.batch], setting, mode, seconds))
+            runs.append(_run(*made[setting.batch], setting, mode, seconds, count))
     finally:
         torch.set_num_threads(before)
     if progress is not None:
@@ -77,7 +79,7 @@ def roofline(
     return Roofline(name, mode, rates(), tuple(runs))
 
 
-def _run(model: Any, inputs: Sequence[Any], setting: Setting, mode: str, seconds: float) -> Run:
+def _run(model: Any, inputs: Sequence[Any], setting: Setting, mode: str, seconds: float, count: Count) -> Run:
     training = mode == "train"
     if training and isinstance(model, nn.Module):
         model = model.train()
@@ -85,7 +87,14 @@ def _run(model: Any, inputs: Sequence[Any], setting: Setting, mode: str, seconds
     options = Options.make(level=setting.level, threads=setting.threads, dynamic=False)
     with torch.set_grad_enabled(training):
         result = profile(
-            model, compiled_with, options, inputs, seconds=seconds, loss=_sum if training else None, count=counted
+            model,
+            compiled_with,
+            options,
+            inputs,
+            seconds=seconds,
+            loss=_sum if training else None,
+            count=count,
+            adds_up=True,
         )
     return run_of(result, setting, rates())
 

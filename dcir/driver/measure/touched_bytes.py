@@ -24,7 +24,9 @@ _MOST_OPERATIONS = 1 << 28
 _MOST_ELEMENTS = 1 << 26
 
 
-def counted(done: Imported, numbers: Sequence[int], args: Sequence[Any]) -> list[int | None]:
+def counted(
+    done: Imported, numbers: Sequence[int], args: Sequence[Any], known: dict[Any, int | None] | None = None
+) -> list[int | None]:
     """Distinct bytes that each of some operators reads, plus those that it writes.
 
     A container that several operands read counts once, unlike in ``Network.moved_by``, which takes edge by edge.
@@ -33,6 +35,7 @@ def counted(done: Imported, numbers: Sequence[int], args: Sequence[Any]) -> list
         done: a graph.
         numbers: of its operators.
         args: of a call; looked at where addresses depend on data, and left as they are.
+        known: what was found for operators of other graphs, by the caller; it is added to.
 
     Returns:
         Bytes; None of what has no loop nests (calls into torch, sorts, loops), of what takes long to count, and of what
@@ -48,7 +51,7 @@ def counted(done: Imported, numbers: Sequence[int], args: Sequence[Any]) -> list
     wanted = {o.data for n, t in zip(numbers, possible, strict=True) if t and t.of_data for o in net.ins(ops[n])}
     values = _values(done, args, wanted) if wanted else {}
     store = _Store(net, values or {})
-    known: dict[Any, int | None] = {}
+    known = {} if known is None else known
     found: list[int | None] = []
     for number, t in zip(numbers, possible, strict=True):
         op = ops[number]
