@@ -16,6 +16,7 @@ from dcir.report.roofline_points import Point, Run, Setting
 PICTURES = (".svg", ".html")
 _OVER = 1.05  # no clock and no ceiling is more exact
 _CLOSE = 0.05
+_OTHERS = 0.10
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,14 @@ class Roofline:
         mode: "infer" or "train".
         rates: the machine; whether its ceilings were measured or are assumed.
         runs: what was measured, a run for every setting.
+        others: part of the processors' time that other processes took meanwhile.
     """
 
     model: str
     mode: str
     rates: MachineRates
     runs: tuple[Run, ...]
+    others: float = 0.0
 
     @cached_property
     def reference(self) -> Run:
@@ -76,6 +79,7 @@ class Roofline:
             "machine": self.rates.to_json(),
             "ceilings": [vars(c) for c in self.ceilings],
             "reference": vars(self.reference.setting),
+            "others": self.others,
             "notes": self.notes,
             "runs": [run.to_json() for run in self.runs],
             "paths": [path.to_json() for path in self.paths],
@@ -104,6 +108,8 @@ class Roofline:
                 f"more threads than the {self.rates.threads} that this process may use: they take turns, and a kernel's time is that "
                 "of the first"
             )
+        if self.others > _OTHERS:
+            found.append(f"{self.others:.0%} of the processors' time went to others meanwhile: wait until it is quiet")
         if any(p.bound.share > _OVER for run in self.runs for p in run.kernels):
             why = (
                 "`dcir machine --remeasure` measures them again" if self.rates.measured else "they are assumed, and low"

@@ -174,6 +174,8 @@ def test_what_to_know_before_believing_the_figures():
     assert roofline(levels=[0]).notes == [] and roofline(levels=[0]).to_json()["notes"] == []
     many = roofline(threads=[1, 8], levels=[0])
     assert any("more threads than the 4" in note for note in many.notes) and many.notes[0] in many.to_text()
+    busy = dataclasses.replace(roofline(levels=[0]), others=0.4)
+    assert "40% of the processors' time" in busy.to_text() and busy.to_json()["others"] == 0.4
     slow = dataclasses.replace(MODEL, flops_f32=dataclasses.replace(MODEL.flops_f32, one=20e9))
     run = run_of(profile(), Setting(1, None, 4), slow)
     for measured, words in ((True, "measures them again"), (False, "they are assumed")):

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from dcir.driver.measure.machine import rates
+from dcir.cost.machine import MachineRates
+from dcir.driver.measure.machine import rates, share_of_others
 from dcir.driver.measure.profile import Count, profile
 from dcir.driver.measure.touched_bytes import counted
 from dcir.driver.optimize import compiled_with
@@ -62,24 +63,31 @@ def roofline(
             "threads, batches and levels want a value each, threads from 1 up", where=f"threads={threads}"
         )
     runs: list[Run] = []
-    made: dict[int | None, tuple[Any, Sequence[Any]]] = {}
-    count = partial(counted, known={})  # most kernels are those of another setting
-    try:
+    machine = rates()
+
+    def work() -> None:
+        made: dict[int | None, tuple[Any, Sequence[Any]]] = {}
+        count = partial(counted, known={})  # most kernels are those of another setting
         for number, setting in enumerate(settings):
             if progress is not None:
                 progress("settings", number, len(settings))
             if setting.batch not in made:
                 made = {setting.batch: make(setting.batch)}  # no two batches lie in memory at once
             torch.set_num_threads(setting.threads)
-            runs.append(_run(*made[setting.batch], setting, mode, seconds, count))
+            runs.append(_run(*made[setting.batch], setting, mode, seconds, count, machine))
+
+    try:
+        others = share_of_others(machine.threads, work)
     finally:
         torch.set_num_threads(before)
     if progress is not None:
         progress("settings", len(settings), len(settings))
-    return Roofline(name, mode, rates(), tuple(runs))
+    return Roofline(name, mode, machine, tuple(runs), others)
 
 
-def _run(model: Any, inputs: Sequence[Any], setting: Setting, mode: str, seconds: float, count: Count) -> Run:
+def _run(
+    model: Any, inputs: Sequence[Any], setting: Setting, mode: str, seconds: float, count: Count, machine: MachineRates
+) -> Run:
     training = mode == "train"
     if training and isinstance(model, nn.Module):
         model = model.train()
@@ -96,7 +104,7 @@ def _run(model: Any, inputs: Sequence[Any], setting: Setting, mode: str, seconds
             count=count,
             adds_up=True,
         )
-    return run_of(result, setting, rates())
+    return run_of(result, setting, machine)
 
 
 def _sum(out: Any) -> torch.Tensor:

@@ -213,6 +213,11 @@ def test_the_batch_of_an_onnx_file_is_what_it_leaves_open(tmp_path):
     assert len(api.roofline_file(fixed, threads=[1], seconds=0.01).runs) == 1
 
 
+def test_work_of_others_is_noticed(monkeypatch):
+    monkeypatch.setattr(measuring, "share_of_others", lambda threads, work: work() or 0.25)
+    assert measured(MODELS["cnn"]).others == 0.25
+
+
 def test_a_machine_that_was_not_measured_says_so(monkeypatch):
     monkeypatch.setattr(measuring, "rates", lambda: dataclasses.replace(MODEL, measured=False))
     found = measured(MODELS["cnn"])
