@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path as File
@@ -11,7 +10,7 @@ from typing import Any
 from dcir.cost.machine import MachineRates
 from dcir.errors import OptionError
 from dcir.report.roofline_paths import Path, paths_of
-from dcir.report.roofline_points import Point, Run, Setting
+from dcir.report.roofline_points import Point, Run
 
 PICTURES = (".svg", ".html")
 _OVER = 1.05  # no clock and no ceiling is more exact
@@ -217,13 +216,3 @@ def _point_text(p: Point) -> str:
 def _path_text(path: Path) -> str:
     places = " -> ".join(f"{p.value}: {p.intensity:.3g} FLOP/B, {p.gflops:.1f} GFLOP/s" for p in path.places)
     return f"over {path.parameter:<7} {path.title}\n    {places}\n    {path.shows}"
-
-
-def settings_of(threads: Sequence[int], batches: Sequence[int | None], levels: Sequence[int]) -> list[Setting]:
-    """All combinations, each value once: batches outermost, since each has inputs of its own."""
-    return [
-        Setting(t, b, level)
-        for b in dict.fromkeys(batches)
-        for level in dict.fromkeys(levels)
-        for t in dict.fromkeys(threads)
-    ]

@@ -49,7 +49,8 @@ class Axis:
         return cls(max(v for v in rounded if v <= low), min(v for v in rounded if v >= high), start, end)
 
     def at(self, value: float) -> float:
-        """Where a value is in the picture."""
+        """Where a value is in the picture; at the start, if it is below all that the axis has."""
+        value = max(value, self.least)
         return self.start + math.log(value / self.least) / math.log(self.most / self.least) * (self.end - self.start)
 
     def ticks(self) -> Iterator[tuple[float, str]]:

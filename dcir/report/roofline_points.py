@@ -26,6 +26,16 @@ class Setting:
         return f"-O{self.level}, {self.threads} thread{'s' * (self.threads != 1)}{batch}"
 
 
+def settings_of(threads: Sequence[int], batches: Sequence[int | None], levels: Sequence[int]) -> list[Setting]:
+    """All combinations, each value once: batches outermost, since each has inputs of its own."""
+    return [
+        Setting(t, b, level)
+        for b in dict.fromkeys(batches)
+        for level in dict.fromkeys(levels)
+        for t in dict.fromkeys(threads)
+    ]
+
+
 @dataclass(frozen=True)
 class Point:
     """Steps that run the same kernel, or a whole call.

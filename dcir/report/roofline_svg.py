@@ -92,7 +92,7 @@ def _kernels(roofline: Roofline, top: float) -> tuple[list[str], float]:
     out = [*_frame(x, y, heading, top), *_roofs(roofline, x, y), *_strip(roofline, top)]
     named = {id(p): number for number, p in enumerate(run.kernels[:_NAMED], 1)}
     for p in reversed(run.with_work):  # small ones on top
-        out.append(_disc(p, x.at(p.intensity or 1.0), y.at(p.gflops), named.get(id(p))))
+        out.append(_disc(p, x.at(p.intensity or 0.0), y.at(p.gflops), named.get(id(p))))
     if run.whole.intensity:
         out.append(_diamond(run.whole, x.at(run.whole.intensity), y.at(run.whole.gflops)))
     row = top + _TOP + _PLOT + 56
@@ -100,8 +100,9 @@ def _kernels(roofline: Roofline, top: float) -> tuple[list[str], float]:
     for number, p in enumerate(run.kernels[:_NAMED], 1):
         row += _LINE
         out.append(_text(_STRIP[0], row, f"{number}  {_summary(p)}", "small"))
-    row += _LINE
-    out.append(_text(_STRIP[0], row, f"◆  {_summary(run.whole)}", "small"))
+    for line in (f"◆  {_summary(run.whole)}", *roofline.notes):
+        row += _LINE
+        out.append(_text(_STRIP[0], row, line, "small"))
     return out, row + 24
 
 
@@ -179,7 +180,7 @@ def _strip(roofline: Roofline, top: float) -> list[str]:
     kernels = roofline.reference.kernels[:_NAMED]
     named = {id(p): number for number, p in enumerate(kernels, 1)}
     middle = (_STRIP[0] + _STRIP[1]) / 2
-    out += [_disc(p, middle, y.at(p.gbytes or y.least), named.get(id(p))) for p in reversed(points)]
+    out += [_disc(p, middle, y.at(p.gbytes), named.get(id(p))) for p in reversed(points)]
     out.append(_text(middle, y.start + 16, "no FLOP", "small", anchor="middle"))
     out.append(_text(middle, y.start + 32, "[GB/s]", anchor="middle"))
     return out
@@ -187,7 +188,7 @@ def _strip(roofline: Roofline, top: float) -> list[str]:
 
 def _path(path: Path, name: str, colour: str, x: Axis, y: Axis) -> list[str]:
     """Arrows from value to value, with the values beside their points."""
-    dots = [(x.at(p.intensity or x.least), y.at(p.gflops or y.least), p) for p in path.places]
+    dots = [(x.at(p.intensity), y.at(p.gflops), p) for p in path.places]
     out = []
     for (x1, y1, _), (x2, y2, _) in itertools.pairwise(dots):
         out.append(

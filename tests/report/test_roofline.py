@@ -10,10 +10,10 @@ import pytest
 from dcir.cost.bounds import Bound
 from dcir.errors import OptionError
 from dcir.report.profile import Profile, ProfileStep
-from dcir.report.roofline import Roofline, settings_of
+from dcir.report.roofline import Roofline
 from dcir.report.roofline_axes import Axis, escaped, figure
 from dcir.report.roofline_paths import Place, reading
-from dcir.report.roofline_points import Setting, run_of
+from dcir.report.roofline_points import Setting, run_of, settings_of
 from tests.cost.test_machine import MODEL
 
 NASTY = "<img src=x onerror=alert(1)>&\"'\x1b[31m\x00\ud800]]>"
@@ -173,7 +173,8 @@ def test_text_and_json_say_the_same():
 def test_what_to_know_before_believing_the_figures():
     assert roofline(levels=[0]).notes == [] and roofline(levels=[0]).to_json()["notes"] == []
     many = roofline(threads=[1, 8], levels=[0])
-    assert any("more threads than the 4" in note for note in many.notes) and many.notes[0] in many.to_text()
+    assert "more threads than the 4" in many.notes[0] and many.notes[0] in many.to_text()
+    assert many.notes[0] in "".join(ElementTree.fromstring(many.to_svg()).itertext())
     busy = dataclasses.replace(roofline(levels=[0]), others=0.4)
     assert "40% of the processors' time" in busy.to_text() and busy.to_json()["others"] == 0.4
     slow = dataclasses.replace(MODEL, flops_f32=dataclasses.replace(MODEL.flops_f32, one=20e9))
@@ -216,6 +217,19 @@ def test_the_picture_holds_every_point(parts):
     texts = "".join(root.itertext())
     for word in ("L1 1600 GB/s, 4 threads", "memory 20 GB/s, 1 thread", "f32 380 GFLOP/s, 4 threads", "no FLOP"):
         assert word in texts
+
+
+def test_what_takes_no_time_or_computes_nothing_is_drawn():
+    """A clock may tick between two kernels; a model may be a copy."""
+    quick, copy = profile(), profile()
+    quick.steps[0] = dataclasses.replace(quick.steps[0], ms=0.0)
+    quick.steps[3] = dataclasses.replace(quick.steps[3], ms=0.0)
+    copy.steps = copy.steps[3:]
+    for one in (quick, copy):
+        runs = tuple(run_of(one, Setting(1, None, level), MODEL) for level in (0, 4))
+        found = Roofline("m", "infer", MODEL, runs)
+        ElementTree.fromstring(found.to_svg())
+        assert found.to_text() and found.paths[0].shape == "flat"
 
 
 def test_area_is_share_of_time():

@@ -18,8 +18,8 @@ from dcir.driver.optimize import compiled_with
 from dcir.driver.session import Progress
 from dcir.errors import InvalidInput, OptionError
 from dcir.options import Options
-from dcir.report.roofline import Roofline, settings_of
-from dcir.report.roofline_points import Run, Setting, run_of
+from dcir.report.roofline import Roofline
+from dcir.report.roofline_points import Run, Setting, run_of, settings_of
 
 MODES = ("infer", "train")
 
