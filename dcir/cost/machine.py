@@ -101,10 +101,19 @@ class MachineRates:
         A team of t threads has t of every cache that is not shared.
         """
         team = threads or self.threads
-        for cache, rate in zip(self.caches, self.reads, strict=False):
+        return self.reads[self.memory_of(bytes_touched, team)].of(team, self.threads)
+
+    def memory_of(self, bytes_touched: int, threads: int | None = None) -> int:
+        """The number in ``reads`` of the nearest memory that holds data of this size for a team."""
+        team = threads or self.threads
+        for number, cache in enumerate(self.caches):
             if bytes_touched <= cache.bytes * max(1, -(-team // cache.shared_by)):
-                return rate.of(team, self.threads)
-        return self.reads[-1].of(team, self.threads)
+                return number
+        return len(self.caches)
+
+    def memory_names(self) -> tuple[str, ...]:
+        """What each of ``reads`` is called: L1, L2, ..., memory."""
+        return (*(f"L{c.level}" for c in self.caches), "memory")
 
     def floor_seconds(self, flops: int, bytes_touched: int, *, threads: int | None = None, dtype: str = "f32") -> float:
         """A time that no kernel goes below which does so many operations on so many distinct bytes.

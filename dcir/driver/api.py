@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dcir.driver.verify.bisect import Bisection
     from dcir.driver.verify.compare import Comparison
     from dcir.report.profile import Profile
+    from dcir.report.roofline import Roofline
     from dcir.report.tuning import Tuning
 
 Shapes = Mapping[str, Sequence[int | str]]
@@ -300,6 +301,39 @@ def profile_file(
             )
     finally:
         torch.set_num_threads(before)
+
+
+def roofline_file(
+    model: str | os.PathLike[str],
+    *,
+    threads: Sequence[int] = (),
+    batches: Sequence[int] = (),
+    levels: Sequence[int] = (4,),
+    mode: str = "infer",
+    shapes: Shapes | None = None,
+    seconds: float = 1.0,
+    progress: Progress | None = None,
+) -> Roofline:
+    """Measure a model on this machine's roofline; see ``driver.measure.roofline`` and ``dcir roofline --help``.
+
+    Raises:
+        InvalidInput: a .dcir file, whose code has no clock.
+        OptionError: batches for a file whose sizes are all fixed.
+    """
+    from dcir.driver.measure.models import open_with_batch
+    from dcir.driver.measure.roofline import roofline
+
+    if os.path.isfile(model) and is_artefact(model):
+        raise InvalidInput("the code in a .dcir file has no clock", where=str(model), hint="dcir roofline MODEL.onnx")
+
+    def make(batch: int | None) -> tuple[Any, Sequence[Any]]:
+        opened = open_with_batch(model, shapes, batch)
+        return opened.module, opened.inputs
+
+    return roofline(
+        make, threads=threads, batches=batches or (None,), levels=levels, mode=mode, seconds=seconds,
+        name=os.path.basename(os.fspath(model)), progress=progress,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

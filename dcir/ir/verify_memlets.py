@@ -74,6 +74,28 @@ def touched_by_running(
     return [marks[f"a{i}"] for i in range(len(ins))], [marks[f"o{i}"] for i in range(len(outs))]
 
 
+class Counting(NamedTuple):
+    """What counting takes: points of loops that are run, and whether the addresses of any depend on data."""
+
+    points: int
+    of_data: bool
+
+
+def counting_takes(spec: Operator) -> Counting | None:
+    """What ``touched_by_running`` would do for one operator; None where no loop nests say what it touches."""
+    steps = spec.steps()
+    if steps is None:
+        return None
+    points, of_data = 0, False
+    for nest, _, _ in steps[1]:
+        assert isinstance(nest, LoopNest)
+        for one in _one_by_one(_addresses_of(nest)):
+            points += one.points()
+            # Besides the access itself there are only loads that its address or its mask is computed from.
+            of_data |= sum(isinstance(s, Access) for s in one.body) > 1
+    return Counting(points, of_data)
+
+
 def _run(step: Step, buffers: Mapping[str, Array], starts: Mapping[str, int], marks: Mapping[str, Array]) -> None:
     nest, ins, outs = step
     assert isinstance(nest, LoopNest)

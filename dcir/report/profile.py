@@ -18,8 +18,10 @@ class ProfileStep:
         what: the operator with its sizes.
         origin: place in the user's model.
         flops, bytes: exact work and distinct bytes touched.
-        ms, least_ms: median and minimum over the measured calls.
+        ms, least_ms: median and minimum over the measured calls; for a roofline, the mean over the faster half of them.
         floor_ms: a time that no kernel for this work goes below; None on a machine that was not measured.
+        dtype: of the arithmetic, as peaks know it: "f64" where an operand is a float64, else "f32".
+        counted: distinct bytes that were counted as the reference ran, where that was asked for and takes no long time.
     """
 
     graph: int
@@ -31,6 +33,8 @@ class ProfileStep:
     ms: float = 0.0
     least_ms: float = 0.0
     floor_ms: float | None = None
+    dtype: str = "f32"
+    counted: int | None = None
 
 
 @dataclass(frozen=True)

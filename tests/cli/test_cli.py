@@ -220,6 +220,35 @@ def test_profile(api, model):
     assert api.calls == [("profile_file", ("net.py:make",), settings)]
 
 
+class Picture(Table):
+    def save(self, path):
+        Path(path).write_text("drawn")
+
+
+def test_roofline(api, model, tmp_path):
+    api.answer("roofline_file", Picture())
+    words = ["--threads", "1,2", "--batch", "1,4,16", "--levels", "0..4", "--mode", "train", "--seconds", "0.5"]
+    done = call("roofline", "net.py:make", *words, "--rows", "7", "-o", tmp_path / "r.svg")
+    assert done.output == f"7 rows\nwrote {tmp_path / 'r.svg'}\n" and (tmp_path / "r.svg").read_text() == "drawn"
+    settings = {
+        "threads": [1, 2], "batches": [1, 4, 16], "levels": [0, 1, 2, 3, 4], "mode": "train", "shapes": {}, "seconds": 0.5,
+        "progress": None,
+    }  # fmt: skip
+    assert api.calls == [("roofline_file", ("net.py:make",), settings)]
+    assert json.loads(call("roofline", model, "--json", "-o", tmp_path / "r.html").output)["output"].endswith("r.html")
+    assert api.calls[1][2]["levels"] == [4] and api.calls[1][2]["threads"] == api.calls[1][2]["batches"] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--threads", "0"), ("--threads", "a"), ("--batch", "1,,2"), ("--batch", "4..1"), ("--batch", "1..4000"),
+     ("--levels", "0..5"), ("--levels", ""), ("--mode", "serve"), ("-o", "r.png")],
+)  # fmt: skip
+def test_roofline_refuses_before_it_measures(api, model, words):
+    api.answer("roofline_file", Picture())
+    assert call("roofline", model, *words).exit_code == 2 and not api.calls
+
+
 def test_check_says_one_for_a_wrong_result(api, model):
     done = call("check", model, "--seed", "7")
     assert done.exit_code == 0
@@ -234,7 +263,9 @@ def test_check_says_one_for_a_wrong_result(api, model):
     assert json.loads(call("check", model, "--json").output)["ok"] is False
 
 
-@pytest.mark.parametrize(("verb", "still"), [("bench", True), ("check", False), ("profile", True), ("tune", True)])
+@pytest.mark.parametrize(
+    ("verb", "still"), [("bench", True), ("check", False), ("profile", True), ("roofline", True), ("tune", True)]
+)
 def test_verbs_that_take_long_show_it(verb, still, api, model, monkeypatch):
     wanted = []
 
@@ -245,6 +276,7 @@ def test_verbs_that_take_long_show_it(verb, still, api, model, monkeypatch):
 
     monkeypatch.setattr(f"dcir.cli.{verb}.progress_bar", bar)
     api.answer("profile_file", Table())
+    api.answer("roofline_file", Table())
     api.answer("tune_file", Report())
     for words in ((), ("--plain",)):
         assert call(verb, model, *words).exit_code == 0
@@ -377,7 +409,8 @@ def test_help_is_quick_and_imports_no_torch():
 
 
 @pytest.mark.parametrize(
-    "verb", ["compile", "run", "bench", "profile", "check", "explain", "passes", "cache", "machine", "doctor"]
+    "verb",
+    ["compile", "run", "bench", "profile", "roofline", "check", "explain", "passes", "cache", "machine", "doctor"],
 )
 def test_every_verb_explains_itself(verb):
     done = call(verb, "--help")

@@ -16,7 +16,7 @@ from dcir.errors import InvalidGraph
 from dcir.frontends.torch.importer import import_graph
 from dcir.ir.interpret import interpret
 from dcir.ir.network import Network
-from dcir.ir.verify_memlets import verify_memlets
+from dcir.ir.verify_memlets import counting_takes, verify_memlets
 from dcir.transforms.pipelines import pipeline
 from dcir.transforms.runner import run_passes
 from tests.harness import all_samples, buffers_of, graph_of_calls
@@ -115,3 +115,19 @@ def test_what_is_wrong_is_found(dynamic: bool) -> None:
     edge.data.subset = Range([(1, 3, 1), (1, 2, 1)])
     with pytest.raises(InvalidGraph, match="3 elements are touched outside of the subset"):
         verify_memlets(net, store)
+
+
+def test_what_counting_takes_is_known_before() -> None:
+    """Of each access the loops that it depends on; and whether its address or its mask needs data."""
+
+    def takes(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[Any]:
+        return [counting_takes(op.spec) for op in imported(function, *inputs).network.ops()]
+
+    (product,) = takes(lambda a, b: a @ b, torch.randn(20, 30), torch.randn(30, 40))
+    assert product.points == 20 * 30 + 30 * 40 + 20 * 40 and not product.of_data
+    (masked,) = takes(lambda x: x.tril(), torch.randn(4, 5))
+    assert not masked.of_data
+    (rows,) = takes(lambda t, i: t[i], torch.randn(9, 3), torch.randint(0, 9, (4,)))
+    assert rows.of_data
+    (called,) = takes(torch.linalg.matrix_exp, torch.eye(3))
+    assert called is None

@@ -1,1 +1,1 @@
-"""How fast is it? The machine's constants, models beside their baselines, every kernel of a call, and kernels' alternatives."""
+"""How fast is it? The machine's constants, models beside their baselines, kernels of a call, under roofs too, and their alternatives."""

@@ -74,6 +74,36 @@ def open_model(
     return BenchModel(text, module, tuple(example_inputs(module, seed=0)), Path(text), names)
 
 
+def open_with_batch(
+    source: str | os.PathLike[str], shapes: Mapping[str, Sequence[int | str]] | None = None, batch: int | None = None
+) -> BenchModel:
+    """``open_model`` for a batch of an ONNX file, too: it stands for what the file leaves open of its inputs' first dimensions.
+
+    Raises:
+        OptionError: the file leaves none open.
+    """
+    text = os.fspath(source)
+    if batch is None or not os.path.isfile(text) or text.endswith(".py"):
+        return open_model(source, shapes, batch)
+    module = onnx_front_end.load(text, shapes=shapes)
+    found: dict[str, Sequence[int | str]] = dict(shapes or {})
+    changed = False
+    for spec in module.input_specs:
+        sizes = [module.dim_names.get(d, d) if isinstance(d, str) else d for d in spec.shape or ()]
+        if not sizes or isinstance(sizes[0], int):
+            continue
+        rest = [d for d in sizes[1:] if d is not None]
+        if len(rest) + 1 == len(sizes):  # else opening the model says what is missing
+            found.pop(spec.name, None)
+            found[spec.original], changed = [batch, *rest], True
+    if not changed:
+        raise OptionError(
+            "the file leaves no first size of its inputs open, so there is no batch to choose", where=text,
+            hint="leave out --batch, or export the model with a dynamic batch",
+        )  # fmt: skip
+    return open_model(source, found)
+
+
 def open_stream(
     source: str | os.PathLike[str], first: Mapping[str, int], shapes: Mapping[str, Sequence[int | str]] | None = None
 ) -> tuple[Any, Callable[[Mapping[str, int]], Sequence[Any]], str | None]:

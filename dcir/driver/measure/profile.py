@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,15 +29,25 @@ _LEAST = 5
 _MOST = 10_000
 
 
+Count = Callable[[Imported, Sequence[int], Sequence[Any]], list[int | None]]
+"""Given a graph, numbers of operators and the arguments of a call: the bytes that each touches, None where nobody knows."""
+
+
 @dataclass
 class Recorder:
-    """Collects the steps' times of every graph of one model (a ``session.Watch``), and the sum of all of them."""
+    """Collects the steps' times of every graph of one model (a ``session.Watch``), and the sum of all of them.
+
+    ``count`` is asked in the first call of a graph, before it runs.
+    """
 
     graphs: list[_Watched] = field(default_factory=list)
     nanoseconds: int = 0
+    count: Count | None = None
 
     def __call__(self, kind: str, done: Imported, library: Library, program: Program) -> _Watched:
         watched = _Watched(kind, _steps(len(self.graphs), done, library), program, self)
+        if self.count is not None:
+            watched.count = partial(self.count, done, [number for _, number in library.steps])
         self.graphs.append(watched)
         return watched
 
@@ -55,8 +66,12 @@ class _Watched:
     program: Program
     recorder: Recorder
     samples: list[list[int]] = field(default_factory=list)
+    count: Callable[[Sequence[Any]], list[int | None]] | None = None
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
+        if self.count is not None:
+            counts, self.count = self.count(args), None
+            self.steps = [replace(s, counted=n) for s, n in zip(self.steps, counts, strict=True)]
         results = self.program(args)
         # At once: another graph with the same text shares the library and its clock.
         ticks = self.program.ticks(len(self.steps))
@@ -70,8 +85,11 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
     for kernel, number in library.steps:
         spec = ops[number].spec
         name = kernel if kernel is not None else spec.calls_out
-        moved = done.network.moved_by(ops[number])
-        steps.append(ProfileStep(graph, name, spec.describe(), ops[number].origin, spec.operations(), moved))
+        net, op = done.network, ops[number]
+        dtype = "f64" if any(net.containers[o.data].dtype == "f64" for o in (*net.ins(op), *net.outs(op))) else "f32"
+        steps.append(
+            ProfileStep(graph, name, spec.describe(), op.origin, spec.operations(), net.moved_by(op), dtype=dtype)
+        )
     return steps
 
 
@@ -84,6 +102,8 @@ def profile(
     *,
     seconds: float = 2.0,
     loss: Callable[[Any], torch.Tensor] | None = None,
+    count: Count | None = None,
+    adds_up: bool = False,
     progress: Progress | None = None,
 ) -> Profile:
     """Measure the kernels of a model's calls.
@@ -96,6 +116,9 @@ def profile(
         seconds: how long to measure.
         loss: makes a scalar of what the call returns; then the backward pass is part of every measured call. Gradients of the
             user's tensors are left alone.
+        count: counts what every step touches, once (``touched_bytes.counted``).
+        adds_up: whether times are means over the faster half of the calls, so that those of kernels, of teams and of what is around
+            are the call's; medians are not, where others disturb the calls.
         progress: told of the steps of the compilation; nothing is told while calls are measured.
 
     Raises:
@@ -111,7 +134,7 @@ def profile(
         )  # fmt: skip
     if isinstance(model, nn.Module) and model.training:
         model = copy.deepcopy(model)
-    recorder = Recorder()
+    recorder = Recorder(count=count)
     # Options that watch every pass would only slow the second compilation.
     session = Session(replace(options, verify="off"), watch=recorder, progress=progress)
     fast = compiled(model, session)
@@ -128,7 +151,7 @@ def profile(
     walls, around = measured(call, recorder, seconds)
     if not recorder.graphs:
         raise InvalidInput("nothing was compiled in this call, so there are no kernels to measure")
-    return summary(recorder, walls, around, options.threads or torch.get_num_threads())
+    return summary(recorder, walls, around, options.threads or torch.get_num_threads(), adds_up=adds_up)
 
 
 def measured(call: Callable[[], None], recorder: Recorder, seconds: float) -> tuple[list[float], list[float]]:
@@ -148,10 +171,24 @@ def measured(call: Callable[[], None], recorder: Recorder, seconds: float) -> tu
     return walls, around
 
 
-def summary(recorder: Recorder, walls: Sequence[float], around: Sequence[float], threads: int) -> Profile:
-    """The recorder's samples as a profile. A graph that runs n times per call counts n times."""
+def summary(
+    recorder: Recorder, walls: Sequence[float], around: Sequence[float], threads: int, *, adds_up: bool = False
+) -> Profile:
+    """The recorder's samples as a profile (see ``profile``). A graph that runs n times per call counts n times."""
     model = rates()
-    result = Profile(threads, len(walls), middle(walls), min(walls), middle(around), 0.0)
+    typical = middle(walls)
+    quiet = [i for i, wall in enumerate(walls) if wall <= typical] if adds_up else []
+
+    def of_calls(values: Sequence[float]) -> float:
+        return sum(values[i] for i in quiet) / len(quiet) if quiet else middle(values)
+
+    def of_samples(column: Sequence[int]) -> float:
+        times = len(column) // len(walls)
+        if not quiet or times * len(walls) != len(column):  # nobody knows which call a sample is of
+            return middle(column) * len(column) / len(walls) * 1e-6
+        return of_calls([sum(column[i * times : (i + 1) * times]) * 1e-6 for i in range(len(walls))])
+
+    result = Profile(threads, len(walls), of_calls(walls), min(walls), of_calls(around), 0.0)
     for graph in recorder.graphs:
         if not graph.samples:
             continue
@@ -159,18 +196,17 @@ def summary(recorder: Recorder, walls: Sequence[float], around: Sequence[float],
         times = len(graph.samples) / len(walls)
         columns = list(zip(*graph.samples, strict=True))
         for step, column in zip(graph.steps, columns, strict=False):
-            floor = (
-                model.floor_seconds(step.flops, step.bytes, threads=threads) * 1e3 * times if model.measured else None
-            )
+            seconds = model.floor_seconds(step.flops, step.bytes, threads=threads, dtype=step.dtype)
             result.steps.append(
                 replace(
                     step,
-                    floor_ms=floor,
-                    ms=middle(column) * times * 1e-6,
+                    floor_ms=seconds * 1e3 * times if model.measured else None,
+                    ms=of_samples(column),
                     least_ms=min(column) * times * 1e-6,
                     flops=round(step.flops * times),
                     bytes=round(step.bytes * times),
+                    counted=None if step.counted is None else round(step.counted * times),
                 )
             )
-        result.team_ms += middle(columns[-1]) * times * 1e-6
+        result.team_ms += of_samples(columns[-1])
     return result

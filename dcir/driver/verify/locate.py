@@ -193,7 +193,7 @@ def _numpy(t: Any) -> Array:
     return array
 
 
-def _flat(t: Tensor) -> Array:
+def flat_buffer(t: Tensor) -> Array:
     """A tensor's elements from the first to the last, as stored."""
     t = t.detach().resolve_conj().resolve_neg()
     extent = 0 if not t.numel() else 1 + sum((d - 1) * s for d, s in zip(t.shape, t.stride(), strict=True))
@@ -217,8 +217,8 @@ def _store(
     done: Imported, part: Slice, values: Mapping[str, Tensor], seed: int, keep: set[str] | None
 ) -> dict[str, Array]:
     net = done.network
-    buffers = {n: _flat(t) for n, t in zip(net.inputs, part.given(values), strict=True) if n}
-    buffers |= {n: _flat(t) for n, t in done.constants.items()}
+    buffers = {n: flat_buffer(t) for n, t in zip(net.inputs, part.given(values), strict=True) if n}
+    buffers |= {n: flat_buffer(t) for n, t in done.constants.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return interpret(net, buffers, keep=keep)
@@ -322,7 +322,7 @@ def _other_bits(net: Network, name: str, buffer: Array) -> Array:
     if TYPES[dtype].kind != "float":
         return buffer
     t = torch.from_numpy(buffer.copy())
-    return _flat(_perturbed(t.view(FROM_NAME[dtype]), len(name)))
+    return flat_buffer(_perturbed(t.view(FROM_NAME[dtype]), len(name)))
 
 
 def _referenced(

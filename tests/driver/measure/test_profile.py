@@ -1,17 +1,21 @@
 """A profile accounts for every kernel of a call, changes nothing of the model, and costs nothing when it is off."""
 
 import json
+import types
 
 import pytest
 import torch
 from torch import nn
 
 import dcir
+from dcir.driver.measure import profile as measuring
 from dcir.driver.measure.profile import Recorder
 from dcir.driver.session import Session
 from dcir.errors import InvalidInput, OptionError
 from dcir.ops.library.operand_types import alike
 from dcir.options import Options
+from dcir.report.profile import ProfileStep
+from tests.cost.test_machine import MODEL
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +77,35 @@ def test_time_is_booked_where_it_is_spent():
     (large,) = [s for s in result.steps if "m384" in s.what]
     assert large.flops == small.flops * 16**3
     assert large.least_ms > 50 * small.least_ms
+
+
+def test_the_floor_of_float64_is_that_of_its_peak(monkeypatch):
+    monkeypatch.setattr(measuring, "rates", lambda: MODEL)
+    fast = dcir.optimize(lambda a, b: a @ b, threads=1)
+    a, b = torch.randn(96, 96), torch.randn(96, 96)
+    with torch.no_grad():
+        (single,) = fast.dcir.profile(a, b, seconds=0.01).steps
+        (double,) = fast.dcir.profile(a.double(), b.double(), seconds=0.01).steps
+    assert (single.dtype, double.dtype) == ("f32", "f64") and double.flops == single.flops
+    assert double.floor_ms == 2 * single.floor_ms == double.flops / 50e9 * 1e3
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_times_add_up_where_that_is_wanted(times):
+    """Of four calls the third is disturbed in its kernel and the fourth around it; a graph runs once or several times in each."""
+    step = ProfileStep(0, "k", "product", "", 8, 8)
+    graph = types.SimpleNamespace(kind="inference", steps=[step], samples=[])
+    ticks = [(4_000_000, 1_000_000), (6_000_000, 1_000_000), (50_000_000, 1_000_000), (5_000_000, 2_000_000)]
+    graph.samples += [row for row in ticks for _ in range(times)]
+    around = [2.0, 1.0, 2.0, 40.0]
+    walls = [times * sum(row) * 1e-6 + extra for row, extra in zip(ticks, around, strict=True)]
+    recorder = types.SimpleNamespace(graphs=[graph])
+    found = measuring.summary(recorder, walls, around, 1, adds_up=True)
+    assert (found.steps[0].ms, found.team_ms, found.around_ms) == (5.0 * times, times, 1.5)
+    assert found.kernel_ms + found.team_ms + found.around_ms == pytest.approx(found.wall_ms)
+    medians = measuring.summary(recorder, walls, around, 1)
+    assert (medians.steps[0].ms, medians.team_ms, medians.around_ms) == (5.5 * times, times, 2.0)
+    assert medians.kernel_ms + medians.team_ms + medians.around_ms < medians.wall_ms
 
 
 def test_a_call_into_torch_is_a_step():

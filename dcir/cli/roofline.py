@@ -1,0 +1,104 @@
+"""`dcir roofline`: a model's kernels under the roofs of the machine, and how they move over threads, batch and level."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from dcir.cli import common
+from dcir.cli.progress import progress_bar
+from dcir.options import LEVELS
+
+_MOST = 64
+
+
+def _read_numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
+    """Numbers from texts like 1,2,8 and 0..4."""
+    numbers: list[int] = []
+    for word in (value or "").split(","):
+        match = re.fullmatch(r"\s*O?([0-9]{1,6})(?:\.\.O?([0-9]{1,6}))?\s*", word)
+        if match is None:
+            if word.strip() or numbers or value:
+                raise click.BadParameter(f"{value!r} is no list of numbers such as 1,2,4 or 0..4.", ctx, param)
+            continue
+        least, most = int(match[1]), int(match[2] or match[1])
+        if most < least or most - least >= _MOST or len(numbers) >= _MOST:
+            raise click.BadParameter(f"{word.strip()!r} has its ends the other way around, or is too long.", ctx, param)
+        numbers += range(least, most + 1)
+    return list(dict.fromkeys(numbers))
+
+
+def _read_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
+    numbers = _read_numbers(ctx, param, value)
+    if 0 in numbers:
+        raise click.BadParameter(f"{value!r} has a zero in it.", ctx, param)
+    return numbers
+
+
+def _read_levels(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    levels = _read_numbers(ctx, param, value)
+    if not levels or not set(levels) <= set(LEVELS):
+        raise click.BadParameter(f"{value!r} names levels that are none of 0, 1, 2, 3, 4.", ctx, param)
+    return levels
+
+
+@click.command("roofline", cls=common.Verb)
+@common.options(common.source, common.shapes)
+@click.option(
+    "--threads", metavar="LIST", callback=_read_sizes, help="Sizes of the team, as 1,2. [as many as torch uses]"
+)
+@click.option("--batch", "batches", metavar="LIST", callback=_read_sizes, help="Batches, as 1,4,16. [the model's own]")
+@click.option(
+    "--levels", metavar="LIST", callback=_read_levels, default="4", show_default=True, help="As 0..4, or 0,2,4."
+)
+@click.option(
+    "--mode", type=click.Choice(("infer", "train")), default="infer", show_default=True,
+    help="Train: forward and backward.",
+)  # fmt: skip
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.01),
+    default=1.0,
+    show_default=True,
+    help="How long to measure each setting.",
+)
+@click.option("--rows", type=click.IntRange(min=1), default=30, show_default=True, help="Kernels to show.")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Draw it: FILE.svg, or FILE.html with the text.",
+)  # fmt: skip
+@common.options(common.plain)
+def command(
+    model: str,
+    shapes: dict[str, list[int | str]],
+    threads: list[int],
+    batches: list[int],
+    levels: list[int],
+    mode: str,
+    seconds: float,
+    rows: int,
+    output: Path | None,
+    plain: bool,
+) -> None:
+    """Show the kernels of MODEL under the ceilings of this machine, and how they move over threads, batch and level.
+
+    MODEL is an .onnx file, or file.py:function, where the function returns (model, inputs), and takes a batch if --batch is
+    given. Every combination is compiled and measured. The ceilings are those that `dcir machine` measures.
+    """
+    from dcir.driver import api
+    from dcir.report.roofline import check_picture
+
+    if output is not None:
+        check_picture(output)  # before minutes of measuring
+    with progress_bar(plain=plain, still=True) as progress:
+        result = api.roofline_file(
+            model, threads=threads, batches=batches, levels=levels, mode=mode, shapes=shapes, seconds=seconds,
+            progress=progress,
+        )  # fmt: skip
+    text, data = result.to_text(rows).rstrip(), result.to_json()
+    if output is not None:
+        result.save(output)
+        text, data = f"{text}\nwrote {output}", {"output": str(output), **data}
+    common.emit(text, data)
