@@ -129,7 +129,7 @@ class _Clock:
 
     def compute(self, work: float) -> None:
         """Do what takes ``work`` without exchanges."""
-        while self._under_way:
+        while self._under_way and work > 0:
             end, taken = self._under_way[0]
             could = max(0.0, end - self.now) * (1.0 - taken)
             if work < could:
@@ -261,10 +261,10 @@ class Scaling:
                 + f"; buckets of {' '.join(f'{self._mib(step, b):.2f}' for b in buckets)} MiB are full at "
                 + " ".join(f"{self._full(step, b):.0%}" for b in buckets)
             )
-        lines.append(f"{'nodes':>5}" + "".join(_heading(s.name) for s in self.steps) + (" " * 3 + "gain") * self._two)
+        lines.append(f"{'nodes':>5}" + "".join(_heading(s.name) for s in self.steps) + f" {'gain':>6}" * self._two)
         for row in self.predictions():
             cells = "".join(
-                f"  {p.step_ms:>12.3f} {p.speed_up:>7.2f} {p.efficiency:>6.1%} {p.exchange_ms:>9.3f} {p.exposed_ms:>8.3f}"
+                f"  {p.step_ms:>13.3f} {p.speed_up:>7.2f} {p.efficiency:>6.1%} {p.exchange_ms:>9.3f} {p.exposed_ms:>8.3f}"
                 for p in row
             )
             gain = f" {row[1].step_ms / row[0].step_ms:>5.2f}x" if self._two else ""
@@ -291,4 +291,4 @@ class Scaling:
 
 
 def _heading(name: str) -> str:
-    return f"  {name + ' step ms':>12} {'times':>7} {'eff.':>6} {'exchange':>9} {'exposed':>8}"
+    return f"  {name + ' step ms':>13} {'times':>7} {'eff.':>6} {'exchange':>9} {'exposed':>8}"
