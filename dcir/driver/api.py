@@ -303,40 +303,17 @@ def profile_file(
         torch.set_num_threads(before)
 
 
-def scaling_file(
-    model: str | os.PathLike[str],
-    *,
-    nodes: Sequence[int],
-    link: str,
-    level: int = 4,
-    shapes: Shapes | None = None,
-    batch: int | None = None,
-    seconds: float = 2.0,
-    threads: int | None = None,
-    loss: str | None = None,
-    optimiser: str = "sgd",
-    bucket_mib: float = 25.0,
-    algorithm: str = "ring",
-    beside: int = 0,
-    eager: bool = True,
-    progress: Progress | None = None,
-) -> Scaling:
-    """Predict data-parallel training of a model; see ``dcir scaling --help`` and ``driver.measure.scaling``.
+def scaling_file(model: str | os.PathLike[str], *, nodes: Sequence[int], link: str, **settings: Any) -> Scaling:
+    """Predict data-parallel training of a model; see ``driver.measure.scaling``.
 
     Raises:
-        OptionError: no such link or optimiser.
-        InvalidInput: a .dcir file, or a model that cannot be trained.
+        InvalidInput: a .dcir file, which is forward only.
     """
     from dcir.driver.measure.scaling import scaling
 
     if os.path.isfile(model) and is_artefact(model):
-        raise InvalidInput(
-            "a .dcir file is forward only", where=str(model), hint="dcir scaling MODEL.onnx, or file.py:function"
-        )
-    return scaling(
-        os.fspath(model), nodes, link, level=level, shapes=shapes, batch=batch, seconds=seconds, threads=threads, loss=loss,
-        optimiser=optimiser, bucket_mib=bucket_mib, algorithm=algorithm, beside=beside, eager=eager, progress=progress,
-    )  # fmt: skip
+        raise InvalidInput("a .dcir file is forward only", where=str(model), hint="dcir scaling MODEL.onnx")
+    return scaling(os.fspath(model), nodes, link, **settings)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ from dcir.cost.links import Link
 from dcir.driver import api
 from dcir.driver.measure import local_link, scaling
 from dcir.driver.measure.beside import beside, cores_of, pinned
-from dcir.driver.measure.scaling import Training, mean_squares, training_steps
+from dcir.driver.measure.scaling import training_steps
+from dcir.driver.measure.training_step import Training, mean_squares
 from dcir.errors import InvalidInput, OptionError
 
 NETWORK = """
 import torch
+from torch import nn
 
 WIDTH = 192  # so that each weight is worth a part of its own
 
@@ -27,6 +29,9 @@ def make(batch=8):
 
 def cost(out):
     return out.sum()
+
+def rows(out):
+    return out.sum(1)
 
 class Broken(nn.Module):
     def __init__(self):
@@ -105,6 +110,7 @@ def test_the_losses_and_the_optimisers(source):
         ({"optimiser": "-1"}, OptionError, "milliseconds"),
         ({"optimiser": "nan"}, OptionError, "milliseconds"),
         ({"loss": "price"}, InvalidInput, "no function 'price'"),
+        ({"loss": "rows"}, InvalidInput, "no scalar"),
         ({"link": "string"}, OptionError, "10Gbit"),
     ],
 )
