@@ -56,7 +56,9 @@ class Library:
         sizes_slot: table slot of the values of the sizes, -1 if none move.
         schedules: by name what each kernel is, and what it was printed from; None of those that have one form only.
         parts: how many the driver can be run in, one after the other.
-        ready: with which of them each result container is complete, -1 for those that no step writes.
+        stops: numbers of the steps that each part but the first begins with; of a driver that measures its steps, which runs as a
+            whole, as they would be.
+        ready: with which part each result container is complete, -1 for those that no step writes.
     """
 
     path: Path
@@ -75,6 +77,7 @@ class Library:
     sizes_slot: int = -1
     schedules: dict[str, tuple[str, Schedule | None]] = field(default_factory=dict)
     parts: int = 1
+    stops: tuple[int, ...] = ()
     ready: dict[str, int] = field(default_factory=dict)
 
 
@@ -103,8 +106,9 @@ def compile_network(
     moving, net = (net, net.widest) if isinstance(net, MovingNetwork) else (None, net)
     cache, target = cache or Cache.default(), target_of(net)
     planned = _PlannedCode(net, target, cache, choices, moving)
-    parts = parts_of(net, planned.calls) if in_parts and not profile else Parts()
-    driver = planned.backend.driver_text(replace(planned.steps(), stops=parts.stops), profile=profile)
+    parts = parts_of(net, planned.calls) if in_parts or profile else Parts()
+    stops = () if profile else parts.stops
+    driver = planned.backend.driver_text(replace(planned.steps(), stops=stops), profile=profile)
     if keep is not None:
         keep("driver", driver)
         for k in planned.made():
@@ -114,7 +118,7 @@ def compile_network(
         path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
         planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
         tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.sizes_slot,
-        {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, len(parts.stops) + 1, parts.ready,
+        {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, len(stops) + 1, parts.stops, parts.ready,
     )  # fmt: skip
 
 

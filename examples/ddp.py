@@ -64,6 +64,21 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+def resnet44(batch: int = 16) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """What `dcir scaling examples/ddp.py:resnet44` measures in one process."""
+    return resnet(44), (torch.randn(batch, 3, 32, 32),)
+
+
+def eight_layers(batch: int = 16) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The same of the dense layers."""
+    return mlp(), (torch.randn(batch, 1024),)
+
+
+def cross_entropy(scores: Tensor) -> Tensor:
+    """A loss for it: `--loss cross_entropy`."""
+    return F.cross_entropy(scores, torch.arange(len(scores)) % 10)
+
+
 class Replica:
     """A network in ``DistributedDataParallel``, and when it sent what."""
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dcir.driver.verify.compare import Comparison
     from dcir.report.profile import Profile
     from dcir.report.roofline import Roofline
+    from dcir.report.scaling import Scaling
     from dcir.report.tuning import Tuning
 
 Shapes = Mapping[str, Sequence[int | str]]
@@ -334,6 +335,19 @@ def roofline_file(
         make, threads=threads, batches=batches or (None,), levels=levels, mode=mode, seconds=seconds,
         name=os.path.basename(os.fspath(model)), progress=progress,
     )  # fmt: skip
+
+
+def scaling_file(model: str | os.PathLike[str], *, nodes: Sequence[int], link: str, **settings: Any) -> Scaling:
+    """Predict data-parallel training of a model; see ``driver.measure.scaling``.
+
+    Raises:
+        InvalidInput: a .dcir file, which is forward only.
+    """
+    from dcir.driver.measure.scaling import scaling
+
+    if os.path.isfile(model) and is_artefact(model):
+        raise InvalidInput("a .dcir file is forward only", where=str(model), hint="dcir scaling MODEL.onnx")
+    return scaling(os.fspath(model), nodes, link, **settings)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def program_info(done: Imported, library: Library) -> ProgramInfo:
         shared=shared_with_arguments(net, number),
         sizes_slot=library.sizes_slot,
         parts=library.parts,
-        ready=tuple(_ready(net, library, kind, value) for kind, value in done.outputs) if library.parts > 1 else (),
+        ready=tuple(part_with(net, library, kind, value) for kind, value in done.outputs) if library.parts > 1 else (),
     )
 
 
@@ -67,7 +67,7 @@ def calls_into_torch(library: Library, sizes: Mapping[str, int] | None = None) -
     }
 
 
-def _ready(net: Network, library: Library, kind: str, value: Any) -> int:
+def part_with(net: Network, library: Library, kind: str, value: Any) -> int:
     """The part of the library with which an output is complete."""
     return library.ready.get(net.results[value].data, -1) if kind == "result" else -1
 

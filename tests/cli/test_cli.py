@@ -249,6 +249,30 @@ def test_roofline_refuses_before_it_measures(api, model, words):
     assert call("roofline", model, *words).exit_code == 2 and not api.calls
 
 
+def test_scaling(api, model):
+    api.answer("scaling_file", Report())
+    words = ["--nodes", "1..6,12", "--link", "25Gbit,10us", "--bucket", "1", "--loss", "cost", "--optimiser", "adam"]
+    assert (
+        call("scaling", "net.py:make", *words, "--beside", "1", "--no-eager", "--threads", "2").output
+        == "two kernels\n"
+    )
+    ((name, arguments, settings),) = api.calls
+    assert (name, arguments) == ("scaling_file", ("net.py:make",))
+    assert settings.pop("nodes") == [1, 2, 4, 6, 12]
+    assert settings == {
+        "link": "25Gbit,10us", "level": 4, "shapes": {}, "batch": None, "seconds": 2.0, "threads": 2, "loss": "cost",
+        "optimiser": "adam", "bucket_mib": 1.0, "algorithm": "ring", "beside": 1, "eager": False, "progress": None,
+    }  # fmt: skip
+    assert call("scaling", model).exit_code == 0
+    assert api.calls[1][2]["nodes"] == [1, 2, 4, 8, 16, 32, 64] and api.calls[1][2]["link"] == "10Gbit"
+
+
+@pytest.mark.parametrize("nodes", ["", "0", "8..2", "1..", "two", "1,,2", "1..99999999"])
+def test_numbers_of_processes_that_are_none(nodes, api, model):
+    done = call("scaling", model, "--nodes", nodes)
+    assert done.exit_code == 2 and "1..64" in done.output and api.calls == []
+
+
 def test_check_says_one_for_a_wrong_result(api, model):
     done = call("check", model, "--seed", "7")
     assert done.exit_code == 0
@@ -264,7 +288,8 @@ def test_check_says_one_for_a_wrong_result(api, model):
 
 
 @pytest.mark.parametrize(
-    ("verb", "still"), [("bench", True), ("check", False), ("profile", True), ("roofline", True), ("tune", True)]
+    ("verb", "still"),
+    [("bench", True), ("check", False), ("profile", True), ("roofline", True), ("scaling", True), ("tune", True)],
 )
 def test_verbs_that_take_long_show_it(verb, still, api, model, monkeypatch):
     wanted = []
@@ -277,6 +302,7 @@ def test_verbs_that_take_long_show_it(verb, still, api, model, monkeypatch):
     monkeypatch.setattr(f"dcir.cli.{verb}.progress_bar", bar)
     api.answer("profile_file", Table())
     api.answer("roofline_file", Table())
+    api.answer("scaling_file", Report())
     api.answer("tune_file", Report())
     for words in ((), ("--plain",)):
         assert call(verb, model, *words).exit_code == 0

@@ -104,6 +104,26 @@ def open_with_batch(
     return open_model(source, found)
 
 
+def function_of(model: BenchModel, name: str) -> Callable[..., Any]:
+    """Another function in the Python file of an opened model.
+
+    Raises:
+        OptionError: the model is from no Python file.
+        InvalidInput: there is no such function.
+    """
+    file = Path(model.name.rpartition(":")[0])
+    module = None if model.path is not None else sys.modules.get(_module_name(file))
+    if module is None:
+        raise OptionError(
+            "functions are for models of a Python file", where=f"{model.name}, {name!r}", hint="file.py:function"
+        )
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise InvalidInput(f"{file.name} has no function {name!r}", where=model.name)
+    function: Callable[..., Any] = found
+    return function
+
+
 def open_stream(
     source: str | os.PathLike[str], first: Mapping[str, int], shapes: Mapping[str, Sequence[int | str]] | None = None
 ) -> tuple[Any, Callable[[Mapping[str, int]], Sequence[Any]], str | None]:
@@ -168,7 +188,7 @@ def _searched(path: Path) -> Iterator[None]:
 
 def _run(path: Path) -> Any:
     """The module object of a Python file."""
-    name = f"dcir_model_{path.stem}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -177,6 +197,10 @@ def _run(path: Path) -> Any:
     with _searched(path):
         spec.loader.exec_module(module)
     return module
+
+
+def _module_name(path: Path) -> str:
+    return f"dcir_model_{path.stem}"
 
 
 def as_onnx(model: BenchModel, folder: Path) -> tuple[Path, tuple[str, ...]]:
