@@ -1,11 +1,12 @@
 """How many calls shall run at once for the most of them a second: the cost model behind ``hint="throughput"``.
 
-    t(N) = sum over kernels of max(operations / peak(T), bytes / rate) + (T > 1) x kernels x barrier,   T = P / N threads each
-    N calls take t(N), so N / t(N) of them end in a second; of the divisors N of P the one with the most is taken.
+    t(N) = sum over kernels of max(operations / peak(T), near bytes / rate + far bytes / memory's) + (T > 1) x kernels x barrier
+    N calls of T = P / N threads take t(N), so N / t(N) of them end in a second; of the divisors N of P the one with the most is taken.
 
-``rate`` is that of the nearest memory which holds a kernel's bytes as long as the weights, which all streams share, and N times the scratch
-memory fit into the last cache. Beyond that it is memory's, of which each stream has the N-th part. Kernels that do not scale (a team's
-barrier, a bandwidth that one thread uses up) speak for many streams, a cache that fewer fit into for fewer.
+The weights, which all streams share, and N times the scratch memory are what a call comes back to. The part of it that the last cache
+does not hold is the part of a kernel's bytes that is far: memory brings it, of whose bandwidth each stream has the N-th part. The others
+come at the rate of the nearest cache that holds the kernel's bytes. Kernels that do not scale (a team's barrier, a bandwidth that one
+thread uses up) speak for many streams, a cache that fewer fit into for fewer.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def chosen(
             best = n
     guess = "" if rates.measured else ", with rates that are guesses before `dcir machine`"
     told = ", ".join(f"{n}: {a_second[n]:.4g}" for n in sorted(numbers))
-    fit = "fit" if _fits(weights, scratch, best, rates) else "do not fit"
+    fit = "do not fit" if _far(weights, scratch, best, rates) else "fit"
     reason = (
         f"predicted calls a second by number of streams are {told}{guess}; weights of {_mb(weights)} and {best} times"
         f" {_mb(scratch)} of scratch {fit} into {_mb(rates.caches[-1].bytes if rates.caches else 0)} of cache"
@@ -74,20 +75,19 @@ def seconds(
     work: Sequence[tuple[int, int]], weights: int, scratch: int, streams: int, threads: int, rates: MachineRates
 ) -> float:
     """The predicted time of one call while so many run at once; see ``chosen``."""
-    near, total = _fits(weights, scratch, streams, rates), 0.0
+    far, total = _far(weights, scratch, streams, rates), 0.0
+    memory = min(rates.reads[-1].of(threads, rates.threads), rates.reads[-1].all / streams)
     for operations, moved in work:
-        rate = (
-            rates.read_rate(moved, threads)
-            if near
-            else min(rates.reads[-1].of(threads, rates.threads), rates.reads[-1].all / streams)
-        )
-        total += max(operations / rates.flops(threads), moved / rate)
+        brought = moved * ((1 - far) / rates.read_rate(moved, threads) + far / memory)
+        total += max(operations / rates.flops(threads), brought)
         total += rates.barrier_seconds if threads > 1 else 0.0
     return max(total, 1e-9)
 
 
-def _fits(weights: int, scratch: int, streams: int, rates: MachineRates) -> bool:
-    return bool(rates.caches) and weights + streams * scratch <= rates.caches[-1].bytes
+def _far(weights: int, scratch: int, streams: int, rates: MachineRates) -> float:
+    """The part of all that calls come back to which the last cache does not hold."""
+    cache, touched = (rates.caches[-1].bytes if rates.caches else 0), weights + streams * scratch
+    return max(0.0, 1 - cache / touched) if touched else 0.0
 
 
 def _mb(size: int) -> str:

@@ -40,7 +40,9 @@ def test_where_arithmetic_takes_the_time_a_cache_that_is_too_small_decides_nothi
 
 def test_a_kernel_takes_the_time_of_what_is_slower():
     assert seconds([(10**9, 8)], 0, 0, 4, 1, RATES) == pytest.approx(1e-2)
-    assert seconds([(8, 8 << 20)], 8 << 20, 1 << 20, 4, 1, RATES) == pytest.approx((8 << 20) / 10e9)
+    # A third of 12 MB is beyond the cache, and a fourth of memory's bandwidth is each stream's.
+    time = (8 << 20) * (2 / 3 / 100e9 + 1 / 3 / 10e9)
+    assert seconds([(8, 8 << 20)], 8 << 20, 1 << 20, 4, 1, RATES) == pytest.approx(time)
     # One of two streams has a barrier at its end.
     assert seconds([(10**9, 8)], 0, 0, 2, 2, RATES) == pytest.approx(5e-3 + 5e-7)
 
