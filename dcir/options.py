@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from dcir import cores
 from dcir.dynamic import DynamicInputs, parse_dynamic
 from dcir.errors import OptionError
 from dcir.targets import DEFAULT, known_targets, target_class
@@ -21,6 +22,7 @@ LEVELS = {
 }
 VERIFY = ("off", "passes")
 PREPARE = ("version", "always", "frozen")
+HINTS = ("latency", "throughput")
 
 # Accepted by name so that a program written for a later version gets a clear answer instead of a guess.
 NOT_YET_TARGETS = ("cuda",)
@@ -57,6 +59,9 @@ class Options:
             whenever a parameter may have changed, in whatever way), "always" (in every call), or "frozen" (first, and when
             ``refresh`` is called: the caller promises that parameters do not change).
         fused_optimizers: Whether torch's optimisers of the module's parameters use their fused form when not told otherwise.
+        hint: "latency": a call has all threads; "throughput": several calls run at once, each by a team of its own
+            (``fast.dcir.submit``), and kernels are made for teams of that size.
+        streams: How many calls run at once; None leaves it to a cost model (``cost/stream_number.py``). A number is a wish for throughput.
     """
 
     level: int = 4
@@ -75,6 +80,8 @@ class Options:
     fused_optimizers: bool = True
     tune: float | None = None
     prepare: str = "version"
+    hint: str = "latency"
+    streams: int | None = None
 
     def __post_init__(self) -> None:
         if not _is_int(self.level) or self.level not in LEVELS:
@@ -84,6 +91,8 @@ class Options:
         _check_choice("target", self.target, tuple(known_targets()))
         _check_choice("verify", self.verify, VERIFY)
         _check_choice("prepare", self.prepare, PREPARE)
+        _check_choice("hint", self.hint, HINTS)
+        _check_streams(self.streams, self.hint, self.threads)
         for name in ("strict", "fused_optimizers"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
@@ -139,6 +148,8 @@ class Options:
             "tune": parse_duration,
             "dynamic": parse_dynamic,
         }
+        if values.get("streams") is not None:
+            values = {"hint": "throughput", **values}
         read = {name: readers[name](value) if name in readers else value for name, value in values.items()}
         return cls(**read)  # type: ignore[arg-type]  # __post_init__ checks every type
 
@@ -152,12 +163,25 @@ class Options:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
         watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
+        watching |= {"hint", "streams"}
         parts = (
             f"{field.name}={_stable(getattr(self, field.name))}"
             for field in dataclasses.fields(self)
             if field.name not in watching
         )
         return "Options(" + ", ".join(parts) + ")"
+
+    def refuse_streams(self, what: str) -> None:
+        """Refuse ``hint="throughput"`` for what has no calls to submit.
+
+        Raises:
+            OptionError: it is asked for.
+        """
+        if self.hint != "latency":
+            raise OptionError(
+                f"{what} runs one call at a time", where=f"hint={self.hint!r}",
+                hint="dcir.optimize(model, hint='throughput'), and fast.dcir.submit(inputs)",
+            )  # fmt: skip
 
 
 def parse_level(value: object) -> object:
@@ -240,6 +264,24 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     near = difflib.get_close_matches(str(value), choices, n=1)
     hint = f"{name}={near[0]!r}" if near else "one of " + ", ".join(map(repr, choices))
     raise OptionError(f"option {name} cannot be {value!r}", where=f"{name}={value!r}", hint=hint)
+
+
+def _check_streams(streams: object, hint: str, threads: int | None) -> None:
+    if streams is None:
+        return
+    if not _is_int(streams) or not isinstance(streams, int) or streams < 1:
+        raise _bad("streams", streams, "a number from 1 up, or None to have one chosen")
+    if hint == "latency" and streams > 1:
+        raise OptionError(
+            "several streams do not shorten one call", where=f"streams={streams}, hint='latency'", hint="hint='throughput'"
+        )  # fmt: skip
+    usable = min(cores.usable_threads(), threads or streams)
+    if streams > usable:
+        raise OptionError(
+            f"{streams} streams want a processor each, and {usable} can be used",
+            where=f"streams={streams}" + (f", threads={threads}" if threads is not None else ""),
+            hint=f"streams={usable}, or leave streams out to have a number chosen",
+        )
 
 
 def _bad(name: str, value: object, wanted: str) -> OptionError:

@@ -38,6 +38,12 @@ def test_levels_as_people_write_them(text):
         ({"memory_limit": "lots"}, "'512MB'"),
         ({"memory_limit": 0}, "'512MB'"),
         ({"precision": "fp31"}, "fp32"),
+        ({"hint": "througput"}, "hint='throughput'"),
+        ({"streams": 0}, "from 1 up"),
+        ({"streams": True}, "from 1 up"),
+        ({"streams": "many"}, "from 1 up"),
+        ({"streams": 1 << 20}, "leave streams out"),
+        ({"streams": 2, "hint": "latency"}, "hint='throughput'"),
         ({"levle": 3}, "level"),
         ({"xyz": 3}, "one of level, target"),
     ],
@@ -69,6 +75,16 @@ def test_threads_auto_and_lists_of_passes():
 )
 def test_sizes(text, size):
     assert parse_size(text) == size
+
+
+def test_streams_are_a_wish_for_throughput_and_no_more_than_processors(monkeypatch):
+    monkeypatch.setattr("dcir.cores.usable_threads", lambda: 4)
+    assert Options.make(streams=4) == Options(hint="throughput", streams=4)
+    assert Options.make().hint == "latency" and Options.make(hint="latency", streams=1).streams == 1
+    with pytest.raises(OptionError, match="5 streams want a processor each, and 4 can be used"):
+        Options.make(streams=5)
+    with pytest.raises(OptionError, match="3 streams want a processor each, and 2 can be used"):
+        Options.make(streams=3, threads=2)
 
 
 def test_cache_key_leaves_out_options_that_only_watch():

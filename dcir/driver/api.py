@@ -94,6 +94,7 @@ def save(
         OptionError: sizes without bounds, or of inputs that are not there.
     """
     session = Session(Options.make(**options))
+    session.options.refuse_streams("a .dcir file")
     dynamic = session.options.dynamic
     if not dynamic:
         compiled = compile_module(module, inputs, session, named)

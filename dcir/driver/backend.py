@@ -55,7 +55,9 @@ def dcir(
     from dcir.frontends.torch.capture import dynamo_backend
 
     _refuse(options or {})
-    session = Session(Options.make(**(_of_mode(mode) | (options or {}))), next_step="dcir.sessions()[-1].explain()")
+    chosen = Options.make(**(_of_mode(mode) | (options or {})))
+    chosen.refuse_streams("what torch.compile makes")
+    session = Session(chosen, next_step="dcir.sessions()[-1].explain()")
     if mode is not None and session.options.tune is not None and "tune" not in (options or {}):
         session.tuner = _tuner_of_mode(session)
     backend = dynamo_backend(

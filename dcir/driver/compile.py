@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from dcir.codegen.compile import Library, planned_bytes
+from dcir.driver.calls.team_of_thread import unpinned
 from dcir.driver.clock import Clock
 from dcir.driver.gated import run_through
 from dcir.driver.placement import backward_blocks, buffer_parts, chosen_strides, saved_bytes
@@ -44,7 +45,7 @@ _COMPILING = threading.RLock()
 
 def compiling(session: Session) -> CompileGraph:
     """What compiles the graphs that capture hands over (see ``frontends.torch.context.CompileGraph``)."""
-    return lambda gm, context: Compilation(session, context).compiled(gm)
+    return unpinned()(lambda gm, context: Compilation(session, context).compiled(gm))
 
 
 def rewritten(session: Session, gm: fx.GraphModule, context: GraphContext) -> Imported:
@@ -65,7 +66,7 @@ class Compilation:
 
     def __init__(self, session: Session, context: GraphContext) -> None:
         self.session, self.options, self.context = session, session.options, context
-        self.target: DriverTarget = host_target(session.options.threads, session.options.target)
+        self.target: DriverTarget = host_target(session.team, session.options.target)
         self.record = GraphRecord(
             context.kind,
             context.sizes,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
+from dcir.driver.calls.submissions import Submissions
 from dcir.driver.measure.machine import rates
 from dcir.driver.session import Session
-from dcir.errors import InvalidInput
+from dcir.errors import InvalidInput, OptionError
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.report.profile import Profile
@@ -37,6 +39,7 @@ class Handle:
     Args:
         plain: gives what was optimised as it was before, to be profiled; None where a call cannot be repeated.
         compiled: compiles that with another session.
+        submissions: runs calls of it on streams; None where there are no calls to submit.
     """
 
     def __init__(
@@ -45,8 +48,10 @@ class Handle:
         name: str,
         plain: Callable[[], Any] | None = None,
         compiled: Callable[[Any, Session], Callable[..., Any]] | None = None,
+        submissions: Submissions | None = None,
     ) -> None:
         self.session, self.name, self._plain, self._compiled = session, name, plain, compiled
+        self._submissions = submissions
         _ALIVE[next(_NUMBERS)] = self
 
     def __repr__(self) -> str:
@@ -60,7 +65,54 @@ class Handle:
     def explain(self) -> Report:
         """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""
         coverage = self.session.coverage
-        return Report(self.session.graphs, coverage.breaks, rates(), self._compared(), coverage.found, coverage.calls)
+        return Report(
+            self.session.graphs,
+            coverage.breaks,
+            rates(),
+            self._compared(),
+            coverage.found,
+            coverage.calls,
+            self.session.streams,
+        )
+
+    def submit(self, /, *inputs: Any, **named: Any) -> Future[Any]:
+        """Have a call run on one of the streams of ``hint="throughput"``, and go on; ``result()`` of what is returned waits for it.
+
+        Two calls for each stream may be under way or waiting: one more waits here until one of them is done. They begin in order, and
+        see parameters as they are when they run: change them when all are done. Inputs must stay as they are until then, too. No
+        gradients are computed. What the module writes to itself in eval mode, calls at the same time write without an order.
+
+        Args:
+            inputs, named: the call.
+
+        Returns:
+            A ``concurrent.futures.Future``; an exception of the call arrives there.
+
+        Raises:
+            InvalidInput: the call wants gradients, trains, or is made under autocast or another mode of this thread.
+            OptionError: this was optimised for latency.
+        """
+        return self._streams().submit(inputs, named)
+
+    def map(self, /, *iterables: Iterable[Any]) -> Iterator[Any]:
+        """The results of calls with one input from each iterable, in order; two calls for each stream run ahead.
+
+        Raises:
+            InvalidInput, OptionError: as by ``submit``; and what a call raises, in its turn.
+        """
+        return self._streams().map(iterables)
+
+    def gather(self, futures: Iterable[Future[Any]]) -> list[Any]:
+        """The results of submitted calls, in the order of ``futures``; raises what the first of them that failed did."""
+        return [future.result() for future in list(futures)]
+
+    def _streams(self) -> Submissions:
+        if self._submissions is None or self.options.hint != "throughput":
+            raise OptionError(
+                "calls that are submitted run on streams, and there are none", where=f"hint={self.options.hint!r}",
+                hint="dcir.optimize(model, hint='throughput')",
+            )  # fmt: skip
+        return self._submissions
 
     def refresh(self) -> None:
         """Compute anew, in the next call, what was computed from parameters: for ``prepare="frozen"`` after they changed."""

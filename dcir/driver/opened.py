@@ -141,6 +141,7 @@ class Opened:
             options: as in ``dcir.optimize``, for constant sizes.
         """
         session = Session(Options.make(**options))
+        session.options.refuse_streams("a network that is opened")
         done, library = build_imported(session, replace(self._imported, network=self.network.clone()))
         compiled = named_as_compiled(self._exported, done, library, session, inputs=self._inputs, outputs=self._outputs)
         with tempfile.TemporaryDirectory() as folder:

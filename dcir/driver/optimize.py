@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
 from torch._dynamo.utils import counters
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -22,6 +23,7 @@ from dcir.driver.calls.dynamic_calls import DynamicCalls
 from dcir.driver.calls.fast_path import MISS, QuickCalls
 from dcir.driver.calls.gc_pause import seldom_collected
 from dcir.driver.calls.lazy_modules import initialised_first
+from dcir.driver.calls.submissions import Submissions, as_a_stream, with_streams
 from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
 from dcir.driver.limit import limited
@@ -99,7 +101,8 @@ def optimize(model: Any, /, *, level: int | str = 4, **options: Any) -> Any:
             submodules and hooks, so ``state_dict`` and optimisers see the same tensors), a function over tensors, or a
             ``torch.export.ExportedProgram``.
         level: 0 to 4, how many tiers of passes run.
-        options: see ``dcir.options.Options``.
+        options: see ``dcir.options.Options``. With ``hint="throughput"`` or ``streams=N`` calls run at once that are handed to
+            ``.dcir.submit`` or ``.dcir.map`` of the result, each by a team of its own.
 
     Returns:
         Something to call like ``model``; compilation happens at the first call of every kind (shapes, modes).
@@ -119,6 +122,7 @@ def compiled_with(model: Any, session: Session) -> Any:
     """
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module()
+    with_streams(session)
     if isinstance(model, nn.Module):
         return _optimized_module(model, session)
     if callable(model):
@@ -140,7 +144,13 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     fast.__dict__.update(module.__dict__)
     fast.__dict__.pop("_compiled_call_impl", None)
     fast.__class__ = _optimized_class(cls)
-    fast.__dict__["dcir"] = Handle(session, type(module).__name__, functools.partial(_plain, fast), compiled_with)
+    # What is compiled and the handle reach this; a module that they held would be held by its own compiled frame, for ever.
+    here = weakref.ref(fast)
+    frame = _frame_of_its_own(fast._call_impl)
+    submissions = Submissions(session, cls.__name__, here, functools.partial(reset_code, frame.__code__))
+    fast.__dict__["dcir"] = Handle(
+        session, type(module).__name__, functools.partial(_plain, fast), compiled_with, submissions
+    )
     share_state(fast, module)
     inner = inside(module)
     if inner is not None:
@@ -148,14 +158,11 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
         return cast(nn.Module, fast)
     if session.options.fused_optimizers:
         prefer_fused(fast)
-    frame = _frame_of_its_own(fast._call_impl)
-    # What is compiled reaches this; a module that it held would be held by its own compiled frame, for ever.
-    here = weakref.ref(fast)
     calls = DynamicCalls(*_wishes(module, session.options), lambda: _modes(here()))
     session.coverage.recurrent = has_recurrent_layers(module)
     long_way = named_refusals(_compiled(frame, session, calls), here, calls.input_names)
     call = _quick(long_way, QuickCalls(frame, fast._call_impl, calls.check), fast._call_impl, session)
-    fast._compiled_call_impl = initialised_first(call, fast, module, _optimized_class)
+    fast._compiled_call_impl = initialised_first(as_a_stream(call, session), fast, module, _optimized_class)
     result: nn.Module = fast
     return result
 
@@ -167,8 +174,10 @@ def _optimized_class(cls: Any) -> Any:
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
     own = _with_code_of_its_own(fn) if isinstance(fn, FunctionType) else fn
     calls = DynamicCalls(fn, session.options, lambda: None)
-    fast: Any = functools.wraps(fn)(named_refusals(_compiled(own, session, calls), lambda: None, calls.input_names))
-    fast.dcir = Handle(session, getattr(fn, "__name__", type(fn).__name__), lambda: fn, compiled_with)
+    call = named_refusals(_compiled(own, session, calls), lambda: None, calls.input_names)
+    fast: Any = functools.wraps(fn)(as_a_stream(call, session))
+    name = getattr(fn, "__name__", type(fn).__name__)
+    fast.dcir = Handle(session, name, lambda: fn, compiled_with, Submissions(session, name, weakref.ref(fast)))
     result: Callable[..., Any] = fast
     return result
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch._guards import TracingContext
 
 from dcir.codegen.compile import Library
+from dcir.cost.stream_number import StreamNumber
 from dcir.driver.record import GraphRecord
 from dcir.driver.team import fit_team
 from dcir.driver.uncompiled import Coverage
@@ -52,6 +53,7 @@ class Session:
         programs: those that are alive.
         tuner: measures the kernels of every graph before it is compiled; made where the options ask for it.
         next_step: what to type to read more, for the log.
+        streams: how its calls share the processors, where several run at once.
     """
 
     options: Options
@@ -62,10 +64,16 @@ class Session:
     programs: weakref.WeakSet[Program] = field(default_factory=weakref.WeakSet)
     tuner: Tunes | None = None
     next_step: str = "model.dcir.explain()"
+    streams: StreamNumber | None = None
 
     def __post_init__(self) -> None:
         if TracingContext.try_get() is None:  # Dynamo guards on the number of threads
             fit_team()
+
+    @property
+    def team(self) -> int | None:
+        """Threads that kernels are made for; None where that is the number the calling thread has."""
+        return None if self.options.hint == "throughput" else self.options.threads
 
     @functools.cached_property
     def coverage(self) -> Coverage:

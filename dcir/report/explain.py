@@ -23,6 +23,7 @@ class Report:
         compared: (bytes, reason) of parameters that are compared with what they were in every call.
         uncompiled: what ran in PyTorch (records of ``driver.uncompiled.Uncompiled``).
         calls: how many there were.
+        streams: how calls share the processors, where several run at once (``cost.stream_number.StreamNumber``).
     """
 
     def __init__(
@@ -33,9 +34,10 @@ class Report:
         compared: Sequence[tuple[int, str]] = (),
         uncompiled: Sequence[Any] = (),
         calls: int = 0,
+        streams: Any = None,
     ) -> None:
         self.graphs, self.breaks, self.machine, self.compared = list(graphs), list(breaks), machine, list(compared)
-        self.uncompiled, self._calls = list(uncompiled), calls
+        self.uncompiled, self._calls, self.streams = list(uncompiled), calls, streams
 
     @property
     def fallbacks(self) -> list[tuple[str, str]]:
@@ -69,6 +71,7 @@ class Report:
             "fallbacks": [list(f) for f in self.fallbacks],
             "uncompiled": [asdict(u) for u in self.uncompiled],
             "compared_in_every_call": [{"bytes": size, "reason": reason} for size, reason in self.compared],
+            "streams": None if self.streams is None else asdict(self.streams),
         }
 
     def to_text(self) -> str:
@@ -79,7 +82,8 @@ class Report:
                 if self._calls
                 else "nothing compiled yet: call the module once, then ask again"
             )
-        lines = [] if self.graphs else ["nothing is compiled"]
+        lines = [] if self.streams is None else [str(self.streams)]
+        lines += [] if self.graphs else ["nothing is compiled"]
         for number, g in enumerate(self.graphs):
             lines += self._graph(number, g)
         lines += [str(u) for u in self.uncompiled]

@@ -178,11 +178,24 @@ def prepare(tmp_path: Any) -> None:
     assert follows("version") == follows("always") == [True, True] and follows("frozen") == [False, True]
 
 
+def hint(tmp_path: Any) -> None:
+    fast, _ = made(Net().eval(), hint="throughput")
+    with torch.no_grad():
+        assert fast.dcir.submit(torch.ones(4, 6)).result().shape == (4, 3)
+    with pytest.raises(OptionError):
+        made(Net().eval())[0].dcir.submit(torch.ones(4, 6))
+
+
+def streams(tmp_path: Any) -> None:
+    with mock.patch("dcir.cores.usable_threads", lambda: 3):
+        assert "3 streams of 1 thread each" in str(made(streams=3)[0].dcir.explain())
+
+
 EFFECTS = {
     f.__name__: f
     for f in (
         level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, schedule, debug_dir, memory_limit, precision,
-        fused_optimizers, tune, prepare,
+        fused_optimizers, tune, prepare, hint, streams,
     )
 }  # fmt: skip
 

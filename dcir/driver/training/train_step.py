@@ -73,6 +73,7 @@ def train_step(
     if autocast not in (None, torch.bfloat16):
         raise OptionError(f"no autocast to {autocast}", where="autocast", hint="torch.bfloat16")
     chosen = Options.make(level=level, **options)
+    chosen.refuse_streams("a training step")
     if chosen.dynamic:
         raise OptionError(
             "which sizes of a batch change is found out by a training step",
