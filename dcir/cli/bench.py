@@ -24,7 +24,7 @@ def _read_percentiles(ctx: click.Context, param: click.Parameter, value: str) ->
     "--against", default="eager", show_default=True, help="Rivals: eager, inductor, ort, ov, with commas between."
 )
 @click.option("--seconds", type=click.FloatRange(min=0.01), default=5.0, show_default=True, help="Time for each.")
-@click.option("--threads", type=click.IntRange(min=1), help="Size of the thread team. [as many as torch uses]")
+@common.options(common.threads)
 @click.option("--percentiles", metavar="LIST", default="", callback=_read_percentiles, help="More of them, as 90,99.")
 @click.option(
     "--sizes", type=click.Path(exists=True, dir_okay=False), metavar="FILE",

@@ -164,6 +164,7 @@ bounds = click.option(
     "--bound", "bounds", metavar="NAME=LEAST..MOST", callback=_read_bounds, multiple=True,
     help="Let a named size change from call to call.",
 )  # fmt: skip
+threads = click.option("--threads", type=click.IntRange(min=1), help="Size of the thread team. [as many as torch uses]")
 plain = click.option("--plain", is_flag=True, help="No progress bar.")
 
 

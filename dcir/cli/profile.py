@@ -11,7 +11,7 @@ from dcir.cli.progress import progress_bar
 @click.command("profile", cls=common.Verb)
 @common.options(common.source, common.level, common.shapes, common.batch)
 @click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="How long to measure.")
-@click.option("--threads", type=click.IntRange(min=1), help="Size of the thread team. [as many as torch uses]")
+@common.options(common.threads)
 @click.option("--rows", type=click.IntRange(min=1), default=30, show_default=True, help="Kernels to show.")
 @common.options(common.plain)
 def command(

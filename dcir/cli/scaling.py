@@ -42,8 +42,7 @@ def _read_nodes(ctx: click.Context, param: click.Parameter, value: str) -> list[
 @click.option("--beside", type=click.IntRange(min=0), default=0, help="Processes here that compute meanwhile. [0]")
 @click.option("--eager/--no-eager", default=True, help="Predict eager PyTorch, too.", show_default=True)
 @click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="Time for each.")
-@click.option("--threads", type=click.IntRange(min=1), help="Of each process. [as many as torch uses]")
-@common.options(common.plain)
+@common.options(common.threads, common.plain)
 def command(
     model: str,
     level: int,

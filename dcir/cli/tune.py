@@ -24,7 +24,7 @@ def _read_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
 @click.command("tune", cls=common.Verb)
 @common.options(common.source, common.level, common.shapes, common.batch)
 @click.option("--budget", metavar="TIME", callback=_read_budget, default="60s", show_default=True, help="How long.")
-@click.option("--threads", type=click.IntRange(min=1), help="Size of the thread team. [as many as torch uses]")
+@common.options(common.threads)
 @click.option("--train", is_flag=True, help="Tune the backward pass, too.")
 @click.option("--force", is_flag=True, help="Accept what is measured while other processes work.")
 @click.option("--remeasure", is_flag=True, help="Measure again what the database has a verdict on.")
