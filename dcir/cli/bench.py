@@ -30,6 +30,11 @@ def _read_percentiles(ctx: click.Context, param: click.Parameter, value: str) ->
     "--sizes", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
     help="Run a stream of calls of these sizes: a line each, as b=4 s=37, or a JSON list.",
 )  # fmt: skip
+@click.option(
+    "--hint", type=click.Choice(["latency", "throughput"]), default="latency", show_default=True,
+    help="How long one call takes, or how many a second there are when several run at once.",
+)  # fmt: skip
+@click.option("--streams", type=click.IntRange(min=1), help="Calls of dcir that run at once. [a cost model chooses]")
 @common.options(common.plain)
 @click.pass_context
 def command(
@@ -43,19 +48,33 @@ def command(
     threads: int | None,
     percentiles: list[float],
     sizes: str | None,
+    hint: str,
+    streams: int | None,
     plain: bool,
 ) -> None:
-    """Measure MODEL: least and median time, percentiles, speed-up, error.
+    """Measure MODEL: least and median time, percentiles, speed-up, error; or calls a second.
 
     MODEL is an .onnx or .dcir file, or file.py:function, where the function returns (model, inputs). With --sizes it is measured over a
-    stream of calls: the median, the 95th and the 99th of a hundred calls, and a whole pass.
+    stream of calls: the median, the 95th and the 99th of a hundred calls, and a whole pass. With --hint throughput several calls run at
+    once: dcir's streams, OpenVINO's, and as many threads of the others as there are processors.
     """
     from dcir.driver import api
 
     baselines = [name.strip() for name in against.split(",") if name.strip()]
     if sizes is not None and batch is not None:
         raise click.UsageError("--sizes names all sizes; leave out --batch.", ctx)
+    throughput = hint == "throughput"
+    if throughput and (sizes is not None or percentiles):
+        raise click.UsageError("--hint throughput counts calls a second: leave out --sizes and --percentiles.", ctx)
+    if streams is not None and not throughput:
+        raise click.UsageError("--streams is for --hint throughput.", ctx)
     with progress_bar(plain=plain, still=True) as progress:
+        if throughput:
+            rates = api.bench_throughput(
+                model, baselines, seconds, threads, streams=streams, level=level, shapes=shapes, batch=batch, progress=progress
+            )  # fmt: skip
+            common.emit(rates.to_text().rstrip(), rates.to_json())
+            return
         if sizes is not None:
             stream = api.bench_stream(
                 model, sizes, baselines, seconds, threads, level=level, shapes=shapes, percentiles=percentiles, progress=progress

@@ -32,6 +32,7 @@ from dcir.runtime.artefact import load_artefact, read_report
 if TYPE_CHECKING:
     from dcir.driver.measure.bench import Measurement
     from dcir.driver.measure.stream import StreamMeasurement
+    from dcir.driver.measure.throughput import Throughput
     from dcir.driver.verify.bisect import Bisection
     from dcir.driver.verify.compare import Comparison
     from dcir.report.profile import Profile
@@ -214,6 +215,15 @@ def bench_file(
 ) -> Measurement:
     """Measure a model next to other ways to run it; see ``driver.bench``."""
     from dcir.driver.measure.bench import bench_file as measure
+
+    return measure(model, baselines, seconds, threads, **settings)
+
+
+def bench_throughput(
+    model: str | os.PathLike[str], baselines: Sequence[str], seconds: float, threads: int | None, **settings: Any
+) -> Throughput:
+    """Measure how many calls a second a model has when several run at once; see ``driver.measure.throughput``."""
+    from dcir.driver.measure.throughput import bench_throughput as measure
 
     return measure(model, baselines, seconds, threads, **settings)
 

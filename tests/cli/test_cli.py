@@ -71,6 +71,7 @@ def api(monkeypatch):
     stub.answer("explain_file", Report())
     stub.answer("bench_file", Report())
     stub.answer("bench_stream", Report())
+    stub.answer("bench_throughput", Report())
     stub.answer("check_file", Result())
     stub.answer("bisect_file", types.SimpleNamespace(finding=None, calls=0, path=None))
     stub.answer("list_passes", [Pass(options={"width": 4}), Pass(options=["a"]), Pass()])
@@ -203,6 +204,15 @@ def test_bench(api, model):
     settings = {"level": 2, "shapes": {}, "batch": None, "percentiles": [90.0, 99.9], "progress": None}
     assert api.calls == [("bench_file", (model, ["eager", "ort"], 0.5, 2), settings)]
     assert call("bench", model, "--percentiles", "101").exit_code == 2
+
+
+def test_bench_of_calls_at_the_same_time(api, model):
+    words = ["--hint", "throughput", "--streams", "3", "--against", "ov", "-O3"]
+    assert call("bench", model, *words).exit_code == 0
+    settings = {"streams": 3, "level": 3, "shapes": {}, "batch": None, "progress": None}
+    assert api.calls == [("bench_throughput", (model, ["ov"], 5.0, None), settings)]
+    for wrong in (["--streams", "2"], [*words, "--sizes", model], [*words, "--percentiles", "90"]):
+        assert call("bench", model, *wrong).exit_code == 2
 
 
 def test_bench_over_a_stream_of_sizes(api, model):

@@ -30,7 +30,7 @@ from dcir.report.explain import Report
 from dcir.runtime.artefact import load_artefact
 from dcir.runtime.sized_model import LoadedSizes
 
-__all__ = ["BenchRow", "Measurement", "bench_file", "measure", "relative_error"]
+__all__ = ["BenchRow", "Measurement", "bench_file", "measure", "reference_of", "relative_error"]
 
 _WARM_UP = 3
 _LEAST = 5
@@ -207,7 +207,7 @@ def bench_file(
             runs = {"dcir": _ours(model, Options.make(threads=done.threads, level=level), progress)}
             others, notes = baselines(model, baseline_names, done.threads, Path(folder))
             done.notes += notes
-            done.reference, exact = _reference(model)
+            done.reference, exact = reference_of(model)
             done.rows = measure(runs | others, seconds, exact, percentiles, progress)
         return done
     finally:
@@ -241,7 +241,7 @@ def _ours(model: BenchModel, options: Options, progress: Progress | None) -> Run
     return lambda: pytree.tree_leaves(fast(*inputs))
 
 
-def _reference(model: BenchModel) -> tuple[str, Sequence[Any]]:
+def reference_of(model: BenchModel) -> tuple[str, Sequence[Any]]:
     """The exact results and how they were made: in float64, or by eager PyTorch where the call is no one graph."""
     tensors = [v for v in pytree.tree_leaves(model.inputs) if isinstance(v, torch.Tensor)]
     if isinstance(model.module, nn.Module):
