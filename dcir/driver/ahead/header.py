@@ -51,6 +51,9 @@ def header_text(
         "members": "" if moving is None else moving_header.MEMBERS,
         "moving_functions": "" if moving is None else moving_header.functions(),
         "at_open": "" if moving is None else moving_header.AT_OPEN,
+        "at_share": "" if moving is None else moving_header.AT_SHARE,
+        "job_members": "" if moving is None else moving_header.JOB_MEMBERS,
+        "at_job": "" if moving is None else moving_header.AT_JOB,
     }
     return text_of.header(values) + "\n"
 

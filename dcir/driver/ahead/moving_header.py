@@ -19,6 +19,12 @@ AT_OPEN = """
     for (int i = 0; i < DCIR_DIMENSIONS; i++) greatest[i] = dcir_dimensions[i].most;
     if (good) dcir_resize(model, greatest);"""
 """What is done when a model is opened: its sizes are the greatest until others are set."""
+AT_SHARE = "\n    model->table[DCIR_SIZES_SLOT] = model->sizes;"
+"""What is done when a model with the same weights is made: its sizes are its own."""
+JOB_MEMBERS = "\n    const long long *sizes; /* in the order of dcir_dimensions */"
+"""What a submitted call has besides inputs and results."""
+AT_JOB = "if (!(status = dcir_resize(model, job->sizes))) "
+"""What is done before a submitted call is made; the number of a size outside its bounds is its status."""
 
 
 def functions() -> str:
