@@ -20,7 +20,7 @@ class Parts:
 
     Attributes:
         stops: numbers of the steps that each part but the first begins with.
-        ready: with which part a result container is complete, -1 for those that no step writes.
+        ready: with which part a result container is complete and not read any more, -1 for those that no step writes.
     """
 
     stops: tuple[int, ...] = ()
@@ -35,8 +35,8 @@ def parts_of(net: Network, calls: Sequence[AnyStep]) -> Parts:
         calls: its steps.
     """
     streams = _streams(calls)
-    written = _last_writes(net, calls, streams)
-    results = {r.data: written.get(r.data, -1) for r in net.results if net.containers[r.data].role == "result"}
+    used = _last_uses(net, calls, streams)
+    results = {r.data: used.get(r.data, -1) for r in net.results if net.containers[r.data].role == "result"}
     bytes_at: dict[int, int] = {}
     for name, step in results.items():
         if step >= 0:
@@ -64,12 +64,15 @@ def _streams(calls: Sequence[AnyStep]) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _last_writes(net: Network, calls: Sequence[AnyStep], streams: Mapping[int, tuple[int, int]]) -> dict[str, int]:
-    """The step with which each container is complete. All steps of a stream take turns, image by image, and end together."""
-    ops = net.ops()
-    written: dict[str, int] = {}
+def _last_uses(net: Network, calls: Sequence[AnyStep], streams: Mapping[int, tuple[int, int]]) -> dict[str, int]:
+    """The step with which nothing touches each container any more: whoever gets a gradient may write to it, and one that is the
+    gradient of a value behind it, too, is read on. All steps of a stream take turns, image by image, and end together."""
+    ops, aliases = net.ops(), net.memory.aliases
+    used: dict[str, int] = {}
     for step, call in enumerate(calls):
         end = streams[call.stream][1] if isinstance(call, Call) and call.stream >= 0 else step
-        for operand in net.outs(ops[call.number]):
-            written[operand.data] = max(end, written.get(operand.data, -1))
-    return written
+        op = ops[call.number]
+        for operand in (*net.ins(op), *net.outs(op)):
+            name = aliases[operand.data].target if operand.data in aliases else operand.data
+            used[name] = max(end, used.get(name, -1))
+    return used

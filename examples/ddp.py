@@ -1,6 +1,8 @@
 """Data-parallel training, eager and compiled in turn: equal gradients, times of a step, and when each bucket of gradients is sent.
 
 torchrun --nproc-per-node 2 examples/ddp.py --network resnet44 --batch 32 --seconds 10
+
+With --step a whole step is ``dcir.train_step``'s, the update included.
 """
 
 import argparse
@@ -82,11 +84,14 @@ def cross_entropy(scores: Tensor) -> Tensor:
 class Replica:
     """A network in ``DistributedDataParallel``, and when it sent what."""
 
-    def __init__(self, module: nn.Module, compiled: bool) -> None:
+    def __init__(self, module: nn.Module, compiled: bool, whole: bool) -> None:
         self.module = module
-        self.model = DistributedDataParallel(dcir.optimize(module) if compiled else module, bucket_cap_mb=1)
+        self.model = DistributedDataParallel(
+            dcir.optimize(module) if compiled and not whole else module, bucket_cap_mb=1
+        )
         self.model.register_comm_hook(None, self._sent)
         self.optimizer = torch.optim.SGD(module.parameters(), 0.01, momentum=0.9)
+        self.step = dcir.train_step(self.model, F.cross_entropy, self.optimizer) if compiled and whole else None
         self.at: list[float] = []
 
     # DistributedDataParallel looks at the types here, so they must be no strings.
@@ -105,17 +110,31 @@ class Replica:
         took = time.perf_counter() - start
         return loss.item(), [(at - start) / took for at in self.at]
 
-    def flat(self) -> Tensor:
-        """All gradients."""
-        return torch.cat([p.grad.flatten() for p in self.module.parameters() if p.grad is not None])
+    def trained(self, x: Tensor, y: Tensor) -> tuple[float, list[float]]:
+        """The same, and the update; of a whole step the times are parts of all of it."""
+        if self.step is None:
+            found = self.gradients(x, y)
+            self.optimizer.step()
+            return found
+        self.at.clear()
+        start = time.perf_counter()
+        loss = self.step(x, y)
+        took = time.perf_counter() - start
+        return loss.item(), [(at - start) / took for at in self.at]
+
+    def flat(self, what: str) -> Tensor:
+        """All gradients, or all parameters."""
+        found = [p.grad if what == "gradients" else p.detach() for p in self.module.parameters()]
+        return torch.cat([t.flatten() for t in found if t is not None])
 
 
 def main() -> None:
-    """Compare gradients once, then time steps in turn."""
+    """Compare gradients once, or parameters after two whole steps; then time steps in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", choices=NETWORKS, default="resnet44")
     parser.add_argument("--batch", type=int, default=16, help="of each process")
     parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--step", action="store_true", help="whole steps by dcir.train_step")
     given = parser.parse_args()
     dist.init_process_group("gloo")
     rank, processes = dist.get_rank(), dist.get_world_size()
@@ -124,12 +143,18 @@ def main() -> None:
     torch.manual_seed(0)
     make, shape = NETWORKS[given.network]
     module = make()
-    replicas = {"eager": Replica(copy.deepcopy(module), compiled=False), "dcir": Replica(module, compiled=True)}
+    replicas = {
+        "eager": Replica(copy.deepcopy(module), compiled=False, whole=given.step),
+        "dcir": Replica(module, compiled=True, whole=given.step),
+    }
     generator = torch.Generator().manual_seed(rank)
     x, y = torch.randn(given.batch, *shape, generator=generator), torch.randint(10, (given.batch,), generator=generator)
     for _ in range(2):  # after the first backward DistributedDataParallel sorts its buckets anew
-        losses = {name: replica.gradients(x, y)[0] for name, replica in replicas.items()}
-    eager, fast = (replica.flat() for replica in replicas.values())
+        losses = {
+            name: (replica.trained if given.step else replica.gradients)(x, y)[0] for name, replica in replicas.items()
+        }
+    compared = "parameters" if given.step else "gradients"
+    eager, fast = (replica.flat(compared) for replica in replicas.values())
     difference = float((eager - fast).norm() / eager.norm())
     times: dict[str, list[float]] = {name: [] for name in replicas}
     sent: dict[str, list[list[float]]] = {name: [] for name in replicas}
@@ -142,15 +167,15 @@ def main() -> None:
         for name, replica in replicas.items():
             dist.barrier()
             start = time.perf_counter()
-            sent[name].append(replica.gradients(x, y)[1])
-            replica.optimizer.step()
+            sent[name].append(replica.trained(x, y)[1])
             times[name].append((time.perf_counter() - start) * 1e3)
     if rank == 0:
         print(f"{given.network}, {processes} processes of {torch.get_num_threads()} threads, {given.batch} images each")
-        print(f"loss {losses['eager']:.6f} and {losses['dcir']:.6f}; gradients differ by {difference:.1e}")
+        print(f"loss {losses['eager']:.6f} and {losses['dcir']:.6f}; {compared} differ by {difference:.1e}")
         for name, taken in times.items():
             parts = " ".join(f"{statistics.median(at):.0%}" for at in zip(*sent[name], strict=True))
-            print(f"{name:<6} step {statistics.median(taken):8.2f} ms; buckets sent at {parts} of the backward")
+            of = "backward" if replicas[name].step is None else "step"
+            print(f"{name:<6} step {statistics.median(taken):8.2f} ms; buckets sent at {parts} of the {of}")
         print(f"dcir is {statistics.median(times['eager']) / statistics.median(times['dcir']):.2f} x as fast")
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""One call's pointer table, and what makes the buffers of its results."""
+"""One call's pointer table, and what makes the buffers of its results, or finds them."""
 
 from __future__ import annotations
 
@@ -78,3 +78,8 @@ def beginning(info: BufferInfo, argument: int) -> Maker:
     """A buffer where an argument begins."""
     dtype = FROM_NAME[info.dtype]
     return lambda args, blocks: window(args[argument], 0, info.shape, info.strides, dtype)
+
+
+def there(buffer: torch.Tensor) -> Maker:
+    """A buffer that is there already."""
+    return lambda args, blocks: buffer

@@ -8,7 +8,7 @@ import functools
 import operator
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from dcir.runtime.blocks import Arenas, Block
 from dcir.runtime.buffers import SizedBuffers, Take, new_buffer, pooled
 from dcir.runtime.direct import Conditions, Direct, direct
 from dcir.runtime.entry import CHANGED, OTHER_MODES, entry
-from dcir.runtime.frame import CALL_BACK, Frame, Maker, beginning, fresh, placed
+from dcir.runtime.frame import CALL_BACK, Frame, Maker, beginning, fresh, placed, there
+from dcir.runtime.given_memory import given_buffers
 from dcir.runtime.part_by_part import PartByPart
 from dcir.runtime.preparation import Preparation, Prepared
 from dcir.runtime.program_info import ProgramInfo
@@ -181,8 +182,14 @@ class Program:
             self._free.append(frame)
         return self._results(buffers, args)
 
-    def part_by_part(self, args: Sequence[Any]) -> tuple[list[Any], PartByPart]:
+    def part_by_part(
+        self, args: Sequence[Any], memory: Mapping[int, torch.Tensor] | None = None
+    ) -> tuple[list[Any], PartByPart]:
         """The results of a call that has computed nothing yet, and what runs it (``info.parts``).
+
+        Args:
+            args: as of a call.
+            memory: for results by their numbers, where they may be written (``given_memory.py``); nobody else writes there until then.
 
         Raises:
             InvalidInput: as by a call.
@@ -190,7 +197,8 @@ class Program:
         check_call(args)
         frame, arena = self._taken()
         try:
-            results = self._results(self._filled(frame, arena, args), args)
+            given = given_buffers(self.info, memory) if memory else {}
+            results = self._results(self._filled(frame, arena, args, given), args)
         except BaseException:
             self._give_back(frame, arena)
             raise
@@ -215,7 +223,9 @@ class Program:
         self.arenas.give(arena)
         self._free.append(frame)
 
-    def _filled(self, frame: Frame, arena: Block, args: Sequence[Any]) -> list[torch.Tensor]:
+    def _filled(
+        self, frame: Frame, arena: Block, args: Sequence[Any], given: Mapping[int, torch.Tensor]
+    ) -> list[torch.Tensor]:
         """New buffers; the frame's table has their addresses, and those of all that the call reads."""
         table = frame.table
         frame.fixed = None
@@ -224,7 +234,7 @@ class Program:
             table[slot] = args[i].data_ptr()
         for slot, i in self.info.updates:
             table[slot] = args[i].data_ptr()
-        buffers = self._new_buffers(table, args)
+        buffers = self._new_buffers(table, args, given)
         if self._static_slots or self.info.prepared_bytes:
             self._make_ready(self._static(args), frame)
         return buffers
@@ -350,9 +360,13 @@ class Program:
             return tuple(map(new_buffer, self.info.buffers))
         return tuple(self._sized.take(i, b) for i, b in enumerate(self.info.buffers))
 
-    def _new_buffers(self, table: Any, args: Sequence[Any]) -> list[torch.Tensor]:
+    def _new_buffers(
+        self, table: Any, args: Sequence[Any], given: Mapping[int, torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
         buffers = []
         backward, alloc = self._placed
+        if given:
+            alloc = [(there(given[i]) if i in given else new, slot) for i, (new, slot) in enumerate(alloc)]
         blocks = backward.take() if backward is not None else ()
         for new, slot in alloc:
             t = new(args, blocks)

@@ -44,7 +44,7 @@ class GraphContext:
     """What capture knows of an ATen graph.
 
     Attributes:
-        kind: "inference", "forward", "backward" or "training step".
+        kind: "inference", "forward", "backward", "training step" or "update" (of parameters alone).
         pair: a number that a forward and its backward have in common.
         sizes: the symbolic sizes that it was specialised to.
         remark: how it comes to be compiled for those sizes.

@@ -9,7 +9,9 @@ rest is computed, and the graph stays whole: PyTorch would have Dynamo cut it in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +36,34 @@ class PartByPart(Protocol):
         """Run all parts."""
 
 
+class _Offer(threading.local):
+    """Memory that gradients may be written to in this thread; see ``gradients_written_to``."""
+
+    memory: dict[int, torch.Tensor] | None = None
+
+
+_OFFER = _Offer()
+
+
+@contextlib.contextmanager
+def gradients_written_to(memory: Mapping[int, torch.Tensor]) -> Iterator[None]:
+    """Around a forward and its backward: gradients of parameters are written to memory of whoever collects them, where that can be.
+
+    Each memory is given to one compiled graph, for one call of it: what else adds to a gradient comes in memory of its own.
+
+    Args:
+        memory: id of a parameter, which has no gradient yet -> a tensor like its gradient, whose memory
+            nobody uses until the gradient is handed over.
+    """
+    offer = dict(memory)
+    before, _OFFER.memory = _OFFER.memory, offer
+    try:
+        yield
+    finally:
+        _OFFER.memory = before
+        offer.clear()
+
+
 class Gates:
     """What a compiled forward and its backward share."""
 
@@ -41,6 +71,8 @@ class Gates:
         self._gated: frozenset[int] = frozenset()
         self._ready: Sequence[int] = ()
         self._run: PartByPart | None = None
+        self._offer: dict[int, torch.Tensor] | None = None
+        self._memory: dict[int, torch.Tensor] = {}
 
     def forward(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """A compiled forward whose parameters pass through gates, whether or not its backward will run part by part."""
@@ -53,6 +85,7 @@ class Gates:
             if wanted not in known:  # Dynamo compiles again where this changes
                 known[wanted] = _groups(wanted, args)
                 self._gated = frozenset(i for group in known[wanted] for i in group)
+            self._claim(self._gated, args)
             passed = list(args)
             # In the order in which they are used: what autograd saw last it asks first.
             for group in known[wanted]:
@@ -62,6 +95,20 @@ class Gates:
             return call(*passed)
 
         return gated
+
+    def _claim(self, numbers: Iterable[int], args: Sequence[Any]) -> None:
+        """Take the memory that there is for the gradients of these arguments, at the first call of an offer."""
+        offer = _OFFER.memory
+        first, self._offer, self._memory = offer is not self._offer, offer, {}
+        # A backward does not say which call it is of, so there is none for two.
+        if offer and first:
+            # Tensors of their own: one that others hold, too, autograd copies.
+            self._memory = {i: offer.pop(id(args[i])).detach() for i in numbers if id(args[i]) in offer}
+
+    def memory(self) -> Mapping[int, torch.Tensor]:
+        """Where the backward that begins may write results, by their numbers; once."""
+        memory, self._memory = self._memory, {}
+        return memory if self._offer is _OFFER.memory else {}
 
     def begin(self, run: PartByPart, ready: Sequence[int]) -> None:
         """A backward begins, whose results go to the gates.

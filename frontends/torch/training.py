@@ -1,4 +1,4 @@
-"""Capture of a whole training step: forward, loss, backward, gradient clipping and the optimiser's update as one graph.
+"""Capture of a whole training step, forward, loss, backward, gradient clipping and update, as one graph; and of the update alone.
 
 AOTAutograd exports forward and backward as one joint graph; the update rules, written as functions over tensors, are traced behind it.
 Hyperparameters that schedulers change (learning rate, momentum, …) are elements of one input tensor, so the graph outlives them.
@@ -74,7 +74,7 @@ class CapturedStep:
         parameters, buffers: names in order.
         updated: updates of parameters that have a gradient, in the order of their states.
         accumulated: names of the parameters whose gradients so far are inputs, in order.
-        outputs: number of the results before the updates: the loss, and with a norm to clip by that norm.
+        outputs: number of the results before the updates: the loss, but for an update alone, and with a norm to clip by that norm.
     """
 
     graph: fx.GraphModule
@@ -257,6 +257,41 @@ def _with_updates(
     return CapturedStep(graph, context, parameters, buffers, live, added, outputs)
 
 
+def capture_update(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[Tensor],
+    updates: Sequence[Update],
+    hyper: int,
+    *,
+    clip: Clip,
+) -> CapturedStep:
+    """Trace clipping and the optimiser's update alone, for gradients that are there already.
+
+    Args:
+        parameters, gradients: of each update, in order, laid out as they will be.
+        states: of all updates, one after the other.
+        updates: one for each parameter.
+        hyper: number of hyperparameters of all groups.
+        clip: gradient clipping.
+    """
+    names = tuple(u.name for u in updates)
+    count = len(names)
+
+    def update(*values: Tensor) -> list[Tensor]:
+        own, grads = (dict(zip(names, values[at : at + count], strict=True)) for at in (0, count))
+        grads, norm = _clipped(grads, clip)
+        new = _updated(updates, own, grads, values[2 * count : -1], values[-1])
+        return [*([norm] if norm is not None else []), *new]
+
+    example = [*parameters, *gradients, *states, torch.zeros(max(hyper, 1), dtype=torch.float64)]
+    with torch.no_grad():
+        graph = make_fx(update, tracing_mode="fake")(*(t.detach() for t in example))
+    outputs = 1 if clip.norm is not None else 0
+    target = _written_over(names, (), count, outputs, (), updates)
+    return CapturedStep(graph, GraphContext("update", updates=target), names, (), tuple(updates), names, outputs)
+
+
 def _updated(
     live: Sequence[Update], values: Mapping[str, Tensor], grads: Mapping[str, Tensor], states: Sequence[Tensor],
     table: Tensor,
@@ -303,7 +338,8 @@ def _clipped(grads: dict[str, Tensor], clip: Clip) -> tuple[dict[str, Tensor], T
         grads = {n: g.clamp(-clip.value, clip.value) for n, g in grads.items()}
     if clip.norm is None:
         return grads, None
-    squares = torch.stack([g.float().square().sum() for g in grads.values()])
+    wide = functools.reduce(torch.promote_types, (g.dtype for g in grads.values()), torch.float32)
+    squares = torch.stack([g.to(wide).square().sum() for g in grads.values()])
     norm = squares.sum().sqrt()
     factor = (clip.norm / (norm + 1e-6)).clamp(max=1.0)
     return {n: g * factor.to(g.dtype) for n, g in grads.items()}, norm

@@ -116,7 +116,6 @@ def refused(rank: int, folder: str) -> None:
     """Whole steps and files are for one process, and say so."""
     batch = torch.ones(2, replicas.SIDE), torch.ones(2, replicas.SIDE)
     cases = [
-        ("DistributedDataParallel", nn.parallel.DistributedDataParallel(replicas.of_torch_alone())),
         ("DistributedDataParallel", nn.Sequential(nn.parallel.DistributedDataParallel(replicas.of_torch_alone()))),
         ("fully_shard", sharded.plain(layers=True)),
         ("fully_shard", sharded.sharded("optimize, then shard", layers=False)),

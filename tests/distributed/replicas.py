@@ -160,8 +160,8 @@ def handed_over(rank: int) -> tuple[list[int], int]:
     runs: list[Any] = []
     part_by_part = Program.part_by_part
 
-    def noted(self: Program, args: Any) -> Any:
-        results, run = part_by_part(self, args)
+    def noted(self: Program, *args: Any) -> Any:
+        results, run = part_by_part(self, *args)
         runs.append(run)
         return results, run
 

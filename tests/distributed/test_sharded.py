@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed import sharded
+from tests.distributed import sharded, transformers
 from tests.distributed.pair import Pair
 
 _ONE = {"forward": 1, "backward": 1, "inference": 1}
@@ -45,3 +45,10 @@ def test_the_optimised_module_is_a_handle_too(pair: Pair) -> None:
 def test_modules_of_torch_run_in_torch(pair: Pair) -> None:
     """Dynamo begins no trace in their frames, and ends one at the hooks of a sharded module."""
     assert pair.run(sharded.of_torch_alone) == [{}, {}]
+
+
+def test_twenty_steps_of_a_transformer(pair: Pair) -> None:
+    """Losses of each step, with checkpoints exchanged between PyTorch and compiled blocks in the middle."""
+    for graphs, losses in pair.run(transformers.trained):
+        assert graphs == {"forward": 2, "backward": 2}
+        assert len(losses) == 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,20 @@ def put_inside(twin: nn.Module, inner: nn.Module) -> None:
     twin.__dict__["_modules"] = {**children, "module": inner}
 
 
+def calling(replica: DistributedDataParallel, inner: nn.Module) -> Callable[..., Any]:
+    """Calls ``inner`` in the way ``replica`` calls its own module: with its reducer, and in whatever state it is then.
+
+    Unlike a twin this has no state of its own: ``no_sync`` and ``join`` write to the attributes of the object that they are called on.
+    """
+    cls: Any = type(replica)
+    members = {"module": property(lambda self: inner), "__module__": cls.__module__}
+    other: Any = type(cls.__name__, (cls,), members)
+    view: Any = other.__new__(other)
+    object.__setattr__(view, "__dict__", replica.__dict__)
+    call: Callable[..., Any] = view._call_impl  # a compiled call, if it has one, is the replica's own
+    return call
+
+
 def share_state(twin: nn.Module, module: nn.Module) -> None:
     """Let ``twin`` be a handle of what ``fully_shard`` keeps of a module: torch finds it by the module itself."""
     state = _get_module_state(module)
@@ -30,3 +45,9 @@ def share_state(twin: nn.Module, module: nn.Module) -> None:
 def is_sharded(module: nn.Module) -> bool:
     """Whether parameters of a module are gathered from several processes for each of its calls."""
     return any(getattr(m, "_is_fsdp_managed_module", False) for m in module.modules())
+
+
+def spread_by(module: nn.Module) -> str | None:
+    """What gives other processes a part in a module; None if nothing does."""
+    replica = next((type(m).__name__ for m in module.modules() if inside(m) is not None), None)
+    return "fully_shard" if replica is None and is_sharded(module) else replica

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import dcir
 from dcir.errors import IndexOutOfRange
 from dcir.frontends.torch import capture
-from dcir.frontends.torch.gates import Gates
+from dcir.frontends.torch.gates import Gates, gradients_written_to
 from dcir.runtime.part_by_part import PartByPart
 from dcir.runtime.program import Program
 
@@ -38,8 +38,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PartByPart]]:
     begun: list[PartByPart] = []
     part_by_part = Program.part_by_part
 
-    def noted(self: Program, args: Any) -> Any:
-        results, run = part_by_part(self, args)
+    def noted(self: Program, *args: Any) -> Any:
+        results, run = part_by_part(self, *args)
         begun.append(run)
         return results, run
 
@@ -149,8 +149,8 @@ def test_a_failure_is_of_one_backward(runs: list[PartByPart], monkeypatch: pytes
     x = torch.randn(8, WIDTH)
     part_by_part = Program.part_by_part
 
-    def failing(self: Program, args: Any) -> Any:
-        results, run = part_by_part(self, args)
+    def failing(self: Program, *args: Any) -> Any:
+        results, run = part_by_part(self, *args)
         run._run = fails
         return results, run
 
@@ -189,3 +189,114 @@ def test_a_graph_without_gates_is_as_before() -> None:
     _loss(fast, torch.randn(8, WIDTH)).backward()
     assert all(p.info.parts == 1 for p in fast.dcir.session.programs)
     torch._dynamo.reset()
+
+
+class _Added(nn.Module):
+    """The gradient of ``added`` is that of the value behind it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.added = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            x = x + self.added if number == 1 else torch.tanh(x)
+        return x
+
+
+def test_what_is_done_to_a_gradient_stays_with_it(runs: list[PartByPart]) -> None:
+    """A hook that writes to a gradient as soon as it is there; the rest of the backward reads what it was."""
+
+    def emptied(p: Tensor) -> None:
+        assert p.grad is not None
+        p.grad.zero_()
+
+    models = _Added(), _Added()
+    calls = dcir.optimize(models[0]), models[1]
+    x = torch.randn(WIDTH, WIDTH)
+    for model, call in zip(models, calls, strict=True):
+        model.added.register_post_accumulate_grad_hook(emptied)
+        _loss(call, x).backward()
+    torch.testing.assert_close(*map(_gradients, models), rtol=1e-4, atol=1e-4)
+    assert not models[0].added.grad.any()  # type: ignore[union-attr]
+    assert runs[0]._parts > 2
+
+
+def _memory(model: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:
+    """A bucket, and a place in it for the gradient of each parameter."""
+    sizes = [p.numel() for p in model.parameters()]
+    bucket = torch.full((sum(sizes),), float("nan"))
+    parts = bucket.split(sizes)
+    return bucket, {id(p): part.view(p.shape) for p, part in zip(model.parameters(), parts, strict=True)}
+
+
+def _in(bucket: Tensor, model: nn.Module) -> list[bool]:
+    """Whether each gradient lies in a bucket."""
+    place = bucket.untyped_storage().data_ptr()
+    return [p.grad is not None and p.grad.untyped_storage().data_ptr() == place for p in model.parameters()]
+
+
+def test_gradients_are_written_to_memory_that_is_offered(runs: list[PartByPart]) -> None:
+    plain, model = _Layers(), _Layers()
+    fast, x = dcir.optimize(model), torch.randn(8, WIDTH)
+    _loss(plain, x).backward()
+    for _ in range(2):
+        model.zero_grad()
+        bucket, memory = _memory(model)
+        with gradients_written_to(memory):
+            _loss(fast, x).backward()
+        assert all(_in(bucket, model))
+        torch.testing.assert_close(_gradients(model), _gradients(plain))
+        # In the very places: nothing else was written.
+        torch.testing.assert_close(bucket, torch.cat([p.grad.flatten() for p in plain.parameters()]))  # type: ignore[union-attr]
+    model.zero_grad()
+    _loss(fast, x).backward()  # nothing is offered
+    assert not any(_in(bucket, model))
+
+
+def test_two_calls_of_one_graph_use_no_offer(runs: list[PartByPart]) -> None:
+    """A backward does not say which of them it is of; the gradients are sums."""
+    plain, model = _Layers(), _Layers()
+    fast, (first, second) = dcir.optimize(model), torch.randn(2, 8, WIDTH)
+    (_loss(plain, first) + _loss(plain, second)).backward()
+    bucket, memory = _memory(model)
+    with gradients_written_to(memory):
+        (_loss(fast, first) + _loss(fast, second)).backward()
+    torch.testing.assert_close(_gradients(model), _gradients(plain))
+    assert bucket.isnan().all()
+
+
+def test_a_kept_graph_and_two_graphs_of_one_parameter(runs: list[PartByPart]) -> None:
+    """Memory is written to once: by one graph, and by one backward of it."""
+    plain, model = _Layers(), _Layers()
+    x = torch.randn(8, WIDTH)
+    calls = dcir.optimize(model), dcir.optimize(model, level=1)
+    for _ in range(2):
+        (_loss(plain, x)).backward()
+    bucket, memory = _memory(model)
+    with gradients_written_to(memory):
+        kept = _loss(calls[0], x)
+        kept.backward(retain_graph=True)
+        kept.backward()
+    torch.testing.assert_close(_gradients(model), _gradients(plain))
+    model.zero_grad()
+    bucket, memory = _memory(model)
+    with gradients_written_to(memory):
+        (_loss(calls[0], x) + _loss(calls[1], x)).backward()
+    torch.testing.assert_close(_gradients(model), _gradients(plain))
+    assert not any(_in(bucket, model))  # sums are new tensors
+
+
+def test_an_offer_ends(runs: list[PartByPart]) -> None:
+    """A backward after it writes elsewhere."""
+    model = _Layers()
+    fast, x = dcir.optimize(model), torch.randn(8, WIDTH)
+    bucket, memory = _memory(model)
+    with gradients_written_to(memory):
+        loss = _loss(fast, x)
+    loss.backward()
+    assert bucket.isnan().all()
+    assert not any(_in(bucket, model))

@@ -1,0 +1,126 @@
+"""What an optimiser brings to a compiled update: the parameters it holds, their numbers of a step, and state made as torch makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dcir.driver.training.optimisers import Family, family
+from dcir.frontends.torch.training import Update
+
+_FORMS = ("fused", "foreach")
+"""Options that say how torch itself computes a step."""
+Row = tuple[int, int]
+"""Number of a parameter group, and of the steps that were made with a parameter of it: they say which numbers it is updated with."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parameter that the optimiser holds: its name in the model, itself, its group, and its row of hyperparameters."""
+
+    name: str
+    parameter: nn.Parameter
+    group: dict[str, Any]
+    row: Row
+
+
+class OptimiserSteps:
+    """One of torch's optimisers, as the compiled update sees it.
+
+    Raises:
+        Unsupported: its class or one of its options has no formula.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._family: Family = family(optimizer)
+
+    def held(self, names: Mapping[int, str], idle: Collection[str] = ()) -> list[Held]:
+        """The parameters that want gradients, by their names.
+
+        Args:
+            names: id of a parameter -> its name; others are left out.
+            idle: names of those that are left out, too.
+        """
+        found = []
+        for i, group in enumerate(self.optimizer.param_groups):
+            for p in group["params"]:
+                name = names.get(id(p))
+                if name is not None and p.requires_grad and name not in idle:
+                    found.append(Held(name, p, group, (i, self._steps(p))))
+        return found
+
+    def _steps(self, p: nn.Parameter) -> int:
+        """Steps that the optimiser has made with a parameter; without a counter, whether it has made any."""
+        state = self.optimizer.state.get(p, {})
+        if self._family.counts:
+            return int(state["step"]) if "step" in state else 0
+        return int(any(isinstance(v, Tensor) for v in state.values()))
+
+    def flags(self) -> Any:
+        """What of the groups changes the formulas themselves, and not their numbers alone."""
+        return tuple(
+            tuple((k, v) for k, v in g.items() if isinstance(v, bool) and k not in _FORMS) + tuple(map(bool, (
+                g.get("momentum", 0), g.get("weight_decay", 0)
+            ))) for g in self.optimizer.param_groups
+        )  # fmt: skip
+
+    def updates(self, held: Sequence[Held], rows: Sequence[Row]) -> tuple[list[Update], int]:
+        """The formula of each parameter, and how many hyperparameters all rows have together."""
+        make, groups = self._family, self.optimizer.param_groups
+        first, at = {}, 0
+        for row in rows:
+            first[row] = at
+            at += len(make.hyper(groups[row[0]], 1))
+        return [
+            Update(
+                h.name, make.rule(h.group), make.state(h.group), first[h.row],
+                tuple(make.hyper(h.group, 1)),
+            ) for h in held
+        ], at  # fmt: skip
+
+    def numbers(self, rows: Sequence[Row]) -> Tensor:
+        """The hyperparameters of this step, row by row."""
+        groups = self.optimizer.param_groups
+        numbers = [v for i, t in rows for v in self._family.hyper(groups[i], t + 1).values()]
+        return torch.tensor(numbers or [0.0], dtype=torch.float64)
+
+    def states(self, h: Held) -> list[Tensor]:
+        """The optimiser's state of a parameter in the order of its formula, made as torch makes it."""
+        names = self._family.state(h.group)
+        if not names and not self._family.counts:  # to look is to make an entry
+            return []
+        state = self.optimizer.state[h.parameter]
+        if self._family.counts and "step" not in state:
+            state["step"] = torch.tensor(0.0, dtype=torch.get_default_dtype())
+        found = []
+        for name in names:
+            if not isinstance(state.get(name), Tensor):
+                state[name] = torch.zeros_like(h.parameter, memory_format=torch.preserve_format)
+            found.append(state[name])
+        return found
+
+    def done(self, updated: Sequence[Held], written: Sequence[Tensor]) -> None:
+        """Leave behind what torch's own step would have besides the numbers; gradients end.
+
+        Args:
+            updated: the parameters that were updated.
+            written: the tensors that a program wrote to.
+        """
+        if self._family.counts and updated:
+            torch._foreach_add_([self.optimizer.state[h.parameter]["step"] for h in updated], 1)
+        for h in updated:
+            h.parameter.grad = None
+        # The program wrote to them behind autograd's back.
+        torch.autograd.graph.increment_version(written)
+        # Schedulers warn where they see no step.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def rows_of(held: Sequence[Held]) -> list[Row]:
+    """The distinct rows of parameters, in order."""
+    return sorted({h.row for h in held})

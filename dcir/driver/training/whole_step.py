@@ -1,0 +1,235 @@
+"""A training step of one process: forward, loss, backward and the optimiser's update as one compiled program."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dcir.driver.compile import compiling
+from dcir.driver.handle import Handle
+from dcir.driver.session import Session
+from dcir.driver.training.batch import Alike, StepFrame, layout, shapes, split_batch
+from dcir.driver.training.distributed import spread_by
+from dcir.driver.training.optimiser_steps import Held, OptimiserSteps, Row, rows_of
+from dcir.errors import Unsupported
+from dcir.frontends.torch.admission import of_module, refuse_unless_plain
+from dcir.frontends.torch.shapes.batch_sizes import BatchSizes, Pattern
+from dcir.frontends.torch.shapes.moving_sizes import MovingSizes, NoProgramForSizes
+from dcir.frontends.torch.training import CapturedStep, Clip, capture_step
+from dcir.ops.reach import out_of_reach
+from dcir.options import Options
+
+HINT = "dcir.optimize(model), with the loss and the optimiser's step around it"
+"""What to try where a step cannot be one."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A model at the beginning of a step.
+
+    Attributes:
+        tensors: its parameters and buffers by every name they have.
+        names: id of each of them -> its first name.
+        modes: of every module, whether it trains.
+    """
+
+    tensors: dict[str, Tensor]
+    names: dict[int, str]
+    modes: tuple[bool, ...]
+
+
+def _seen(model: nn.Module) -> _Seen:
+    """One walk over the modules, in the order of ``named_modules``: torch's own generators take 3 ms a step of 300 modules."""
+    tensors: dict[str, Tensor] = {}
+    names: dict[int, str] = {}
+    modes = []
+    left = [("", model)]
+    while left:
+        prefix, module = left.pop()
+        modes.append(module.training)
+        for n, p in module._parameters.items():
+            if p is not None:
+                tensors[prefix + n] = p
+                names.setdefault(id(p), prefix + n)
+        for n, b in module._buffers.items():
+            if b is not None:
+                tensors[prefix + n] = b
+                names.setdefault(id(b), prefix + n)
+        left += [(f"{prefix}{n}.", m) for n, m in reversed(module._modules.items()) if m is not None]
+    return _Seen(tensors, names, tuple(modes))
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A step and its program; ``sizes`` is what it asks of those of a batch, if they move."""
+
+    step: CapturedStep
+    program: Callable[[list[Any]], list[Any]]
+    sizes: BatchSizes | None = None
+
+
+class TrainStep:
+    """A compiled training step; see ``train_step``.
+
+    Attributes:
+        dcir: options and records, as of an optimised module.
+        grad_norm: with ``clip_grad_norm``, the norm of the last step's gradients before clipping.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: Callable[..., Tensor], optimizer: torch.optim.Optimizer, clip: Clip,
+        autocast: torch.dtype | None, options: Options,
+    ) -> None:  # fmt: skip
+        self._refuse(model)
+        self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
+        self.dcir = Handle(Session(options), type(model).__name__)
+        self.grad_norm: Tensor | None = None
+        self._clip, self._autocast = clip, autocast
+        self._steps = OptimiserSteps(optimizer)
+        self._compiled: dict[Any, _Compiled] = {}
+        self._idle: dict[Any, frozenset[str]] = {}
+        self._alike: dict[Any, Alike] = {}
+        self._lock = threading.Lock()
+
+    def _refuse(self, model: nn.Module) -> None:
+        """Refuse what other processes have a part in, and parameters that no program can be given.
+
+        Raises:
+            Unsupported: there is any.
+        """
+        if (spread := spread_by(model)) is not None:
+            raise Unsupported(
+                f"a training step is compiled for one process, the model is under {spread}",
+                where=type(model).__name__, hint=HINT if spread == "fully_shard" else f"{spread} around the whole model, or {HINT}",
+            )  # fmt: skip
+        refuse_unless_plain(of_module(model))
+
+    def __call__(self, *batch: Any) -> Tensor:
+        """One step.
+
+        Args:
+            batch: the model's inputs, and the target last; tensors, or lists, tuples and dicts of them.
+
+        Returns:
+            The loss (a scalar without a graph).
+
+        Raises:
+            InvalidInput: something in the batch is on another device, is part of an autograd graph, or is neither a tensor nor a
+                plain value (a number, a string, None).
+            Unsupported: the step cannot be captured as one graph.
+        """
+        tensors, frame = split_batch(batch)
+        with self._lock:
+            return self._step(tensors, frame)
+
+    def _step(self, batch: Sequence[Tensor], frame: StepFrame) -> Tensor:
+        seen = _seen(self.model)
+        kind = frame, self._kind(batch, seen)
+        alike = self._alike.get(kind) or self._alike.setdefault(kind, Alike(batch))
+        reason = ""
+        if alike.may_move(batch) and self.dcir.session.options.dynamic is not False:
+            rows = alike.pattern.rows
+            try:
+                if rows not in alike.refused:
+                    return self._run((kind, rows), batch, frame, seen, alike.pattern)
+                reason = alike.refused[rows]
+            except NoProgramForSizes as e:
+                reason = str(e)
+            except Unsupported as e:
+                reason = alike.refused[rows] = e.message
+        lies = layout(batch)
+        alike.own.add(lies)
+        remark = f"each combination is compiled for itself: {reason}" if reason else ""
+        return self._run((kind, lies), batch, frame, seen, remark=remark)
+
+    def _run(
+        self, call: Any, batch: Sequence[Tensor], frame: StepFrame, seen: _Seen, pattern: Pattern | None = None,
+        remark: str = "",
+    ) -> Tensor:  # fmt: skip
+        """A step with the program for a kind of call.
+
+        Args:
+            call: what the program belongs to, but for what the optimiser holds.
+            pattern: which sizes move; none does if there is no pattern.
+            remark: how a program comes to be compiled.
+
+        Raises:
+            NoProgramForSizes: the program for all sizes is not for these; nothing has been done.
+        """
+        held, rows, key = self._known(call, seen)
+        for h in held:
+            if h.parameter.grad is not None and (what := out_of_reach(h.parameter.grad)) is not None:
+                raise Unsupported(
+                    f"the gradient of {h.name} so far is {what}", where=h.name, hint="zero_grad() before the step"
+                )
+        found = self._compiled.get(key)
+        if found is None:
+            sizes = None if pattern is None else BatchSizes(batch, pattern)
+            accumulated = tuple(h.name for h in held if h.parameter.grad is not None)
+            found = self._compile(batch, frame, held, rows, accumulated, sizes, remark)
+            # What gets no gradient makes no steps: left in, it would soon be the only one that has made none.
+            unused = {h.name for h in held} - {u.name for u in found.step.updated}
+            self._idle[call] = self._idle.get(call, frozenset()) | unused
+            before = rows
+            held, rows, key = self._known(call, seen)
+            if rows != before:  # some rows were for unused parameters alone
+                found = self._compile(batch, frame, held, rows, accumulated, sizes, remark)
+            self._compiled[key] = found
+        if found.sizes is not None and not found.sizes.hold(shapes(batch)):
+            raise NoProgramForSizes("the trace for all sizes takes some for equal that are not in this batch")
+        step = found.step
+        by_name = {h.name: h for h in held}
+        updated = [by_name[u.name] for u in step.updated]
+        states = [s for h in updated for s in self._steps.states(h)]
+        own = [seen.tensors[n] for n in (*step.parameters, *step.buffers)]
+        sums = [by_name[n].parameter.grad for n in step.accumulated]
+        args = [*own, *batch, *sums, *states, self._steps.numbers(rows)]
+        results = found.program(args)
+        written: list[Any] = [args[i] for i in step.context.updates.values()]
+        self._steps.done(updated, written)
+        if self._clip.norm is not None:
+            self.grad_norm = results[1]
+        loss: Tensor = results[0]
+        return loss
+
+    def _known(self, call: Any, seen: _Seen) -> tuple[list[Held], list[Row], Any]:
+        """Parameters that get gradients, as far as is known; their distinct rows; the key of the program."""
+        held = self._steps.held(seen.names, self._idle.get(call, frozenset()))
+        rows = rows_of(held)
+        number = {row: i for i, row in enumerate(rows)}
+        return held, rows, (call, tuple((h.name, number[h.row], h.parameter.grad is not None) for h in held))
+
+    def _kind(self, batch: Sequence[Tensor], seen: _Seen) -> Any:
+        """Everything but numbers and sizes that the program of a call depends on, save what the optimiser holds."""
+        types = tuple((t.ndim, t.dtype) for t in batch)
+        # With the first name of each: a program takes a tensor of two names once.
+        tensors = tuple(
+            (n, seen.names[id(t)], t.shape, t.stride(), t.dtype, t.requires_grad) for n, t in seen.tensors.items()
+        )
+        return types, seen.modes, tensors, self._steps.flags()
+
+    def _compile(
+        self, batch: Sequence[Tensor], frame: StepFrame, held: list[Held], rows: list[Row],
+        accumulated: tuple[str, ...], sizes: BatchSizes | None, remark: str,
+    ) -> _Compiled:  # fmt: skip
+        self._refuse(self.model)  # it may have changed
+        updates, hyper = self._steps.updates(held, rows)
+
+        def loss(model: nn.Module, *tensors: Tensor) -> Tensor:
+            *inputs, target = frame.filled(tensors)
+            return self.loss_fn(model(*inputs), target)
+
+        step = capture_step(
+            self.model, loss, batch if sizes is None else sizes.examples, updates, hyper, clip=self._clip,
+            autocast=self._autocast, accumulated=accumulated,
+        )  # fmt: skip
+        compile_graph = compiling(self.dcir.session)
+        if sizes is None:
+            return _Compiled(step, compile_graph(step.graph, replace(step.context, remark=remark)).call)
+        context = replace(step.context, conditions=sizes.conditions)
+        return _Compiled(step, MovingSizes(step.graph, context, compile_graph, sizes.names), sizes)
