@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,6 +55,7 @@ class Library:
         tuned: the measured choices of the kernels that are not as the cost models have them, by name.
         sizes_slot: table slot of the values of the sizes, -1 if none move.
         schedules: by name what each kernel is, and what it was printed from; None of those that have one form only.
+        jobs: by name how many independent pieces each phase of a kernel has; none of kernels for which sizes move.
         parts: how many the driver can be run in, one after the other.
         stops: numbers of the steps that each part but the first begins with; of a driver that measures its steps, which runs as a
             whole, as they would be.
@@ -76,6 +77,7 @@ class Library:
     tuned: dict[str, Choice] = field(default_factory=dict)
     sizes_slot: int = -1
     schedules: dict[str, tuple[str, Schedule | None]] = field(default_factory=dict)
+    jobs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     parts: int = 1
     stops: tuple[int, ...] = ()
     ready: dict[str, int] = field(default_factory=dict)
@@ -118,7 +120,8 @@ def compile_network(
         path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
         planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
         tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.sizes_slot,
-        {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, len(stops) + 1, parts.stops, parts.ready,
+        {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, _jobs(planned.made()),
+        len(stops) + 1, parts.stops, parts.ready,
     )  # fmt: skip
 
 
@@ -380,6 +383,12 @@ def _static(net: Network, prepared: set[Op]) -> tuple[str, ...]:
 def _name(net: Network, step: AnyStep) -> str | None:
     """What a step runs: a kernel's name, None for torch; of a loop or branch its kind."""
     return step.kernel if isinstance(step, Call) else net.ops()[step.number].spec.kind
+
+
+def _jobs(kernels: Sequence[Kernel]) -> dict[str, tuple[int, ...]]:
+    """Of each kernel the jobs of its phases, where they are numbers."""
+    rows = {k.name: tuple(p.jobs for p in k.plan.phases) for k in kernels}
+    return {name: jobs for name, jobs in rows.items() if all(isinstance(n, int) for n in jobs)}
 
 
 def _with_scratch(call: Call, place: Place) -> Call:

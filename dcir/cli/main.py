@@ -13,6 +13,7 @@ _VERBS = {
     "bench": "Measure a model, next to other ways to run it.",
     "profile": "Measure every kernel of a model's calls.",
     "roofline": "Show a model's kernels under the ceilings of this machine.",
+    "plan": "Plan how a model's kernels share the threads, and compare settings.",
     "scaling": "Predict data-parallel training of a model on many processes.",
     "tune": "Measure alternatives of a model's kernels, and keep the fastest.",
     "check": "Compare a model's results with PyTorch's.",

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dcir.report.profile import Profile
     from dcir.report.roofline import Roofline
     from dcir.report.scaling import Scaling
+    from dcir.report.thread_plan import ThreadPlanReport
     from dcir.report.tuning import Tuning
 
 Shapes = Mapping[str, Sequence[int | str]]
@@ -359,6 +360,19 @@ def scaling_file(model: str | os.PathLike[str], *, nodes: Sequence[int], link: s
     if os.path.isfile(model) and is_artefact(model):
         raise InvalidInput("a .dcir file is forward only", where=str(model), hint="dcir scaling MODEL.onnx")
     return scaling(os.fspath(model), nodes, link, **settings)
+
+
+def plan_file(model: str | os.PathLike[str], **settings: Any) -> ThreadPlanReport:
+    """Plan the threads of a model's calls; see ``driver.measure.thread_plan`` and ``dcir plan --help``.
+
+    Raises:
+        InvalidInput: a .dcir file, whose code has no clock.
+    """
+    from dcir.driver.measure.thread_plan import plan_threads
+
+    if os.path.isfile(model) and is_artefact(model):
+        raise InvalidInput("the code in a .dcir file has no clock", where=str(model), hint="dcir plan MODEL.onnx")
+    return plan_threads(model, **settings)
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,8 @@ class Compilation:
     def rewritten(self, gm: fx.GraphModule) -> Imported:
         """The graph's network after all passes."""
         done = import_graph(gm, self.context)
+        if self.session.on_import is not None:
+            self.session.on_import(gm, done)
         self._rewrite(done)
         return done
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import fx
 from torch._guards import TracingContext
 
 from dcir.codegen.compile import Library
@@ -33,6 +34,9 @@ Call = Callable[[Sequence[Any]], list[Any]]
 Watch = Callable[[str, Imported, Library, Program], Call]
 """Called with the kind of a graph, its network, its library and its program; gives what is called instead."""
 
+OnImport = Callable[[fx.GraphModule, Imported], None]
+"""Called with an ATen graph that is compiled for a call, and what it was imported as."""
+
 
 class Tunes(Protocol):
     """Measures the kernels of networks before their code is made (``measure/tune.py``)."""
@@ -49,6 +53,7 @@ class Session:
         graphs: a record of every graph that was compiled.
         progress: hears of the steps of a compilation.
         watch: wraps the program of every graph that is compiled for a call; its steps are measured then.
+        on_import: hears of every graph that is compiled for a call, before passes rewrite it.
         arenas: scratch memory of all its programs: forward and backward use it in turn.
         programs: those that are alive.
         tuner: measures the kernels of every graph before it is compiled; made where the options ask for it.
@@ -60,6 +65,7 @@ class Session:
     graphs: list[GraphRecord] = field(default_factory=list)
     progress: Progress | None = None
     watch: Watch | None = None
+    on_import: OnImport | None = None
     arenas: Arenas = field(default_factory=Arenas)
     programs: weakref.WeakSet[Program] = field(default_factory=weakref.WeakSet)
     tuner: Tunes | None = None

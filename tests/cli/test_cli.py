@@ -283,6 +283,25 @@ def test_numbers_of_processes_that_are_none(nodes, api, model):
     assert done.exit_code == 2 and "1..64" in done.output and api.calls == []
 
 
+def test_plan(api, model):
+    api.answer("plan_file", Table())
+    words = ["--mode", "train", "--cores", "2x64", "--threads", "96", "--seconds", "0.5", "--rows", "7", "--batch", "4"]
+    assert call("plan", "net.py:make", *words).output == "7 rows\n"
+    ((name, arguments, settings),) = api.calls
+    assert (name, arguments) == ("plan_file", ("net.py:make",))
+    assert str(settings.pop("cores")) == "128 cores in 2 sockets"
+    assert settings == {
+        "level": 4, "shapes": {}, "batch": 4, "mode": "train", "seconds": 0.5, "threads": 96, "progress": None,
+    }  # fmt: skip
+    assert call("plan", model).exit_code == 0 and api.calls[1][2]["cores"] is None
+
+
+@pytest.mark.parametrize("words", [("--cores", "0"), ("--cores", "2x"), ("--mode", "serve"), ("--threads", "0")])
+def test_plan_refuses_before_it_measures(words, api, model):
+    api.answer("plan_file", Table())
+    assert call("plan", model, *words).exit_code == 2 and not api.calls
+
+
 def test_check_says_one_for_a_wrong_result(api, model):
     done = call("check", model, "--seed", "7")
     assert done.exit_code == 0
@@ -299,7 +318,15 @@ def test_check_says_one_for_a_wrong_result(api, model):
 
 @pytest.mark.parametrize(
     ("verb", "still"),
-    [("bench", True), ("check", False), ("profile", True), ("roofline", True), ("scaling", True), ("tune", True)],
+    [
+        ("bench", True),
+        ("check", False),
+        ("plan", True),
+        ("profile", True),
+        ("roofline", True),
+        ("scaling", True),
+        ("tune", True),
+    ],
 )
 def test_verbs_that_take_long_show_it(verb, still, api, model, monkeypatch):
     wanted = []
@@ -312,6 +339,7 @@ def test_verbs_that_take_long_show_it(verb, still, api, model, monkeypatch):
     monkeypatch.setattr(f"dcir.cli.{verb}.progress_bar", bar)
     api.answer("profile_file", Table())
     api.answer("roofline_file", Table())
+    api.answer("plan_file", Table())
     api.answer("scaling_file", Report())
     api.answer("tune_file", Report())
     for words in ((), ("--plain",)):
@@ -446,7 +474,20 @@ def test_help_is_quick_and_imports_no_torch():
 
 @pytest.mark.parametrize(
     "verb",
-    ["compile", "run", "bench", "profile", "roofline", "check", "explain", "passes", "cache", "machine", "doctor"],
+    [
+        "compile",
+        "run",
+        "bench",
+        "profile",
+        "roofline",
+        "plan",
+        "check",
+        "explain",
+        "passes",
+        "cache",
+        "machine",
+        "doctor",
+    ],
 )
 def test_every_verb_explains_itself(verb):
     done = call(verb, "--help")

@@ -105,3 +105,16 @@ def test_a_program_of_dace_trains() -> None:
     assert [line.split(":")[0] for line in kernels] == ["forward", "backward"]
     assert all(line.endswith("0 through torch") for line in kernels)
     assert float(error.split()[-1]) < 1e-5
+
+
+def test_plans_of_threads_are_held_against_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "def make():\n    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval(), (torch.randn(1, 3, 16, 16),)\n"
+    )
+    lines = run(
+        "thread_sweep.py", f"{tmp_path}/net.py:make", "--made-for", "8", "--cores", "4", "2x4", "--seconds", "0.02"
+    )
+    assert [line.split("  ")[:2] for line in lines[:2]] == [["make", "4 cores"], ["make", "8 cores in 2 sockets"]]
+    least = {line.split(" over ")[0]: float(line.split("least ")[1].split(",")[0]) for line in lines[2:]}
+    assert least["sweep"] >= 0.95 and all(ratio >= 1.0 for name, ratio in least.items() if name != "sweep")

@@ -100,14 +100,14 @@ def _run(
             options,
             inputs,
             seconds=seconds,
-            loss=_sum if training else None,
+            loss=summed if training else None,
             count=count,
             adds_up=True,
         )
     return run_of(result, setting, machine)
 
 
-def _sum(out: Any) -> torch.Tensor:
+def summed(out: Any) -> torch.Tensor:
     """The sum of all that has a gradient.
 
     Raises:
