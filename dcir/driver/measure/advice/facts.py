@@ -87,14 +87,16 @@ class Facts:
 
     def command(self, call: Call) -> str:
         """What measures a call on the command line; nothing where no command does."""
-        if self.trains or call.streams > 1 or call.turned or call.half:
+        if self.trains or call.turned or call.half:
             return ""
         if call.batch is not None and ".py:" not in self.source:
             return ""
         batch = "" if call.batch is None else f" --batch {call.batch}"
-        threads = "" if call.threads == self.now.threads else f" --threads {call.threads}"
+        whole = call.threads * call.streams
+        threads = "" if whole == self.now.threads else f" --threads {whole}"
+        streams = "" if call.streams == 1 else f" --hint throughput --streams {call.streams}"
         level = "" if call.level in (4, None) else f" -O{call.level}"
-        return f"dcir bench {self.source}{batch}{threads}{level}"
+        return f"dcir bench {self.source}{batch}{threads}{streams}{level}"
 
 
 Rule = Callable[[Facts], list[Piece]]

@@ -67,7 +67,7 @@ def streams(facts: Facts) -> list[Piece]:
     return [
         Piece(
             "streams", f"{n} calls at a time, {_threads(best.call.threads)} each", best.items_per_second / facts.a_second(facts.now),
-            best.ms / facts.ms(facts.now), BOTH, best.evidence, python_of(n), "", best.call,
+            best.ms / facts.ms(facts.now), BOTH, best.evidence, python_of(n), facts.command(best.call), best.call,
         )
     ]  # fmt: skip
 

@@ -61,7 +61,8 @@ def test_a_kernels_part_is_clearest_with_the_fewest_threads():
     [
         (Call(2, None, 4), "dcir bench net.py:make"),
         (Call(1, 8, 2), "dcir bench net.py:make --batch 8 --threads 1 -O2"),
-        (Call(1, None, 4, streams=2), ""),
+        (Call(1, None, 4, streams=2), "dcir bench net.py:make --hint throughput --streams 2"),
+        (Call(1, 8, 4, streams=4), "dcir bench net.py:make --batch 8 --threads 4 --hint throughput --streams 4"),
         (Call(2, None, 4, half=True), ""),
         (Call(2, None, 4, turned=True), ""),
     ],
