@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,6 +13,7 @@ from dcir.cli.progress import progress_bar
 from dcir.options import LEVELS
 
 _MOST = 64
+_APPLY = 3
 
 
 def _read_numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
@@ -64,6 +66,15 @@ def _read_levels(ctx: click.Context, param: click.Parameter, value: str) -> list
     show_default=True,
     help="How long to measure each setting.",
 )
+@click.option("--advise", is_flag=True, help="Say what to change of the call, and what that would bring.")
+@click.option(
+    "--apply", is_flag=False, flag_value=_APPLY, type=click.IntRange(min=1), metavar="[N]",
+    help=f"Measure the first N pieces of advice, in turns with the model as it is called. [{_APPLY}]",
+)  # fmt: skip
+@click.option(
+    "--optimiser", type=click.Choice(("sgd", "adam", "adamw")), default="sgd", show_default=True,
+    help="Of the training steps that advice is for.",
+)  # fmt: skip
 @click.option("--rows", type=click.IntRange(min=1), default=30, show_default=True, help="Kernels to show.")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -78,6 +89,9 @@ def command(
     levels: list[int],
     mode: str,
     seconds: float,
+    advise: bool,
+    apply: int | None,
+    optimiser: str,
     rows: int,
     output: Path | None,
     plain: bool,
@@ -86,17 +100,25 @@ def command(
 
     MODEL is an .onnx file, or file.py:function, where the function returns (model, inputs), and takes a batch if --batch is
     given. Every combination is compiled and measured. The ceilings are those that `dcir machine` measures.
+
+    With --advise the model is looked at with one thread and all, its own batch (the first of --batch) and a larger one, unless they are
+    named. --apply includes --advise.
     """
     from dcir.driver import api
     from dcir.report.roofline import check_picture
 
     if output is not None:
         check_picture(output)  # before minutes of measuring
+    result: Any
     with progress_bar(plain=plain, still=True) as progress:
-        result = api.roofline_file(
-            model, threads=threads, batches=batches, levels=levels, mode=mode, shapes=shapes, seconds=seconds,
-            progress=progress,
-        )  # fmt: skip
+        settings: dict[str, Any] = {
+            "threads": threads, "batches": batches, "levels": levels, "mode": mode, "shapes": shapes, "seconds": seconds,
+            "progress": progress,
+        }  # fmt: skip
+        if advise or apply:
+            result = api.advise_file(model, optimiser=optimiser, apply=apply or 0, **settings)
+        else:
+            result = api.roofline_file(model, **settings)
     text, data = result.to_text(rows).rstrip(), result.to_json()
     if output is not None:
         result.save(output)

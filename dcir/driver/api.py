@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dcir.driver.measure.throughput import Throughput
     from dcir.driver.verify.bisect import Bisection
     from dcir.driver.verify.compare import Comparison
+    from dcir.report.advice import Advice
     from dcir.report.profile import Profile
     from dcir.report.roofline import Roofline
     from dcir.report.scaling import Scaling
@@ -333,20 +334,20 @@ def roofline_file(
         InvalidInput: a .dcir file, whose code has no clock.
         OptionError: batches for a file whose sizes are all fixed.
     """
-    from dcir.driver.measure.models import open_with_batch
+    from dcir.driver.measure.models import maker_of
     from dcir.driver.measure.roofline import roofline
 
-    if os.path.isfile(model) and is_artefact(model):
-        raise InvalidInput("the code in a .dcir file has no clock", where=str(model), hint="dcir roofline MODEL.onnx")
-
-    def make(batch: int | None) -> tuple[Any, Sequence[Any]]:
-        opened = open_with_batch(model, shapes, batch)
-        return opened.module, opened.inputs
-
     return roofline(
-        make, threads=threads, batches=batches or (None,), levels=levels, mode=mode, seconds=seconds,
+        maker_of(model, shapes), threads=threads, batches=batches or (None,), levels=levels, mode=mode, seconds=seconds,
         name=os.path.basename(os.fspath(model)), progress=progress,
     )  # fmt: skip
+
+
+def advise_file(model: str | os.PathLike[str], **settings: Any) -> Advice:
+    """Measure a model, say what to change of its call, and try it; see ``driver.measure.advise`` and ``dcir roofline --help``."""
+    from dcir.driver.measure.advise import advise_file as advise
+
+    return advise(model, **settings)
 
 
 def scaling_file(model: str | os.PathLike[str], *, nodes: Sequence[int], link: str, **settings: Any) -> Scaling:

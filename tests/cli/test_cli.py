@@ -249,10 +249,23 @@ def test_roofline(api, model, tmp_path):
     assert api.calls[1][2]["levels"] == [4] and api.calls[1][2]["threads"] == api.calls[1][2]["batches"] == []
 
 
+def test_roofline_advises(api, model):
+    api.answer("advise_file", Picture())
+    for words, apply in ((["--advise"], 0), (["--apply", "2"], 2), (["--apply"], 3)):
+        assert call("roofline", "net.py:make", "--optimiser", "adam", *words).exit_code == 0
+        ((name, arguments, settings),) = api.calls[-1:]
+        assert (name, arguments) == ("advise_file", ("net.py:make",))
+        assert settings == {
+            "threads": [], "batches": [], "levels": [4], "mode": "infer", "shapes": {}, "seconds": 1.0, "progress": None,
+            "optimiser": "adam", "apply": apply,
+        }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "words",
     [("--threads", "0"), ("--threads", "a"), ("--batch", "1,,2"), ("--batch", "4..1"), ("--batch", "1..4000"),
-     ("--levels", "0..5"), ("--levels", ""), ("--mode", "serve"), ("-o", "r.png")],
+     ("--levels", "0..5"), ("--levels", ""), ("--mode", "serve"), ("-o", "r.png"), ("--apply", "0"),
+     ("--advise", "--optimiser", "lion")],
 )  # fmt: skip
 def test_roofline_refuses_before_it_measures(api, model, words):
     api.answer("roofline_file", Picture())

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcir.driver.ahead.compile import example_inputs
+from dcir.driver.ahead.compile import example_inputs, is_artefact
 from dcir.errors import InvalidInput, OptionError
 from dcir.frontends import onnx as onnx_front_end
 
@@ -102,6 +102,24 @@ def open_with_batch(
             hint="leave out --batch, or export the model with a dynamic batch",
         )  # fmt: skip
     return open_model(source, found)
+
+
+def maker_of(
+    source: str | os.PathLike[str], shapes: Mapping[str, Sequence[int | str]] | None = None
+) -> Callable[[int | None], tuple[Any, tuple[Any, ...]]]:
+    """What makes the model that ``source`` names and inputs, for a batch (None: as it has it).
+
+    Raises:
+        InvalidInput: a .dcir file, whose code has no clock.
+    """
+    if os.path.isfile(source) and is_artefact(source):
+        raise InvalidInput("the code in a .dcir file has no clock", where=str(source), hint="dcir roofline MODEL.onnx")
+
+    def make(batch: int | None) -> tuple[Any, tuple[Any, ...]]:
+        opened = open_with_batch(source, shapes, batch)
+        return opened.module, opened.inputs
+
+    return make
 
 
 def function_of(model: BenchModel, name: str) -> Callable[..., Any]:

@@ -1,0 +1,117 @@
+"""What rules are told: all that was measured of a model, how it is called now, and what its machine can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from dcir.cost.machine import MachineRates
+from dcir.report.advice_pieces import Call, Piece
+from dcir.report.roofline_points import Run, Setting
+
+
+@dataclass(frozen=True)
+class Update:
+    """An optimiser's step: its name, the milliseconds it takes beside the compiled backward, and the bytes that it reads and writes."""
+
+    name: str
+    ms: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A model, measured.
+
+    Attributes:
+        now: as it is called now, compiled; one of ``runs``.
+        runs: what was measured of kernels, by setting.
+        times: milliseconds of a call (a training step with the optimiser's) by setting, which took turns.
+        items: of a call, by batch.
+        rates: of the machine.
+        processors: that all streams have together.
+        weights: bytes of parameters and buffers.
+        images: (bytes, whether channels lie together) of each input that is a batch of images of several channels.
+        mode: "infer" or "train".
+        pairs: how many times as many products of bfloat16 as of float32 fit into a second; None where the model is of no float32.
+        update: the optimiser's step of a training step.
+        source: what the user named, for commands.
+    """
+
+    now: Setting
+    runs: Mapping[Setting, Run]
+    times: Mapping[Setting, float]
+    items: Mapping[int | None, int]
+    rates: MachineRates
+    processors: int
+    weights: int = 0
+    images: tuple[tuple[int, bool], ...] = ()
+    mode: str = "infer"
+    pairs: float | None = None
+    update: Update | None = None
+    source: str = "MODEL"
+
+    @property
+    def run(self) -> Run:
+        """What was measured of the model as it is called now."""
+        return self.runs[self.now]
+
+    @property
+    def call(self) -> Call:
+        """The model as it is called now."""
+        return call_of(self.now)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a call is a training step."""
+        return self.mode == "train"
+
+    def ms(self, setting: Setting) -> float:
+        """Of a call, or of a whole training step."""
+        return self.times[setting]
+
+    @property
+    def clearest(self) -> Run:
+        """What was measured of the batch and the level of now with the fewest threads: a kernel's part of the time is clearest there.
+
+        In a team others that work on the machine show as waiting, in whatever kernel.
+        """
+        alike = [s for s in self.runs if replace(s, threads=self.now.threads) == self.now]
+        return self.runs[min(alike, key=lambda s: s.threads)]
+
+    def a_second(self, setting: Setting) -> float:
+        """Items a second, one call after the other."""
+        return self.items[setting.batch] / (self.ms(setting) or 1e-9) * 1e3
+
+    def command(self, call: Call) -> str:
+        """What measures a call on the command line; nothing where no command does."""
+        if self.trains or call.turned or call.half:
+            return ""
+        if call.batch is not None and ".py:" not in self.source:
+            return ""
+        batch = "" if call.batch is None else f" --batch {call.batch}"
+        whole = call.threads * call.streams
+        threads = "" if whole == self.now.threads else f" --threads {whole}"
+        streams = "" if call.streams == 1 else f" --hint throughput --streams {call.streams}"
+        level = "" if call.level in (4, None) else f" -O{call.level}"
+        return f"dcir bench {self.source}{batch}{threads}{streams}{level}"
+
+
+Rule = Callable[[Facts], list[Piece]]
+"""Looks at what was measured, and gives what it would change of the call of now, whatever that brings."""
+
+
+def call_of(setting: Setting) -> Call:
+    """A setting of a roofline as a way to call a model."""
+    return Call(setting.threads, setting.batch, setting.level)
+
+
+def is_image(value: object) -> bool:
+    """Whether a value is a batch of images: four dimensions, several channels that may lie together or apart."""
+    if not isinstance(value, torch.Tensor) or value.dim() != 4 or not value.is_floating_point():
+        return False
+    return min(value.shape[1], value.shape[2] * value.shape[3]) > 1 and (
+        value.is_contiguous() or value.is_contiguous(memory_format=torch.channels_last)
+    )
