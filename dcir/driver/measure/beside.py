@@ -135,8 +135,10 @@ def _serve(pipe: Connection, threads: int, cores: set[int] | None, make: Callabl
             while True:
                 step = steps.get(pipe.recv())
                 pipe.send(None)
-                while step is not None and not pipe.poll():
+                stopped = step is None
+                while not stopped:  # once at least, however soon the others are told to stop
                     step()
+                    stopped = pipe.poll()
     except EOFError:
         return
     except Exception as e:
