@@ -14,6 +14,11 @@ from dcir.cli.progress import progress_bar
 @common.options(common.model, common.level)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file to write. [MODEL.dcir]")
 @common.options(common.target, common.shapes, common.bounds)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Size of the team that will run it, on this machine or another. [as many as torch uses]",
+)
 @click.option("--until", metavar="PASS", help="Stop after this pass.")
 @common.options(common.strict, common.verify, common.plain)
 def command(
@@ -23,6 +28,7 @@ def command(
     target: str,
     shapes: dict[str, list[int | str]],
     bounds: dict[str, tuple[int | None, int | None]],
+    threads: int | None,
     until: str | None,
     strict: bool,
     verify: str,
@@ -44,6 +50,7 @@ def command(
             target=target,
             shapes=shapes,
             bounds=bounds,
+            threads=threads,
             until=until,
             strict=strict,
             verify=verify,

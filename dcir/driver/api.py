@@ -124,6 +124,7 @@ def compile_file(
     level: int = 4,
     target: str = "cpp",
     shapes: Shapes | None = None,
+    threads: int | None = None,
     until: str | None = None,
     strict: bool = False,
     verify: str = "off",
@@ -131,7 +132,7 @@ def compile_file(
     progress: Progress | None = None,
 ) -> Report:
     """Compile an ONNX file to a .dcir file; see ``dcir compile --help`` for the options."""
-    options = Options.make(level=level, target=target, until=until, strict=strict, verify=verify)
+    options = Options.make(level=level, target=target, threads=threads, until=until, strict=strict, verify=verify)
     if bounds:
         session = Session(options, progress=progress)
         sized = compile_file_for_sizes(_open_onnx(model, shapes), session, bounds)

@@ -115,6 +115,7 @@ def test_compile_passes_everything_on(api, model):
     done = call(
         *("compile", model, "-o", "out.dcir", "--shape", "x=[b, 3,224]", "--shape", "n=", "--until", "fuse"),
         *("--strict", "--verify", "passes", "--target", "dace", "--bound", "b=1..64", "--bound", "d k=2.."),
+        *("--threads", "16"),
     )
     assert done.exit_code == 0, done.output
     assert done.output == "two kernels\nwrote out.dcir\n"
@@ -127,6 +128,7 @@ def test_compile_passes_everything_on(api, model):
                 "target": "dace",
                 "shapes": {"x": ["b", 3, 224], "n": []},
                 "bounds": {"b": (1, 64), "d k": (2, None)},
+                "threads": 16,
                 "until": "fuse",
                 "strict": True,
                 "verify": "passes",

@@ -200,6 +200,18 @@ def test_a_compiled_file_holds_nothing_to_check_against(compiled):
         api.compile_file(compiled, compiled)
 
 
+def test_code_for_a_larger_team_runs_on_this_one(model, tmp_path):
+    files = [tmp_path / f"{threads}.dcir" for threads in (1, 16)]
+    x = np.random.default_rng(1).standard_normal((64, 6), np.float32)
+    for path, threads in zip(files, ("1", "16"), strict=True):
+        call("compile", model, "-o", path, "--shape", "in put=[64,6]", "--threads", threads)
+    few, many = (api.run_file(path, [x]) for path in files)
+    want = api.run_file(model, [x])
+    for name, value in want.items():
+        np.testing.assert_allclose(few[name], value, rtol=1e-5)
+        np.testing.assert_allclose(many[name], value, rtol=1e-5)
+
+
 def test_bench(compiled, tmp_path):
     result = data(call("bench", compiled, "--seconds", "0.05", "--threads", "1", "--json"))
     assert [row["name"] for row in result["rows"]] == ["dcir"]
