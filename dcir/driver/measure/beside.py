@@ -135,10 +135,10 @@ def _serve(pipe: Connection, threads: int, cores: set[int] | None, make: Callabl
             while True:
                 step = steps.get(pipe.recv())
                 pipe.send(None)
-                stopped = step is None
-                while not stopped:  # once at least, however soon the others are told to stop
+                if step is not None:
+                    step()  # once at least, however soon it is to end
+                while step is not None and not pipe.poll():
                     step()
-                    stopped = pipe.poll()
     except EOFError:
         return
     except Exception as e:

@@ -66,8 +66,9 @@ def drawn(path: Path, address: str) -> dict[str, int]:
     """What the viewer made of a file: how many nodes of each kind it drew, and memlets."""
     errors: list[str] = []
     with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        browser = p.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-dev-shm-usage"])
         page = browser.new_page()
+        page.set_default_timeout(180_000)  # milliseconds, on a machine with all its cores in use
         page.on("pageerror", lambda e: errors.append(str(e)))
         page.on("request", lambda r: None if r.url.startswith((address, "data:", "blob:")) else errors.append(r.url))
         page.goto(address + "index.html")
