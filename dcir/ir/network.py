@@ -311,11 +311,15 @@ class Network:
         return sum(self.moved_by(op) for op in self._order if op not in prepared)
 
     def moved_by(self, op: Op) -> int:
-        """Bytes that one operator reads and writes, read off its memlets; with bodies, what these do, as often as they run."""
+        """Bytes that one operator reads and writes, read off its memlets; with bodies, what these do, as often as they run.
+
+        Operands that read the same elements of a container, as in a product of a matrix with itself, count once.
+        """
         if bodies := op.spec.bodies():
             return op.spec.in_all([body.network.bytes_moved() for body in bodies])
-        edges = (*self.state.in_edges(op), *self.state.out_edges(op))
-        return sum(int(e.data.volume) * itemsize(self.containers[e.data.data].dtype) for e in edges)
+        reads = {(e.data.data, str(e.data.subset)): e.data for e in self.state.in_edges(op)}
+        memlets = (*reads.values(), *(e.data for e in self.state.out_edges(op)))
+        return sum(int(m.volume) * itemsize(self.containers[m.data].dtype) for m in memlets)
 
     @classmethod
     def rebuilt(cls, side: dict[str, Any], ops: Iterable[Sequence[Any]]) -> Network:

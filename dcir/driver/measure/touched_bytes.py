@@ -29,7 +29,7 @@ def counted(
 ) -> list[int | None]:
     """Distinct bytes that each of some operators reads, plus those that it writes.
 
-    A container that several operands read counts once, unlike in ``Network.moved_by``, which takes edge by edge.
+    What several operands read counts once; ``Network.moved_by`` knows that of operands that read the same elements.
 
     Args:
         done: a graph.

@@ -94,7 +94,6 @@ def test_float64_is_held_against_its_own_peak():
 
 # Where edges say more than is counted, and why.
 APART = {
-    "cnn": ("convolution forward n2 16->16", "its input is added to its result: two edges from one container"),
     "transformer": ("loops 2x12x32: copy", "the embedding: edges have all of the table, data ask for a few rows"),
 }
 
@@ -109,9 +108,9 @@ def test_bytes_are_those_that_are_counted(name, mode):
     uncounted = {p.family for p in kernels if p.counted is None}
     assert uncounted <= {"torch", "scatter"}, uncounted
     apart = [(p.what, p.bytes, p.counted) for p in counted if abs(p.bytes - p.counted) > 0.05 * p.counted]
-    assert len(counted) >= 6 and [(what.startswith(APART[name][0]), b > n) for what, b, n in apart] == [(True, True)], (
-        apart
-    )
+    expected = [(True, True)] if name in APART else []
+    found_apart = [(what.startswith(APART.get(name, ("?",))[0]), b > n) for what, b, n in apart]
+    assert len(counted) >= 6 and found_apart == expected, apart
 
 
 def test_every_setting_is_measured_once():
