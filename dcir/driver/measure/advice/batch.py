@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dcir.driver.measure.advice.facts import Facts, call_of
 from dcir.report.advice_pieces import HERE, Piece
 
@@ -11,8 +9,7 @@ from dcir.report.advice_pieces import HERE, Piece
 def batch(facts: Facts) -> list[Piece]:
     """The batch with the most items a second, of those that were measured with the threads and the level of now."""
     now = facts.now
-    known = {s.batch: s for s in facts.runs if replace(s, batch=now.batch) == now}
-    best = max(known.values(), key=facts.a_second)
+    best = max(facts.varying("batch"), key=facts.a_second)
     if best == now:
         return []
     items, before = facts.items[best.batch], facts.items[now.batch]

@@ -78,8 +78,11 @@ class Facts:
 
         In a team others that work on the machine show as waiting, in whatever kernel.
         """
-        alike = [s for s in self.runs if replace(s, threads=self.now.threads) == self.now]
-        return self.runs[min(alike, key=lambda s: s.threads)]
+        return self.runs[min(self.varying("threads"), key=lambda s: s.threads)]
+
+    def varying(self, field: str) -> list[Setting]:
+        """The settings that were measured and differ from that of now in one field at most."""
+        return [s for s in self.runs if replace(s, **{field: getattr(self.now, field)}) == self.now]
 
     def a_second(self, setting: Setting) -> float:
         """Items a second, one call after the other."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dcir.driver.measure.advice.facts import Facts, call_of
 from dcir.report.advice_pieces import HERE, Piece
 
@@ -11,7 +9,7 @@ from dcir.report.advice_pieces import HERE, Piece
 def level(facts: Facts) -> list[Piece]:
     """The fastest level of those that were measured with the threads and the batch of now."""
     now = facts.now
-    known = [s for s in facts.runs if replace(s, level=now.level) == now]
+    known = facts.varying("level")
     best = min(known, key=facts.ms)
     if best == now:
         return []

@@ -40,7 +40,7 @@ class Team:
 def threads(facts: Facts) -> list[Piece]:
     """Fewer threads where a call is faster with them: where a team costs more than it brings."""
     now = facts.now
-    known = [s for s in facts.runs if replace(s, threads=now.threads) == now]
+    known = facts.varying("threads")
     best = min(known, key=facts.ms)
     if best == now:
         return []
