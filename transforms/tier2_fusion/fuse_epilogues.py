@@ -124,9 +124,9 @@ class FuseEpilogues(Pass):
         if where is None:
             return Refusal("another operator needs the product first")
         outcome.changed += 1
-        outcome.saved_bytes += sum(map(sum, product.spec.footprint())) + consumer.spec.bytes_moved()
+        outcome.saved_bytes += net.moved_by(product) + net.moved_by(consumer)
         fused = set_epilogue(net, product, spec, new, self.name, before=where, origin=consumer.origin)
-        outcome.saved_bytes -= sum(map(sum, fused.spec.footprint()))
+        outcome.saved_bytes -= net.moved_by(fused)
         position[fused] = position[where]
         _remove(net, [consumer, product], position)
         return None
@@ -156,9 +156,9 @@ class FuseEpilogues(Pass):
                 reason = self._unfit(new)
                 if reason is None:
                     outcome.changed += 1
-                    outcome.saved_bytes += sum(map(sum, spec.footprint())) + producer.spec.bytes_moved()
+                    outcome.saved_bytes += net.moved_by(product) + net.moved_by(producer)
                     set_epilogue(net, product, spec, new, self.name)
-                    outcome.saved_bytes -= sum(map(sum, product.spec.footprint()))
+                    outcome.saved_bytes -= net.moved_by(product)
                     _remove(net, [producer], position)
                     return True
                 new = reason

@@ -59,12 +59,18 @@ class SinkCopies(Pass):
                 outcome.refuse(plan)
                 continue
             outcome.changed += 1
-            outcome.saved_bytes += op.spec.bytes_moved()
+            outcome.saved_bytes += net.moved_by(op)
             net.remove_op(op)
-            for new in plan:
-                net.rewire(new.op, *new.to, made_by=self.name)
-            net.remove_container(gone)
+            self._rewire(net, plan, gone, outcome)
         return outcome
+
+    def _rewire(self, net: Network, plan: list[_Rewired], gone: str, outcome: PassResult) -> None:
+        """Carry a plan out; what an operator reads twice now, from where it copied before, counts once."""
+        for new in plan:
+            outcome.saved_bytes += net.moved_by(new.op)
+            net.rewire(new.op, *new.to, made_by=self.name)
+            outcome.saved_bytes -= net.moved_by(new.op)
+        net.remove_container(gone)
 
     def _beside(self, net: Network, op: Op, results: set[str], outcome: PassResult) -> None:
         """Take the copies out of a program that computes something too."""
@@ -77,12 +83,7 @@ class SinkCopies(Pass):
                     outcome.refuse(plan)
                     continue
                 outcome.changed += 1
-                outcome.saved_bytes += op.spec.bytes_moved()
-                gone = net.ins(op)[load.operand].data
-                for new in plan:
-                    net.rewire(new.op, *new.to, made_by=self.name)
-                net.remove_container(gone)
-                outcome.saved_bytes -= op.spec.bytes_moved()
+                self._rewire(net, plan, net.ins(op)[load.operand].data, outcome)
                 break
             else:
                 return
