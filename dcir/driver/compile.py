@@ -106,7 +106,7 @@ class Compilation:
         graph, library = self.built_moving(gm)
         return MovingProgram(
             graph, library, self.session.arenas, prepare=self.options.prepare, first_saved=self.context.first_saved,
-            on_made=self.session.programs.add, gates=self.context.gates,
+            on_made=self.session.programs.add, gates=self.context.gates, name=self._call_name,
         )  # fmt: skip
 
     def built_moving(self, gm: fx.GraphModule) -> tuple[MovingGraph, Library]:
@@ -264,6 +264,7 @@ class Compilation:
         self._prepare(done)
         library = self._library(done.network, in_parts=in_parts)
         program = self.target.load(done, library, self.session.arenas, prepare=self.options.prepare)
+        program.name = self._call_name
         self.session.programs.add(program)
         watch = self.session.watch
         call = program if watch is None else watch(self.record.kind, done, library, program)
@@ -316,7 +317,7 @@ class Compilation:
         library = compile_network(
             net, progress=self.session.step("kernels"),
             profile=self.session.watch is not None, keep=self._kept.code if self._kept is not None else None,
-            in_parts=in_parts,
+            in_parts=in_parts, recorded=self.options.record_function and self.session.watch is None,
         )  # fmt: skip
         self._clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
@@ -324,6 +325,11 @@ class Compilation:
         record.prepared_bytes, record.parts = library.prepared_bytes, library.parts
         record.tuned, record.schedules = _tuned(net, library), _schedules(library)
         return library
+
+    @property
+    def _call_name(self) -> str:
+        """What calls are named in torch's profiler."""
+        return f"dcir: {self.session.name} {self.context.kind}"
 
     def _keep(self, gm: fx.GraphModule) -> None:
         """Keep the steps of the graph in a folder, if that is asked for."""

@@ -52,6 +52,7 @@ class Handle:
     ) -> None:
         self.session, self.name, self._plain, self._compiled = session, name, plain, compiled
         self._submissions = submissions
+        session.name = name
         _ALIVE[next(_NUMBERS)] = self
 
     def __repr__(self) -> str:

@@ -57,6 +57,7 @@ class Session:
         arenas: scratch memory of all its programs: forward and backward use it in turn.
         programs: those that are alive.
         tuner: measures the kernels of every graph before it is compiled; made where the options ask for it.
+        name: of what is compiled, for logs and profilers.
         next_step: what to type to read more, for the log.
         streams: how its calls share the processors, where several run at once.
     """
@@ -69,6 +70,7 @@ class Session:
     arenas: Arenas = field(default_factory=Arenas)
     programs: weakref.WeakSet[Program] = field(default_factory=weakref.WeakSet)
     tuner: Tunes | None = None
+    name: str = "a model"
     next_step: str = "model.dcir.explain()"
     streams: StreamNumber | None = None
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
 
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.reach import check_call
@@ -29,6 +31,7 @@ from dcir.runtime.given_memory import given_buffers
 from dcir.runtime.part_by_part import PartByPart
 from dcir.runtime.preparation import Preparation, Prepared
 from dcir.runtime.program_info import ProgramInfo
+from dcir.runtime.recorder import Recorder, declare, recorded
 from dcir.runtime.watch import Watch
 
 _ADDRESS = torch.Tensor.data_ptr
@@ -78,6 +81,9 @@ class Program:
     What depends on parameters alone is computed at the first call and again when a parameter changes (``preparation.py``); with
     ``like``, a program of the same library for other sizes, that is done once for both. ``buffers`` gives results their memory, where
     that is to serve those other sizes, too.
+
+    Attributes:
+        name: of its calls in torch's profiler.
     """
 
     def __init__(
@@ -94,8 +100,10 @@ class Program:
         self.info = info = info.with_buffers_as_results()
         self.arenas = Arenas() if arenas is None else arenas
         self.constants = list(constants)
+        self.name = "dcir"
         self._like = like  # which keeps the library loaded
         self._load(path) if like is None else self._share(like)
+        self._recorder = Recorder(info.events) if info.events else None
         self._free: list[Frame] = []
         static = set(info.static_inputs)
         self._static_slots = [info.input_slots[i] for i in info.static_inputs]
@@ -138,6 +146,8 @@ class Program:
         if self.info.parts > 1:
             part = self._library.dcir_part
             part.restype, part.argtypes = ctypes.c_int, [ctypes.c_void_p, CALL_BACK, ctypes.c_int]
+        if self.info.events:
+            declare(self._library, self.info.parts)
         self._digest.restype = None
         self._digest.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p]
 
@@ -174,7 +184,10 @@ class Program:
             buffers = self._new_buffers(table, args)
             if self._static_slots or self.info.prepared_bytes:
                 self._make_ready(self._static(args), frame)
-            code = self._enter(self._run, frame.address, frame.call_back)
+            if profiler._is_profiler_enabled:
+                code = self._told(self.name, "dcir_run", frame)
+            else:
+                code = self._enter(self._run, frame.address, frame.call_back)
             if code:
                 self._fail(code, frame)
         finally:
@@ -204,7 +217,11 @@ class Program:
             raise
 
         def run(part: int) -> None:
-            if code := self._enter(self._library.dcir_part, frame.address, frame.call_back, part):
+            if profiler._is_profiler_enabled:
+                code = self._told(f"{self.name}, part {part + 1} of {self.info.parts}", "dcir_part", frame, part)
+            else:
+                code = self._enter(self._library.dcir_part, frame.address, frame.call_back, part)
+            if code:
                 self._fail(code, frame)
 
         # Whoever called may let go of the arguments, which are read until the last part has run.
@@ -397,6 +414,12 @@ class Program:
             return function(*arguments)
         finally:
             self._library.omp_set_num_threads(threads)
+
+    def _told(self, name: str, function: str, frame: Frame, *part: int) -> int:
+        """Call into the library while torch's profiler is on."""
+        run, more = recorded(self._library, function, self._recorder)
+        with _RecordFunctionFast(name):
+            return self._enter(run, frame.address, frame.call_back, *part, *more)
 
     @property
     def library(self) -> ctypes.CDLL:

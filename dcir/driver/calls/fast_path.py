@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch._dynamo import eval_frame
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 from torch.compiler import is_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -164,6 +164,7 @@ class QuickCalls:
             or self._long < self._wait
             or torch.is_grad_enabled()
             or eval_frame._stance.stance != "default"
+            or profiler._is_profiler_enabled  # which is to see calls
         ):
             return call(*args, **kwargs)
         self._long = 0
@@ -232,9 +233,12 @@ def _elsewhere() -> bool:
 
 
 def _hooks() -> list[dict[Any, Any]]:
-    """The dictionaries that hold the hooks for all modules, and the one that names them: Dynamo has no guards on those."""
+    """The dictionaries that hold the hooks for all modules, and the one that names them: Dynamo has no guards on those.
+
+    And the one that says whether torch's profiler is on: while it is, calls go where it sees them.
+    """
     named = (_HOOKS.get(name) for name in _has_any_global_hook.__code__.co_names)
-    return [_HOOKS, *(hooks for hooks in named if isinstance(hooks, dict))]
+    return [_HOOKS, vars(profiler), *(hooks for hooks in named if isinstance(hooks, dict))]
 
 
 def _same(a: GuardedState, b: GuardedState) -> bool:
