@@ -22,6 +22,7 @@ from dcir.driver.record import GraphRecord
 from dcir.driver.session import Call, Session
 from dcir.driver.targets.base import DriverTarget
 from dcir.driver.targets.host import host_target
+from dcir.driver.trace_log import compile_id, trace
 from dcir.driver.verify.debug_folder import GraphFolder, graph_folder
 from dcir.errors import InvalidInput, MemoryLimitTooLow, Unsupported
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, OtherBounds
@@ -77,6 +78,8 @@ class Compilation:
         )
         self._clock = Clock(self.record.seconds)
         self._kept: GraphFolder | None = None
+        self._call_name = f"dcir: {session.name} {context.kind}"  # in torch's profiler
+        self._number = compile_id()
 
     def compiled(self, gm: fx.GraphModule) -> CompiledGraph:
         """The graph's program, and what the compilation of its backward must know."""
@@ -123,7 +126,7 @@ class Compilation:
                 self._clock.start()
             library = self._library(graph.network, in_parts=self.context.gates is not None)
             self.record.bounds = _bounds(replace(self.context, bounds=graph.bounds))
-            self._finish()
+            self._finish(graph.network)
             return graph, library
 
     def _moving_graph(self, gm: fx.GraphModule) -> MovingGraph:
@@ -158,7 +161,7 @@ class Compilation:
             done = self.rewritten(gm)
             self._tune(done.network)
             library = self._library(done.network)
-            self._finish()
+            self._finish(done.network)
             return done, library
 
     def built_imported(self, done: Imported) -> tuple[Imported, Library]:
@@ -167,7 +170,7 @@ class Compilation:
             self._rewrite(done)
             self._tune(done.network)
             library = self._library(done.network)
-            self._finish()
+            self._finish(done.network)
             return done, library
 
     def rewritten(self, gm: fx.GraphModule) -> Imported:
@@ -269,7 +272,7 @@ class Compilation:
         watch = self.session.watch
         call = program if watch is None else watch(self.record.kind, done, library, program)
         self._clock.lap("load")
-        self._finish()
+        self._finish(done.network)
         return call, program
 
     def _whole(self, done: Imported) -> Call | None:
@@ -280,7 +283,7 @@ class Compilation:
             return None
         self._clock.lap("code")
         self.record.calls = len(done.network.ops())
-        self._finish()
+        self._finish(done.network)
         return program
 
     def _prepare(self, done: Imported) -> None:
@@ -326,19 +329,16 @@ class Compilation:
         record.tuned, record.schedules = _tuned(net, library), _schedules(library)
         return library
 
-    @property
-    def _call_name(self) -> str:
-        """What calls are named in torch's profiler."""
-        return f"dcir: {self.session.name} {self.context.kind}"
-
     def _keep(self, gm: fx.GraphModule) -> None:
         """Keep the steps of the graph in a folder, if that is asked for."""
         if self.options.debug_dir is not None:
             self._kept = graph_folder(self.options.debug_dir, self.context.kind)
             self._kept.graph(gm)
 
-    def _finish(self) -> None:
+    def _finish(self, net: Network | MovingNetwork) -> None:
+        """The record is complete; ``net`` is what runs."""
         self.session.add(self.record)
+        trace(self.record, net, self._number)
         if self._kept is not None:
             self._kept.record(self.record)
 

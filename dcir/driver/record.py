@@ -65,5 +65,5 @@ class GraphRecord:
         return f"{self.generated} generated now" if self.generated else "from the cache"
 
     def __str__(self) -> str:
-        done = f"{self.operators} operators -> {self.calls} calls of {self.kernels} kernels ({self.state})"
-        return f"compiled a graph for {self.kind} in {sum(self.seconds.values()):.2f} s: {done}"
+        took = sum(self.seconds.values())
+        return f"{self.operators} operators, {self.calls} calls of {self.kernels} kernels ({self.state}), {took:.1f} s"

@@ -92,7 +92,8 @@ class Session:
         """Keep the record of a graph that is compiled now, and tell the log."""
         self.graphs.append(record)
         # The first is news, the others are detail.
-        _LOG.log(logging.INFO if len(self.graphs) == 1 else logging.DEBUG, "%s; next: %s", record, self.next_step)
+        level = logging.INFO if len(self.graphs) == 1 else logging.DEBUG
+        _LOG.log(level, "compiled %s of %s: %s; next: %s", record.kind, self.name, record, self.next_step)
 
     def step(self, name: str) -> Callable[[int, int], None] | None:
         """What hears how much is done of a step, and how much there is."""
