@@ -189,6 +189,8 @@ class Compilation:
         self._clock.lap("import")
         self._passes(done.network)
         self._clock.lap("passes")
+        if self.session.on_rewritten is not None:
+            self.session.on_rewritten(self.record.kind, done.network)
 
     def _refuse_fallbacks(self, fallbacks: Sequence[tuple[str, str]]) -> None:
         if self.options.strict and fallbacks:

@@ -63,6 +63,11 @@ class Handle:
         """The options the module was optimised with."""
         return self.session.options
 
+    def _repr_html_(self) -> str:
+        from dcir.report.notebook import report_html
+
+        return report_html(self.explain(), f"{self.name}, compiled by dcir at level {self.options.level}")
+
     def explain(self) -> Report:
         """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""
         coverage = self.session.coverage

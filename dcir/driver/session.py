@@ -37,6 +37,9 @@ Watch = Callable[[str, Imported, Library, Program], Call]
 OnImport = Callable[[fx.GraphModule, Imported], None]
 """Called with an ATen graph that is compiled for a call, and what it was imported as."""
 
+OnRewritten = Callable[[str, Network], None]
+"""Called with the kind of a graph of constant sizes, and its network once all passes have run, to read it."""
+
 
 class Tunes(Protocol):
     """Measures the kernels of networks before their code is made (``measure/tune.py``)."""
@@ -54,6 +57,7 @@ class Session:
         progress: hears of the steps of a compilation.
         watch: wraps the program of every graph that is compiled for a call; its steps are measured then.
         on_import: hears of every graph that is compiled for a call, before passes rewrite it.
+        on_rewritten: hears of every network after its passes.
         arenas: scratch memory of all its programs: forward and backward use it in turn.
         programs: those that are alive.
         tuner: measures the kernels of every graph before it is compiled; made where the options ask for it.
@@ -67,6 +71,7 @@ class Session:
     progress: Progress | None = None
     watch: Watch | None = None
     on_import: OnImport | None = None
+    on_rewritten: OnRewritten | None = None
     arenas: Arenas = field(default_factory=Arenas)
     programs: weakref.WeakSet[Program] = field(default_factory=weakref.WeakSet)
     tuner: Tunes | None = None

@@ -88,7 +88,9 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
         net, op = done.network, ops[number]
         dtype = "f64" if any(net.containers[o.data].dtype == "f64" for o in (*net.ins(op), *net.outs(op))) else "f32"
         steps.append(
-            ProfileStep(graph, name, spec.describe(), op.origin, spec.operations(), net.moved_by(op), dtype=dtype)
+            ProfileStep(
+                graph, name, spec.describe(), op.origin, spec.operations(), net.moved_by(op), dtype=dtype, torch=kernel is None
+            )  # fmt: skip
         )
     return steps
 
