@@ -237,6 +237,14 @@ class Picture(Table):
         Path(path).write_text("drawn")
 
 
+def test_a_profile_is_written_as_a_trace(api, model, tmp_path):
+    api.answer("profile_file", Picture())
+    done = call("profile", "net.py:make", "-o", tmp_path / "t.json")
+    assert done.output.endswith(f"wrote {tmp_path / 't.json'}\n") and (tmp_path / "t.json").read_text() == "drawn"
+    done = call("profile", "net.py:make", "-o", tmp_path / "t.svg")
+    assert done.exit_code == 2 and "t.json" in done.output and len(api.calls) == 1
+
+
 def test_roofline(api, model, tmp_path):
     api.answer("roofline_file", Picture())
     words = ["--threads", "1,2", "--batch", "1,4,16", "--levels", "0..4", "--mode", "train", "--seconds", "0.5"]
