@@ -16,8 +16,8 @@ from dcir.report.explain import Report
 
 
 def is_traced() -> bool:
-    """Whether somebody reads the trace; torch's own handler is there from the start, and goes once it finds that it has no folder."""
-    return any(not isinstance(h, LazyTraceHandler) or h.root_dir is not None for h in trace_log.handlers)
+    """Whether the trace is written; torch's handler is there from the start, and goes once it finds that it has no folder."""
+    return any(isinstance(h, LazyTraceHandler) and h.root_dir is not None for h in trace_log.handlers)
 
 
 def compile_id() -> CompileId | None:
@@ -26,7 +26,7 @@ def compile_id() -> CompileId | None:
 
 
 def trace(record: GraphRecord, net: Network | MovingNetwork, number: CompileId | None) -> None:
-    """Add a graph's report, as text and as JSON, and its network as text, if somebody reads the trace.
+    """Add a graph's report, as text and as JSON, and its network as text, if the trace is written.
 
     Args:
         record: what was done.

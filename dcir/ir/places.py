@@ -21,5 +21,7 @@ def modules_of(place: str) -> tuple[str, ...]:
 
 def titled(what: str, places: tuple[str, ...]) -> str:
     """What an operator does, and its first place, as one line."""
-    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-    return f"{what} [{places[0]}{more}]" if places else what
+    if not places:
+        return what
+    first, more = places[0], f" and {len(places) - 1} more" if len(places) > 1 else ""
+    return f"{what} [{first[1:-1] if first.startswith('(') else first}{more}]"

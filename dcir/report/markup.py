@@ -18,7 +18,9 @@ _PRE = "font-size:12px;overflow-x:auto;white-space:pre;background:none;color:inh
 
 def shown(title: str, *parts: str) -> str:
     """One object: its title, and parts made here."""
-    return "\n".join([f'<div style="color:inherit"><p><strong>{escaped(title)}</strong></p>', *filter(None, parts), "</div>"])
+    return "\n".join(
+        [f'<div style="color:inherit"><p><strong>{escaped(title)}</strong></p>', *filter(None, parts), "</div>"]
+    )
 
 
 def line(text: str) -> str:

@@ -32,7 +32,18 @@ def report_html(report: Report, title: str = "What was done") -> str:
                 _megabytes(g.arena_bytes), None if floor is None else f"{floor * 1e3:.3g}", f"{sum(g.seconds.values()):.2f}",
             )
         )  # fmt: skip
-    head = ("graph", "operators", "kernels", "calls", "code", "MB before", "MB moved", "scratch MB", "floor ms", "compiled in s")
+    head = (
+        "graph",
+        "operators",
+        "kernels",
+        "calls",
+        "code",
+        "MB before",
+        "MB moved",
+        "scratch MB",
+        "floor ms",
+        "compiled in s",
+    )
     found = [f"through torch: {what} {place}" for what, place in dict.fromkeys(report.fallbacks)]
     found += [f"graph break: {reason} {place}" for reason, place in dict.fromkeys(report.breaks)]
     found += [str(u) for u in report.uncompiled]
@@ -77,7 +88,10 @@ def roofline_html(roofline: Roofline) -> str:
     """The picture, and the kernels of the reference."""
     title = f"Roofline of {roofline.model}, {roofline.mode}"
     rows = [
-        (f"{p.share:.1%}", p.calls, f"{p.ms:.4f}", f"{p.gflops:.1f}", f"{p.gbytes:.1f}", f"{p.bound.name} {p.bound.share:.0%}", p.what, p.place)
+        (
+            f"{p.share:.1%}", p.calls, f"{p.ms:.4f}", f"{p.gflops:.1f}", f"{p.gbytes:.1f}",
+            f"{p.bound.name} {p.bound.share:.0%}", p.what, p.place,
+        )
         for p in roofline.reference.kernels[:_ROWS]
     ]  # fmt: skip
     head = ("share", "calls", "ms", "GFLOP/s", "GB/s", "bound by", "kernel", "place in the model")

@@ -190,7 +190,9 @@ def check_trace(path: str | Path) -> None:
     """
     if Path(path).suffix.lower() != ".json":
         raise OptionError(
-            "a profile is written as a trace in .json", where=str(path), hint=f"-o {Path(path).with_suffix('.json').name}"
+            "a profile is written as a trace in .json",
+            where=str(path),
+            hint=f"-o {Path(path).with_suffix('.json').name}",
         )
 
 

@@ -43,7 +43,9 @@ def traced(tmp_path_factory):
 def test_every_graph_has_its_artefacts(traced):
     artefacts, _ = traced
     kinds = ("forward", "backward")
-    assert set(artefacts) == {f"{what}_{k}" for what in ("dcir_report", "dcir_report_json", "dcir_network") for k in kinds}
+    assert set(artefacts) == {
+        f"{what}_{k}" for what in ("dcir_report", "dcir_report_json", "dcir_network") for k in kinds
+    }
     assert {record["artifact"]["encoding"] for record, _ in artefacts.values()} == {"string", "json"}
     # The backward's code is made in its first call, after torch's compilation has ended.
     numbers = {(record["frame_id"], record["frame_compile_id"]) for record, _ in artefacts.values()}

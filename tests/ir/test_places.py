@@ -21,3 +21,4 @@ def test_modules(place, modules):
 def test_one_line():
     assert titled("add", ()) == "add" and titled("add", ("a",)) == "add [a]"
     assert titled("add", ("a", "b", "c")) == "add [a and 2 more]"
+    assert titled("add", ("(net.py:3)",)) == "add [net.py:3]"

@@ -1,5 +1,6 @@
 """A profile as a trace: every step in its track, nothing over another, and times that add up."""
 
+import itertools
 import json
 
 import pytest
@@ -31,7 +32,10 @@ def test_every_step_is_an_event_of_its_track():
         ("forward", 625.0, 750.0),
         ("backward", 1375.0, 125.0),
     ]
-    assert [(e["ts"], e["dur"]) for e in complete(trace, AROUND) + complete(trace, TEAMS)] == [(0, 500.0), (500.0, 125.0)]
+    assert [(e["ts"], e["dur"]) for e in complete(trace, AROUND) + complete(trace, TEAMS)] == [
+        (0, 500.0),
+        (500.0, 125.0),
+    ]
     first = complete(trace, KERNELS)[0]["args"]
     assert first["kernel"] == "k0" and first["bytes"] == 768 and first["GFLOP/s"] == pytest.approx(1024 * 2e-6)
 
@@ -41,7 +45,7 @@ def test_nothing_lies_over_another_and_all_is_there(found):
     trace = found.to_chrome_trace()
     for track in TRACKS:
         spans = [(e["ts"], e["ts"] + e["dur"]) for e in complete(trace, track)]
-        assert all(a[1] <= b[0] + 1e-9 for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(spans))
     total = sum(e["dur"] for e in complete(trace) if e["tid"] != GRAPHS)
     assert total == pytest.approx((found.kernel_ms + found.team_ms + found.around_ms) * 1e3)
     named = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}

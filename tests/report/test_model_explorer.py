@@ -89,14 +89,14 @@ def test_a_network(level):
         facts = {a["key"]: a["value"] for a in node["attrs"]}
         assert facts["what"] == op.spec.describe() and node["label"] == op.spec.kind
         read = {o.data for o in net.network.ins(op)}
-        tags = [dict((a["key"], a["value"]) for a in m["attrs"]) for m in node["inputsMetadata"]]
+        tags = [{a["key"]: a["value"] for a in m["attrs"]} for m in node["inputsMetadata"]]
         assert len(tags) == len(net.network.ins(op))
         written = {o.data for other in ops for o in net.network.outs(other)}
         given = {*net.network.inputs, *net.network.constants}
         assert len({e["targetNodeInputId"] for e in node["incomingEdges"]}) == len(
             [o for o in net.network.ins(op) if o.data in written | given]
         ), read
-    assert any(n["namespace"].startswith("model/layers") for n in nodes.values())
+    assert any(n["namespace"].startswith("layers/") for n in nodes.values())
     (last,) = [n for n in nodes.values() if n["namespace"] == "results"]
     assert last["incomingEdges"] and last["label"] == "result 0"
 

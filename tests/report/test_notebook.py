@@ -40,7 +40,9 @@ def tuned():
 
 
 def report():
-    record = GraphRecord("inference", operators=7, kernels=3, calls=4, fallbacks=[(NASTY, NASTY)], seconds={"passes": 0.5})
+    record = GraphRecord(
+        "inference", operators=7, kernels=3, calls=4, fallbacks=[(NASTY, NASTY)], seconds={"passes": 0.5}
+    )
     return Report([record], [(NASTY, "net.py:1")])
 
 
@@ -69,7 +71,9 @@ def test_names_are_text(name):
 
 
 def test_the_parts_of_a_page():
-    html = shown(NASTY, line(NASTY), lines([NASTY]), lines([]), table([NASTY, "n"], [(None, NASTY)]), folded(NASTY, NASTY))
+    html = shown(
+        NASTY, line(NASTY), lines([NASTY]), lines([]), table([NASTY, "n"], [(None, NASTY)]), folded(NASTY, NASTY)
+    )
     tree, text = read(html)
     assert text.count("<img src=x") == 7 and "\n-\n" in text
     assert [c.get("style").rpartition(":")[2] for c in tree.iter("td")] == ["right", "left"]

@@ -89,8 +89,15 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
         dtype = "f64" if any(net.containers[o.data].dtype == "f64" for o in (*net.ins(op), *net.outs(op))) else "f32"
         steps.append(
             ProfileStep(
-                graph, name, spec.describe(), op.origin, spec.operations(), net.moved_by(op), dtype=dtype, torch=kernel is None
-            )  # fmt: skip
+                graph,
+                name,
+                spec.describe(),
+                op.origin,
+                spec.operations(),
+                net.moved_by(op),
+                dtype=dtype,
+                torch=kernel is None,
+            )
         )
     return steps
 
