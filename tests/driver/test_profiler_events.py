@@ -11,6 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import dcir
 from dcir.errors import OptionError
+from dcir.frontends.torch import capture
+from dcir.frontends.torch.gates import Gates
 from dcir.ir.places import titled
 from dcir.runtime import watch
 from dcir.runtime.recorder import functions
@@ -94,6 +96,22 @@ def test_forward_and_backward_are_told_apart():
     graphs = {g.kind: g.calls for g in fast.dcir.explain().graphs}
     for (call,), kind in ((forward, "forward"), (backward, "backward")):
         assert sum(e.cpu_parent is call for e in events) == graphs[kind]
+
+
+def test_a_backward_that_runs_in_parts_has_an_event_for_each(monkeypatch):
+    monkeypatch.setattr(capture, "gates_of_call", Gates)  # as in a DistributedDataParallel
+    fast = dcir.optimize(nn.Sequential(*(nn.Linear(160, 160) for _ in range(6))), record_function=True)
+    x = torch.randn(8, 160)
+
+    def step():
+        fast(x).sum().backward()
+
+    step()
+    events, _ = seen(step)
+    (graph,) = [g for g in fast.dcir.explain().graphs if g.kind == "backward"]
+    parts = [e for e in events if e.name.startswith("dcir: Sequential backward, part ")]
+    assert [e.name.rpartition(", ")[2] for e in parts] == [f"part {n + 1} of {graph.parts}" for n in range(graph.parts)]
+    assert graph.parts > 1 and sum(e.cpu_parent in parts for e in events) == graph.calls
 
 
 @torch.no_grad()
