@@ -4,7 +4,8 @@
     int dcir_part(void** table, int (*call_back)(int), int part)  of a driver that stops: all parts in order are a run
     int dcir_prepare(void** table)                    computes what depends on static inputs alone
     unsigned long long dcir_fingerprint(void** table) a digest of a few elements of every static input
-    unsigned long long dcir_ticks[steps + 1]          of a profiled driver: nanoseconds of each step of the last call
+    unsigned long long dcir_ticks[steps + 2]          of a profiled driver: nanoseconds of each step of the last call, of its
+                                                      teams, and how many calls there were
 
 and of what lies beside it in every library, whatever the program:
 
@@ -62,8 +63,8 @@ def driver_text(
         streams: what calls refer to.
         sizes: slot of the values of the sizes that move, and their names.
         stops: numbers of the steps that each part but the first begins with; none lies inside a stream.
-        profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; the last of them is the time in
-            which teams open and close. Calls of a profiled driver must not overlap.
+        profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; behind the steps' times is the time
+            in which teams open and close. Calls of a profiled driver must not overlap.
     """
     lines = [_O1]
     lines += _clock(len(calls)) if profile else []
@@ -96,6 +97,7 @@ def _at_once(
     if profile:
         lines.append(
             f"  for (int i = 0; i <= {len(calls)}; i++) dcir_ticks[i] = 0;\n  lap({len(calls)}); dcir_ticks[{len(calls)}] = 0;"
+            f" dcir_ticks[{len(calls) + 1}]++;"
         )
     first = 0
     for step, call in enumerate(calls):
@@ -186,7 +188,7 @@ def _clock(steps: int) -> list[str]:
         "struct Time { long seconds, nanoseconds; };",
         'extern "C" int clock_gettime(int, Time*);',
         'extern "C" { int omp_get_thread_num(); int omp_get_level(); int omp_get_ancestor_thread_num(int); }',
-        f'extern "C" {{ __attribute__((visibility("default"))) unsigned long long dcir_ticks[{steps + 1}]; }}',
+        f'extern "C" {{ __attribute__((visibility("default"))) unsigned long long dcir_ticks[{steps + 2}]; }}',
         "static unsigned long long last;",
         "static void lap(int step) {",
         "  if (omp_get_level() > 1 ? omp_get_ancestor_thread_num(1) : omp_get_thread_num()) return;",
