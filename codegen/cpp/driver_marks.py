@@ -1,6 +1,6 @@
 """What a driver does around its steps besides running them: nothing, read the clock, or tell torch's profiler.
 
-    unsigned long long dcir_ticks[steps + 1]   with ``Laps``: nanoseconds of each step of the last call
+    unsigned long long dcir_ticks[steps + 2]   with ``Laps``: nanoseconds of each step of the last call, of its teams, and the calls so far
     int dcir_run_recorded(..., const Recorder*)   with ``Records``: ``dcir_run``, and an event for every step
 
 Events are torch's own, begun and ended while the step runs (``aoti_record_function_start`` of its stable C interface), so that they have
@@ -63,7 +63,7 @@ class Laps(Marks):
         return [
             "struct Time { long seconds, nanoseconds; };",
             'extern "C" int clock_gettime(int, Time*);',
-            f'extern "C" {{ __attribute__((visibility("default"))) unsigned long long dcir_ticks[{self.steps + 1}]; }}',
+            f'extern "C" {{ __attribute__((visibility("default"))) unsigned long long dcir_ticks[{self.steps + 2}]; }}',
             "static unsigned long long last;",
             "static void lap(int step) {",
             f"  if (!({FIRST_THREAD})) return;",
@@ -75,9 +75,11 @@ class Laps(Marks):
         ]
 
     def opening(self) -> list[str]:
-        """All clocks at zero."""
+        """All clocks at zero, and one call more."""
         n = self.steps
-        return [f"  for (int i = 0; i <= {n}; i++) dcir_ticks[i] = 0;\n  lap({n}); dcir_ticks[{n}] = 0;"]
+        return [
+            f"  for (int i = 0; i <= {n}; i++) dcir_ticks[i] = 0;\n  lap({n}); dcir_ticks[{n}] = 0; dcir_ticks[{n + 1}]++;"
+        ]
 
     def team(self) -> list[str]:
         """A lap of the teams' own."""

@@ -6,7 +6,8 @@
                                                       with an event for each, see ``driver_marks.py``
     int dcir_prepare(void** table)                    computes what depends on static inputs alone
     unsigned long long dcir_fingerprint(void** table) a digest of a few elements of every static input
-    unsigned long long dcir_ticks[steps + 1]          of a profiled driver: nanoseconds of each step of the last call
+    unsigned long long dcir_ticks[steps + 2]          of a profiled driver: nanoseconds of each step of the last call, of its
+                                                      teams, and how many calls there were
 
 and of what lies beside it in every library, whatever the program:
 
@@ -68,8 +69,8 @@ def driver_text(
         streams: what calls refer to.
         sizes: slot of the values of the sizes that move, and their names.
         stops: numbers of the steps that each part but the first begins with; none lies inside a stream.
-        profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; the last of them is the time in
-            which teams open and close. Calls of a profiled driver must not overlap.
+        profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; behind the steps' times is the time
+            in which teams open and close. Calls of a profiled driver must not overlap.
         recorded: whether there is a second run that tells torch's profiler of its steps.
     """
     marks: list[Marks] = [Laps(len(calls)) if profile else Marks(), *[Records()] * recorded]

@@ -352,6 +352,7 @@ def roofline_file(
     batches: Sequence[int] = (),
     levels: Sequence[int] = (4,),
     mode: str = "infer",
+    precision: str | None = None,
     shapes: Shapes | None = None,
     seconds: float = 1.0,
     progress: Progress | None = None,
@@ -360,14 +361,15 @@ def roofline_file(
 
     Raises:
         InvalidInput: a .dcir file, whose code has no clock.
-        OptionError: batches for a file whose sizes are all fixed.
+        OptionError: batches for a file whose sizes are all fixed; a precision that cannot be had.
     """
     from dcir.driver.measure.models import maker_of
     from dcir.driver.measure.roofline import roofline
 
+    name = os.path.basename(os.fspath(model))
     return roofline(
-        maker_of(model, shapes), threads=threads, batches=batches or (None,), levels=levels, mode=mode, seconds=seconds,
-        name=os.path.basename(os.fspath(model)), progress=progress,
+        maker_of(model, shapes, precision), threads=threads, batches=batches or (None,), levels=levels, mode=mode,
+        seconds=seconds, name=name if precision is None else f"{name} in {precision}", progress=progress,
     )  # fmt: skip
 
 

@@ -37,9 +37,6 @@ from dcir.runtime.watch import Watch
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = operator.attrgetter("_version")
 
-# Arenas are shared by all programs but for those of this size, of which a direct call has one of its own.
-_IDLE_BYTES = 1 << 22
-
 _in_child = False
 
 
@@ -339,7 +336,7 @@ class Program:
     def direct(self, fixed: Fixed, conditions: Conditions, inputs: Sequence[tuple[torch.Tensor, int]]) -> Direct | None:
         """``again`` as one native function (``direct.py``), for calls like the present one; None where it cannot be.
 
-        That is where results are several, large or windows, torch is called, or the scratch memory is too large to lie idle.
+        That is where results are several, large or windows, or torch is called.
 
         Args:
             fixed: the arguments that stay.
@@ -347,19 +344,20 @@ class Program:
             inputs: tensors of the call, and the number of the argument that each is, -1 for one that the program does not have.
         """
         info, prepared = self.info, fixed.prepared
-        if _in_child or self._windows or len(info.buffers) != 1 or info.callbacks or info.arena_bytes > _IDLE_BYTES:
+        if _in_child or self._windows or len(info.buffers) != 1 or info.callbacks:
             return None
         if self._static_constants or (prepared is not None and prepared.compared) or pooled(info.buffers[0]):
             return None
-        frame, arena, buffer = Frame(self), Block(info.arena_bytes), info.buffers[0]
+        frame, arena, buffer = Frame(self), self.arenas.shared(info.arena_bytes), info.buffers[0]
         frame.fill(fixed)
-        frame.table[0] = arena.address
+        frame.table[0] = arena.block.address
         # A forked process, memory that was given away and a call for new values show in these.
         own = (globals(), vars(uncounted), vars(self.preparation))
         made = direct(
             self._library, fixed.watched, replace(conditions, dictionaries=(*conditions.dictionaries, *own)),
             [(t, info.input_slots[i] if i >= 0 else -1) for t, i in inputs],
-            (buffer.shape, buffer.strides, FROM_NAME[buffer.dtype]), info.buffer_slots[0], frame.address, fixed.compared,
+            (buffer.shape, buffer.strides, FROM_NAME[buffer.dtype]), info.buffer_slots[0], frame.address,
+            ctypes.addressof(arena.busy), fixed.compared,
             (self, frame, arena),
         )  # fmt: skip
         return None if _in_child or (prepared is not None and not self._unwritten(prepared)) else made
@@ -429,6 +427,10 @@ class Program:
     def ticks(self, steps: int) -> list[int]:
         """Nanoseconds of each step of the last call, and of opening teams; of a library that was built to be profiled."""
         return list((ctypes.c_ulonglong * (steps + 1)).in_dll(self._library, "dcir_ticks"))
+
+    def profiled_calls(self, steps: int) -> int:
+        """How many calls its clock has seen."""
+        return (ctypes.c_ulonglong * (steps + 2)).in_dll(self._library, "dcir_ticks")[steps + 1]
 
     def _unwritten(self, prepared: Prepared) -> bool:
         """Whether values made before belong to the contents of tensors whose versions and fingerprint the caller compares, and of

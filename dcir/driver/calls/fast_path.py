@@ -200,9 +200,9 @@ class QuickCalls:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tape: Sequence[Taped]
     ) -> _Learnt | None:
         run = SizedRun.of(tape)
-        if run is None and (len(tape) != 1 or not isinstance(tape[0].program, Program)):
+        program = run.program if run is not None else _program(tape[0].program) if len(tape) == 1 else None
+        if program is None:
             return None
-        program = tape[0].program if run is None else run.program
         inputs, outputs = tape[-1].inputs, tape[-1].results
         form = _form(result, {id(t): i for i, t in enumerate(outputs)})
         if form is None or _used(form) != set(range(len(outputs))) or (run is not None and _has_numbers(form)):
@@ -225,6 +225,12 @@ class QuickCalls:
             return None
         moving = {i: where for i, where in moving.items() if program.info.input_slots[i] >= 0}
         return _Learnt(self._fn, self._names, state, program, fixed, moving, tuple(moving.values()), form, sizes)
+
+
+def _program(ran: Any) -> Program | None:
+    """The program that a graph on the tape is, or that something around it, which measures it, runs."""
+    found = ran if isinstance(ran, Program) else getattr(ran, "watched", None)
+    return found if isinstance(found, Program) else None
 
 
 def _elsewhere() -> bool:

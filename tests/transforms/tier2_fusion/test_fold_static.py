@@ -13,10 +13,10 @@ import dcir
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
 from dcir.transforms.base import Pass
-from dcir.transforms.tier1_operator.widen_products import WidenProducts
 from dcir.transforms.tidy.fold_constants import FoldConstants
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
+from dcir.transforms.tier1_operator.widen_products import WidenProducts
 from dcir.transforms.tier2_fusion.fold_static import FoldStatic
 from dcir.transforms.tier2_fusion.fuse_epilogues import FuseEpilogues
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
