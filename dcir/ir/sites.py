@@ -1,6 +1,6 @@
 """Names of the places where passes rewrite: a pass, and the imported operators under the operators that a rewrite is about.
 
-People write them (``skip=["fuse-epilogues@contraction_3+loop_4"]``), so they are short, and the same in every process that imports the
+People write them (``skip=["fuse-epilogues@contraction_3+program_7"]``), so they are short, and the same in every process that imports the
 same graph. What passes make is named by what it was made of, so a place keeps its name when rewrites elsewhere are switched off.
 """
 
@@ -41,3 +41,9 @@ def canonical(site: str) -> str:
 def pass_of(site: str) -> str:
     """The name of the pass."""
     return site.partition("@")[0]
+
+
+def labels_of(site: str) -> list[str]:
+    """The labels in a site; of many operators not all are there."""
+    place = site.partition("@")[2].rpartition("/")[2]
+    return [label for label in place.split("+") if label and not label.startswith("~")]

@@ -191,11 +191,24 @@ def streams(tmp_path: Any) -> None:
         assert "3 streams of 1 thread each" in str(made(streams=3)[0].dcir.explain())
 
 
+def remarks(tmp_path: Any) -> None:
+    assert len(made(remarks=True)[0].dcir.remarks()) > 0
+    with pytest.raises(OptionError):
+        made()[0].dcir.remarks()
+
+
+def skip(tmp_path: Any) -> None:
+    fast, graph = made(remarks=True)
+    site = next(r.remark.site for r in fast.dcir.remarks(by="fuse-epilogues", kind="passed"))
+    changed = [p.changed for p in graph.passes if p.name == "fuse-epilogues"]
+    assert [p.changed for p in made(skip=[site])[1].passes if p.name == "fuse-epilogues"] != changed
+
+
 EFFECTS = {
     f.__name__: f
     for f in (
         level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, schedule, debug_dir, memory_limit, precision,
-        fused_optimizers, tune, prepare, hint, streams,
+        fused_optimizers, tune, prepare, hint, streams, remarks, skip,
     )
 }  # fmt: skip
 
