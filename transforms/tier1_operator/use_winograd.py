@@ -69,7 +69,7 @@ class UseWinograd(Pass):
             if flipped:
                 spec = _as_forward(spec)
             refusal = refused_by_winograd(spec)
-            tile = None if refusal else self._choose(costs, spec, static=ins[1].data in static)
+            tile = None if refusal else self._choose(costs, op, spec, outcome, static=ins[1].data in static)
             if tile is None:
                 if math.prod(spec.kernel) > 1:
                     outcome.missed(refusal or _TOO_LITTLE, (op,))
@@ -80,7 +80,9 @@ class UseWinograd(Pass):
             outcome.passed((op,))
         return outcome
 
-    def _choose(self, costs: WinogradCosts, spec: ConvolutionSpec, *, static: bool) -> tuple[int, int] | None:
+    def _choose(
+        self, costs: WinogradCosts, op: Op, spec: ConvolutionSpec, outcome: PassResult, *, static: bool
+    ) -> tuple[int, int] | None:
         """The cheapest tile, if it is cheap enough."""
         direct = costs.direct(spec)
         forms = [(costs.forward(spec, tile, static=static), tile) for tile in self.tiles]
@@ -90,6 +92,7 @@ class UseWinograd(Pass):
             cost += costs.turning(math.prod(spec.shapes[0]))
         if spec.y[1] != 1:
             cost += costs.storing_apart(math.prod(spec.shapes[2]))
+        outcome.analysis("cycles of the direct form and of Winograd's", (op,), direct=direct, winograd=cost)
         return tile if cost <= self.gain * direct else None
 
     def _gradient(self, net: Network, op: Op, spec: ConvolutionSpec, made: _Made) -> Refusal | None:

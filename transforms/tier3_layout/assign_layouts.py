@@ -51,6 +51,10 @@ class AssignLayouts(Pass):
             return outcome
         plan = _Plan(self, net, outcome)
         chosen, turned = plan.choose()
+        outcome.analysis(
+            "containers whose channels are known, that may have them innermost, and that get them",
+            known=len(plan.known), free=len(plan.free), chosen=len(chosen), copied=len(turned),
+        )  # fmt: skip
         _Rewriter(plan, self.name).apply(chosen, turned, outcome)
         for data in chosen:
             outcome.passed(plan.shot.writers[data], value_bytes=plan.known[data].container.nbytes)
