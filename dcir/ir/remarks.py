@@ -137,7 +137,8 @@ class RewriteLog:
             return [], list(run.off)
         left = changed - sum(r.count for r in run.remarks if r.kind == PASSED)
         silent = missed.copy()
-        silent.subtract(Counter(r.reason for r in run.remarks if r.kind == MISSED))
+        for r in run.remarks:
+            silent[r.reason] -= r.count * (r.kind == MISSED)
         untold = [Remark(PASSED, run.by, run.index, count=left)] if left > 0 else []
         untold += [Remark(MISSED, run.by, run.index, reason=why, count=n) for why, n in silent.items() if n > 0]
         return run.remarks + untold, list(run.off)
