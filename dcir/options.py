@@ -110,7 +110,11 @@ class Options:
         if self.pipeline is not None and not isinstance(self.pipeline, tuple):
             raise _bad("pipeline", self.pipeline, "a tuple of passes")
         if not isinstance(self.skip, tuple) or not all(isinstance(s, str) and _SITE.fullmatch(s) for s in self.skip):
-            raise _bad("skip", self.skip, "a list of places such as 'fuse-epilogues@contraction_3+program_7', as remarks name them")
+            raise _bad(
+                "skip",
+                self.skip,
+                "a list of places such as 'fuse-epilogues@contraction_3+program_7', as remarks name them",
+            )
         if self.schedule is not None and not _are_pairs(self.schedule):
             raise _bad("schedule", self.schedule, "{'product *': dcir.ir.schedule.Schedule.of(parallel={'m': 2})}")
         if self.schedule and not target_class(self.target).schedules:

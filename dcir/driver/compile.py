@@ -139,7 +139,13 @@ class Compilation:
             raise Unsupported(f"a program for all sizes with {', '.join(name for name, on in asked.items() if on)}")
         try:
             graph = moving_graph(
-                gm, self.context, self.context.bounds, self._pipeline(), self.target, remarks=options.remarks, skip=options.skip
+                gm,
+                self.context,
+                self.context.bounds,
+                self._pipeline(),
+                self.target,
+                remarks=options.remarks,
+                skip=options.skip,
             )
         except InvalidInput as e:
             raise OtherBounds(f"a program for all sizes: {e.message}") from e

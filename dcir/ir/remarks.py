@@ -163,7 +163,7 @@ class RewriteLog:
     def passed(self, net: Network, ops: tuple[Op, ...], count: int, reason: str, figures: Mapping[str, float]) -> None:
         """A rewrite is made: at ``ops``, and all that was added since the one before belongs to it."""
         self._turn()
-        seen = self._asked.pop(frozenset(ops), None) or self._seen(net, ops)
+        seen = self._before(net, ops)
         new = {op for op, new in self._touched.items() if new}
         made = tuple(op for op in self._touched if op in net and (op in new or op in ops))
         # Of what is rewired besides, a later rewrite of the pass may tell.
@@ -193,10 +193,17 @@ class RewriteLog:
     ) -> None:
         if self._run.record:
             self._turn()
-            self._add(kind, self._asked.pop(frozenset(ops), None) or self._seen(net, ops), (), reason, count, figures)
+            seen = self._before(net, ops) if kind == MISSED else self._seen(net, ops)
+            self._add(kind, seen, (), reason, count, figures)
 
     def _add(
-        self, kind: str, seen: _Seen, made: tuple[NamedOperator, ...], reason: str, count: int, more: Mapping[str, float]
+        self,
+        kind: str,
+        seen: _Seen,
+        made: tuple[NamedOperator, ...],
+        reason: str,
+        count: int,
+        more: Mapping[str, float],
     ) -> None:
         run = self._run
         site = site_text(run.by, seen.place) if seen.ops and kind != ANALYSIS else ""
@@ -216,13 +223,21 @@ class RewriteLog:
         under = frozenset[str]().union(*(self._under.get(op.label, (op.label,)) for op in ops))
         return place_text(under, self._within), under
 
+    def _before(self, net: Network, ops: tuple[Op, ...]) -> _Seen:
+        """A place as it was when it was last asked about; if it was not, as it is."""
+        key = frozenset(ops)
+        return self._asked.pop(key) if key in self._asked else self._seen(net, ops)
+
     def _seen(self, net: Network, ops: tuple[Op, ...]) -> _Seen:
         place, under = self.site_of(ops)
         if not self._run.record:
             return _Seen(place, under, (), {})
         there = [op for op in dict.fromkeys(ops) if op in net]
-        figures = {"bytes": sum(map(net.moved_by, there)), "flops": sum(op.spec.operations() for op in there)}
-        return _Seen(place, under, tuple(self._name(op) for op in dict.fromkeys(ops)), figures if ops else {})
+        figures: dict[str, float] = {}
+        if ops:
+            figures["bytes"] = sum(map(net.moved_by, there))
+            figures["flops"] = sum(op.spec.operations() for op in there)
+        return _Seen(place, under, tuple(self._name(op) for op in dict.fromkeys(ops)), figures)
 
     def _name(self, op: Op) -> NamedOperator:
         known = self._named.get(op.label)

@@ -99,7 +99,13 @@ class Remarks(Sequence[GraphRemark]):
         from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for name, ratio in (("graph", None), ("pass", None), ("", None), ("operators", 4), ("why, and what it saves", 3)):
+        for name, ratio in (
+            ("graph", None),
+            ("pass", None),
+            ("", None),
+            ("operators", 4),
+            ("why, and what it saves", 3),
+        ):
             table.add_column(name, ratio=ratio, overflow="fold")
         for row in self._rows[:most]:
             r = row.remark
@@ -145,12 +151,7 @@ def _why(r: Remark) -> str:
 
 
 def _figure(name: str, value: float) -> str:
-    if "bytes" in name or "peak" in name:
-        for unit in ("B", "kB", "MB"):
-            if abs(value) < 1000:
-                break
-            value /= 1000
-        else:
-            unit = "GB"
-        return f"{value:.4g} {unit}"
-    return f"{value:.4g}"
+    if "bytes" not in name and "peak" not in name:
+        return f"{value:.4g}"
+    power = next((p for p in (3, 2, 1) if abs(value) >= 1000**p), 0)
+    return f"{value / 1000**power:.4g} {('B', 'kB', 'MB', 'GB')[power]}"

@@ -73,7 +73,11 @@ def test_places_of_forward_and_backward_switched_off_give_the_same_numbers(eager
     by = sorted({row.remark.by for row in passed if row.remark.site})
     assert {"fuse-epilogues", "fuse-producers", "assign-layouts"} <= set(by)
     # Half of the places of every pass: the others are rewritten beside them.
-    sites = [s for p in by for s in list(dict.fromkeys(row.remark.site for row in passed.where(by=p) if row.remark.site))[::2]]
+    sites = [
+        s
+        for p in by
+        for s in list(dict.fromkeys(row.remark.site for row in passed.where(by=p) if row.remark.site))[::2]
+    ]
     other, got = trained(remarks=True, skip=sites)
     close(got, eager)
     off = [row.remark for row in other.dcir.remarks(kind="missed") if row.remark.reason == "switched off by the user"]

@@ -19,11 +19,18 @@ HOSTILE = NamedOperator("program_9", "loops 4: exp", "[bold]<img src=x onerror=a
 
 def remarks() -> Remarks:
     site = "fuse-epilogues@forward_3+program_7"
-    passed = Remark("passed", "fuse-epilogues", 9, site, (CONV, RELU), (FUSED,), figures={"bytes": 4096, "bytes_saved": 2.5e6})
-    again = Remark("missed", "fuse-producers", 13, "fuse-producers@program_9", (HOSTILE,), reason="it has other readers")
+    passed = Remark(
+        "passed", "fuse-epilogues", 9, site, (CONV, RELU), (FUSED,), figures={"bytes": 4096, "bytes_saved": 2.5e6}
+    )
+    again = Remark(
+        "missed", "fuse-producers", 13, "fuse-producers@program_9", (HOSTILE,), reason="it has other readers"
+    )
     found = Remark("analysis", "plan-arena", 40, reason="the peak", figures={"peak_before": 3e9})
     many = Remark("passed", "plan-arena", 40, count=12)
-    graphs = [Record(passes=[Record(remarks=[passed]), Record(remarks=[again])]), Record(passes=[Record(remarks=[found, many])])]
+    graphs = [
+        Record(passes=[Record(remarks=[passed]), Record(remarks=[again])]),
+        Record(passes=[Record(remarks=[found, many])]),
+    ]
     return Remarks.of(graphs)
 
 
@@ -40,7 +47,9 @@ def test_a_question_about_an_operator_a_pass_or_a_kind() -> None:
 
 
 def test_an_operator_is_found_by_what_it_became() -> None:
-    later = Remark("missed", "fuse-producers", 13, "fuse-producers@forward_3+program_7+program_8", (FUSED,), reason="too long")
+    later = Remark(
+        "missed", "fuse-producers", 13, "fuse-producers@forward_3+program_7+program_8", (FUSED,), reason="too long"
+    )
     found = Remarks.of([Record(passes=[Record(remarks=[later])])])
     assert len(found.where(operator="program_8")) == 1
 

@@ -274,9 +274,7 @@ class FuseProducers(Pass):
             keep=lambda s: pair.kept or outs[s.operand].data != pair.data,
         )  # fmt: skip
 
-    def _replace(
-        self, pair: _Pair, fused: Fused, at: Op, progress: _Progress, *, drop_producer: bool
-    ) -> Op | Refusal:
+    def _replace(self, pair: _Pair, fused: Fused, at: Op, progress: _Progress, *, drop_producer: bool) -> Op | Refusal:
         net, position = pair.net, progress.position
         if not net.allows(self, pair.producer, pair.consumer):
             return SWITCHED_OFF

@@ -179,7 +179,9 @@ class _Plan:
         """Images that keep their layout and are read by convolutions that could read a copy."""
         kept = [data for data, layouts in self.known.items() if data not in self.free and not same_places(layouts)]
         self.copied = {data: [op for op in self.shot.readers[data] if self._reads_copy(op, data)] for data in kept}
-        return [data for data, users in self.copied.items() if users and self.outcome.allowed(self.by, self.net, *users)]
+        return [
+            data for data, users in self.copied.items() if users and self.outcome.allowed(self.by, self.net, *users)
+        ]
 
     def _reads_copy(self, op: Op, data: str) -> bool:
         spec = op.spec
