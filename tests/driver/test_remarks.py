@@ -101,11 +101,11 @@ def test_equal_switches_lead_to_the_same_library_and_none_to_todays() -> None:
     assert [g.generated for g in _graphs(made(remarks=True))] == [0]  # found in the cache: who watches changes nothing
     with_remarks = made(remarks=True)
     kernels(with_remarks)
-    site = next(r.remark.site for r in with_remarks.dcir.remarks(by="fuse-epilogues", kind="passed"))
-    off = made(skip=[site])
+    sites = [r.remark.site for r in with_remarks.dcir.remarks(by="fuse-epilogues", kind="passed")]
+    off = made(skip=sites)
     other = kernels(off)
     assert other[0][2] != first[0][2]
-    assert [g.generated for g in _graphs(made(skip=[site]))] == [0]
+    assert [g.generated for g in _graphs(made(skip=sites[::-1]))] == [0]
 
 
 def _graphs(fast: Any) -> list[Any]:
@@ -160,10 +160,11 @@ def test_of_a_graph_for_many_sizes_too() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x.exp().neg().sum(-1)
 
+    rows = X[0, 0]
     torch._dynamo.reset()
     fast = dcir.optimize(fn, dynamic=True, remarks=True)
     with torch.no_grad():
-        torch.testing.assert_close(fast(X), fn(X))
+        torch.testing.assert_close(fast(rows), fn(rows))
     (graph,) = fast.dcir.explain().graphs
     assert graph.bounds and sum(r.remark.count for r in fast.dcir.remarks(kind="passed")) == sum(
         p.changed for p in graph.passes
@@ -172,8 +173,8 @@ def test_of_a_graph_for_many_sizes_too() -> None:
     torch._dynamo.reset()
     off = dcir.optimize(fn, dynamic=True, skip=[site])
     with torch.no_grad():
-        torch.testing.assert_close(off(X), fn(X))
-        torch.testing.assert_close(off(X[:, :3]), fn(X[:, :3]))
+        torch.testing.assert_close(off(rows), fn(rows))
+        torch.testing.assert_close(off(rows[:3]), fn(rows[:3]))
     assert site in [s for g in off.dcir.explain().graphs for p in g.passes for s in p.skipped]
 
 
