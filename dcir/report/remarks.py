@@ -138,7 +138,7 @@ def _operators(r: Remark) -> str:
 
 
 def _named(o: NamedOperator) -> str:
-    return f"{o.label}: {o.what}" + (f"  ({o.origin})" if o.origin else "")
+    return f"{o.label}: {o.what}" + (f"  {o.origin}" if o.origin else "")
 
 
 def _why(r: Remark) -> str:

@@ -58,7 +58,7 @@ def test_the_table() -> None:
     text = remarks().to_text()
     lines = text.splitlines()
     assert lines[0] == "remarks: 13 passed, 1 missed, 1 analysis"
-    for part in ("forward_3: convolution 8->16  (Block.first (model.py:12))", "-> forward_20", "bytes saved 2.5 MB",
+    for part in ("forward_3: convolution 8->16  Block.first (model.py:12)", "-> forward_20", "bytes saved 2.5 MB",
                  "skip=fuse-epilogues@forward_3+program_7", "it has other readers", "12 times", "peak before 3 GB"):  # fmt: skip
         assert part in text, part
     assert "skip=fuse-producers" not in text  # there is nothing to switch off
