@@ -30,6 +30,7 @@ NOT_YET_PRECISIONS = ("bf16", "fp16", "int8")
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*")
+_SITE = re.compile(r"[^\s@+/]+@[^\s@]+")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 TUNE_SECONDS = 60.0
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -51,6 +52,8 @@ class Options:
         shape_limit: For how many combinations of sizes one trace with symbolic sizes is compiled; calls with further ones run in torch.
         pipeline: The passes to run instead of those of the level, in this order; nothing is added to them.
         schedule: Schedules of operators by pattern: {pattern: dcir.ir.schedule.Schedule} (``transforms/tier1_operator/set_schedules.py``).
+        remarks: Whether to record what passes say of each place: done, not done and why, found out (``fast.dcir.remarks()``).
+        skip: Places at which passes are to do nothing, as remarks name them ("fuse-epilogues@contraction_3+program_7").
         debug_dir: Folder that receives the graph and the code of every step.
         memory_limit: Upper bound in bytes of a call's planned scratch memory, and of what a forward keeps for its backward.
         precision: Element type of the arithmetic.
@@ -76,6 +79,8 @@ class Options:
     shape_limit: int = 16
     pipeline: tuple[object, ...] | None = None
     schedule: tuple[tuple[str, object], ...] | None = None
+    remarks: bool = False
+    skip: tuple[str, ...] = ()
     debug_dir: str | None = None
     memory_limit: int | None = None
     precision: str = "fp32"
@@ -96,7 +101,7 @@ class Options:
         _check_choice("prepare", self.prepare, PREPARE)
         _check_choice("hint", self.hint, HINTS)
         _check_streams(self.streams, self.hint, self.threads)
-        for name in ("strict", "fused_optimizers", "record_function"):
+        for name in ("strict", "fused_optimizers", "record_function", "remarks"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
         if self.threads is not None and (not _is_int(self.threads) or self.threads < 1):
@@ -107,6 +112,12 @@ class Options:
                 raise _bad(name, value, "the name of a pass" if name == "until" else "the path of a folder")
         if self.pipeline is not None and not isinstance(self.pipeline, tuple):
             raise _bad("pipeline", self.pipeline, "a tuple of passes")
+        if not isinstance(self.skip, tuple) or not all(isinstance(s, str) and _SITE.fullmatch(s) for s in self.skip):
+            raise _bad(
+                "skip",
+                self.skip,
+                "a list of places such as 'fuse-epilogues@contraction_3+program_7', as remarks name them",
+            )
         if self.schedule is not None and not _are_pairs(self.schedule):
             raise _bad("schedule", self.schedule, "{'product *': dcir.ir.schedule.Schedule.of(parallel={'m': 2})}")
         if self.schedule and not target_class(self.target).schedules:
@@ -149,6 +160,7 @@ class Options:
             "memory_limit": parse_size,
             "pipeline": _parse_pipeline,
             "schedule": _parse_schedule,
+            "skip": _parse_skip,
             "debug_dir": _parse_path,
             "tune": parse_duration,
             "dynamic": parse_dynamic,
@@ -168,9 +180,10 @@ class Options:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
         watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
-        watching |= {"hint", "streams", "record_function"}
+        watching |= {"hint", "streams", "record_function", "remarks"}
+        watching |= {"skip"} if not self.skip else set()
         parts = (
-            f"{field.name}={_stable(getattr(self, field.name))}"
+            f"{field.name}={_stable(frozenset(self.skip) if field.name == 'skip' else getattr(self, field.name))}"
             for field in dataclasses.fields(self)
             if field.name not in watching
         )
@@ -243,6 +256,10 @@ def parse_duration(value: object) -> float | None:
 
 def _parse_pipeline(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _parse_skip(value: object) -> object:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 def _parse_schedule(value: object) -> object:

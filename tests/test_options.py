@@ -39,6 +39,8 @@ def test_levels_as_people_write_them(text):
         ({"memory_limit": 0}, "'512MB'"),
         ({"precision": "fp31"}, "fp32"),
         ({"hint": "througput"}, "hint='throughput'"),
+        ({"remarks": 1}, "True or False"),
+        ({"skip": ["fuse-epilogues"]}, "as remarks name them"),
         ({"streams": 0}, "from 1 up"),
         ({"streams": True}, "from 1 up"),
         ({"streams": "many"}, "from 1 up"),

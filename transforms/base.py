@@ -14,26 +14,61 @@ from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 
 
 @dataclass
 class PassResult:
-    """What one run of a pass did.
+    """What one run of a pass did. Where somebody wants to know more than numbers, ``of`` a network also makes remarks in its log.
 
     Attributes:
         changed: number of rewrites applied.
         refused: rewrites that were possible by pattern but not done, counted by reason.
         saved_bytes: bytes of traffic the rewrites save, as the pass claims (the runner measures it again).
+        net: the network, if it has a log.
     """
 
     changed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     saved_bytes: int = 0
+    net: Network | None = field(default=None, repr=False, compare=False)
 
-    def refuse(self, why: Refusal | str) -> None:
-        """Record a rewrite that was not done, by its refusal or the reason alone."""
-        self.refused[why.reason if isinstance(why, Refusal) else why] += 1
+    @classmethod
+    def of(cls, net: Network) -> PassResult:
+        """An empty one, of a pass that says where it does what it does."""
+        return cls(net=net if net.rewrites is not None else None)
+
+    def passed(self, ops: Sequence[Op] = (), *, count: int = 1, reason: str = "", **figures: float) -> None:
+        """Count a rewrite that was made.
+
+        Args:
+            ops: the operators that were rewritten, as ``Network.allows`` was asked about them.
+            count: how many rewrites that is.
+            reason: what was done, where the pass does several things.
+            figures: what is known of it; ``bytes_saved`` is found out unless given.
+        """
+        self.changed += count
+        if count and self.net is not None and self.net.rewrites is not None:
+            self.net.rewrites.passed(self.net, tuple(ops), count, reason, figures)
+
+    def missed(self, why: Refusal | str, ops: Sequence[Op] = (), *, count: int = 1, **figures: float) -> None:
+        """Count a rewrite of ``ops`` that was not made (or ``count`` equal ones), by its refusal or the reason alone."""
+        reason = why.reason if isinstance(why, Refusal) else why
+        self.refused[reason] += count
+        if self.net is not None and self.net.rewrites is not None:
+            self.net.rewrites.missed(self.net, tuple(ops), reason, figures, count)
+
+    def allowed(self, by: Pass, net: Network, *ops: Op) -> bool:
+        """Whether a pass may rewrite here, as ``Network.allows`` says; if not, it is counted as missed."""
+        if net.allows(by, *ops):
+            return True
+        self.missed(SWITCHED_OFF, ops)
+        return False
+
+    def analysis(self, what: str, ops: Sequence[Op] = (), **figures: float) -> None:
+        """Tell what was found out of ``ops`` or, without any, of the network; it counts as nothing."""
+        if self.net is not None and self.net.rewrites is not None:
+            self.net.rewrites.analysis(self.net, tuple(ops), what, figures)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class Bodies:
         if known is not body or copy is None or inner is None:
             copy, inner = body.copy(), Bodies()
             copy.target = net.target
+            copy.rewrites = net.rewrites.inside(*key) if net.rewrites is not None else None
         done = PassResult()
         inner.apply(p, place, copy, done)
         own = p.apply_at(copy, place)

@@ -105,16 +105,18 @@ class DaceTransformation(Pass):
 
     def apply_at(self, net: Network, place: Place) -> PassResult:
         """The same, but for operators that a later pass reserves: attention, for one, is not found any more where its parts are fused."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
 
         def wanted(op: Op) -> bool:
             if not self._wanted(op):
                 return False
             if (reserved := place.reserved(net, op)) is not None:
-                outcome.refuse(reserved)
+                outcome.missed(reserved, (op,))
             return reserved is None
 
-        for ops in groups(net, wanted, outcome.refuse):
+        for ops in groups(net, wanted, outcome.missed):
+            if not outcome.allowed(self, net, *ops):
+                continue
             group = OpenGroup(net, ops)
             form, applied = _Form(group.sdfg, []), 0
             for r in self.rewrites:
@@ -122,7 +124,7 @@ class DaceTransformation(Pass):
                 applied += count
             if applied:
                 group.put_back(form.sdfg, form.pieces, self.name)
-                outcome.changed += applied
+                outcome.passed(ops, count=applied)
         return outcome
 
     def _wanted(self, op: Op) -> bool:
@@ -157,13 +159,13 @@ def _rewritten(group: OpenGroup, form: _Form, r: _Rewrite, outcome: PassResult) 
         if found is None:
             break
         if tried == _TRIED * len(group.ops):
-            outcome.refuse(f"sites of {r.name} that were not tried, after {_TRIED} for each operator")
+            outcome.missed(f"sites of {r.name} that were not tried, after {_TRIED} for each operator", group.ops)
             break
         trial, site = found
         why = _judge(group, trial, r)
         if isinstance(why, Refusal):
             done.add(site)
-            outcome.refuse(why)
+            outcome.missed(why, group.ops)
             continue
         if _size(why.sdfg) >= _size(form.sdfg):
             done.add(site)

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.transforms.base import Pass, PassResult
 
 Known = TypeVar("Known")
@@ -31,6 +31,10 @@ class Rule(Pass, Generic[Known, Match]):
         """What begins at ``op`` and looks like it; None of all else, which no report counts."""
         raise NotImplementedError
 
+    def place(self, op: Op, match: Match) -> tuple[Op, ...]:
+        """The operators that a rewrite is about, for remarks and switches: at least that at which it begins."""
+        return (op,)
+
     def check(self, net: Network, match: Match, known: Known) -> Refusal | int:
         """The bytes of traffic that the rewrite saves, or why it is not done. It changes nothing."""
         raise NotImplementedError
@@ -41,18 +45,20 @@ class Rule(Pass, Generic[Known, Match]):
 
     def apply(self, net: Network) -> PassResult:
         """Look at all operators in order of execution, and again at those that a rewrite names."""
-        outcome, known = PassResult(), self.survey(net)
+        outcome, known = PassResult.of(net), self.survey(net)
         waiting = net.ops()[::-1]
         while waiting:
             op = waiting.pop()
             match = self.pattern(net, op, known) if op in net else None
             if match is None:
                 continue
-            verdict = self.check(net, match, known)
+            verdict, ops = self.check(net, match, known), self.place(op, match)
+            if not isinstance(verdict, Refusal) and not net.allows(self, *ops):
+                verdict = SWITCHED_OFF
             if isinstance(verdict, Refusal):
-                outcome.refuse(verdict)
+                outcome.missed(verdict, ops)
                 continue
             waiting += reversed(self.rewrite(net, match, known))
-            outcome.changed += 1
+            outcome.passed(ops)
             outcome.saved_bytes += verdict
         return outcome

@@ -10,6 +10,7 @@ from typing import cast
 
 from dcir.errors import OptionError
 from dcir.ir.network import Network
+from dcir.ir.remarks import Remark, RewriteLog
 from dcir.ir.updates import settle
 from dcir.ir.verify import verify
 from dcir.transforms.base import Pass, Place
@@ -30,6 +31,8 @@ class PassRecord:
         peak_before, peak_after: bytes of all transients, or of the arena once it is planned.
         seconds: time the pass took, verification not included.
         refused: reasons for rewrites not done, with their number.
+        remarks: what the pass says of each place, if they are recorded.
+        skipped: sites of it that the user has switched off, as far as they came up.
     """
 
     name: str
@@ -43,6 +46,8 @@ class PassRecord:
     peak_after: int
     seconds: float
     refused: dict[str, int] = field(default_factory=dict)
+    remarks: list[Remark] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
 
 def peak_bytes(net: Network) -> int:
@@ -91,6 +96,8 @@ def run_passes(
     after: Callable[[Pass, Network], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     validate_each: bool = False,
+    remarks: bool = False,
+    skip: Sequence[str] = (),
 ) -> list[PassRecord]:
     """Apply ``passes`` in order.
 
@@ -102,6 +109,8 @@ def run_passes(
         progress: called with (finished, all) after every pass.
         validate_each: let DaCe validate the SDFG before the first and after every pass; else it does so when code is made
             for what the last one leaves. dcir's own rules are always checked (they cost a tenth of DaCe's).
+        remarks: whether to record what passes say of each place.
+        skip: sites at which passes are to do nothing (``dcir.ir.sites``).
 
     Raises:
         InvalidGraph: a pass left the graph invalid.
@@ -114,13 +123,17 @@ def run_passes(
         )
     check_order(passes)
     run = _Run(net, passes, validate_each)
-    for number, p in enumerate(passes):
-        if run.apply(number) and after is not None:
-            after(p, net)
-        if progress is not None:
-            progress(number + 1, len(passes))
-        if p.name == until:
-            break
+    net.rewrites = RewriteLog(record=remarks, skip=skip) if remarks or skip else None
+    try:
+        for number, p in enumerate(passes):
+            if run.apply(number) and after is not None:
+                after(p, net)
+            if progress is not None:
+                progress(number + 1, len(passes))
+            if p.name == until:
+                break
+    finally:
+        net.rewrites = None
     return run.records
 
 
@@ -138,6 +151,8 @@ class _Run:
     def apply(self, number: int) -> bool:
         """Run one pass and record it; whether it changed something."""
         p, place = self.passes[number], Place.of(number, self.passes)
+        if (log := self.net.rewrites) is not None:
+            log.begin(p.name, number)
         start = time.perf_counter()
         outcome = p.apply_at(self.net, place)
         if p.in_bodies:
@@ -147,9 +162,11 @@ class _Run:
         if outcome.changed:
             self.measured = self._measure()
         new = self.measured
+        remarks, skipped = ([], []) if log is None else log.end(outcome.changed, outcome.refused)
         self.records.append(
             PassRecord(
-                p.name, p.tier, outcome.changed, traffic, new[0], count, new[1], peak, new[2], seconds, dict(outcome.refused)
+                p.name, p.tier, outcome.changed, traffic, new[0], count, new[1], peak, new[2], seconds,
+                dict(outcome.refused), remarks, skipped,
             )
         )  # fmt: skip
         if outcome.changed:

@@ -1,4 +1,4 @@
-"""`dcir explain`: what each tier did to a model, what was refused, and why; and its network for Model Explorer."""
+"""`dcir explain`: what each tier did to a model, what was refused, and why, place by place on request; for Model Explorer, too."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ FORMATS = ("text", "model-explorer")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where to, as graph.json."
 )
+@click.option("--remarks", is_flag=True, help="Show what passes say of each place.")
+@click.option("--at", metavar="OPERATOR", help="Remarks on an operator: its label, or a part of what it is or where.")
+@click.option("--pass", "by", metavar="PASS", help="Remarks of one pass.")
+@click.option("--kind", metavar="KIND", help="Remarks of one kind: passed, missed or analysis.")
+@click.option("--skip", metavar="SITE", multiple=True, help="Switch a place off, as remarks name it.")
 def command(
     model: Path,
     level: int,
@@ -29,15 +34,24 @@ def command(
     strict: bool,
     form: str,
     output: Path | None,
+    remarks: bool,
+    at: str | None,
+    by: str | None,
+    kind: str | None,
+    skip: tuple[str, ...],
 ) -> None:
     """Say what was done to MODEL (.onnx or .dcir), what was refused, and why."""
     from dcir.driver import api
 
     if (output is not None) != (form != "text"):
         raise click.UsageError("--format model-explorer and -o FILE.json go together.")
-    settings: dict[str, Any] = {"level": level, "target": target, "shapes": shapes, "strict": strict}
+    if output is not None and (remarks or at or by or kind):
+        raise click.UsageError("Remarks are for the text: Model Explorer's file holds none.")
+    about = {"operator": at, "by": by, "kind": kind}
+    remarks = remarks or any(about.values())
+    settings: dict[str, Any] = {"level": level, "target": target, "shapes": shapes, "strict": strict, "skip": skip}
     if output is None:
-        report = api.explain_file(model, **settings)
+        report = api.explain_file(model, remarks=remarks, about=about, **settings)
         common.emit(report.to_text().rstrip(), report.to_json())
         return
     report = api.model_explorer_file(model, output, **settings)

@@ -29,6 +29,7 @@ from dcir.errors import ArtefactInvalid, InvalidInput, OptionError
 from dcir.frontends import onnx as onnx_front_end
 from dcir.options import Options
 from dcir.report.explain import Report
+from dcir.report.remarks import Remarks
 from dcir.runtime.artefact import load_artefact, read_report
 
 if TYPE_CHECKING:
@@ -153,11 +154,30 @@ def explain_file(
     target: str = "cpp",
     shapes: Shapes | None = None,
     strict: bool = False,
+    remarks: bool = False,
+    about: Mapping[str, str | None] | None = None,
+    skip: Sequence[str] = (),
 ) -> Report:
-    """What was done to a .dcir file when it was compiled, or what is done to an ONNX file."""
-    if is_artefact(model):
-        return _report_of(read_report(model), model)
-    return _compile_onnx(model, Options.make(level=level, target=target, strict=strict), shapes)[1]
+    """What was done to a .dcir file when it was compiled, or what is done to an ONNX file.
+
+    Args:
+        model, level, target, shapes, strict: as for ``compile_file``.
+        remarks: whether to show what passes say of each place.
+        about: which remarks, as ``report.remarks.Remarks.where`` takes it.
+        skip: places that are switched off.
+
+    Raises:
+        OptionError: remarks or other places are asked for of a .dcir file.
+    """
+    if not is_artefact(model):
+        options = Options.make(level=level, target=target, strict=strict, remarks=remarks, skip=tuple(skip))
+        report = _compile_onnx(model, options, shapes)[1]
+        if remarks:
+            report.remarks = Remarks.of(report.graphs).where(**(about or {}))
+        return report
+    if remarks or skip:
+        raise OptionError("a .dcir file holds no remarks", where=str(model), hint="dcir explain MODEL.onnx --remarks")
+    return _report_of(read_report(model), model)
 
 
 def model_explorer_file(
@@ -168,6 +188,7 @@ def model_explorer_file(
     target: str = "cpp",
     shapes: Shapes | None = None,
     strict: bool = False,
+    skip: Sequence[str] = (),
 ) -> Report:
     """Write the network of an ONNX file after all passes as a JSON file for Model Explorer; what was done to it.
 
@@ -177,7 +198,7 @@ def model_explorer_file(
     from dcir.report.model_explorer import collection
 
     found: list[tuple[str, Any]] = []
-    session = Session(Options.make(level=level, target=target, strict=strict))
+    session = Session(Options.make(level=level, target=target, strict=strict, skip=tuple(skip)))
     session.on_rewritten = lambda kind, net: found.append((kind, net))
     compile_onnx(_open_onnx(model, shapes), session)
     label = f"{os.path.basename(os.fspath(model))} -O{level}"
@@ -433,7 +454,7 @@ def _compile_onnx(
 ) -> tuple[Compiled, Report]:
     session = Session(options, progress=progress)
     compiled = compile_onnx(_open_onnx(model, shapes), session)
-    return compiled, Report(session.graphs, machine=rates())
+    return compiled, Report(session.graphs, machine=rates(), skip=options.skip)
 
 
 def _open_onnx(model: str | os.PathLike[str], shapes: Shapes | None) -> onnx_front_end.OnnxModule:

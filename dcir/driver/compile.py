@@ -141,7 +141,15 @@ class Compilation:
         if any(asked.values()):
             raise Unsupported(f"a program for all sizes with {', '.join(name for name, on in asked.items() if on)}")
         try:
-            graph = moving_graph(gm, self.context, self.context.bounds, self._pipeline(), self.target)
+            graph = moving_graph(
+                gm,
+                self.context,
+                self.context.bounds,
+                self._pipeline(),
+                self.target,
+                remarks=options.remarks,
+                skip=options.skip,
+            )
         except InvalidInput as e:
             raise OtherBounds(f"a program for all sizes: {e.message}") from e
         if isinstance(graph, Refusal):
@@ -228,6 +236,8 @@ class Compilation:
             after=after if hooks else None,
             validate_each=options.verify == "passes" or bool(os.environ.get("DCIR_VALIDATE")),
             progress=self.session.step("passes"),
+            remarks=options.remarks,
+            skip=options.skip,
         )
         record.bytes_moved, record.work = net.bytes_moved(), _work(net)
 

@@ -15,6 +15,7 @@ from dcir.errors import InvalidInput, OptionError
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.report.profile import Profile
+from dcir.report.remarks import Remarks
 
 _NUMBERS = itertools.count()
 _ALIVE: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
@@ -68,8 +69,17 @@ class Handle:
 
         return report_html(self.explain(), f"{self.name}, compiled by dcir at level {self.options.level}")
 
-    def explain(self) -> Report:
-        """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""
+    def explain(self, *, remarks: bool = False) -> Report:
+        """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first.
+
+        Args:
+            remarks: whether to show as well what passes said of each place.
+
+        Raises:
+            OptionError: remarks are asked for, and were not recorded.
+        """
+        if remarks:
+            self._recorded()
         coverage = self.session.coverage
         return Report(
             self.session.graphs,
@@ -79,7 +89,28 @@ class Handle:
             coverage.found,
             coverage.calls,
             self.session.streams,
+            self.options.skip,
+            Remarks.of(self.session.graphs) if remarks else None,
         )
+
+    def remarks(self, *, operator: str | None = None, by: str | None = None, kind: str | None = None) -> Remarks:
+        """What passes said of each place: rewritten, not rewritten and why, found out. Call the module first.
+
+        Args:
+            operator, by, kind: which of them (``report.remarks.Remarks.where``); all unless given.
+
+        Raises:
+            OptionError: remarks were not recorded, or there is no such kind.
+        """
+        self._recorded()
+        return Remarks.of(self.session.graphs).where(operator=operator, by=by, kind=kind)
+
+    def _recorded(self) -> None:
+        if not self.options.remarks:
+            raise OptionError(
+                "remarks are recorded where they are asked for before a graph is compiled", where="remarks=False",
+                hint="dcir.optimize(model, remarks=True)",
+            )  # fmt: skip
 
     def submit(self, /, *inputs: Any, **named: Any) -> Future[Any]:
         """Have a call run on one of the streams of ``hint="throughput"``, and go on; ``result()`` of what is returned waits for it.

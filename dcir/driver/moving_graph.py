@@ -104,8 +104,9 @@ class MovingGraph:
 
 
 def moving_graph(
-    gm: fx.GraphModule, context: GraphContext, bounds: Sequence[Bounds], passes: Sequence[Pass], target: Target
-) -> MovingGraph | Refusal:
+    gm: fx.GraphModule, context: GraphContext, bounds: Sequence[Bounds], passes: Sequence[Pass], target: Target, *,
+    remarks: bool = False, skip: Sequence[str] = (),
+) -> MovingGraph | Refusal:  # fmt: skip
     """The graph for all sizes, or why it has to be compiled for each combination of them.
 
     Args:
@@ -115,6 +116,7 @@ def moving_graph(
         bounds: of its symbols, in the order of the inputs. Those with one value do not move.
         passes: the pipeline; those that decide by the sizes themselves are left out (``same_at_all_sizes``).
         target: what it is compiled for.
+        remarks, skip: as for ``run_passes``.
 
     Raises:
         InvalidInput: the bounds hold too few values.
@@ -154,7 +156,7 @@ def moving_graph(
         net.target = target
         operators, traffic = len(net.ops()), net.bytes_moved()
         with costs(answers):
-            done = run_passes(net, same_at_all_sizes(passes, images=images))
+            done = run_passes(net, same_at_all_sizes(passes, images=images), remarks=remarks, skip=skip)
         set_floats(net, {mark: exact[pair] for pair, mark in marked.items()})
         return _Sample(sample, made, operators, traffic, done)
 

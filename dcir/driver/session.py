@@ -80,6 +80,10 @@ class Session:
     streams: StreamNumber | None = None
 
     def __post_init__(self) -> None:
+        if self.options.skip:
+            from dcir.driver.skipped import check_skip
+
+            check_skip(self.options)
         if TracingContext.try_get() is None:  # Dynamo guards on the number of threads
             fit_team()
 

@@ -27,6 +27,7 @@ from dcir.ir.dace.validation import validate
 from dcir.ir.load_time import load_time_operators
 from dcir.ir.memory_plan import PREPARED, MemoryPlan
 from dcir.ir.operator import Operator
+from dcir.ir.remarks import RewriteLog, Rewriting
 from dcir.ir.sizes import whole
 from dcir.ir.types import itemsize
 
@@ -103,6 +104,7 @@ class Network:
         static: inputs that are parameters or buffers: they change between calls, not with every call.
         target: what it is compiled for (``dcir.cost.target.Target``); None until the driver says. Files of it do not say.
         streams: runs of operators that take one image after the other.
+        rewrites: what passes tell place by place, while they run and somebody asks.
     """
 
     def __init__(self, name: str = "network") -> None:
@@ -119,6 +121,7 @@ class Network:
         self.updates: dict[str, str] = {}
         self.target: object | None = None
         self.streams: list[ImagePipeline] = []
+        self.rewrites: RewriteLog | None = None
         self._access: dict[str, Any] = {}
         self._operands: dict[Op, tuple[list[Operand], list[Operand]]] = {}
         self._order: list[Op] = []
@@ -193,6 +196,8 @@ class Network:
             self._order.append(op)
         else:
             self._order.insert(self._order.index(before), op)
+        if self.rewrites is not None:
+            self.rewrites.touch(op, new=True)
         return op
 
     def _connect(self, op: Op, ins: Sequence[Operand], outs: Sequence[Operand]) -> None:
@@ -222,6 +227,8 @@ class Network:
         op.spec, op.made_by = spec, op.made_by if made_by is None else made_by
         self._connect(op, ins, outs)
         self._drop_isolated(near)
+        if self.rewrites is not None:
+            self.rewrites.touch(op, new=False)
         return op
 
     def _memlet(self, spec: Operator, o: Operand, operand: tuple[bool, int]) -> OperandMemlet:
@@ -304,6 +311,10 @@ class Network:
         """Containers that some result shows."""
         return {r.data for r in self.results}
 
+    def allows(self, by: Rewriting, *ops: Op) -> bool:
+        """Whether a pass may rewrite these operators, asked when all else says that it will: the user may have switched the place off."""
+        return self.rewrites is None or self.rewrites.allows(self, by.name, ops)
+
     # ------------------------------------------------------------------ whole graph
     def bytes_moved(self) -> int:
         """Bytes that a call's operators read and write."""
@@ -372,7 +383,7 @@ class Network:
         self.names, self._count = dict(side["names"]), side["count"]
         self.memory = MemoryPlan.from_json(side["memory"])
         self.free, self.updates, self.static = set(side["free"]), dict(side["updates"]), set(side["static"])
-        self.target, self.streams = None, [ImagePipeline(**s) for s in side["streams"]]
+        self.target, self.rewrites, self.streams = None, None, [ImagePipeline(**s) for s in side["streams"]]
         self._access = {n.data: n for n in self.state.nodes() if isinstance(n, dace_nodes.AccessNode)}
         ops = {n.label: n for n in self.state.nodes() if isinstance(n, Op)}
         self._order = [ops[label] for label in side["order"]]

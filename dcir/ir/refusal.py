@@ -20,3 +20,7 @@ class Refusal:
 
     def __str__(self) -> str:
         return self.reason
+
+
+SWITCHED_OFF = Refusal("switched off by the user")
+"""Of a rewrite that may be made and pays, at a place that the user does not want it at (``Network.allows``)."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from dcir.cost.machine import MachineRates
+from dcir.ir.sites import canonical
+from dcir.report.remarks import Remarks
 
 TIERS = ("tidy", "operator-internal", "fusion", "layout", "global data movement")
 ONE_FORM = "the one form of its kernel"
@@ -24,6 +26,8 @@ class Report:
         uncompiled: what ran in PyTorch (records of ``driver.uncompiled.Uncompiled``).
         calls: how many there were.
         streams: how calls share the processors, where several run at once (``cost.stream_number.StreamNumber``).
+        skip: the places that are switched off.
+        remarks: what passes said of each place, to be shown as well.
     """
 
     def __init__(
@@ -35,14 +39,23 @@ class Report:
         uncompiled: Sequence[Any] = (),
         calls: int = 0,
         streams: Any = None,
+        skip: Sequence[str] = (),
+        remarks: Remarks | None = None,
     ) -> None:
         self.graphs, self.breaks, self.machine, self.compared = list(graphs), list(breaks), machine, list(compared)
         self.uncompiled, self._calls, self.streams = list(uncompiled), calls, streams
+        self._skip, self.remarks = list(skip), remarks
 
     @property
     def fallbacks(self) -> list[tuple[str, str]]:
         """(operator, place in the user's model) of every operator that runs through torch."""
         return [f for g in self.graphs for f in g.fallbacks]
+
+    @property
+    def not_come_up(self) -> list[str]:
+        """Places that are switched off, and at which no pass wanted to rewrite anything."""
+        off = {site for g in self.graphs for p in g.passes for site in p.skipped}
+        return [site for site in self._skip if self.graphs and canonical(site) not in off]
 
     def floor_seconds(self, graph: Any) -> float | None:
         """A time that no call of this graph goes below: the sum of its kernels' floors. None on a machine not measured."""
@@ -62,7 +75,7 @@ class Report:
         """The report as plain data."""
         return {
             "graphs": [
-                asdict(g)
+                _plain(g)
                 | {"flops": sum(f for f, _ in g.work), "floor_seconds": self.floor_seconds(g)}
                 | {"peak_bytes": self.peak_bytes(g)}
                 for g in self.graphs
@@ -72,6 +85,8 @@ class Report:
             "uncompiled": [asdict(u) for u in self.uncompiled],
             "compared_in_every_call": [{"bytes": size, "reason": reason} for size, reason in self.compared],
             "streams": None if self.streams is None else asdict(self.streams),
+            "not_come_up": self.not_come_up,
+            **({} if self.remarks is None else {"remarks": self.remarks.to_json()}),
         }
 
     def to_text(self) -> str:
@@ -91,6 +106,8 @@ class Report:
         lines += self._list("graph breaks", Counter(self.breaks))
         lines += self._list("operators run through torch", Counter(self.fallbacks))
         lines += self._comparisons()
+        lines += [f"switched off, but has not come up: {site}" for site in self.not_come_up]
+        lines += [] if self.remarks is None else [self.remarks.to_text()]
         return "\n".join(lines)
 
     def _comparisons(self) -> list[str]:
@@ -177,6 +194,14 @@ def _passes(passes: Sequence[Any]) -> list[str]:
     # What such a pass would have done and may not is what a reader looks for.
     names = (f"{p.name} ({sum(p.refused.values())} not done)" if p.refused else p.name for p in idle)
     return lines + [f"  changed nothing: {', '.join(names)}"] * bool(idle)
+
+
+def _plain(graph: Any) -> dict[str, Any]:
+    """A graph's record as plain data, without remarks, which have a place of their own."""
+    data = asdict(replace(graph, passes=[replace(p, remarks=[]) for p in graph.passes]))
+    for record in data["passes"]:
+        del record["remarks"]
+    return data
 
 
 def _bounds(bounds: Sequence[tuple[str, int, int]]) -> str:

@@ -190,14 +190,27 @@ def test_names_from_models_cannot_steer_the_terminal(api, model):
     assert "\x1b" not in call("compile", model).stderr
 
 
+NOTHING = {"operator": None, "by": None, "kind": None}
+
+
 def test_explain(api, model):
     assert call("explain", model, "-O2").output == "two kernels\n"
     assert json.loads(call("explain", model, "--json").output) == {"kernels": 2}
     assert api.calls[0] == (
         "explain_file",
         (Path(model),),
-        {"level": 2, "target": "cpp", "shapes": {}, "strict": False},
+        {"level": 2, "target": "cpp", "shapes": {}, "strict": False, "remarks": False, "about": NOTHING, "skip": ()},
     )
+
+
+def test_explain_place_by_place(api, model):
+    assert call("explain", model, "--remarks", "--at", "conv_1", "--skip", "a@b", "--skip", "a@c").exit_code == 0
+    settings = api.calls[0][2]
+    assert settings["remarks"] is True and settings["about"] == NOTHING | {"operator": "conv_1"}
+    assert settings["skip"] == ("a@b", "a@c")
+    assert call("explain", model, "--pass", "fuse-epilogues", "--kind", "missed").exit_code == 0
+    assert api.calls[1][2]["remarks"] is True  # who asks about some wants to see them
+    assert api.calls[1][2]["about"] == NOTHING | {"by": "fuse-epilogues", "kind": "missed"}
 
 
 def test_bench(api, model):

@@ -201,11 +201,24 @@ def record_function(tmp_path: Any) -> None:
     assert events(False) == 1 < events(True)
 
 
+def remarks(tmp_path: Any) -> None:
+    assert len(made(remarks=True)[0].dcir.remarks()) > 0
+    with pytest.raises(OptionError):
+        made()[0].dcir.remarks()
+
+
+def skip(tmp_path: Any) -> None:
+    fast, graph = made(remarks=True)
+    site = next(r.remark.site for r in fast.dcir.remarks(by="fuse-epilogues", kind="passed"))
+    changed = [p.changed for p in graph.passes if p.name == "fuse-epilogues"]
+    assert [p.changed for p in made(skip=[site])[1].passes if p.name == "fuse-epilogues"] != changed
+
+
 EFFECTS = {
     f.__name__: f
     for f in (
         level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, schedule, debug_dir, memory_limit, precision,
-        fused_optimizers, tune, prepare, hint, streams, record_function,
+        fused_optimizers, tune, prepare, hint, streams, record_function, remarks, skip,
     )
 }  # fmt: skip
 

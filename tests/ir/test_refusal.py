@@ -23,5 +23,5 @@ def test_the_first_refusal_of_two_checks_counts():
 def test_results_count_refusals_by_reason():
     done = PassResult()
     for why in (Refusal("too long"), "too long", Refusal("too wide")):
-        done.refuse(why)
+        done.missed(why)
     assert done.refused == {"too long": 2, "too wide": 1} and not done.changed

@@ -65,7 +65,7 @@ class Seen(Pass):
         self.nets.append(net)
         self.places.append(place)
         outcome = PassResult(changed=self.changes, saved_bytes=10)
-        outcome.refuse("it is no use")
+        outcome.missed("it is no use")
         return outcome
 
 

@@ -41,9 +41,9 @@ class Asks(Pass):
     def apply_at(self, net: Network, place: Place) -> PassResult:
         op = net.ops()[0]
         outcome, reserved = PassResult(), place.reserved(net, op)
-        outcome.refuse("free" if reserved is None else reserved.reason)
+        outcome.missed("free" if reserved is None else reserved.reason)
         if place.since:
-            outcome.refuse(f"released: {place.released(net, op)}")
+            outcome.missed(f"released: {place.released(net, op)}")
         return outcome
 
 

@@ -43,7 +43,7 @@ class FoldConstants(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """One sweep in order of execution."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         results = net.result_containers()
         for op in net.ops():
             if not isinstance(op.spec, LoopNest):
@@ -57,7 +57,7 @@ class FoldConstants(Pass):
                 for name in outs:
                     if not net.writers(name):
                         net.remove_container(name)
-                outcome.changed += 1
+                outcome.passed((op,), reason="nobody reads the constant any more")
         return outcome
 
     def _constant(self, op: Op) -> bool:
@@ -68,12 +68,12 @@ class FoldConstants(Pass):
         if not any(self._constant(w) for w in writers):
             return
         if len(writers) > 1:
-            outcome.refuse("several operators write the container")
+            outcome.missed("several operators write the container", (*writers, reader))
             return
         p, outs = writers[0].known(LoopNest), net.outs(writers[0])
         stores = [i for i, s in enumerate(p.body) if isinstance(s, Store) and outs[s.operand].data == data]
         if len(stores) > 1:
-            outcome.refuse("the constant is written in several parts")
+            outcome.missed("the constant is written in several parts", (*writers, reader))
             return
         value = _number(p, stores[0])
         before = reader.spec.bytes_moved()
@@ -84,11 +84,13 @@ class FoldConstants(Pass):
         else:
             fused = self._with_expression(net, writers[0], stores[0], reader, data)
         if isinstance(fused, Refusal):
-            outcome.refuse(fused)
+            outcome.missed(fused, (*writers, reader))
             return
-        outcome.changed += 1
+        if not outcome.allowed(self, net, *writers, reader):
+            return
         outcome.saved_bytes += before - fused.program.bytes_moved()
         net.rewire(reader, fused.program, fused.ins, fused.outs, made_by=self.name)
+        outcome.passed((*writers, reader))
 
     def _with_expression(self, net: Network, writer: Op, store: int, reader: Op, data: str) -> Fused | Refusal:
         p = writer.known(LoopNest)

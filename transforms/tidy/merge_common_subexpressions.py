@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.transforms.base import Pass, PassResult
 
 
@@ -28,7 +28,7 @@ class MergeCommonSubexpressions(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """One sweep in order of execution."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         seen: dict[Any, Op] = {}
         results = net.result_containers()
         for op in net.ops():
@@ -40,9 +40,9 @@ class MergeCommonSubexpressions(Pass):
                 continue
             reason = self._merge(net, first, op, results)
             if reason is not None:
-                outcome.refuse(reason)
+                outcome.missed(reason, (first, op))
                 continue
-            outcome.changed += 1
+            outcome.passed((first, op))
             outcome.saved_bytes += sum(sum(table) for table in spec.footprint())
         return outcome
 
@@ -62,6 +62,8 @@ class MergeCommonSubexpressions(Pass):
             gone, stays = (a, b) if b.data in results else (b, a)
             if moves.setdefault(gone.data, stays.data) != stays.data:
                 return Refusal("they write into different places of their containers")
+        if not net.allows(self, first, second):
+            return SWITCHED_OFF
         for old, new in moves.items():
             for reader in net.readers(old):
                 net.rewire(reader, reader.spec, _renamed(net.ins(reader), old, new), net.outs(reader))

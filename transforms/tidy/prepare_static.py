@@ -34,7 +34,7 @@ class PrepareStatic(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Fill the block of prepared values; an older plan of it is thrown away."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         static = net.preparable()
         places: dict[str, int] = {}
         size = 0
@@ -49,6 +49,6 @@ class PrepareStatic(Pass):
                     size += aligned(net.containers[o.data].nbytes, self.alignment)
         planned = net.memory.with_block(PREPARED, size, places)
         if planned != net.memory:
-            outcome.changed = len(static)
+            outcome.passed(count=len(static), bytes_saved=outcome.saved_bytes)
             net.memory = planned
         return outcome

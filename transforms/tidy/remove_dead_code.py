@@ -28,7 +28,7 @@ class RemoveDeadCode(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """One sweep against the order of execution."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         results = net.result_containers()
         for op in reversed(net.ops()):
             outs = net.outs(op)
@@ -37,13 +37,13 @@ class RemoveDeadCode(Pass):
                 self._trim(net, op, live, outcome)
             elif live:
                 if any(o.data not in live for o in outs):
-                    outcome.refuse("an operator that is no loop nest computes all its results")
+                    outcome.missed("an operator that is no loop nest computes all its results", (op,))
             elif op.spec.has_effects:
-                outcome.refuse("the operator has effects, or moves the random generator")
-            else:
+                outcome.missed("the operator has effects, or moves the random generator", (op,))
+            elif outcome.allowed(self, net, op):
                 outcome.saved_bytes += op.spec.bytes_moved()
-                outcome.changed += 1
                 net.remove_op(op)
+                outcome.passed((op,))
         self._containers(net, results, outcome)
         return outcome
 
@@ -54,9 +54,11 @@ class RemoveDeadCode(Pass):
         lean = compact(needed, ins, outs)
         if len(needed.body) == len(p.body) and len(lean.ins) == len(ins) and len(lean.outs) == len(outs):
             return
+        if not outcome.allowed(self, net, op):
+            return
         outcome.saved_bytes += p.bytes_moved() - lean.program.bytes_moved()
-        outcome.changed += 1
         net.rewire(op, lean.program, lean.ins, lean.outs, made_by=self.name)
+        outcome.passed((op,))
 
     def _containers(self, net: Network, results: set[str], outcome: PassResult) -> None:
         gone: list[str] = []
@@ -66,4 +68,4 @@ class RemoveDeadCode(Pass):
                 net.remove_container(name)
                 gone.append(name)
         net.memory = net.memory.without(gone)
-        outcome.changed += len(gone)
+        outcome.passed(count=len(gone), reason="containers that nobody uses")

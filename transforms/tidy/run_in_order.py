@@ -26,16 +26,16 @@ class RunInOrder(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit every operator that has code of its own."""
-        outcome, target = PassResult(), target_of(net)
+        outcome, target = PassResult.of(net), target_of(net)
         if not target.schedules:
-            outcome.refuse(f"{target.name} runs loops as it likes")
+            outcome.missed(f"{target.name} runs loops as it likes")
             return outcome
         for op in net.ops():
             if op.spec.calls_out or op.spec.bodies():
                 continue
             if op.spec.loop_nest() is None:
-                outcome.refuse(f"{op.spec.kind} is equal to no loop nest")
-            elif op.own_schedule != PLAIN:
+                outcome.missed(f"{op.spec.kind} is equal to no loop nest", (op,))
+            elif op.own_schedule != PLAIN and outcome.allowed(self, net, op):
                 op.own_schedule = PLAIN
-                outcome.changed += 1
+                outcome.passed((op,))
         return outcome

@@ -47,7 +47,7 @@ class SimplifyAlgebra(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Rewrite every loop nest."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         known: dict[LoopNest, _Simplifier] = {}
         for op in net.ops():
             p = op.spec
@@ -56,13 +56,14 @@ class SimplifyAlgebra(Pass):
             if p not in known:
                 known[p] = _Simplifier(p)
             done = known[p]
-            outcome.refused.update(done.refused)
-            if not done.applied:
+            for why, count in done.refused.items():
+                outcome.missed(why, (op,), count=count)
+            if not done.applied or not outcome.allowed(self, net, op):
                 continue
-            outcome.changed += done.applied
             lean = compact(done.program, net.ins(op), net.outs(op))
             outcome.saved_bytes += p.bytes_moved() - lean.program.bytes_moved()
             net.rewire(op, lean.program, lean.ins, lean.outs, made_by=self.name)
+            outcome.passed((op,), count=done.applied)
         return outcome
 
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.transforms.base import Pass, PassResult
 
 
@@ -35,16 +35,18 @@ class ExpandLoops(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit every library node."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         for op in net.ops():
             if isinstance(op.spec, LoopNest) or not self._wanted(op):
                 continue
             why = self.refusal(op)
+            if why is None and not net.allows(self, op):
+                why = SWITCHED_OFF
             if why is None:
                 expand(net, op, self.name)
-                outcome.changed += 1
+                outcome.passed((op,))
             else:
-                outcome.refuse(why)
+                outcome.missed(why, (op,))
         return outcome
 
     def _wanted(self, op: Op) -> bool:

@@ -30,13 +30,13 @@ class HoistInvariants(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit loops; what one inside of another hoists may leave that one when the pass runs again."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         for op in net.ops():
             if isinstance(op.spec, Region) and op.spec.fixed():
-                outcome.changed += self._hoist(net, op, op.spec, outcome)
+                self._hoist(net, op, op.spec, outcome)
         return outcome
 
-    def _hoist(self, net: Network, op: Op, spec: Region, outcome: PassResult) -> int:
+    def _hoist(self, net: Network, op: Op, spec: Region, outcome: PassResult) -> None:
         bodies = [body.copy() for body in spec.bodies()]
         movable = [body.preparable() for body in bodies]
         found = [[inner for inner in body.ops() if inner in ready] for body, ready in zip(bodies, movable, strict=True)]
@@ -44,8 +44,8 @@ class HoistInvariants(Pass):
             # It may not run at all, and then an index that it would have met is no error.
             found = [[i for i in ready if not _may_fail(i)] for ready in found]
             found = [_closed(body, ready) for body, ready in zip(bodies, found, strict=True)]
-        if not any(found):
-            return 0
+        if not any(found) or not outcome.allowed(self, net, op):
+            return
         outer = net.ins(op)
         given: list[Operand] = []
         for body, ready in zip(bodies, found, strict=True):
@@ -79,7 +79,7 @@ class HoistInvariants(Pass):
                 given.append(moved[name])
         made = spec.with_fixed([Body.of(body) for body in bodies], len(given))
         net.rewire(op, made, [*outer, *given], net.outs(op), made_by=self.name)
-        return sum(map(len, found))
+        outcome.passed((op,), count=sum(map(len, found)))
 
 
 def _may_fail(op: Op) -> bool:

@@ -21,7 +21,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.statements import Load, Narrow, Store
 from dcir.ir.types import FLOATS, HALVES
 from dcir.ops.library.contraction import ContractionSpec
@@ -56,7 +56,7 @@ class PackWeights(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit every product that is not static itself; equal weights are packed once."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         ready = net.preparable()
         static = net.static_containers(ready)
         packed: _Packed = {}
@@ -70,9 +70,9 @@ class PackWeights(Pass):
             work = self._contraction if isinstance(spec, ContractionSpec) else self._convolution
             done = work(net, op, spec, static, packed)  # type: ignore[arg-type]
             if isinstance(done, Refusal):
-                outcome.refuse(done)
+                outcome.missed(done, (op,))
             elif done:
-                outcome.changed += 1
+                outcome.passed((op,))
         for op in ready:
             outs = {o.data for o in net.outs(op)}
             if outs <= wide and not any(net.readers(name) for name in outs):
@@ -93,6 +93,8 @@ class PackWeights(Pass):
         isa = target_of(net).machine.isa
         if not wants_panels(spec.dtype, spec.n, spec.k, isa):
             return Refusal("too few columns for a panel")
+        if not net.allows(self, op):
+            return SWITCHED_OFF
         own = [d for d in range(rank) if spec.b[d]]
         source, strides, stored = _as_stored(net, spec, ins[1])
         panel = panel_width(spec.dtype, isa, stored)
@@ -137,6 +139,8 @@ class PackWeights(Pass):
             ):
                 return Refusal("the channels of a group would leave most of a panel empty")
             program = made.packing()
+        if not net.allows(self, op):
+            return SWITCHED_OFF
         weights = self._pack(net, op, program, ins[1], packed)
         net.rewire(op, made, [ins[0], weights, *ins[2:]], net.outs(op), made_by=self.name)
         return True

@@ -48,7 +48,7 @@ class SetSchedules(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit every operator that has code of its own."""
-        outcome, idle = PassResult(), dict.fromkeys(pattern for pattern, _ in self.schedules)
+        outcome, idle = PassResult.of(net), dict.fromkeys(pattern for pattern, _ in self.schedules)
         for op in net.ops():
             if op.spec.calls_out or op.spec.bodies():
                 continue
@@ -58,9 +58,9 @@ class SetSchedules(Pass):
             idle.pop(found[0], None)
             if op.own_schedule != found[1]:
                 op.own_schedule = found[1]
-                outcome.changed += 1
+                outcome.passed((op,))
         for pattern in idle:
-            outcome.refuse(f"no operator fits {pattern!r}")
+            outcome.missed(f"no operator fits {pattern!r}")
         return outcome
 
 

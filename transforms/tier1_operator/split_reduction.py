@@ -21,7 +21,7 @@ from dcir.ir.loop_forms import collapse, drop_unit_loops, side_by_side
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand, contiguous
 from dcir.ir.partial_results import first_step, last_step, partial_types, unsplittable
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.statements import Reduce
 from dcir.transforms.base import Pass, PassResult, Place
 
@@ -53,7 +53,7 @@ class SplitReduction(Pass):
 
     def apply_at(self, net: Network, place: Place) -> PassResult:
         """The same, but for what is reserved."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         for op in net.ops():
             p = op.spec
             if not isinstance(p, LoopNest) or p.points() < self.min_points:
@@ -64,13 +64,13 @@ class SplitReduction(Pass):
                 continue
             reserved = place.reserved(net, op)
             if reserved is not None:
-                outcome.refuse(reserved)
+                outcome.missed(reserved, (op,))
                 continue
             reason = self._split(net, op, collapse(drop_unit_loops(p)))
             if reason is None:
-                outcome.changed += 1
+                outcome.passed((op,))
             else:
-                outcome.refuse(reason)
+                outcome.missed(reason, (op,))
         return outcome
 
     def _split(self, net: Network, op: Op, p: LoopNest) -> Refusal | None:
@@ -86,6 +86,8 @@ class SplitReduction(Pass):
         cut = _cut(p, wanted)
         if cut is None:
             return Refusal("the inner loops have no divisor near the chunk")
+        if not net.allows(self, op):
+            return SWITCHED_OFF
         self._replace(net, op, p, *cut)
         return None
 

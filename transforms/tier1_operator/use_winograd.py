@@ -21,7 +21,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops, order_loops
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ops.library import winograd
 from dcir.ops.library.convolution import NO_VECTORS, ConvolutionSpec, refused_by_winograd
 from dcir.ops.library.packing import panel_width
@@ -49,7 +49,7 @@ class UseWinograd(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit every convolution that is not static itself; equal weights are transformed once."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         ready = net.preparable()
         static = net.static_containers(ready)
         costs = target_of(net).costs.winograd
@@ -61,24 +61,28 @@ class UseWinograd(Pass):
             if spec.kind == "backward_weight":
                 refusal = self._gradient(net, op, spec, made)
                 if refusal is None:
-                    outcome.changed += 1
+                    outcome.passed((op,))
                 else:
-                    outcome.refuse(refusal)
+                    outcome.missed(refusal, (op,))
                 continue
             flipped = spec.kind == "backward_data"
             if flipped:
                 spec = _as_forward(spec)
             refusal = refused_by_winograd(spec)
-            tile = None if refusal else self._choose(costs, spec, static=ins[1].data in static)
+            tile = None if refusal else self._choose(costs, op, spec, outcome, static=ins[1].data in static)
             if tile is None:
                 if math.prod(spec.kernel) > 1:
-                    outcome.refuse(refusal or _TOO_LITTLE)
+                    outcome.missed(refusal or _TOO_LITTLE, (op,))
+                continue
+            if not outcome.allowed(self, net, op):
                 continue
             self._rewrite(net, op, spec, tile, made, flipped=flipped)
-            outcome.changed += 1
+            outcome.passed((op,))
         return outcome
 
-    def _choose(self, costs: WinogradCosts, spec: ConvolutionSpec, *, static: bool) -> tuple[int, int] | None:
+    def _choose(
+        self, costs: WinogradCosts, op: Op, spec: ConvolutionSpec, outcome: PassResult, *, static: bool
+    ) -> tuple[int, int] | None:
         """The cheapest tile, if it is cheap enough."""
         direct = costs.direct(spec)
         forms = [(costs.forward(spec, tile, static=static), tile) for tile in self.tiles]
@@ -88,6 +92,7 @@ class UseWinograd(Pass):
             cost += costs.turning(math.prod(spec.shapes[0]))
         if spec.y[1] != 1:
             cost += costs.storing_apart(math.prod(spec.shapes[2]))
+        outcome.analysis("cycles of the direct form and of Winograd's", (op,), direct=direct, winograd=cost)
         return tile if cost <= self.gain * direct else None
 
     def _gradient(self, net: Network, op: Op, spec: ConvolutionSpec, made: _Made) -> Refusal | None:
@@ -102,6 +107,8 @@ class UseWinograd(Pass):
         cost += sum(costs.turning(math.prod(shape)) for shape, _, strides in images if strides[1] != 1)
         if cost > (self.unit_gain if costs.on_unit(spec) else self.gain) * costs.direct(spec):
             return _TOO_LITTLE
+        if not net.allows(self, op):
+            return SWITCHED_OFF
         ins = net.ins(op)
         image, x = self._turned(net, op, spec.dtype, spec.shapes[0], ins[0], spec.x, made)
         error, y = self._turned(net, op, spec.dtype, spec.shapes[2], ins[1], spec.y, made)

@@ -73,6 +73,10 @@ class FoldChannelScales(Rule[None, Scaling]):
         spec = op.spec
         return _scaling(net, op, spec) if isinstance(spec, ConvolutionSpec) and _pointwise(spec) else None
 
+    def place(self, op: Op, match: Scaling) -> tuple[Op, ...]:
+        """The convolution and the program that scales its image."""
+        return match.product, match.op
+
     def check(self, net: Network, match: Scaling, known: None) -> Refusal | int:
         """What scaling the image moves, less what scaling the weights does."""
         spec, image = match.spec, net.ins(match.product)[0]

@@ -59,7 +59,7 @@ class FoldStatic(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit every pointwise program and product that is not static itself."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         ready = net.preparable()
         static = net.static_containers(ready)
         if not static:
@@ -76,12 +76,15 @@ class FoldStatic(Pass):
 
     def _program(self, net: Network, op: Op, static: set[str], outcome: PassResult) -> None:
         old = Fused(op.known(LoopNest), tuple(net.ins(op)), tuple(net.outs(op)))
-        new = Chains(old, static).plain()
-        new = self._hoist(net, op, new, static, outcome)
+        plain = Chains(old, static).plain()
+        if plain is not old and not outcome.allowed(self, net, op):
+            return
+        new = self._hoist(net, op, plain, static, outcome)
         if new is not old:
-            outcome.changed += 1
-            outcome.saved_bytes += op.spec.bytes_moved() - new.program.bytes_moved()
+            saved = op.spec.bytes_moved() - new.program.bytes_moved()
+            outcome.saved_bytes += saved
             net.rewire(op, new.program, new.ins, new.outs, made_by=self.name)
+            outcome.passed((op,), bytes_saved=saved)
 
     def _product(self, net: Network, op: Op, static: set[str], outcome: PassResult) -> None:
         spec, old = epilogue_of(net, op)
@@ -92,16 +95,22 @@ class FoldStatic(Pass):
             side = Refusal("the factor varies along other dimensions than the weights")
         if factor is None or not isinstance(side, int):
             if isinstance(side, Refusal):
-                outcome.refuse(side)
-            new = self._hoist(net, op, rewriting.plain(), static, outcome)
+                outcome.missed(side, (op,))
+            plain = rewriting.plain()
+            if plain is not old and not outcome.allowed(self, net, op):
+                return
+            new = self._hoist(net, op, plain, static, outcome)
+        elif not outcome.allowed(self, net, op):
+            return
         else:
             taken, new = _take(self._hoist(net, op, rewriting.without(factor), static, outcome))
             spec = self._scale(net, op, spec, side, taken)
         if new is old:
             return
-        outcome.changed += 1
         set_epilogue(net, op, spec, new, self.name)
-        outcome.saved_bytes += before - sum(map(sum, op.spec.footprint()))
+        saved = before - sum(map(sum, op.spec.footprint()))
+        outcome.saved_bytes += saved
+        outcome.passed((op,), bytes_saved=saved)
 
     def _hoist(self, net: Network, op: Op, f: Fused, static: set[str], outcome: PassResult) -> Fused:
         """Put the static expressions of ``f`` into operators of their own before ``op``."""
@@ -116,9 +125,11 @@ class FoldStatic(Pass):
             if len(loops) == sum(n > 1 for n in p.outer) and i not in wanted:
                 reads, writes = alone(p, [i], loops).footprint()
                 if pays("larger than made of", sum(reads) < sum(writes)):
-                    outcome.refuse("a static value is larger than what it is made of")
+                    outcome.missed("a static value is larger than what it is made of", (op,))
                     continue
             groups.setdefault(loops, []).append(i)
+        if groups and not outcome.allowed(self, net, op):
+            return f
         moved: dict[int, tuple[Operand, tuple[int, ...]]] = {}
         for loops, values in groups.items():
             hoisted = alone(p, values, loops)

@@ -23,7 +23,7 @@ from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import reference
 from dcir.ir.statements import Compute, Const, Index, Load, Read, Statement, Store
@@ -46,12 +46,12 @@ class FuseAttention(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Look at every softmax between two products."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         for op in net.ops():
             if isinstance(op.spec, LoopNest) and _is_softmax(op.spec):
                 reason = self._try(net, op, outcome)
                 if reason is not None:
-                    outcome.refuse(reason)
+                    outcome.missed(reason, _around(net, op))
         return outcome
 
     def _try(self, net: Network, softmax: Op, outcome: PassResult) -> Refusal | None:
@@ -85,6 +85,9 @@ class FuseAttention(Pass):
         spec = _attention(a, b, digits, between)
         if isinstance(spec, Refusal):
             return spec
+        place = _around(net, softmax)
+        if not net.allows(self, *place):
+            return SWITCHED_OFF
         ins = [*net.ins(first)[:2], net.ins(second)[1]]
         if between.mask is not None:
             ins.append(self._mask(net, first, between.mask))
@@ -97,7 +100,7 @@ class FuseAttention(Pass):
             net.remove_op(op)
         for name in (weights.data, scores.data):
             net.remove_container(name)
-        outcome.changed += 1
+        outcome.passed(place)
         outcome.saved_bytes += before - sum(map(sum, fused.spec.footprint()))
         return None
 
@@ -163,6 +166,13 @@ class FuseAttention(Pass):
         data = net.add_container(mask.shape(), program.outputs[0])
         net.add_op(program, [ins[u] for u in used], [Operand(data, 0)], made_by=self.name, before=first)
         return Operand(data, 0)
+
+
+def _around(net: Network, softmax: Op) -> tuple[Op, ...]:
+    """A softmax with what alone makes its scores, and what alone reads its weights."""
+    (scores,), (weights,) = net.ins(softmax), net.outs(softmax)
+    around = _only(net.writers(scores.data)), softmax, _only(net.readers(weights.data))
+    return tuple(op for op in around if op is not None)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dcir.ir.fuse import match, place_of_both
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.statements import Load, Reduce, Store
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.convolution_statistics import (
@@ -49,7 +49,7 @@ class FuseChannelStatistics(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit programs with reductions in order of execution."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         position = {op: float(i) for i, op in enumerate(net.ops())}
         for op in net.ops():
             if not isinstance(op.spec, LoopNest) or not any(isinstance(s, Reduce) for s in op.spec.body):
@@ -61,10 +61,10 @@ class FuseChannelStatistics(Pass):
                 size = net.containers[o.data].nbytes
                 reason = self._try(net, product, op, o, position)
                 if reason is None:
-                    outcome.changed += 1
+                    outcome.passed((product, op))
                     outcome.saved_bytes += size if net.writers(o.data) else 2 * size
                     break
-                outcome.refuse(reason)
+                outcome.missed(reason, (product, op))
         return outcome
 
     def reserves(self, net: Network, op: Op) -> Refusal | None:
@@ -82,6 +82,8 @@ class FuseChannelStatistics(Pass):
         where = place_of_both(net, product, consumer, position)
         if where is None:
             return Refusal("another operator needs the product first")
+        if not net.allows(self, product, consumer):
+            return SWITCHED_OFF
         if net.readers(read.data) == [consumer] and read.data not in net.result_containers():
             lean = replace(spec, kept=False)
             # Tiles that only add have no form: something is stored.

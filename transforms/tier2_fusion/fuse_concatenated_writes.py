@@ -52,7 +52,7 @@ class FuseConcatenatedWrites(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit every container that several programs write."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         position = {op: i for i, op in enumerate(net.ops())}
         static = net.preparable()
         for data in list(net.containers):
@@ -66,9 +66,10 @@ class FuseConcatenatedWrites(Pass):
             readers = [position[r] for r in net.readers(data)]
             for parts in kinds.values():
                 for group in self._groups(parts, position, readers):
-                    if len(group) > 1:
+                    ops = [part.op for part in group]
+                    if len(group) > 1 and outcome.allowed(self, net, *ops):
                         self._join(net, group, position)
-                        outcome.changed += 1
+                        outcome.passed(ops)
         return outcome
 
     def _part(self, net: Network, op: Op) -> _Part | None:

@@ -22,7 +22,7 @@ from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.statements import Access, Gather, Index, Read, Reduce, Store
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -48,7 +48,7 @@ class FuseEpilogues(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit pointwise programs in order of execution, then the other operands of epilogues."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         position = {op: float(i) for i, op in enumerate(net.ops())}
         for op in net.ops():
             if (
@@ -56,10 +56,11 @@ class FuseEpilogues(Pass):
                 and isinstance(op.spec, ConvolutionSpec)
                 and op.spec.bias
                 and op.spec.epilogue is None
+                and outcome.allowed(self, net, op)
             ):
                 spec, epilogue = epilogue_of(net, op)
                 set_epilogue(net, op, spec, epilogue, self.name)
-                outcome.changed += 1
+                outcome.passed((op,), reason="the bias is a part of the epilogue")
         for op in net.ops():
             if isinstance(op.spec, LoopNest) and _pointwise(op.spec):
                 self._absorb(net, op, position, outcome)
@@ -81,7 +82,7 @@ class FuseEpilogues(Pass):
             reason = self._try(net, product, consumer, products[product], position, outcome)
             if reason is None:
                 return
-            outcome.refuse(reason)
+            outcome.missed(reason, (product, consumer))
 
     def _try(
         self, net: Network, product: Op, consumer: Op, data: str, position: dict[Op, float], outcome: PassResult
@@ -123,12 +124,14 @@ class FuseEpilogues(Pass):
         where = place_of_both(net, product, consumer, position)
         if where is None:
             return Refusal("another operator needs the product first")
-        outcome.changed += 1
+        if not net.allows(self, product, consumer):
+            return SWITCHED_OFF
         outcome.saved_bytes += net.moved_by(product) + net.moved_by(consumer)
         fused = set_epilogue(net, product, spec, new, self.name, before=where, origin=consumer.origin)
         outcome.saved_bytes -= net.moved_by(fused)
         position[fused] = position[where]
         _remove(net, [consumer, product], position)
+        outcome.passed((product, consumer))
         return None
 
     def _unfit(self, new: Fused) -> Refusal | None:
@@ -153,16 +156,16 @@ class FuseEpilogues(Pass):
             producer = writers[0]
             new = _inlined(net, product, producer, old, data, static)
             if not isinstance(new, Refusal):
-                reason = self._unfit(new)
+                reason = self._unfit(new) or (None if net.allows(self, product, producer) else SWITCHED_OFF)
                 if reason is None:
-                    outcome.changed += 1
                     outcome.saved_bytes += net.moved_by(product) + net.moved_by(producer)
                     set_epilogue(net, product, spec, new, self.name)
                     outcome.saved_bytes -= net.moved_by(product)
                     _remove(net, [producer], position)
+                    outcome.passed((product, producer))
                     return True
                 new = reason
-            outcome.refuse(new)
+            outcome.missed(new, (product, producer))
         return False
 
 

@@ -21,7 +21,7 @@ from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place
 from dcir.ir.loop_forms import drop_unit_loops, side_by_side
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.scalars import COSTLY
 from dcir.ir.statements import Gather, Index, Reduce, Store
 from dcir.transforms.base import Pass, PassResult, Place
@@ -100,7 +100,7 @@ class FuseProducers(Pass):
 
     def apply_at(self, net: Network, place: Place) -> PassResult:
         """The same, but for what is reserved; only what was reserved if passes that did so have run since."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         progress = _Progress({op: float(i) for i, op in enumerate(net.ops())}, net.result_containers())
         static = net.preparable()
         for op in net.ops():
@@ -125,20 +125,20 @@ class FuseProducers(Pass):
             # A smaller reader only makes something of the result, which whoever takes the producer can do as well.
             whole = consumer.known(LoopNest).points() >= writers[0].spec.points()
             if whole and (reserved := place.reserved(net, writers[0])) is not None:
-                outcome.refuse(reserved)
+                outcome.missed(reserved, (writers[0], consumer))
                 continue
             if (
                 writers[0] in static
                 and consumer not in static
                 and _worth_preparing(writers[0].spec, consumer.known(LoopNest))
             ):
-                outcome.refuse("the value is computed once, before the calls")
+                outcome.missed("the value is computed once, before the calls", (writers[0], consumer))
                 continue
             new = self._try(net, writers[0], consumer, data, progress)
             if isinstance(new, Refusal):
-                outcome.refuse(new)
+                outcome.missed(new, (writers[0], consumer))
                 continue
-            outcome.changed += 1
+            outcome.passed((writers[0], consumer))
             return new
         return None
 
@@ -274,8 +274,10 @@ class FuseProducers(Pass):
             keep=lambda s: pair.kept or outs[s.operand].data != pair.data,
         )  # fmt: skip
 
-    def _replace(self, pair: _Pair, fused: Fused, at: Op, progress: _Progress, *, drop_producer: bool) -> Op:
+    def _replace(self, pair: _Pair, fused: Fused, at: Op, progress: _Progress, *, drop_producer: bool) -> Op | Refusal:
         net, position = pair.net, progress.position
+        if not net.allows(self, pair.producer, pair.consumer):
+            return SWITCHED_OFF
         origin = pair.consumer.origin or pair.producer.origin
         new = net.add_op(fused.program, fused.ins, fused.outs, origin=origin, made_by=self.name, before=at)
         position[new] = position[at]

@@ -18,7 +18,7 @@ from dcir.ir.fuse import Fused, extend, inline, match, moved_loads, place_of_bot
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.scalars import COSTLY
 from dcir.ir.statements import Gather, Read, Reduce, Store
 from dcir.ops.library.product import VALUE
@@ -41,7 +41,7 @@ class FuseSegments(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit the folds in order of execution."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         for op in net.ops():
             if not isinstance(op.spec, SegmentSpec):
                 continue
@@ -65,11 +65,11 @@ class FuseSegments(Pass):
             if writers[0] not in static or op in static or not writers[0].spec.inputs:
                 found = self._valued(net, op, writers[0], data)
                 if not isinstance(found, Refusal):
-                    outcome.changed += 1
+                    outcome.passed((op, writers[0]))
                     outcome.saved_bytes += found
                     return True
                 refusal = found
-            outcome.refuse(refusal)
+            outcome.missed(refusal, (op, writers[0]))
         return False
 
     def _valued(self, net: Network, op: Op, producer: Op, data: str) -> int | Refusal:
@@ -103,6 +103,8 @@ class FuseSegments(Pass):
         new = inline(p, net.ins(producer), outs, m, own, (VALUE,), numbers, keep_stores=False)
         if len(new.program.body) > self.max_statements or len(new.ins) > self.max_operands:
             return Refusal("the fold would be too long")
+        if not net.allows(self, op, producer):
+            return SWITCHED_OFF
         before = sum(map(sum, spec.footprint()))
         made = replace(spec, value=new.program)
         net.rewire(op, made, [*ins[:first], *new.ins, *ins[first + len(own) :]], net.outs(op), made_by=self.name)
@@ -119,9 +121,9 @@ class FuseSegments(Pass):
                     continue
                 found = self._finished(net, op, consumer, data)
                 if isinstance(found, Op):
-                    outcome.changed += 1
+                    outcome.passed((op, consumer))
                     return found
-                outcome.refuse(found)
+                outcome.missed(found, (op, consumer))
         return None
 
     def _finished(self, net: Network, op: Op, consumer: Op, data: str) -> Op | Refusal:
@@ -164,6 +166,8 @@ class FuseSegments(Pass):
         where = place_of_both(net, op, consumer, position)
         if where is None:
             return Refusal("another operator needs the folded rows first")
+        if not net.allows(self, op, consumer):
+            return SWITCHED_OFF
         made = replace(spec, finish=new.program)
         fused = net.add_op(
             made, [*net.ins(op)[:first], *new.ins[1:]], new.outs, origin=consumer.origin or op.origin,

@@ -19,7 +19,7 @@ from dcir.ir.fuse import Fused, Match, extend, match
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.statements import Load
 from dcir.transforms.base import Pass, PassResult
 
@@ -44,7 +44,7 @@ class FuseSiblings(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Fuse pairs of readers, container by container."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         position = {op: float(i) for i, op in enumerate(net.ops())}
         static = net.preparable()
         for data in list(net.containers):
@@ -61,15 +61,15 @@ class FuseSiblings(Pass):
             readers = sorted((r for r in net.readers(data) if isinstance(r.spec, LoopNest)), key=position.__getitem__)
             for first, second in itertools.pairwise(readers):
                 if (first in static) != (second in static):
-                    outcome.refuse("one of them is computed once, before the calls")
+                    outcome.missed("one of them is computed once, before the calls", (first, second))
                     continue
                 answer = self._try(net, data, first, second, position)
                 if isinstance(answer, Refusal):
-                    outcome.refuse(answer)
+                    outcome.missed(answer, (first, second))
                     continue
                 if first in static:
                     static.add(answer)
-                outcome.changed += 1
+                outcome.passed((first, second))
                 done = False
                 break
 
@@ -91,6 +91,8 @@ class FuseSiblings(Pass):
         fused = _merge(net, data, first, second, a, b)
         if isinstance(fused, Refusal):
             return fused
+        if not net.allows(self, first, second):
+            return SWITCHED_OFF
         new = net.add_op(fused.program, fused.ins, fused.outs, origin=first.origin, made_by=self.name, before=at)
         position[new] = position[at]
         for op in (first, second):

@@ -61,7 +61,7 @@ class GroupScatters(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit the scatters, those with long rows that are computed first."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         lists: dict[Key, tuple[Operand, Operand]] = {}
         small: list[tuple[Op, _Parts, str]] = []
         for op in net.ops():
@@ -69,22 +69,24 @@ class GroupScatters(Pass):
                 continue
             parts = self._parts(op.spec, net.ins(op))
             if isinstance(parts, Refusal):
-                outcome.refuse(parts)
+                outcome.missed(parts, (op,))
             elif pays("few points", parts.spec.points * parts.spec.columns < self.min_points):
                 small.append((op, parts, "there are few points"))
             elif parts.spec.columns < self.min_columns:
                 small.append((op, parts, "rows are too short to pay for a list of their points"))
             elif not self.stored and not _computed(net, op):
                 small.append((op, parts, "rows that lie in memory are read faster in their own order"))
-            else:
+            elif outcome.allowed(self, net, op):
                 self._replace(net, op, parts, lists)
-                outcome.changed += 1
+                outcome.passed((op,))
         for op, parts, reason in small:
             if (parts.group, parts.indices) in lists and parts.spec.columns < self.min_columns:
+                if not outcome.allowed(self, net, op):
+                    continue
                 self._replace(net, op, parts, lists)
-                outcome.changed += 1
+                outcome.passed((op,))
             else:
-                outcome.refuse(reason)
+                outcome.missed(reason, (op,))
         return outcome
 
     def _parts(self, s: ScatterSpec, ins: Sequence[Operand]) -> _Parts | Refusal:

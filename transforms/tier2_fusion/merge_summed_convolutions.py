@@ -66,7 +66,7 @@ class MergeSummedConvolutions(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit sums from their last convolution back."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         ready = net.preparable()
         static = net.static_containers(ready)
         done: set[Op] = set()
@@ -79,7 +79,7 @@ class MergeSummedConvolutions(Pass):
             chain = [term]
             while (found := self._before(net, chain, static)) is not None:
                 if isinstance(found, Refusal):
-                    outcome.refuse(found)
+                    outcome.missed(found, [t.op for t in chain])
                     break
                 chain.append(found)
             done |= {t.op for t in chain}
@@ -113,15 +113,16 @@ class MergeSummedConvolutions(Pass):
         most_weights, most_images = self.max_weights or memory.weight_bytes, self.max_images or memory.image_bytes
         most = min(most_weights // weights, most_images // image)
         if most < 2:
-            outcome.refuse("their weights or images would not stay in a cache")
+            outcome.missed("their weights or images would not stay in a cache", [t.op for t in chain])
             return
         parts = -(-len(chain) // most)
         for i in range(parts):
             part = chain[i * len(chain) // parts : (i + 1) * len(chain) // parts]
-            if len(part) > 1:
+            ops = [t.op for t in part]
+            if len(part) > 1 and outcome.allowed(self, net, *ops):
                 before = sum(sum(map(sum, t.op.spec.footprint())) for t in part)
                 made = self._convolution(net, part)
-                outcome.changed += len(part)
+                outcome.passed(ops, count=len(part))
                 outcome.saved_bytes += before - sum(map(sum, made.spec.footprint()))
 
     def _convolution(self, net: Network, part: Sequence[Term]) -> Op:

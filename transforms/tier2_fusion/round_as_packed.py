@@ -75,6 +75,10 @@ class RoundAsPacked(Rule[set[Op], _Rounding]):
         load = source if isinstance(source, Load) and not source.args and p.inputs[source.operand] == "f32" else None
         return _Rounding(op, spec, writers[0], b, load, narrow, stores[0])
 
+    def place(self, op: Op, match: _Rounding) -> tuple[Op, ...]:
+        """The product and the program that rounds."""
+        return match.op, match.maker
+
     def check(self, net: Network, match: _Rounding, known: set[Op]) -> Refusal | int:
         """The rounded copy is written and read no more."""
         spec = match.spec

@@ -18,7 +18,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.statements import Load, Reduce, Store
 from dcir.ops.library.attention import AttentionSpec
 from dcir.transforms.base import Pass, PassResult
@@ -51,12 +51,12 @@ class ShareKeys(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Look at every attention."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         for op in net.ops():
             if isinstance(op.spec, AttentionSpec) and op.spec.group == 1 and not op.spec.more and op.spec.heads > 1:
                 refusal = self._share(net, op, outcome)
                 if refusal is not None:
-                    outcome.refuse(refusal)
+                    outcome.missed(refusal, (op,))
         return outcome
 
     def _share(self, net: Network, op: Op, outcome: PassResult) -> Refusal | None:
@@ -71,16 +71,19 @@ class ShareKeys(Pass):
             return Refusal("keys and values are repeated in different ways")
         ins, outs, grads = net.ins(op), net.outs(op), spec.grads
         ins[first : first + 2] = [k.operand, v.operand]
-        done = [k.copy, v.copy]
+        done, summed = [k.copy, v.copy], list[Op]()
         if grads:
             sums = [_summed(net, spec, outs[i], grads[1 + i], k.group) for i in (1, 2)]
             if None in sums:
                 return Refusal("gradients of every head are asked for")
             dk, dv = (s for s in sums if s is not None)
             outs[1:], grads = [dk.operand, dv.operand], (*grads[:2], dk.strides, dv.strides)
-            for s in (dk, dv):
-                outcome.saved_bytes += s.op.spec.bytes_moved()
-                net.remove_op(s.op)
+            summed = [dk.op, dv.op]
+        if not net.allows(self, op):
+            return SWITCHED_OFF
+        for s in summed:
+            outcome.saved_bytes += s.spec.bytes_moved()
+            net.remove_op(s)
         new = replace(spec, k=k.strides, v=v.strides, group=k.group, grads=grads)
         outcome.saved_bytes += sum(map(sum, spec.footprint())) - sum(map(sum, new.footprint()))
         net.rewire(op, new, ins, outs, made_by=self.name)
@@ -88,7 +91,7 @@ class ShareKeys(Pass):
             if not any(net.readers(o.data) for o in net.outs(copy)):
                 outcome.saved_bytes += copy.spec.bytes_moved()
                 net.remove_op(copy)
-        outcome.changed += 1
+        outcome.passed((op,))
         return None
 
 

@@ -26,7 +26,7 @@ from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Container, Network, Operand
 from dcir.ir.operator import Operator
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.types import itemsize
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -46,13 +46,18 @@ class AssignLayouts(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Choose, then move every operator to the chosen layouts."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         if not any(isinstance(op.spec, ConvolutionSpec) for op in net.ops()):
             return outcome
-        plan = _Plan(net, outcome)
+        plan = _Plan(self, net, outcome)
         chosen, turned = plan.choose()
-        _Rewriter(plan, self.name).apply(chosen, turned)
-        outcome.changed = len(chosen) + len(turned)
+        outcome.analysis(
+            "containers whose channels are known, that may have them innermost, and that get them",
+            known=len(plan.known), free=len(plan.free), chosen=len(chosen), copied=len(turned),
+        )  # fmt: skip
+        _Rewriter(plan, self.name).apply(chosen, turned, outcome)
+        for data in chosen:
+            outcome.passed(plan.shot.writers[data], value_bytes=plan.known[data].container.nbytes)
         return outcome
 
 
@@ -62,11 +67,13 @@ class _Plan:
     Attributes:
         known: both layouts of every container whose channels are known.
         free: the containers that may change their layout.
+        copied: those that keep it, with the convolutions that could read a copy.
         mapper: puts operators on the other side.
     """
 
-    def __init__(self, net: Network, outcome: PassResult) -> None:
-        self.net, self.shot, self.mapper = net, Snapshot(net), _Mapper()
+    def __init__(self, by: Pass, net: Network, outcome: PassResult) -> None:
+        self.by, self.net, self.outcome = by, net, outcome
+        self.shot, self.mapper = Snapshot(net), _Mapper()
         self.costs = target_of(net).costs
         static = net.preparable()
         fixed = net.static_containers(static)
@@ -82,10 +89,12 @@ class _Plan:
             if data not in ours or data in shown or layouts.container.role == "input" or same_places(layouts):
                 continue
             reason = self._immovable(data, layouts)
+            if reason is None and not net.allows(by, *self.shot.writers[data]):
+                reason = SWITCHED_OFF
             if reason is None:
                 self.free.add(data)
             else:
-                outcome.refuse(reason)
+                outcome.missed(reason, self.shot.writers[data])
 
     def _channels_last(self, data: str, dims: frozenset[int]) -> tuple[int, ...]:
         """Strides with channels innermost, padded where rows would share a set of the cache and products read them."""
@@ -169,7 +178,10 @@ class _Plan:
     def _worth_copying(self) -> list[str]:
         """Images that keep their layout and are read by convolutions that could read a copy."""
         kept = [data for data, layouts in self.known.items() if data not in self.free and not same_places(layouts)]
-        return [data for data in kept if any(self._reads_copy(op, data) for op in self.shot.readers[data])]
+        self.copied = {data: [op for op in self.shot.readers[data] if self._reads_copy(op, data)] for data in kept}
+        return [
+            data for data, users in self.copied.items() if users and self.outcome.allowed(self.by, self.net, *users)
+        ]
 
     def _reads_copy(self, op: Op, data: str) -> bool:
         spec = op.spec
@@ -265,7 +277,7 @@ class _Rewriter:
         self.todo = dict(plan.shot.ops)
         self.touched: set[Op] = set()
 
-    def apply(self, chosen: Sequence[str], turned: dict[str, list[Op]]) -> None:
+    def apply(self, chosen: Sequence[str], turned: dict[str, list[Op]], outcome: PassResult) -> None:
         """New containers for ``chosen``, copies of ``turned``."""
         net, shot = self.net, self.plan.shot
         for data in chosen:
@@ -292,6 +304,7 @@ class _Rewriter:
                 _copy_program(layouts), [Operand(data)], [Operand(new)],
                 origin=first.origin, made_by=self.name, before=first,
             )  # fmt: skip
+            outcome.passed(self.plan.copied[data], reason="convolutions read a copy in the other layout")
             self._move(users, Move(data, layouts, new), "in")
         for op in shot.ops:
             if op in self.touched:

@@ -18,7 +18,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.torch_call import TorchCall
 from dcir.transforms.base import Pass, PassResult
@@ -56,7 +56,7 @@ class ReadCacheInPlace(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Look at every attention whose keys and values are written by a copy and others."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         for op in net.ops():
             spec = op.spec
             if not isinstance(spec, AttentionSpec) or spec.grads or spec.more:
@@ -66,7 +66,7 @@ class ReadCacheInPlace(Pass):
             made: list[str] = []
             reason = self._try(net, op, outcome, made)
             if reason is not None:
-                outcome.refuse(reason)
+                outcome.missed(reason, (op,))
                 for name in made:
                     net.remove_container(name)
         return outcome
@@ -83,6 +83,8 @@ class ReadCacheInPlace(Pass):
         keys, values = cuts
         if keys.first != values.first:
             return Refusal("keys and values are joined at different positions")
+        if not net.allows(self, op):
+            return SWITCHED_OFF
         q, _, _, *mask = net.ins(op)
         spec = replace(
             op.known(AttentionSpec),
@@ -99,7 +101,7 @@ class ReadCacheInPlace(Pass):
             outcome.saved_bytes += cut.copied.spec.bytes_moved()
             net.remove_op(cut.copied)
             net.remove_container(cut.joined)
-        outcome.changed += 1
+        outcome.passed((op,))
         return None
 
     def _cut(self, net: Network, op: Op, i: int, changed: dict[Op, BoundOperator], made: list[str]) -> _Cut | Refusal:

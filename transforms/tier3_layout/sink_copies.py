@@ -44,7 +44,7 @@ class SinkCopies(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit the copies in order of execution."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         results = net.result_containers()
         for op in net.ops():
             copy = copy_of(net, op)
@@ -53,15 +53,17 @@ class SinkCopies(Pass):
                 continue
             plan, gone = self._readers(net, copy, results), copy.target.at.data
             if isinstance(plan, Refusal):
-                outcome.refuse(plan)
+                outcome.missed(plan, (op,))
                 plan, gone = self._writer(net, op, copy, results), copy.source.at.data
             if isinstance(plan, Refusal):
-                outcome.refuse(plan)
+                outcome.missed(plan, (op,))
                 continue
-            outcome.changed += 1
+            if not outcome.allowed(self, net, op):
+                continue
             outcome.saved_bytes += net.moved_by(op)
             net.remove_op(op)
             self._rewire(net, plan, gone, outcome)
+            outcome.passed((op,))
         return outcome
 
     def _rewire(self, net: Network, plan: list[_Rewired], gone: str, outcome: PassResult) -> None:
@@ -80,10 +82,12 @@ class SinkCopies(Pass):
             for store, load in [(s, load) for s, load in stores if isinstance(load, Load)]:
                 plan = self._taken_out(net, op, load, store, results)
                 if isinstance(plan, Refusal):
-                    outcome.refuse(plan)
+                    outcome.missed(plan, (op,))
                     continue
-                outcome.changed += 1
+                if not outcome.allowed(self, net, op):
+                    continue
                 self._rewire(net, plan, net.ins(op)[load.operand].data, outcome)
+                outcome.passed((op,))
                 break
             else:
                 return

@@ -34,16 +34,18 @@ class KeepInPlace(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Visit the writers of updates."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         for data, source in net.updates.items():
             for op in net.writers(data):
                 if isinstance(op.spec, LoopNest):
                     self._lean(net, op, data, source, outcome)
                 elif isinstance(op.spec, ScatterSpec) and not op.spec.kept and keeps_most(net, op, data, source):
+                    if not outcome.allowed(self, net, op):
+                        continue
                     before = sum(map(sum, op.spec.footprint()))
                     net.rewire(op, replace(op.spec, kept=True), net.ins(op), net.outs(op), made_by=self.name)
                     outcome.saved_bytes += before - sum(map(sum, op.spec.footprint()))
-                    outcome.changed += 1
+                    outcome.passed((op,))
         return outcome
 
     def _lean(self, net: Network, op: Op, data: str, source: str, outcome: PassResult) -> None:
@@ -63,13 +65,16 @@ class KeepInPlace(Pass):
             return
         rest = [s for s in p.body if isinstance(s, Store) and not idle(s)]
         if not rest and net.writers(data) == [op]:
-            outcome.refuse("nothing else is written")
+            outcome.missed("nothing else is written", (op,))
             return
-        outcome.changed += 1
+        if not outcome.allowed(self, net, op):
+            return
         outcome.saved_bytes += p.bytes_moved()
         if not rest:
             net.remove_op(op)
+            outcome.passed((op,))
             return
         lean = compact(simplify(p, lambda s: isinstance(s, Store) and not idle(s)), ins, outs)
         net.rewire(op, lean.program, lean.ins, lean.outs, made_by=self.name)
         outcome.saved_bytes -= lean.program.bytes_moved()
+        outcome.passed((op,))

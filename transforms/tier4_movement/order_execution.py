@@ -38,18 +38,22 @@ class OrderExecution(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Schedule, and keep the better of both orders."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         old = net.ops()
         before = alive_bytes(net)
         new = _Schedule(net, old).order()
         if new == old:
             return outcome
         net.set_order(new)
-        if alive_bytes(net) > before * (1 - self.least_gain) or not before:
+        after = alive_bytes(net)
+        if after > before * (1 - self.least_gain) or not before:
             net.set_order(old)
-            outcome.refuse("the greedy order needs about as much memory as the one there is")
+            outcome.missed(
+                "the greedy order needs about as much memory as the one there is", peak_before=before, peak_after=after
+            )
             return outcome
-        outcome.changed = sum(a is not b for a, b in zip(old, new, strict=True))
+        moved = sum(a is not b for a, b in zip(old, new, strict=True))
+        outcome.passed(count=moved, peak_before=before, peak_after=after)
         return outcome
 
 

@@ -54,7 +54,7 @@ class PlanArena(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Fill the arena; an older plan of it is thrown away."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         live = lifetimes(net, self.alignment)
         lanes = []
         for number, stream in enumerate(net.streams):
@@ -67,7 +67,7 @@ class PlanArena(Pass):
             best |= {name: stream.at + offset for name, offset in stream.inside.items()}
         planned = net.memory.with_block(ARENA, size, best)
         if planned != net.memory:
-            outcome.changed = len(best)
+            outcome.passed(count=len(best), arena_bytes=size)
             net.memory = planned
         return outcome
 

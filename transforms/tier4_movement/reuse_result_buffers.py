@@ -43,7 +43,7 @@ class ReuseResultBuffers(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Fill the shared blocks; an older plan of them is thrown away."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         if net.memory.donated or net.free:
             return outcome
         before, net.memory = net.memory, net.memory.with_shared()
@@ -55,7 +55,7 @@ class ReuseResultBuffers(Pass):
             large.sort(key=lambda t: (-int(full[t.first : t.last + 1].sum()), -t.nbytes, -t.first))
             moved = next((t for t in large if any(b.alias(t) for b in blocks)), None)
             if moved is None:
-                outcome.refuse("no result is large enough and still unwritten")
+                outcome.missed("no result is large enough and still unwritten")
                 break
             live.remove(moved)
         used = [(b, b.result.name) for b in blocks if b.aliases and b.result is not None]
@@ -63,7 +63,7 @@ class ReuseResultBuffers(Pass):
         places = {result: (number, 0) for number, (_, result) in enumerate(used)}
         net.memory = net.memory.with_shared([block.size for block, _ in used], places, aliases)
         if net.memory != before:
-            outcome.changed = len(aliases)
+            outcome.passed(count=len(aliases))
         return outcome
 
 

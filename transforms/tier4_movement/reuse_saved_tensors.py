@@ -52,14 +52,14 @@ class ReuseSavedTensors(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Fill the shared blocks; an older plan of them is thrown away."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         before, net.memory = net.memory, net.memory.with_shared()
         if net.memory.donated:
             self._fill(net, outcome)
         if net.memory != before:
             shared = net.memory.shared()
             placed = sum(place.block in shared for place in net.memory.placements.values())
-            outcome.changed = len(net.memory.aliases) + placed
+            outcome.passed(count=len(net.memory.aliases) + placed)
         return outcome
 
     def _fill(self, net: Network, outcome: PassResult) -> None:
@@ -72,7 +72,8 @@ class ReuseSavedTensors(Pass):
         blocks = min(plans, key=lambda plan: sum(block.size for block in plan))
         for t in sorted(spans(net, lifetimes(net, 1)), key=lambda t: (-t.nbytes, t.first)):
             if t.nbytes >= self.least and not any(b.alias(t) for b in reversed(blocks)):
-                outcome.refuse("nothing that is large enough has been read for the last time")
+                why = "nothing that is large enough has been read for the last time"
+                outcome.missed(why, net.writers(t.name), value_bytes=t.nbytes)
         # A result alone, or inputs alone, share nothing.
         self._plan(net, [block for block in blocks if block.shared])
 

@@ -42,12 +42,12 @@ class RunPerImage(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Fill ``net.streams``."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         net.streams = []
         images = _images(net)
         target = target_of(net)
         if images < max(2, target.machine.threads):
-            outcome.refuse("no convolution has an image for every thread")
+            outcome.missed("no convolution has an image for every thread")
             return outcome
         prepared = net.prepared_ops()
         order = [op for op in net.ops() if op not in prepared]
@@ -64,11 +64,13 @@ class RunPerImage(Pass):
             found = self._best(net, segment, position, steps, parts, images)
             if found is None:
                 if len(segment) > 1:
-                    outcome.refuse("reading weights for every image costs more than it saves")
+                    outcome.missed("reading weights for every image costs more than it saves", segment)
                 continue
             i, j, saved = found
             segments += [segment[:i], segment[j:]]
             run = segment[i:j]
+            if not outcome.allowed(self, net, *run):
+                continue
             touched = {o.data for op in run for o in (*net.ins(op), *net.outs(op))}
             inside = {d: 0 for d in net.containers if d in touched and _inside(net, d, run)}
             net.streams.append(
@@ -80,7 +82,7 @@ class RunPerImage(Pass):
                     inside,
                 )
             )
-            outcome.changed += len(run)
+            outcome.passed(run, count=len(run), bytes_saved=saved)
             outcome.saved_bytes += saved
         net.streams.sort(key=lambda s: position[_named(order)[s.ops[0]]])
         return outcome

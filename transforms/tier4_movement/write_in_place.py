@@ -17,7 +17,7 @@ from typing import ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ir.refusal import Refusal
+from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.updates import keeps_most
 from dcir.transforms.base import Pass, PassResult
 
@@ -31,7 +31,7 @@ class WriteInPlace(Pass):
 
     def apply(self, net: Network) -> PassResult:
         """Look at every copy into an update, until there is none to change."""
-        outcome = PassResult()
+        outcome = PassResult.of(net)
         for data, source in net.updates.items():
             again = True
             while again:
@@ -39,9 +39,10 @@ class WriteInPlace(Pass):
                 for op in net.writers(data):
                     done = self._place(net, op, data, source)
                     if isinstance(done, Refusal):
-                        outcome.refuse(done)
+                        outcome.missed(done, (op,))
                     elif done:
-                        outcome.changed, again = outcome.changed + 1, True
+                        outcome.passed((op,))
+                        again = True
                         break
         return outcome
 
@@ -64,6 +65,8 @@ class WriteInPlace(Pass):
                 return Refusal("the old contents are read after the new ones")
         if any(w in after for w in net.writers(data) if w is not op):
             return Refusal("the update consists of several steps")
+        if not net.allows(self, op):
+            return SWITCHED_OFF
         net.remove_op(op)
 
         def there(o: Operand) -> Operand:
