@@ -36,7 +36,7 @@ class Bodies:
     ) -> Body:
         known, copy, inner = self._copies.get(key, (None, None, None))
         if known is not body or copy is None or inner is None:
-            copy, inner = body.copy(), Bodies()
+            copy, inner = body.copy(net.origins), Bodies()
             copy.target = net.target
         done = PassResult()
         inner.apply(p, place, copy, done)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dcir.cost.machine import MachineRates
+from dcir.ir.origins import summary
 
 TIERS = ("tidy", "operator-internal", "fusion", "layout", "global data movement")
 ONE_FORM = "the one form of its kernel"
@@ -62,7 +63,7 @@ class Report:
         """The report as plain data."""
         return {
             "graphs": [
-                asdict(g)
+                g.to_json()
                 | {"flops": sum(f for f, _ in g.work), "floor_seconds": self.floor_seconds(g)}
                 | {"peak_bytes": self.peak_bytes(g)}
                 for g in self.graphs
@@ -130,10 +131,12 @@ class Report:
             lines.append(f"  {len(g.tuned)} kernels run a measured choice:")
             lines += [f"    {calls:>4} x {what}: {choice}" for what, choice, calls in g.tuned]
         if g.schedules:
+            known = [summary(g.origins.of(numbers)) for *_, numbers in g.kernel_origins]
+            places = [f"  of {place}" if place else "" for place in known] + [""] * len(g.schedules)
             lines.append("  kernels run as (once: when parameters change):")
             lines += [
-                f"    {f'{calls} x' if calls else 'once':>6} {what}: {schedule or ONE_FORM}"
-                for what, schedule, calls in g.schedules
+                f"    {f'{calls} x' if calls else 'once':>6} {what}: {schedule or ONE_FORM}{place}"
+                for (what, schedule, calls), place in zip(g.schedules, places, strict=False)
             ]
         if g.passes:
             lines += _passes(g.passes)

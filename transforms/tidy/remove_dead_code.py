@@ -43,7 +43,7 @@ class RemoveDeadCode(Pass):
             else:
                 outcome.saved_bytes += op.spec.bytes_moved()
                 outcome.changed += 1
-                net.remove_op(op)
+                net.remove_op(op, into=())
         self._containers(net, results, outcome)
         return outcome
 

@@ -91,10 +91,10 @@ class FuseSiblings(Pass):
         fused = _merge(net, data, first, second, a, b)
         if isinstance(fused, Refusal):
             return fused
-        new = net.add_op(fused.program, fused.ins, fused.outs, origin=first.origin, made_by=self.name, before=at)
+        new = net.add_op(fused.program, fused.ins, fused.outs, came_from=(first, second), made_by=self.name, before=at)
         position[new] = position[at]
         for op in (first, second):
-            net.remove_op(op)
+            net.remove_op(op, into=new)
             del position[op]
         return new
 

@@ -290,7 +290,7 @@ class _Rewriter:
             first = min(users, key=order.__getitem__)
             net.add_op(
                 _copy_program(layouts), [Operand(data)], [Operand(new)],
-                origin=first.origin, made_by=self.name, before=first,
+                came_from=(first, *users), made_by=self.name, before=first,
             )  # fmt: skip
             self._move(users, Move(data, layouts, new), "in")
         for op in shot.ops:

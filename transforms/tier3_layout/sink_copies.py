@@ -60,7 +60,7 @@ class SinkCopies(Pass):
                 continue
             outcome.changed += 1
             outcome.saved_bytes += net.moved_by(op)
-            net.remove_op(op)
+            net.remove_op(op, into=[new.op for new in plan])
             self._rewire(net, plan, gone, outcome)
         return outcome
 

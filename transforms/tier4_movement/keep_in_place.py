@@ -68,7 +68,7 @@ class KeepInPlace(Pass):
         outcome.changed += 1
         outcome.saved_bytes += p.bytes_moved()
         if not rest:
-            net.remove_op(op)
+            net.remove_op(op, into=())
             return
         lean = compact(simplify(p, lambda s: isinstance(s, Store) and not idle(s)), ins, outs)
         net.rewire(op, lean.program, lean.ins, lean.outs, made_by=self.name)

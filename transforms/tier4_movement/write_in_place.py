@@ -64,7 +64,7 @@ class WriteInPlace(Pass):
                 return Refusal("the old contents are read after the new ones")
         if any(w in after for w in net.writers(data) if w is not op):
             return Refusal("the update consists of several steps")
-        net.remove_op(op)
+        net.remove_op(op, into=writers)
 
         def there(o: Operand) -> Operand:
             return Operand(data, o.offset + distance) if o.data == made else o
