@@ -1,4 +1,4 @@
-"""What a rewrite must keep of where operators came from, found from edges alone: an operator does the work of all that lay between its operands."""
+"""What a rewrite must keep of where operators came from, by edges alone: an operator does all that lay between its operands."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class Before:
     def __init__(self, net: Network) -> None:
         self.carried, self.imported = carried(net), len(net.origins.places)
         self.containers = set(net.containers)
-        self.rows = [
-            Row(op.label, _data(net.ins(op)), _data(net.outs(op)), frozenset(sources(op))) for op in net.ops()
-        ]
+        self.rows = [Row(op.label, _data(net.ins(op)), _data(net.outs(op)), frozenset(sources(op))) for op in net.ops()]
         self.writers: dict[str, list[Row]] = {}
         for row in self.rows:
             for name in row.outs:

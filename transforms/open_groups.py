@@ -143,8 +143,8 @@ class OpenGroup:
             made.append(net.add_op(_nest(p), reads, writes, came_from=came_from, made_by=made_by))
         for op in old:
             # Who writes what it wrote; of what is stored no longer, nobody knows who computes it.
-            outs = {o.data for o in net.outs(op)}
-            net.remove_op(op, into=[m for m in made if outs.intersection(o.data for o in net.outs(m))] or made)
+            stored = {o.data for o in net.outs(op)}
+            net.remove_op(op, into=[m for m in made if stored.intersection(o.data for o in net.outs(m))] or made)
         for name in self.inside:
             if not net.writers(name) and not net.readers(name):
                 net.remove_container(name)

@@ -424,7 +424,9 @@ def _report_of(data: Mapping[str, Any], path: str | os.PathLike[str]) -> Report:
             passes = [PassRecord(**record, seconds=0.0) for record in graph["passes"]]
             fallbacks = [(str(what), str(where)) for what, where in graph["fallbacks"]]
             origins = Origins.from_json(graph.get("origins", {"places": [], "stacks": []}))
-            rows = [(str(k), str(what), int(n), tuple(map(int, of))) for k, what, n, of in graph.get("kernel_origins", [])]
+            rows = [
+                (str(k), str(what), int(n), tuple(map(int, of))) for k, what, n, of in graph.get("kernel_origins", [])
+            ]
             read = {"passes": passes, "fallbacks": fallbacks, "origins": origins, "kernel_origins": rows}
             graphs.append(GraphRecord(**(graph | read)))
     except (LookupError, TypeError, ValueError, AttributeError) as error:

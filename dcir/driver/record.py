@@ -12,7 +12,7 @@ from dcir.ir.network import Network
 from dcir.ir.origins import Numbers, Origins, source_lines, union
 
 KernelOrigin = tuple[str, str, int, Numbers]
-"""Name of a kernel or of what runs through torch, what it is, in how many steps of a call it runs, and the imported operators it is from."""
+"""Name of a kernel or of what runs through torch, what it is, its steps in a call, and the imported operators that it came from."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class GraphRecord:
         return f"{self.generated} generated now" if self.generated else "from the cache"
 
     def to_json(self) -> dict[str, Any]:
-        """The record as plain data: of each kernel the labels of the imported operators that it came from, and all lines that led to them."""
+        """The record as plain data: of each kernel the labels of the imported operators that it came from, and all lines of these."""
         data = asdict(self)
         del data["origins"]
         data["kernel_origins"] = [

@@ -199,7 +199,9 @@ class Network:
             InvalidGraph: a pass does not say it.
         """
         if came_from is None and made_by != FRONTEND:
-            raise InvalidGraph(f"{made_by} adds an operator that came from none", hint="add_op(..., came_from=operators)")
+            raise InvalidGraph(
+                f"{made_by} adds an operator that came from none", hint="add_op(..., came_from=operators)"
+            )
         label = f"{spec.kind}_{self._count}"
         self._count += 1
         if came_from is None:
@@ -224,7 +226,13 @@ class Network:
         self._operands[op] = list(ins), list(outs)
 
     def rewire(
-        self, op: Op, spec: Operator, ins: Sequence[Operand], outs: Sequence[Operand], *, made_by: str | None = None,
+        self,
+        op: Op,
+        spec: Operator,
+        ins: Sequence[Operand],
+        outs: Sequence[Operand],
+        *,
+        made_by: str | None = None,
         came_from: Iterable[Op] = (),
     ) -> Op:
         """Give an operator another spec and other operands; it keeps its place in the order. Linear in its operands.

@@ -39,9 +39,14 @@ def frames_of(trace: str) -> tuple[Frame, ...]:
     return tuple(Frame(m[1], int(m[2]), m[3] or "", (m[4] or "").strip()) for m in _FRAME.finditer(trace))
 
 
+def of_users(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """The frames in the user's own code; all where there are none."""
+    return [f for f in frames if is_users(f.file)] or frames
+
+
 def innermost(frames: Sequence[Frame]) -> Frame | None:
     """The last frame in the user's own code, else the last one."""
-    return next((f for f in reversed(frames) if is_users(f.file)), frames[-1] if frames else None)
+    return next(reversed(of_users(frames)), None)
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ class Origins:
         """The same without folders of files, lines of code and frames that are not the user's, for what is handed on to others."""
 
         def known(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-            users = [f for f in frames if is_users(f.file)] or frames
+            users = of_users(frames)
             return tuple(Frame(os.path.basename(f.file), f.line, f.function, "") for f in users)
 
         return Origins(Place(p.label, p.operator, p.module, known(p.frames)) for p in self.places)
@@ -137,11 +142,10 @@ def union(sources: Iterable[Numbers]) -> Numbers:
 
 
 def source_lines(places: Iterable[Place]) -> tuple[SourceLine, ...]:
-    """Every line that led to some operators, each once, in their order; of an operator the innermost line of the user's first."""
+    """Every line of the user's code that led to some operators, each once, in their order; of an operator the innermost one first."""
     found: dict[tuple[str, str, int], SourceLine] = {}
     for place in places:
-        main = innermost(place.frames)
-        for frame in (*([main] if main else []), *reversed(place.frames)):
+        for frame in reversed(of_users(place.frames)):
             key = (place.module, frame.file, frame.line)
             if key not in found:
                 found[key] = SourceLine(place.module, frame.file, frame.line, frame.code)

@@ -119,7 +119,7 @@ class Profile:
             rows.append(
                 ProfileRow(
                     kernel, what, len(steps), ms, least, ms / total, flops * rate, moved * rate, ratio, origins, places
-                )  # fmt: skip
+                )
             )
         return sorted(rows, key=lambda r: -r.ms)
 

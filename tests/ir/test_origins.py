@@ -119,7 +119,7 @@ def test_who_takes_over_is_named_when_an_operator_stays() -> None:
 
 def test_copies_and_files_keep_them(tmp_path: Path) -> None:
     net = chain()
-    first, second, _ = net.ops()
+    _, second, _ = net.ops()
     second.came_from, net.origins.places[1] = (0, 1), BLOCK
     net.save(tmp_path / "net.zip")
     for other in (net.clone(), Network.load(tmp_path / "net.zip"), Body.of(net).copy(net.origins)):

@@ -59,9 +59,7 @@ class HoistInvariants(Pass):
                         moved[o.data] = Operand(net.add_container(c.shape, c.dtype, strides=c.strides))
                     outs.append(Operand(moved[o.data].data, o.offset))
                 ins = [Operand(moved[o.data].data, moved[o.data].offset + o.offset) for o in body.ins(inner)]
-                hoisted[inner] = net.add_op(
-                    inner.spec, ins, outs, came_from=(inner,), made_by=self.name, before=op
-                )
+                hoisted[inner] = net.add_op(inner.spec, ins, outs, came_from=(inner,), made_by=self.name, before=op)
                 outcome.saved_bytes += (spec.runs() - 1) * body.moved_by(inner)
             names = list(dict.fromkeys(o.data for inner in ready for o in body.outs(inner)))
             for inner in ready:

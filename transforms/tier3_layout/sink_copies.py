@@ -61,14 +61,14 @@ class SinkCopies(Pass):
             outcome.changed += 1
             outcome.saved_bytes += net.moved_by(op)
             net.remove_op(op, into=[new.op for new in plan])
-            self._rewire(net, plan, gone, outcome)
+            self._rewire(net, op, plan, gone, outcome)
         return outcome
 
-    def _rewire(self, net: Network, plan: list[_Rewired], gone: str, outcome: PassResult) -> None:
-        """Carry a plan out; what an operator reads twice now, from where it copied before, counts once."""
+    def _rewire(self, net: Network, op: Op, plan: list[_Rewired], gone: str, outcome: PassResult) -> None:
+        """Carry out a plan; what an operator reads twice now, from where it copied before, counts once. ``op`` makes the copy no more."""
         for new in plan:
             outcome.saved_bytes += net.moved_by(new.op)
-            net.rewire(new.op, *new.to, made_by=self.name)
+            net.rewire(new.op, *new.to, made_by=self.name, came_from=(op,))
             outcome.saved_bytes -= net.moved_by(new.op)
         net.remove_container(gone)
 
@@ -83,7 +83,7 @@ class SinkCopies(Pass):
                     outcome.refuse(plan)
                     continue
                 outcome.changed += 1
-                self._rewire(net, plan, net.ins(op)[load.operand].data, outcome)
+                self._rewire(net, op, plan, net.ins(op)[load.operand].data, outcome)
                 break
             else:
                 return

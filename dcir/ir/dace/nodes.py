@@ -55,7 +55,9 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
     in_offsets = properties.ListProperty(element_type=int, default=[], desc="first element of each input operand")
     out_offsets = properties.ListProperty(element_type=int, default=[], desc="first element of each output operand")
     origin = properties.Property(dtype=str, default="", desc="place in the user's model")
-    imported = properties.ListProperty(element_type=int, default=[], desc="numbers of the imported operators it came from")
+    imported = properties.ListProperty(
+        element_type=int, default=[], desc="numbers of the imported operators it came from"
+    )
     made_by = properties.Property(dtype=str, default="frontend", desc="the pass that made this node")
 
     def __init__(

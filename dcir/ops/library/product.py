@@ -44,7 +44,13 @@ def epilogue_of(net: Network, op: Op) -> tuple[Product, Fused]:
 
 
 def set_epilogue(
-    net: Network, op: Op, spec: Product, epilogue: Fused, by: str, *, before: Op | None = None,
+    net: Network,
+    op: Op,
+    spec: Product,
+    epilogue: Fused,
+    by: str,
+    *,
+    before: Op | None = None,
     came_from: Sequence[Op] = (),
 ) -> Op:
     """Give a product this epilogue (none if it only stores): in place, or as a new operator ``before`` another.
