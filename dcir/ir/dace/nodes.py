@@ -71,6 +71,7 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
         origin: str = "",
         made_by: str = "frontend",
         schedule: Schedule | None = None,
+        came_from: Numbers = (),
     ) -> None:
         super().__init__(
             name,
@@ -78,7 +79,7 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
             outputs={f"o{i}": None for i in range(n_out)},
         )
         self._spec: Operator | None = spec
-        self._own_schedule = schedule
+        self._own_schedule, self._came_from = schedule, came_from
         self.in_offsets = in_offsets or [0] * n_in
         self.out_offsets = out_offsets or [0] * n_out
         self.origin, self.made_by = origin, made_by
@@ -111,7 +112,7 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
     def came_from(self) -> Numbers:
         """Numbers of the imported operators it came from, sorted."""
         if not hasattr(self, "_came_from"):
-            self._came_from: Numbers = tuple(self.imported)
+            self._came_from = tuple(self.imported)
         return self._came_from
 
     @came_from.setter
