@@ -51,6 +51,7 @@ class Steps:
         flows: the streams that calls refer to.
         sizes: the table slot of the values of the sizes that move, and the names of these in C.
         stops: numbers of the calls that a part of the driver begins with, where it can be run part by part.
+        recorded: whether the driver also has a run that tells torch's profiler of its steps; asked of targets that say so alone.
     """
 
     calls: Sequence[AnyStep]
@@ -59,6 +60,7 @@ class Steps:
     flows: Sequence[Flow] = ()
     sizes: tuple[int, tuple[str, ...]] = (-1, ())
     stops: Sequence[int] = ()
+    recorded: bool = False
 
 
 class Backend(Protocol):

@@ -63,6 +63,7 @@ class Library:
             whole, as they would be.
         ready: with which part each result container is complete, -1 for those that no step writes.
         came_from: by name of a kernel, the imported operators that the operators which run it came from.
+        recorded: whether the driver can tell torch's profiler of its steps.
     """
 
     path: Path
@@ -85,6 +86,7 @@ class Library:
     stops: tuple[int, ...] = ()
     ready: dict[str, int] = field(default_factory=dict)
     came_from: dict[str, Imported] = field(default_factory=dict)
+    recorded: bool = False
 
 
 def compile_network(
@@ -96,12 +98,13 @@ def compile_network(
     choices: Mapping[str, Choice] | None = None,
     keep: Callable[[str, str], None] | None = None,
     in_parts: bool = False,
+    recorded: bool = False,
 ) -> Library:
     """Generate, compile and link a network for its target; with ``profile``, the driver measures its steps.
 
     ``choices`` are the emitters' by operator label, instead of those that the database has. ``keep`` hears the name and the text
     of every piece of code, made for it if the library is found in the cache. With ``in_parts`` the driver can stop where results
-    are complete.
+    are complete; ``recorded`` asks for one that can tell torch's profiler of its steps.
 
     Raises:
         CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code.
@@ -114,7 +117,7 @@ def compile_network(
     planned = _PlannedCode(net, target, cache, choices, moving)
     parts = parts_of(net, planned.calls) if in_parts or profile else Parts()
     stops = () if profile else parts.stops
-    driver = planned.backend.driver_text(replace(planned.steps(), stops=stops), profile=profile)
+    driver = planned.backend.driver_text(replace(planned.steps(), stops=stops, recorded=recorded), profile=profile)
     if keep is not None:
         keep("driver", driver)
         for k in planned.made():
@@ -125,7 +128,7 @@ def compile_network(
         planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
         tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.sizes_slot,
         {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, _jobs(planned.made()),
-        len(stops) + 1, parts.stops, parts.ready, {name: union(found) for name, found in planned.came_from.items()},
+        len(stops) + 1, parts.stops, parts.ready, {name: union(found) for name, found in planned.came_from.items()}, recorded,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import functools
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -38,6 +39,8 @@ from dcir.cache_room import (
 )
 from dcir.errors import CacheUnavailable
 from dcir.user_code import warn_user
+
+_LOG = logging.getLogger(__name__)
 
 ENVIRONMENT_NAME = "DCIR_CACHE_DIR"
 _VERSION = "v1"
@@ -141,6 +144,7 @@ class Cache:
                 missing.append(key)
             else:
                 found[key] = path
+        _LOG.debug("%s: %d of %d in the cache", kind, len(found), len(wanted))
         if not missing:
             return found
         if not self.temporary and _is_full(self.folder):

@@ -62,6 +62,8 @@ class Options:
         hint: "latency": a call has all threads; "throughput": several calls run at once, each by a team of its own
             (``fast.dcir.submit``), and kernels are made for teams of that size.
         streams: How many calls run at once; None leaves it to a cost model (``cost/stream_number.py``). A number is a wish for throughput.
+        record_function: Whether torch.profiler sees every kernel of a call, not the call alone. Only the driver is
+            compiled anew, and calls that nobody profiles run as without.
     """
 
     level: int = 4
@@ -82,6 +84,7 @@ class Options:
     prepare: str = "version"
     hint: str = "latency"
     streams: int | None = None
+    record_function: bool = False
 
     def __post_init__(self) -> None:
         if not _is_int(self.level) or self.level not in LEVELS:
@@ -93,7 +96,7 @@ class Options:
         _check_choice("prepare", self.prepare, PREPARE)
         _check_choice("hint", self.hint, HINTS)
         _check_streams(self.streams, self.hint, self.threads)
-        for name in ("strict", "fused_optimizers"):
+        for name in ("strict", "fused_optimizers", "record_function"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
         if self.threads is not None and (not _is_int(self.threads) or self.threads < 1):
@@ -119,6 +122,8 @@ class Options:
             )
         if self.tune is not None and not target_class(self.target).tunes:
             raise _not_yet("tune", self.tune, f"target={DEFAULT!r}; {self.target} makes its kernels in one way")
+        if self.record_function and not target_class(self.target).records:
+            raise _not_yet("record_function", True, f"target={DEFAULT!r}; {self.target} tells of calls alone")
         if self.precision in NOT_YET_PRECISIONS:
             raise _not_yet("precision", self.precision, "precision='fp32'")
         _check_choice("precision", self.precision, ("fp32",))
@@ -156,14 +161,14 @@ class Options:
     def cache_key(self) -> str:
         """A text that is equal for options that lead to the same code, in every process.
 
-        Options that only watch (verify, debug_dir), only refuse (strict), concern no code of ours (fused_optimizers) or lead to what
-        is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit, prepare), are left out.
+        Options that only watch (verify, debug_dir, record_function), only refuse (strict), concern no code of ours (fused_optimizers) or
+        lead to what is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit, prepare), are left out.
 
         Raises:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
         watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
-        watching |= {"hint", "streams"}
+        watching |= {"hint", "streams", "record_function"}
         parts = (
             f"{field.name}={_stable(getattr(self, field.name))}"
             for field in dataclasses.fields(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from dcir.ir.updates import settle
 from dcir.ir.verify import verify
 from dcir.transforms.base import Pass, Place
 from dcir.transforms.bodies import Bodies
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -152,6 +155,10 @@ class _Run:
             )
         )  # fmt: skip
         if outcome.changed:
+            _LOG.debug(
+                "%s: %d rewrites, %d bytes fewer, %d -> %d operators, %.1f ms",
+                p.name, outcome.changed, traffic - new[0], count, new[1], seconds * 1e3,
+            )  # fmt: skip
             self._hold_final(p)
             self._check()
             self._hold_origins(p)

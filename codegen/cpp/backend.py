@@ -29,7 +29,8 @@ class CppBackend:
     def driver_text(self, steps: Steps, *, profile: bool) -> str:
         """C++ of the driver."""
         return driver_text(
-            steps.calls, steps.before, steps.static, steps.flows, steps.sizes, steps.stops, profile=profile
+            steps.calls, steps.before, steps.static, steps.flows, steps.sizes, steps.stops, profile=profile,
+            recorded=steps.recorded,
         )  # fmt: skip
 
     def kernel_text(self, kernel: Kernel) -> str:

@@ -2,9 +2,12 @@
 
     int dcir_run(void** table, int (*call_back)(int))
     int dcir_part(void** table, int (*call_back)(int), int part)  of a driver that stops: all parts in order are a run
+    int dcir_run_recorded(..., const Recorder*)       of one that can tell torch's profiler of its steps, and dcir_part_recorded: the same
+                                                      with an event for each, see ``driver_marks.py``
     int dcir_prepare(void** table)                    computes what depends on static inputs alone
     unsigned long long dcir_fingerprint(void** table) a digest of a few elements of every static input
-    unsigned long long dcir_ticks[steps + 1]          of a profiled driver: nanoseconds of each step of the last call
+    unsigned long long dcir_ticks[steps + 2]          of a profiled driver: nanoseconds of each step of the last call, of its
+                                                      teams, and how many calls there were
 
 and of what lies beside it in every library, whatever the program:
 
@@ -26,6 +29,7 @@ from collections.abc import Sequence
 
 from dcir.codegen.cpp.digest import DIGEST
 from dcir.codegen.cpp.direct import DIRECT
+from dcir.codegen.cpp.driver_marks import Laps, Marks, Records
 from dcir.codegen.cpp.entry import ENTRY
 from dcir.codegen.cpp.print_steps import operands_text, step_lines, table_name
 from dcir.codegen.cpp.watch import WATCH
@@ -42,6 +46,8 @@ BESIDE = "\n".join(
 )
 """A unit of its own: the same for all programs, it is compiled once, which takes five times as long as a small driver."""
 
+_VISIBLE = 'extern "C" __attribute__((visibility("default")))'
+
 
 def driver_text(
     calls: Sequence[AnyStep],
@@ -52,6 +58,7 @@ def driver_text(
     stops: Sequence[int] = (),
     *,
     profile: bool = False,
+    recorded: bool = False,
 ) -> str:
     """C++ of the driver (no header needed).
 
@@ -62,69 +69,63 @@ def driver_text(
         streams: what calls refer to.
         sizes: slot of the values of the sizes that move, and their names.
         stops: numbers of the steps that each part but the first begins with; none lies inside a stream.
-        profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; the last of them is the time in
-            which teams open and close. Calls of a profiled driver must not overlap.
+        profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; behind the steps' times is the time
+            in which teams open and close. Calls of a profiled driver must not overlap.
+        recorded: whether there is a second run that tells torch's profiler of its steps.
     """
+    marks: list[Marks] = [Laps(len(calls)) if profile else Marks(), *[Records()] * recorded]
     lines = [_O1]
-    lines += _clock(len(calls)) if profile else []
+    if streams or profile or recorded:
+        lines += [f'extern "C" int {name};' for name in ("omp_get_thread_num()", "omp_get_num_threads()")]
+        lines += [f'extern "C" int {name};' for name in ("omp_get_level()", "omp_get_ancestor_thread_num(int)")]
+    lines += [line for m in marks for line in m.declarations()]
     every = [*calls_in(before), *calls_in(calls)]
     arity = {c.kernel: len(c.operands) for c in every if c.kernel}
     for name, n in arity.items():
         lines.append(f'extern "C" void __program_{name}({", ".join(["void*"] * (n + 2))});')
     for table in dict.fromkeys(o for c in every for o in c.operands if isinstance(o, Numbers)):
         lines.append(f"static const long long {table_name(table)}[] = {{{', '.join(map(str, table.values))}}};")
-    for number in range(len(streams)):
-        lines += _image(calls, number, profile)
-    lines += ['extern "C" int omp_get_num_threads();'] * bool(streams)
-    lines += ['extern "C" int omp_get_thread_num();'] * bool(streams and not profile)
-    if stops:
-        lines += _in_parts(calls, [0, *stops, len(calls)], streams, sizes)
-    else:
-        lines += _at_once(calls, streams, sizes, profile=profile)
-    lines.append('extern "C" __attribute__((visibility("default"))) int dcir_prepare(void** t) {')
-    lines += ["  int status = 0;", *_stretch(before), "  return 0;", "}"]
+    for m in marks:
+        for number in range(len(streams)):
+            lines += _image(calls, number, m)
+        if stops:
+            lines += _in_parts(calls, [0, *stops, len(calls)], streams, sizes, m)
+        else:
+            lines += _at_once(calls, streams, sizes, m)
+    lines.append(f"{_VISIBLE} int dcir_prepare(void** t) {{")
+    lines += ["  int status = 0;", *_stretch(before, 0, (), Marks()), "  return 0;", "}"]
     return "\n".join([*lines, *_fingerprint(static)])
 
 
 def _at_once(
-    calls: Sequence[AnyStep], streams: Sequence[Flow], sizes: tuple[int, tuple[str, ...]], *, profile: bool
+    calls: Sequence[AnyStep], streams: Sequence[Flow], sizes: tuple[int, tuple[str, ...]], marks: Marks
 ) -> list[str]:
     """``dcir_run``."""
-    lines = ['extern "C" __attribute__((visibility("default"))) int dcir_run(void** t, int (*call_back)(int)) {']
-    lines.append("  int status = 0;")
-    lines += _sizes(sizes)
-    if profile:
-        lines.append(
-            f"  for (int i = 0; i <= {len(calls)}; i++) dcir_ticks[i] = 0;\n  lap({len(calls)}); dcir_ticks[{len(calls)}] = 0;"
-        )
-    first = 0
-    for step, call in enumerate(calls):
-        if isinstance(call, Call) and call.kernel is None:
-            lines += _stretch(calls[first:step], first if profile else None, len(calls), streams)
-            first = step + 1
-            lines.append(f"  if (call_back({call.number})) return {-1 - call.number};")
-            lines += [f"  lap({step});"] * profile
-    lines += _stretch(calls[first:], first if profile else None, len(calls), streams)
-    return [*lines, "  return 0;", "}"]
+    return [
+        f"{_VISIBLE} int dcir_run{marks.suffix}(void** t, int (*call_back)(int){marks.parameter}) {{",
+        "  int status = 0;", *_sizes(sizes), *marks.opening(), *_steps(calls, 0, streams, marks), "  return 0;", "}",
+    ]  # fmt: skip
 
 
 def _in_parts(
-    calls: Sequence[AnyStep], ends: Sequence[int], streams: Sequence[Flow], sizes: tuple[int, tuple[str, ...]]
+    calls: Sequence[AnyStep],
+    ends: Sequence[int],
+    streams: Sequence[Flow],
+    sizes: tuple[int, tuple[str, ...]],
+    marks: Marks,
 ) -> list[str]:
     """``dcir_part``, and a ``dcir_run`` that calls it."""
     lines = [
-        'extern "C" __attribute__((visibility("default"))) int dcir_part(void** t, int (*call_back)(int), int part) {',
-        "  int status = 0;",
-        *_sizes(sizes),
-        "  switch (part) {",
-    ]
+        f"{_VISIBLE} int dcir_part{marks.suffix}(void** t, int (*call_back)(int), int part{marks.parameter}) {{",
+        "  int status = 0;", *_sizes(sizes), "  switch (part) {",
+    ]  # fmt: skip
     for part, (begin, end) in enumerate(itertools.pairwise(ends)):
-        lines += [f"  case {part}: {{", *_steps(calls[begin:end], streams), "  return 0;", "  }"]
+        lines += [f"  case {part}: {{", *_steps(calls[begin:end], begin, streams, marks), "  return 0;", "  }"]
     return [
         *lines, "  }", "  return 0;", "}",
-        'extern "C" __attribute__((visibility("default"))) int dcir_run(void** t, int (*call_back)(int)) {',
+        f"{_VISIBLE} int dcir_run{marks.suffix}(void** t, int (*call_back)(int){marks.parameter}) {{",
         f"  for (int part = 0; part < {len(ends) - 1}; part++)",
-        "    if (int code = dcir_part(t, call_back, part)) return code;",
+        f"    if (int code = dcir_part{marks.suffix}(t, call_back, part{marks.argument})) return code;",
         "  return 0;", "}",
     ]  # fmt: skip
 
@@ -135,17 +136,18 @@ def _sizes(sizes: tuple[int, tuple[str, ...]]) -> list[str]:
     return [f"  const long long {name} = ((const long long*)t[{slot}])[{i}];" for i, name in enumerate(names)]
 
 
-def _steps(calls: Sequence[AnyStep], streams: Sequence[Flow]) -> list[str]:
-    """Stretches of generated code, and calls into torch between them."""
+def _steps(calls: Sequence[AnyStep], number: int, streams: Sequence[Flow], marks: Marks) -> list[str]:
+    """Stretches of generated code, and calls into torch between them; ``number`` is that of the first step."""
     lines, first = [], 0
-    for step, call in enumerate(calls):
+    for i, call in enumerate(calls):
         if isinstance(call, Call) and call.kernel is None:
-            lines += [
-                *_stretch(calls[first:step], streams=streams),
-                f"  if (call_back({call.number})) return {-1 - call.number};",
-            ]
-            first = step + 1
-    return lines + _stretch(calls[first:], streams=streams)
+            lines += _stretch(calls[first:i], number + first, streams, marks)
+            lines += marks.before(number + i)
+            lines.append(f"  const int failed{number + i} = call_back({call.number});")
+            lines += marks.after(number + i)
+            lines.append(f"  if (failed{number + i}) return {-1 - call.number};")
+            first = i + 1
+    return lines + _stretch(calls[first:], number + first, streams, marks)
 
 
 # Words of a static input that are compared in every call: a last guard against writes through bare addresses, which nobody notes.
@@ -180,28 +182,8 @@ def _fingerprint(static: Sequence[tuple[int, int]]) -> list[str]:
     return [*lines, "  return h;", "}"]
 
 
-def _clock(steps: int) -> list[str]:
-    """``lap(i)``: the time since the last lap counts for step i."""
-    return [
-        "struct Time { long seconds, nanoseconds; };",
-        'extern "C" int clock_gettime(int, Time*);',
-        'extern "C" { int omp_get_thread_num(); int omp_get_level(); int omp_get_ancestor_thread_num(int); }',
-        f'extern "C" {{ __attribute__((visibility("default"))) unsigned long long dcir_ticks[{steps + 1}]; }}',
-        "static unsigned long long last;",
-        "static void lap(int step) {",
-        "  if (omp_get_level() > 1 ? omp_get_ancestor_thread_num(1) : omp_get_thread_num()) return;",
-        "  Time t;",
-        "  clock_gettime(1, &t);",  # CLOCK_MONOTONIC
-        "  unsigned long long now = t.seconds * 1000000000ull + t.nanoseconds;",
-        "  dcir_ticks[step] += now - last; last = now;",
-        "}",
-    ]
-
-
-def _stretch(
-    calls: Sequence[AnyStep], first: int | None = None, steps: int = 0, streams: Sequence[Flow] = ()
-) -> list[str]:
-    """One team's calls; with the number of the first of ``steps`` where laps are wanted."""
+def _stretch(calls: Sequence[AnyStep], number: int, streams: Sequence[Flow], marks: Marks) -> list[str]:
+    """One team's calls; ``number`` is that of the first."""
     if not calls:
         return []
     inner = sorted({c.stream for c in calls if isinstance(c, Call) and c.stream >= 0})
@@ -209,44 +191,39 @@ def _stretch(
     lines = ["  {", "  int bad = 0;", *(f"  int next{s} = 0;" for s in inner)]
     if team:
         lines.append("  #pragma omp parallel")
-    lines.append("  {")
-    if first is not None:
-        lines.append(f"    lap({steps});")
+    lines += ["  {", *marks.team()]
     begun: set[int] = set()
     for i, c in enumerate(calls):
         if isinstance(c, Call) and c.stream >= 0:
             if c.stream not in begun:
                 begun.add(c.stream)
-                lines += _flow(c.stream, streams[c.stream])
+                lines += _flow(c.stream, streams[c.stream], marks)
                 last = max(k for k, other in enumerate(calls) if isinstance(other, Call) and other.stream == c.stream)
-                lines += [f"    lap({first + last});"] if first is not None else []
+                lines += marks.after_stream(number + last)
             continue
-        lines += step_lines(c, team)
-        if first is not None:
-            lines.append(f"    lap({first + i});")
-    lines.append("  }")
-    if first is not None:
-        lines.append(f"  lap({steps});")
-    lines += ["  if (bad) return bad;", "  }"]
-    return lines
+        lines += [*marks.before(number + i), *step_lines(c, team), *marks.after(number + i)]
+    return [*lines, "  }", *marks.team(), "  if (bad) return bad;", "  }"]
 
 
-def _image(calls: Sequence[AnyStep], number: int, profile: bool) -> list[str]:
+def _image(calls: Sequence[AnyStep], number: int, marks: Marks) -> list[str]:
     """The function that runs a stream's kernels for one image."""
-    lines = [f"static void stream{number}(void** t, long long image, long long lane, int* status) {{"]
+    lines = [
+        f"static void stream{number}{marks.suffix}(void** t, long long image, long long lane, int* status{marks.parameter}) {{"
+    ]
     for step, c in enumerate(calls):
         if isinstance(c, Call) and c.stream == number:
+            lines += marks.before(step)
             lines.append(f"  __program_{c.kernel}(0, {operands_text(c)}, status);")
-            lines += [f"  lap({step});"] * profile
+            lines += marks.after(step)
     return [*lines, "}"]
 
 
-def _flow(number: int, flow: Flow) -> list[str]:
+def _flow(number: int, flow: Flow, marks: Marks) -> list[str]:
     """A stream: whole images for each thread as long as there is one for all of them, the rest by the team.
 
     A kernel's worksharing loops bind to the innermost team, here one of a single thread.
     """
-    call = f"stream{number}(t, image, "
+    call, rest = f"stream{number}{marks.suffix}(t, image, ", f", &status{marks.argument});"
     return [
         "    {",
         f"    const int lanes = omp_get_num_threads() < {flow.lanes} ? omp_get_num_threads() : {flow.lanes};",
@@ -254,9 +231,9 @@ def _flow(number: int, flow: Flow) -> list[str]:
         "    if (lane < lanes)",
         f"      for (int image; (image = __atomic_fetch_add(&next{number}, 1, __ATOMIC_RELAXED)) < whole;) {{",
         "        #pragma omp parallel num_threads(1)",
-        f"        {call}lane, &status);",
+        f"        {call}lane{rest}",
         "      }",
         "    #pragma omp barrier",
-        f"    for (int image = whole; image < {flow.images}; image++) {call}0, &status);",
+        f"    for (int image = whole; image < {flow.images}; image++) {call}0{rest}",
         "    }",
     ]

@@ -7,12 +7,14 @@ in which neither the working directory nor relative search paths can put a progr
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import platform
 import re
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from dcir.codegen.cpp.compiler_process import run, which
 from dcir.cores import usable_threads
 from dcir.errors import CompilerNotFound, OptionError
 from dcir.isa import Isa, executable
+
+_LOG = logging.getLogger(__name__)
 
 HEADERS = Path(__file__).resolve().parent / "include"
 DEFAULT_FLAGS = (
@@ -218,7 +222,9 @@ def compile_objects(
                         progress(finished, len(missing))
 
             sizes = {key: (by_key[key].shared, len(by_key[key].text)) for key in missing}
+            start = time.perf_counter()
             _in_parallel(compile_one, bundles(sizes, _workers(jobs)), jobs)
+            _LOG.debug("compiled %d units in %.2f s", len(missing), time.perf_counter() - start)
 
     paths = cache.get_or_build_many("object", keys, ".o", build)
     return [paths[key] for key in keys]
@@ -256,7 +262,9 @@ def link_shared(
             listing = Path(folder) / "objects"
             listing.write_text("".join(f'"{_escaped(path)}"\n' for path in once))
             command = [toolchain.path, "-shared", "-fopenmp", *extra, f"@{listing}", "-o", str(draft)]
+            start = time.perf_counter()
             run(command, Path(folder), "links", None, cache)
+            _LOG.debug("linked %d objects in %.2f s", len(once), time.perf_counter() - start)
 
     return cache.get_or_build("library", address, ".so", build)
 

@@ -60,6 +60,9 @@ def _read_levels(ctx: click.Context, param: click.Parameter, value: str) -> list
     help="Train: forward and backward.",
 )  # fmt: skip
 @click.option(
+    "--precision", type=click.Choice(("fp32", "bf16", "fp16")), help="Cast a Python module and its inputs. [the model's own]"
+)  # fmt: skip
+@click.option(
     "--seconds",
     type=click.FloatRange(min=0.01),
     default=1.0,
@@ -88,6 +91,7 @@ def command(
     batches: list[int],
     levels: list[int],
     mode: str,
+    precision: str | None,
     seconds: float,
     advise: bool,
     apply: int | None,
@@ -109,6 +113,8 @@ def command(
 
     if output is not None:
         check_picture(output)  # before minutes of measuring
+    if precision is not None and (advise or apply):
+        raise click.UsageError("--precision is for rooflines alone: advice offers bfloat16 by itself.")
     result: Any
     with progress_bar(plain=plain, still=True) as progress:
         settings: dict[str, Any] = {
@@ -118,7 +124,7 @@ def command(
         if advise or apply:
             result = api.advise_file(model, optimiser=optimiser, apply=apply or 0, **settings)
         else:
-            result = api.roofline_file(model, **settings)
+            result = api.roofline_file(model, precision=precision, **settings)
     text, data = result.to_text(rows).rstrip(), result.to_json()
     if output is not None:
         result.save(output)

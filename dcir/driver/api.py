@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,6 +159,31 @@ def explain_file(
     if is_artefact(model):
         return _report_of(read_report(model), model)
     return _compile_onnx(model, Options.make(level=level, target=target, strict=strict), shapes)[1]
+
+
+def model_explorer_file(
+    model: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    level: int = 4,
+    target: str = "cpp",
+    shapes: Shapes | None = None,
+    strict: bool = False,
+) -> Report:
+    """Write the network of an ONNX file after all passes as a JSON file for Model Explorer; what was done to it.
+
+    Raises:
+        InvalidInput: a .dcir file, which holds no network.
+    """
+    from dcir.report.model_explorer import collection
+
+    found: list[tuple[str, Any]] = []
+    session = Session(Options.make(level=level, target=target, strict=strict))
+    session.on_rewritten = lambda kind, net: found.append((kind, net))
+    compile_onnx(_open_onnx(model, shapes), session)
+    label = f"{os.path.basename(os.fspath(model))} -O{level}"
+    Path(destination).write_text(json.dumps(collection(label, found), indent=1) + "\n", encoding="utf-8")
+    return Report(session.graphs, machine=rates())
 
 
 def run_file(
@@ -326,6 +353,7 @@ def roofline_file(
     batches: Sequence[int] = (),
     levels: Sequence[int] = (4,),
     mode: str = "infer",
+    precision: str | None = None,
     shapes: Shapes | None = None,
     seconds: float = 1.0,
     progress: Progress | None = None,
@@ -334,14 +362,15 @@ def roofline_file(
 
     Raises:
         InvalidInput: a .dcir file, whose code has no clock.
-        OptionError: batches for a file whose sizes are all fixed.
+        OptionError: batches for a file whose sizes are all fixed; a precision that cannot be had.
     """
     from dcir.driver.measure.models import maker_of
     from dcir.driver.measure.roofline import roofline
 
+    name = os.path.basename(os.fspath(model))
     return roofline(
-        maker_of(model, shapes), threads=threads, batches=batches or (None,), levels=levels, mode=mode, seconds=seconds,
-        name=os.path.basename(os.fspath(model)), progress=progress,
+        maker_of(model, shapes, precision), threads=threads, batches=batches or (None,), levels=levels, mode=mode,
+        seconds=seconds, name=name if precision is None else f"{name} in {precision}", progress=progress,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dcir.driver.placement import buffer_numbers, shared_with_arguments
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.moving_network import fixed
 from dcir.ir.network import Network
+from dcir.ir.places import places_of, titled
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
 from dcir.runtime.program_info import BufferInfo, ProgramInfo, ResultInfo
@@ -52,7 +53,15 @@ def program_info(done: Imported, library: Library) -> ProgramInfo:
         sizes_slot=library.sizes_slot,
         parts=library.parts,
         ready=tuple(part_with(net, library, kind, value) for kind, value in done.outputs) if library.parts > 1 else (),
+        events=_events(net, library) if library.recorded else (),
     )
+
+
+def _events(net: Network, library: Library) -> tuple[str, ...]:
+    """Names of the steps for a profiler. Where sizes move, one program has the steps of all: then names say no sizes."""
+    ops = [net.ops()[number] for _, number in library.steps]
+    what = [op.spec.describe() if library.sizes_slot < 0 else op.spec.kind for op in ops]
+    return tuple(titled(f"dcir: {w}", places_of(op)) for w, op in zip(what, ops, strict=True))
 
 
 def calls_into_torch(library: Library, sizes: Mapping[str, int] | None = None) -> dict[int, Callable[[Any], None]]:

@@ -49,7 +49,7 @@ def dcir(
         OptionError: there is no such mode or option.
     """
     from dcir.driver.compile import compiling
-    from dcir.driver.graph_handle import GraphHandle
+    from dcir.driver.graph_handle import GraphHandle, name_of
     from dcir.driver.limit import limited
     from dcir.driver.session import Session
     from dcir.frontends.torch.capture import dynamo_backend
@@ -57,7 +57,7 @@ def dcir(
     _refuse(options or {})
     chosen = Options.make(**(_of_mode(mode) | (options or {})))
     chosen.refuse_streams("what torch.compile makes")
-    session = Session(chosen, next_step="dcir.sessions()[-1].explain()")
+    session = Session(chosen, name=name_of(gm), next_step="dcir.sessions()[-1].explain()")
     if mode is not None and session.options.tune is not None and "tune" not in (options or {}):
         session.tuner = _tuner_of_mode(session)
     backend = dynamo_backend(

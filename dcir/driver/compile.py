@@ -22,6 +22,7 @@ from dcir.driver.record import GraphRecord, kernel_origins
 from dcir.driver.session import Call, Session
 from dcir.driver.targets.base import DriverTarget
 from dcir.driver.targets.host import host_target
+from dcir.driver.trace_log import compile_id, trace
 from dcir.driver.verify.debug_folder import GraphFolder, graph_folder
 from dcir.errors import InvalidInput, MemoryLimitTooLow, Unsupported
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, OtherBounds
@@ -77,6 +78,8 @@ class Compilation:
         )
         self._clock = Clock(self.record.seconds)
         self._kept: GraphFolder | None = None
+        self._call_name = f"dcir: {session.name} {context.kind}"  # in torch's profiler
+        self._number = compile_id()
 
     def compiled(self, gm: fx.GraphModule) -> CompiledGraph:
         """The graph's program, and what the compilation of its backward must know."""
@@ -106,7 +109,7 @@ class Compilation:
         graph, library = self.built_moving(gm)
         return MovingProgram(
             graph, library, self.session.arenas, prepare=self.options.prepare, first_saved=self.context.first_saved,
-            on_made=self.session.programs.add, gates=self.context.gates,
+            on_made=self.session.programs.add, gates=self.context.gates, name=self._call_name,
         )  # fmt: skip
 
     def built_moving(self, gm: fx.GraphModule) -> tuple[MovingGraph, Library]:
@@ -123,7 +126,7 @@ class Compilation:
                 self._clock.start()
             library = self._library(graph.network, in_parts=self.context.gates is not None)
             self.record.bounds = _bounds(replace(self.context, bounds=graph.bounds))
-            self._finish()
+            self._finish(graph.network)
             return graph, library
 
     def _moving_graph(self, gm: fx.GraphModule) -> MovingGraph:
@@ -158,7 +161,7 @@ class Compilation:
             done = self.rewritten(gm)
             self._tune(done.network)
             library = self._library(done.network)
-            self._finish()
+            self._finish(done.network)
             return done, library
 
     def built_imported(self, done: Imported) -> tuple[Imported, Library]:
@@ -167,7 +170,7 @@ class Compilation:
             self._rewrite(done)
             self._tune(done.network)
             library = self._library(done.network)
-            self._finish()
+            self._finish(done.network)
             return done, library
 
     def rewritten(self, gm: fx.GraphModule) -> Imported:
@@ -186,6 +189,8 @@ class Compilation:
         self._clock.lap("import")
         self._passes(done.network)
         self._clock.lap("passes")
+        if self.session.on_rewritten is not None:
+            self.session.on_rewritten(self.record.kind, done.network)
 
     def _refuse_fallbacks(self, fallbacks: Sequence[tuple[str, str]]) -> None:
         if self.options.strict and fallbacks:
@@ -264,11 +269,12 @@ class Compilation:
         self._prepare(done)
         library = self._library(done.network, in_parts=in_parts)
         program = self.target.load(done, library, self.session.arenas, prepare=self.options.prepare)
+        program.name = self._call_name
         self.session.programs.add(program)
         watch = self.session.watch
         call = program if watch is None else watch(self.record.kind, done, library, program)
         self._clock.lap("load")
-        self._finish()
+        self._finish(done.network)
         return call, program
 
     def _whole(self, done: Imported) -> Call | None:
@@ -279,7 +285,7 @@ class Compilation:
             return None
         self._clock.lap("code")
         self.record.calls = len(done.network.ops())
-        self._finish()
+        self._finish(done.network)
         return program
 
     def _prepare(self, done: Imported) -> None:
@@ -316,7 +322,7 @@ class Compilation:
         library = compile_network(
             net, progress=self.session.step("kernels"),
             profile=self.session.watch is not None, keep=self._kept.code if self._kept is not None else None,
-            in_parts=in_parts,
+            in_parts=in_parts, recorded=self.options.record_function and self.session.watch is None,
         )  # fmt: skip
         self._clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
@@ -332,8 +338,10 @@ class Compilation:
             self._kept = graph_folder(self.options.debug_dir, self.context.kind)
             self._kept.graph(gm)
 
-    def _finish(self) -> None:
+    def _finish(self, net: Network | MovingNetwork) -> None:
+        """The record is complete; ``net`` is what runs."""
         self.session.add(self.record)
+        trace(self.record, net, self._number)
         if self._kept is not None:
             self._kept.record(self.record)
 

@@ -35,7 +35,7 @@ class GraphHandle(Handle):
     """
 
     def __init__(self, session: Session, gm: fx.GraphModule, examples: Sequence[Any]) -> None:
-        super().__init__(session, _name(gm))
+        super().__init__(session, name_of(gm))
         self._gm, self._gradients = gm, torch.is_grad_enabled()
         places = gm.graph.find_nodes(op="placeholder")
         self._given = [_given(node, example) for node, example in zip(places, examples, strict=True)]
@@ -108,7 +108,7 @@ def _twin(gm: fx.GraphModule) -> fx.GraphModule:
     return twin.eval()  # it has no modes, and would be copied without the above
 
 
-def _name(gm: fx.GraphModule) -> str:
+def name_of(gm: fx.GraphModule) -> str:
     """The function that Dynamo traced, and the line of its first operator."""
     for node in gm.graph.nodes:
         found = _FRAME.search(node.stack_trace or "") if node.op != "placeholder" else None

@@ -52,6 +52,7 @@ class Handle:
     ) -> None:
         self.session, self.name, self._plain, self._compiled = session, name, plain, compiled
         self._submissions = submissions
+        session.name = name
         _ALIVE[next(_NUMBERS)] = self
 
     def __repr__(self) -> str:
@@ -61,6 +62,11 @@ class Handle:
     def options(self) -> Options:
         """The options the module was optimised with."""
         return self.session.options
+
+    def _repr_html_(self) -> str:
+        from dcir.report.notebook import report_html
+
+        return report_html(self.explain(), f"{self.name}, compiled by dcir at level {self.options.level}")
 
     def explain(self) -> Report:
         """What was done: operators, calls into torch, graph breaks, bytes and time per tier. Call the module first."""

@@ -33,6 +33,7 @@ class MovingProgram:
     Args:
         first_saved: number of the first output that only the backward sees; None if there is none.
         gates: of a backward, what decides when its parts run.
+        name: of calls in torch's profiler.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class MovingProgram:
         first_saved: int | None = None,
         on_made: Callable[[Program], object] = id,
         gates: Gates | None = None,
+        name: str = "dcir",
     ) -> None:
-        self.graph, self.library, self._gates = graph, library, gates
+        self.graph, self.library, self._gates, self._name = graph, library, gates, name
         self._arenas, self._prepare, self._on_made = arenas, prepare, on_made
         self._places = list(graph.places.values())
         self._kept: dict[tuple[int, ...], Program] = {}
@@ -95,6 +97,7 @@ class MovingProgram:
             self.library.path, self._info_at(values), constants, self._arenas, prepare=self._prepare, like=self._first,
             buffers=self._buffers,
         )  # fmt: skip
+        made.name = self._name
         self._first = self._first or made
         self._on_made(made)
         return made

@@ -34,6 +34,7 @@ from dcir.ir.text import network_text
 from dcir.ir.verify import verify
 from dcir.options import Options
 from dcir.report.explain import Report
+from dcir.report.model_explorer import collection
 from dcir.runtime.artefact import load_artefact
 from dcir.transforms.base import Pass
 from dcir.transforms.open_groups import OpenGroup, groups
@@ -133,6 +134,10 @@ class Opened:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``sdfg()`` as a file that DaCe's viewer opens."""
         self.sdfg().save(os.fspath(path))
+
+    def model_explorer(self) -> dict[str, Any]:
+        """The network for Google's Model Explorer, as plain data: ``json.dump`` writes the file that it opens."""
+        return collection("network", [("inference", self.network)])
 
     def compile(self, **options: Any) -> nn.Module:
         """The network through the passes of a level, as a module: forward only, its weights in the state dict under their names.

@@ -92,8 +92,8 @@ class GraphRecord:
         return data
 
     def __str__(self) -> str:
-        done = f"{self.operators} operators -> {self.calls} calls of {self.kernels} kernels ({self.state})"
-        return f"compiled a graph for {self.kind} in {sum(self.seconds.values()):.2f} s: {done}"
+        took = sum(self.seconds.values())
+        return f"{self.operators} operators, {self.calls} calls of {self.kernels} kernels ({self.state}), {took:.1f} s"
 
 
 def kernel_origins(net: Network | MovingNetwork, library: Library) -> tuple[list[KernelOrigin], Origins]:

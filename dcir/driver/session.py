@@ -37,6 +37,9 @@ Watch = Callable[[str, Imported, Library, Program], Call]
 OnImport = Callable[[fx.GraphModule, Imported], None]
 """Called with an ATen graph that is compiled for a call, and what it was imported as."""
 
+OnRewritten = Callable[[str, Network], None]
+"""Called with the kind of a graph of constant sizes, and its network once all passes have run, to read it."""
+
 
 class Tunes(Protocol):
     """Measures the kernels of networks before their code is made (``measure/tune.py``)."""
@@ -54,9 +57,11 @@ class Session:
         progress: hears of the steps of a compilation.
         watch: wraps the program of every graph that is compiled for a call; its steps are measured then.
         on_import: hears of every graph that is compiled for a call, before passes rewrite it.
+        on_rewritten: hears of every network after its passes.
         arenas: scratch memory of all its programs: forward and backward use it in turn.
         programs: those that are alive.
         tuner: measures the kernels of every graph before it is compiled; made where the options ask for it.
+        name: of what is compiled, for logs and profilers.
         next_step: what to type to read more, for the log.
         streams: how its calls share the processors, where several run at once.
     """
@@ -66,9 +71,11 @@ class Session:
     progress: Progress | None = None
     watch: Watch | None = None
     on_import: OnImport | None = None
+    on_rewritten: OnRewritten | None = None
     arenas: Arenas = field(default_factory=Arenas)
     programs: weakref.WeakSet[Program] = field(default_factory=weakref.WeakSet)
     tuner: Tunes | None = None
+    name: str = "a model"
     next_step: str = "model.dcir.explain()"
     streams: StreamNumber | None = None
 
@@ -90,7 +97,8 @@ class Session:
         """Keep the record of a graph that is compiled now, and tell the log."""
         self.graphs.append(record)
         # The first is news, the others are detail.
-        _LOG.log(logging.INFO if len(self.graphs) == 1 else logging.DEBUG, "%s; next: %s", record, self.next_step)
+        level = logging.INFO if len(self.graphs) == 1 else logging.DEBUG
+        _LOG.log(level, "compiled %s of %s: %s; next: %s", record.kind, self.name, record, self.next_step)
 
     def step(self, name: str) -> Callable[[int, int], None] | None:
         """What hears how much is done of a step, and how much there is."""

@@ -112,6 +112,11 @@ class Advice:
     def __str__(self) -> str:
         return self.advice_text()
 
+    def _repr_html_(self) -> str:
+        from dcir.report.notebook import advice_html
+
+        return advice_html(self)
+
     def advice_text(self) -> str:
         """The advice alone."""
         now = self.now

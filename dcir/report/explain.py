@@ -107,6 +107,11 @@ class Report:
     def __str__(self) -> str:
         return self.to_text()
 
+    def _repr_html_(self) -> str:
+        from dcir.report.notebook import report_html
+
+        return report_html(self)
+
     def _graph(self, number: int, g: Any) -> list[str]:
         time = ", ".join(f"{k} {v:.2f} s" for k, v in g.seconds.items())
         sizes = _sizes(g.sizes) + _bounds(g.bounds)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from dcir.errors import OptionError
 from dcir.ir.origins import SourceLine
 
 
@@ -25,6 +28,7 @@ class ProfileStep:
         dtype: of the arithmetic, as peaks know it: "f64" where an operand is a float64, else "f32".
         counted: distinct bytes that were counted as the reference ran, where that was asked for and takes no long time.
         places: every line of the model whose work it does.
+        torch: whether it is a call into torch.
     """
 
     graph: int
@@ -39,6 +43,7 @@ class ProfileStep:
     dtype: str = "f32"
     counted: int | None = None
     places: tuple[SourceLine, ...] = ()
+    torch: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,21 @@ class Profile:
             "rows": [asdict(r) for r in self.rows()],
         }
 
+    def to_chrome_trace(self) -> dict[str, Any]:
+        """A trace for Perfetto and chrome://tracing; see ``chrome_trace.py`` for what its times are."""
+        from dcir.report.chrome_trace import chrome_trace
+
+        return chrome_trace(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write ``to_chrome_trace()`` as a .json file.
+
+        Raises:
+            OptionError: another kind of file.
+        """
+        check_trace(path)
+        Path(path).write_text(json.dumps(self.to_chrome_trace()) + "\n", encoding="utf-8")
+
     def to_text(self, limit: int | None = 30) -> str:
         """The rows for people, at most ``limit`` of them."""
         rows = self.rows()
@@ -163,6 +183,25 @@ class Profile:
 
     def __str__(self) -> str:
         return self.to_text()
+
+    def _repr_html_(self) -> str:
+        from dcir.report.notebook import profile_html
+
+        return profile_html(self)
+
+
+def check_trace(path: str | Path) -> None:
+    """Refuse a name that says no trace.
+
+    Raises:
+        OptionError: it does not end in .json.
+    """
+    if Path(path).suffix.lower() != ".json":
+        raise OptionError(
+            "a profile is written as a trace in .json",
+            where=str(path),
+            hint=f"-o {Path(path).with_suffix('.json').name}",
+        )
 
 
 def middle(values: Sequence[float]) -> float:

@@ -121,6 +121,11 @@ class Roofline:
     def __str__(self) -> str:
         return self.to_text()
 
+    def _repr_html_(self) -> str:
+        from dcir.report.notebook import roofline_html
+
+        return roofline_html(self)
+
     def to_svg(self) -> str:
         """A picture that needs nothing but itself."""
         from dcir.report.roofline_svg import svg

@@ -289,6 +289,11 @@ class Scaling:
     def __str__(self) -> str:
         return self.to_text()
 
+    def _repr_html_(self) -> str:
+        from dcir.report.notebook import scaling_html
+
+        return scaling_html(self)
+
 
 def _heading(name: str) -> str:
     return f"  {name + ' step ms':>13} {'times':>7} {'eff.':>6} {'exchange':>9} {'exposed':>8}"

@@ -158,6 +158,11 @@ class ThreadPlanReport:
     def __str__(self) -> str:
         return self.to_text()
 
+    def _repr_html_(self) -> str:
+        from dcir.report.notebook import thread_plan_html
+
+        return thread_plan_html(self)
+
     def _settings_text(self) -> str:
         rows = self.settings()
         best = sum(plan.seconds for plan in rows[CHOSEN]) or 1.0

@@ -86,3 +86,8 @@ class Tuning:
         if self.left:
             lines.append(f"{self.left} kernels are left; run again, or give a larger budget")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from dcir.report.notebook import tuning_html
+
+        return tuning_html(self)

@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -69,11 +70,25 @@ class Block:
         self.address = -(-start // alignment) * alignment
 
 
+@dataclass(frozen=True)
+class SharedBlock:
+    """Scratch memory of all direct calls (``direct.py``), which take turns.
+
+    Attributes:
+        block: the memory.
+        busy: 1 while one of them runs; it is read and written while the interpreter's lock is held.
+    """
+
+    block: Block
+    busy: ctypes.c_longlong
+
+
 class Arenas:
     """Scratch memory that programs use in turn: one block for each call under way, as large as the largest that was asked for."""
 
     def __init__(self) -> None:
         self._idle: list[Block] = []
+        self._shared: SharedBlock | None = None
 
     def take(self, nbytes: int) -> Block:
         """A block of at least ``nbytes`` that nobody else has; a smaller one that lay idle is given back to the system."""
@@ -85,6 +100,13 @@ class Arenas:
             return block
         del block
         return Block(nbytes)
+
+    def shared(self, nbytes: int) -> SharedBlock:
+        """Memory of at least ``nbytes`` for direct calls; those that lay idle are given up, since calls went another way until now."""
+        if self._shared is None or self._shared.block.nbytes < nbytes:
+            self._shared = SharedBlock(self.take(nbytes), ctypes.c_longlong(0))
+        self._idle.clear()  # what the next calls do not use is not kept
+        return self._shared
 
     def give(self, block: Block) -> None:
         """Have a block of ``take`` back."""

@@ -54,7 +54,7 @@ class _Direct(ctypes.Structure):
         ("stack", ctypes.c_void_p), ("gradient", ctypes.c_void_p),
         ("result", ctypes.c_void_p), ("result_module", ctypes.c_void_p), ("result_layout", ctypes.c_void_p),
         ("result_slot", ctypes.c_longlong),
-        ("busy", ctypes.c_longlong), ("broken", ctypes.c_longlong), ("used", ctypes.c_longlong),
+        ("busy", ctypes.c_void_p), ("broken", ctypes.c_longlong), ("used", ctypes.c_longlong),
     )  # fmt: skip
 
 
@@ -133,6 +133,7 @@ def direct(
     result: tuple[tuple[int, ...], tuple[int, ...], torch.dtype],
     slot: int,
     table: int,
+    busy: int,
     fingerprint: int | None,
     kept: Any,
 ) -> Direct | None:
@@ -146,6 +147,7 @@ def direct(
         result: shape, strides and type.
         slot: the result's.
         table: address of a table that is filled but for these slots, and that nobody else uses.
+        busy: address of a number that is 1 while a direct call uses the same scratch memory (``Arenas.shared``).
         fingerprint: of what was prepared from parameters; None if it is not compared.
         kept: what has to live as long, the program at least.
     """
@@ -175,7 +177,7 @@ def direct(
         places[0], len(items), places[1], len(fields), places[2], len(rows), id(torch.Tensor), id(MISS),
         _VALUES, _DICTIONARY, layout.tensor, layout.keys,
         *_parts(modes.check), id(True), layout.stack, layout.gradient,
-        *_parts(_empty_strided_cpu), id(result), slot,
+        *_parts(_empty_strided_cpu), id(result), slot, busy,
     )  # fmt: skip
     lives = (watched, noted, conditions, arrays, modes, result, row, kept)
     address = ctypes.cast(library.dcir_direct, ctypes.c_void_p).value or 0

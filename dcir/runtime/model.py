@@ -202,7 +202,9 @@ def program_of(
         sizes_slot=sizes[0],
         sizes=sizes[1],
     )
-    return Program(library, info, [t for _, t in pairs], arenas, like=like, buffers=buffers)
+    made = Program(library, info, [t for _, t in pairs], arenas, like=like, buffers=buffers)
+    made.name = "dcir: a compiled file, inference"
+    return made
 
 
 def rebuilder(node: Any, count: int) -> Callable[[list[Any]], Any] | None:

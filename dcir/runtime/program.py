@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
 
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
 from dcir.ops.reach import check_call
@@ -29,13 +31,11 @@ from dcir.runtime.given_memory import given_buffers
 from dcir.runtime.part_by_part import PartByPart
 from dcir.runtime.preparation import Preparation, Prepared
 from dcir.runtime.program_info import ProgramInfo
+from dcir.runtime.recorder import Recorder, declare, recorded
 from dcir.runtime.watch import Watch
 
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = operator.attrgetter("_version")
-
-# Arenas are shared by all programs but for those of this size, of which a direct call has one of its own.
-_IDLE_BYTES = 1 << 22
 
 _in_child = False
 
@@ -78,6 +78,9 @@ class Program:
     What depends on parameters alone is computed at the first call and again when a parameter changes (``preparation.py``); with
     ``like``, a program of the same library for other sizes, that is done once for both. ``buffers`` gives results their memory, where
     that is to serve those other sizes, too.
+
+    Attributes:
+        name: of its calls in torch's profiler.
     """
 
     def __init__(
@@ -94,8 +97,10 @@ class Program:
         self.info = info = info.with_buffers_as_results()
         self.arenas = Arenas() if arenas is None else arenas
         self.constants = list(constants)
+        self.name = "dcir"
         self._like = like  # which keeps the library loaded
         self._load(path) if like is None else self._share(like)
+        self._recorder = Recorder(info.events) if info.events else None
         self._free: list[Frame] = []
         static = set(info.static_inputs)
         self._static_slots = [info.input_slots[i] for i in info.static_inputs]
@@ -138,6 +143,8 @@ class Program:
         if self.info.parts > 1:
             part = self._library.dcir_part
             part.restype, part.argtypes = ctypes.c_int, [ctypes.c_void_p, CALL_BACK, ctypes.c_int]
+        if self.info.events:
+            declare(self._library, self.info.parts)
         self._digest.restype = None
         self._digest.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p]
 
@@ -174,7 +181,10 @@ class Program:
             buffers = self._new_buffers(table, args)
             if self._static_slots or self.info.prepared_bytes:
                 self._make_ready(self._static(args), frame)
-            code = self._enter(self._run, frame.address, frame.call_back)
+            if profiler._is_profiler_enabled:
+                code = self._told(self.name, "dcir_run", frame)
+            else:
+                code = self._enter(self._run, frame.address, frame.call_back)
             if code:
                 self._fail(code, frame)
         finally:
@@ -204,7 +214,11 @@ class Program:
             raise
 
         def run(part: int) -> None:
-            if code := self._enter(self._library.dcir_part, frame.address, frame.call_back, part):
+            if profiler._is_profiler_enabled:
+                code = self._told(f"{self.name}, part {part + 1} of {self.info.parts}", "dcir_part", frame, part)
+            else:
+                code = self._enter(self._library.dcir_part, frame.address, frame.call_back, part)
+            if code:
                 self._fail(code, frame)
 
         # Whoever called may let go of the arguments, which are read until the last part has run.
@@ -322,7 +336,7 @@ class Program:
     def direct(self, fixed: Fixed, conditions: Conditions, inputs: Sequence[tuple[torch.Tensor, int]]) -> Direct | None:
         """``again`` as one native function (``direct.py``), for calls like the present one; None where it cannot be.
 
-        That is where results are several, large or windows, torch is called, or the scratch memory is too large to lie idle.
+        That is where results are several, large or windows, or torch is called.
 
         Args:
             fixed: the arguments that stay.
@@ -330,19 +344,20 @@ class Program:
             inputs: tensors of the call, and the number of the argument that each is, -1 for one that the program does not have.
         """
         info, prepared = self.info, fixed.prepared
-        if _in_child or self._windows or len(info.buffers) != 1 or info.callbacks or info.arena_bytes > _IDLE_BYTES:
+        if _in_child or self._windows or len(info.buffers) != 1 or info.callbacks:
             return None
         if self._static_constants or (prepared is not None and prepared.compared) or pooled(info.buffers[0]):
             return None
-        frame, arena, buffer = Frame(self), Block(info.arena_bytes), info.buffers[0]
+        frame, arena, buffer = Frame(self), self.arenas.shared(info.arena_bytes), info.buffers[0]
         frame.fill(fixed)
-        frame.table[0] = arena.address
+        frame.table[0] = arena.block.address
         # A forked process, memory that was given away and a call for new values show in these.
         own = (globals(), vars(uncounted), vars(self.preparation))
         made = direct(
             self._library, fixed.watched, replace(conditions, dictionaries=(*conditions.dictionaries, *own)),
             [(t, info.input_slots[i] if i >= 0 else -1) for t, i in inputs],
-            (buffer.shape, buffer.strides, FROM_NAME[buffer.dtype]), info.buffer_slots[0], frame.address, fixed.compared,
+            (buffer.shape, buffer.strides, FROM_NAME[buffer.dtype]), info.buffer_slots[0], frame.address,
+            ctypes.addressof(arena.busy), fixed.compared,
             (self, frame, arena),
         )  # fmt: skip
         return None if _in_child or (prepared is not None and not self._unwritten(prepared)) else made
@@ -398,6 +413,12 @@ class Program:
         finally:
             self._library.omp_set_num_threads(threads)
 
+    def _told(self, name: str, function: str, frame: Frame, *part: int) -> int:
+        """Call into the library while torch's profiler is on."""
+        run, more = recorded(self._library, function, self._recorder)
+        with _RecordFunctionFast(name):
+            return self._enter(run, frame.address, frame.call_back, *part, *more)
+
     @property
     def library(self) -> ctypes.CDLL:
         """The loaded library; it is unloaded with the program."""
@@ -406,6 +427,10 @@ class Program:
     def ticks(self, steps: int) -> list[int]:
         """Nanoseconds of each step of the last call, and of opening teams; of a library that was built to be profiled."""
         return list((ctypes.c_ulonglong * (steps + 1)).in_dll(self._library, "dcir_ticks"))
+
+    def profiled_calls(self, steps: int) -> int:
+        """How many calls its clock has seen."""
+        return (ctypes.c_ulonglong * (steps + 2)).in_dll(self._library, "dcir_ticks")[steps + 1]
 
     def _unwritten(self, prepared: Prepared) -> bool:
         """Whether values made before belong to the contents of tensors whose versions and fingerprint the caller compares, and of

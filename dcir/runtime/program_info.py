@@ -58,6 +58,7 @@ class ProgramInfo:
         shared: (number of a result container, argument): it takes the memory that the argument lies in, from its beginning.
         parts: how many the library can be run in, one after the other (``part_by_part.py``).
         ready: with which of them each result is complete, -1 for those that are when a call begins; empty if there is one part.
+        events: names of the events of its steps in torch's profiler, of a library that can tell of them; else empty.
     """
 
     table_size: int
@@ -79,6 +80,7 @@ class ProgramInfo:
     sizes: tuple[int, ...] = ()
     parts: int = 1
     ready: tuple[int, ...] = ()
+    events: tuple[str, ...] = ()
 
     def with_buffers_as_results(self) -> ProgramInfo:
         """The same, with a buffer shaped like its one result where that has all of its elements.

@@ -237,14 +237,23 @@ class Picture(Table):
         Path(path).write_text("drawn")
 
 
+def test_a_profile_is_written_as_a_trace(api, model, tmp_path):
+    api.answer("profile_file", Picture())
+    done = call("profile", "net.py:make", "-o", tmp_path / "t.json")
+    assert done.output.endswith(f"wrote {tmp_path / 't.json'}\n") and (tmp_path / "t.json").read_text() == "drawn"
+    done = call("profile", "net.py:make", "-o", tmp_path / "t.svg")
+    assert done.exit_code == 2 and "t.json" in done.output and len(api.calls) == 1
+
+
 def test_roofline(api, model, tmp_path):
     api.answer("roofline_file", Picture())
     words = ["--threads", "1,2", "--batch", "1,4,16", "--levels", "0..4", "--mode", "train", "--seconds", "0.5"]
+    words += ["--precision", "bf16"]
     done = call("roofline", "net.py:make", *words, "--rows", "7", "-o", tmp_path / "r.svg")
     assert done.output == f"7 rows\nwrote {tmp_path / 'r.svg'}\n" and (tmp_path / "r.svg").read_text() == "drawn"
     settings = {
         "threads": [1, 2], "batches": [1, 4, 16], "levels": [0, 1, 2, 3, 4], "mode": "train", "shapes": {}, "seconds": 0.5,
-        "progress": None,
+        "progress": None, "precision": "bf16",
     }  # fmt: skip
     assert api.calls == [("roofline_file", ("net.py:make",), settings)]
     assert json.loads(call("roofline", model, "--json", "-o", tmp_path / "r.html").output)["output"].endswith("r.html")
@@ -267,7 +276,7 @@ def test_roofline_advises(api, model):
     "words",
     [("--threads", "0"), ("--threads", "a"), ("--batch", "1,,2"), ("--batch", "4..1"), ("--batch", "1..4000"),
      ("--levels", "0..5"), ("--levels", ""), ("--mode", "serve"), ("-o", "r.png"), ("--apply", "0"),
-     ("--advise", "--optimiser", "lion")],
+     ("--advise", "--optimiser", "lion"), ("--precision", "int8"), ("--advise", "--precision", "bf16")],
 )  # fmt: skip
 def test_roofline_refuses_before_it_measures(api, model, words):
     api.answer("roofline_file", Picture())

@@ -367,6 +367,39 @@ def test_threads(ran: Callable[[], int]) -> None:
     assert not wrong and ran()
 
 
+def test_large_scratch_memory_is_shared(ran: Callable[[], int]) -> None:
+    """Programs for two sizes have one block, which they take turns at; whose turn it is not goes the longer way with another one."""
+    m = nn.Sequential(
+        nn.Conv2d(3, 48, 5, padding=2), nn.BatchNorm2d(48), nn.SiLU(), nn.Conv2d(48, 4, 5, stride=4)
+    ).eval()
+    inputs = [torch.randn(1, 3, side, side) for side in (200, 224)]
+    fast = dcir.optimize(m, dynamic=False)
+    for x in [*inputs, *reversed(inputs)] * 6:
+        same(fast, m, x)
+    session, before = fast.dcir.session, ran()
+    sizes = [g.arena_bytes for g in session.graphs]
+    assert len(sizes) == 2 and min(sizes) > 4 << 20
+    for x in inputs:
+        same(fast, m, x)
+    assert ran() == before + 2
+    assert session.arenas._shared is not None and session.arenas._shared.block.nbytes == max(sizes)
+    assert not session.arenas._idle
+    wanted, wrong = [m(x) for x in inputs], []
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            for _ in range(40):
+                if not torch.allclose(fast(inputs[i]), wanted[i], atol=1e-4):
+                    wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i % 2,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and ran() > before + 2
+
+
 def test_a_forked_process_calls() -> None:
     m, x = Net(), torch.randn(3, 8)
     fast = warm(m, x)

@@ -191,11 +191,21 @@ def streams(tmp_path: Any) -> None:
         assert "3 streams of 1 thread each" in str(made(streams=3)[0].dcir.explain())
 
 
+def record_function(tmp_path: Any) -> None:
+    def events(wish: bool) -> int:
+        fast, _ = made(Net().eval(), record_function=wish)
+        with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+            fast(torch.ones(4, 6))
+        return sum(e.name.startswith("dcir") for e in prof.events())
+
+    assert events(False) == 1 < events(True)
+
+
 EFFECTS = {
     f.__name__: f
     for f in (
         level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, schedule, debug_dir, memory_limit, precision,
-        fused_optimizers, tune, prepare, hint, streams,
+        fused_optimizers, tune, prepare, hint, streams, record_function,
     )
 }  # fmt: skip
 

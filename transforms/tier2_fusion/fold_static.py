@@ -150,13 +150,15 @@ class FoldStatic(Pass):
         kept = [d for d in range(len(shape)) if strides[d] or d in to.values() or d >= len(shape) - 2]
         kept.sort(key=lambda d: strides[d], reverse=True)
         body = LoopNestBuilder([shape[d] for d in kept])
-        value = body.load(body.input(spec.dtype), [strides[d] for d in kept])
+        value = body.load(body.input(net.containers[ins[side].data].dtype), [strides[d] for d in kept])
         operands = [ins[side]]
         if factor.number is not None:
             value = value * factor.number
         else:
             steps = {own: factor.strides[d] for d, own in to.items()}
-            value = value * body.load(body.input(spec.dtype), [steps.get(d, 0) for d in kept])
+            # Of a model in bfloat16 the product is one of widened operands, and the factor is as the user has it.
+            stored = net.containers[factor.operand.data].dtype
+            value = value * body.load(body.input(stored), [steps.get(d, 0) for d in kept])
             operands.append(factor.operand)
         name = net.add_container(body.outer, spec.dtype)
         new = contiguous(body.outer)

@@ -54,4 +54,9 @@ def _compilation(session: Session, context: GraphContext) -> Compilation:
             where=f"target={session.options.target!r}",
             hint=f"dcir.optimize(model, target={session.options.target!r}) runs it in this process",
         )
+    if session.options.record_function:
+        raise OptionError(
+            "a compiled file tells torch's profiler of calls alone", where="record_function=True",
+            hint="dcir.optimize(model, record_function=True) runs it in this process",
+        )  # fmt: skip
     return made

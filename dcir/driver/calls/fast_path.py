@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch._dynamo import eval_frame
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 from torch.compiler import is_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -164,6 +164,7 @@ class QuickCalls:
             or self._long < self._wait
             or torch.is_grad_enabled()
             or eval_frame._stance.stance != "default"
+            or profiler._is_profiler_enabled  # which is to see calls
         ):
             return call(*args, **kwargs)
         self._long = 0
@@ -199,9 +200,9 @@ class QuickCalls:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tape: Sequence[Taped]
     ) -> _Learnt | None:
         run = SizedRun.of(tape)
-        if run is None and (len(tape) != 1 or not isinstance(tape[0].program, Program)):
+        program = run.program if run is not None else _program(tape[0].program) if len(tape) == 1 else None
+        if program is None:
             return None
-        program = tape[0].program if run is None else run.program
         inputs, outputs = tape[-1].inputs, tape[-1].results
         form = _form(result, {id(t): i for i, t in enumerate(outputs)})
         if form is None or _used(form) != set(range(len(outputs))) or (run is not None and _has_numbers(form)):
@@ -226,15 +227,24 @@ class QuickCalls:
         return _Learnt(self._fn, self._names, state, program, fixed, moving, tuple(moving.values()), form, sizes)
 
 
+def _program(ran: Any) -> Program | None:
+    """The program that a graph on the tape is, or that something around it, which measures it, runs."""
+    found = ran if isinstance(ran, Program) else getattr(ran, "watched", None)
+    return found if isinstance(found, Program) else None
+
+
 def _elsewhere() -> bool:
     """Whether calls go another way now, or mean something else."""
     return is_compiling() or eval_frame._stance.stance != "default" or forward_ad._current_level >= 0
 
 
 def _hooks() -> list[dict[Any, Any]]:
-    """The dictionaries that hold the hooks for all modules, and the one that names them: Dynamo has no guards on those."""
+    """The dictionaries that hold the hooks for all modules, and the one that names them: Dynamo has no guards on those.
+
+    And the one that says whether torch's profiler is on: while it is, calls go where it sees them.
+    """
     named = (_HOOKS.get(name) for name in _has_any_global_hook.__code__.co_names)
-    return [_HOOKS, *(hooks for hooks in named if isinstance(hooks, dict))]
+    return [_HOOKS, vars(profiler), *(hooks for hooks in named if isinstance(hooks, dict))]
 
 
 def _same(a: GuardedState, b: GuardedState) -> bool:

@@ -11,11 +11,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from dcir.driver.ahead.compile import example_inputs, is_artefact
 from dcir.errors import InvalidInput, OptionError
@@ -104,22 +106,45 @@ def open_with_batch(
     return open_model(source, found)
 
 
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 def maker_of(
-    source: str | os.PathLike[str], shapes: Mapping[str, Sequence[int | str]] | None = None
+    source: str | os.PathLike[str],
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    precision: str | None = None,
 ) -> Callable[[int | None], tuple[Any, tuple[Any, ...]]]:
     """What makes the model that ``source`` names and inputs, for a batch (None: as it has it).
 
+    Args:
+        source, shapes: as for ``open_model``.
+        precision: one of ``PRECISIONS``, which parameters, buffers and inputs of a floating type are to have; None leaves them.
+
     Raises:
         InvalidInput: a .dcir file, whose code has no clock.
+        OptionError: no such precision; or one for a file or a function, whose constants have the type that they have.
     """
+    if precision is not None and precision not in PRECISIONS:
+        raise OptionError(f"a precision is one of {', '.join(PRECISIONS)}", where=f"precision={precision!r}")
     if os.path.isfile(source) and is_artefact(source):
         raise InvalidInput("the code in a .dcir file has no clock", where=str(source), hint="dcir roofline MODEL.onnx")
 
     def make(batch: int | None) -> tuple[Any, tuple[Any, ...]]:
         opened = open_with_batch(source, shapes, batch)
-        return opened.module, opened.inputs
+        if precision is None:
+            return opened.module, opened.inputs
+        if opened.path is not None or not isinstance(opened.module, nn.Module):
+            raise OptionError(
+                "only a module can be cast", where=f"precision={precision!r}", hint="file.py:function that returns (module, inputs)"
+            )  # fmt: skip
+        cast = partial(_cast, dtype=PRECISIONS[precision])
+        return opened.module.to(PRECISIONS[precision]), pytree.tree_map_only(torch.Tensor, cast, opened.inputs)
 
     return make
+
+
+def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 def function_of(model: BenchModel, name: str) -> Callable[..., Any]:

@@ -28,12 +28,14 @@ class DriverTarget(Target):
         tunes: whether its kernels can be made in several ways, of which the fastest is measured.
         saves: whether a compiled file may hold its code.
         profiles: whether its driver measures steps.
+        records: whether its driver can tell torch's profiler of its steps.
     """
 
     plans_memory: ClassVar[bool] = True
     tunes: ClassVar[bool] = False
     saves: ClassVar[bool] = False
     profiles: ClassVar[bool] = False
+    records: ClassVar[bool] = False
 
     @abstractmethod
     def pipeline(self, level: int) -> tuple[Pass, ...]:

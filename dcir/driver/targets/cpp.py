@@ -24,6 +24,7 @@ class CppTarget(DriverTarget):
     tunes: ClassVar[bool] = True
     saves: ClassVar[bool] = True
     profiles: ClassVar[bool] = True
+    records: ClassVar[bool] = True
     schedules: ClassVar[bool] = True
 
     @property

@@ -212,6 +212,21 @@ def test_the_batch_of_an_onnx_file_is_what_it_leaves_open(tmp_path):
     assert len(api.roofline_file(fixed, threads=[1], seconds=0.01).runs) == 1
 
 
+def test_a_precision_is_the_models_and_its_inputs(tmp_path):
+    (tmp_path / "net.py").write_text(PYTHON)
+    whole, half = (
+        api.roofline_file(f"{tmp_path}/net.py:make", threads=[1], precision=precision, seconds=0.01)
+        for precision in ("fp32", "bf16")
+    )
+    assert half.model == "net.py:make in bf16"
+    (x,) = [p for p in half.runs[0].kernels if p.family == "product"]
+    assert (x.flops, x.bytes) == (whole.runs[0].kernels[0].flops, whole.runs[0].kernels[0].bytes - 2 * (4 + 2 * 4))
+    with pytest.raises(OptionError, match="only a module can be cast"):
+        api.roofline_file(exported(tmp_path / "f.onnx", dynamic=False), threads=[1], precision="bf16", seconds=0.01)
+    with pytest.raises(OptionError, match="fp32, bf16, fp16"):
+        api.roofline_file(f"{tmp_path}/net.py:make", precision="int8", seconds=0.01)
+
+
 def test_work_of_others_is_noticed(monkeypatch):
     monkeypatch.setattr(measuring, "share_of_others", lambda threads, work: work() or 0.25)
     assert measured(MODELS["cnn"]).others == 0.25

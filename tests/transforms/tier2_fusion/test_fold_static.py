@@ -16,6 +16,7 @@ from dcir.transforms.base import Pass
 from dcir.transforms.tidy.fold_constants import FoldConstants
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
+from dcir.transforms.tier1_operator.widen_products import WidenProducts
 from dcir.transforms.tier2_fusion.fold_static import FoldStatic
 from dcir.transforms.tier2_fusion.fuse_epilogues import FuseEpilogues
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
@@ -181,6 +182,15 @@ def test_unchanged_half_types() -> None:
     inputs = [rand(4, 7).bfloat16(), rand(7, 9).bfloat16(), rand(9).bfloat16()]
     _, outcomes = prepared(lambda x, w, s: (x @ w) * s, inputs, (FuseEpilogues(), FoldStatic()))
     assert not outcomes[-1].changed
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_changed_a_factor_of_a_half_type(half: torch.dtype) -> None:
+    """A layer's scale behind its product, as in ConvNeXt: the product is widened, the factor is as the user has it."""
+    inputs = [rand(4, 7).to(half), rand(7, 9).to(half), rand(9).to(half), rand(9).to(half)]
+    passes = (WidenProducts(), FuseProducers(), FuseEpilogues(), FoldStatic())
+    _, outcomes = check(lambda x, w, b, s: torch.addmm(b, x, w) * s, inputs, passes)
+    assert outcomes[-1].changed
 
 
 REFUSED: dict[str, tuple[Fn, list[tuple[int, ...]], int, str]] = {
