@@ -30,6 +30,8 @@ from dcir.ir.memory_plan import PREPARED
 from dcir.ir.moving_network import MovingNetwork, polynomials
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
+from dcir.ir.origins import Numbers as Imported
+from dcir.ir.origins import union
 from dcir.ir.refusal import Refusal
 from dcir.ir.schedule import Schedule
 from dcir.ops.library.regions import Region
@@ -60,6 +62,7 @@ class Library:
         stops: numbers of the steps that each part but the first begins with; of a driver that measures its steps, which runs as a
             whole, as they would be.
         ready: with which part each result container is complete, -1 for those that no step writes.
+        came_from: by name of a kernel, the imported operators that the operators which run it came from.
         recorded: whether the driver can tell torch's profiler of its steps.
     """
 
@@ -82,6 +85,7 @@ class Library:
     parts: int = 1
     stops: tuple[int, ...] = ()
     ready: dict[str, int] = field(default_factory=dict)
+    came_from: dict[str, Imported] = field(default_factory=dict)
     recorded: bool = False
 
 
@@ -124,7 +128,7 @@ def compile_network(
         planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
         tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.sizes_slot,
         {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, _jobs(planned.made()),
-        len(stops) + 1, parts.stops, parts.ready, recorded,
+        len(stops) + 1, parts.stops, parts.ready, {name: union(found) for name, found in planned.came_from.items()}, recorded,
     )  # fmt: skip
 
 
@@ -154,6 +158,7 @@ class _PlannedCode:
         places, scratch: where operands lie, and the kernels' own memory behind them.
         kernels: by what decides their text.
         described: what each is for, by name.
+        came_from: what each came from, in each of its runs, by name.
         calls: of every call, into kernels and into torch; those of ``prepares`` run when static inputs have changed.
         callbacks: per call into torch: (number, spec, input places, output places).
         tuned: the measured choices of the kernels that are not as the cost models have them, by name.
@@ -179,6 +184,7 @@ class _PlannedCode:
         self.kernels: dict[Any, Kernel] = {}
         self.tuned: dict[str, Choice] = {}
         self.described: dict[str, str] = {}
+        self.came_from: dict[str, dict[Imported, None]] = {}
         self.calls: list[AnyStep] = []
         self.prepares: list[AnyStep] = []
         self.callbacks: dict[int, tuple[Any, tuple[Place, ...], tuple[Place, ...]]] = {}
@@ -289,6 +295,7 @@ class _PlannedCode:
                 self.machine.key, *sizes, *_named(run.schedule),
             )  # fmt: skip
             self._keep(key, run, Kernel(f"k{digest[:20]}", plan, *types))
+        self.came_from.setdefault(self.kernels[key].name, {})[run.came_from] = None
         return self.kernels[key]
 
     def _kernel(self, run: Invocation, spec: Any, types: Types, given: Choice | None) -> Kernel:
@@ -310,6 +317,7 @@ class _PlannedCode:
             self._keep(key, run, Kernel(f"k{digest[:20]}", plan, *types))
             if choice:
                 self.tuned[self.kernels[key].name] = choice
+        self.came_from.setdefault(self.kernels[key].name, {})[run.came_from] = None
         return self.kernels[key]
 
     def _keep(self, key: Any, run: Invocation, kernel: Kernel) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dcir.ir.network import Network, Operand
 from dcir.ir.operator import Operator
+from dcir.ir.origins import Numbers
 from dcir.ir.schedule import Schedule
 from dcir.ops.analysis.batch_slices import one_image
 
@@ -28,6 +29,7 @@ class Invocation:
         team: how many threads run it.
         schedule: how its node asks it to run.
         origin: its place in the user's model.
+        came_from: the imported operators that it came from.
     """
 
     number: int
@@ -40,6 +42,7 @@ class Invocation:
     team: int
     schedule: Schedule | None = None
     origin: str = ""
+    came_from: Numbers = ()
 
     @property
     def calls_torch(self) -> bool:
@@ -59,4 +62,5 @@ def invocations(net: Network, threads: int) -> Iterator[Invocation]:
             spec = one_image(spec, net.streams[stream], ins, outs)
         types = tuple(net.containers[o.data].dtype for o in ins), tuple(net.containers[o.data].dtype for o in outs)
         team = 1 if stream >= 0 else threads
-        yield Invocation(number, op.label, spec, ins, outs, types, stream, team, op.own_schedule, op.origin)
+        place = op.origin, op.came_from
+        yield Invocation(number, op.label, spec, ins, outs, types, stream, team, op.own_schedule, *place)

@@ -36,7 +36,7 @@ class Bodies:
     ) -> Body:
         known, copy, inner = self._copies.get(key, (None, None, None))
         if known is not body or copy is None or inner is None:
-            copy, inner = body.copy(), Bodies()
+            copy, inner = body.copy(net.origins), Bodies()
             copy.target = net.target
             copy.rewrites = net.rewrites.inside(*key) if net.rewrites is not None else None
         done = PassResult()

@@ -126,7 +126,7 @@ class OpenGroup:
                 kept[key].pop()
             else:
                 new.append(p)
-        origins = {op.label: op.origin for op in self.ops}
+        known_as = {op.label: op for op in self.ops}
         names: dict[str, str] = {}
         for p in new:
             for o, dtype in (*zip(p.ins, _nest(p).inputs, strict=True), *zip(p.outs, _nest(p).outputs, strict=True)):
@@ -135,11 +135,16 @@ class OpenGroup:
                     names[o.data] = net.add_container(
                         tuple(map(int, desc.shape)), dtype, strides=tuple(map(int, desc.strides))
                     )
-        for op in [op for ops in kept.values() for op in ops]:
-            net.remove_op(op)
+        old = [op for ops in kept.values() for op in ops]
+        made: list[Op] = []
         for p in new:
             reads, writes = ([o._replace(data=names.get(o.data, o.data)) for o in side] for side in (p.ins, p.outs))
-            net.add_op(_nest(p), reads, writes, origin=origins.get(p.label, ""), made_by=made_by)
+            came_from = [known_as[p.label]] if p.label in known_as else old
+            made.append(net.add_op(_nest(p), reads, writes, came_from=came_from, made_by=made_by))
+        for op in old:
+            # Who writes what it wrote; of what is stored no longer, nobody knows who computes it.
+            stored = {o.data for o in net.outs(op)}
+            net.remove_op(op, into=[m for m in made if stored.intersection(o.data for o in net.outs(m))] or made)
         for name in self.inside:
             if not net.writers(name) and not net.readers(name):
                 net.remove_container(name)

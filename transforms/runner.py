@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from dcir.errors import OptionError
+from dcir.errors import InvalidGraph, OptionError
 from dcir.ir.network import Network
 from dcir.ir.remarks import Remark, RewriteLog
 from dcir.ir.updates import settle
@@ -113,7 +113,8 @@ def run_passes(
         skip: sites at which passes are to do nothing (``dcir.ir.sites``).
 
     Raises:
-        InvalidGraph: a pass left the graph invalid.
+        InvalidGraph: a pass left the graph invalid, or does not say of an operator which others it came from, or of one that it took
+            out what has become of it.
         OptionError: ``until`` names no pass of the pipeline, its order is not what its passes declare, or a pass rewrites what a
             final one has settled.
     """
@@ -146,6 +147,7 @@ class _Run:
         self.settled = ""
         self.bodies = Bodies()
         self._check()
+        self.carried, self.imported = carried(net), len(net.origins.places)
         self.measured = self._measure()
 
     def apply(self, number: int) -> bool:
@@ -176,6 +178,7 @@ class _Run:
             )  # fmt: skip
             self._hold_final(p)
             self._check()
+            self._hold_origins(p)
         return bool(outcome.changed)
 
     def _measure(self) -> tuple[int, int, int]:
@@ -192,6 +195,23 @@ class _Run:
             )
         self.settled = self.settled or (p.name if p.final else "")
 
+    def _hold_origins(self, p: Pass) -> None:
+        """Refuse a rewrite after which nobody can tell any more where all operators come from."""
+        origins, before = self.net.origins, self.carried
+        self.carried = carried(self.net)
+        lost = before - self.carried - origins.gone
+        if lost:
+            raise InvalidGraph(
+                f"pass {p.name} loses imported operators", hint="net.remove_op(op, into=who does its work now, or none)",
+                details=[(origins.places[n].label, str(origins.places[n])) for n in sorted(lost)[:10]],
+            )  # fmt: skip
+        if len(origins.places) != self.imported:
+            new = ", ".join(place.label for place in origins.places[self.imported :][:10])
+            raise InvalidGraph(
+                f"pass {p.name} adds operators that came from none: {new}",
+                hint="net.add_op(..., came_from=operators, made_by=self.name)",
+            )
+
     def _check(self) -> None:
         """Settle the order of updates; dcir's rules, and DaCe's where asked."""
         if self.net.updates:
@@ -199,3 +219,11 @@ class _Run:
         verify(self.net)
         if self.validate_each:
             self.net.validate()
+
+
+def carried(net: Network) -> set[int]:
+    """The imported operators that some operator of a network, or of its bodies, came from."""
+    ops = net.ops()
+    return set().union(
+        *(op.came_from for op in ops), *(body.came_from for op in ops for body in op.spec.bodies())
+    )  # fmt: skip

@@ -27,6 +27,7 @@ from dcir.driver.session import Progress, Session
 from dcir.driver.verify.check_model_file import answerable, lasting
 from dcir.errors import ArtefactInvalid, InvalidInput, OptionError
 from dcir.frontends import onnx as onnx_front_end
+from dcir.ir.origins import Origins
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.report.remarks import Remarks
@@ -472,8 +473,13 @@ def _report_of(data: Mapping[str, Any], path: str | os.PathLike[str]) -> Report:
         for graph in data["graphs"]:
             passes = [PassRecord(**record, seconds=0.0) for record in graph["passes"]]
             fallbacks = [(str(what), str(where)) for what, where in graph["fallbacks"]]
-            graphs.append(GraphRecord(**(graph | {"passes": passes, "fallbacks": fallbacks})))
-    except (KeyError, TypeError, ValueError) as error:
+            origins = Origins.from_json(graph.get("origins", {"places": [], "stacks": []}))
+            rows = [
+                (str(k), str(what), int(n), tuple(map(int, of))) for k, what, n, of in graph.get("kernel_origins", [])
+            ]
+            read = {"passes": passes, "fallbacks": fallbacks, "origins": origins, "kernel_origins": rows}
+            graphs.append(GraphRecord(**(graph | read)))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ArtefactInvalid("the report in the file is broken", where=str(path)) from error
     return Report(graphs, machine=rates())
 

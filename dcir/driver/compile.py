@@ -18,7 +18,7 @@ from dcir.driver.calls.team_of_thread import unpinned
 from dcir.driver.clock import Clock
 from dcir.driver.gated import run_through
 from dcir.driver.placement import backward_blocks, buffer_parts, chosen_strides, saved_bytes
-from dcir.driver.record import GraphRecord
+from dcir.driver.record import GraphRecord, kernel_origins
 from dcir.driver.session import Call, Session
 from dcir.driver.targets.base import DriverTarget
 from dcir.driver.targets.host import host_target
@@ -339,6 +339,7 @@ class Compilation:
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes
         record.prepared_bytes, record.parts = library.prepared_bytes, library.parts
         record.tuned, record.schedules = _tuned(net, library), _schedules(library)
+        record.kernel_origins, record.origins = kernel_origins(net, library)
         return library
 
     def _keep(self, gm: fx.GraphModule) -> None:

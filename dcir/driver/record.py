@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from dcir.codegen.compile import Library
+from dcir.ir.moving_network import MovingNetwork
+from dcir.ir.network import Network
+from dcir.ir.origins import Numbers, Origins, source_lines, union
+
+KernelOrigin = tuple[str, str, int, Numbers]
+"""Name of a kernel or of what runs through torch, what it is, its steps in a call, and the imported operators that it came from."""
 
 
 @dataclass
@@ -33,6 +42,8 @@ class GraphRecord:
         schedules: (kernel, schedule that it was printed from, calls) of all kernels; no schedule of those that have one form only, no
             calls of those that run in loops and branches, or when parameters change.
         seconds: time per step.
+        kernel_origins: of all kernels, in the order of ``schedules``, and behind them of operators that run through torch.
+        origins: the imported operators.
     """
 
     kind: str
@@ -58,12 +69,46 @@ class GraphRecord:
     schedules: list[tuple[str, str, int]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     bounds: tuple[tuple[str, int, int], ...] = ()
+    kernel_origins: list[KernelOrigin] = field(default_factory=list)
+    origins: Origins = field(default_factory=Origins)
 
     @property
     def state(self) -> str:
         """Whether anything had to be generated."""
         return f"{self.generated} generated now" if self.generated else "from the cache"
 
+    def to_json(self) -> dict[str, Any]:
+        """The record as plain data: of each kernel the labels of the imported operators that it came from, and all lines of these.
+
+        Remarks have a place of their own (``report/remarks.py``).
+        """
+        data = asdict(replace(self, passes=[replace(p, remarks=[]) for p in self.passes]))
+        del data["origins"]
+        for done in data["passes"]:
+            del done["remarks"]
+        data["kernel_origins"] = [
+            {
+                "kernel": kernel, "what": what, "calls": calls, "came_from": [p.label for p in places],
+                "places": [asdict(line) for line in source_lines(places)],
+            }
+            for kernel, what, calls, numbers in self.kernel_origins
+            for places in [self.origins.of(numbers)]
+        ]  # fmt: skip
+        return data
+
     def __str__(self) -> str:
         took = sum(self.seconds.values())
         return f"{self.operators} operators, {self.calls} calls of {self.kernels} kernels ({self.state}), {took:.1f} s"
+
+
+def kernel_origins(net: Network | MovingNetwork, library: Library) -> tuple[list[KernelOrigin], Origins]:
+    """Where the kernels of a network's library come from, in the order of its schedules, and behind them what it runs through torch."""
+    net = net.widest if isinstance(net, MovingNetwork) else net
+    steps = Counter(kernel for kernel, _ in library.steps)
+    rows = [(name, what, steps[name], library.came_from[name]) for name, (what, _) in library.schedules.items()]
+    ops, called = net.ops(), dict[tuple[str, str], list[Numbers]]()
+    for kernel, number in library.steps:
+        if kernel is None:
+            spec = ops[number].spec
+            called.setdefault((spec.calls_out, spec.describe()), []).append(ops[number].came_from)
+    return rows + [(name, what, len(found), union(found)) for (name, what), found in called.items()], net.origins

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcir.errors import InvalidGraph
 from dcir.ir.operator import Operator
+from dcir.ir.origins import Numbers, Origins, union
 from dcir.ir.schedule import Schedule
 from dcir.ir.serialize import encode, register
 
@@ -40,7 +41,9 @@ class BodyContainer:
 @register
 @dataclass(frozen=True)
 class BodyOperator:
-    """An operator: label, what it computes, where its operands begin, place in the user's model, the pass that made it, schedule."""
+    """An operator: label, what it computes, where its operands begin, place in the user's model, the pass that made it, schedule, and the
+    imported operators that it came from, which are no part of what is computed.
+    """
 
     label: str
     spec: Operator
@@ -49,6 +52,7 @@ class BodyOperator:
     origin: str
     made_by: str
     schedule: Schedule | None = None
+    came_from: Numbers = field(default=(), compare=False, repr=False)
 
 
 @register
@@ -90,7 +94,8 @@ class Body:
             tuple(BodyContainer(n, c.shape, c.strides, c.dtype, c.role) for n, c in net.containers.items()),
             tuple(
                 BodyOperator(
-                    op.label, op.spec, tuple(net.ins(op)), tuple(net.outs(op)), op.origin, op.made_by, op.own_schedule
+                    op.label, op.spec, tuple(net.ins(op)), tuple(net.outs(op)), op.origin, op.made_by, op.own_schedule,
+                    op.came_from,
                 )
                 for op in net.ops()
             ),
@@ -102,8 +107,13 @@ class Body:
         """The network, of a body in which nothing moves; it belongs to all who ask, and nobody may change it."""
         return self.copy()
 
-    def copy(self) -> Network:
-        """The network once more, to be changed."""
+    @functools.cached_property
+    def came_from(self) -> Numbers:
+        """The imported operators that its operators came from, at every depth."""
+        return union(n for o in self.operators for n in (o.came_from, *(b.came_from for b in o.spec.bodies())))
+
+    def copy(self, origins: Origins | None = None) -> Network:
+        """The network once more, to be changed; ``origins`` are those of the network around it."""
         from dcir.ir.network import Network
 
         of = {c.name: c for c in self.containers}
@@ -114,12 +124,15 @@ class Body:
             "static": self.static, "streams": (), "order": [op.label for op in self.operators], "count": self.count,
         }  # fmt: skip
         return Network.rebuilt(
-            side, [(o.label, o.spec, o.ins, o.outs, o.origin, o.made_by, o.schedule) for o in self.operators]
+            side,
+            [(o.label, o.spec, o.ins, o.outs, o.origin, o.made_by, o.schedule, o.came_from) for o in self.operators],
+            origins,
         )
 
     def unplanned(self) -> Body:
-        """The same without plans of memory, at every depth: what is computed."""
-        return replace(self, memory="", operators=tuple(replace(o, spec=unplanned(o.spec)) for o in self.operators))
+        """The same without plans of memory and numbers of imported operators, at every depth: what is computed."""
+        operators = tuple(replace(o, spec=unplanned(o.spec), came_from=()) for o in self.operators)
+        return replace(self, memory="", operators=operators)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Body:
         """Itself: nobody changes it, and the network that it may have made is large."""

@@ -27,9 +27,13 @@ from dcir.ir.dace.validation import validate
 from dcir.ir.load_time import load_time_operators
 from dcir.ir.memory_plan import PREPARED, MemoryPlan
 from dcir.ir.operator import Operator
+from dcir.ir.origins import Numbers, Origins, Place, union
 from dcir.ir.remarks import RewriteLog, Rewriting
 from dcir.ir.sizes import whole
 from dcir.ir.types import itemsize
+
+FRONTEND = "frontend"
+"""Who has made an operator that no pass has."""
 
 
 class Operand(NamedTuple):
@@ -105,6 +109,7 @@ class Network:
         target: what it is compiled for (``dcir.cost.target.Target``); None until the driver says. Files of it do not say.
         streams: runs of operators that take one image after the other.
         rewrites: what passes tell place by place, while they run and somebody asks.
+        origins: the imported operators that its own came from; shared with its bodies and copies.
     """
 
     def __init__(self, name: str = "network") -> None:
@@ -122,6 +127,7 @@ class Network:
         self.target: object | None = None
         self.streams: list[ImagePipeline] = []
         self.rewrites: RewriteLog | None = None
+        self.origins = Origins()
         self._access: dict[str, Any] = {}
         self._operands: dict[Op, tuple[list[Operand], list[Operand]]] = {}
         self._order: list[Op] = []
@@ -182,14 +188,31 @@ class Network:
         ins: Sequence[Operand],
         outs: Sequence[Operand],
         *,
+        came_from: Iterable[Op] | None = None,
         origin: str = "",
-        made_by: str = "frontend",
+        made_by: str = FRONTEND,
         before: Op | None = None,
     ) -> Op:
-        """Add an operator at the end of the order, or just ``before`` another."""
+        """Add an operator at the end of the order, or just ``before`` another.
+
+        A pass says which operators it ``came_from``, the first of which gives its ``origin``. A frontend gives that, and says in
+        ``origins.now`` what it imports; what is made of nothing is an imported operator by itself.
+
+        Raises:
+            InvalidGraph: a pass does not say it.
+        """
+        if came_from is None and made_by != FRONTEND:
+            raise InvalidGraph(
+                f"{made_by} adds an operator that came from none", hint="add_op(..., came_from=operators)"
+            )
         label = f"{spec.kind}_{self._count}"
         self._count += 1
-        op = Op.made(label, spec, [o.offset for o in ins], [o.offset for o in outs], origin, made_by)
+        if came_from is None:
+            numbers = self.origins.now or self.origins.add(Place(label))
+        else:
+            old = list(came_from)
+            numbers, origin = union(map(sources, old)), next((o.origin for o in old if o.origin), "")
+        op = Op.made(label, spec, [o.offset for o in ins], [o.offset for o in outs], origin, made_by, None, numbers)
         self.state.add_node(op)
         self._connect(op, ins, outs)
         if before is None:
@@ -208,9 +231,19 @@ class Network:
         self._operands[op] = list(ins), list(outs)
 
     def rewire(
-        self, op: Op, spec: Operator, ins: Sequence[Operand], outs: Sequence[Operand], *, made_by: str | None = None
+        self,
+        op: Op,
+        spec: Operator,
+        ins: Sequence[Operand],
+        outs: Sequence[Operand],
+        *,
+        made_by: str | None = None,
+        came_from: Iterable[Op] = (),
     ) -> Op:
-        """Give an operator another spec and other operands; it keeps its place in the order. Linear in its operands."""
+        """Give an operator another spec and other operands; it keeps its place in the order. Linear in its operands.
+
+        ``came_from`` are others whose work it does, too, from now on; of those that are removed, ``remove_op`` says it.
+        """
         near = {o.data for o in (*self.ins(op), *self.outs(op))}
         for e in (*self.state.in_edges(op), *self.state.out_edges(op)):
             self.state.remove_edge(e)
@@ -225,6 +258,8 @@ class Network:
         op.own_schedule = op.own_schedule if type(spec) is type(op.spec) else None  # else loops have other names
         op.in_offsets, op.out_offsets = [o.offset for o in ins], [o.offset for o in outs]
         op.spec, op.made_by = spec, op.made_by if made_by is None else made_by
+        for other in came_from:
+            _take_over(op, other)
         self._connect(op, ins, outs)
         self._drop_isolated(near)
         if self.rewrites is not None:
@@ -235,8 +270,18 @@ class Network:
         c = self.containers[o.data]
         return operand_memlet(o.data, spec, operand, o.offset, c.shape, c.strides, c.dtype)
 
-    def remove_op(self, op: Op) -> None:
-        """Take an operator out of the graph."""
+    def remove_op(self, op: Op, *, into: Op | Iterable[Op]) -> None:
+        """Take an operator out of the graph.
+
+        Args:
+            op: the operator.
+            into: who does its work from now on, all of these; none where nobody needs what it has computed.
+        """
+        heirs = (into,) if isinstance(into, Op) else tuple(into)
+        for heir in heirs:
+            _take_over(heir, op)
+        if not heirs:
+            self.origins.gone.update(sources(op))
         near = {o.data for o in (*self.ins(op), *self.outs(op))}
         self.state.remove_node(op)
         self._order.remove(op)
@@ -333,24 +378,26 @@ class Network:
         return sum(int(m.volume) * itemsize(self.containers[m.data].dtype) for m in memlets)
 
     @classmethod
-    def rebuilt(cls, side: dict[str, Any], ops: Iterable[Sequence[Any]]) -> Network:
-        """A network of its ``side_tables`` and, per operator in order: label, spec, operands read and written, origin, maker, schedule."""
+    def rebuilt(cls, side: dict[str, Any], ops: Iterable[Sequence[Any]], origins: Origins | None = None) -> Network:
+        """A network of its ``side_tables``, per operator in order: label, spec, operands read and written, origin, maker, schedule,
+        numbers of imported operators; and the table of these.
+        """
         net = cls()
         for name, (shape, strides, dtype, role) in side["containers"].items():
             net._declare(name, Container(tuple(shape), tuple(strides), dtype, role))
-        for label, spec, ins, outs, origin, made_by, schedule in ops:
+        for label, spec, ins, outs, *rest in ops:
             a, o = ([Operand(*x) for x in operands] for operands in (ins, outs))
-            op = Op.made(label, spec, [x.offset for x in a], [x.offset for x in o], origin, made_by, schedule)
+            op = Op.made(label, spec, [x.offset for x in a], [x.offset for x in o], *rest)
             net.state.add_node(op)
             net._connect(op, a, o)
-        net._restore(side)
+        net._restore(side, origins)
         return net
 
     def clone(self) -> Network:
         """A deep copy that shares nothing mutable."""
         other = Network.__new__(Network)
         other.sdfg = copy.deepcopy(self.sdfg)
-        other._restore(self.side_tables())
+        other._restore(self.side_tables(), self.origins)
         other.target = self.target
         return other
 
@@ -375,8 +422,9 @@ class Network:
             "count": self._count,
         }
 
-    def _restore(self, side: dict[str, Any]) -> None:
+    def _restore(self, side: dict[str, Any], origins: Origins | None = None) -> None:
         self.state = self.sdfg.start_state
+        self.origins = Origins() if origins is None else origins
         self.inputs, self.constants = list(side["inputs"]), list(side["constants"])
         self.results = [Result(d, tuple(s), tuple(t), o, k) for d, s, t, o, k in side["results"]]
         self.containers = {n: Container(tuple(s), tuple(t), d, r) for n, (s, t, d, r) in side["containers"].items()}
@@ -403,13 +451,25 @@ class Network:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
             z.writestr("network.sdfg", json.dumps(self.sdfg.to_json()))
             z.writestr("side.json", json.dumps(self.side_tables()))
+            z.writestr("origins.json", json.dumps(self.origins.to_json()))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Network:
         """Read what ``save`` wrote. Only for files dcir itself wrote: DaCe evaluates expressions of an SDFG file."""
         with zipfile.ZipFile(path) as z:
             sdfg, side = json.loads(z.read("network.sdfg")), json.loads(z.read("side.json"))
+            origins = Origins.from_json(json.loads(z.read("origins.json")))
         net = Network.__new__(Network)
         net.sdfg = dace.SDFG.from_json(sdfg)
-        net._restore(side)
+        net._restore(side, origins)
         return net
+
+
+def _take_over(op: Op, other: Op) -> None:
+    """Let an operator come from what another one came from, too."""
+    op.came_from, op.origin = union((op.came_from, sources(other))), op.origin or other.origin
+
+
+def sources(op: Op) -> Numbers:
+    """The imported operators that an operator came from, with those of its bodies."""
+    return union((op.came_from, *(body.came_from for body in op.spec.bodies())))

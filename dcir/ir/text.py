@@ -6,12 +6,14 @@ from collections.abc import Iterable
 
 from dcir.ir.memory_plan import ARENA
 from dcir.ir.network import Container, Network, Operand
+from dcir.ir.origins import union
 
 
 def network_text(net: Network) -> str:
     """The network, one line a container and two lines an operator; specs as they are written in Python.
 
     Sizes are extents in elements, ``+`` a shift in elements, times and addresses do not occur: equal networks have equal texts.
+    Numbers behind an operator's place are those of the imported operators that it came from; places of these, at the end.
     """
     lines = [
         f"network of {len(net.ops())} operators, {net.bytes_moved()} bytes moved, {net.memory.nbytes(ARENA)} bytes of arena"
@@ -22,9 +24,9 @@ def network_text(net: Network) -> str:
     prepared = net.prepared_ops()
     for op in net.ops():
         when = "once  " if op in prepared else ""
-        lines.append(
-            f"  {when}{_listed(net.outs(op))} = {op.label}({_listed(net.ins(op))})  # {op.made_by} {op.origin}".rstrip()
-        )
+        call = f"{_listed(net.outs(op))} = {op.label}({_listed(net.ins(op))})"
+        numbers = " ".join(map(str, op.came_from))
+        lines.append(f"  {when}{call}  # {' '.join(filter(None, (op.made_by, op.origin, f'[{numbers}]')))}")
         lines.append(f"      {op.spec!r}")
         if op.own_schedule is not None:
             lines.append(f"      runs as {op.own_schedule}")
@@ -35,7 +37,19 @@ def network_text(net: Network) -> str:
         f"  {number}: {r.data}+{r.offset} {r.dtype}{list(r.shape)} strides {list(r.strides)}"
         for number, r in enumerate(net.results)
     ]
+    lines += _places(net)
     return "\n".join(lines) + "\n"
+
+
+def _places(net: Network) -> list[str]:
+    """The imported operators that the network came from, of which something is known."""
+    numbers = union(n for op in net.ops() for n in (op.came_from, *(body.came_from for body in op.spec.bodies())))
+    lines = []
+    for number in numbers:
+        for p in net.origins.of([number]):
+            if p.operator:
+                lines.append(f"  {number}: {p.label} = {p.operator}  {p}")
+    return ["", "imported operators", *lines] if lines else []
 
 
 def _listed(operands: Iterable[Operand]) -> str:

@@ -156,4 +156,4 @@ def _copy_last(net: Network, data: str) -> None:
         net.rewire(op, op.spec, ins, net.outs(op))
     body = LoopNestBuilder(c.shape)
     body.store(body.output(c.dtype), c.strides, body.load(body.input(c.dtype), c.strides))
-    net.add_op(body.finish(), [Operand(made)], [Operand(data)], made_by="settle")
+    net.add_op(body.finish(), [Operand(made)], [Operand(data)], came_from=net.writers(made), made_by="settle")

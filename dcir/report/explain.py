@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from dcir.cost.machine import MachineRates
+from dcir.ir.origins import summary
 from dcir.ir.sites import canonical
 from dcir.report.remarks import Remarks
 
@@ -75,7 +76,7 @@ class Report:
         """The report as plain data."""
         return {
             "graphs": [
-                _plain(g)
+                g.to_json()
                 | {"flops": sum(f for f, _ in g.work), "floor_seconds": self.floor_seconds(g)}
                 | {"peak_bytes": self.peak_bytes(g)}
                 for g in self.graphs
@@ -152,10 +153,12 @@ class Report:
             lines.append(f"  {len(g.tuned)} kernels run a measured choice:")
             lines += [f"    {calls:>4} x {what}: {choice}" for what, choice, calls in g.tuned]
         if g.schedules:
+            known = [summary(g.origins.of(numbers)) for *_, numbers in g.kernel_origins]
+            places = [f"  of {place}" if place else "" for place in known] + [""] * len(g.schedules)
             lines.append("  kernels run as (once: when parameters change):")
             lines += [
-                f"    {f'{calls} x' if calls else 'once':>6} {what}: {schedule or ONE_FORM}"
-                for what, schedule, calls in g.schedules
+                f"    {f'{calls} x' if calls else 'once':>6} {what}: {schedule or ONE_FORM}{place}"
+                for (what, schedule, calls), place in zip(g.schedules, places, strict=False)
             ]
         if g.passes:
             lines += _passes(g.passes)
@@ -194,14 +197,6 @@ def _passes(passes: Sequence[Any]) -> list[str]:
     # What such a pass would have done and may not is what a reader looks for.
     names = (f"{p.name} ({sum(p.refused.values())} not done)" if p.refused else p.name for p in idle)
     return lines + [f"  changed nothing: {', '.join(names)}"] * bool(idle)
-
-
-def _plain(graph: Any) -> dict[str, Any]:
-    """A graph's record as plain data, without remarks, which have a place of their own."""
-    data = asdict(replace(graph, passes=[replace(p, remarks=[]) for p in graph.passes]))
-    for record in data["passes"]:
-        del record["remarks"]
-    return data
 
 
 def _bounds(bounds: Sequence[tuple[str, int, int]]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dcir.errors import OptionError
+from dcir.ir.origins import SourceLine
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class ProfileStep:
         floor_ms: a time that no kernel for this work goes below; None on a machine that was not measured.
         dtype: of the arithmetic, as peaks know it: "f64" where an operand is a float64, else "f32".
         counted: distinct bytes that were counted as the reference ran, where that was asked for and takes no long time.
+        places: every line of the model whose work it does.
         torch: whether it is a call into torch.
     """
 
@@ -40,6 +42,7 @@ class ProfileStep:
     floor_ms: float | None = None
     dtype: str = "f32"
     counted: int | None = None
+    places: tuple[SourceLine, ...] = ()
     torch: bool = False
 
 
@@ -53,6 +56,7 @@ class ProfileRow:
         gflops, gbytes: rates at the median.
         floor_ratio: the floor over the least time: 1 is as fast as the machine can. None if it was not measured.
         origins: places in the model, each once.
+        places: every line of the model whose work it does, each once.
     """
 
     kernel: str
@@ -65,6 +69,7 @@ class ProfileRow:
     gbytes: float
     floor_ratio: float | None
     origins: tuple[str, ...]
+    places: tuple[SourceLine, ...] = ()
 
 
 @dataclass
@@ -113,10 +118,13 @@ class Profile:
             rate = 1e-6 / ms if ms else 0.0
             flops, moved = sum(s.flops for s in steps), sum(s.bytes for s in steps)
             origins = tuple(dict.fromkeys(s.origin for s in steps if s.origin))
+            places = tuple(dict.fromkeys(line for s in steps for line in s.places))
             floors = [s.floor_ms for s in steps if s.floor_ms is not None]
             ratio = sum(floors) / least if len(floors) == len(steps) and least else None
             rows.append(
-                ProfileRow(kernel, what, len(steps), ms, least, ms / total, flops * rate, moved * rate, ratio, origins)
+                ProfileRow(
+                    kernel, what, len(steps), ms, least, ms / total, flops * rate, moved * rate, ratio, origins, places
+                )
             )
         return sorted(rows, key=lambda r: -r.ms)
 

@@ -16,10 +16,11 @@ from torch.utils import _pytree as pytree
 from dcir.errors import Unsupported
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.dense_forms import dense_form
-from dcir.frontends.torch.nodes import describe, meta_of
+from dcir.frontends.torch.nodes import describe, meta_of, origin_of
 from dcir.frontends.torch.regions import ImportedBody, lower_region
 from dcir.ir.memory_plan import BufferPart
 from dcir.ir.network import Network, Result, contiguous
+from dcir.ir.origins import Numbers
 from dcir.ops.library.subgraphs import Subgraph
 from dcir.ops.library.torch_call import TorchCall, calls_graphs, pack
 from dcir.ops.lowering import Lowering, Meta, NotNative, Ref, Storage, is_dense
@@ -84,12 +85,15 @@ class _Importer:
     Attributes:
         layouts: strides that the results of a body are wanted with.
         inlined: of a graph that becomes a part of another one, the place in the user's model; its results are ``outputs``.
+        prefix: what the labels of imported operators begin with: in a graph inside of another one, the operator that holds it.
     """
 
     def __init__(self, gm: fx.GraphModule, context: GraphContext, given: Sequence[Any] | None = None) -> None:
         self.given = None if given is None else iter(given)
         self.layouts: Sequence[tuple[int, ...]] | None = None
         self.inlined: str | None = None
+        self.prefix = ""
+        self.numbers: dict[fx.Node, Numbers] = {}
         self.outputs: list[Any] = []
         self.gm, self.context = gm, context
         self.net = Network()
@@ -116,6 +120,9 @@ class _Importer:
             for ref in value if isinstance(value, tuple) else (value,):
                 if isinstance(ref, Ref):
                     self.owner.setdefault(ref.data, node)
+        self.net.origins.now = ()
+        if self.given is None:
+            self.net.origins.gone.clear()  # lowerings that were given up
         self.net.memory = self.net.memory.with_donated(self.donated)
         calls = [op for op in self.net.ops() if isinstance(op.spec, TorchCall) and op not in self.ctx.drawn]
         self.done.fallbacks = [(op.known(TorchCall).name, op.origin) for op in calls]
@@ -127,7 +134,8 @@ class _Importer:
         """A graph as a network of its own (see ``regions.Importer``)."""
         inner = _Importer(gm, GraphContext(), given)
         inner.layouts = results
-        inner.run()
+        inner.net.origins = self.net.origins
+        self._run_inside(inner)
         net = inner.net
         held = list(net.constants)
         net.inputs, net.constants = [*filter(None, net.inputs), *held], []
@@ -140,9 +148,18 @@ class _Importer:
         """The results of a graph whose operators become some of this one's, in the tree that ``val`` is."""
         inner = _Importer(gm, GraphContext(), given)
         inner.net, inner.ctx, inner.done, inner.inlined = self.net, self.ctx, self.done, self.ctx.origin
-        inner.run()
+        self._run_inside(inner)
         left = iter(inner.outputs)
         return pytree.tree_map(lambda v: next(left) if isinstance(v, torch.Tensor) else v, val)
+
+    def _run_inside(self, inner: _Importer) -> None:
+        """Import a graph that the operator at hand holds."""
+        now, origin = self.net.origins.now, self.ctx.origin
+        inner.prefix = f"{self.net.origins.places[now[0]].label}/"
+        try:
+            inner.run()
+        finally:
+            self.net.origins.now, self.ctx.origin = now, origin
 
     def constant(self, value: Any, name: str) -> Ref:
         """A tensor that a graph inside holds."""
@@ -208,6 +225,7 @@ class _Importer:
             whole = (c.role, c.shape, c.strides, value.offset, value.strides)
             if whole != ("transient", value.shape, want, 0, want):
                 name = self.net.add_container(value.shape, value.dtype, "transient", want)
+                self._at(out)
                 value = self.ctx.copy(value, Ref(name, value.shape, want, 0, value.dtype))
             self.net.promote(value.data)
             self.net.results.append(Result(value.data, value.shape, want, 0, value.dtype))
@@ -237,6 +255,15 @@ class _Importer:
         self.done.constants[name] = value
         return Ref(name, meta.shape, meta.strides, 0, meta.dtype)
 
+    def _at(self, node: fx.Node) -> None:
+        """What is added to the network from here on comes from this operator."""
+        while node.target is operator.getitem:
+            node = node.args[0]  # type: ignore[assignment]
+        origins = self.net.origins
+        if node not in self.numbers:
+            self.numbers[node] = origins.add(origin_of(node, self.prefix))
+        origins.now, self.ctx.origin = self.numbers[node], self.inlined or describe(node)
+
     def _call(self, node: fx.Node, table: dict[str, Any]) -> Any:
         if node.target is operator.getitem:
             source, index = node.args
@@ -256,7 +283,7 @@ class _Importer:
         if not isinstance(val, torch.Tensor | tuple | list):
             return val  # sym_size and the like: a number known since the graph was made
         self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]
-        self.ctx.origin = self.inlined or describe(node)
+        self._at(node)
         if any(r.alias_info is not None for r in node.target._schema.returns) and node.args:
             first = node.args[0]
             if isinstance(first, fx.Node):
@@ -271,7 +298,7 @@ class _Importer:
                 return page.lower(self.ctx, *args, **kwargs)
             except NotNative:
                 for op in self.net.ops()[before:]:
-                    self.net.remove_op(op)
+                    self.net.remove_op(op, into=())
         return self._through_torch(node, node.target, val, args, kwargs)
 
     def _storage(self, node: fx.Node) -> Storage | None:
@@ -302,19 +329,19 @@ class _Importer:
         """An operator with bodies; None if it is none, or has something in them that is no generated code."""
         val = node.meta["val"]
         self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]
-        self.ctx.origin = describe(node)
+        self._at(node)
         before = len(self.net.ops())
         try:
             form = dense_form(name, args)
             return lower_region(self, name, args) if form is None else self._inlined(*form, val)
         except NotNative:
             for op in self.net.ops()[before:]:
-                self.net.remove_op(op)
+                self.net.remove_op(op, into=())
             return None
 
     def _through_torch(self, node: fx.Node, op: Any, val: Any, args: Any, kwargs: Any) -> Any:
         self.ctx.outs = [meta_of(v, node) for v in (val if isinstance(val, tuple | list) else (val,))]
-        self.ctx.origin = describe(node)
+        self._at(node)
         refs: list[Ref] = []
 
         def number(value: Any) -> int | None:
@@ -348,7 +375,7 @@ class _Importer:
         updates = self.context.updates
         for number, out in enumerate(flat):
             if number in updates:
-                self._update(self.env[out], self.net.inputs[updates[number]])
+                self._update(out, self.net.inputs[updates[number]])
                 continue
             if not isinstance(out, fx.Node) or not isinstance(self.env[out], Ref):
                 value = self.env[out] if isinstance(out, fx.Node) else out
@@ -362,13 +389,15 @@ class _Importer:
             self.net.results.append(Result(ref.data, ref.shape, ref.strides, ref.offset, ref.dtype))
             self.done.outputs.append(("result", len(self.net.results) - 1))
 
-    def _update(self, value: Ref, source: str) -> None:
-        """Write ``value`` in place of the input ``source``; the caller gets nothing for it."""
+    def _update(self, node: fx.Node, source: str) -> None:
+        """Write a node's value in place of the input ``source``; the caller gets nothing for it."""
+        value = self.env[node]
         self.done.outputs.append(("literal", None))
         if value.data == source:
             return
         c = self.net.containers[source]
         name = self.net.add_container(c.shape, c.dtype, "transient", c.strides)
+        self._at(node)
         self.ctx.copy(value, Ref(name, c.shape, c.strides, 0, c.dtype))
         self.net.promote(name)
         self.net.results.append(Result(name, c.shape, c.strides, 0, c.dtype))
@@ -396,4 +425,5 @@ class _Importer:
             return ref
         # The exact strides, gaps and all: the backward graph was made for tensors that have them.
         name = self.net.add_container(meta.shape, meta.dtype, "transient", meta.strides)
+        self._at(node)
         return self.ctx.copy(ref, Ref(name, meta.shape, meta.strides, 0, meta.dtype))

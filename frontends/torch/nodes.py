@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -9,10 +10,10 @@ import torch
 from torch import fx
 
 from dcir.errors import Unsupported
+from dcir.ir.origins import Place, frames_of, innermost
 from dcir.ops.lowering import Meta
 from dcir.ops.reach import elsewhere, of_unknown_type, otherwise_stored
 from dcir.ops.torch_types import TORCH_TYPES
-from dcir.user_code import is_users
 
 
 def describe(node: fx.Node) -> str:
@@ -23,11 +24,35 @@ def describe(node: fx.Node) -> str:
         path = str(list(stack.values())[-1][0])
         path = re.sub(r"L\['(\w+)'\]", r"\1", path).replace("._modules[", ".").replace("['", "").replace("']", "")
         path = re.sub(r"^(self|fn\.__self__)\b", "model", path)
-    trace = node.meta.get("stack_trace") or ""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    users = [frame for frame in frames if is_users(frame[0])] or frames
-    line = f"{users[-1][0].rsplit('/', 1)[-1]}:{users[-1][1]}" if users else ""
+    line = _line(node.meta.get("stack_trace") or "")
     return " ".join(p for p in (path, f"({line})" if line else "") if p)
+
+
+@functools.lru_cache(maxsize=4096)
+def _line(trace: str) -> str:
+    """The innermost line of the user's code in a stack, file without folders."""
+    at = innermost(frames_of(trace))
+    return f"{at.file.rsplit('/', 1)[-1]}:{at.line}" if at is not None else ""
+
+
+def origin_of(node: fx.Node, prefix: str = "") -> Place:
+    """A node as an imported operator: a derivative has the place of what it is the derivative of, as far as PyTorch tells it.
+
+    Args:
+        node: the node.
+        prefix: what its label begins with.
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    module = _module_path(str(list(stack.values())[-1][0])) if stack else ""
+    return Place(prefix + node.name, str(node.target), module, frames_of(node.meta.get("stack_trace") or ""))
+
+
+@functools.lru_cache(maxsize=4096)
+def _module_path(text: str) -> str:
+    """A module's path as ``named_modules`` has it, of the expression that TorchDynamo or an exported program reaches it by."""
+    path = re.sub(r"^(L\['\w+'\]|L__\w+?__|self\b)(\.__self__\b)?", "", text)
+    path = re.sub(r"\[['\"]?([^\]'\"]*)['\"]?\]", r".\1", path.replace("._modules", ""))
+    return path.lstrip(".")
 
 
 def meta_of(value: Any, node: fx.Node | None = None) -> Meta | None:

@@ -240,7 +240,7 @@ def _associative(importer: Importer, graph: Subgraph, xs: Sequence[Any], fixed: 
     body = importer.body(graph.graph, [*first, *parts, *fixed], [x.strides for x in first])
     _agree(body.results, first)
     (closed,), held = _closed(importer, [body], 2 * len(parts))
-    net = closed.copy()
+    net = closed.copy(ctx.net.origins)
     # Each next value is stored twice: handed on, and in its place, which may have gaps.
     net.results += [_twin(net, r, layout.strides) for r, layout in zip(list(net.results), layouts, strict=True)]
     others = [*_tensors(fixed), *held]

@@ -40,7 +40,7 @@ class Milder(Rule[list[str], Op]):
         if operation(match) == "neg":
             (out,) = net.outs(match)
             for op in net.readers(out.data):
-                net.remove_op(op)
+                net.remove_op(op, into=())
             return ()
         p = match.known(LoopNest)
         milder = {"exp": "sinh", "sinh": "sin"}

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dcir.errors import OptionError
+from dcir.errors import InvalidGraph, OptionError
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
 from dcir.transforms.base import Pass, PassResult, Place, Refusal
@@ -102,3 +102,42 @@ def test_what_is_settled_is_not_rewritten() -> None:
     assert "in front of plan-arena" in str(told.value)
     records = run_passes(chain(), (Claimed(), PlanArena(), Asks()))
     assert [r.changed > 0 for r in records] == [True, True, False]
+
+
+@dataclass(frozen=True)
+class Rewrites(Pass):
+    """Takes the first operator out, as it is told to."""
+
+    how: str = "dead"
+
+    def apply(self, net: Network) -> PassResult:
+        first, second, _ = net.ops()
+        (made,) = net.outs(first)
+        if self.how in ("added", "from none"):
+            (out,) = net.outs(second)
+            named = {} if self.how == "from none" else {"came_from": (first, second), "made_by": self.name}
+            new = net.add_op(second.spec, net.ins(first), [out], before=second, **named)  # type: ignore[arg-type]
+            for op in (second, first):
+                net.remove_op(op, into=new)
+        else:
+            net.rewire(second, second.spec, net.ins(first), net.outs(second), made_by=self.name)
+            net.remove_op(first, into=() if self.how == "dead" else second)
+            if self.how == "forgotten":
+                second.came_from = second.came_from[1:]
+        net.remove_container(made.data)
+        return PassResult(changed=1)
+
+
+@pytest.mark.parametrize(("how", "left"), [("dead", (1,)), ("taken over", (0, 1)), ("added", (0, 1))])
+def test_every_operator_knows_what_it_came_from(how: str, left: tuple[int, ...]) -> None:
+    net = chain()
+    run_passes(net, [Rewrites(how)])
+    assert [op.came_from for op in net.ops()] == [left, (2,)]
+
+
+@pytest.mark.parametrize(
+    ("how", "text"), [("forgotten", "pass rewrites loses imported operators"), ("from none", "that came from none")]
+)
+def test_a_pass_that_forgets_is_refused(how: str, text: str) -> None:
+    with pytest.raises(InvalidGraph, match=text):
+        run_passes(chain(), [Rewrites(how)])

@@ -53,7 +53,7 @@ class FoldConstants(Pass):
         for op in reversed(net.ops()):
             if self._constant(op) and not any(o.data in results or net.readers(o.data) for o in net.outs(op)):
                 outs = {o.data for o in net.outs(op)}
-                net.remove_op(op)
+                net.remove_op(op, into=())
                 for name in outs:
                     if not net.writers(name):
                         net.remove_container(name)
@@ -89,7 +89,7 @@ class FoldConstants(Pass):
         if not outcome.allowed(self, net, *writers, reader):
             return
         outcome.saved_bytes += before - fused.program.bytes_moved()
-        net.rewire(reader, fused.program, fused.ins, fused.outs, made_by=self.name)
+        net.rewire(reader, fused.program, fused.ins, fused.outs, made_by=self.name, came_from=writers)
         outcome.passed((*writers, reader))
 
     def _with_expression(self, net: Network, writer: Op, store: int, reader: Op, data: str) -> Fused | Refusal:

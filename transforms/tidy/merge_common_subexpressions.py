@@ -67,7 +67,7 @@ class MergeCommonSubexpressions(Pass):
         for old, new in moves.items():
             for reader in net.readers(old):
                 net.rewire(reader, reader.spec, _renamed(net.ins(reader), old, new), net.outs(reader))
-        net.remove_op(second)
+        net.remove_op(second, into=first)
         outs = [Operand(moves.get(o.data, o.data), o.offset) for o in ours]
         if outs != ours:  # a result of the network keeps its container
             net.rewire(first, first.spec, net.ins(first), outs)

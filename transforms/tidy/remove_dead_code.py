@@ -42,7 +42,7 @@ class RemoveDeadCode(Pass):
                 outcome.missed("the operator has effects, or moves the random generator", (op,))
             elif outcome.allowed(self, net, op):
                 outcome.saved_bytes += op.spec.bytes_moved()
-                net.remove_op(op)
+                net.remove_op(op, into=())
                 outcome.passed((op,))
         self._containers(net, results, outcome)
         return outcome

@@ -78,11 +78,11 @@ def expand(net: Network, op: Op, made_by: str) -> list[Op]:
             nest,
             [operands[n] for n in reads],
             [operands[n] for n in writes],
-            origin=op.origin,
+            came_from=(op,),
             made_by=made_by,
             before=op,
         )
         for nest, reads, writes in steps
     ]
-    net.remove_op(op)
+    net.remove_op(op, into=made)
     return made

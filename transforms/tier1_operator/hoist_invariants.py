@@ -48,6 +48,7 @@ class HoistInvariants(Pass):
             return
         outer = net.ins(op)
         given: list[Operand] = []
+        hoisted: dict[Op, Op] = {}
         for body, ready in zip(bodies, found, strict=True):
             moved: dict[str, Operand] = dict(zip(body.inputs, outer, strict=False))
             for inner in ready:
@@ -58,11 +59,11 @@ class HoistInvariants(Pass):
                         moved[o.data] = Operand(net.add_container(c.shape, c.dtype, strides=c.strides))
                     outs.append(Operand(moved[o.data].data, o.offset))
                 ins = [Operand(moved[o.data].data, moved[o.data].offset + o.offset) for o in body.ins(inner)]
-                net.add_op(inner.spec, ins, outs, origin=inner.origin, made_by=self.name, before=op)
+                hoisted[inner] = net.add_op(inner.spec, ins, outs, came_from=(inner,), made_by=self.name, before=op)
                 outcome.saved_bytes += (spec.runs() - 1) * body.moved_by(inner)
             names = list(dict.fromkeys(o.data for inner in ready for o in body.outs(inner)))
             for inner in ready:
-                body.remove_op(inner)
+                body.remove_op(inner, into=hoisted[inner])
             for name in names:
                 c, read = body.containers[name], body.readers(name)
                 if not read:

@@ -110,7 +110,7 @@ def _image(net: Network, op: Op, x: Operand, unfolded: _Unfolded, name: str) -> 
     key = x, program
     if key not in unfolded:
         unfolded[key] = Operand(net.add_container((positions(spec), depth(spec)), spec.dtype))
-        net.add_op(program, [x], [unfolded[key]], origin=op.origin, made_by=name, before=op)
+        net.add_op(program, [x], [unfolded[key]], came_from=(op,), made_by=name, before=op)
     return unfolded[key]
 
 
@@ -121,7 +121,7 @@ def _rows(net: Network, op: Op, y: Operand, name: str) -> Operand:
     body = LoopNestBuilder(shape)
     body.store(body.output(spec.dtype), _matrix(spec), body.load(body.input(spec.dtype), spec.y))
     rows = Operand(net.add_container((positions(spec), spec.cout), spec.dtype))
-    net.add_op(_tidy(body.finish()), [y], [rows], origin=op.origin, made_by=name, before=op)
+    net.add_op(_tidy(body.finish()), [y], [rows], came_from=(op,), made_by=name, before=op)
     return rows
 
 
@@ -139,7 +139,7 @@ def _forward(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
     product = ContractionSpec(
         alike(spec.dtype), (), rows, columns, taps, (taps, 1), (1, spec.w[0]), (columns, 1)
     )  # fmt: skip
-    net.add_op(product, [u, ins[1]], [t], origin=op.origin, made_by=name, before=op)
+    net.add_op(product, [u, ins[1]], [t], came_from=(op,), made_by=name, before=op)
     net.rewire(op, _tidy(_after(spec)), [t, *ins[2:]], outs, made_by=name)
 
 
@@ -172,7 +172,7 @@ def _data(net: Network, op: Op, unfolded: _Unfolded, name: str) -> None:
         alike(spec.dtype), (), rows, taps, columns, (columns, 1), (spec.w[0], 1), (taps, 1)
     )  # fmt: skip
     error = _rows(net, op, ins[0], name)
-    net.add_op(product, [error, ins[1]], [u], origin=op.origin, made_by=name, before=op)
+    net.add_op(product, [error, ins[1]], [u], came_from=(op,), made_by=name, before=op)
     net.rewire(op, _tidy(fold(spec, spec.w[1:])), [u], outs, made_by=name)
 
 

@@ -60,7 +60,7 @@ class PackWeights(Pass):
         ready = net.preparable()
         static = net.static_containers(ready)
         packed: _Packed = {}
-        wide = {o.data for op in ready for o in net.outs(op) if net.readers(o.data)}
+        wide = {o.data: net.readers(o.data) for op in ready for o in net.outs(op) if net.readers(o.data)}
         for op in net.ops():
             spec = op.spec
             if op in ready or not isinstance(spec, ContractionSpec | ConvolutionSpec) or spec.panel:
@@ -75,8 +75,8 @@ class PackWeights(Pass):
                 outcome.passed((op,))
         for op in ready:
             outs = {o.data for o in net.outs(op)}
-            if outs <= wide and not any(net.readers(name) for name in outs):
-                net.remove_op(op)
+            if outs <= wide.keys() and not any(net.readers(name) for name in outs):
+                net.remove_op(op, into={reader for name in outs for reader in wide[name] if reader in net})
                 for name in outs:
                     net.remove_container(name)
         return outcome
@@ -150,7 +150,7 @@ class PackWeights(Pass):
         key = source, program
         if key not in packed:
             packed[key] = Operand(net.add_container(program.outer, program.outputs[0]))
-            net.add_op(program, [source], [packed[key]], origin=op.origin, made_by=self.name, before=op)
+            net.add_op(program, [source], [packed[key]], came_from=(op,), made_by=self.name, before=op)
         return packed[key]
 
 

@@ -98,7 +98,7 @@ class SplitReduction(Pass):
         types, first = partial_types(p), first_step(first, strides)
         names = [net.add_container((*extents, *p.outer), t) for t in types]
         partial = compact(first, ins, [*outs, *map(Operand, names)])
-        net.add_op(partial.program, partial.ins, partial.outs, origin=op.origin, made_by=self.name, before=op)
+        net.add_op(partial.program, partial.ins, partial.outs, came_from=(op,), made_by=self.name, before=op)
         final = last_step(p, extents, (*strides[chunks:], *strides[:chunks]))
         last = compact(final, [*ins, *map(Operand, names)], outs)
         net.rewire(op, last.program, last.ins, last.outs, made_by=self.name)

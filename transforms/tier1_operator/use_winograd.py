@@ -124,7 +124,7 @@ class UseWinograd(Pass):
         key = ins[1], transform
         if key not in made:
             made[key] = Operand(net.add_container(transform.packed_weights, spec.dtype))
-            net.add_op(transform, [ins[1]], [made[key]], origin=op.origin, made_by=self.name, before=op)
+            net.add_op(transform, [ins[1]], [made[key]], came_from=(op,), made_by=self.name, before=op)
         weights = made[key]
         image, x = self._turned(net, op, spec.dtype, spec.shapes[0], ins[0], spec.x, made)
         done = replace(spec, x=x, panel=panel, winograd=tile)
@@ -151,7 +151,7 @@ class UseWinograd(Pass):
         key = image, program
         if key not in made:
             made[key] = Operand(net.add_container(shape, dtype, "transient", last))
-            net.add_op(program, [image], [made[key]], origin=op.origin, made_by=self.name, before=op)
+            net.add_op(program, [image], [made[key]], came_from=(op,), made_by=self.name, before=op)
         return made[key], last
 
 

@@ -93,7 +93,7 @@ class WidenProducts(Rule[_Widened, _Half]):
         before = _next(net, op)
         net.rewire(op, replace(spec, **new), ins, [temporary])
         narrowed = _converted("f32", spec.dtype, shape, new[written], strides)
-        net.add_op(narrowed, [temporary], [out], origin=op.origin, made_by=self.name, before=before)
+        net.add_op(narrowed, [temporary], [out], came_from=(op,), made_by=self.name, before=before)
         return ()
 
     def _wide(
@@ -106,7 +106,7 @@ class WidenProducts(Rule[_Widened, _Half]):
             widened[key] = Operand(net.add_container([n for n, _ in walk], "f32"))
             extents, steps = [n for n, _ in walk], [s for _, s in walk]
             program = _converted(net.containers[source.data].dtype, "f32", extents, steps, contiguous(extents))
-            net.add_op(program, [source], [widened[key]], origin=op.origin, made_by=self.name, before=op)
+            net.add_op(program, [source], [widened[key]], came_from=(op,), made_by=self.name, before=op)
         return widened[key], _dense(shape, strides)
 
 

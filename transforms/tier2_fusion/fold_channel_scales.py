@@ -103,12 +103,14 @@ class FoldChannelScales(Rule[None, Scaling]):
         op, program = match.product, _weights(match)
         ins, outs = net.ins(op), net.outs(op)
         weights = Operand(net.add_container(_packed(match.spec), match.spec.dtype))
-        net.add_op(program, [ins[1], match.scale], [weights], origin=match.op.origin, made_by=self.name, before=op)
+        scaled = net.add_op(
+            program, [ins[1], match.scale], [weights], came_from=(match.op, op), made_by=self.name, before=op
+        )
         spec = replace(match.spec, x=match.steps)
         made = spec if spec.n == 1 else _product(spec, contiguous(_packed(spec))[0])
         net.rewire(op, made, [match.x, weights, *ins[2:]], outs, made_by=self.name)
         data = net.outs(match.op)[0].data
-        net.remove_op(match.op)
+        net.remove_op(match.op, into=scaled)
         net.remove_container(data)
         return ()
 

@@ -136,7 +136,7 @@ class FoldStatic(Pass):
             shape = hoisted.outer
             outs = [Operand(net.add_container(shape, t)) for t in hoisted.outputs]
             lean = compact(hoisted, f.ins, outs)
-            net.add_op(lean.program, lean.ins, lean.outs, origin=op.origin, made_by=self.name, before=op)
+            net.add_op(lean.program, lean.ins, lean.outs, came_from=(op,), made_by=self.name, before=op)
             static.update(o.data for o in outs)
             steps = dict(zip(loops, contiguous(shape), strict=True))
             for i, o in zip(values, outs, strict=True):
@@ -174,7 +174,7 @@ class FoldStatic(Pass):
         name = net.add_container(body.outer, spec.dtype)
         new = contiguous(body.outer)
         body.store(body.output(spec.dtype), new, value)
-        net.add_op(body.finish(), operands, [Operand(name)], origin=op.origin, made_by=self.name, before=op)
+        net.add_op(body.finish(), operands, [Operand(name)], came_from=(op,), made_by=self.name, before=op)
         net.rewire(op, op.spec, [Operand(name) if i == side else o for i, o in enumerate(ins)], net.outs(op))
         steps = dict(zip(kept, new, strict=True))
         where = tuple(steps.get(d, 0) for d in range(len(shape)))

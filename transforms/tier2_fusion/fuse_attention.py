@@ -94,10 +94,15 @@ class FuseAttention(Pass):
         lse = net.add_container((spec.batch, spec.heads, spec.m), spec.compute)
         before = sum(sum(map(sum, op.spec.footprint())) for op in (first, second)) + softmax.spec.bytes_moved()
         fused = net.add_op(
-            spec, ins, [net.outs(second)[0], Operand(lse, 0)], origin=softmax.origin, made_by=self.name, before=second
+            spec,
+            ins,
+            [net.outs(second)[0], Operand(lse, 0)],
+            came_from=(softmax, first, second),
+            made_by=self.name,
+            before=second,
         )
         for op in (second, softmax, first):
-            net.remove_op(op)
+            net.remove_op(op, into=fused)
         for name in (weights.data, scores.data):
             net.remove_container(name)
         outcome.passed(place)
@@ -164,7 +169,9 @@ class FuseAttention(Pass):
             return ins[s.operand]
         program, used = mask.program(mask.shape())
         data = net.add_container(mask.shape(), program.outputs[0])
-        net.add_op(program, [ins[u] for u in used], [Operand(data, 0)], made_by=self.name, before=first)
+        net.add_op(
+            program, [ins[u] for u in used], [Operand(data, 0)], came_from=(first,), made_by=self.name, before=first
+        )
         return Operand(data, 0)
 
 

@@ -89,10 +89,10 @@ class FuseChannelStatistics(Pass):
             # Tiles that only add have no form: something is stored.
             spec = lean if any(isinstance(s, Store) and not s.added for s in lean.whole_epilogue().body) else spec
         ins, outs = [*net.ins(product), *others], [*spec.stored(net.outs(product)), *net.outs(consumer)]
-        fused = net.add_op(spec, ins, outs, origin=product.origin, made_by=self.name, before=where)
+        fused = net.add_op(spec, ins, outs, came_from=(product, consumer), made_by=self.name, before=where)
         position[fused] = position[where]
         for op in (product, consumer):
-            net.remove_op(op)
+            net.remove_op(op, into=fused)
             del position[op]
         if not spec.kept:
             net.remove_container(read.data)

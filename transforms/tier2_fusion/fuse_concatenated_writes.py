@@ -107,8 +107,9 @@ class FuseConcatenatedWrites(Pass):
         last = group[-1].op
         ordered = sorted(group, key=lambda part: part.begin)
         made = side_by_side([(part.program, net.ins(part.op), net.outs(part.op)) for part in ordered])
-        new = net.add_op(made.program, made.ins, made.outs, origin=last.origin, made_by=self.name, before=last)
+        ops = [last, *(part.op for part in ordered)]
+        new = net.add_op(made.program, made.ins, made.outs, came_from=ops, made_by=self.name, before=last)
         position[new] = position[last]
         for part in group:
-            net.remove_op(part.op)
+            net.remove_op(part.op, into=new)
             del position[part.op]

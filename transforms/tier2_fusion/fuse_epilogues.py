@@ -127,10 +127,10 @@ class FuseEpilogues(Pass):
         if not net.allows(self, product, consumer):
             return SWITCHED_OFF
         outcome.saved_bytes += net.moved_by(product) + net.moved_by(consumer)
-        fused = set_epilogue(net, product, spec, new, self.name, before=where, origin=consumer.origin)
+        fused = set_epilogue(net, product, spec, new, self.name, before=where, came_from=(consumer,))
         outcome.saved_bytes -= net.moved_by(fused)
         position[fused] = position[where]
-        _remove(net, [consumer, product], position)
+        _remove(net, [consumer, product], position, fused)
         outcome.passed((product, consumer))
         return None
 
@@ -159,9 +159,9 @@ class FuseEpilogues(Pass):
                 reason = self._unfit(new) or (None if net.allows(self, product, producer) else SWITCHED_OFF)
                 if reason is None:
                     outcome.saved_bytes += net.moved_by(product) + net.moved_by(producer)
-                    set_epilogue(net, product, spec, new, self.name)
+                    set_epilogue(net, product, spec, new, self.name, came_from=(producer,))
                     outcome.saved_bytes -= net.moved_by(product)
-                    _remove(net, [producer], position)
+                    _remove(net, [producer], position, product)
                     outcome.passed((product, producer))
                     return True
                 new = reason
@@ -173,12 +173,12 @@ def _pointwise(p: LoopNest) -> bool:
     return not p.inner and p.points() > 0 and not any(isinstance(s, Reduce) for s in p.body)
 
 
-def _remove(net: Network, ops: Sequence[Op], position: dict[Op, float]) -> None:
-    """Take operators out, and the containers that nobody needs any more."""
+def _remove(net: Network, ops: Sequence[Op], position: dict[Op, float], into: Op) -> None:
+    """Take operators out that have become a part of another, and the containers that nobody needs any more."""
     results = net.result_containers()
     for op in ops:
         outs = {o.data for o in net.outs(op)}
-        net.remove_op(op)
+        net.remove_op(op, into=into)
         position.pop(op, None)
         for name in outs:
             if name not in results and not net.readers(name) and not net.writers(name):

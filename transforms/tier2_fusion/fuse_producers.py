@@ -275,14 +275,13 @@ class FuseProducers(Pass):
         )  # fmt: skip
 
     def _replace(self, pair: _Pair, fused: Fused, at: Op, progress: _Progress, *, drop_producer: bool) -> Op | Refusal:
-        net, position = pair.net, progress.position
+        net, position, both = pair.net, progress.position, (pair.consumer, pair.producer)
         if not net.allows(self, pair.producer, pair.consumer):
             return SWITCHED_OFF
-        origin = pair.consumer.origin or pair.producer.origin
-        new = net.add_op(fused.program, fused.ins, fused.outs, origin=origin, made_by=self.name, before=at)
+        new = net.add_op(fused.program, fused.ins, fused.outs, came_from=both, made_by=self.name, before=at)
         position[new] = position[at]
-        for op in (pair.consumer, pair.producer) if drop_producer else (pair.consumer,):
-            net.remove_op(op)
+        for op in both if drop_producer else (pair.consumer,):
+            net.remove_op(op, into=new)
             del position[op]
         for data in {o.data for o in fused.ins} & progress.asked.keys():
             progress.asked[data].left.append(new)

@@ -107,9 +107,10 @@ class FuseSegments(Pass):
             return SWITCHED_OFF
         before = sum(map(sum, spec.footprint()))
         made = replace(spec, value=new.program)
-        net.rewire(op, made, [*ins[:first], *new.ins, *ins[first + len(own) :]], net.outs(op), made_by=self.name)
+        operands = [*ins[:first], *new.ins, *ins[first + len(own) :]]
+        net.rewire(op, made, operands, net.outs(op), made_by=self.name, came_from=(producer,))
         if not kept:
-            net.remove_op(producer)
+            net.remove_op(producer, into=op)
             net.remove_container(data)
         return before - sum(map(sum, made.footprint())) + (0 if kept else producer.spec.bytes_moved())
 
@@ -170,11 +171,11 @@ class FuseSegments(Pass):
             return SWITCHED_OFF
         made = replace(spec, finish=new.program)
         fused = net.add_op(
-            made, [*net.ins(op)[:first], *new.ins[1:]], new.outs, origin=consumer.origin or op.origin,
+            made, [*net.ins(op)[:first], *new.ins[1:]], new.outs, came_from=(consumer, op),
             made_by=self.name, before=where,
         )  # fmt: skip
-        net.remove_op(consumer)
-        net.remove_op(op)
+        net.remove_op(consumer, into=fused)
+        net.remove_op(op, into=fused)
         if data not in kept:
             net.remove_container(data)
         return fused

@@ -93,10 +93,10 @@ class FuseSiblings(Pass):
             return fused
         if not net.allows(self, first, second):
             return SWITCHED_OFF
-        new = net.add_op(fused.program, fused.ins, fused.outs, origin=first.origin, made_by=self.name, before=at)
+        new = net.add_op(fused.program, fused.ins, fused.outs, came_from=(first, second), made_by=self.name, before=at)
         position[new] = position[at]
         for op in (first, second):
-            net.remove_op(op)
+            net.remove_op(op, into=new)
             del position[op]
         return new
 

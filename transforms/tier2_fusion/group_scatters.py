@@ -138,7 +138,7 @@ class GroupScatters(Pass):
             starts = Operand(net.add_container((parts.group.groups + 1,), "i32"))
             order = Operand(net.add_container((parts.group.points,), "i32"))
             net.add_op(
-                parts.group, parts.indices, [starts, order], origin=op.origin, made_by=self.name,
+                parts.group, parts.indices, [starts, order], came_from=(op,), made_by=self.name,
                 before=_earliest(net, op, parts.indices, at),
             )  # fmt: skip
             lists[key] = starts, order

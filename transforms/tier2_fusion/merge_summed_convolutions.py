@@ -142,7 +142,7 @@ class MergeSummedConvolutions(Pass):
         net.rewire(last, made, [images, weights, *ins], net.outs(last), made_by=self.name)
         for term in part[:-1]:
             outs = {o.data for o in net.outs(term.op)}
-            net.remove_op(term.op)
+            net.remove_op(term.op, into=last)
             for name in outs:
                 net.remove_container(name)
         return last
@@ -157,7 +157,7 @@ class MergeSummedConvolutions(Pass):
         copy = body.finish()
         for i, term in enumerate(part):
             net.add_op(
-                copy, [net.ins(term.op)[1]], [Operand(name, i * size)], origin=term.op.origin, made_by=self.name,
+                copy, [net.ins(term.op)[1]], [Operand(name, i * size)], came_from=(term.op,), made_by=self.name,
                 before=part[-1].op,
             )  # fmt: skip
         return Operand(name, 0)
@@ -211,7 +211,7 @@ class MergeSummedConvolutions(Pass):
         assert total is not None
         body.store(body.output(spec.dtype), (1,), total)
         made = Operand(net.add_container((spec.cout,), spec.dtype), 0)
-        net.add_op(body.finish(), [o for o, _ in fixed], [made], origin=part[-1].op.origin, made_by=self.name,
+        net.add_op(body.finish(), [o for o, _ in fixed], [made], came_from=[t.op for t in reversed(part)], made_by=self.name,
                    before=part[-1].op)  # fmt: skip
         return made
 

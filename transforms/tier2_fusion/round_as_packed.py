@@ -103,7 +103,7 @@ class RoundAsPacked(Rule[set[Op], _Rounding]):
         ins = net.ins(op)
         ins[1] = net.ins(maker)[load.operand]
         made = replace(match.spec, b=strides, rounds=match.narrow.storage)
-        net.rewire(op, made, ins, net.outs(op), made_by=self.name)
+        net.rewire(op, made, ins, net.outs(op), made_by=self.name, came_from=(maker,))
         self._leave_out(net, maker, match.b)
         return ()
 
@@ -111,7 +111,7 @@ class RoundAsPacked(Rule[set[Op], _Rounding]):
         """What nobody reads is not stored."""
         p, ins, outs = maker.known(LoopNest), net.ins(maker), net.outs(maker)
         if len(outs) == 1:
-            net.remove_op(maker)
+            net.remove_op(maker, into=())
         else:
             rest = simplify(p, lambda s: isinstance(s, Store) and outs[s.operand] != b)
             lean = compact(rest, ins, outs)

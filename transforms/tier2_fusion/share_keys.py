@@ -83,14 +83,14 @@ class ShareKeys(Pass):
             return SWITCHED_OFF
         for s in summed:
             outcome.saved_bytes += s.spec.bytes_moved()
-            net.remove_op(s)
+            net.remove_op(s, into=op)
         new = replace(spec, k=k.strides, v=v.strides, group=k.group, grads=grads)
         outcome.saved_bytes += sum(map(sum, spec.footprint())) - sum(map(sum, new.footprint()))
-        net.rewire(op, new, ins, outs, made_by=self.name)
+        net.rewire(op, new, ins, outs, made_by=self.name, came_from=done)
         for copy in dict.fromkeys(done):
             if not any(net.readers(o.data) for o in net.outs(copy)):
                 outcome.saved_bytes += copy.spec.bytes_moved()
-                net.remove_op(copy)
+                net.remove_op(copy, into=op)
         outcome.passed((op,))
         return None
 

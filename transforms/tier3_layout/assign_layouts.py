@@ -302,7 +302,7 @@ class _Rewriter:
             first = min(users, key=order.__getitem__)
             net.add_op(
                 _copy_program(layouts), [Operand(data)], [Operand(new)],
-                origin=first.origin, made_by=self.name, before=first,
+                came_from=(first, *users), made_by=self.name, before=first,
             )  # fmt: skip
             outcome.passed(self.plan.copied[data], reason="convolutions read a copy in the other layout")
             self._move(users, Move(data, layouts, new), "in")

@@ -99,7 +99,7 @@ class ReadCacheInPlace(Pass):
         net.rewire(op, spec, ins, net.outs(op), made_by=self.name)
         for cut in cuts:
             outcome.saved_bytes += cut.copied.spec.bytes_moved()
-            net.remove_op(cut.copied)
+            net.remove_op(cut.copied, into=op)
             net.remove_container(cut.joined)
         outcome.passed((op,))
         return None

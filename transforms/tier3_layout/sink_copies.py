@@ -61,16 +61,16 @@ class SinkCopies(Pass):
             if not outcome.allowed(self, net, op):
                 continue
             outcome.saved_bytes += net.moved_by(op)
-            net.remove_op(op)
-            self._rewire(net, plan, gone, outcome)
+            net.remove_op(op, into=[new.op for new in plan])
+            self._rewire(net, op, plan, gone, outcome)
             outcome.passed((op,))
         return outcome
 
-    def _rewire(self, net: Network, plan: list[_Rewired], gone: str, outcome: PassResult) -> None:
-        """Carry a plan out; what an operator reads twice now, from where it copied before, counts once."""
+    def _rewire(self, net: Network, op: Op, plan: list[_Rewired], gone: str, outcome: PassResult) -> None:
+        """Carry out a plan; what an operator reads twice now, from where it copied before, counts once. ``op`` makes the copy no more."""
         for new in plan:
             outcome.saved_bytes += net.moved_by(new.op)
-            net.rewire(new.op, *new.to, made_by=self.name)
+            net.rewire(new.op, *new.to, made_by=self.name, came_from=(op,))
             outcome.saved_bytes -= net.moved_by(new.op)
         net.remove_container(gone)
 
@@ -86,7 +86,7 @@ class SinkCopies(Pass):
                     continue
                 if not outcome.allowed(self, net, op):
                     continue
-                self._rewire(net, plan, net.ins(op)[load.operand].data, outcome)
+                self._rewire(net, op, plan, net.ins(op)[load.operand].data, outcome)
                 outcome.passed((op,))
                 break
             else:

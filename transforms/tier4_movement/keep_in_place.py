@@ -71,7 +71,7 @@ class KeepInPlace(Pass):
             return
         outcome.saved_bytes += p.bytes_moved()
         if not rest:
-            net.remove_op(op)
+            net.remove_op(op, into=())
             outcome.passed((op,))
             return
         lean = compact(simplify(p, lambda s: isinstance(s, Store) and not idle(s)), ins, outs)

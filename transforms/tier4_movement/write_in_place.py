@@ -67,7 +67,7 @@ class WriteInPlace(Pass):
             return Refusal("the update consists of several steps")
         if not net.allows(self, op):
             return SWITCHED_OFF
-        net.remove_op(op)
+        net.remove_op(op, into=writers)
 
         def there(o: Operand) -> Operand:
             return Operand(data, o.offset + distance) if o.data == made else o

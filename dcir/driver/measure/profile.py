@@ -19,6 +19,8 @@ from dcir.driver.session import Progress, Session
 from dcir.driver.training.distributed import is_sharded
 from dcir.errors import InvalidInput, OptionError
 from dcir.frontends.torch.importer import Imported
+from dcir.ir.network import sources
+from dcir.ir.origins import source_lines
 from dcir.options import Options
 from dcir.report.profile import Profile, ProfileStep, middle
 from dcir.runtime.program import Program
@@ -108,6 +110,7 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
         name = kernel if kernel is not None else spec.calls_out
         net, op = done.network, ops[number]
         dtype = "f64" if any(net.containers[o.data].dtype == "f64" for o in (*net.ins(op), *net.outs(op))) else "f32"
+        places = source_lines(net.origins.of(sources(op)))
         steps.append(
             ProfileStep(
                 graph,
@@ -118,6 +121,7 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
                 net.moved_by(op),
                 dtype=dtype,
                 torch=kernel is None,
+                places=places,
             )
         )
     return steps

@@ -135,11 +135,12 @@ def answerable(
 
 
 def lasting(report: Report) -> dict[str, Any]:
-    """The report without what differs from one compilation to the next, or follows from the rest."""
+    """The report without what differs from one compilation to the next, or follows from the rest; of source files names and lines alone."""
     data = report.to_json()
-    for graph in data["graphs"]:
+    for graph, whole in zip(data["graphs"], report.graphs, strict=True):
         for name in ("seconds", "generated", "flops", "floor_seconds", "peak_bytes", "together", "partition"):
             graph.pop(name, None)
+        graph["kernel_origins"], graph["origins"] = whole.kernel_origins, whole.origins.public().to_json()
         for record in graph["passes"]:
             record.pop("seconds", None)
     return data

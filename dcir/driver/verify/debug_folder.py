@@ -11,7 +11,6 @@ Folders are numbered on from what is there: nothing is overwritten.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -49,8 +48,8 @@ class GraphFolder:
         self._write(f"code/{name}.cpp", text)
 
     def record(self, record: Any) -> None:
-        """Keep the record of what was done, a dataclass."""
-        self._write("record.json", json.dumps(dataclasses.asdict(record), indent=1, default=str))
+        """Keep the record of what was done (``driver.record.GraphRecord``)."""
+        self._write("record.json", json.dumps(record.to_json(), indent=1, default=str))
 
     def _number(self) -> str:
         self._steps += 1

@@ -14,6 +14,7 @@ from dace.transformation.transformation import ExpandTransformation
 
 from dcir.ir.dace.objects import like
 from dcir.ir.operator import Operator
+from dcir.ir.origins import Numbers
 from dcir.ir.schedule import Schedule
 from dcir.ir.serialize import decode, encode
 
@@ -43,6 +44,7 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
     operands begin: ``in_offsets`` and ``out_offsets`` give each operand's first element within its container.
 
     ``own_schedule`` says how its loops are to run, as far as that is not the target's to decide (``schedule`` is DaCe's word for a device).
+    ``came_from`` are the imported operators whose work, or part of it, it does; ``origin`` is the place of one of them.
     """
 
     implementations = {"pure": ExpandPure}  # noqa: RUF012
@@ -53,6 +55,9 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
     in_offsets = properties.ListProperty(element_type=int, default=[], desc="first element of each input operand")
     out_offsets = properties.ListProperty(element_type=int, default=[], desc="first element of each output operand")
     origin = properties.Property(dtype=str, default="", desc="place in the user's model")
+    imported = properties.ListProperty(
+        element_type=int, default=[], desc="numbers of the imported operators it came from"
+    )
     made_by = properties.Property(dtype=str, default="frontend", desc="the pass that made this node")
 
     def __init__(
@@ -66,6 +71,7 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
         origin: str = "",
         made_by: str = "frontend",
         schedule: Schedule | None = None,
+        came_from: Numbers = (),
     ) -> None:
         super().__init__(
             name,
@@ -73,7 +79,7 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
             outputs={f"o{i}": None for i in range(n_out)},
         )
         self._spec: Operator | None = spec
-        self._own_schedule = schedule
+        self._own_schedule, self._came_from = schedule, came_from
         self.in_offsets = in_offsets or [0] * n_in
         self.out_offsets = out_offsets or [0] * n_out
         self.origin, self.made_by = origin, made_by
@@ -81,12 +87,12 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
     @classmethod
     def made(
         cls, name: str, spec: Operator, in_offsets: list[int], out_offsets: list[int], origin: str, made_by: str,
-        schedule: Schedule | None = None,
+        schedule: Schedule | None = None, came_from: Numbers = (),
     ) -> Op:  # fmt: skip
         """The same as the constructor, which sets and checks every property one by one, at a tenth of the time."""
         found: Op = like(
             _pattern(len(in_offsets), len(out_offsets)), _name=name, _label=name, _spec=spec, _in_offsets=in_offsets,
-            _out_offsets=out_offsets, _origin=origin, _made_by=made_by, _own_schedule=schedule,
+            _out_offsets=out_offsets, _origin=origin, _made_by=made_by, _own_schedule=schedule, _came_from=came_from,
         )  # fmt: skip
         return found
 
@@ -101,6 +107,17 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
     @spec.setter
     def spec(self, value: Operator) -> None:
         self._spec = value
+
+    @property
+    def came_from(self) -> Numbers:
+        """Numbers of the imported operators it came from, sorted."""
+        if not hasattr(self, "_came_from"):
+            self._came_from = tuple(self.imported)
+        return self._came_from
+
+    @came_from.setter
+    def came_from(self, value: Numbers) -> None:
+        self._came_from = value
 
     @property
     def own_schedule(self) -> Schedule | None:
@@ -122,6 +139,7 @@ class Op(nodes.LibraryNode):  # type: ignore[misc]
     def to_json(self, parent: Any) -> Any:
         """DaCe's serialisation; the spec becomes text only here, since passes replace it often."""
         self.spec_json, self.schedule_json = json.dumps(encode(self.spec)), json.dumps(encode(self.own_schedule))
+        self.imported = list(self.came_from)
         return super().to_json(parent)
 
 

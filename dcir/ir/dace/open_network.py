@@ -71,7 +71,8 @@ def _maps(writer: MapsWriter, op: Op, ins: Sequence[Operand], outs: Sequence[Ope
 def _library_node(writer: MapsWriter, net: Network, op: Op) -> Op:
     """A copy of the network's node, with its memlets."""
     ins, outs = net.ins(op), net.outs(op)
-    made = Op.made(op.label, op.spec, [o.offset for o in ins], [o.offset for o in outs], op.origin, op.made_by)
+    starts = [o.offset for o in ins], [o.offset for o in outs]
+    made = Op.made(op.label, op.spec, *starts, op.origin, op.made_by, came_from=op.came_from)
     writer.state.add_node(made)
     for writes, operands in ((False, ins), (True, outs)):
         for i, o in enumerate(operands):

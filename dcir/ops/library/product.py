@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -43,9 +44,19 @@ def epilogue_of(net: Network, op: Op) -> tuple[Product, Fused]:
 
 
 def set_epilogue(
-    net: Network, op: Op, spec: Product, epilogue: Fused, by: str, *, before: Op | None = None, origin: str = ""
+    net: Network,
+    op: Op,
+    spec: Product,
+    epilogue: Fused,
+    by: str,
+    *,
+    before: Op | None = None,
+    came_from: Sequence[Op] = (),
 ) -> Op:
-    """Give a product this epilogue (none if it only stores): in place, or as a new operator ``before`` another."""
+    """Give a product this epilogue (none if it only stores): in place, or as a new operator ``before`` another.
+
+    ``came_from`` are the operators that the epilogue takes the place of.
+    """
     steps, usual = first_store(epilogue.program).strides, spec.result_strides
     # Along extents of 1 any stride is right, and a usual one names a layout.
     strides = tuple(u if n == 1 else s for s, u, n in zip(steps, usual, spec.shapes[2], strict=True))
@@ -54,8 +65,8 @@ def set_epilogue(
     made = spec.with_epilogue(program, strides)
     ins = [*net.ins(op)[:2], *epilogue.ins[1:]]
     if before is None:
-        return net.rewire(op, made, ins, epilogue.outs, made_by=by)
-    return net.add_op(made, ins, epilogue.outs, origin=op.origin or origin, made_by=by, before=before)
+        return net.rewire(op, made, ins, epilogue.outs, made_by=by, came_from=came_from)
+    return net.add_op(made, ins, epilogue.outs, came_from=(op, *came_from), made_by=by, before=before)
 
 
 def packs_much(net: Network, product: Op, isa: Isa) -> bool:
