@@ -65,6 +65,8 @@ class Options:
         hint: "latency": a call has all threads; "throughput": several calls run at once, each by a team of its own
             (``fast.dcir.submit``), and kernels are made for teams of that size.
         streams: How many calls run at once; None leaves it to a cost model (``cost/stream_number.py``). A number is a wish for throughput.
+        background: Whether inference is compiled behind the calls, which torch runs until then; sizes that come often then get programs of
+            their own (``driver/calls/background.py``).
         record_function: Whether torch.profiler sees every kernel of a call, not the call alone. Only the driver is
             compiled anew, and calls that nobody profiles run as without.
     """
@@ -89,6 +91,7 @@ class Options:
     prepare: str = "version"
     hint: str = "latency"
     streams: int | None = None
+    background: bool = False
     record_function: bool = False
 
     def __post_init__(self) -> None:
@@ -101,7 +104,7 @@ class Options:
         _check_choice("prepare", self.prepare, PREPARE)
         _check_choice("hint", self.hint, HINTS)
         _check_streams(self.streams, self.hint, self.threads)
-        for name in ("strict", "fused_optimizers", "record_function", "remarks"):
+        for name in ("strict", "fused_optimizers", "record_function", "remarks", "background"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
         if self.threads is not None and (not _is_int(self.threads) or self.threads < 1):
@@ -174,13 +177,14 @@ class Options:
         """A text that is equal for options that lead to the same code, in every process.
 
         Options that only watch (verify, debug_dir, record_function), only refuse (strict), concern no code of ours (fused_optimizers) or
-        lead to what is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit, prepare), are left out.
+        lead to what is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit, prepare, background), are
+        left out.
 
         Raises:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
         watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
-        watching |= {"hint", "streams", "record_function", "remarks"}
+        watching |= {"hint", "streams", "record_function", "remarks", "background"}
         watching |= {"skip"} if not self.skip else set()
         parts = (
             f"{field.name}={_stable(frozenset(self.skip) if field.name == 'skip' else getattr(self, field.name))}"

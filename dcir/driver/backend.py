@@ -63,6 +63,7 @@ def dcir(
     backend = dynamo_backend(
         compiling(session), _tell_break, limited(session), shape_limit=session.options.shape_limit,
         on_sizes=functools.partial(_tell, set()), on_plain=session.coverage.leave, strict=session.options.strict,
+        later=session.later,
     )  # fmt: skip
     compiled = backend(gm, example_inputs)
     compiled.dcir = GraphHandle(session, gm, example_inputs)  # type: ignore[attr-defined]  # lives as long as what it tells of

@@ -7,13 +7,15 @@ import gc
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
 from dcir.codegen.compile import Library, planned_bytes
+from dcir.driver.calls.background import InTorchAtFirst
+from dcir.driver.calls.often import SizesThatComeOften
 from dcir.driver.calls.team_of_thread import unpinned
 from dcir.driver.clock import Clock
 from dcir.driver.gated import run_through
@@ -46,7 +48,21 @@ _COMPILING = threading.RLock()
 
 def compiling(session: Session) -> CompileGraph:
     """What compiles the graphs that capture hands over (see ``frontends.torch.context.CompileGraph``)."""
-    return unpinned()(lambda gm, context: Compilation(session, context).compiled(gm))
+
+    def compiled(gm: fx.GraphModule, context: GraphContext) -> CompiledGraph:
+        def at_once() -> CompiledGraph:
+            return Compilation(session, context).compiled(gm)
+
+        if session.later is None or not _can_wait(context):
+            return at_once()
+        return CompiledGraph(InTorchAtFirst(gm, lambda: at_once().call, session.later))
+
+    return unpinned()(compiled)
+
+
+def _can_wait(context: GraphContext) -> bool:
+    """Whether torch can run a graph until its program is there: it writes nothing, and nobody must know how its results lie."""
+    return context.kind == "inference" and not context.bounds and not context.updates
 
 
 def rewritten(session: Session, gm: fx.GraphModule, context: GraphContext) -> Imported:
@@ -107,10 +123,29 @@ class Compilation:
         from dcir.driver.moving_program import MovingProgram
 
         graph, library = self.built_moving(gm)
-        return MovingProgram(
+        made = MovingProgram(
             graph, library, self.session.arenas, prepare=self.options.prepare, first_saved=self.context.first_saved,
             on_made=self.session.programs.add, gates=self.context.gates, name=self._call_name,
         )  # fmt: skip
+        if self.session.later is not None and self.context.kind == "inference":
+            made.often = SizesThatComeOften(graph.values, made.replace, lambda v: self._at(gm, v), self.session.later)
+        return made
+
+    def _at(self, gm: fx.GraphModule, values: Mapping[str, int]) -> Program:
+        """The program of a graph with symbolic sizes for values of all of them alone."""
+        from dcir.frontends.torch.shapes.given_sizes import GivenSizes, places
+
+        names = dict(zip(places(gm), self.context.bound_names, strict=True))
+        context = replace(
+            self.context, bounds=(), same=(), bound_names=(), remark="sizes that come often",
+            sizes=tuple((names[name], value) for name, value in values.items()),
+        )  # fmt: skip
+        return Compilation(self.session, context).alone(GivenSizes(gm).at(values))
+
+    def alone(self, gm: fx.GraphModule) -> Program:
+        """The graph's program, of inference."""
+        with _COMPILING, _uncollected():
+            return self._program(self.rewritten(gm))[1]
 
     def built_moving(self, gm: fx.GraphModule) -> tuple[MovingGraph, Library]:
         """The graph's network for all sizes within bounds, and its library.

@@ -156,6 +156,14 @@ class Handle:
         for program in list(self.session.programs):
             program.preparation.refresh()
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is compiled behind the calls any more (``background=True``); whether that is so.
+
+        Args:
+            timeout: how many seconds at most; None: as long as it takes.
+        """
+        return self.session.later is None or self.session.background.wait(timeout)
+
     def _compared(self) -> list[tuple[int, str]]:
         """(bytes, reason) of the parameters that each program compares in every call."""
         return [row for program in list(self.session.programs) for row in program.preparation.compared()]

@@ -80,6 +80,12 @@ class MovingGraph:
             return None
         return self._parts(values)
 
+    def values(self, key: Sequence[int]) -> dict[str, int]:
+        """Of every symbol of the graph, for values of those that move."""
+        given = {head: bounds.low for head, bounds in zip(self.first.values(), self.bounds, strict=True)}
+        given |= dict(zip(self.symbols, key, strict=True))
+        return {name: given[head] for name, head in self.first.items()}
+
     def _parts(self, values: Sequence[int]) -> dict[str, int]:
         if not self.axes:
             return dict(zip(self.network.sizes, values, strict=True))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from dcir.codegen.compile import Library
 from dcir.driver.assemble import calls_into_torch, program_info
+from dcir.driver.calls.often import SizesThatComeOften
 from dcir.driver.gated import run_through
 from dcir.driver.moving_graph import MovingGraph
 from dcir.driver.placement import buffer_numbers
@@ -24,11 +26,19 @@ MOST_KEPT = 64
 """Sizes whose programs are kept, the last ones that came: each holds a table of pointers. To make one anew takes some 0.2 ms."""
 
 
+class Shortcut(Protocol):
+    """Who keeps programs by sizes of its own accord."""
+
+    def forget(self, key: tuple[int, ...]) -> None:
+        """There is another program for these sizes."""
+
+
 class MovingProgram:
     """The programs of one library, by sizes.
 
     Attributes:
         graph, library: the network and its code.
+        often: has programs made for sizes that come often; None: nothing does.
 
     Args:
         first_saved: number of the first output that only the backward sees; None if there is none.
@@ -52,12 +62,15 @@ class MovingProgram:
         self._arenas, self._prepare, self._on_made = arenas, prepare, on_made
         self._places = list(graph.places.values())
         self._kept: dict[tuple[int, ...], Program] = {}
+        self._own: dict[tuple[int, ...], Program] = {}
+        self.shortcuts: weakref.WeakSet[Shortcut] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._info = program_info(graph.widest, library)
         net = graph.network
         self._containers = [net.containers[name] for name in buffer_numbers(net.widest)]
         self._buffers = SizedBuffers(_hidden(self._info, first_saved))
         self._first: Program | None = None
+        self.often: SizesThatComeOften | None = None
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run a call of any sizes within the bounds."""
@@ -65,6 +78,8 @@ class MovingProgram:
         found = self._kept.get(key)
         if found is None:
             found = self.at(key)
+        if self.often is not None:
+            self.often.called(key)
         return found(args) if self._gates is None else run_through(self._gates, found, args)
 
     def key(self, args: Sequence[Any]) -> tuple[int, ...]:
@@ -82,7 +97,7 @@ class MovingProgram:
             key: a value of each symbol of the graph, within the bounds.
         """
         with self._lock:
-            found = self._kept.get(key)
+            found = self._kept.get(key) or self._own.get(key)
             if found is None:
                 sizes = self.graph.sizes(key)
                 assert sizes is not None
@@ -90,6 +105,18 @@ class MovingProgram:
                 if len(self._kept) > MOST_KEPT:
                     del self._kept[next(iter(self._kept))]
             return found
+
+    def own(self, key: tuple[int, ...]) -> Program | None:
+        """The program that these sizes alone have."""
+        return self._own.get(key)
+
+    def replace(self, key: tuple[int, ...], program: Program) -> None:
+        """From now on calls of these sizes run a program of their own."""
+        with self._lock:
+            self._own[key] = program
+            self._kept.pop(key, None)
+        for calls in list(self.shortcuts):
+            calls.forget(key)
 
     def _made(self, values: Mapping[str, int]) -> Program:
         constants = list(self.graph.constants.values())

@@ -287,6 +287,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
         inputs=calls.input_names,
         strict=session.options.strict,
         own_first=session.options.dynamic is None,
+        later=session.later,
     )
     quick = QuickGuards(backend)
     borrowed = keeps_graphs_whole(BorrowedBackend(quick.backend))

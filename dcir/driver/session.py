@@ -14,6 +14,7 @@ from torch._guards import TracingContext
 
 from dcir.codegen.compile import Library
 from dcir.cost.stream_number import StreamNumber
+from dcir.driver.calls.background import Background
 from dcir.driver.record import GraphRecord
 from dcir.driver.team import fit_team
 from dcir.driver.uncompiled import Coverage
@@ -86,6 +87,16 @@ class Session:
             check_skip(self.options)
         if TracingContext.try_get() is None:  # Dynamo guards on the number of threads
             fit_team()
+
+    @functools.cached_property
+    def background(self) -> Background:
+        """What compiles behind the calls."""
+        return Background()
+
+    @property
+    def later(self) -> Callable[[Callable[[], object]], None] | None:
+        """Has something done behind the calls, where that is asked for; what is measured is compiled before it runs."""
+        return self.background.start if self.options.background and self.watch is None else None
 
     @property
     def team(self) -> int | None:

@@ -36,7 +36,7 @@ from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak,
 from dcir.frontends.torch.recurrent import lower_layers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
 from dcir.frontends.torch.shapes.conditions import OneSize, asked_sizes
-from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes, Programs
+from dcir.frontends.torch.shapes.moving_sizes import Later, Moving, MovingSizes, Programs
 from dcir.frontends.torch.shapes.size_one import hold_for_one, set_one_apart
 from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes, trains
 from dcir.frontends.torch.tape import boxed, choosing
@@ -70,6 +70,7 @@ def dynamo_backend(
     inputs: Sequence[str] = (),
     strict: bool = False,
     own_first: bool = True,
+    later: Later | None = None,
 ) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """A backend for ``torch.compile``: AOTAutograd functionalises and differentiates, ``compile_graph`` does the rest.
 
@@ -78,7 +79,7 @@ def dynamo_backend(
     A graph with symbolic sizes is specialised to at most ``shape_limit`` combinations of them; ``on_sizes`` hears of each, and
     ``inputs`` are names of the positional arguments to show. With ``own_first`` the first of them may have programs of their own where
     those are much faster than one for all sizes. Calls with further combinations run in torch, or with ``strict`` are
-    refused.
+    refused. With ``later`` a program for all sizes is made behind the calls, in inference.
     """
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -129,7 +130,7 @@ def dynamo_backend(
             elif not by_size.only_batch:
                 move = by_size.how_many_move(example_inputs)
                 by_size.moving = (
-                    _moving(gm, example_inputs, compile_graph, settled, by_size.names, overlaps)
+                    _moving(gm, example_inputs, compile_graph, settled, by_size.names, overlaps, later)
                     if move <= MOST_AXES
                     else Refusal(f"{move} sizes move")
                 )
@@ -298,7 +299,7 @@ def _traced(gm: fx.GraphModule, compile_graph: CompileGraph, settled: bool) -> T
 
 def _moving(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, settled: bool, names: Mapping[str, str],
-    overlaps: Overlaps,
+    overlaps: Overlaps, later: Later | None,
 ) -> Moving | Refusal:  # fmt: skip
     """One program for all sizes of a graph, traced with symbols for them, to be compiled when it is first wanted; or why there is none.
 
@@ -334,7 +335,7 @@ def _moving(
             backward.program = behind = Programs(backward.graph, context_behind, compile_graph, names)
             sizes = MovingSizes(first.graph, context, compile_graph, names, behind)
         else:
-            sizes = MovingSizes(first.graph, context, compile_graph, names)
+            sizes = MovingSizes(first.graph, context, compile_graph, names, later=later)
     except Unsupported as e:
         return Refusal(str(e).splitlines()[0])
     first.program = sizes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from dcir.frontends.torch.context import GraphContext
@@ -26,3 +27,9 @@ class LateGraph:
         """Run the graph."""
         assert self.program is not None
         return self.program(args)
+
+
+def in_torch(graph: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
+    """The results of an ATen graph of inference, by torch."""
+    with torch.no_grad():
+        return list(graph(*args))

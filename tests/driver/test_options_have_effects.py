@@ -201,6 +201,16 @@ def record_function(tmp_path: Any) -> None:
     assert events(False) == 1 < events(True)
 
 
+def background(tmp_path: Any) -> None:
+    held: list[Any] = []
+    with mock.patch("dcir.driver.calls.background.Background.start", lambda self, work: held.append(work)):
+        fast = dcir.optimize(Net().eval(), background=True)
+        with torch.no_grad():
+            fast(torch.ones(4, 6))
+    assert held
+    assert not fast.dcir.session.graphs
+
+
 def remarks(tmp_path: Any) -> None:
     assert len(made(remarks=True)[0].dcir.remarks()) > 0
     with pytest.raises(OptionError):
@@ -218,7 +228,7 @@ EFFECTS = {
     f.__name__: f
     for f in (
         level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, schedule, debug_dir, memory_limit, precision,
-        fused_optimizers, tune, prepare, hint, streams, record_function, remarks, skip,
+        fused_optimizers, tune, prepare, hint, streams, record_function, remarks, skip, background,
     )
 }  # fmt: skip
 

@@ -33,7 +33,8 @@ class SizedRun:
     def __init__(self, sizes: MovingSizes, moving: MovingProgram, taped: Taped) -> None:
         self._sizes, self._moving, self._inputs = sizes, moving, taped.inputs
         self._places = tensor_places(sizes.gm)
-        self.program = moving.at(moving.key(taped.inputs))
+        self._key = moving.key(taped.inputs)
+        self.program = moving.at(self._key)
 
     @staticmethod
     def of(tape: Sequence[Taped]) -> SizedRun | None:
@@ -64,7 +65,8 @@ class SizedRun:
             if found is None:
                 return None
             places[name] = found
-        return SizedCalls(self._sizes, self._moving, places, fixed, check)
+        only = self._key if self._moving.own(self._key) is self.program else None
+        return SizedCalls(self._sizes, self._moving, places, fixed, check, only)
 
 
 class SizedCalls:
@@ -76,14 +78,19 @@ class SizedCalls:
         places: where each symbol of the graph is found in a call.
         fixed: as in ``SizedRun.calls``.
         check: as there.
+        only: the sizes that it is for, if those have a program of their own: ``fixed`` belongs to its library.
     """
 
     def __init__(
-        self, sizes: MovingSizes, moving: MovingProgram, places: Mapping[str, tuple[Where, int]], fixed: Fixed, check: Check
+        self, sizes: MovingSizes, moving: MovingProgram, places: Mapping[str, tuple[Where, int]], fixed: Fixed, check: Check,
+        only: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         self._sizes, self._moving, self._fixed, self._check = sizes, moving, fixed, check
         self._names, self._places = list(places), list(places.values())
         self._kept: dict[tuple[int, ...], tuple[Program, Fixed]] = {}
+        self._order = [self._names.index(name) for name in moving.graph.places]
+        self._often, self._only = moving.often, only
+        moving.shortcuts.add(self)
 
     def at(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Program, Fixed] | None:
         """Program, and what stays as it was for it, of a call; None if it is not among those of this network.
@@ -92,7 +99,17 @@ class SizedCalls:
             InvalidInput: these sizes are not allowed.
         """
         key = tuple([(args[w] if isinstance(w, int) else kwargs[w]).shape[d] for w, d in self._places])
+        if self._often is not None:
+            self._often.called(self._of_program(key))
         return self._kept.get(key) or self._new(key, args, kwargs)
+
+    def forget(self, key: tuple[int, ...]) -> None:
+        """There is another program for these sizes, in the program's order."""
+        for known in [k for k in list(self._kept) if self._of_program(k) == key]:
+            self._kept.pop(known, None)
+
+    def _of_program(self, key: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple([key[i] for i in self._order])
 
     def _new(
         self, key: tuple[int, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -100,9 +117,12 @@ class SizedCalls:
         values = dict(zip(self._names, key, strict=True))
         if self._sizes.ready(values) is not self._moving:
             return None
+        own = self._moving.own(self._of_program(key))
+        if (own is None) != (self._only is None) or self._only not in (None, self._of_program(key)):
+            return None
         self._check(args, kwargs)
-        program = self._moving.at(tuple([values[name] for name in self._moving.graph.places]))
-        found = program, program.like(self._fixed)
+        program = own or self._moving.at(self._of_program(key))
+        found = program, self._fixed if own is not None else program.like(self._fixed)
         # As many as are kept there: those that go are the ones that came first.
         while len(self._kept) >= MOST_KEPT:
             self._kept.pop(next(iter(self._kept), key), None)

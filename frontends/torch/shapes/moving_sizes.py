@@ -15,12 +15,15 @@ from torch._dynamo.convert_frame import compile_lock
 from dcir.errors import Unsupported
 from dcir.frontends.torch.as_laid_out import Laid, as_laid_out
 from dcir.frontends.torch.context import CompileGraph, GraphContext, LayoutsAt, OtherBounds
+from dcir.frontends.torch.late_graph import in_torch
 from dcir.frontends.torch.shapes.conditions import Conditions
 from dcir.frontends.torch.shapes.given_sizes import Given, places, symbols, values_at
 from dcir.ir.sizes import Bounds
 from dcir.ops.analysis.size_axes import MOST_AXES
 
 Call = Callable[[list[Any]], list[Any]]
+Later = Callable[[Callable[[], object]], None]
+"""Has something done behind the calls."""
 
 _REACHES = ((1, 4), (2, 4), (2, 1), (32, 4), (32, 1))
 """Bounds to try, the widest first: the least size, and how many times the sizes that were seen. Of few rows, or beyond the end of a table,
@@ -118,8 +121,13 @@ class Programs:
                 call = as_laid_out(call, self._laid(values, self._layouts[call](values)))
             if len(self._known) >= _KNOWN:
                 self._known.clear()
-            self._known[key] = call
+            if self.lasts(call):
+                self._known[key] = call
         return call(args)
+
+    def lasts(self, call: Call) -> bool:
+        """Whether what runs a call will run the next one of the same sizes."""
+        return True
 
     def _laid(self, values: Mapping[str, int], strides: Mapping[int, tuple[int, ...]]) -> dict[int, Laid]:
         """How the program expects its arguments: those of its forward as that leaves them, the rest as in the trace."""
@@ -180,6 +188,7 @@ class MovingSizes(Programs):
 
     Attributes:
         backward: those of its backward, where there is one: a forward that has run has to be followed by it.
+        in_torch: how many calls torch ran while a program was made.
         refused: bounds that there is no program for, and what is equal there.
         reason: why there is none for the last of them.
         hopeless: whether nothing more is tried.
@@ -187,16 +196,18 @@ class MovingSizes(Programs):
 
     def __init__(
         self, gm: fx.GraphModule, context: GraphContext, compile_graph: CompileGraph, names: Mapping[str, str],
-        backward: Programs | None = None,
+        backward: Programs | None = None, later: Later | None = None,
     ) -> None:  # fmt: skip
         super().__init__(gm, context, compile_graph, names)
-        self.backward = backward
+        self.backward, self._later = backward, later
+        self._under_way, self._none_for = False, set[tuple[int, ...]]()
+        self._failed: Exception | None = None
         # Dynamo asks for its own in every call.
         self._conditions = Conditions(gm, context.conditions) if context.conditions else None
         self._traced = Conditions(gm, context.conditions, rests=False)
         self._limits, self._rows, self._together = _limits(gm), _rows_of_products(gm), _sizes_of_tensors(gm)
         self.refused: set[tuple[tuple[Bounds, ...], tuple[int, ...]]] = set()
-        self.reason, self.hopeless = "", False
+        self.reason, self.hopeless, self.in_torch = "", False, 0
 
     def values(self, args: Sequence[Any]) -> dict[str, int]:
         """Those of the graph's symbols in a list of arguments."""
@@ -218,8 +229,46 @@ class MovingSizes(Programs):
             self.reason = f"the trace is for sizes with {condition}"
             raise NoProgramForSizes(self.reason)
         ones = self._ones(values)
+        if self._later is not None and (
+            found := self.found(values, ones) or self._meanwhile(values, ones, self._later)
+        ):
+            return found
         with compile_lock:
             return self.found(values, ones) or self._new(values, ones)
+
+    def lasts(self, call: Call) -> bool:
+        """Whether what runs a call will run the next one of the same sizes."""
+        return call != self._by_torch
+
+    def _meanwhile(self, values: Mapping[str, int], ones: Collection[str], later: Later) -> Call | None:
+        """What runs calls while a program is made behind them; None if it is known that there is none.
+
+        Raises:
+            Exception: what the last attempt ended with.
+        """
+        if self._failed is not None:
+            raise self._failed
+        key = tuple(values.values())
+        if key in self._none_for or self.hopeless:
+            return None
+        if not self._under_way:
+            self._under_way = True
+            later(lambda: self._made_behind(key, values, ones))
+        return self._by_torch
+
+    def _made_behind(self, key: tuple[int, ...], values: Mapping[str, int], ones: Collection[str]) -> None:
+        try:
+            with compile_lock:
+                self.found(values, ones) or self._new(values, ones)
+        except NoProgramForSizes:
+            self._none_for.add(key)
+        except Exception as error:
+            self._failed = error
+        self._under_way = False
+
+    def _by_torch(self, args: list[Any]) -> list[Any]:
+        self.in_torch += 1
+        return in_torch(self.gm, args)
 
     def _ones(self, values: Mapping[str, int]) -> frozenset[str]:
         """The sizes that are better constants in a program for these values."""
