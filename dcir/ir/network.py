@@ -373,8 +373,10 @@ class Network:
         """
         if bodies := op.spec.bodies():
             return op.spec.in_all([body.network.bytes_moved() for body in bodies])
-        reads = {(e.data.data, str(e.data.subset)): e.data for e in self.state.in_edges(op)}
-        memlets = (*reads.values(), *(e.data for e in self.state.out_edges(op)))
+        reads = [e.data for e in self.state.in_edges(op)]
+        if len({m.data for m in reads}) < len(reads):  # subsets take long to find, and to write out
+            reads = list({(m.data, str(m.subset)): m for m in reads}.values())
+        memlets = (*reads, *(e.data for e in self.state.out_edges(op)))
         return sum(int(m.volume) * itemsize(self.containers[m.data].dtype) for m in memlets)
 
     @classmethod
