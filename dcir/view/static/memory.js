@@ -1,0 +1,2 @@
+import { html } from "./lib.js";
+export function Memory() { return html`<p>soon</p>`; }

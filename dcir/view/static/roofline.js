@@ -1,0 +1,2 @@
+import { html } from "./lib.js";
+export function RooflinePage() { return html`<p>soon</p>`; }
