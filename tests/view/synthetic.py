@@ -21,9 +21,11 @@ class Graph:
     def __init__(self, number: int, kind: str, together: int | None = None) -> None:
         self.kind = kind
         self.raw: dict[str, Any] = {
-            "id": number, "kind": kind, "sizes": [], "together": together, "ops": {}, "values": {}, "snapshots": [], "remarks": [],
-            "passes": [], "kernels": {}, "profile": None, "arena_bytes": 0, "saved_bytes": 0,
+            "id": number, "kind": kind, "sizes": [], "bounds": [], "together": together, "remark": "", "figures": {}, "places": [],
+            "lines": [], "layouts": [], "ops": {}, "values": {}, "snapshots": [], "execution": [], "prepared": [], "stubs": {},
+            "remarks": [], "passes": [], "kernels": {}, "saved": None, "steps": [], "memory": {"blocks": {}, "rectangles": [], "peak": None},
         }  # fmt: skip
+        self.texts: dict[str, str] = {}
         self.order: list[str] = []
 
     def value(self, name: str, shape: list[int], role: str = "transient", /, **more: Any) -> str:
@@ -32,41 +34,56 @@ class Graph:
             strides.insert(0, size // 4)
             size *= n
         self.raw["values"][name] = {
-            "shape": shape, "strides": strides, "dtype": "f32", "role": role, "bytes": size, "arena": None, "live": None, **more,
+            "name": "", "shape": shape, "strides": strides, "dtype": "f32", "role": role, "bytes": size, "place": None, "alias": None,
+            "live": None, "saved": False, **more,
         }  # fmt: skip
         return name
 
     def op(self, what: str, reads: list[str], writes: list[str], module: str, line: int = 1, **more: Any) -> str:
-        label = f"op{len(self.raw['ops'])}"
-        moved = sum(self.raw["values"][name]["bytes"] for name in {*reads, *writes})
-        version = more.pop("version", f"v{len(self.raw['ops'])}")
-        self.raw["ops"][version] = {
-            "label": label, "what": what, "operator": what.split(" ")[0], "group": "pointwise",
-            "origins": [{"module": module, "file": "/home/someone/models.py", "line": line, "code": "x = self.act(self.fc(x))"}],
-            "came_from": [label], "made_by": "import", "reads": [[name, 0] for name in reads], "writes": [[name, 0] for name in writes],
-            "flops": moved * 3, "bytes": moved, "kernel": None, "torch": False, "ms": None, "floor_ms": None, "bound": None, **more,
+        number = len(self.raw["ops"])
+        values = self.raw["values"]
+        moved = sum(values[name]["bytes"] for name in {*reads, *writes})
+        self.raw["lines"].append({"module": module, "file": "models.py", "line": line, "code": "x = self.act(self.fc(x))"})
+        self.raw["places"].append({"label": f"node{number}", "operator": "aten.mm", "module": module})
+        self.raw["ops"][str(number)] = {
+            "label": f"op{number}", "kind": what.split(" ")[0], "what": what, "group": module, "place": f"{module} (models.py:{line})",
+            "origins": [len(self.raw["lines"]) - 1], "came_from": [number], "before": [], "made_by": "", "bodies": 0, "schedule": None,
+            "reads": [self._operand(name) for name in reads], "writes": [self._operand(name) for name in writes], "torch": False,
+            "flops": moved * 3, "bytes": moved, "kernel": None, "ms": None, "least_ms": None, "floor_ms": None, "bound": None, **more,
         }  # fmt: skip
-        self.order.append(version)
-        return version
+        self.order.append(str(number))
+        return str(number)
+
+    def _operand(self, name: str) -> list[Any]:
+        value = self.raw["values"][name]
+        layout = {key: value[key] for key in ("dtype", "shape", "strides")}
+        layouts = self.raw["layouts"]
+        if layout not in layouts:
+            layouts.append(layout)
+        return [name, 0, layouts.index(layout)]
 
     def kernel(self, name: str, what: str, calls: int) -> str:
+        self.texts[f"sha-{name}"] = KERNEL.format(name=name)
         self.raw["kernels"][name] = {
             "what": what, "calls": calls, "choice": "packed 6 x 16", "schedule": "tile 6 x 16, unroll 4",
             "alternatives": [{"choice": "packed 6 x 16", "ms": 0.41}, {"choice": "in place", "ms": 0.62}],
-            "text": KERNEL.format(name=name),
+            "text": f"sha-{name}", "flops": 1, "bytes": 1, "ops": [], "came_from": [],
         }  # fmt: skip
         return name
 
     def snapshot(self, after: Any = "import", order: list[str] | None = None) -> None:
-        self.raw["snapshots"].append({"after": after, "order": list(self.order if order is None else order)})
+        order = list(self.order if order is None else order)
+        moved = sum(self.raw["ops"][v]["bytes"] for v in order)
+        self.raw["snapshots"].append({"after": after, "order": order, "operators": len(order), "bytes": moved, "peak": moved // 2})
+        self.raw["execution"] = order
 
     def passed(self, name: str, tier: int, changed: int, before: int, after: int, **more: Any) -> None:
         self.raw["passes"].append(
             {
-                "name": name, "tier": tier, "changed": changed, "bytes_before": before, "bytes_after": after,
-                "operators_before": len(self.raw["snapshots"][0]["order"]), "operators_after": len(self.order),
-                "peak_before": before // 2, "peak_after": after // 2, "seconds": 0.002, "refused": {}, "skipped": [],
-                "doc": f"What {name} does, in a sentence.", "fields": {}, **more,
+                "index": len(self.raw["passes"]), "name": name, "tier": tier, "changed": changed, "bytes_before": before,
+                "bytes_after": after, "operators_before": len(self.raw["snapshots"][0]["order"]), "operators_after": len(self.order),
+                "peak_before": before // 2, "peak_after": after // 2, "ms": 2.0, "refused": {}, "skipped": [], "fields": {},
+                "snapshot": None, "diff": None, **more,
             }
         )  # fmt: skip
 
@@ -78,12 +95,6 @@ def measure(graph: Graph) -> None:
         op["floor_ms"] = op["bytes"] / 20e6
         op["ms"] = op["floor_ms"] * (1.1 + (n * 7 % 11) / 3)
         op["bound"] = ("DRAM", "L3", "FLOP", "team")[n % 4]
-    total = sum(graph.raw["ops"][v]["ms"] for v in graph.order)
-    floor = sum(graph.raw["ops"][v]["floor_ms"] for v in graph.order)
-    graph.raw["profile"] = {
-        "wall_ms": total * 1.25, "kernel_ms": total, "team_ms": total * 0.05, "around_ms": total * 0.2, "floor_ms": floor, "calls": 50,
-        "threads": 2,
-    }  # fmt: skip
 
 
 def plan(graph: Graph) -> None:
@@ -91,35 +102,60 @@ def plan(graph: Graph) -> None:
     live: dict[str, list[int]] = {}
     for n, version in enumerate(graph.order):
         op = graph.raw["ops"][version]
-        for name, _ in op["reads"] + op["writes"]:
+        for name, *_ in op["reads"] + op["writes"]:
             live.setdefault(name, [n, n])[1] = n
-    tops: list[tuple[int, int]] = []  # (last row, end) of what lies in the arena
+    arena, tops, peak = 0, list[tuple[int, int, str]](), (0, 0, list[str]())
     for name, (first, last) in live.items():
         value = graph.raw["values"][name]
         value["live"] = [first, last]
         if value["role"] != "transient":
             continue
-        tops = [(row, end) for row, end in tops if row >= first]
-        value["arena"] = max((end for _, end in tops), default=0)
-        tops.append((last, value["arena"] + value["bytes"]))
-        graph.raw["arena_bytes"] = max(graph.raw["arena_bytes"], value["arena"] + value["bytes"])
+        tops = [top for top in tops if top[0] >= first]
+        offset = max((end for _, end, _ in tops), default=0)
+        value["place"] = {"block": "arena", "offset": offset}
+        tops.append((last, offset + value["bytes"], name))
+        arena = max(arena, offset + value["bytes"])
+        graph.raw["memory"]["rectangles"].append([name, "arena", offset, value["bytes"], first, last])
+        there = sum(graph.raw["values"][other]["bytes"] for *_, other in tops)
+        peak = max(peak, (there, first, [other for *_, other in tops]))
+    graph.raw["memory"]["blocks"] = {"arena": arena}
+    graph.raw["memory"]["peak"] = {"at": peak[1], "bytes": peak[0], "values": peak[2]}
+    ops, raw = graph.raw["ops"], graph.raw
+    raw["figures"] = {
+        "operators_before": len(raw["snapshots"][0]["order"]), "operators_after": len(graph.order), "kernels": len(raw["kernels"]),
+        "calls": len(graph.order), "bytes_before": raw["snapshots"][0]["bytes"], "bytes_after": sum(ops[v]["bytes"] for v in graph.order),
+        "flops": sum(ops[v]["flops"] for v in graph.order), "arena_bytes": arena, "saved_bytes": 0, "prepared_bytes": 0,
+        "peak_bytes": arena, "floor_ms": sum(ops[v]["floor_ms"] or 0 for v in graph.order), "parts": 1, "seconds": {"passes": 0.1},
+    }  # fmt: skip
 
 
 def session(graphs: list[Graph], name: str = "mlp", **more: Any) -> dict[str, Any]:
     """A record of these graphs."""
+    ops = [g.raw["ops"][v] for g in graphs for v in g.order]
+    total, floor = sum(op["ms"] for op in ops), sum(op["floor_ms"] for op in ops)
     return {
         "format": "dcir-session/1",
-        "made": {"dcir": "0.1.0", "torch": "2.13.0", "cpu": "AMD EPYC 9B14", "isa": "avx512", "threads": 2, "when": "2026-11-27 20:00"},
+        "made": {"dcir": "0.1.0", "torch": "2.13.0", "processor": "AMD EPYC 9B14", "isa": "avx512", "threads": 2, "when": "2026-11-27T20:00:00"},
         "machine": {
-            "measured": True,
+            "measured": True, "region_ms": 0.002,
             "ceilings": [
-                {"name": "L2", "kind": "memory", "value": 220.0}, {"name": "L3", "kind": "memory", "value": 90.0},
-                {"name": "DRAM", "kind": "memory", "value": 20.0}, {"name": "f32", "kind": "compute", "value": 180.0},
+                {"name": "L2", "unit": "GB/s", "one": 120.0, "all": 220.0}, {"name": "L3", "unit": "GB/s", "one": 50.0, "all": 90.0},
+                {"name": "memory", "unit": "GB/s", "one": 14.0, "all": 20.0}, {"name": "f32", "unit": "GFLOP/s", "one": 90.0, "all": 180.0},
             ],
         },
-        "model": {"name": name, "inputs": ["f32[64, 128]"]},
+        "model": {"name": name, "source": "models.py:mlp", "mode": "train", "batch": 64, "inputs": [{"name": "x", "dtype": "f32", "shape": [64, 128]}]},
+        "options": {"level": 4, "target": "cpu", "threads": 2, "skip": []},
+        "pipeline": [
+            {"name": "fold-constants", "tier": 0, "summary": "Computes what is the same in every call.", "fields": {}, "final": False},
+            {"name": "fuse-epilogues", "tier": 2, "summary": "Does what follows a product before its result is stored.",
+             "fields": {"most_operands": 8, "reductions": True}, "final": False},
+        ],
+        "levels": [0, 1, 2, 3, 4],
+        "profile": {"threads": 2, "calls": 50, "wall_ms": total * 1.25, "least_wall_ms": total * 1.2, "around_ms": total * 0.2,
+                    "team_ms": total * 0.05, "kernel_ms": total, "floor_ms": floor},
+        "texts": {sha: text for g in graphs for sha, text in g.texts.items()},
         "graphs": [g.raw for g in graphs],
-        "advice": [], "roofline": None, "notes": [], "variants": [], **more,
+        "advice": None, "roofline": None, "notes": [], "variants": [], **more,
     }  # fmt: skip
 
 
@@ -131,24 +167,37 @@ def mlp(attack: str = "") -> dict[str, Any]:
     for graph in (forward, backward):
         measure(graph)
         plan(graph)
-    forward.raw["saved_bytes"] = sum(v["bytes"] for v in forward.raw["values"].values() if v["role"] == "saved")
-    disable = {"disable": ["fuse-epilogues"], "fields": {}, "skip": [], "level": None, "threads": None, "batch": None}
+    values = forward.raw["values"]
+    why = "the backward of relu reads it; it is cheaper to keep than to compute again"
+    forward.raw["saved"] = [
+        {"value": name, "bytes": values[name]["bytes"], "result": n + 1, "shape": [64, 128], "why": why} for n, name in enumerate(blocks[0])
+    ]
+    forward.raw["figures"]["saved_bytes"] = sum(s["bytes"] for s in forward.raw["saved"])
+    delta: dict[str, Any] = {"disable": [], "fields": {}, "skip": [], "level": None, "threads": None, "batch": None}
+    figures = {"calls": 13, "operators": 13, "saved": 131_072, "peak": 200_000, "graphs": []}
+    call = {"threads": 2, "batch": 16, "level": 4, "streams": 1, "turned": False, "half": False, "whole_step": False}
+    piece = {
+        "rule": "batch", "what": "Run 16 images at once", "gain": 1.8, "slower": 8.9, "basis": "modelled", "command": "dcir run --batch 16",
+        "evidence": "Weights are read once for all images: 41 % of the bytes of a call are weights.", "python": "fast(torch.stack(images))",
+        "call": call, "exact": True, "measured": None, "ratio": None, "holds": None,
+    }  # fmt: skip
     return session(
         [forward, backward], name=attack or "mlp",
-        advice=[{
-            "what": "Run 16 images at once", "gain": 1.8, "predicted": True, "cure": "--batch 16",
-            "evidence": "Weights are read once for all images: 41 % of the bytes of a call are weights.",
-        }],
+        advice={"now": {"call": call, "items_per_second": 900.0, "ms": 1.1}, "eager": {"call": call, "items_per_second": 400.0, "ms": 2.5},
+                "pieces": [piece], "together": None, "advised": {"items_per_second": 1600.0, "gain_over_eager": 4.0}, "applied": False,
+                "others": 0.0, "notes": []},
         notes=[
-            {"kind": "break", "text": attack or "print() in forward", "place": "models.py:20", "cure": "take the print out"},
-            {"kind": "recompile", "text": "batch 64 became 32", "place": "train.py:8", "cure": "dynamic=True"},
+            {"kind": "break", "what": attack or "print() in forward", "place": "models.py:20", "cure": "take the print out", "count": 1},
+            {"kind": "fallback", "what": "aten.special_zeta", "place": "models.py:30", "cure": "", "count": 2},
         ],
         variants=[
-            {"id": "0", "parent": None, "delta": {}, "script": "dcir.optimize(model)", "measured": None,
-             "predicted": {"kernels": 9, "bytes": 1_200_000, "scratch": 90_000, "floor_ms": 0.06}},
-            {"id": "1", "parent": "0", "delta": disable, "script": 'dcir.optimize(model, disable=["fuse-epilogues"])',
-             "predicted": {"kernels": 12, "bytes": 1_700_000, "scratch": 130_000, "floor_ms": 0.09},
-             "measured": {"ms": 0.41, "base_ms": 0.33, "ratio": 0.8, "error": 2.1e-7, "spread": 0.02}},
+            {"id": 0, "parent": None, "delta": delta, "script": "dcir.optimize(model)", "measured": None, "error": None,
+             "predicted": figures | {"kernels": 9, "bytes": 1_200_000, "scratch": 90_000, "floor_ms": 0.06}},
+            {"id": 1, "parent": 0, "delta": delta | {"disable": ["fuse-epilogues"]}, "error": None,
+             "script": 'dcir.optimize(model, pipeline=[p for p in dcir.pipeline() if p.name != "fuse-epilogues"])',
+             "predicted": figures | {"kernels": 12, "bytes": 1_700_000, "scratch": 130_000, "floor_ms": 0.09},
+             "measured": {"ms": 0.41, "least_ms": 0.4, "spread": 0.02, "base_ms": 0.33, "base_least_ms": 0.32, "gain": 0.8, "error": 2.1e-7,
+                          "base_error": 2.0e-7, "reference": "float64"}},
         ],
     )  # fmt: skip
 
@@ -162,7 +211,7 @@ def _forward(g: Graph, attack: str) -> list[str]:
         module = f"layers.{n}"
         g.value(f"w{n}", [128, 128], "parameter", name=f"{module}.fc.weight")
         g.value(f"y{n}", [64, 128])
-        g.value(f"a{n}", [64, 128], "saved", why="the backward of relu reads it; it is cheaper to keep than to compute again")
+        g.value(f"a{n}", [64, 128], "result", saved=True)
         imported.append(g.op(f"gemm 64 x 128 x 128 {attack}", [last, f"w{n}"], [f"y{n}"], f"{module}.fc", 10 + n))
         imported.append(g.op("relu f32[64, 128]", [f"y{n}"], [f"a{n}"], f"{module}.act", 11))
         last = f"a{n}"
@@ -178,7 +227,7 @@ def _forward(g: Graph, attack: str) -> list[str]:
     last = "x"
     for n in range(4):
         g.op(f"gemm 64 x 128 x 128 + relu {attack}", [last, f"w{n}"], [f"a{n}"], f"layers.{n}.fc", 10 + n, made_by="fuse-epilogues",
-             kernel=name, came_from=[f"op{2 * n}", f"op{2 * n + 1}"], label=f"fused{n}")  # fmt: skip
+             kernel=name, came_from=[2 * n, 2 * n + 1], before=[imported[2 * n], imported[2 * n + 1]], label=f"fused{n}")  # fmt: skip
         last = f"a{n}"
     g.order.append(imported[-1])
     after = sum(g.raw["ops"][v]["bytes"] for v in g.order)
@@ -187,7 +236,7 @@ def _forward(g: Graph, attack: str) -> list[str]:
     for n in range(4):
         g.raw["remarks"].append(
             {"kind": "passed", "pass": "fuse-epilogues", "index": 1, "site": f"fuse-epilogues(op{2 * n}, op{2 * n + 1})", "reason": "",
-             "ops": [{"label": f"op{2 * n}", "what": "gemm", "origin": f"layers.{n}"}], "made": [{"label": f"fused{n}"}], "count": 1,
+             "ops": [{"label": f"op{2 * n}", "what": "gemm", "origin": f"layers.{n}"}], "made": [{"label": f"fused{n}", "what": "gemm + relu", "origin": f"layers.{n}"}], "count": 1,
              "args": {"bytes_saved": 65536}}
         )  # fmt: skip
     g.raw["remarks"].append(
@@ -199,7 +248,7 @@ def _forward(g: Graph, attack: str) -> list[str]:
 
 def _backward(g: Graph, kept: list[str]) -> None:
     for name in kept:
-        g.value(name, [64, 128], "saved")
+        g.value(name, [64, 128], "input", saved=True)
     g.value("g4", [64, 128], "input", name="gradient of result 0")
     name = g.kernel("k_gemm_back", "gemm 64 x 128 x 128 transposed", 4)
     for n in reversed(range(4)):

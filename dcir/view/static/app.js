@@ -28,7 +28,7 @@ const PAGES = [
 function Head({ all, page }) {
   const session = all[0];
   const { made } = session;
-  const facts = [made.cpu, made.isa, made.threads && plural(made.threads, "thread"), made.dcir && `dcir ${made.dcir}`, made.torch && `torch ${made.torch}`, made.when];
+  const facts = [made.processor, made.isa, made.threads && plural(made.threads, "thread"), made.dcir && `dcir ${made.dcir}`, made.torch && `torch ${made.torch}`, made.when?.replace("T", " ").slice(0, 16)];
   return html`
     <header>
       <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>to the content</a>

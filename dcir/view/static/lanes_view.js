@@ -66,7 +66,7 @@ export function Lanes({ graph, rows = graph.rows, metric, chosen, onChoose, hits
       <span role="columnheader" class="cell no">row</span>
       <span role="columnheader" class="cell lane" style=${{ width: `${wide}px` }}><span class="unseen">column</span></span>
       <span role="columnheader" class="cell what">operator</span>
-      <span role="columnheader" class="cell stubs">far reads</span>
+      <span role="columnheader" class="cell stubs">far rows, saved</span>
       <span role="columnheader" class="cell module">module</span>
       <span role="columnheader" class="cell number">${METRICS[metric].title}</span>
     </div></div>`;
@@ -84,7 +84,7 @@ function jump(onChoose, id) {
 
 /** What an operator writes for the backward, or reads from the forward. */
 function sideStubs(graph, op) {
-  const size = (names) => names.reduce((t, name) => t + (graph.values.get(name)?.role === "saved" ? graph.values.get(name).bytes ?? 0 : 0), 0);
+  const size = (names) => names.reduce((t, name) => t + (graph.values.get(name)?.saved ? graph.values.get(name).bytes ?? 0 : 0), 0);
   const [written, read] = [size(op.writes), size(op.reads.filter((name) => !graph.writers.has(name)))];
   if (written) return { sign: "⇢", bytes: written, title: "saved for the backward" };
   return read ? { sign: "⇠", bytes: read, title: "saved by the forward" } : null;

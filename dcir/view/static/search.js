@@ -5,8 +5,9 @@ import { lineText, shapeText } from "./session.js";
 export function indexOf(graph) {
   return graph.rows.map((op) => {
     const shapes = [...op.reads, ...op.writes].map((name) => `${shapeText(graph.values.get(name))} ${graph.values.get(name)?.name ?? ""}`);
+    const imported = op.imported.map((p) => `${p.label} ${p.operator ?? ""} ${p.module ?? ""}`);
     const places = op.origins.map((o) => `${o.module ?? ""} ${lineText(o)} ${o.file ?? ""}:${o.line ?? ""} ${o.code ?? ""}`);
-    return [op.label, op.kind, op.what, op.kernel ?? "", op.madeBy, ...places, ...shapes].join(" ").toLowerCase();
+    return [op.label, op.kind, op.what, op.kernel ?? "", op.madeBy, op.module, ...imported, ...places, ...shapes].join(" ").toLowerCase();
   });
 }
 

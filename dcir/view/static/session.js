@@ -17,7 +17,7 @@ export function lineText(origin) {
 /** A value as text: its name where it has one, else its number. */
 export function valueText(graph, name) {
   const value = graph.values.get(name);
-  return value?.name ?? name;
+  return value?.name || name;
 }
 
 /** "f32[8, 128]" and, where they are not the usual ones, strides. */
@@ -35,44 +35,51 @@ export function shapeText(value) {
   return strides.length && strides.some((s, n) => s !== usual[n] && shape[n] !== 1) ? `${text} strides (${strides.join(", ")})` : text;
 }
 
-function operator(id, raw, tiers) {
-  const origins = list(raw.origins);
-  const reads = list(raw.reads).map((o) => (Array.isArray(o) ? o[0] : o));
-  const writes = list(raw.writes).map((o) => (Array.isArray(o) ? o[0] : o));
-  const what = raw.what || raw.spec || raw.label || id;
-  const op = {
-    id, raw, what, origins, reads, writes,
+/** An operator's operand: the value, where it begins, and how it lies. */
+const operand = (raw) => (o) => ({ name: o[0], offset: o[1] ?? 0, layout: list(raw.layouts)[o[2]] ?? null });
+
+function operator(id, raw, graph, tiers) {
+  const lines = list(graph.lines);
+  const [ins, outs] = [list(raw.reads).map(operand(graph)), list(raw.writes).map(operand(graph))];
+  const origins = list(raw.origins).map((n) => lines[n]).filter(Boolean);
+  return {
+    id, ins, outs, origins,
     label: raw.label ?? id,
-    kind: raw.operator ?? raw.group ?? "",
-    module: origins.find((o) => o.module)?.module ?? "",
-    place: origins.length ? placeText(origins[0]) : "",
+    kind: raw.kind ?? "",
+    what: raw.what || raw.kind || id,
+    reads: ins.map((o) => o.name),
+    writes: outs.map((o) => o.name),
+    module: raw.group || origins[0]?.module || "",
+    place: raw.place || (origins.length ? placeText(origins[0]) : ""),
+    imported: list(raw.came_from).map((n) => list(graph.places)[n]).filter(Boolean),
+    before: list(raw.before),
     kernel: raw.kernel ?? null,
     torch: Boolean(raw.torch),
-    madeBy: raw.made_by ?? "import",
+    madeBy: raw.made_by || "import",
     tier: tiers.get(raw.made_by) ?? null,
+    schedule: raw.schedule ?? null,
+    bodies: raw.bodies ?? 0,
     flops: raw.flops ?? null,
     bytes: raw.bytes ?? null,
     ms: raw.ms ?? null,
     floor: raw.floor_ms ?? null,
-    bound: raw.bound?.name ?? raw.bound ?? null,
+    bound: raw.bound ?? null,
+    distance: raw.ms && raw.floor_ms ? raw.ms / raw.floor_ms : null,
   };
-  op.distance = op.ms && op.floor ? op.ms / op.floor : null;
-  return op;
 }
 
 function snapshotsOf(raw, ops) {
   const found = list(raw.snapshots).map((s) => {
     const after = s.after === "import" || !s.after ? { pass: "import", index: -1 } : s.after;
-    return { pass: after.pass, index: after.index, order: list(s.order) };
+    return { ...s, pass: after.pass, index: after.index, order: list(s.order) };
   });
-  if (found.length) return found;
-  return [{ pass: "import", index: -1, order: list(raw.order).length ? raw.order : [...ops.keys()] }];
+  return found.length ? found : [{ pass: "import", index: -1, order: list(raw.execution).length ? raw.execution : [...ops.keys()] }];
 }
 
 function graphOf(raw, number) {
   const passes = list(raw.passes).map((p, index) => ({ index, ...p }));
   const tiers = new Map(passes.map((p) => [p.name, p.tier]));
-  const ops = new Map(Object.entries(dict(raw.ops)).map(([id, op]) => [id, operator(id, op, tiers)]));
+  const ops = new Map(Object.entries(dict(raw.ops)).map(([id, op]) => [id, operator(id, op, raw, tiers)]));
   const values = new Map(Object.entries(dict(raw.values)));
   const snapshots = snapshotsOf(raw, ops);
   const rows = snapshots.at(-1).order.map((id) => ops.get(id)).filter(Boolean);
@@ -83,21 +90,24 @@ function graphOf(raw, number) {
     for (const name of op.writes) added(writers, name, op);
     for (const name of new Set(op.reads)) added(readers, name, op);
   }
-  const measured = rows.some((op) => op.ms != null);
+  const figures = dict(raw.figures);
+  const prepared = new Set(list(raw.prepared));
+  for (const op of rows) op.prepared = prepared.has(op.id);
+  const floors = rows.filter((op) => !op.prepared).map((op) => op.floor);
   return {
-    id: String(raw.id ?? number), raw, number, ops, values, snapshots, rows, position, writers, readers, passes, measured,
+    id: String(raw.id ?? number), raw, number, ops, values, snapshots, rows, position, writers, readers, passes, figures,
+    measured: rows.some((op) => op.ms != null),
     kind: raw.kind ?? "graph",
-    title: `${number}: ${raw.kind ?? "graph"}${sizesText(raw.sizes)}`,
+    title: `${raw.id ?? number}: ${raw.kind ?? "graph"}${sizesText(raw.sizes)}`,
     together: raw.together ?? null,
     remarks: list(raw.remarks),
     kernels: new Map(Object.entries(dict(raw.kernels))),
-    profile: raw.profile ?? null,
+    saved: new Map(list(raw.saved).map((s) => [s.value, s])),
+    execution: (list(raw.execution).length ? raw.execution : snapshots.at(-1).order).map((id) => ops.get(id)).filter(Boolean),
     totalMs: sum(rows, (op) => op.ms),
-    floorMs: rows.every((op) => op.floor != null) && rows.length ? sum(rows, (op) => op.floor) : null,
-    totalBytes: sum(rows, (op) => op.bytes),
-    totalFlops: sum(rows, (op) => op.flops),
-    arena: raw.arena_bytes ?? null,
-    saved: raw.saved_bytes ?? null,
+    floorMs: figures.floor_ms ?? (floors.length && floors.every((f) => f != null) ? floors.reduce((a, f) => a + f, 0) : null),
+    totalBytes: figures.bytes_after ?? sum(rows, (op) => op.bytes),
+    totalFlops: figures.flops ?? sum(rows, (op) => op.flops),
   };
 }
 
@@ -122,13 +132,20 @@ export function sessionOf(raw) {
   return {
     raw, graphs,
     name: raw.model?.name || "model",
-    inputs: list(raw.model?.inputs).map((x) => (typeof x === "string" ? x : shapeText(x))),
+    inputs: list(raw.model?.inputs).map((x) => `${x.name ? `${x.name} ` : ""}${shapeText(x)}`),
+    model: dict(raw.model),
     made: dict(raw.made),
+    options: dict(raw.options),
     machine: raw.machine ?? null,
+    profile: raw.profile ?? null,
+    pipeline: list(raw.pipeline),
+    levels: list(raw.levels),
+    live: dict(raw.live),
     notes: list(raw.notes),
-    advice: list(raw.advice),
+    advice: raw.advice ?? null,
     variants: list(raw.variants),
     roofline: raw.roofline ?? null,
+    texts: dict(raw.texts),
     measured: graphs.some((g) => g.measured),
   };
 }

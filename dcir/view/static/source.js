@@ -42,10 +42,10 @@ export async function sessions() {
   return Array.isArray(data) ? data : [data];
 }
 
-/** The text of a kernel, which a served record leaves out. */
-export async function kernelText(graph, kernel) {
-  if (!served) return null;
-  return (await request(`api/kernels/${encodeURIComponent(kernel)}`)).text;
+/** The text of a kernel, or of the driver ("driver-0"): from the record, or from the server, which leaves texts out of it. */
+export async function textOf(session, name, sha) {
+  if (session.texts[sha] != null) return session.texts[sha];
+  return served ? (await request(`api/kernels/${encodeURIComponent(name)}`)).text : null;
 }
 
 /** Calls `tell` with every event until `signal` says stop. EventSource would do the same, but sends no headers. */
