@@ -74,14 +74,14 @@ function Failed({ error }) {
 async function start() {
   const root = document.getElementById("app");
   takeToken();
+  let shown;
   try {
-    const all = (await sessions()).map(sessionOf);
-    root.replaceChildren();
-    render(html`<${App} all=${all} />`, root);
+    shown = html`<${App} all=${(await sessions()).map(sessionOf)} />`;
   } catch (error) {
-    root.replaceChildren();
-    render(html`<${Failed} error=${error} />`, root);
+    shown = html`<${Failed} error=${error} />`;
   }
+  root.replaceChildren();
+  render(shown, root);
 }
 
 start();
