@@ -8,6 +8,7 @@ const [LEFT, RIGHT, TOP, BOTTOM] = [190, WIDTH - 20, 16, HEIGHT - 46];
 const STRIP = [62, 128]; // where kernels without operations are
 const MOST_DOTS = 120;
 const NUMBERED = 12;
+const NAMED = 5; // arrows whose gain is written beside them
 
 const radius = (share) => 4 + 26 * Math.sqrt(Math.max(0, Math.min(1, share)));
 
@@ -56,7 +57,7 @@ export function Plot({ rows, roofs, picked, onPick, moved, path }) {
         const from = before.get(p.key);
         const size = radius(p.share);
         return html`
-          ${from && arrow(place(from), [px, py], from.ms / p.ms)}
+          ${from && arrow(place(from), [px, py], from.ms / p.ms, p.number <= NAMED)}
           <g class=${`spot ${p.key === picked ? "chosen" : ""}`} role="button" tabindex="0" aria-pressed=${String(p.key === picked)} onClick=${() => onPick(p.key === picked ? null : p.key)} onKeyDown=${(e) => key(e, p)}
             aria-label=${`${p.number}: ${shortened(p.title, 80)}, ${percent(p.share)} of the time, ${p.flops ? rate(p.gflops, "GFLOP/s") : rate(p.gbytes, "GB/s")}`}>
             <title>${p.number}: ${p.title}, ${percent(p.share)}</title><circle cx=${px} cy=${py} r=${size} />
@@ -81,11 +82,12 @@ function roofLabel(memory, x, y) {
   const at = Math.max(x.low * 1.15, (y.low * 1.3) / memory.value);
   const value = at * memory.value;
   if (at >= x.high || value >= y.high) return null;
-  return html`<text class="roofname" x=${x.at(at)} y=${y.at(value) - 7}>${memory.name} ${rate(memory.value, "GB/s")}</text>`;
+  return html`<text class="roofname" x=${x.at(at) + 10} y=${y.at(value) + 4}>${memory.name} ${rate(memory.value, "GB/s")}</text>`;
 }
 
 /** From where a kernel was in the other session to where it is now, with what was gained. */
-function arrow([x0, y0], [x1, y1], gain) {
+function arrow([x0, y0], [x1, y1], gain, named) {
   const words = gain >= 1 ? `+${((gain - 1) * 100).toFixed(0)} %` : `−${((1 - gain) * 100).toFixed(0)} %`;
-  return html`<path class="gain" d=${`M${x0} ${y0}L${x1} ${y1}`} marker-end="url(#gain)" /><text class="tick" x=${(x0 + x1) / 2 + 6} y=${(y0 + y1) / 2}>${words}</text>`;
+  return html`<path class="gain" d=${`M${x0} ${y0}L${x1} ${y1}`} marker-end="url(#gain)"><title>${words}</title></path>
+    ${named && html`<text class="tick" x=${(x0 + x1) / 2 + 6} y=${(y0 + y1) / 2}>${words}</text>`}`;
 }
