@@ -175,8 +175,9 @@ class Options:
     def cache_key(self) -> str:
         """A text that is equal for options that lead to the same code, in every process.
 
-        Options that only watch (verify, debug_dir, record_function, remarks, history), only refuse (strict), concern no code of ours (fused_optimizers) or
-        lead to what is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit, prepare), are left out.
+        Options that only watch (verify, debug_dir, record_function, remarks, history), only refuse (strict), concern no code of ours
+        (fused_optimizers) or lead to what is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit,
+        prepare), are left out.
 
         Raises:
             OptionError: An entry of the pipeline cannot be described by name and fields.

@@ -9,7 +9,21 @@ from typing import Any
 
 from dcir.errors import SessionInvalid
 from dcir.report.session_checks import (
-    Check, Wrong, anything, count, either, flag, integer, listed, mapped, number, one_of, optional, record, row, text,
+    Check,
+    Wrong,
+    anything,
+    count,
+    either,
+    flag,
+    integer,
+    listed,
+    mapped,
+    number,
+    one_of,
+    optional,
+    record,
+    row,
+    text,
 )  # fmt: skip
 from dcir.report.session_record import FORMAT
 
@@ -30,7 +44,8 @@ _OP = record(
     {
         "label": text, "kind": text, "what": text, "group": text, "place": text, "came_from": listed(count),
         "origins": listed(count), "made_by": text, "kernel": optional(text), "ms": optional(number), "least_ms": optional(number),
-        "floor_ms": optional(number), "bound": optional(text), "reads": listed(_OPERAND), "writes": listed(_OPERAND), "flops": number, "bytes": number, "torch": flag,
+        "floor_ms": optional(number), "bound": optional(text), "reads": listed(_OPERAND), "writes": listed(_OPERAND), "flops": number,
+        "bytes": number, "torch": flag,
         "schedule": optional(text), "bodies": count, "before": listed(text),
     }
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The interface of `dcir view` over HTTP: the page's files, sessions, code of kernels, variants, events, exports. No parameter is a path."""
+"""The interface of `dcir view` over HTTP: the page's files, sessions, code, variants, events, exports. No parameter is a path."""
 
 from __future__ import annotations
 

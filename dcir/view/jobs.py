@@ -25,7 +25,8 @@ class Jobs:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "dcir view")
         self._numbers = itertools.count(1)
-        self._listeners: set[asyncio.Queue[dict[str, Any]]] = set()
+        self._listeners: set[asyncio.Queue[dict[str, Any] | None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, work: Callable[[], Any]) -> Any:
         """Do something, and wait for it."""
@@ -62,8 +63,9 @@ class Jobs:
 
     async def events(self) -> AsyncIterator[bytes]:
         """What happens from now on, as server-sent events; a comment where nothing does."""
-        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_WAITING)
+        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(_MOST_WAITING)
         self._listeners.add(queue)
+        self._loop = asyncio.get_running_loop()
         try:
             yield b": here\n\n"
             while True:
@@ -72,15 +74,19 @@ class Jobs:
                 except TimeoutError:
                     yield b": still here\n\n"
                 else:
+                    if event is None:
+                        return
                     yield f"data: {json.dumps(event)}\n\n".encode()
         finally:
             self._listeners.discard(queue)
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Begin nothing more, and end what listens."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell, None)
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _tell(self, event: dict[str, Any] | None) -> None:
         for queue in self._listeners:
             if not queue.full():  # of one that does not listen any more
                 queue.put_nowait(event)

@@ -51,7 +51,7 @@ class Server:
         application = Guard(self._interface.application(), self.port, self.token)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                application, log_level="warning", access_log=False, lifespan="off", ws="none", http="h11", loop="asyncio",
+                application, log_level="critical", access_log=False, lifespan="off", ws="none", http="h11", loop="asyncio",
                 server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
             )
         )  # fmt: skip
@@ -83,10 +83,10 @@ class Server:
 
     def close(self) -> None:
         """Serve no more."""
+        self._interface.jobs.close()
         self._server.should_exit = True
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        self._interface.jobs.close()
         self._socket.close()
 
 

@@ -1,4 +1,4 @@
-"""Measures a changed compilation next to the one of a session: both are compiled, their calls take turns, and both are compared with float64."""
+"""Measures a changed compilation next to that of a session: their calls take turns, and both are compared with float64."""
 
 from __future__ import annotations
 

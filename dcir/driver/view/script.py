@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dcir.driver.view.delta import Delta
 from dcir.driver.view.subject import Subject
 from dcir.options import Options
@@ -22,26 +20,31 @@ def script(subject: Subject, base: Options, delta: Delta) -> str:
         given["skip"] = repr(list(options.skip))
     lines = ["import dcir"]
     if delta.rewrites:
-        lines += _pipeline(options, delta)
+        lines += _pipeline(base, options, delta)
         given["pipeline"] = "passes"
     lines += ["", *_opening(subject, delta)]
     arguments = ", ".join(["model", *(f"{name}={value}" for name, value in given.items()), "dynamic=False"])
-    lines += _threads(options) + [f"fast = dcir.optimize({arguments})"]
+    lines += [*_threads(options), f"fast = dcir.optimize({arguments})"]
     return "\n".join([*lines, *_call(subject)]) + "\n"
 
 
-def _pipeline(options: Options, delta: Delta) -> list[str]:
+def _pipeline(base: Options, options: Options, delta: Delta) -> list[str]:
     target = "" if options.target == Options().target else f", {options.target!r}"
+    lines = ["from dataclasses import replace", ""]
+    given = "pipeline"
+    if base.pipeline is None:
+        lines += ["from dcir.driver.targets.host import host_target", ""]
+        given = f"host_target({options.threads!r}{target}).pipeline({options.level})"
+    else:
+        lines += ["# pipeline: yours"]
+    fields = {name: dict(values) for name, values in sorted(delta.fields.items())}
     return [
-        "from dataclasses import replace",
-        "",
-        "from dcir.driver.targets.host import host_target",
-        "",
+        *lines,
         f"without = {sorted(delta.disable)!r}",
-        f"fields = {_plain(delta.fields)!r}",
-        f"passes = [",
+        f"fields = {fields!r}",
+        "passes = [",
         "    replace(p, **fields.get(p.name, {}))",
-        f"    for p in host_target({options.threads!r}{target}).pipeline({options.level})",
+        f"    for p in {given}",
         "    if p.name not in without",
         "]",
     ]
@@ -80,7 +83,3 @@ def _call(subject: Subject) -> list[str]:
         "loss.backward()",
         "print(fast.dcir.explain())",
     ]
-
-
-def _plain(fields: Any) -> dict[str, dict[str, Any]]:
-    return {name: dict(values) for name, values in sorted(fields.items())}
