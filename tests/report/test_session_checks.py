@@ -32,7 +32,7 @@ from dcir.report import session_checks as c
 )
 def test_it_takes_the_one_and_not_the_other(check: c.Check, good: Any, bad: Any) -> None:
     check(good, "it")
-    with pytest.raises(c.Wrong, match="^it"):
+    with pytest.raises(c.Wrong, match=r"^it"):
         check(bad, "it")
 
 
