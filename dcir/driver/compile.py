@@ -128,6 +128,8 @@ class Compilation:
             Unsupported: there is no program for all sizes, or something is asked for that belongs to constant ones.
         """
         with _COMPILING, _uncollected():
+            if self.session.keeper is not None:
+                self._seen = self.session.keeper.begin(gm, self.context)
             graph = self._moving_graph(gm)
             if self.context.settle is not None:
                 self.context.settle(graph.layouts)

@@ -104,7 +104,8 @@ class Interface:
     async def _export(self, request: Request) -> Response:
         form = request.path_params["form"]
         if form == "json":
-            return JSONResponse(self.sessions[0])
+            own = {} if self.workshop is None else {"variants": self.workshop.variants}
+            return JSONResponse({**self.sessions[0], **own})
         workshop = self._workshop()
         data = await self.jobs.run(lambda: workshop.export(form))
         if data is None:

@@ -45,7 +45,9 @@ def one_file(record: str, title: str = "dcir view") -> str:
             "form-action 'none'",
         )
     )  # fmt: skip
-    page = _SCRIPT.sub("", _LINK.sub("", page)).replace("<title>dcir view</title>", f"<title>{html.escape(title)}</title>")
+    page = _SCRIPT.sub("", _LINK.sub("", page)).replace(
+        "<title>dcir view</title>", f"<title>{html.escape(title)}</title>"
+    )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
     page = page.replace('<meta name="viewport"', head + '<meta name="viewport"', 1)
     inside = [f"<style>{text}</style>" for text in styles] + [f"<script>{text}</script>" for text in first]
@@ -130,6 +132,4 @@ def _inlinable(text: str, name: str) -> str:
 
 
 def _hashes(texts: Iterable[str]) -> str:
-    return " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in texts
-    )
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in texts)

@@ -43,7 +43,9 @@ class Graph:
         number = len(self.raw["ops"])
         values = self.raw["values"]
         moved = sum(values[name]["bytes"] for name in {*reads, *writes})
-        self.raw["lines"].append({"module": module, "file": "models.py", "line": line, "code": "x = self.act(self.fc(x))"})
+        self.raw["lines"].append(
+            {"module": module, "file": "models.py", "line": line, "code": "x = self.act(self.fc(x))"}
+        )
         self.raw["places"].append({"label": f"node{number}", "operator": "aten.mm", "module": module})
         self.raw["ops"][str(number)] = {
             "label": f"op{number}", "kind": what.split(" ")[0], "what": what, "group": module, "place": f"{module} (models.py:{line})",
@@ -74,7 +76,9 @@ class Graph:
     def snapshot(self, after: Any = "import", order: list[str] | None = None) -> None:
         order = list(self.order if order is None else order)
         moved = sum(self.raw["ops"][v]["bytes"] for v in order)
-        self.raw["snapshots"].append({"after": after, "order": order, "operators": len(order), "bytes": moved, "peak": moved // 2})
+        self.raw["snapshots"].append(
+            {"after": after, "order": order, "operators": len(order), "bytes": moved, "peak": moved // 2}
+        )
         self.raw["execution"] = order
 
     def passed(self, name: str, tier: int, changed: int, before: int, after: int, **more: Any) -> None:
@@ -170,7 +174,8 @@ def mlp(attack: str = "") -> dict[str, Any]:
     values = forward.raw["values"]
     why = "the backward of relu reads it; it is cheaper to keep than to compute again"
     forward.raw["saved"] = [
-        {"value": name, "bytes": values[name]["bytes"], "result": n + 1, "shape": [64, 128], "why": why} for n, name in enumerate(blocks[0])
+        {"value": name, "bytes": values[name]["bytes"], "result": n + 1, "shape": [64, 128], "why": why}
+        for n, name in enumerate(blocks[0])
     ]
     forward.raw["figures"]["saved_bytes"] = sum(s["bytes"] for s in forward.raw["saved"])
     delta: dict[str, Any] = {"disable": [], "fields": {}, "skip": [], "level": None, "threads": None, "batch": None}

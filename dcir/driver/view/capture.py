@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ class Captured:
         session: with the records.
         call: of which the inputs were.
         profile: if it was measured.
+        written: the record, once it was asked for.
     """
 
     subject: Subject
@@ -48,9 +50,15 @@ class Captured:
     session: Session
     call: Call
     profile: Profile | None = None
+    written: dict[str, Any] | None = None
 
     def record(self, variants: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         """The session record (``report/session_record.py``)."""
+        if self.written is None:
+            self.written = self._record()
+        return {**self.written, "variants": list(variants)}
+
+    def _record(self) -> dict[str, Any]:
         machine, options = rates(), self.options
         coverage = self.session.coverage
         report = Report(
@@ -67,7 +75,6 @@ class Captured:
             profile=self.profile,
             roofline=None if self.profile is None else self._roofline(self.profile),
             notes=coverage_notes(report),
-            variants=variants,
         )  # fmt: skip
         return session_record(self.graphs, about, machine, torch.__version__)
 
@@ -130,7 +137,7 @@ def options_row(options: Options) -> dict[str, Any]:
     row: dict[str, Any] = {
         f.name: value
         for f in dataclasses.fields(options)
-        if isinstance(value := getattr(options, f.name), _SCALARS) or value is None
+        if _is_plain(value := getattr(options, f.name)) or value is None
     }
     row["skip"] = list(options.skip)
     if options.pipeline is not None:
@@ -145,11 +152,15 @@ def pipeline_rows(options: Options) -> list[dict[str, Any]]:
         {
             "name": p.name, "tier": p.tier, "summary": p.summary, "final": p.final,
             "fields": {
-                f.name: value for f in dataclasses.fields(p) if isinstance(value := getattr(p, f.name), _SCALARS)
+                f.name: value for f in dataclasses.fields(p) if _is_plain(value := getattr(p, f.name))
             },
         }
         for p in passes
     ]  # fmt: skip
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _SCALARS) and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _keeping(

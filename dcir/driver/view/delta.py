@@ -84,20 +84,25 @@ class Delta:
             return changed
         # Options stands below the passes and cannot name their type.
         passes: Any = base.pipeline if base.pipeline is not None else host_target(threads, base.target).pipeline(level)
-        return replace(changed, pipeline=self.passes(passes))
+        highest: Any = host_target(threads, base.target).pipeline(4)
+        return replace(changed, pipeline=self.passes(passes, (*passes, *highest)))
 
-    def passes(self, passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
+    def passes(self, passes: tuple[Pass, ...], known: tuple[Pass, ...]) -> tuple[Pass, ...]:
         """A pipeline, changed.
+
+        Args:
+            passes: the pipeline.
+            known: passes that may be named, whether they run or not.
 
         Raises:
             OptionError: there is no such pass or field, or a field cannot have the value.
         """
-        names = list(dict.fromkeys(p.name for p in passes))
+        names = list(dict.fromkeys(p.name for p in known))
         for name in (*self.disable, *self.fields):
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=3)
                 raise OptionError(
-                    f"there is no pass {name!r} in this pipeline", where="a change",
+                    f"there is no pass {name!r}", where="a change",
                     hint=" or ".join(near) or "one of " + ", ".join(names),
                 )  # fmt: skip
         return tuple(_with(p, self.fields.get(p.name, {})) for p in passes if p.name not in self.disable)
