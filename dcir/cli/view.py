@@ -24,6 +24,9 @@ FORMATS = ("model-explorer", "chrome-trace", "sdfg", "json")
     "--seconds", type=click.FloatRange(min=0), default=1.0, show_default=True,
     help="How long to measure; 0 measures nothing, and needs no compiler.",
 )  # fmt: skip
+@click.option(
+    "--advise", is_flag=True, help="Find out what to change of the call, by measuring more threads, batches and levels."
+)
 @common.options(common.threads)
 @click.option("--skip", metavar="SITE", multiple=True, help="Switch a place off, as remarks name it.")
 @click.option(
@@ -40,6 +43,7 @@ def command(
     batch: int | None,
     mode: str,
     seconds: float,
+    advise: bool,
     threads: int | None,
     skip: tuple[str, ...],
     output: Path | None,
@@ -62,7 +66,14 @@ def command(
     settings: dict[str, Any] = {"level": level, "target": target, "threads": threads, "skip": skip}
     with progress_bar(plain=plain, still=True) as progress:
         view = view_files(
-            models, mode=mode, batch=batch, shapes=shapes, seconds=seconds or None, progress=progress, **settings
+            models,
+            mode=mode,
+            batch=batch,
+            shapes=shapes,
+            seconds=seconds or None,
+            advise=advise,
+            progress=progress,
+            **settings,
         )
     if output is not None:
         view.save(output, form)

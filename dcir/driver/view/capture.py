@@ -19,6 +19,7 @@ from dcir.driver.session import Progress, Session
 from dcir.driver.targets.host import host_target
 from dcir.driver.view.subject import Call, Subject
 from dcir.options import Options
+from dcir.report.advice import Advice
 from dcir.report.explain import Report
 from dcir.report.kept_graph import KeptGraph
 from dcir.report.profile import Profile
@@ -41,6 +42,7 @@ class Captured:
         session: with the records.
         call: of which the inputs were.
         profile: if it was measured.
+        advice: what to change of the call, and the roofline that it was found on, if they were asked for.
         written: the record, once it was asked for.
     """
 
@@ -50,6 +52,7 @@ class Captured:
     session: Session
     call: Call
     profile: Profile | None = None
+    advice: Advice | None = None
     written: dict[str, Any] | None = None
 
     def record(self, variants: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
@@ -73,13 +76,18 @@ class Captured:
             options=options_row(options),
             pipeline=pipeline_rows(options),
             profile=self.profile,
-            roofline=None if self.profile is None else self._roofline(self.profile),
+            roofline=self._roofline(),
+            advice=self.advice,
             notes=coverage_notes(report),
         )  # fmt: skip
         return session_record(self.graphs, about, machine, torch.__version__)
 
-    def _roofline(self, measured: Profile) -> Roofline:
-        machine = rates()
+    def _roofline(self) -> Roofline | None:
+        if self.advice is not None:
+            return self.advice.roofline
+        if self.profile is None:
+            return None
+        machine, measured = rates(), self.profile
         setting = Setting(measured.threads, self.subject.batch, self.options.level)
         return Roofline(self.subject.name, self.subject.mode, machine, (run_of(measured, setting, machine),))
 

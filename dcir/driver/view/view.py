@@ -22,6 +22,7 @@ from dcir.options import Options
 from dcir.report.session_file import SUFFIX, is_session, read_session, write_session
 
 if TYPE_CHECKING:
+    from dcir.report.advice import Advice
     from dcir.view.server import Server
 
 KINDS = (".html", SUFFIX)
@@ -147,6 +148,7 @@ def view_files(
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     seconds: float | None = None,
     variant_seconds: float = SECONDS,
+    advise: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> View:
@@ -158,6 +160,7 @@ def view_files(
         batch, shapes: sizes of the inputs of models.
         seconds: how long to measure each model; None makes no code.
         variant_seconds: how long to measure a variant that is asked for.
+        advise: whether to find out what to change of the calls of models, which takes some compilations and measures each.
         progress: hears of the steps.
         options: of the compilation, as in ``dcir.optimize``.
 
@@ -176,12 +179,24 @@ def view_files(
             continue
         subject = of_source(source, mode=mode, batch=batch, shapes=shapes)
         captured = capture(subject, made, seconds=seconds, sources=number == 0, progress=progress)
+        if advise:
+            captured.advice = _advice(subject, source, made, seconds or SECONDS, progress)
         if number == 0:
             first = captured
         else:
             records.append(captured.record())
     workshop = None if first is None else Workshop(first, seconds=variant_seconds)
     return View(records, first, workshop)
+
+
+def _advice(subject: Subject, source: str, options: Options, seconds: float, progress: Progress | None) -> Advice:
+    from dcir.driver.measure.advise import advise
+
+    return advise(
+        lambda batch: subject.make(subject.batch if batch is None else batch)[:2], mode=subject.mode, seconds=seconds,
+        threads=() if options.threads is None else (options.threads,), levels=(options.level,), name=subject.name, source=source,
+        progress=progress,
+    )  # fmt: skip
 
 
 def view_module(
