@@ -80,10 +80,12 @@ class Graph:
 
     def snapshot(self, after: Any = "import", order: list[str] | None = None) -> None:
         order = list(self.order if order is None else order)
-        moved = sum(self.raw["ops"][v]["bytes"] for v in order)
+        ops = [self.raw["ops"][v] for v in order]
+        moved = sum(op["bytes"] for op in ops)
+        placed = lanes(*([[o[0] for o in op[key]] for op in ops] for key in ("reads", "writes")))
         self.raw["snapshots"].append(
-            {"after": after, "order": order, "operators": len(order), "bytes": moved, "peak": moved // 2}
-        )
+            {"after": after, "order": order, "lanes": list(placed.of), "operators": len(order), "bytes": moved, "peak": moved // 2}
+        )  # fmt: skip
         self.raw["execution"] = order
 
     def passed(self, name: str, tier: int, changed: int, before: int, after: int, **more: Any) -> None:
