@@ -107,7 +107,7 @@ def test_equal_blocks_are_one_box_until_they_are_unfolded(call: Call) -> None:
 
 def differed(call: Call, before: list[str], after: list[str], labels: dict[str, str]) -> Any:
     code = """(m, [before, after, labels]) => {
-        const ops = new Map(Object.entries(labels).map(([id, label]) => [id, { id, label }]));
+        const ops = new Map(Object.entries(labels).map(([id, label]) => [id, { id, label, before: [] }]));
         const { lines, counts, moved } = m.difference({ ops }, before, after);
         return [lines.map(l => l.sign + (l.op?.id ?? l.left)), counts, moved];
     }"""
@@ -123,6 +123,15 @@ def test_a_difference_tells_new_removed_changed_and_moved_apart(call: Call) -> N
     assert [x for x in lines if x[0] in "+−~"] == ["−6", "−7", "~20", "+21"]
     assert "…3" in lines or "…8" in lines
     assert differed(call, before, before, labels) == [[], {"+": 0, "−": 0, "~": 0}, 0]
+
+
+def test_what_a_new_operator_was_made_of_stands_above_it(call: Call) -> None:
+    code = """m => {
+        const made = (id, before) => [id, { id, label: `op${id}`, before }];
+        const ops = new Map([...'abcdefgh'].map(id => made(id, [])).concat([made('x', ['b', 'g']), made('y', ['x', 'c'])]));
+        return m.difference({ ops }, [...'abcdefgh'], [...'adefhy']).lines.map(l => l.sign + (l.op?.id ?? l.left));
+    }"""
+    assert call("difference", code) == ["…3", " f", " h", "−b", "−g", "−c", "+y"]
 
 
 def test_search_wants_all_words(call: Call) -> None:
