@@ -1,4 +1,4 @@
-"""Fetches the scripts of others that the page of `dcir view` is made with, as vendor.json names them, and writes down their SHA-256.
+"""Fetches the scripts of others that the page of `dcir view` and its tests use, as vendor.json names them, and writes down their SHA-256.
 
 A version is changed in vendor.json by hand; `make vendor` then brings its files from npm. Needs npm; nothing is installed or run.
 """
@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "dcir" / "view" / "static" / "vendor"
+ROOT = Path(__file__).parents[1]
+FOLDERS = (ROOT / "dcir" / "view" / "static" / "vendor", ROOT / "tests" / "view" / "vendor")
 
 
 def packed(package: str, version: str, folder: Path) -> Path:
@@ -39,18 +40,19 @@ def content(entry: dict[str, Any], archive: Path) -> bytes:
     return data
 
 
-def main() -> None:
-    """Fetch all; the table is written again with the sums."""
-    entries = json.loads((FOLDER / "vendor.json").read_text())
+def refresh(folder: Path) -> None:
+    """Fetch what one folder holds; its table is written again with the sums."""
+    entries = json.loads((folder / "vendor.json").read_text())
     with tempfile.TemporaryDirectory() as scratch:
         wanted = dict.fromkeys((e["package"], e["version"]) for e in entries)
         archives = {key: packed(*key, Path(scratch)) for key in wanted}
         for entry in entries:
             data = content(entry, archives[entry["package"], entry["version"]])
-            (FOLDER / entry["file"]).write_bytes(data)
+            (folder / entry["file"]).write_bytes(data)
             entry["sha256"] = hashlib.sha256(data).hexdigest()
-    (FOLDER / "vendor.json").write_text("[\n" + ",\n".join(f"  {json.dumps(e)}" for e in entries) + "\n]\n")
+    (folder / "vendor.json").write_text("[\n" + ",\n".join(f"  {json.dumps(e)}" for e in entries) + "\n]\n")
 
 
 if __name__ == "__main__":
-    main()
+    for folder in FOLDERS:
+        refresh(folder)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dcir.report.session_lanes import lanes
+
 KERNEL = """// {name}: models.py:12
 void {name}(float* __restrict__ y, const float* __restrict__ x, const float* w) {{
     for (int i = 0; i < 64; ++i) {{  // rows of the batch
@@ -23,9 +25,11 @@ class Graph:
         self.raw: dict[str, Any] = {
             "id": number, "kind": kind, "sizes": [], "bounds": [], "together": together, "remark": "", "figures": {}, "places": [],
             "lines": [], "layouts": [], "ops": {}, "values": {}, "snapshots": [], "execution": [], "prepared": [], "stubs": {},
-            "remarks": [], "passes": [], "kernels": {}, "saved": None, "steps": [], "memory": {"blocks": {}, "rectangles": [], "peak": None},
+            "remarks": [], "passes": [], "kernels": {}, "saved": None, "steps": [],
+            "memory": {"blocks": {}, "rectangles": [], "peak": None},
         }  # fmt: skip
         self.texts: dict[str, str] = {}
+        self.lines: dict[tuple[str, int], int] = {}
         self.order: list[str] = []
 
     def value(self, name: str, shape: list[int], role: str = "transient", /, **more: Any) -> str:
@@ -43,13 +47,14 @@ class Graph:
         number = len(self.raw["ops"])
         values = self.raw["values"]
         moved = sum(values[name]["bytes"] for name in {*reads, *writes})
-        self.raw["lines"].append(
-            {"module": module, "file": "models.py", "line": line, "code": "x = self.act(self.fc(x))"}
-        )
+        place = {"module": module, "file": "models.py", "line": line, "code": "x = self.act(self.fc(x))"}
+        found = self.lines.setdefault((module, line), len(self.lines))
+        if found == len(self.raw["lines"]):
+            self.raw["lines"].append(place)
         self.raw["places"].append({"label": f"node{number}", "operator": "aten.mm", "module": module})
         self.raw["ops"][str(number)] = {
             "label": f"op{number}", "kind": what.split(" ")[0], "what": what, "group": module, "place": f"{module} (models.py:{line})",
-            "origins": [len(self.raw["lines"]) - 1], "came_from": [number], "before": [], "made_by": "", "bodies": 0, "schedule": None,
+            "origins": [found], "came_from": [number], "before": [], "made_by": "", "bodies": 0, "schedule": None,
             "reads": [self._operand(name) for name in reads], "writes": [self._operand(name) for name in writes], "torch": False,
             "flops": moved * 3, "bytes": moved, "kernel": None, "ms": None, "least_ms": None, "floor_ms": None, "bound": None, **more,
         }  # fmt: skip
@@ -75,10 +80,12 @@ class Graph:
 
     def snapshot(self, after: Any = "import", order: list[str] | None = None) -> None:
         order = list(self.order if order is None else order)
-        moved = sum(self.raw["ops"][v]["bytes"] for v in order)
+        ops = [self.raw["ops"][v] for v in order]
+        moved = sum(op["bytes"] for op in ops)
+        placed = lanes(*([[o[0] for o in op[key]] for op in ops] for key in ("reads", "writes")))
         self.raw["snapshots"].append(
-            {"after": after, "order": order, "operators": len(order), "bytes": moved, "peak": moved // 2}
-        )
+            {"after": after, "order": order, "lanes": list(placed.of), "operators": len(order), "bytes": moved, "peak": moved // 2}
+        )  # fmt: skip
         self.raw["execution"] = order
 
     def passed(self, name: str, tier: int, changed: int, before: int, after: int, **more: Any) -> None:
@@ -139,7 +146,9 @@ def session(graphs: list[Graph], name: str = "mlp", **more: Any) -> dict[str, An
     total, floor = sum(op["ms"] for op in ops), sum(op["floor_ms"] for op in ops)
     return {
         "format": "dcir-session/1",
-        "made": {"dcir": "0.1.0", "torch": "2.13.0", "processor": "AMD EPYC 9B14", "isa": "avx512", "threads": 2, "when": "2026-11-27T20:00:00"},
+        "made": {
+            "dcir": "0.1.0", "torch": "2.13.0", "processor": "AMD EPYC 9B14", "isa": "avx512", "threads": 2, "when": "2026-11-27T20:00:00",
+        },
         "machine": {
             "measured": True, "region_ms": 0.002,
             "ceilings": [
@@ -147,7 +156,10 @@ def session(graphs: list[Graph], name: str = "mlp", **more: Any) -> dict[str, An
                 {"name": "memory", "unit": "GB/s", "one": 14.0, "all": 20.0}, {"name": "f32", "unit": "GFLOP/s", "one": 90.0, "all": 180.0},
             ],
         },
-        "model": {"name": name, "source": "models.py:mlp", "mode": "train", "batch": 64, "inputs": [{"name": "x", "dtype": "f32", "shape": [64, 128]}]},
+        "model": {
+            "name": name, "source": "models.py:mlp", "mode": "train", "batch": 64,
+            "inputs": [{"name": "x", "dtype": "f32", "shape": [64, 128]}],
+        },
         "options": {"level": 4, "target": "cpu", "threads": 2, "skip": []},
         "pipeline": [
             {"name": "fold-constants", "tier": 0, "summary": "Computes what is the same in every call.", "fields": {}, "final": False},
@@ -241,7 +253,8 @@ def _forward(g: Graph, attack: str) -> list[str]:
     for n in range(4):
         g.raw["remarks"].append(
             {"kind": "passed", "pass": "fuse-epilogues", "index": 1, "site": f"fuse-epilogues(op{2 * n}, op{2 * n + 1})", "reason": "",
-             "ops": [{"label": f"op{2 * n}", "what": "gemm", "origin": f"layers.{n}"}], "made": [{"label": f"fused{n}", "what": "gemm + relu", "origin": f"layers.{n}"}], "count": 1,
+             "ops": [{"label": f"op{2 * n}", "what": "gemm", "origin": f"layers.{n}"}],
+             "made": [{"label": f"fused{n}", "what": "gemm + relu", "origin": f"layers.{n}"}], "count": 1,
              "args": {"bytes_saved": 65536}}
         )  # fmt: skip
     g.raw["remarks"].append(
@@ -287,7 +300,8 @@ def large(operators: int = 3000) -> dict[str, Any]:
     moved = sum(g.raw["ops"][v]["bytes"] for v in half)
     for k in range(20):
         g.passed(f"pass-{k}", k % 5, k % 3, moved, moved)
-        g.snapshot({"pass": f"pass-{k}", "index": k})
+        if k % 3 and k < 9:
+            g.snapshot({"pass": f"pass-{k}", "index": k})
     measure(g)
     plan(g)
     return session([g], name="large")

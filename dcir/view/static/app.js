@@ -76,7 +76,9 @@ async function start() {
   takeToken();
   let shown;
   try {
-    shown = html`<${App} all=${(await sessions()).map(sessionOf)} />`;
+    const records = await sessions();
+    if (!records.length) throw new Error("there is none");
+    shown = html`<${App} all=${records.map(sessionOf)} />`;
   } catch (error) {
     shown = html`<${Failed} error=${error} />`;
   }

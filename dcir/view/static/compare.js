@@ -33,9 +33,16 @@ export function Compare({ all }) {
   if (all.length < 2) return html`<h2>Compare</h2><${Missing} what="There is one session only." cure=${html`<code>dcir view A B</code> opens two side by side.`} />`;
   const [one, two] = all;
   return html`<h2>Compare</h2>
-    <p><b>A</b> ${one.name} <span class="facts">${one.made.when} ${JSON.stringify(one.options)}</span><br /><b>B</b> ${two.name} <span class="facts">${two.made.when} ${JSON.stringify(two.options)}</span></p>
+    <p><b>A</b> ${one.name} <span class="facts">${about(one)}</span><br /><b>B</b> ${two.name} <span class="facts">${about(two)}</span></p>
     <${Whole} one=${one} two=${two} />
     ${pairs(one, two).map(([a, b]) => html`<${Pair} key=${a.id} a=${a} b=${b} />`)}`;
+}
+
+/** How a session was made, in a line. */
+function about({ made, options }) {
+  const { level, threads, skip } = options;
+  const facts = [made.when?.replace("T", " ").slice(0, 16), level != null && `level ${level}`, threads != null && `${threads} threads`, skip?.length && `${skip.length} places off`, made.processor];
+  return facts.filter(Boolean).join(" · ");
 }
 
 function Whole({ one, two }) {

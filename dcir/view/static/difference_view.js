@@ -1,8 +1,10 @@
 /** A difference of two snapshots, drawn: signs, operators, and the words that changed. */
 import { bytes, count, plural } from "./format.js";
 import { difference, words } from "./difference.js";
+import { Lanes } from "./lanes_view.js";
 import { html, useMemo } from "./lib.js";
 import { Window } from "./parts.js";
+import { link } from "./route.js";
 
 const CLASSES = { "+": "added", "−": "removed", "~": "changed", " ": "", "…": "left" };
 const ROW = 26;
@@ -26,4 +28,25 @@ export function DifferenceView({ graph, before, after }) {
   };
   return html`<p>${said}</p>
     <${Window} rows=${lines.length} height=${ROW} row=${row} className="difference" role="region" label="operators that differ" />`;
+}
+
+const NAMES = { "+": "added", "~": "changed", "−": "removed" };
+
+/** The later network as lanes, in which new and changed rows are marked, and the earlier one beside it, in which removed ones are. */
+export function Marked({ graph, before, after }) {
+  const [left, right] = useMemo(() => {
+    const { lines } = difference(graph, before.order, after.order);
+    const marks = (signs) => new Map(lines.filter((l) => signs.includes(l.sign)).map((l) => [l.op.id, NAMES[l.sign]]));
+    const older = marks(["−"]);
+    for (const l of lines) if (l.was) older.set(l.was.id, "changed");
+    return [older, marks(["+", "~"])];
+  }, [graph, before, after]);
+  const rows = (s) => s.order.map((id) => graph.ops.get(id)).filter(Boolean);
+  const [one, two] = useMemo(() => [rows(before), rows(after)], [before, after]);
+  const choose = (id) => {
+    location.hash = link("graph", [graph.id], { op: id });
+  };
+  const pane = (title, list, snapshot, marks, side) => html`<div class="pane"><h3>${title}</h3>
+    <${Lanes} graph=${graph} rows=${list} columns=${snapshot.lanes} metric="bytes" marks=${marks} onChoose=${choose} side=${side} label=${`${title}: ${plural(list.length, "operator")}`} /></div>`;
+  return html`<div class="panes">${pane("before", one, before, left, "before")}${pane("after", two, after, right, "after")}</div>`;
 }

@@ -1,7 +1,7 @@
 /** Graph: modules as boxes or operators as lanes, coloured by a figure, with search and what is known of the chosen operator. */
 import { html, useEffect, useMemo, useState } from "./lib.js";
 import { Lanes } from "./lanes_view.js";
-import { pathTo, treeOf } from "./module_tree.js";
+import { openAtFirst, pathTo, treeOf } from "./module_tree.js";
 import { Modules } from "./modules_view.js";
 import { Choice, chosenGraph, GraphChoice, METRICS, Missing } from "./parts.js";
 import { go, link } from "./route.js";
@@ -19,7 +19,8 @@ function Shown({ session, graph, route }) {
   const view = query.view === "modules" ? "modules" : "lanes";
   const metric = METRICS[query.by] ? query.by : graph.measured ? "time" : "bytes";
   const [hits, setHits] = useState(new Set());
-  const [opened, setOpened] = useState(new Set());
+  const root = useMemo(() => treeOf(graph), [graph]);
+  const [opened, setOpened] = useState(() => openAtFirst(root));
   const partner = useMemo(() => session.graphs.find((g) => g !== graph && g.together != null && g.together === graph.together), [session, graph]);
   const beside = query.beside === "1" && partner && view === "lanes" ? partner : null;
   const panes = [graph, beside].filter(Boolean);
@@ -28,7 +29,7 @@ function Shown({ session, graph, route }) {
   const to = (change, replace = true) => go(link("graph", [graph.id], { ...query, ...change }), replace);
   const choose = (g) => (id) => to({ op: id, of: g === graph ? null : g.id });
   useEffect(() => {
-    if (op && view === "modules") setOpened((old) => new Set([...old, ...pathTo(treeOf(graph), op)]));
+    if (op && view === "modules") setOpened((old) => new Set([...old, ...pathTo(root, op)]));
   }, [op, view]);
   const colours = Object.entries(METRICS).map(([key, m]) => [key, m.title, key !== "bytes" && !graph.measured]);
   return html`
@@ -45,7 +46,7 @@ function Shown({ session, graph, route }) {
     <div class=${`split ${op ? "with-side" : ""}`}>
       <div class=${beside ? "panes" : "pane"}>
         ${view === "modules"
-          ? html`<${Modules} graph=${graph} metric=${metric} chosen=${op?.id} onChoose=${choose(graph)} opened=${opened} setOpened=${setOpened} />`
+          ? html`<${Modules} graph=${graph} root=${root} metric=${metric} chosen=${op?.id} onChoose=${choose(graph)} opened=${opened} setOpened=${setOpened} />`
           : panes.map((g) => html`<div class="pane" key=${g.id}>${beside && html`<h3>${g.title}</h3>`}<${Lanes} graph=${g} metric=${metric}
               chosen=${owner === g ? op?.id : null} onChoose=${choose(g)} hits=${g === graph ? hits : null} /></div>`)}
       </div>

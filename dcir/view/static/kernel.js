@@ -79,7 +79,7 @@ function Lines({ row, graph }) {
   }
   if (!seen.size) return html`<p>none known</p>`;
   return html`<ul class="origins">${[...seen.values()].slice(0, 40).map((o) => html`
-    <li><a href=${link("graph", [graph.id], { op: o.op.id })} title=${o.file}>${lineText(o) || "model"}</a>
+    <li><a href=${link("graph", [graph.id], { op: o.op.id })} title=${o.file}>${lineText(o) || "model"}</a>${" "}
       <span class="facts">${shortened([...o.modules].slice(0, 3).join(", "), 60)}${o.modules.size > 3 ? ` and ${o.modules.size - 3} more` : ""}</span>
       ${o.code && html`<code>${o.code}</code>`}</li>`)}</ul>`;
 }

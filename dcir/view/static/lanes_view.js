@@ -13,8 +13,8 @@ const x = (lane) => 9 + STEP * Math.min(lane, MOST);
 /** How two graphs differ for a row: a sign before its number. */
 const SIGNS = { added: "+", changed: "~", removed: "−" };
 
-export function Lanes({ graph, rows = graph.rows, metric, chosen, onChoose, hits, marks, label, side }) {
-  const lanes = useMemo(() => lanesOf(rows), [rows]);
+export function Lanes({ graph, rows = graph.rows, columns = graph.snapshots.at(-1).lanes, metric, chosen, onChoose, hits, marks, label, side }) {
+  const lanes = useMemo(() => lanesOf(rows, columns), [rows, columns]);
   const place = useMemo(() => new Map(rows.map((op, n) => [op.id, n])), [rows]);
   const most = useMemo(() => rows.reduce((m, op) => Math.max(m, METRICS[metric].of(op) ?? 0), 0), [rows, metric]);
   const at = chosen == null ? -1 : place.get(chosen) ?? -1;

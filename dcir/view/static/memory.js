@@ -6,6 +6,8 @@ import { link } from "./route.js";
 import { shapeText, valueText } from "./session.js";
 
 const [WIDTH, HEIGHT] = [1000, 360];
+const QUARTERS = [0, 0.25, 0.5, 0.75, 1];
+const MANY = 250; // values beyond which an edge would hide them
 const [LEFT, TOP, BOTTOM] = [86, 10, HEIGHT - 40];
 
 export function Memory({ session, route }) {
@@ -58,17 +60,18 @@ function Arena({ graph, rectangles, size, block, peak }) {
     { title: "written by", wide: true, cell: (r) => (graph.writers.get(r.value) ?? []).slice(0, 1).map((w) => html`<a href=${link("graph", [graph.id], { op: w.id })}>${shortened(w.what, 60)}</a>`) },
   ];
   return html`
-    <p class="help">Left to right: operators in the order in which they run. Bottom to top: the block ${block}, ${bytes(size)}. Each rectangle is a value, as long as it is needed; ${plural(rectangles.length, "value")} of
-      ${bytes(rectangles.reduce((t, r) => t + r.size, 0))} share it. Click, or move the slider, to ask who is there.</p>
-    <div class="scroll" tabindex="0" role="region" aria-label="arena"><svg class="arena" ref=${picture} width=${WIDTH} height=${HEIGHT} viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} role="img"
+    <p class="help">Left to right: operators in the order in which they run. Bottom to top: the block ${block}, ${bytes(size)}. Each rectangle is a value, as long as it is needed;
+      ${` ${plural(rectangles.length, "value")} of ${bytes(rectangles.reduce((t, r) => t + r.size, 0))} share it. `}Click, or move the slider, to ask who is there.</p>
+    <div class="scroll" tabindex="0" role="region" aria-label="arena"><svg class=${`arena ${rectangles.length > MANY ? "many" : ""}`} ref=${picture} width=${WIDTH} height=${HEIGHT} viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} role="img"
       aria-label=${`${rectangles.length} values in ${bytes(size)}; at operator ${row} there are ${there.length} with ${bytes(sum)}`} onClick=${pick}>
       <path class="value even" d=${pieces[0]} /><path class="value odd" d=${pieces[1]} />
       <path class="value there" d=${shape([...kept])} />
-      ${peak && html`<line class="peak" x1=${x(peak.at + 0.5)} x2=${x(peak.at + 0.5)} y1=${TOP} y2=${BOTTOM} /><text class="tick" x=${Math.min(x(peak.at + 0.5) + 5, WIDTH - 90)} y=${TOP + 12}>▲ fullest</text>`}
+      ${peak && html`<line class="peak" x1=${x(peak.at + 0.5)} x2=${x(peak.at + 0.5)} y1=${TOP} y2=${BOTTOM} /><text class="tick" x=${Math.min(x(peak.at + 0.5) + 5, WIDTH - 90)} y=${TOP + 12}>← fullest</text>`}
       <line class="now" x1=${x(row + 0.5)} x2=${x(row + 0.5)} y1=${TOP} y2=${BOTTOM} />
       <path class="axis" d=${`M${LEFT} ${TOP}V${BOTTOM}H${WIDTH - 6}`} />
-      ${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<text class="tick" x=${LEFT - 6} y=${y(size * part) + 4} text-anchor="end">${bytes(size * part)}</text>
-        <text class="tick" x=${x(rows * part)} y=${BOTTOM + 16} text-anchor=${part === 1 ? "end" : "middle"}>${Math.round(part * (rows - 1))}</text>`)}
+      ${QUARTERS.map((part) => html`<text class="tick" x=${LEFT - 6} y=${y(size * part) + 4} text-anchor="end">${bytes(size * part)}</text>`)}
+      ${[...new Set(QUARTERS.map((part) => Math.round(part * (rows - 1))))].map((n) => html`
+        <text class="tick" x=${x(n + 0.5)} y=${BOTTOM + 16} text-anchor=${x(n + 0.5) > WIDTH - 30 ? "end" : "middle"}>${n}</text>`)}
       <text class="tick" x=${(LEFT + WIDTH) / 2} y=${HEIGHT - 6} text-anchor="middle">operators in the order in which they run</text>
     </svg></div>
     <label class="slider"><span class="label">operator</span><input type="range" min="0" max=${rows - 1} value=${row} onInput=${(e) => setRow(Number(e.target.value))} aria-valuetext=${`${row}: ${op?.what ?? ""}`} />

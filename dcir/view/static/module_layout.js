@@ -1,23 +1,32 @@
 /** Places for boxes: dagre for each opened box by itself, rows where it has too many edges for that. */
 
-const CHAR = 6.6;
+const CHAR = 7.2;
 const HEAD = 26;
 const GAP = 12;
-/** Dagre takes time quadratic in boxes and edges; beyond this they stand in rows, in the order in which they run. */
-const MOST_EDGES = 260;
+/** Dagre puts a point on every rank that an edge passes; beyond this many it takes longer than a person waits. */
+const MOST_POINTS = 260;
+/** Then edges over more boxes than this are left out, and how many is said. */
+const LONG = 6;
+const MOST_EDGES = 400;
 
 function sizeOf(node) {
-  const letters = Math.max(Math.min(node.box.title.length, 34), 15);
+  const letters = Math.max(Math.min(node.box.title.length + 2, 34), 21); // the second line has a figure and a number of operators
   return [Math.round(letters * CHAR + 20), 46];
 }
 
-/** Sets x, y (of a box inside of its parent), width and height of each node, and `paths` of its edges. */
+/** Sets x, y (of a box inside of its parent), width and height of each node, `paths` of its edges, and `left`: how many are not drawn. */
 export function laid(node) {
   if (!node.open) {
     [node.width, node.height] = sizeOf(node);
     return node;
   }
   node.children.forEach(laid);
+  const points = node.edges.reduce((t, [from, to]) => t + Math.abs(to - from), 0);
+  if (points > MOST_POINTS) {
+    const near = node.edges.filter(([from, to]) => Math.abs(to - from) <= LONG);
+    node.left = node.edges.length - near.length;
+    node.edges = near;
+  }
   if (node.edges.length > MOST_EDGES || !globalThis.dagre) inRows(node);
   else byDagre(node);
   return node;
@@ -54,7 +63,7 @@ function inRows(node) {
 
 /** The box around its children. */
 function closed(node) {
-  const right = Math.max(...node.children.map((c) => c.x + c.width), node.box.title.length * CHAR + 40, 120);
+  const right = Math.max(...node.children.map((c) => c.x + c.width), node.box.title.length * CHAR + 40, 230);
   node.width = right + GAP;
   node.height = Math.max(...node.children.map((c) => c.y + c.height), HEAD) + GAP;
 }

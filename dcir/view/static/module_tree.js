@@ -67,20 +67,28 @@ export function visible(graph, root, opened) {
     const node = { box, open, children: [], edges: [], hidden: 0 };
     if (!open) return node;
     const all = childrenOf(box, opened);
-    const room = Math.max(0, Math.min(all.length, budget.left));
-    budget.left -= room;
-    if (room < all.length) {
-      node.hidden = all.length - room;
+    const kept = keptOf(all, opened, budget);
+    node.children = kept.map(build);
+    if (kept.length < all.length) {
+      node.hidden = all.length - kept.length;
       const rest = newBox(`rest:${box.key}`, `${node.hidden} more`, "rest");
-      for (const one of all.slice(room)) rest.ops.push(...one.ops);
-      node.children = [...all.slice(0, room).map(build), { box: rest, open: false, children: [], edges: [], hidden: 0 }];
-    } else {
-      node.children = all.map(build);
+      for (const one of all) if (!kept.includes(one)) rest.ops.push(...one.ops);
+      node.children.push({ box: rest, open: false, children: [], edges: [], hidden: 0 });
     }
     node.edges = edgesOf(graph, node.children);
     return node;
   };
   return build(root);
+}
+
+/** The children that are drawn: those that are open, and the first of the others; half of what is left is for what is in open ones. */
+function keptOf(all, opened, budget) {
+  const open = all.filter((box) => opened.has(box.key));
+  const room = Math.min(all.length, Math.max(0, open.length ? Math.ceil(budget.left / 2) : budget.left));
+  const first = new Set(open.slice(0, room));
+  for (const box of all) if (first.size < room) first.add(box);
+  budget.left -= first.size;
+  return all.filter((box) => first.has(box));
 }
 
 /** Who reads what of whom, between boxes next to each other: [from, to, bytes]. */
@@ -115,6 +123,18 @@ export function pathTo(root, op) {
     box = box.children.get(part);
     if (!box) break;
     keys.push(box.key);
+  }
+  return keys;
+}
+
+/** What is open at first: modules that hold nothing but one other. */
+export function openAtFirst(root) {
+  const keys = new Set();
+  let box = root;
+  while (box.children.size === 1) {
+    [box] = box.children.values();
+    if (box.kind !== "module") break;
+    keys.add(box.key);
   }
   return keys;
 }

@@ -1,11 +1,10 @@
 /** The tree of modules, drawn: boxes that open and close, with their figures. */
-import { count, plural, shortened } from "./format.js";
+import { count, MARKS, plural, shortened } from "./format.js";
 import { html, useMemo, useState } from "./lib.js";
 import { laid } from "./module_layout.js";
-import { MOST_BOXES, treeOf, visible } from "./module_tree.js";
+import { MOST_BOXES, visible } from "./module_tree.js";
 import { METRICS, Choice } from "./parts.js";
 import { sum } from "./session.js";
-import { MARKS } from "./format.js";
 
 /** A metric of several operators: sums, and for the distance the quotient of sums. */
 function figureOf(ops, metric) {
@@ -17,8 +16,7 @@ function figureOf(ops, metric) {
 /** Whether boxes alone are drawn (no children inside). */
 const opens = (box) => box.kind === "module" || box.kind === "run";
 
-export function Modules({ graph, metric, chosen, onChoose, opened, setOpened }) {
-  const root = useMemo(() => treeOf(graph), [graph]);
+export function Modules({ graph, root, metric, chosen, onChoose, opened, setOpened }) {
   const drawn = useMemo(() => laid(visible(graph, root, opened)), [graph, root, opened]);
   const [zoom, setZoom] = useState("fit");
   const most = figureOf(graph.rows, metric) ?? 0;
@@ -67,6 +65,8 @@ function Box({ node, metric, most, toggle, chosen, top = false }) {
   const here = chosen != null && box.ops.some((op) => op.id === chosen);
   const size = plural(box.ops.length, "operator");
   const verb = box.kind === "op" ? "show" : node.open ? "close" : box.kind === "run" ? "unfold" : "open";
+  const below = `${text}${box.kind === "op" ? "" : ` · ${count(box.ops.length)} op`}`;
+  const seen = node.open ? shortened(box.title, 34) : `${shortened(box.title, 34)} ${below}`;
   const pressed = (e) => {
     if (e.key !== "Enter" && e.key !== " ") return;
     e.preventDefault();
@@ -78,11 +78,11 @@ function Box({ node, metric, most, toggle, chosen, top = false }) {
   const control = can ? { role: "button", tabindex: "0", onKeyDown: pressed, onClick: () => toggle(box), "aria-expanded": opens(box) ? String(node.open) : null } : { role: "img" };
   return html`
     <g transform=${top ? null : `translate(${node.x.toFixed(1)} ${node.y.toFixed(1)})`}>
-      <g class=${`box ${box.kind} ${node.open ? "open" : `heat${level}`} ${here ? "chosen" : ""}`} ...${control} aria-label=${can ? `${verb} ${words}: ${METRICS[metric].title} ${text}` : words}>
+      <g class=${`box ${box.kind} ${node.open ? "open" : `heat${level}`} ${here ? "chosen" : ""}`} ...${control} aria-label=${can ? `${seen}: ${verb} ${words}, ${METRICS[metric].title} ${text}` : words}>
         <title>${words}</title>
         <rect width=${node.width} height=${node.height} rx="5" />
-        <text x="10" y="18">${node.open && !top ? "▾ " : opens(box) && !top ? "▸ " : ""}${shortened(top ? graphTitle(box) : box.title, 34)}</text>
-        ${!node.open && html`<text x="10" y="36" class="small">${MARKS[level]} ${text}${box.kind === "op" ? "" : ` · ${count(box.ops.length)} op`}</text>`}
+        <text x="10" y="18"><tspan aria-hidden="true">${node.open && !top ? "▾ " : opens(box) && !top ? "▸ " : ""}</tspan>${shortened(top ? graphTitle(box) : box.title, 34)}${node.left ? ` (${plural(node.left, "far read")} not drawn)` : ""}</text>
+        ${!node.open && html`<text x="10" y="36" class="small"><tspan aria-hidden="true">${MARKS[level]} </tspan>${below}</text>`}
       </g>
       ${node.open && html`
         ${node.paths.map((d) => html`<path class="edge" d=${d} marker-end="url(#arrow)" />`)}

@@ -1,8 +1,8 @@
 /** Passes: what each one changed and saved, the difference it made, and what it says of each place. */
 import { bytes, count, ms, plural, signed } from "./format.js";
 import { html, useMemo, useState } from "./lib.js";
-import { DifferenceView } from "./difference_view.js";
-import { chosenGraph, GraphChoice, Missing, Table, TIERS } from "./parts.js";
+import { DifferenceView, Marked } from "./difference_view.js";
+import { Choice, chosenGraph, GraphChoice, Missing, Table, TIERS } from "./parts.js";
 import { RemarkTable } from "./remarks.js";
 import { go, link } from "./route.js";
 
@@ -52,6 +52,7 @@ function Shown({ session, graph, route }) {
 /** Which two snapshots are compared: before and after the chosen pass, or as the slider says. */
 function Steps({ session, graph, pass, query, to }) {
   const last = graph.snapshots.length - 1;
+  const [form, setForm] = useState("text");
   // Of a pass that changed nothing there is no snapshot: it is that of the one before.
   const until0 = pass ? graph.snapshots.findLastIndex((s) => s.index <= pass.index) : last;
   const from0 = pass ? graph.snapshots.findLastIndex((s) => s.index < pass.index) : 0;
@@ -65,6 +66,7 @@ function Steps({ session, graph, pass, query, to }) {
     return a == null || b == null ? null : b - a;
   }, [graph, from, until]);
   if (last < 1) return html`<section><h2>Difference</h2><${Missing} what="This session holds the network after all passes only." cure="Records with snapshots show what each pass changed." /></section>`;
+  const reasons = Object.entries(pass?.refused ?? {}).sort((a, b) => b[1] - a[1]);
   const summary = pass && session.pipeline.find((p) => p.name === pass.name)?.summary;
   const name = (n) => (n === 0 ? "import" : `${graph.snapshots[n].index} ${graph.snapshots[n].pass}`);
   const slider = (label, key, value) => html`
@@ -80,6 +82,10 @@ function Steps({ session, graph, pass, query, to }) {
         <button type="button" onClick=${() => to({ from: Math.min(last - 1, from + 1), until: Math.min(last, until + 1) })} disabled=${until === last}>one pass on →</button>
         ${(query.from != null || query.until != null) && html`<button type="button" onClick=${() => to({ from: null, until: null })}>${pass ? "the chosen pass" : "all passes"}</button>`}</div>
       ${saved != null && html`<p>Between these two: <strong>${signed(saved, bytes)}</strong> moved in a call (${bytes(moved(from))} → ${bytes(moved(until))}).</p>`}
-      <${DifferenceView} graph=${graph} before=${one.order} after=${two.order} />
+      ${pass && reasons.length > 0 && html`<details><summary>Not made, and why (${reasons.length} ${reasons.length === 1 ? "reason" : "reasons"})</summary>
+        <ul>${reasons.slice(0, 40).map(([why, n]) => html`<li>${why} <span class="badge">${count(n)}</span></li>`)}</ul></details>`}
+      <${Choice} label="show" options=${[["text", "what differs"], ["lanes", "all operators, with what differs marked"]]} value=${form} onChange=${setForm} />
+      ${form === "text" ? html`<${DifferenceView} graph=${graph} before=${one.order} after=${two.order} />`
+        : html`<${Marked} graph=${graph} before=${one} after=${two} />`}
     </section>`;
 }

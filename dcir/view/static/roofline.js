@@ -47,8 +47,7 @@ export function RooflinePage({ session, all, route }) {
       ${choices.length > 1 && html`<${Choice} label="measured with" options=${choices} value=${chosen} onChange=${setChosen} />`}
       ${other && html`<${Choice} label="compare" options=${[["0", "alone"], ["1", `with ${other.name}`]]} value=${against} onChange=${setAgainst} />`}
     </div>
-    <p class="help">Each dot is a kernel: its area is its part of the time, and how far it lies below the roof over it is what could be gained. Both axes are logarithmic.
-      ${roofs.length === 0 ? " The machine was not measured (`dcir machine` does it), so there are no roofs." : ""} The strip at the left holds kernels without operations, by GB/s.</p>
+    <p class="help">Each dot is a kernel: its area is its part of the time, and how far it lies below the roof over it is what could be gained. Both axes are logarithmic.${roofs.length === 0 ? " The machine was not measured (`dcir machine` does it), so there are no roofs." : ""} The strip at the left holds kernels without operations, by GB/s.</p>
     <${Plot} rows=${rows} roofs=${roofs} picked=${picked} onPick=${setPicked} moved=${moved} path=${wholes.length > 1 ? wholes : []} />
     <p role="status" class="picked">${point ? html`<strong>${point.number}</strong> ${point.title}: ${ms(point.ms)} (${percent(point.share)}), ${point.flops ? `${rate(point.gflops, "GFLOP/s")}, ` : ""}${rate(point.gbytes, "GB/s")}; ${flops(point.flops)} on ${bytes(point.bytes)}, ${count(point.calls)} calls; bound by ${point.bound ?? "?"} ${point.where}` : "Choose a dot or a number to read its figures."}</p>
     <${Table} caption=${`${rows.length} kernels, the longest first; numbers are those of the dots`} columns=${columns} rows=${rows} keyOf=${(p) => p.key} piece=${15} />`;

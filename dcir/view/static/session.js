@@ -125,7 +125,7 @@ export const sum = (rows, of) => rows.reduce((total, row) => total + (of(row) ??
 
 /** A record with its graphs indexed; an Error that says what is wrong with it where it is none. */
 export function sessionOf(raw) {
-  if (!raw || typeof raw !== "object" || !String(raw.format).startsWith("dcir-session/1")) {
+  if (!raw || typeof raw !== "object" || raw.format !== "dcir-session/1") {
     throw new Error(`this is no session of dcir: its format is ${JSON.stringify(raw?.format ?? null)}, not "dcir-session/1"`);
   }
   const graphs = list(raw.graphs).map(graphOf);

@@ -53,8 +53,8 @@ export function Side({ graph, op, onChoose, onClose }) {
 export const REMARK_SIGNS = { passed: "✓", missed: "✗", analysis: "i" };
 
 function RemarkLine({ remark, graph }) {
-  return html`<li><b class=${`sign ${remark.kind}`}>${REMARK_SIGNS[remark.kind] ?? "?"} ${remark.kind}</b>
-    <a href=${link("passes", [graph.id], { pass: remark.pass })}>${remark.pass}</a> ${remark.reason}</li>`;
+  return html`<li><b class=${`sign ${remark.kind}`}>${REMARK_SIGNS[remark.kind] ?? "?"} ${remark.kind}</b>${" "}
+    <a href=${link("passes", [graph.id], { pass: remark.pass, run: remark.index })}>${remark.pass}</a> ${remark.reason}</li>`;
 }
 
 /** Operands with shapes and places in memory, and buttons to who writes or reads them. */
@@ -68,7 +68,7 @@ function Operands({ title, graph, op, onChoose }) {
         const near = ((title === "reads" ? graph.writers : graph.readers).get(name) ?? []).filter((other) => other !== op);
         const facts = [value?.role, value?.bytes != null && bytes(value.bytes), offset ? `from element ${offset}` : "", value?.saved && "saved for the backward",
           value?.place && `${value.place.block} + ${bytes(value.place.offset)}`, value?.alias && `in the memory of ${value.alias}`];
-        return html`<li><b>${valueText(graph, name)}</b> <code>${shapeText(layout ?? value)}</code> <span class="facts">${facts.filter(Boolean).join(", ")}</span>
+        return html`<li><b>${valueText(graph, name)}</b> <code>${shapeText(layout ?? value)}</code> <span class="facts">${facts.filter(Boolean).join(", ")}</span>${" "}
           ${near.slice(0, 4).map((other) => html`<button type="button" onClick=${() => onChoose(other.id)}
             title=${other.what}>${title === "reads" ? "written by" : "read by"} row ${graph.position.get(other.id)}</button>`)}
           ${near.length > 4 && html`<span>and ${near.length - 4} more</span>`}</li>`;

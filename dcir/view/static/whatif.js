@@ -52,7 +52,7 @@ export function WhatIf({ session }) {
   const changed = !equal(delta, current.delta);
   return html`
     <h2>What if</h2>
-    <p class="help">Switch passes off, change their options, or leave single places alone. <em>Predict</em> runs the passes again, without a compiler: bytes, memory and kernels are exact, the floor is a bound.
+    <p class="help">Switch passes off, change their options, or leave single places alone. <em>Predict</em> runs the passes again, without a compiler: bytes, memory and kernels are exact, the floor is a bound.${" "}
       <em>Measure</em> compiles it, runs it in turns with the model as it is, and compares its results with float64.</p>
     ${!live && html`<${Missing} what="This session can be read, not changed." cure=${html`<code>dcir view</code> with a model can predict and measure; variants that were made are below.`} />`}
     <div class="whatif">
@@ -84,7 +84,7 @@ function Trouble({ error }) {
 function Tree({ variants, at, onChoose, base }) {
   const change = (v, key) => {
     const [now, was] = [v.predicted?.[key], base.predicted?.[key]];
-    return v === base || now == null || !was ? "" : ` (${now === was ? "the same" : `${now > was ? "▲" : "▼"} ${percent(Math.abs(now / was - 1))}`})`;
+    return v.id === base.id || now == null || !was ? "" : ` (${now === was ? "the same" : `${now > was ? "▲" : "▼"} ${percent(Math.abs(now / was - 1))}`})`;
   };
   const columns = [
     {

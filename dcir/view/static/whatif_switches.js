@@ -69,7 +69,8 @@ function Sites({ session, delta, setDelta, disabled }) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const what = (r) => (r.ops ?? []).map((o) => `${o.what || o.label} ${o.origin ?? ""}`).join(" + ");
   const rows = sites.filter((r) => words.every((w) => `${r.site} ${what(r)}`.toLowerCase().includes(w)));
-  const shown = [...rows.filter((r) => delta.skip.includes(r.site)), ...rows.filter((r) => !delta.skip.includes(r.site))].slice(0, MOST_SITES);
+  // In their order, so that nothing moves under the hand; those that are left alone stay in sight.
+  const shown = rows.filter((r, n) => n < MOST_SITES || delta.skip.includes(r.site)).slice(0, 3 * MOST_SITES);
   const toggle = (site) => setDelta({ ...delta, skip: delta.skip.includes(site) ? delta.skip.filter((s) => s !== site) : [...delta.skip, site] });
   return html`
     <fieldset disabled=${disabled}><legend>places (${delta.skip.length} of ${sites.length} left alone)</legend>
