@@ -84,6 +84,12 @@ class Server:
             self.events.append(event)
             self.more.notify_all()
 
+    def newer(self, sent: int) -> list[dict[str, Any]]:
+        """The events after those that were sent; waits for one."""
+        with self.more:
+            self.more.wait_for(lambda: len(self.events) > sent, timeout=30)
+            return self.events[sent:]
+
     @contextmanager
     def running(self) -> Iterator[str]:
         """The address, with the token as a user gets it."""
@@ -137,9 +143,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         sent = 0
         while True:
-            with self.owner.more:
-                self.owner.more.wait_for(lambda: len(self.owner.events) > sent, timeout=30)
-                events = self.owner.events[sent:]
+            events = self.owner.newer(sent)
             for event in events:
                 if event["kind"] == "end":
                     return

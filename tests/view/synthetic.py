@@ -25,7 +25,7 @@ class Graph:
         self.raw: dict[str, Any] = {
             "id": number, "kind": kind, "sizes": [], "bounds": [], "together": together, "remark": "", "figures": {}, "places": [],
             "lines": [], "layouts": [], "ops": {}, "values": {}, "snapshots": [], "execution": [], "prepared": [], "stubs": {},
-            "remarks": [], "passes": [], "kernels": {}, "saved": None, "steps": [],
+            "inputs": [], "remarks": [], "passes": [], "kernels": {}, "saved": None, "steps": [],
             "memory": {"blocks": {}, "rectangles": [], "peak": None},
         }  # fmt: skip
         self.texts: dict[str, str] = {}
@@ -266,7 +266,8 @@ def _forward(g: Graph, attack: str) -> list[str]:
 
 def _backward(g: Graph, kept: list[str]) -> None:
     for name in kept:
-        g.value(name, [64, 128], "input", saved=True)
+        g.value(name, [64, 128], "input")
+    g.raw["inputs"] = [*kept, "g4"]
     g.value("g4", [64, 128], "input", name="gradient of result 0")
     name = g.kernel("k_gemm_back", "gemm 64 x 128 x 128 transposed", 4)
     for n in reversed(range(4)):

@@ -220,7 +220,7 @@ def test_the_side_panel_leads_to_the_next_operator(started: Any, files: dict[str
             "node0 (aten.mm), node1 (aten.mm)",
             "models.py:10",
             "fuse-epilogues",
-            "saved for the backward",
+            "kept for the backward",
             "✓ passed",
         ):
             assert part in side, part
@@ -228,6 +228,16 @@ def test_the_side_panel_leads_to_the_next_operator(started: Any, files: dict[str
         page.wait_for_selector("#row-0-1.chosen")
         page.click("text=written by row 0")
         page.wait_for_selector("#row-0-0.chosen")
+
+
+def test_the_backward_leads_to_what_the_forward_kept(started: Any, files: dict[str, str]) -> None:
+    with driver.opened(started, files["mlp"]) as (page, _):
+        driver.go(page, "#/graph/0?beside=1")
+        badges = page.evaluate("[...document.querySelectorAll('.stubs .badge')].map(e => e.textContent)")
+        assert badges == ["⇢ 32 KiB"] * 4 + ["⇠ 32 KiB"] * 4
+        driver.go(page, "#/graph/1?op=0")
+        page.click("text=kept by the forward")
+        page.wait_for_selector("#row-0-3.chosen")
 
 
 def test_modules_open_by_keyboard_and_equal_blocks_unfold(started: Any, files: dict[str, str]) -> None:

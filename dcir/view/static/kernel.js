@@ -28,7 +28,7 @@ function All({ graph, rows }) {
     { title: "calls", numeric: true, cell: (r) => count(r.ops.length) },
     ...(graph.measured ? [{ title: "time", numeric: true, cell: (r) => ms(r.ms) }] : []),
     { title: graph.measured ? "share of time" : "share of bytes", numeric: true, cell: (r) => html`<${Share} part=${(graph.measured ? r.ms : r.bytes) / total} />` },
-    ...(graph.measured ? [{ title: "over floor", hint: METRICS.distance.means, numeric: true, cell: (r) => html`<${Mark} level=${METRICS.distance.level(r.distance)} /> ${ratio(r.distance)}` }] : []),
+    ...(graph.measured ? [{ title: "over floor", hint: METRICS.distance.means, numeric: true, cell: (r) => html`<${Mark} level=${METRICS.distance.level(r.distance)} of=${r.distance} /> ${ratio(r.distance)}` }] : []),
     { title: "bytes", numeric: true, cell: (r) => bytes(r.bytes) },
     { title: "operations", numeric: true, cell: (r) => flops(r.flops) },
   ];

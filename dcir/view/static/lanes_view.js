@@ -39,13 +39,13 @@ export function Lanes({ graph, rows = graph.rows, columns = graph.snapshots.at(-
         <span role="gridcell" class="cell no">${sign && html`<b>${sign}</b>`}${n}</span>
         <span role="gridcell" class="cell lane" style=${{ width: `${wide}px` }} aria-label=${`column ${lanes.lane[n] + 1}`}></span>
         <span role="gridcell" class="cell what" title=${op.what}>${op.torch && html`<b class="badge">torch</b> `}${shortened(op.what, 90)}</span>
+        <span role="gridcell" class="cell number"><${Mark} level=${level} of=${figure} /> ${METRICS[metric].text(figure)}</span>
         <span role="gridcell" class="cell stubs">
           ${lanes.far[n].slice(0, 2).map((m) => html`<button type="button" tabindex="-1" title=${`reads what row ${m} wrote: ${rows[m].what}`} onClick=${jump(onChoose, rows[m].id)}>↑${m}</button>`)}
           ${lanes.out[n].slice(0, 2).map((m) => html`<button type="button" tabindex="-1" title=${`is read by row ${m}: ${rows[m].what}`} onClick=${jump(onChoose, rows[m].id)}>↓${m}</button>`)}
           ${kept && html`<span class="badge" title=${kept.title}>${kept.sign} ${bytes(kept.bytes)}</span>`}
         </span>
         <span role="gridcell" class="cell module" title=${op.place}>${shortened(op.module, 34)}</span>
-        <span role="gridcell" class="cell number"><${Mark} level=${level} /> ${METRICS[metric].text(figure)}</span>
       </div>`;
   };
   const y = (n) => n * ROW + ROW / 2;
@@ -66,9 +66,9 @@ export function Lanes({ graph, rows = graph.rows, columns = graph.snapshots.at(-
       <span role="columnheader" class="cell no">row</span>
       <span role="columnheader" class="cell lane" style=${{ width: `${wide}px` }}><span class="unseen">column</span></span>
       <span role="columnheader" class="cell what">operator</span>
-      <span role="columnheader" class="cell stubs">far rows, saved</span>
-      <span role="columnheader" class="cell module">module</span>
       <span role="columnheader" class="cell number">${METRICS[metric].title}</span>
+      <span role="columnheader" class="cell stubs">far rows, kept</span>
+      <span role="columnheader" class="cell module">module</span>
     </div></div>`;
   return html`<${Window} rows=${rows.length} height=${ROW} row=${row} behind=${behind} head=${head} show=${at} role="grid" columns="6"
     active=${at >= 0 ? `row-${name}-${at}` : null} onKeyDown=${onKeyDown} className="lanes"
@@ -82,10 +82,10 @@ function jump(onChoose, id) {
   };
 }
 
-/** What an operator writes for the backward, or reads from the forward. */
+/** What an operator writes for the backward, or reads of what the forward has kept. */
 function sideStubs(graph, op) {
-  const size = (names) => names.reduce((t, name) => t + (graph.values.get(name)?.saved ? graph.values.get(name).bytes ?? 0 : 0), 0);
-  const [written, read] = [size(op.writes), size(op.reads.filter((name) => !graph.writers.has(name)))];
-  if (written) return { sign: "⇢", bytes: written, title: "saved for the backward" };
-  return read ? { sign: "⇠", bytes: read, title: "saved by the forward" } : null;
+  const written = op.writes.reduce((t, name) => t + (graph.saved.get(name)?.bytes ?? 0), 0);
+  if (written) return { sign: "⇢", bytes: written, title: "kept for the backward" };
+  const read = op.reads.reduce((t, name) => t + (graph.handed.get(name)?.bytes ?? 0), 0);
+  return read ? { sign: "⇠", bytes: read, title: "kept by the forward" } : null;
 }

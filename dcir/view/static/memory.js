@@ -27,7 +27,7 @@ function Shown({ session, graph }) {
     <div class="bar controls"><${GraphChoice} session=${session} graph=${graph} page="memory" />
       ${blocks.length > 1 && html`<${Choice} label="block" options=${blocks.map(([name, size]) => [name, `${name} ${bytes(size)}`])} value=${block} onChange=${setBlock} />`}</div>
     <h2>Scratch memory of ${graph.title}</h2>
-    ${block == null || !inside.length ? html`<${Missing} what="No value of this graph lies in planned memory." cure="Levels below 4 give every value a place of its own." />`
+    ${block == null || !inside.length ? html`<p>No value of this graph needs scratch memory: all are inputs, parameters or results${session.options.level < 4 ? ", or have places of their own, since memory is planned at level 4" : ""}.</p>`
       : html`<${Arena} key=${block} graph=${graph} rectangles=${inside} size=${memory.blocks[block]} block=${block} peak=${block === "arena" ? peak : null} />`}
     <${Peak} graph=${graph} peak=${peak} />
     <${Saved} graph=${graph} />`;

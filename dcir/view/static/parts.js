@@ -38,7 +38,8 @@ export function Missing({ what, cure }) {
 }
 
 /** A level as a mark with a colour; the figure stands beside it. */
-export function Mark({ level }) {
+export function Mark({ level, of = 1 }) {
+  if (of == null) return null;
   return html`<span class=${`mark heat${level}`} aria-hidden="true">${MARKS[level]}</span>`;
 }
 

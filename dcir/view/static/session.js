@@ -129,6 +129,7 @@ export function sessionOf(raw) {
     throw new Error(`this is no session of dcir: its format is ${JSON.stringify(raw?.format ?? null)}, not "dcir-session/1"`);
   }
   const graphs = list(raw.graphs).map(graphOf);
+  for (const graph of graphs) graph.handed = handed(graph, graphs);
   return {
     raw, graphs,
     name: raw.model?.name || "model",
@@ -148,6 +149,22 @@ export function sessionOf(raw) {
     texts: dict(raw.texts),
     measured: graphs.some((g) => g.measured),
   };
+}
+
+/**
+ * Of a backward: what its forward hands to it, by name: {graph, value, bytes}. Tensors come in the order in which the forward returns
+ * them; where shapes are others, sizes stand between them, and nothing is said.
+ */
+function handed(graph, graphs) {
+  const forward = graphs.find((g) => g !== graph && g.together != null && g.together === graph.together && g.saved.size > 0);
+  const found = new Map();
+  if (!forward) return found;
+  const kept = [...forward.saved.values()].sort((a, b) => a.result - b.result);
+  list(graph.raw.inputs).forEach((name, n) => {
+    const one = kept[n];
+    if (one && String(one.shape) === String(graph.values.get(name)?.shape)) found.set(name, { graph: forward, value: one.value, bytes: one.bytes });
+  });
+  return found;
 }
 
 /** Operators of a graph by kernel, the one that takes longest (or, unmeasured, moves most) first. */

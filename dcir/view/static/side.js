@@ -66,13 +66,20 @@ function Operands({ title, graph, op, onChoose }) {
       ${rows.slice(0, MOST).map(({ name, offset, layout }) => {
         const value = graph.values.get(name);
         const near = ((title === "reads" ? graph.writers : graph.readers).get(name) ?? []).filter((other) => other !== op);
-        const facts = [value?.role, value?.bytes != null && bytes(value.bytes), offset ? `from element ${offset}` : "", value?.saved && "saved for the backward",
+        const facts = [value?.role, value?.bytes != null && bytes(value.bytes), offset ? `from element ${offset}` : "", graph.saved.has(name) && "kept for the backward",
           value?.place && `${value.place.block} + ${bytes(value.place.offset)}`, value?.alias && `in the memory of ${value.alias}`];
         return html`<li><b>${valueText(graph, name)}</b> <code>${shapeText(layout ?? value)}</code> <span class="facts">${facts.filter(Boolean).join(", ")}</span>${" "}
           ${near.slice(0, 4).map((other) => html`<button type="button" onClick=${() => onChoose(other.id)}
             title=${other.what}>${title === "reads" ? "written by" : "read by"} row ${graph.position.get(other.id)}</button>`)}
+          ${graph.handed.has(name) && html`<a href=${partnerLink(graph, name)}>kept by the forward</a>`}
           ${near.length > 4 && html`<span>and ${near.length - 4} more</span>`}</li>`;
       })}
       ${rows.length > MOST && html`<li>and ${rows.length - MOST} more</li>`}
     </ul>`;
+}
+
+/** Who wrote a value in the forward. */
+function partnerLink(graph, name) {
+  const { graph: forward, value } = graph.handed.get(name);
+  return link("graph", [forward.id], { op: forward.writers.get(value)?.[0]?.id ?? forward.readers.get(value)?.[0]?.id });
 }

@@ -29,7 +29,7 @@ function TimeBar({ session }) {
   const words = pieces.map((p) => `${p.title} ${ms(p.time)}`).join(", ");
   return html`
     <figure class="timebar">
-      <figcaption>A call takes <strong>${ms(wall)}</strong>${floor ? html`; this machine could not do its kernels' work in less than <strong>${ms(floor)}</strong> (${percent(floor / wall)} of it)` : ""}.</figcaption>
+      <figcaption>A call takes <strong>${ms(wall)}</strong>${floor ? html`; this machine could not do its kernels' work in less than <strong>${ms(floor)}</strong> (${percent(floor / wall)} of it)` : html`. What its kernels would take at least is not known: <code>dcir machine</code> measures it`}.</figcaption>
       <svg width="100%" height="46" role="img" aria-label=${`${words}; floor ${ms(floor)}`}>
         <defs>${HATCHES.map(([name, d]) => html`<pattern id=${`hatch-${name}`} width="8" height="8" patternUnits="userSpaceOnUse"><rect class=${`part-${name}`} width="8" height="8" /><path class="hatch" d=${d} /></pattern>`)}</defs>
         ${pieces.map((p) => html`<rect fill=${`url(#hatch-${p.name})`} class="piece" x=${wide(p.from)} width=${wide(p.time)} y="0" height="26" />`)}
@@ -66,7 +66,7 @@ function TenKernels({ session }) {
     ...(session.measured ? [{ title: "time", numeric: true, cell: (r) => ms(r.ms) }] : []),
     { title: session.measured ? "share of time" : "share of bytes", numeric: true, cell: (r) => html`<${Share} part=${(r[by] ?? 0) / total} />` },
     ...(session.measured ? [
-      { title: "over floor", hint: METRICS.distance.means, numeric: true, cell: (r) => html`<${Mark} level=${METRICS.distance.level(r.distance)} /> ${ratio(r.distance)}` },
+      { title: "over floor", hint: METRICS.distance.means, numeric: true, cell: (r) => html`<${Mark} level=${METRICS.distance.level(r.distance)} of=${r.distance} /> ${ratio(r.distance)}` },
       { title: "bound by", cell: (r) => r.bound ?? "–" },
     ] : [{ title: "bytes", numeric: true, cell: (r) => bytes(r.bytes) }, { title: "operations", numeric: true, cell: (r) => flops(r.flops) }]),
     { title: "graph", cell: (r) => r.graph.kind },
