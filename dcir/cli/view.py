@@ -55,7 +55,8 @@ def command(
     MODEL is an .onnx file, file.py:function, where the function returns (model, inputs), or a .dcirsession file; of two the
     second is compared with the first. Without -o the page is served on this machine until Ctrl-C.
     """
-    from dcir.driver.view.view import check_name, view_files
+    from dcir.driver.view.files import view_files
+    from dcir.driver.view.view import check_name
 
     if form is not None and output is None:
         raise click.UsageError("--format wants -o FILE.")

@@ -367,8 +367,11 @@ class Compilation:
 
     def _hear_code(self) -> Callable[[str, str], None] | None:
         """What hears the name and the text of every piece of code, if somebody wants to."""
-        heard = [] if self._kept is None else [self._kept.code]
-        heard += [] if self._seen is None else [self._seen.texts.__setitem__]
+        heard: list[Callable[[str, str], None]] = []
+        if self._kept is not None:
+            heard.append(self._kept.code)
+        if self._seen is not None:
+            heard.append(self._seen.texts.__setitem__)
         if not heard:
             return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,7 @@ def read_session(path: str | os.PathLike[str]) -> dict[str, Any]:
     if os.path.getsize(path) > MOST_BYTES:
         raise SessionInvalid(f"the file has more than {MOST_BYTES} bytes", where=where)
     try:
-        data = json.loads(Path(path).read_bytes(), parse_constant=_refuse)
+        data = json.loads(Path(path).read_bytes(), parse_constant=_refuse, parse_float=_finite)
         check_session(data)
     except (ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, Wrong) else "it is no whole JSON"
@@ -222,6 +223,13 @@ def _check_numbers(g: dict[str, Any], at: str, texts: dict[str, str]) -> None:
     code = {k["text"] for k in g["kernels"].values()} | {g["driver"]}
     if not texts.keys() >= code - {None}:
         raise Wrong(f"{at}.kernels: code is missing")
+
+
+def _finite(written: str) -> float:
+    found = float(written)
+    if not math.isfinite(found):
+        raise Wrong(f"{written} is no number")
+    return found
 
 
 def _refuse(constant: str) -> Any:

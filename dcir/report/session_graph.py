@@ -219,15 +219,22 @@ class GraphRows:
     def _saved(self, backward: KeptGraph | None) -> list[dict[str, Any]] | None:
         if self.kept.first_saved is None:
             return None
-        rows = []
+        first = self.kept.outputs[: self.kept.first_saved]
+        callers = {self.net.results[value].data for kind, value in first if kind == "result"}
+        seen, rows = set[str](), []
         for number, value in self._kept_results():
             result = self.net.results[value]
             c = self.net.containers[result.data]
-            given = c.role in ("input", "constant")
+            free = ""
+            if c.role in ("input", "constant") or result.data in callers:
+                free = "it is the caller's, and costs nothing; "
+            elif result.data in seen:
+                free = "it lies in memory that is kept anyway; "
+            seen.add(result.data)
             rows.append(
                 {
-                    "value": result.data, "result": number, "shape": list(result.shape), "bytes": 0 if given else c.nbytes,
-                    "why": "it is the caller's, and costs nothing" if given else _readers(backward, number),
+                    "value": result.data, "result": number, "shape": list(result.shape), "bytes": 0 if free else c.nbytes,
+                    "why": free + _readers(backward, number),
                 }
             )  # fmt: skip
         return rows

@@ -46,6 +46,7 @@ class Server:
         self._interface = Interface(sessions, workshop)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.bind(("127.0.0.1", 0))
+        self._socket.listen()  # who opens the address at once waits until it is served
         self.port: int = self._socket.getsockname()[1]
         self.token = new_token()
         application = Guard(self._interface.application(), self.port, self.token)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from dcir.driver.measure.bench import measure, reference_of, relative_error
 from dcir.driver.measure.models import BenchModel
+from dcir.driver.measure.turns import measure, reference_of, relative_error
 from dcir.driver.session import Progress, Session
 from dcir.driver.view.delta import Delta
 from dcir.driver.view.subject import Call, Subject

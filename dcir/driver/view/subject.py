@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +11,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from dcir.driver.measure.models import open_with_batch
-from dcir.driver.optimize import compiled_with
 from dcir.driver.session import Session
 from dcir.errors import OptionError
 
@@ -31,8 +28,8 @@ class Subject:
         name: for people.
         source: "onnx", "python" or "module".
         make: gives the model and a call.
-        mode: "infer"; or "train" for forward and backward.
         compiled: compiles the model with a session.
+        mode: "infer"; or "train" for forward and backward.
         loss: a function from what the model returns to a scalar; mean squares unless given.
         batch: what the model is made for (None: as it has it).
         opening: lines of Python that bind ``model`` and ``inputs``, for scripts; empty where nobody but the caller can.
@@ -42,8 +39,8 @@ class Subject:
     name: str
     source: str
     make: Make
+    compiled: Callable[[Any, Session], Callable[..., Any]]
     mode: str = INFER
-    compiled: Callable[[Any, Session], Callable[..., Any]] = compiled_with
     loss: Callable[[Any], torch.Tensor] | None = None
     batch: int | None = None
     opening: tuple[str, ...] = field(default=(), repr=False)
@@ -120,38 +117,6 @@ def mean_squares(out: Any) -> torch.Tensor:
     return torch.stack([t.square().mean() for t in found]).sum()
 
 
-def of_source(
-    source: str,
-    *,
-    mode: str = INFER,
-    batch: int | None = None,
-    shapes: Mapping[str, Sequence[int | str]] | None = None,
-) -> Subject:
-    """What an ONNX file or ``file.py:function`` names (``measure.models.open_model``).
-
-    Raises:
-        OptionError: there is no such mode.
-    """
-    if mode not in MODES:
-        raise OptionError(f"a mode is one of {', '.join(MODES)}", where=f"mode={mode!r}")
-
-    def make(batch: int | None) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-        opened = open_with_batch(source, shapes, batch)
-        return opened.module, opened.inputs, {}
-
-    file, colon, function = source.rpartition(":")
-    python = bool(colon) and file.endswith(".py") and not os.path.exists(source)
-    name = f"{os.path.basename(file)}:{function}" if python else os.path.basename(source)
-    settings = "".join(f", {k}={v!r}" for k, v in (("shapes", shapes or None), ("batch", batch)) if v is not None)
-    opening = (
-        "from dcir.driver.measure.models import open_with_batch",
-        "",
-        f"opened = open_with_batch({source!r}{settings})",
-        "model, inputs = opened.module, opened.inputs",
-    )
-    return Subject(name, "python" if python else "onnx", make, mode, batch=batch, opening=opening)
-
-
 def of_module(
     name: str,
     plain: Callable[[], Any],
@@ -165,5 +130,5 @@ def of_module(
     mode = INFER if loss is None else TRAIN
     opening = ("# model, inputs: yours",)
     return Subject(
-        name, "module", lambda batch: (plain(), inputs, named), mode, compiled, loss, opening=opening, batches=False
+        name, "module", lambda batch: (plain(), inputs, named), compiled, mode, loss, opening=opening, batches=False
     )

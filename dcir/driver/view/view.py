@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from dcir.driver.session import Progress, Session
+from dcir.driver.session import Session
 from dcir.driver.view.capture import Captured, capture
-from dcir.driver.view.comparison import SECONDS
-from dcir.driver.view.subject import INFER, Call, Subject, mean_squares, of_module, of_source
+from dcir.driver.view.subject import Call, Subject, mean_squares, of_module
 from dcir.driver.view.workshop import FORMATS, Workshop, export
 from dcir.errors import OptionError
 from dcir.options import Options
-from dcir.report.session_file import SUFFIX, is_session, read_session, write_session
+from dcir.report.session_file import SUFFIX, write_session
 
 if TYPE_CHECKING:
-    from dcir.report.advice import Advice
     from dcir.view.server import Server
 
 KINDS = (".html", SUFFIX)
@@ -140,65 +138,6 @@ def check_name(path: str | os.PathLike[str]) -> None:
         )  # fmt: skip
 
 
-def view_files(
-    sources: Sequence[str],
-    *,
-    mode: str = INFER,
-    batch: int | None = None,
-    shapes: Mapping[str, Sequence[int | str]] | None = None,
-    seconds: float | None = None,
-    variant_seconds: float = SECONDS,
-    advise: bool = False,
-    progress: Progress | None = None,
-    **options: Any,
-) -> View:
-    """Look at one model or session, or compare two.
-
-    Args:
-        sources: ONNX files, ``file.py:function``, or session files; one or two.
-        mode: "infer", or "train" for forward and backward.
-        batch, shapes: sizes of the inputs of models.
-        seconds: how long to measure each model; None makes no code.
-        variant_seconds: how long to measure a variant that is asked for.
-        advise: whether to find out what to change of the calls of models, which takes some compilations and measures each.
-        progress: hears of the steps.
-        options: of the compilation, as in ``dcir.optimize``.
-
-    Raises:
-        OptionError: none or more than two sources.
-        SessionInvalid: a session file is broken or hostile.
-    """
-    if not 1 <= len(sources) <= 2:
-        raise OptionError("one or two models can be looked at", where=" ".join(sources), hint="dcir view A B")
-    made = Options.make(**{"remarks": True, **options})
-    first: Captured | None = None
-    records: list[Mapping[str, Any]] = []
-    for number, source in enumerate(sources):
-        if os.path.isfile(source) and is_session(source):
-            records.append(read_session(source))
-            continue
-        subject = of_source(source, mode=mode, batch=batch, shapes=shapes)
-        captured = capture(subject, made, seconds=seconds, sources=number == 0, progress=progress)
-        if advise:
-            captured.advice = _advice(subject, source, made, seconds or SECONDS, progress)
-        if number == 0:
-            first = captured
-        else:
-            records.append(captured.record())
-    workshop = None if first is None else Workshop(first, seconds=variant_seconds)
-    return View(records, first, workshop)
-
-
-def _advice(subject: Subject, source: str, options: Options, seconds: float, progress: Progress | None) -> Advice:
-    from dcir.driver.measure.advise import advise
-
-    return advise(
-        lambda batch: subject.make(subject.batch if batch is None else batch)[:2], mode=subject.mode, seconds=seconds,
-        threads=() if options.threads is None else (options.threads,), levels=(options.level,), name=subject.name, source=source,
-        progress=progress,
-    )  # fmt: skip
-
-
 def view_module(
     name: str,
     plain: Callable[[], Any],
@@ -220,6 +159,6 @@ def view_module(
 def view_kept(name: str, session: Session) -> View:
     """Look at what a session has kept of its compilations (``history=True``)."""
     assert session.keeper is not None
-    subject = Subject(name, "module", lambda batch: (None, (), {}), batches=False)
+    subject = Subject(name, "module", lambda batch: (None, (), {}), lambda model, session: model, batches=False)
     call = Call(nn.Module(), (), {}, mean_squares, trains=False)
     return View((), Captured(subject, session.options, session.keeper.done(), session, call))

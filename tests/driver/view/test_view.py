@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import dcir
-from dcir.driver.view.view import View, check_name, view_files
+from dcir.driver.view.files import view_files
+from dcir.driver.view.view import View, check_name
 from dcir.errors import InvalidInput, OptionError
 from dcir.report.session_file import read_session
 from tests.view.models import mlp
@@ -150,11 +151,11 @@ def test_a_training_step_is_looked_at_as_it_was_compiled() -> None:
     torch._dynamo.reset()
     model, inputs = mlp()
     step = dcir.train_step(
-        model.train(), torch.optim.SGD(model.parameters(), 0.1), lambda out: out.square().mean(), history=True
+        model.train(), nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), history=True
     )  # fmt: skip
     with pytest.raises(InvalidInput):
         step.dcir.report(*inputs)
-    step(*inputs)
+    step(*inputs, torch.zeros(4, 8))
     assert [g["kind"] for g in step.dcir.report().to_json()["graphs"]] == ["training step"]
 
 
