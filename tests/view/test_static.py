@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("playwright.sync_api", reason="playwright, which drives a browser, is not installed")
+pytest.importorskip("starlette", reason="the packages of the extra view are not installed")
+pytest.importorskip("uvicorn", reason="the packages of the extra view are not installed")
+
 from dcir.report.session_lanes import FAR
+from dcir.view.server import serving
 from tests.view import browser as driver
 from tests.view import synthetic
 
-pytest.importorskip("playwright.sync_api", reason="playwright, which drives a browser, is not installed")
 pytestmark = pytest.mark.skipif(
     driver.BROWSER is None, reason="no Chromium is installed (Debian: chromium-headless-shell)"
 )
@@ -23,10 +27,11 @@ Call = Callable[..., Any]
 @pytest.fixture(scope="module")
 def call() -> Iterator[Call]:
     """Runs JavaScript with modules of the page: ``call("lanes", "m => m.NEAR")``, with data as `given`."""
+    record = {"format": "dcir-session/1", "graphs": []}
     with (
-        driver.Server(synthetic.mlp()).running() as address,
+        serving([record]) as server,
         driver.browser() as started,
-        driver.opened(started, address) as (page, _),
+        driver.opened(started, server.address) as (page, _),
     ):
 
         def run(module: str, code: str, given: Any = None) -> Any:
