@@ -289,6 +289,43 @@ def test_two_sessions_are_compared_kernel_by_kernel(started: Any, files: dict[st
         )
 
 
+def test_a_trajectory_says_what_it_shows(started: Any, tmp_path: Path) -> None:
+    record = synthetic.mlp()
+    setting = {"threads": 2, "batch": 64, "level": 4}
+    places = [
+        {"value": n, "intensity": 3.0, "gflops": 20.0 * n, "ms": 1.0 / n, "bound": {"name": "FLOP", "share": 1}}
+        for n in (1, 2)
+    ]
+    path = {
+        "parameter": "threads",
+        "what": "whole call",
+        "origin": "",
+        "at": setting,
+        "places": places,
+        "shape": "up",
+        "shows": "it scales",
+    }
+    record["roofline"] = {"measured": True, "ceilings": [], "notes": [], "runs": [], "paths": [path]}
+    (tmp_path / "r.html").write_text(one_file(json.dumps(record)), encoding="utf-8")
+    with driver.opened(started, (tmp_path / "r.html").as_uri()) as (page, seen):
+        driver.go(page, "#/roofline")
+        page.select_option("label:has-text('trajectory') select", label="over threads: whole call, -O4, batch 64")
+        assert "it scales" in page.inner_text("main")
+        assert page.evaluate("document.querySelectorAll('.plot .stop').length") == 2
+        assert seen.errors == []
+
+
+def test_a_view_that_fails_leaves_the_others(started: Any, tmp_path: Path) -> None:
+    record = synthetic.mlp()
+    record["graphs"][1]["memory"]["rectangles"] = [None]
+    (tmp_path / "r.html").write_text(one_file(json.dumps(record)), encoding="utf-8")
+    with driver.opened(started, (tmp_path / "r.html").as_uri()) as (page, _):
+        driver.go(page, "#/memory/1")
+        page.wait_for_selector("text=This view failed")
+        driver.go(page, "#/graph/1")
+        page.wait_for_selector(".lanes")
+
+
 def test_the_fullest_moment_names_who_is_there(started: Any, files: dict[str, str]) -> None:
     record = synthetic.mlp()
     with driver.opened(started, files["mlp"]) as (page, _):

@@ -173,6 +173,17 @@ def test_options_places_level_threads_and_batch_become_a_delta(started: Any) -> 
         }  # fmt: skip
 
 
+def test_a_pass_and_a_place_lead_to_what_if(started: Any) -> None:
+    with looked_at(started) as (page, _, _):
+        driver.go(page, "#/passes/0?pass=fuse-epilogues")
+        page.click("text=What if it did not run?")
+        page.wait_for_selector("text=Not predicted yet: without fuse-epilogues")
+        driver.go(page, "#/passes/0?pass=fuse-epilogues")
+        page.click("text=what if not? >> nth=1")
+        page.wait_for_selector("text=Not predicted yet: 1 place off")
+        assert not page.is_checked("label.site:has-text('op2, op3') input")
+
+
 def test_a_refusal_is_shown_with_what_to_try(started: Any) -> None:
     with looked_at(started) as (page, _, workshop):
         driver.go(page, "#/whatif")

@@ -1,6 +1,6 @@
 /** The page: header, the way to each view, and the view that the address names. */
 import { count, ms, plural } from "./format.js";
-import { html, render, useEffect, useRef, useState } from "./lib.js";
+import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./lib.js";
 import { Missing } from "./parts.js";
 import { link, useRoute } from "./route.js";
 import { sessionOf } from "./session.js";
@@ -55,8 +55,16 @@ function App({ all }) {
   }, [route.page]);
   return html`
     <${Head} all=${all} page=${route.page} />
-    <main id="main" tabindex="-1" ref=${main} aria-label=${title}><${View} session=${all[0]} all=${all} route=${route} /></main>
+    <main id="main" tabindex="-1" ref=${main} aria-label=${title}><${Guarded} key=${route.page}><${View} session=${all[0]} all=${all} route=${route} /></${Guarded}></main>
     <footer>${footText(all[0])}${served && html` <${Saving} session=${all[0]} />`}</footer>`;
+}
+
+/** A view that fails says so, and leaves the others as they are. */
+function Guarded({ children }) {
+  const [error, reset] = useErrorBoundary((e) => console.error(e));
+  if (!error) return children;
+  return html`<${Missing} what=${`This view failed: ${error.message}.`} cure="The record holds something that it does not expect; the other views are not touched." />
+    <button type="button" onClick=${reset}>try again</button>`;
 }
 
 /** Buttons that save the session for other viewers. */

@@ -46,7 +46,7 @@ function Shown({ session, graph, route }) {
       columns=${columns} rows=${rows.map((p) => ({ ...p, highlight: p === pass }))} keyOf=${(p) => p.index} />`
       : html`<${Missing} what="This session says nothing of passes." cure="Records made with an older dcir have none." />`}
     <${Steps} session=${session} graph=${graph} pass=${pass} query=${query} to=${to} />
-    <${RemarkTable} graph=${graph} pass=${pass} query=${query} to=${to} />`;
+    <${RemarkTable} session=${session} graph=${graph} pass=${pass} query=${query} to=${to} />`;
 }
 
 /** Which two snapshots are compared: before and after the chosen pass, or as the slider says. */
@@ -75,7 +75,7 @@ function Steps({ session, graph, pass, query, to }) {
       <output>${value === 0 ? "as imported" : `after ${name(value)}`}</output></label>`;
   return html`
     <section aria-labelledby="difference"><h2 id="difference">Difference${pass && query.from == null && query.until == null ? ` made by ${pass.name}` : ""}</h2>
-      ${summary && html`<p>${summary}</p>`}
+      ${summary && html`<p>${summary}${session.live.predict && html` <a href=${link("whatif", [], { disable: pass.name })}>What if it did not run?</a>`}</p>`}
       ${pass && Object.keys(pass.fields ?? {}).length > 0 && html`<p class="facts">options: <code>${Object.entries(pass.fields).map(([k, v]) => `${k} = ${v}`).join(", ")}</code></p>`}
       <div class="bar">${slider("from", "from", from)}${slider("to", "until", until)}
         <button type="button" onClick=${() => to({ from: Math.max(0, from - 1), until: Math.max(1, until - 1) })} disabled=${from === 0}>← one pass back</button>

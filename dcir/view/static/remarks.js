@@ -15,7 +15,7 @@ function figuresOf(remark) {
 
 const textOf = (r) => [r.kind, r.pass, r.reason, r.site, ...[...(r.ops ?? []), ...(r.made ?? [])].map(named).flatMap((o) => [o.label, o.what, o.origin])].join(" ").toLowerCase();
 
-export function RemarkTable({ graph, pass, query, to }) {
+export function RemarkTable({ session, graph, pass, query, to }) {
   const [kind, setKind] = useState("all");
   const [text, setText] = useState("");
   const texts = useMemo(() => graph.remarks.map(textOf), [graph]);
@@ -35,7 +35,7 @@ export function RemarkTable({ graph, pass, query, to }) {
     { title: "operators", wide: true, cell: (r) => html`<${Operators} ops=${r.ops} />` },
     { title: "why, or what it became", wide: true, cell: (r) => html`${r.reason}${r.reason && r.made?.length ? "; " : ""}${r.made?.length > 0 && html`<${Operators} ops=${r.made} />`}${r.count > 1 && html` <span class="badge">${r.count} times</span>`}` },
     { title: "figures", cell: figuresOf },
-    { title: "name of the place", wide: true, hint: "what to give as skip= to switch it off", cell: (r) => (r.site ? html`<code>${shortened(r.site, 90)}</code>` : "") },
+    { title: "name of the place", wide: true, hint: "what to give as skip= to switch it off", cell: (r) => (r.site ? html`<code>${shortened(r.site, 90)}</code>${r.kind === "passed" && session.live.predict && html` <a href=${link("whatif", [], { skip: r.site })}>what if not?</a>`}` : "") },
   ];
   const kinds = [["all", "all"], ...["passed", "missed", "analysis"].map((k) => [k, `${REMARK_SIGNS[k]} ${k} (${graph.remarks.filter((r) => r.kind === k && of(r)).length})`])];
   return html`

@@ -78,7 +78,7 @@ function TenKernels({ session }) {
 
 function Advice({ session }) {
   const { advice } = session;
-  if (!advice) return html`<section><h2>What would help</h2><${Missing} what="No advice was asked for." cure=${html`<code>dcir roofline --advise</code> measures the machine and says what to change of a call, with what it is predicted to bring.`} /></section>`;
+  if (!advice) return html`<section><h2>What would help</h2><${Missing} what="No advice was asked for." cure=${html`<code>dcir view --advise</code> measures more settings and says what to change of a call, with what it is predicted to bring.`} /></section>`;
   const pieces = [...(advice.pieces ?? [])].sort((a, b) => b.gain - a.gain);
   return html`<section aria-labelledby="advice"><h2 id="advice">What would help</h2>
     ${advice.advised && html`<p>As advised: ${count(Math.round(advice.advised.items_per_second))} items a second, ${ratio(advice.advised.gain_over_eager)} those of eager PyTorch.</p>`}
@@ -125,7 +125,7 @@ export function Summary({ session }) {
   return html`
     <h2>Where the time goes</h2>
     ${session.measured || session.profile ? html`<${TimeBar} session=${session} />`
-      : html`<${Missing} what="Nothing was measured in this session; bytes stand for time." cure=${html`A profile measures every kernel: see <code>dcir view --help</code>.`} />`}
+      : html`<${Missing} what="Nothing was measured in this session; bytes stand for time." cure=${html`<code>dcir view</code> measures every kernel, unless it is told <code>--seconds 0</code>.`} />`}
     ${session.graphs.length > 0 ? html`<${TenKernels} session=${session} />` : html`<${Missing} what="There is no graph in this session." />`}
     <${Advice} session=${session} />
     <${Notes} session=${session} />

@@ -6,12 +6,19 @@ import { events, request, served } from "./source.js";
 import { Switches } from "./whatif_switches.js";
 import { deltaText, equal, inTree, NOTHING, whole } from "./whatif_tree.js";
 
-export function WhatIf({ session }) {
+/** What an address asks for: a pass or a place to be switched off. */
+function asked(delta, query) {
+  const more = (list, one) => (one && !list.includes(one) ? [...list, one] : list);
+  const base = whole(delta);
+  return { ...base, disable: more(base.disable, query.disable), skip: more(base.skip, query.skip) };
+}
+
+export function WhatIf({ session, route }) {
   const live = served && session.live.predict;
   const first = session.variants[0] ?? { id: 0, parent: null, delta: NOTHING, predicted: null, measured: null, script: "" };
   const [variants, setVariants] = useState(session.variants.length ? session.variants : [first]);
   const [at, setAt] = useState(first.id);
-  const [delta, setDelta] = useState(whole(first.delta));
+  const [delta, setDelta] = useState(() => (live ? asked(first.delta, route.query) : whole(first.delta)));
   const [state, setState] = useState({ busy: "", error: null });
   const current = variants.find((v) => v.id === at) ?? first;
   const refresh = async () => setVariants((await request("api/variants")).variants);
