@@ -240,6 +240,15 @@ def test_the_backward_leads_to_what_the_forward_kept(started: Any, files: dict[s
         page.wait_for_selector("#row-0-3.chosen")
 
 
+def test_what_runs_once_is_no_part_of_a_call(started: Any, files: dict[str, str]) -> None:
+    with driver.opened(started, files["mlp"]) as (page, _):
+        driver.go(page, "#/kernel/1")
+        assert "1 operator only for when parameters change left out" in page.inner_text("main")
+        assert "pack f32" not in page.inner_text("main")
+        driver.go(page, "#/graph/1?op=8")
+        assert page.inner_text("#row-1-8 .what").startswith("once") and page.inner_text("#row-1-8 .number") == "–"
+
+
 def test_modules_open_by_keyboard_and_equal_blocks_unfold(started: Any, files: dict[str, str]) -> None:
     with driver.opened(started, files["large"]) as (page, seen):
         driver.go(page, "#/graph/0?view=modules")

@@ -1,5 +1,5 @@
 /** Kernel: lines of the model, what it computes and what was chosen, and its C++, side by side. */
-import { bytes, count, flops, ms, percent, ratio, rate, shortened } from "./format.js";
+import { bytes, count, flops, ms, percent, plural, ratio, rate, shortened } from "./format.js";
 import { linesOfCode } from "./code.js";
 import { html, useEffect, useMemo, useState } from "./lib.js";
 import { chosenGraph, Copy, GraphChoice, Mark, METRICS, Missing, Share, Table, Window } from "./parts.js";
@@ -25,6 +25,7 @@ export function Kernel({ session, route }) {
 }
 
 function All({ graph, rows }) {
+  const once = graph.prepared ? `; ${plural(graph.prepared, "operator")} only for when parameters change left out` : "";
   const total = sum(rows, (r) => (graph.measured ? r.ms : r.bytes));
   const columns = [
     { title: "kernel", wide: true, cell: (r) => (r.torch || !r.ops[0].kernel ? html`${r.what} <span class="badge">${r.torch ? "torch" : "no kernel"}</span>` : html`<a href=${link("kernel", [graph.id, r.kernel])}>${r.kernel}</a>`) },
@@ -38,7 +39,7 @@ function All({ graph, rows }) {
   ];
   return html`<h2>Kernels of ${graph.title}</h2>
     ${graph.raw.driver && html`<p><a href=${link("kernel", [graph.id, DRIVER])}>the driver, which calls them</a></p>`}
-    <${Table} caption=${`${rows.length} kernels, ${graph.measured ? "the one that takes longest" : "the one that moves most"} first`} columns=${columns} rows=${rows} keyOf=${(r) => r.kernel} />`;
+    <${Table} caption=${`${rows.length} kernels, ${graph.measured ? "the one that takes longest" : "the one that moves most"} first${once}`} columns=${columns} rows=${rows} keyOf=${(r) => r.kernel} />`;
 }
 
 /** A text of the session, and while there is none why not. */

@@ -38,7 +38,7 @@ export function Lanes({ graph, rows = graph.rows, columns = graph.snapshots.at(-
         class=${`row ${n === at ? "chosen" : ""} ${hits?.has(n) ? "hit" : ""} ${marks?.get(op.id) ?? ""}`} onClick=${() => onChoose(op.id)}>
         <span role="gridcell" class="cell no">${sign && html`<b>${sign}</b>`}${n}</span>
         <span role="gridcell" class="cell lane" style=${{ width: `${wide}px` }} aria-label=${`column ${lanes.lane[n] + 1}`}></span>
-        <span role="gridcell" class="cell what" title=${op.what}>${op.torch && html`<b class="badge">torch</b> `}${shortened(op.what, 90)}</span>
+        <span role="gridcell" class="cell what" title=${op.what}>${op.torch && html`<b class="badge">torch</b> `}${op.prepared && html`<b class="badge" title="runs only when parameters change">once</b> `}${shortened(op.what, 90)}</span>
         <span role="gridcell" class="cell number"><${Mark} level=${level} of=${figure} /> ${METRICS[metric].text(figure)}</span>
         <span role="gridcell" class="cell stubs">
           ${lanes.far[n].slice(0, 2).map((m) => html`<button type="button" tabindex="-1" title=${`reads what row ${m} wrote: ${rows[m].what}`} onClick=${jump(onChoose, rows[m].id)}>↑${m}</button>`)}

@@ -20,7 +20,7 @@ export function treeOf(graph) {
       box = box.children.get(part);
       box.ops.push(op);
     }
-    const leaf = newBox(`op:${op.id}`, op.kind || op.what, "op");
+    const leaf = newBox(`op:${op.id}`, op.what, "op");
     leaf.ops.push(op);
     box.children.set(leaf.key, leaf);
   }

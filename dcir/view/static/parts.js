@@ -53,8 +53,8 @@ export function Share({ part }) {
 
 /** The three ways to colour operators: title, figure, level, and what the figure means. */
 export const METRICS = {
-  time: { title: "time", of: (op) => op.ms, text: ms, level: (x, max) => levelOfShare(x, max), means: "milliseconds in a call" },
-  bytes: { title: "bytes", of: (op) => op.bytes, text: bytes, level: (x, max) => levelOfShare(x, max), means: "distinct bytes touched" },
+  time: { title: "time", of: (op) => (op.prepared ? null : op.ms), text: ms, level: (x, max) => levelOfShare(x, max), means: "milliseconds in a call" },
+  bytes: { title: "bytes", of: (op) => (op.prepared ? null : op.bytes), text: bytes, level: (x, max) => levelOfShare(x, max), means: "distinct bytes that a call touches" },
   distance: {
     title: "distance to floor", of: (op) => op.distance, text: ratio, level: (x) => levelOfDistance(x),
     means: "time over the least that the machine needs for these operations and bytes",

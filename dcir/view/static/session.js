@@ -106,7 +106,8 @@ function graphOf(raw, number) {
     execution: (list(raw.execution).length ? raw.execution : snapshots.at(-1).order).map((id) => ops.get(id)).filter(Boolean),
     totalMs: sum(rows, (op) => op.ms),
     floorMs: figures.floor_ms ?? (floors.length && floors.every((f) => f != null) ? floors.reduce((a, f) => a + f, 0) : null),
-    totalBytes: figures.bytes_after ?? sum(rows, (op) => op.bytes),
+    prepared: prepared.size,
+    totalBytes: figures.bytes_after ?? sum(rows, (op) => (op.prepared ? 0 : op.bytes)),
     totalFlops: figures.flops ?? sum(rows, (op) => op.flops),
   };
 }
@@ -167,10 +168,10 @@ function handed(graph, graphs) {
   return found;
 }
 
-/** Operators of a graph by kernel, the one that takes longest (or, unmeasured, moves most) first. */
+/** Operators of a graph's calls by kernel, the one that takes longest (or, unmeasured, moves most) first. */
 export function kernelRows(graph) {
   const groups = new Map();
-  for (const op of graph.rows) {
+  for (const op of graph.rows.filter((o) => !o.prepared)) {
     const key = op.kernel ?? (op.torch ? `torch: ${op.what}` : op.what);
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(op);
