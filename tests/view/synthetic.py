@@ -276,7 +276,9 @@ def _backward(g: Graph, kept: list[str]) -> None:
         g.value(f"g{n}", [64, 128], "transient" if n else "result")
         g.op("relu backward f32[64, 128]", [f"g{n + 1}", kept[n]], [f"m{n}"], f"layers.{n}.act", 11)
         g.op("gemm 64 x 128 x 128 transposed", [f"m{n}", f"w{n}"], [f"g{n}"], f"layers.{n}.fc", 10 + n, kernel=name)
-    g.raw["prepared"] = [g.op("pack f32[128, 128]", ["w0"], [g.value("packed", [128, 128], "constant")], "layers.0.fc", 10)]
+    g.raw["prepared"] = [
+        g.op("pack f32[128, 128]", ["w0"], [g.value("packed", [128, 128], "constant")], "layers.0.fc", 10)
+    ]
     g.snapshot()
     g.passed("fold-constants", 0, 0, 500_000, 500_000)
     g.snapshot({"pass": "fold-constants", "index": 0})

@@ -335,6 +335,17 @@ def test_a_view_that_fails_leaves_the_others(started: Any, tmp_path: Path) -> No
         page.wait_for_selector(".lanes")
 
 
+def test_parts_that_do_not_add_up_and_guessed_roofs_are_told(started: Any, tmp_path: Path) -> None:
+    record = synthetic.mlp()
+    record["profile"]["wall_ms"] *= 2
+    record["machine"]["measured"] = False
+    (tmp_path / "r.html").write_text(one_file(json.dumps(record)), encoding="utf-8")
+    with driver.opened(started, (tmp_path / "r.html").as_uri()) as (page, _):
+        assert "in none of these (calls differ by as much) 269 µs (50 %)" in page.inner_text(".legend")
+        driver.go(page, "#/roofline")
+        assert "roofs are guesses" in page.inner_text("main")
+
+
 def test_the_fullest_moment_names_who_is_there(started: Any, files: dict[str, str]) -> None:
     record = synthetic.mlp()
     with driver.opened(started, files["mlp"]) as (page, _):
