@@ -341,7 +341,7 @@ def test_parts_that_do_not_add_up_and_guessed_roofs_are_told(started: Any, tmp_p
     record["machine"]["measured"] = False
     (tmp_path / "r.html").write_text(one_file(json.dumps(record)), encoding="utf-8")
     with driver.opened(started, (tmp_path / "r.html").as_uri()) as (page, _):
-        assert "in none of these (calls differ by as much) 269 µs (50 %)" in page.inner_text(".legend")
+        assert "in none of these (calls differ by as much) 281 µs (50 %)" in page.inner_text(".legend")
         driver.go(page, "#/roofline")
         assert "roofs are guesses" in page.inner_text("main")
 

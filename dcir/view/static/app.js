@@ -28,15 +28,27 @@ const PAGES = [
 function Head({ all, page }) {
   const session = all[0];
   const { made } = session;
-  const facts = [made.processor, made.isa, made.threads && plural(made.threads, "thread"), made.dcir && `dcir ${made.dcir}`, made.torch && `torch ${made.torch}`, made.when?.replace("T", " ").slice(0, 16)];
+  const facts = [
+    made.processor,
+    made.isa,
+    made.threads && plural(made.threads, "thread"),
+    made.dcir && `dcir ${made.dcir}`,
+    made.torch && `torch ${made.torch}`,
+    made.when?.replace("T", " ").slice(0, 16),
+  ];
   return html`
     <header>
-      <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>to the content</a>
+      <a class="skip" href="#main" onClick=${(e) => {
+        e.preventDefault();
+        document.getElementById("main").focus();
+      }}>to the content</a>
       <h1><span class="dcir">dcir</span> ${session.name}${all.length > 1 && html` <span class="versus">and ${all[1].name}</span>`}</h1>
       <p class="facts">${[...session.inputs, ...facts].filter(Boolean).join(" · ")}</p>
       <nav aria-label="views"><ul>
-        ${PAGES.filter(([key]) => key !== "compare" || all.length > 1).map(([key, title]) => html`
-          <li><a href=${link(key)} aria-current=${key === page ? "page" : null}>${title}</a></li>`)}
+        ${PAGES.filter(([key]) => key !== "compare" || all.length > 1).map(
+          ([key, title]) => html`
+          <li><a href=${link(key)} aria-current=${key === page ? "page" : null}>${title}</a></li>`,
+        )}
       </ul></nav>
     </header>`;
 }
@@ -55,7 +67,8 @@ function App({ all }) {
   }, [route.page]);
   return html`
     <${Head} all=${all} page=${route.page} />
-    <main id="main" tabindex="-1" ref=${main} aria-label=${title}><${Guarded} key=${route.page}><${View} session=${all[0]} all=${all} route=${route} /></${Guarded}></main>
+    <main id="main" tabindex="-1" ref=${main}
+      aria-label=${title}><${Guarded} key=${route.page}><${View} session=${all[0]} all=${all} route=${route} /></${Guarded}></main>
     <footer>${footText(all[0])}${served && html` <${Saving} session=${all[0]} />`}</footer>`;
 }
 
@@ -63,15 +76,21 @@ function App({ all }) {
 function Guarded({ children }) {
   const [error, reset] = useErrorBoundary((e) => console.error(e));
   if (!error) return children;
-  return html`<${Missing} what=${`This view failed: ${error.message}.`} cure="The record holds something that it does not expect; the other views are not touched." />
+  return html`<${Missing} what=${`This view failed: ${error.message}.`}
+    cure="The record holds something that it does not expect; the other views are not touched." />
     <button type="button" onClick=${reset}>try again</button>`;
 }
 
 /** Buttons that save the session for other viewers. */
 function Saving({ session }) {
   const [said, say] = useState("");
-  const write = (format) => () => save(format, session.name).then(() => say(""), (error) => say(error.message));
-  return html`<span class="saving">· save as ${FORMATS.map((format) => html`<button type="button" onClick=${write(format)}>${format}</button> `)}<span role="status">${said}</span></span>`;
+  const write = (format) => () =>
+    save(format, session.name).then(
+      () => say(""),
+      (error) => say(error.message),
+    );
+  return html`<span class="saving">· save as ${FORMATS.map((format) => html`<button type="button"
+    onClick=${write(format)}>${format}</button> `)}<span role="status">${said}</span></span>`;
 }
 
 function footText(session) {
@@ -82,7 +101,9 @@ function footText(session) {
 
 /** Nothing can be shown; says why. */
 function Failed({ error }) {
-  const cure = served ? "Start it again with `dcir view`, and open the address that it prints: it holds the token." : "Write the report again with `dcir view -o`.";
+  const cure = served
+    ? "Start it again with `dcir view`, and open the address that it prints: it holds the token."
+    : "Write the report again with `dcir view -o`.";
   return html`<main id="main"><${Missing} what=${`The session cannot be read: ${error.message}.`} cure=${cure} /></main>`;
 }
 

@@ -6,9 +6,15 @@ import { link } from "./route.js";
 import { kernelRows, sum } from "./session.js";
 
 const ROWS = [
-  ["operators", (g) => g.rows.length, count], ["kernels", (g) => g.figures.kernels ?? kernelRows(g).length, count], ["calls", (g) => g.figures.calls ?? g.rows.length, count],
-  ["bytes a call", (g) => g.totalBytes, bytes], ["operations", (g) => g.totalFlops, flops], ["scratch memory", (g) => g.figures.arena_bytes, bytes],
-  ["saved for the backward", (g) => g.figures.saved_bytes, bytes], ["floor", (g) => g.floorMs, ms], ["time of kernels", (g) => (g.measured ? g.totalMs : null), ms],
+  ["operators", (g) => g.rows.length, count],
+  ["kernels", (g) => g.figures.kernels ?? kernelRows(g).length, count],
+  ["calls", (g) => g.figures.calls ?? g.rows.length, count],
+  ["bytes a call", (g) => g.totalBytes, bytes],
+  ["operations", (g) => g.totalFlops, flops],
+  ["scratch memory", (g) => g.figures.arena_bytes, bytes],
+  ["saved for the backward", (g) => g.figures.saved_bytes, bytes],
+  ["floor", (g) => g.floorMs, ms],
+  ["time of kernels", (g) => (g.measured ? g.totalMs : null), ms],
 ];
 
 /** Graphs of two sessions that belong together: the same kind, in order. */
@@ -30,7 +36,8 @@ export function matched(one, two) {
 }
 
 export function Compare({ all }) {
-  if (all.length < 2) return html`<h2>Compare</h2><${Missing} what="There is one session only." cure=${html`<code>dcir view A B</code> opens two side by side.`} />`;
+  if (all.length < 2)
+    return html`<h2>Compare</h2><${Missing} what="There is one session only." cure=${html`<code>dcir view A B</code> opens two side by side.`} />`;
   const [one, two] = all;
   return html`<h2>Compare</h2>
     <p><b>A</b> ${one.name} <span class="facts">${about(one)}</span><br /><b>B</b> ${two.name} <span class="facts">${about(two)}</span></p>
@@ -41,18 +48,32 @@ export function Compare({ all }) {
 /** How a session was made, in a line. */
 function about({ made, options }) {
   const { level, threads, skip } = options;
-  const facts = [made.when?.replace("T", " ").slice(0, 16), level != null && `level ${level}`, threads != null && `${threads} threads`, skip?.length && `${skip.length} places off`, made.processor];
+  const facts = [
+    made.when?.replace("T", " ").slice(0, 16),
+    level != null && `level ${level}`,
+    threads != null && `${threads} threads`,
+    skip?.length && `${skip.length} places off`,
+    made.processor,
+  ];
   return facts.filter(Boolean).join(" · ");
 }
 
 function Whole({ one, two }) {
   if (!one.profile || !two.profile) return null;
-  const rows = [["a call", "wall_ms"], ["kernels", "kernel_ms"], ["teams", "team_ms"], ["Python and torch around", "around_ms"], ["floor", "floor_ms"]].map(([title, key]) => [title, one.profile[key], two.profile[key]]);
+  const rows = [
+    ["a call", "wall_ms"],
+    ["kernels", "kernel_ms"],
+    ["teams", "team_ms"],
+    ["Python and torch around", "around_ms"],
+    ["floor", "floor_ms"],
+  ].map(([title, key]) => [title, one.profile[key], two.profile[key]]);
   return html`<${Table} caption="Times of a whole call" columns=${columnsOf(ms)} rows=${rows} />`;
 }
 
 const columnsOf = (format) => [
-  { title: "", cell: (r) => r[0] }, { title: "A", numeric: true, cell: (r) => (r[3] ?? format)(r[1]) }, { title: "B", numeric: true, cell: (r) => (r[3] ?? format)(r[2]) },
+  { title: "", cell: (r) => r[0] },
+  { title: "A", numeric: true, cell: (r) => (r[3] ?? format)(r[1]) },
+  { title: "B", numeric: true, cell: (r) => (r[3] ?? format)(r[2]) },
   { title: "B − A", numeric: true, cell: (r) => (r[1] == null || r[2] == null ? "–" : signed(r[2] - r[1], r[3] ?? format)) },
   { title: "A / B", numeric: true, cell: (r) => (r[1] && r[2] ? ratio(r[1] / r[2]) : "–") },
 ];
@@ -64,16 +85,32 @@ function Pair({ a, b }) {
   const of = (r) => (both ? r?.ms : r?.bytes) ?? 0;
   const rows = matched(a, b).sort(([a1, b1], [a2, b2]) => Math.abs(of(b2) - of(a2)) - Math.abs(of(b1) - of(a1)));
   const format = both ? ms : bytes;
-  const name = (g, r) => (r ? html`<a href=${link(r.known ? "kernel" : "graph", r.known ? [g.id, r.kernel] : [g.id], r.known ? {} : { op: r.ops[0].id })}>${shortened(r.what, 70)}</a>` : null);
+  const name = (g, r) =>
+    r
+      ? html`<a href=${link(r.known ? "kernel" : "graph", r.known ? [g.id, r.kernel] : [g.id], r.known ? {} : { op: r.ops[0].id })}>${shortened(r.what, 70)}</a>`
+      : null;
   const columns = [
-    { title: "kernel", wide: true, cell: ([x, y]) => html`${x ? name(a, x) : shortened(y.what, 70)} ${!x && html`<span class="badge">+ only in B</span>`}${!y && html`<span class="badge">− only in A</span>`}` },
+    {
+      title: "kernel",
+      wide: true,
+      cell: ([x, y]) =>
+        html`${x ? name(a, x) : shortened(y.what, 70)} ${!x && html`<span class="badge">+ only in B</span>`}${!y && html`<span class="badge">− only in A</span>`}`,
+    },
     { title: "where in the model", cell: ([x, y]) => (x ?? y).origins[0] ?? "–" },
     { title: both ? "time A" : "bytes A", numeric: true, cell: ([x]) => (x ? format(of(x)) : "–") },
     { title: both ? "time B" : "bytes B", numeric: true, cell: ([, y]) => (y ? format(of(y)) : "–") },
-    { title: "B − A", numeric: true, cell: ([x, y]) => html`<span class=${of(y) < of(x) ? "good" : of(y) > of(x) ? "bad" : ""}>${of(y) < of(x) ? "▼ " : of(y) > of(x) ? "▲ " : ""}${signed(of(y) - of(x), format)}</span>` },
+    {
+      title: "B − A",
+      numeric: true,
+      cell: ([x, y]) =>
+        html`<span class=${of(y) < of(x) ? "good" : of(y) > of(x) ? "bad" : ""}>${of(y) < of(x) ? "▼ " : of(y) > of(x) ? "▲ " : ""}${signed(of(y) - of(x), format)}</span>`,
+    },
     { title: "A / B", numeric: true, cell: ([x, y]) => (of(x) && of(y) ? ratio(of(x) / of(y)) : "–") },
   ];
   return html`<h3>${a.title}</h3>
     <${Table} caption=${`Figures of the two graphs`} columns=${columnsOf(count)} rows=${figures} />
-    <${Table} caption=${`${rows.length} kernels, the largest difference first; together ${signed(sum(rows, ([x, y]) => of(y) - of(x)), format)}`} columns=${columns} rows=${rows} piece=${15} />`;
+    <${Table} caption=${`${rows.length} kernels, the largest difference first; together ${signed(
+      sum(rows, ([x, y]) => of(y) - of(x)),
+      format,
+    )}`} columns=${columns} rows=${rows} piece=${15} />`;
 }

@@ -24,7 +24,10 @@ export function difference(graph, before, after) {
   }
   for (const id of after) {
     if (old.has(id)) continue;
-    parts.set(id, sources(graph, id, old).filter((part) => removed.has(part) && !claimed.has(part)));
+    parts.set(
+      id,
+      sources(graph, id, old).filter((part) => removed.has(part) && !claimed.has(part)),
+    );
     for (const part of parts.get(id)) claimed.add(part);
   }
   const lines = [];
@@ -63,7 +66,12 @@ function sources(graph, id, old) {
 /** [sign, id] in order. */
 function edits(before, after, old, now) {
   const parts = globalThis.Diff?.diffArrays(before, after, { maxEditLength: MOST_EDITS });
-  if (parts) return unmoved(parts.flatMap((p) => p.value.map((id) => [p.added ? "+" : p.removed ? "−" : " ", id])), old, now);
+  if (parts)
+    return unmoved(
+      parts.flatMap((p) => p.value.map((id) => [p.added ? "+" : p.removed ? "−" : " ", id])),
+      old,
+      now,
+    );
   return [...before.filter((id) => !now.has(id)).map((id) => ["−", id]), ...after.map((id) => [old.has(id) ? " " : "+", id])];
 }
 

@@ -14,13 +14,18 @@ const textOf = (op) => `${op.what}${op.place ? `   ${op.place}` : ""}`;
 export function DifferenceView({ graph, before, after }) {
   const { lines, counts, moved } = useMemo(() => difference(graph, before, after), [graph, before, after]);
   const said = [
-    counts["+"] && `+ ${plural(counts["+"], "new operator")}`, counts["−"] && `− ${count(counts["−"])} removed`, counts["~"] && `~ ${count(counts["~"])} changed`,
+    counts["+"] && `+ ${plural(counts["+"], "new operator")}`,
+    counts["−"] && `− ${count(counts["−"])} removed`,
+    counts["~"] && `~ ${count(counts["~"])} changed`,
     moved && `${count(moved)} in another place of the order`,
-  ].filter(Boolean).join(", ");
+  ]
+    .filter(Boolean)
+    .join(", ");
   if (!lines.length) return html`<p>${said ? `${said}; the operators are the same.` : "The network is the same."}</p>`;
   const row = (n) => {
     const { sign, op, was, left } = lines[n];
-    if (sign === "…") return html`<div key=${n} class="row left"><span class="no">…</span> <span>${plural(left, "operator")} left out, the same in both</span></div>`;
+    if (sign === "…")
+      return html`<div key=${n} class="row left"><span class="no">…</span> <span>${plural(left, "operator")} left out, the same in both</span></div>`;
     return html`<div key=${n} class=${`row ${CLASSES[sign]}`} title=${op.what}>
       <span class="no"><b>${sign}</b></span>
       <span class="what mono">${was ? words(textOf(was), textOf(op)).map(([text, s]) => (s === "+" ? html`<ins>${text}</ins>` : s === "−" ? html`<del>${text}</del>` : text)) : textOf(op)}</span>
@@ -47,6 +52,7 @@ export function Marked({ graph, before, after }) {
     location.hash = link("graph", [graph.id], { op: id });
   };
   const pane = (title, list, snapshot, marks, side) => html`<div class="pane"><h3>${title}</h3>
-    <${Lanes} graph=${graph} rows=${list} columns=${snapshot.lanes} metric="bytes" marks=${marks} onChoose=${choose} side=${side} label=${`${title}: ${plural(list.length, "operator")}`} /></div>`;
+    <${Lanes} graph=${graph} rows=${list} columns=${snapshot.lanes} metric="bytes" marks=${marks} onChoose=${choose} side=${side}
+      label=${`${title}: ${plural(list.length, "operator")}`} /></div>`;
   return html`<div class="panes">${pane("before", one, before, left, "before")}${pane("after", two, after, right, "after")}</div>`;
 }

@@ -21,7 +21,10 @@ function Shown({ session, graph, route }) {
   const [hits, setHits] = useState(new Set());
   const root = useMemo(() => treeOf(graph), [graph]);
   const [opened, setOpened] = useState(() => openAtFirst(root));
-  const partner = useMemo(() => session.graphs.find((g) => g !== graph && g.together != null && g.together === graph.together), [session, graph]);
+  const partner = useMemo(
+    () => session.graphs.find((g) => g !== graph && g.together != null && g.together === graph.together),
+    [session, graph],
+  );
   const beside = query.beside === "1" && partner && view === "lanes" ? partner : null;
   const panes = [graph, beside].filter(Boolean);
   const owner = panes.find((g) => g.id === (query.of ?? graph.id)) ?? graph;
@@ -36,25 +39,41 @@ function Shown({ session, graph, route }) {
     <h2 class="unseen">Graph</h2>
     <div class="bar controls">
       <${GraphChoice} session=${session} graph=${graph} page="graph" query=${{ view: query.view, by: query.by }} />
-      <${Choice} label="show" options=${[["lanes", "operators"], ["modules", "modules"]]} value=${view} onChange=${(v) => to({ view: v })} />
+      <${Choice} label="show" options=${[
+        ["lanes", "operators"],
+        ["modules", "modules"],
+      ]} value=${view} onChange=${(v) => to({ view: v })} />
       <${Choice} label="colour and mark by" options=${colours} value=${metric} onChange=${(by) => to({ by })} />
-      ${partner && view === "lanes" && html`<${Choice} label="beside it" options=${[["0", "nothing"], ["1", partner.kind]]} value=${beside ? "1" : "0"}
-        onChange=${(v) => to({ beside: v === "1" ? "1" : null, op: null, of: null })} />`}
+      ${
+        partner &&
+        view === "lanes" &&
+        html`<${Choice} label="beside it" options=${[
+          ["0", "nothing"],
+          ["1", partner.kind],
+        ]} value=${beside ? "1" : "0"}
+        onChange=${(v) => to({ beside: v === "1" ? "1" : null, op: null, of: null })} />`
+      }
       <${Search} graph=${graph} onHits=${setHits} onChoose=${choose(graph)} />
     </div>
     <p class="help">${HELP[view]} Figures are ${METRICS[metric].means}.${graph.measured ? "" : " Nothing was measured in this session, so time is not known."}</p>
     <div class=${`split ${op ? "with-side" : ""}`}>
       <div class=${beside ? "panes" : "pane"}>
-        ${view === "modules"
-          ? html`<${Modules} graph=${graph} root=${root} metric=${metric} chosen=${op?.id} onChoose=${choose(graph)} opened=${opened} setOpened=${setOpened} />`
-          : panes.map((g) => html`<div class="pane" key=${g.id}>${beside && html`<h3>${g.title}</h3>`}<${Lanes} graph=${g} metric=${metric}
-              chosen=${owner === g ? op?.id : null} onChoose=${choose(g)} hits=${g === graph ? hits : null} /></div>`)}
+        ${
+          view === "modules"
+            ? html`<${Modules} graph=${graph} root=${root} metric=${metric} chosen=${op?.id}
+              onChoose=${choose(graph)} opened=${opened} setOpened=${setOpened} />`
+            : panes.map(
+                (g) => html`<div class="pane" key=${g.id}>${beside && html`<h3>${g.title}</h3>`}<${Lanes} graph=${g} metric=${metric}
+              chosen=${owner === g ? op?.id : null} onChoose=${choose(g)} hits=${g === graph ? hits : null} /></div>`,
+              )
+        }
       </div>
       ${op && html`<${Side} graph=${owner} op=${op} onChoose=${choose(owner)} onClose=${() => to({ op: null, of: null })} />`}
     </div>`;
 }
 
 const HELP = {
-  lanes: "Operators in the order in which they run. Lines join who writes a value with who reads it; ↑ and ↓ lead to rows that are far away.",
+  lanes:
+    "Operators in the order in which they run. Lines join who writes a value with who reads it; ↑ and ↓ lead to rows that are far away.",
   modules: "The modules of the model. Open a box to see what is in it; equal blocks in a row are one box until they are unfolded.",
 };

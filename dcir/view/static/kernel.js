@@ -19,27 +19,52 @@ export function Kernel({ session, route }) {
   if (name === DRIVER && graph.raw.driver) return html`<${Driver} session=${session} graph=${graph} />`;
   return html`
     <div class="bar controls"><${GraphChoice} session=${session} graph=${graph} page="kernel" /></div>
-    ${row ? html`<${One} key=${name} session=${session} graph=${graph} row=${row} />` : html`
+    ${
+      row
+        ? html`<${One} key=${name} session=${session} graph=${graph} row=${row} />`
+        : html`
       ${name && html`<${Missing} what=${`${graph.title} has no kernel ${name}.`} />`}
-      <${All} graph=${graph} rows=${rows} />`}`;
+      <${All} graph=${graph} rows=${rows} />`
+    }`;
 }
 
 function All({ graph, rows }) {
   const once = graph.prepared ? `; ${plural(graph.prepared, "operator")} only for when parameters change left out` : "";
   const total = sum(rows, (r) => (graph.measured ? r.ms : r.bytes));
   const columns = [
-    { title: "kernel", wide: true, cell: (r) => (r.torch || !r.ops[0].kernel ? html`${r.what} <span class="badge">${r.torch ? "torch" : "no kernel"}</span>` : html`<a href=${link("kernel", [graph.id, r.kernel])}>${r.kernel}</a>`) },
+    {
+      title: "kernel",
+      wide: true,
+      cell: (r) =>
+        r.torch || !r.ops[0].kernel
+          ? html`${r.what} <span class="badge">${r.torch ? "torch" : "no kernel"}</span>`
+          : html`<a href=${link("kernel", [graph.id, r.kernel])}>${r.kernel}</a>`,
+    },
     { title: "what it computes", wide: true, cell: (r) => r.what },
     { title: "calls", numeric: true, cell: (r) => count(r.ops.length) },
     ...(graph.measured ? [{ title: "time", numeric: true, cell: (r) => ms(r.ms) }] : []),
-    { title: graph.measured ? "share of time" : "share of bytes", numeric: true, cell: (r) => html`<${Share} part=${(graph.measured ? r.ms : r.bytes) / total} />` },
-    ...(graph.measured ? [{ title: "over floor", hint: METRICS.distance.means, numeric: true, cell: (r) => html`<${Mark} level=${METRICS.distance.level(r.distance)} of=${r.distance} /> ${ratio(r.distance)}` }] : []),
+    {
+      title: graph.measured ? "share of time" : "share of bytes",
+      numeric: true,
+      cell: (r) => html`<${Share} part=${(graph.measured ? r.ms : r.bytes) / total} />`,
+    },
+    ...(graph.measured
+      ? [
+          {
+            title: "over floor",
+            hint: METRICS.distance.means,
+            numeric: true,
+            cell: (r) => html`<${Mark} level=${METRICS.distance.level(r.distance)} of=${r.distance} /> ${ratio(r.distance)}`,
+          },
+        ]
+      : []),
     { title: "bytes", numeric: true, cell: (r) => bytes(r.bytes) },
     { title: "operations", numeric: true, cell: (r) => flops(r.flops) },
   ];
   return html`<h2>Kernels of ${graph.title}</h2>
     ${graph.raw.driver && html`<p><a href=${link("kernel", [graph.id, DRIVER])}>the driver, which calls them</a></p>`}
-    <${Table} caption=${`${rows.length} kernels, ${graph.measured ? "the one that takes longest" : "the one that moves most"} first${once}`} columns=${columns} rows=${rows} keyOf=${(r) => r.kernel} />`;
+    <${Table} caption=${`${rows.length} kernels, ${graph.measured ? "the one that takes longest" : "the one that moves most"} first${once}`}
+      columns=${columns} rows=${rows} keyOf=${(r) => r.kernel} />`;
 }
 
 /** A text of the session, and while there is none why not. */
@@ -48,7 +73,10 @@ function useText(session, name, sha) {
   const [why, setWhy] = useState("");
   useEffect(() => {
     if (text != null) return;
-    textOf(session, name, sha).then((t) => (t == null ? setWhy("This session does not hold it.") : setText(t)), (error) => setWhy(error.message));
+    textOf(session, name, sha).then(
+      (t) => (t == null ? setWhy("This session does not hold it.") : setText(t)),
+      (error) => setWhy(error.message),
+    );
   }, [name]);
   return [text, why];
 }
@@ -64,12 +92,18 @@ function One({ session, graph, row }) {
   const [text, why] = useText(session, row.kernel, record.text);
   const share = graph.totalMs ? (row.ms ?? 0) / graph.totalMs : null;
   const facts = [
-    ["computes", record.what ?? row.what], ["calls", count(row.ops.length)], ["time", row.ms == null ? null : `${ms(row.ms)} for all calls (${percent(share)})`],
-    ["floor", row.floor == null ? null : ms(row.floor)], ["over floor", row.distance && html`<${Mark} level=${METRICS.distance.level(row.distance)} /> ${ratio(row.distance)}`],
-    ["bound by", row.bound], ["operations", flops(row.flops)], ["bytes", bytes(row.bytes)],
+    ["computes", record.what ?? row.what],
+    ["calls", count(row.ops.length)],
+    ["time", row.ms == null ? null : `${ms(row.ms)} for all calls (${percent(share)})`],
+    ["floor", row.floor == null ? null : ms(row.floor)],
+    ["over floor", row.distance && html`<${Mark} level=${METRICS.distance.level(row.distance)} /> ${ratio(row.distance)}`],
+    ["bound by", row.bound],
+    ["operations", flops(row.flops)],
+    ["bytes", bytes(row.bytes)],
     ["intensity", row.flops && row.bytes ? rate(row.flops / row.bytes, "FLOP/B") : null],
-    ["reached", row.ms ? `${rate(row.flops * 1e-6 / row.ms, "GFLOP/s")}, ${rate(row.bytes * 1e-6 / row.ms, "GB/s")}` : null],
-    ["chosen", record.choice], ["schedule", record.schedule && html`<code>${record.schedule}</code>`],
+    ["reached", row.ms ? `${rate((row.flops * 1e-6) / row.ms, "GFLOP/s")}, ${rate((row.bytes * 1e-6) / row.ms, "GB/s")}` : null],
+    ["chosen", record.choice],
+    ["schedule", record.schedule && html`<code>${record.schedule}</code>`],
   ];
   return html`
     <h2 class="kernel-name">${row.kernel}</h2>
@@ -95,10 +129,12 @@ function Lines({ row, graph }) {
     }
   }
   if (!seen.size) return html`<p>none known</p>`;
-  return html`<ul class="origins">${[...seen.values()].slice(0, 40).map((o) => html`
+  return html`<ul class="origins">${[...seen.values()].slice(0, 40).map(
+    (o) => html`
     <li><a href=${link("graph", [graph.id], { op: o.op.id })} title=${o.file}>${lineText(o) || "model"}</a>${" "}
       <span class="facts">${shortened([...o.modules].slice(0, 3).join(", "), 60)}${o.modules.size > 3 ? ` and ${o.modules.size - 3} more` : ""}</span>
-      ${o.code && html`<code>${o.code}</code>`}</li>`)}</ul>`;
+      ${o.code && html`<code>${o.code}</code>`}</li>`,
+  )}</ul>`;
 }
 
 function Alternatives({ record }) {
@@ -115,7 +151,9 @@ function Alternatives({ record }) {
 
 function Code({ text }) {
   const lines = useMemo(() => linesOfCode(text), [text]);
-  const row = (n) => html`<div key=${n} class="codeline"><span class="no" aria-hidden="true">${n + 1}</span><code>${lines[n].map(([piece, kind]) => (kind ? html`<span class=${`t-${kind}`}>${piece}</span>` : piece))}</code></div>`;
+  const row = (n) =>
+    html`<div key=${n} class="codeline"><span class="no"
+      aria-hidden="true">${n + 1}</span><code>${lines[n].map(([piece, kind]) => (kind ? html`<span class=${`t-${kind}`}>${piece}</span>` : piece))}</code></div>`;
   return html`<div class="bar"><span class="facts">${count(lines.length)} lines</span><${Copy} text=${text} title="copy" /></div>
     <${Window} rows=${lines.length} height=${20} row=${row} className="code" role="region" label="text of the kernel" />`;
 }

@@ -13,11 +13,22 @@ const x = (lane) => 9 + STEP * Math.min(lane, MOST);
 /** How two graphs differ for a row: a sign before its number. */
 const SIGNS = { added: "+", changed: "~", removed: "−" };
 
-export function Lanes({ graph, rows = graph.rows, columns = graph.snapshots.at(-1).lanes, metric, chosen, onChoose, hits, marks, label, side }) {
+export function Lanes({
+  graph,
+  rows = graph.rows,
+  columns = graph.snapshots.at(-1).lanes,
+  metric,
+  chosen,
+  onChoose,
+  hits,
+  marks,
+  label,
+  side,
+}) {
   const lanes = useMemo(() => lanesOf(rows, columns), [rows, columns]);
   const place = useMemo(() => new Map(rows.map((op, n) => [op.id, n])), [rows]);
   const most = useMemo(() => rows.reduce((m, op) => Math.max(m, METRICS[metric].of(op) ?? 0), 0), [rows, metric]);
-  const at = chosen == null ? -1 : place.get(chosen) ?? -1;
+  const at = chosen == null ? -1 : (place.get(chosen) ?? -1);
   const wide = x(Math.min(lanes.columns, MOST + 1)) + 4;
   const name = side ?? graph.id;
   const onKeyDown = (e) => {
@@ -38,11 +49,15 @@ export function Lanes({ graph, rows = graph.rows, columns = graph.snapshots.at(-
         class=${`row ${n === at ? "chosen" : ""} ${hits?.has(n) ? "hit" : ""} ${marks?.get(op.id) ?? ""}`} onClick=${() => onChoose(op.id)}>
         <span role="gridcell" class="cell no">${sign && html`<b>${sign}</b>`}${n}</span>
         <span role="gridcell" class="cell lane" style=${{ width: `${wide}px` }} aria-label=${`column ${lanes.lane[n] + 1}`}></span>
-        <span role="gridcell" class="cell what" title=${op.what}>${op.torch && html`<b class="badge">torch</b> `}${op.prepared && html`<b class="badge" title="runs only when parameters change">once</b> `}${shortened(op.what, 90)}</span>
+        <span role="gridcell" class="cell what"
+          title=${op.what}>${op.torch && html`<b class="badge">torch</b> `}${op.prepared && html`<b class="badge"
+          title="runs only when parameters change">once</b> `}${shortened(op.what, 90)}</span>
         <span role="gridcell" class="cell number"><${Mark} level=${level} of=${figure} /> ${METRICS[metric].text(figure)}</span>
         <span role="gridcell" class="cell stubs">
-          ${lanes.far[n].slice(0, 2).map((m) => html`<button type="button" tabindex="-1" title=${`reads what row ${m} wrote: ${rows[m].what}`} onClick=${jump(onChoose, rows[m].id)}>↑${m}</button>`)}
-          ${lanes.out[n].slice(0, 2).map((m) => html`<button type="button" tabindex="-1" title=${`is read by row ${m}: ${rows[m].what}`} onClick=${jump(onChoose, rows[m].id)}>↓${m}</button>`)}
+          ${lanes.far[n].slice(0, 2).map((m) => html`<button type="button" tabindex="-1"
+            title=${`reads what row ${m} wrote: ${rows[m].what}`} onClick=${jump(onChoose, rows[m].id)}>↑${m}</button>`)}
+          ${lanes.out[n].slice(0, 2).map((m) => html`<button type="button" tabindex="-1" title=${`is read by row ${m}: ${rows[m].what}`}
+            onClick=${jump(onChoose, rows[m].id)}>↓${m}</button>`)}
           ${kept && html`<span class="badge" title=${kept.title}>${kept.sign} ${bytes(kept.bytes)}</span>`}
         </span>
         <span role="gridcell" class="cell module" title=${op.place}>${shortened(op.module, 34)}</span>
@@ -54,9 +69,13 @@ export function Lanes({ graph, rows = graph.rows, columns = graph.snapshots.at(-
     for (let n = first; n < last; n += 1) {
       const level = METRICS[metric].level(METRICS[metric].of(rows[n]), most);
       const radius = 3 + level * 0.6;
-      dots.set(level, `${dots.get(level) ?? ""}M${x(lanes.lane[n]) - radius} ${y(n) - first * ROW}a${radius} ${radius} 0 1 0 ${2 * radius} 0a${radius} ${radius} 0 1 0 ${-2 * radius} 0`);
+      dots.set(
+        level,
+        `${dots.get(level) ?? ""}M${x(lanes.lane[n]) - radius} ${y(n) - first * ROW}a${radius} ${radius} 0 1 0 ${2 * radius} 0a${radius} ${radius} 0 1 0 ${-2 * radius} 0`,
+      );
     }
-    return html`<svg class="lines" aria-hidden="true" width=${wide} height=${(last - first) * ROW} style=${{ transform: `translateY(${first * ROW}px)` }}>
+    return html`<svg class="lines" aria-hidden="true" width=${wide} height=${(last - first) * ROW}
+      style=${{ transform: `translateY(${first * ROW}px)` }}>
       <path class="line" d=${linesOf(lanes, first, last, x, (n) => y(n) - first * ROW)} />
       ${[...dots].map(([level, d]) => html`<path class=${`dot heat${level}`} d=${d} />`)}
     </svg>`;

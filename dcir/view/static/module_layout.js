@@ -44,7 +44,13 @@ function byDagre(node) {
     child.x = at.x - child.width / 2;
     child.y = at.y - child.height / 2 + HEAD;
   });
-  node.paths = graph.edges().map((e) => `M${graph.edge(e).points.map((p) => `${p.x.toFixed(1)} ${(p.y + HEAD).toFixed(1)}`).join("L")}`);
+  node.paths = graph.edges().map(
+    (e) =>
+      `M${graph
+        .edge(e)
+        .points.map((p) => `${p.x.toFixed(1)} ${(p.y + HEAD).toFixed(1)}`)
+        .join("L")}`,
+  );
   closed(node);
 }
 

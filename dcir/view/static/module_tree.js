@@ -41,7 +41,13 @@ export function childrenOf(box, opened) {
     let end = n + 1;
     if (all[n].kind === "module" && /^\d+$/.test(all[n].title)) {
       const wanted = signature(all[n]);
-      while (end < all.length && /^\d+$/.test(all[end].title) && all[end].ops.length === all[n].ops.length && signature(all[end]) === wanted) end += 1;
+      while (
+        end < all.length &&
+        /^\d+$/.test(all[end].title) &&
+        all[end].ops.length === all[n].ops.length &&
+        signature(all[end]) === wanted
+      )
+        end += 1;
     }
     const key = `run:${all[n].key}`;
     if (end - n >= LEAST_FOLDED && !opened.has(key)) {
@@ -110,7 +116,11 @@ function edgesOf(graph, children) {
       }
     }
   }
-  return [...found.values()].map(({ from, to, names }) => [from, to, [...names].reduce((t, name) => t + (graph.values.get(name)?.bytes ?? 0), 0)]);
+  return [...found.values()].map(({ from, to, names }) => [
+    from,
+    to,
+    [...names].reduce((t, name) => t + (graph.values.get(name)?.bytes ?? 0), 0),
+  ]);
 }
 
 /** The boxes that have to be open for an operator to be seen. */

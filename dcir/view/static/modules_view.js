@@ -34,12 +34,13 @@ export function Modules({ graph, root, metric, chosen, onChoose, opened, setOpen
   const height = Math.ceil(drawn.height);
   const all = () => {
     const keys = new Set();
-    const walk = (box) => box.children.forEach((child) => {
-      if (child.kind === "module") {
-        keys.add(child.key);
-        walk(child);
-      }
-    });
+    const walk = (box) =>
+      box.children.forEach((child) => {
+        if (child.kind === "module") {
+          keys.add(child.key);
+          walk(child);
+        }
+      });
     walk(root);
     setOpened(keys);
   };
@@ -47,10 +48,14 @@ export function Modules({ graph, root, metric, chosen, onChoose, opened, setOpen
     <div class="bar">
       <button type="button" onClick=${all}>open all (to ${MOST_BOXES} boxes)</button>
       <button type="button" onClick=${() => setOpened(new Set())}>close all</button>
-      <${Choice} label="size" options=${[["fit", "fit the width"], ["full", "full size"]]} value=${zoom} onChange=${setZoom} />
+      <${Choice} label="size" options=${[
+        ["fit", "fit the width"],
+        ["full", "full size"],
+      ]} value=${zoom} onChange=${setZoom} />
     </div>
     <div class="modules" role="region" aria-label=${`modules of ${graph.title}`} tabindex="0">
-      <svg class=${zoom === "fit" ? "fit" : ""} width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} role="group" aria-label=${`modules of ${graph.title}`}>
+      <svg class=${zoom === "fit" ? "fit" : ""} width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} role="group"
+        aria-label=${`modules of ${graph.title}`}>
         <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path class="arrow" d="M0 0L8 4L0 8z" /></marker></defs>
         <${Box} node=${drawn} metric=${metric} most=${most} toggle=${toggle} chosen=${chosen} top=${true} />
       </svg>
@@ -75,18 +80,31 @@ function Box({ node, metric, most, toggle, chosen, top = false }) {
   };
   const can = !top && box.kind !== "rest";
   const words = box.kind === "op" ? box.ops[0].what : `${box.key.replace(/^run:/, "") || "model"} (${box.title}), ${size}`;
-  const control = can ? { role: "button", tabindex: "0", onKeyDown: pressed, onClick: () => toggle(box), "aria-expanded": opens(box) ? String(node.open) : null } : { role: "img" };
+  const control = can
+    ? {
+        role: "button",
+        tabindex: "0",
+        onKeyDown: pressed,
+        onClick: () => toggle(box),
+        "aria-expanded": opens(box) ? String(node.open) : null,
+      }
+    : { role: "img" };
   return html`
     <g transform=${top ? null : `translate(${node.x.toFixed(1)} ${node.y.toFixed(1)})`}>
-      <g class=${`box ${box.kind} ${node.open ? "open" : `heat${level}`} ${here ? "chosen" : ""}`} ...${control} aria-label=${can ? `${seen}: ${verb} ${words}, ${METRICS[metric].title} ${text}` : words}>
+      <g class=${`box ${box.kind} ${node.open ? "open" : `heat${level}`} ${here ? "chosen" : ""}`} ...${control}
+        aria-label=${can ? `${seen}: ${verb} ${words}, ${METRICS[metric].title} ${text}` : words}>
         <title>${words}</title>
         <rect width=${node.width} height=${node.height} rx="5" />
         <text x="10" y="18"><tspan aria-hidden="true">${node.open && !top ? "▾ " : opens(box) && !top ? "▸ " : ""}</tspan>${shortened(top ? graphTitle(box) : box.title, 34)}${node.left ? ` (${plural(node.left, "far read")} not drawn)` : ""}</text>
         ${!node.open && html`<text x="10" y="36" class="small"><tspan aria-hidden="true">${MARKS[level]} </tspan>${below}</text>`}
       </g>
-      ${node.open && html`
+      ${
+        node.open &&
+        html`
         ${node.paths.map((d) => html`<path class="edge" d=${d} marker-end="url(#arrow)" />`)}
-        ${node.children.map((child) => html`<${Box} key=${child.box.key} node=${child} metric=${metric} most=${most} toggle=${toggle} chosen=${chosen} />`)}`}
+        ${node.children.map((child) => html`<${Box} key=${child.box.key} node=${child}
+          metric=${metric} most=${most} toggle=${toggle} chosen=${chosen} />`)}`
+      }
     </g>`;
 }
 

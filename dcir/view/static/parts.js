@@ -19,17 +19,22 @@ export function Table({ caption, columns, rows, keyOf, quiet = false, piece = PI
         <caption class=${quiet ? "unseen" : ""}>${caption}</caption>
         <thead><tr>${columns.map((c) => html`<th scope="col" class=${c.numeric ? "number" : ""} title=${c.hint}>${c.title}</th>`)}</tr></thead>
         <tbody>
-          ${shown.map((row, n) => html`<tr key=${keyOf ? keyOf(row) : start + n} class=${row.highlight ? "chosen" : ""}>
-            ${columns.map((c) => html`<td class=${c.numeric ? "number" : c.wide ? "wide" : ""}>${c.cell(row, start + n)}</td>`)}</tr>`)}
+          ${shown.map(
+            (row, n) => html`<tr key=${keyOf ? keyOf(row) : start + n} class=${row.highlight ? "chosen" : ""}>
+            ${columns.map((c) => html`<td class=${c.numeric ? "number" : c.wide ? "wide" : ""}>${c.cell(row, start + n)}</td>`)}</tr>`,
+          )}
         </tbody>
       </table>
     </div>
-    ${rows.length > piece && html`
+    ${
+      rows.length > piece &&
+      html`
       <nav class="pieces" aria-label=${`parts of: ${caption}`}>
         <button type="button" disabled=${start === 0} onClick=${() => setFrom(Math.max(0, start - piece))}>← earlier</button>
         <span>${start + 1} to ${Math.min(start + piece, rows.length)} of ${rows.length}</span>
         <button type="button" disabled=${start + piece >= rows.length} onClick=${() => setFrom(start + piece)}>later →</button>
-      </nav>`}`;
+      </nav>`
+    }`;
 }
 
 /** What there is not, and what to do to have it. */
@@ -53,10 +58,25 @@ export function Share({ part }) {
 
 /** The three ways to colour operators: title, figure, level, and what the figure means. */
 export const METRICS = {
-  time: { title: "time", of: (op) => (op.prepared ? null : op.ms), text: ms, level: (x, max) => levelOfShare(x, max), means: "milliseconds in a call" },
-  bytes: { title: "bytes", of: (op) => (op.prepared ? null : op.bytes), text: bytes, level: (x, max) => levelOfShare(x, max), means: "distinct bytes that a call touches" },
+  time: {
+    title: "time",
+    of: (op) => (op.prepared ? null : op.ms),
+    text: ms,
+    level: (x, max) => levelOfShare(x, max),
+    means: "milliseconds in a call",
+  },
+  bytes: {
+    title: "bytes",
+    of: (op) => (op.prepared ? null : op.bytes),
+    text: bytes,
+    level: (x, max) => levelOfShare(x, max),
+    means: "distinct bytes that a call touches",
+  },
   distance: {
-    title: "distance to floor", of: (op) => op.distance, text: ratio, level: (x) => levelOfDistance(x),
+    title: "distance to floor",
+    of: (op) => op.distance,
+    text: ratio,
+    level: (x) => levelOfDistance(x),
     means: "time over the least that the machine needs for these operations and bytes",
   },
 };
@@ -67,8 +87,10 @@ export const TIERS = ["tidy", "inside operators", "fusion", "layout", "movement"
 /** A choice between a few words, as buttons of which one is pressed. */
 export function Choice({ label, options, value, onChange }) {
   return html`<div class="choice" role="group" aria-label=${label}><span class="label">${label}</span>
-    ${options.map(([key, title, disabled]) => html`
-      <button type="button" aria-pressed=${String(key === value)} disabled=${disabled} onClick=${() => onChange(key)}>${title}</button>`)}</div>`;
+    ${options.map(
+      ([key, title, disabled]) => html`
+      <button type="button" aria-pressed=${String(key === value)} disabled=${disabled} onClick=${() => onChange(key)}>${title}</button>`,
+    )}</div>`;
 }
 
 /** Which graph of the session is shown. */
@@ -76,10 +98,14 @@ export function GraphChoice({ session, graph, page, query = {} }) {
   if (session.graphs.length < 2) return null;
   const options = session.graphs.map((g) => [g.id, g.title]);
   if (options.length <= 4) {
-    return html`<${Choice} label="graph" options=${options} value=${graph.id} onChange=${(id) => { location.hash = link(page, [id], query); }} />`;
+    return html`<${Choice} label="graph" options=${options} value=${graph.id} onChange=${(id) => {
+      location.hash = link(page, [id], query);
+    }} />`;
   }
   return html`<label class="choice"><span class="label">graph</span>
-    <select value=${graph.id} onChange=${(e) => { location.hash = link(page, [e.target.value], query); }}>
+    <select value=${graph.id} onChange=${(e) => {
+      location.hash = link(page, [e.target.value], query);
+    }}>
       ${options.map(([id, title]) => html`<option value=${id}>${title}</option>`)}</select></label>`;
 }
 
@@ -99,7 +125,8 @@ export function Copy({ text, title }) {
   };
   return html`<span class="copy"><button type="button" onClick=${copy}>${title}</button>
     <span role="status">${state === "copied" ? " copied" : ""}</span>
-    ${state === "by hand" && html`<textarea readonly rows="6" aria-label=${`${title}: text`} value=${text} onFocus=${(e) => e.target.select()} />`}</span>`;
+    ${state === "by hand" && html`<textarea readonly rows="6" aria-label=${`${title}: text`} value=${text}
+      onFocus=${(e) => e.target.select()} />`}</span>`;
 }
 
 /**

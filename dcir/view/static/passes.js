@@ -26,25 +26,40 @@ function Shown({ session, graph, route }) {
   const pass = graph.passes.find((p) => String(p.index) === query.run) ?? graph.passes.find((p) => p.name === query.pass) ?? null;
   const columns = [
     { title: "run", numeric: true, cell: (p) => p.index },
-    { title: "pass", cell: (p) => html`<a href=${link("passes", [graph.id], { ...query, pass: p.name, run: p.index })} aria-current=${p === pass ? "true" : null}>${p.name}</a>` },
+    {
+      title: "pass",
+      cell: (p) =>
+        html`<a href=${link("passes", [graph.id], { ...query, pass: p.name, run: p.index })}
+          aria-current=${p === pass ? "true" : null}>${p.name}</a>`,
+    },
     { title: "tier", cell: (p) => `${p.tier} ${TIERS[p.tier] ?? ""}` },
     { title: "rewrites", numeric: true, cell: (p) => count(p.changed) },
     { title: "operators", numeric: true, cell: (p) => `${count(p.operators_before)} → ${count(p.operators_after)}` },
     { title: "bytes a call", numeric: true, cell: (p) => signed(p.bytes_after - p.bytes_before, bytes) },
     { title: "scratch", numeric: true, cell: (p) => signed(p.peak_after - p.peak_before, bytes) },
     { title: "took", numeric: true, cell: (p) => ms(p.ms) },
-    { title: "not made", numeric: true, hint: "places where it could have rewritten and did not", cell: (p) => count(Object.values(p.refused ?? {}).reduce((t, n) => t + n, 0)) },
+    {
+      title: "not made",
+      numeric: true,
+      hint: "places where it could have rewritten and did not",
+      cell: (p) => count(Object.values(p.refused ?? {}).reduce((t, n) => t + n, 0)),
+    },
   ];
   return html`
     <div class="bar controls">
       <${GraphChoice} session=${session} graph=${graph} page="passes" />
-      <label class="choice"><span class="label">pass</span><input type="search" value=${text} placeholder="part of its name" onInput=${(e) => setText(e.target.value)} /></label>
-      <label class="choice"><input type="checkbox" checked=${all} onChange=${(e) => setAll(e.target.checked)} /> show ${plural(still, "run")} that changed nothing</label>
+      <label class="choice"><span class="label">pass</span><input type="search" value=${text} placeholder="part of its name"
+        onInput=${(e) => setText(e.target.value)} /></label>
+      <label class="choice"><input type="checkbox" checked=${all}
+        onChange=${(e) => setAll(e.target.checked)} /> show ${plural(still, "run")} that changed nothing</label>
     </div>
     <h2>What each pass did</h2>
-    ${graph.passes.length ? html`<${Table} caption=${`${plural(rows.length, "run")} of ${graph.passes.length}; bytes, operators and scratch memory are those before and after it`}
+    ${
+      graph.passes.length
+        ? html`<${Table} caption=${`${plural(rows.length, "run")} of ${graph.passes.length}; bytes, operators and scratch memory are those before and after it`}
       columns=${columns} rows=${rows.map((p) => ({ ...p, highlight: p === pass }))} keyOf=${(p) => p.index} />`
-      : html`<${Missing} what="This session says nothing of passes." cure="Records made with an older dcir have none." />`}
+        : html`<${Missing} what="This session says nothing of passes." cure="Records made with an older dcir have none." />`
+    }
     <${Steps} session=${session} graph=${graph} pass=${pass} query=${query} to=${to} />
     <${RemarkTable} session=${session} graph=${graph} pass=${pass} query=${query} to=${to} />`;
 }
@@ -60,12 +75,16 @@ function Steps({ session, graph, pass, query, to }) {
   const from = number(query.from, from0);
   const until = number(query.until, until0);
   const [one, two] = [graph.snapshots[from], graph.snapshots[until]];
-  const moved = (n) => graph.snapshots[n].bytes ?? (n <= 0 ? graph.passes[0]?.bytes_before : graph.passes.find((p) => p.index === graph.snapshots[n].index)?.bytes_after);
+  const moved = (n) =>
+    graph.snapshots[n].bytes ??
+    (n <= 0 ? graph.passes[0]?.bytes_before : graph.passes.find((p) => p.index === graph.snapshots[n].index)?.bytes_after);
   const saved = useMemo(() => {
     const [a, b] = [moved(from), moved(until)];
     return a == null || b == null ? null : b - a;
   }, [graph, from, until]);
-  if (last < 1) return html`<section><h2>Difference</h2><${Missing} what="This session holds the network after all passes only." cure="Records with snapshots show what each pass changed." /></section>`;
+  if (last < 1)
+    return html`<section><h2>Difference</h2><${Missing} what="This session holds the network after all passes only."
+      cure="Records with snapshots show what each pass changed." /></section>`;
   const reasons = Object.entries(pass?.refused ?? {}).sort((a, b) => b[1] - a[1]);
   const summary = pass && session.pipeline.find((p) => p.name === pass.name)?.summary;
   const name = (n) => (n === 0 ? "import" : `${graph.snapshots[n].index} ${graph.snapshots[n].pass}`);
@@ -76,16 +95,35 @@ function Steps({ session, graph, pass, query, to }) {
   return html`
     <section aria-labelledby="difference"><h2 id="difference">Difference${pass && query.from == null && query.until == null ? ` made by ${pass.name}` : ""}</h2>
       ${summary && html`<p>${summary}${session.live.predict && html` <a href=${link("whatif", [], { disable: pass.name })}>What if it did not run?</a>`}</p>`}
-      ${pass && Object.keys(pass.fields ?? {}).length > 0 && html`<p class="facts">options: <code>${Object.entries(pass.fields).map(([k, v]) => `${k} = ${v}`).join(", ")}</code></p>`}
+      ${
+        pass &&
+        Object.keys(pass.fields ?? {}).length > 0 &&
+        html`<p class="facts">options: <code>${Object.entries(pass.fields)
+          .map(([k, v]) => `${k} = ${v}`)
+          .join(", ")}</code></p>`
+      }
       <div class="bar">${slider("from", "from", from)}${slider("to", "until", until)}
-        <button type="button" onClick=${() => to({ from: Math.max(0, from - 1), until: Math.max(1, until - 1) })} disabled=${from === 0}>← one pass back</button>
-        <button type="button" onClick=${() => to({ from: Math.min(last - 1, from + 1), until: Math.min(last, until + 1) })} disabled=${until === last}>one pass on →</button>
-        ${(query.from != null || query.until != null) && html`<button type="button" onClick=${() => to({ from: null, until: null })}>${pass ? "the chosen pass" : "all passes"}</button>`}</div>
+        <button type="button" onClick=${() => to({ from: Math.max(0, from - 1), until: Math.max(1, until - 1) })}
+          disabled=${from === 0}>← one pass back</button>
+        <button type="button" onClick=${() => to({ from: Math.min(last - 1, from + 1), until: Math.min(last, until + 1) })}
+          disabled=${until === last}>one pass on →</button>
+        ${(query.from != null || query.until != null) && html`<button type="button"
+          onClick=${() => to({ from: null, until: null })}>${pass ? "the chosen pass" : "all passes"}</button>`}</div>
       ${saved != null && html`<p>Between these two: <strong>${signed(saved, bytes)}</strong> moved in a call (${bytes(moved(from))} → ${bytes(moved(until))}).</p>`}
-      ${pass && reasons.length > 0 && html`<details><summary>Not made, and why (${reasons.length} ${reasons.length === 1 ? "reason" : "reasons"})</summary>
-        <ul>${reasons.slice(0, 40).map(([why, n]) => html`<li>${why} <span class="badge">${count(n)}</span></li>`)}</ul></details>`}
-      <${Choice} label="show" options=${[["text", "what differs"], ["lanes", "all operators, with what differs marked"]]} value=${form} onChange=${setForm} />
-      ${form === "text" ? html`<${DifferenceView} graph=${graph} before=${one.order} after=${two.order} />`
-        : html`<${Marked} graph=${graph} before=${one} after=${two} />`}
+      ${
+        pass &&
+        reasons.length > 0 &&
+        html`<details><summary>Not made, and why (${reasons.length} ${reasons.length === 1 ? "reason" : "reasons"})</summary>
+        <ul>${reasons.slice(0, 40).map(([why, n]) => html`<li>${why} <span class="badge">${count(n)}</span></li>`)}</ul></details>`
+      }
+      <${Choice} label="show" options=${[
+        ["text", "what differs"],
+        ["lanes", "all operators, with what differs marked"],
+      ]} value=${form} onChange=${setForm} />
+      ${
+        form === "text"
+          ? html`<${DifferenceView} graph=${graph} before=${one.order} after=${two.order} />`
+          : html`<${Marked} graph=${graph} before=${one} after=${two} />`
+      }
     </section>`;
 }

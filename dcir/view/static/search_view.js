@@ -51,11 +51,21 @@ export function Search({ graph, onHits, onChoose }) {
       <input id="search" ref=${field} type="search" autocomplete="off" placeholder="operator, module, file:line, shape, kernel" value=${query}
         role="combobox" aria-expanded=${String(shown.length > 0)} aria-controls="found" aria-autocomplete="list"
         aria-activedescendant=${shown[at] == null ? null : `found-${at}`}
-        onInput=${(e) => { setQuery(e.target.value); setAt(0); setOpen(true); }} onKeyDown=${onKeyDown} onBlur=${() => setTimeout(() => setOpen(false), 150)} />
+        onInput=${(e) => {
+          setQuery(e.target.value);
+          setAt(0);
+          setOpen(true);
+        }} onKeyDown=${onKeyDown} onBlur=${() => setTimeout(() => setOpen(false), 150)} />
       <span class="hits" role="status">${query.trim() ? plural(rows.length, "operator") : ""}</span>
       <ul id="found" role="listbox" aria-label="operators found" class=${shown.length ? "" : "unseen"}>
-        ${shown.map((n, m) => html`<li id=${`found-${m}`} role="option" aria-selected=${String(m === at)} class=${m === at ? "chosen" : ""}
-          onMouseDown=${(e) => { e.preventDefault(); choose(m); setOpen(false); }}><b>${n}</b> ${shortened(graph.rows[n].what, 60)} <span class="facts">${graph.rows[n].place}</span></li>`)}
+        ${shown.map(
+          (n, m) => html`<li id=${`found-${m}`} role="option" aria-selected=${String(m === at)} class=${m === at ? "chosen" : ""}
+          onMouseDown=${(e) => {
+            e.preventDefault();
+            choose(m);
+            setOpen(false);
+          }}><b>${n}</b> ${shortened(graph.rows[n].what, 60)} <span class="facts">${graph.rows[n].place}</span></li>`,
+        )}
       </ul>
     </div>`;
 }

@@ -26,11 +26,14 @@ export function shapeText(value) {
   const shape = list(value.shape);
   const text = `${value.dtype ?? ""}[${shape.join(", ")}]`;
   let dense = 1;
-  const usual = [...shape].reverse().map((n) => {
-    const step = dense;
-    dense *= n;
-    return step;
-  }).reverse();
+  const usual = [...shape]
+    .reverse()
+    .map((n) => {
+      const step = dense;
+      dense *= n;
+      return step;
+    })
+    .reverse();
   const strides = list(value.strides);
   return strides.length && strides.some((s, n) => s !== usual[n] && shape[n] !== 1) ? `${text} strides (${strides.join(", ")})` : text;
 }
@@ -41,9 +44,14 @@ const operand = (raw) => (o) => ({ name: o[0], offset: o[1] ?? 0, layout: list(r
 function operator(id, raw, graph, tiers) {
   const lines = list(graph.lines);
   const [ins, outs] = [list(raw.reads).map(operand(graph)), list(raw.writes).map(operand(graph))];
-  const origins = list(raw.origins).map((n) => lines[n]).filter(Boolean);
+  const origins = list(raw.origins)
+    .map((n) => lines[n])
+    .filter(Boolean);
   return {
-    id, ins, outs, origins,
+    id,
+    ins,
+    outs,
+    origins,
     label: raw.label ?? id,
     kind: raw.kind ?? "",
     what: raw.what || raw.kind || id,
@@ -51,7 +59,9 @@ function operator(id, raw, graph, tiers) {
     writes: outs.map((o) => o.name),
     module: raw.group || origins[0]?.module || "",
     place: raw.place || (origins.length ? placeText(origins[0]) : ""),
-    imported: list(raw.came_from).map((n) => list(graph.places)[n]).filter(Boolean),
+    imported: list(raw.came_from)
+      .map((n) => list(graph.places)[n])
+      .filter(Boolean),
     before: list(raw.before),
     kernel: raw.kernel ?? null,
     torch: Boolean(raw.torch),
@@ -82,7 +92,10 @@ function graphOf(raw, number) {
   const ops = new Map(Object.entries(dict(raw.ops)).map(([id, op]) => [id, operator(id, op, raw, tiers)]));
   const values = new Map(Object.entries(dict(raw.values)));
   const snapshots = snapshotsOf(raw, ops);
-  const rows = snapshots.at(-1).order.map((id) => ops.get(id)).filter(Boolean);
+  const rows = snapshots
+    .at(-1)
+    .order.map((id) => ops.get(id))
+    .filter(Boolean);
   const position = new Map(rows.map((op, n) => [op.id, n]));
   const writers = new Map();
   const readers = new Map();
@@ -95,7 +108,18 @@ function graphOf(raw, number) {
   for (const op of rows) op.prepared = prepared.has(op.id);
   const floors = rows.filter((op) => !op.prepared).map((op) => op.floor);
   return {
-    id: String(raw.id ?? number), raw, number, ops, values, snapshots, rows, position, writers, readers, passes, figures,
+    id: String(raw.id ?? number),
+    raw,
+    number,
+    ops,
+    values,
+    snapshots,
+    rows,
+    position,
+    writers,
+    readers,
+    passes,
+    figures,
     measured: rows.some((op) => op.ms != null),
     kind: raw.kind ?? "graph",
     title: `${raw.id ?? number}: ${raw.kind ?? "graph"}${sizesText(raw.sizes)}`,
@@ -118,7 +142,9 @@ function added(map, key, op) {
 }
 
 function sizesText(sizes) {
-  const text = list(sizes).map((s) => (Array.isArray(s) ? `${s[0]} = ${s[1]}` : String(s))).join(", ");
+  const text = list(sizes)
+    .map((s) => (Array.isArray(s) ? `${s[0]} = ${s[1]}` : String(s)))
+    .join(", ");
   return text && ` at ${text}`;
 }
 
@@ -132,7 +158,8 @@ export function sessionOf(raw) {
   const graphs = list(raw.graphs).map(graphOf);
   for (const graph of graphs) graph.handed = handed(graph, graphs);
   return {
-    raw, graphs,
+    raw,
+    graphs,
     name: raw.model?.name || "model",
     inputs: list(raw.model?.inputs).map((x) => `${x.name ? `${x.name} ` : ""}${shapeText(x)}`),
     model: dict(raw.model),
@@ -163,7 +190,8 @@ function handed(graph, graphs) {
   const kept = [...forward.saved.values()].sort((a, b) => a.result - b.result);
   list(graph.raw.inputs).forEach((name, n) => {
     const one = kept[n];
-    if (one && String(one.shape) === String(graph.values.get(name)?.shape)) found.set(name, { graph: forward, value: one.value, bytes: one.bytes });
+    if (one && String(one.shape) === String(graph.values.get(name)?.shape))
+      found.set(name, { graph: forward, value: one.value, bytes: one.bytes });
   });
   return found;
 }

@@ -24,8 +24,16 @@ export function Side({ graph, op, onChoose, onClose }) {
     ["bound by", op.bound],
     ["operations", op.flops == null ? null : flops(op.flops)],
     ["bytes", op.bytes == null ? null : bytes(op.bytes)],
-    ["made by", op.tier == null ? op.madeBy : html`<a href=${link("passes", [graph.id], { pass: op.madeBy })}>${op.madeBy}</a> (tier ${op.tier}: ${TIERS[op.tier] ?? ""})`],
-    ["kernel", op.kernel && (graph.kernels.has(op.kernel) ? html`<a href=${link("kernel", [graph.id, op.kernel])}>${op.kernel}</a>` : op.kernel)],
+    [
+      "made by",
+      op.tier == null
+        ? op.madeBy
+        : html`<a href=${link("passes", [graph.id], { pass: op.madeBy })}>${op.madeBy}</a> (tier ${op.tier}: ${TIERS[op.tier] ?? ""})`,
+    ],
+    [
+      "kernel",
+      op.kernel && (graph.kernels.has(op.kernel) ? html`<a href=${link("kernel", [graph.id, op.kernel])}>${op.kernel}</a>` : op.kernel),
+    ],
     ["schedule", op.schedule && html`<code>${op.schedule}</code>`],
     ["runs", op.torch ? "in torch: no kernel of dcir does this" : op.prepared ? "only when parameters change, not in every call" : null],
     ["bodies", op.bodies || null],
@@ -38,13 +46,29 @@ export function Side({ graph, op, onChoose, onClose }) {
       <${Operands} title="reads" graph=${graph} op=${op} onChoose=${onChoose} />
       <${Operands} title="writes" graph=${graph} op=${op} onChoose=${onChoose} />
       <h4>Lines of the model (${op.origins.length})</h4>
-      ${op.origins.length ? html`<ul class="origins">${op.origins.slice(0, MOST).map((o) => html`
-        <li><span>${o.module || "model"}</span> ${lineText(o) && html`<span class="line" title=${o.file}>${lineText(o)}</span>`}${o.code && html`<code>${o.code}</code>`}</li>`)}
-        ${op.origins.length > MOST && html`<li>and ${op.origins.length - MOST} more</li>`}</ul>` : html`<p>none known</p>`}
-      ${op.imported.length > 0 && html`<h4>Does the work of (${op.imported.length})</h4>
-        <p class="names">${op.imported.slice(0, 3 * MOST).map((p) => [p.label, p.operator && p.operator !== p.label && `(${p.operator})`].filter(Boolean).join(" ")).join(", ")}${op.imported.length > 3 * MOST ? " …" : ""}</p>`}
-      ${op.before.length > 0 && html`<h4>${op.madeBy} made it of</h4>
-        <ul>${op.before.slice(0, MOST).map((id) => html`<li>${graph.ops.get(id)?.what ?? id} <span class="facts">${graph.ops.get(id)?.madeBy}</span></li>`)}</ul>`}
+      ${
+        op.origins.length
+          ? html`<ul class="origins">${op.origins.slice(0, MOST).map(
+              (o) => html`
+        <li><span>${o.module || "model"}</span> ${lineText(o) && html`<span class="line"
+          title=${o.file}>${lineText(o)}</span>`}${o.code && html`<code>${o.code}</code>`}</li>`,
+            )}
+        ${op.origins.length > MOST && html`<li>and ${op.origins.length - MOST} more</li>`}</ul>`
+          : html`<p>none known</p>`
+      }
+      ${
+        op.imported.length > 0 &&
+        html`<h4>Does the work of (${op.imported.length})</h4>
+        <p class="names">${op.imported
+          .slice(0, 3 * MOST)
+          .map((p) => [p.label, p.operator && p.operator !== p.label && `(${p.operator})`].filter(Boolean).join(" "))
+          .join(", ")}${op.imported.length > 3 * MOST ? " …" : ""}</p>`
+      }
+      ${
+        op.before.length > 0 &&
+        html`<h4>${op.madeBy} made it of</h4>
+        <ul>${op.before.slice(0, MOST).map((id) => html`<li>${graph.ops.get(id)?.what ?? id} <span class="facts">${graph.ops.get(id)?.madeBy}</span></li>`)}</ul>`
+      }
       <h4>Remarks (${remarks.length})</h4>
       <ul class="remarks">${remarks.slice(0, MOST).map((r) => html`<${RemarkLine} remark=${r} graph=${graph} />`)}</ul>
     </aside>`;
@@ -66,11 +90,19 @@ function Operands({ title, graph, op, onChoose }) {
       ${rows.slice(0, MOST).map(({ name, offset, layout }) => {
         const value = graph.values.get(name);
         const near = ((title === "reads" ? graph.writers : graph.readers).get(name) ?? []).filter((other) => other !== op);
-        const facts = [value?.role, value?.bytes != null && bytes(value.bytes), offset ? `from element ${offset}` : "", graph.saved.has(name) && "kept for the backward",
-          value?.place && `${value.place.block} + ${bytes(value.place.offset)}`, value?.alias && `in the memory of ${value.alias}`];
+        const facts = [
+          value?.role,
+          value?.bytes != null && bytes(value.bytes),
+          offset ? `from element ${offset}` : "",
+          graph.saved.has(name) && "kept for the backward",
+          value?.place && `${value.place.block} + ${bytes(value.place.offset)}`,
+          value?.alias && `in the memory of ${value.alias}`,
+        ];
         return html`<li><b>${valueText(graph, name)}</b> <code>${shapeText(layout ?? value)}</code> <span class="facts">${facts.filter(Boolean).join(", ")}</span>${" "}
-          ${near.slice(0, 4).map((other) => html`<button type="button" onClick=${() => onChoose(other.id)}
-            title=${other.what}>${title === "reads" ? "written by" : "read by"} row ${graph.position.get(other.id)}</button>`)}
+          ${near.slice(0, 4).map(
+            (other) => html`<button type="button" onClick=${() => onChoose(other.id)}
+            title=${other.what}>${title === "reads" ? "written by" : "read by"} row ${graph.position.get(other.id)}</button>`,
+          )}
           ${graph.handed.has(name) && html`<a href=${partnerLink(graph, name)}>kept by the forward</a>`}
           ${near.length > 4 && html`<span>and ${near.length - 4} more</span>`}</li>`;
       })}

@@ -32,7 +32,8 @@ export async function request(path, body) {
   } catch {
     // Words of a proxy or of a stack are shown as they are.
   }
-  if (!answer.ok) throw Object.assign(new Error(data?.error ?? (text || `the server answers ${answer.status}`)), { details: data?.details });
+  if (!answer.ok)
+    throw Object.assign(new Error(data?.error ?? (text || `the server answers ${answer.status}`)), { details: data?.details });
   return data;
 }
 

@@ -3,13 +3,22 @@
 export const NOTHING = { disable: [], fields: {}, skip: [], level: null, threads: null, batch: null };
 
 /** A delta with all its keys. */
-export const whole = (delta) => ({ ...NOTHING, ...delta, disable: [...(delta?.disable ?? [])], fields: { ...(delta?.fields ?? {}) }, skip: [...(delta?.skip ?? [])] });
+export const whole = (delta) => ({
+  ...NOTHING,
+  ...delta,
+  disable: [...(delta?.disable ?? [])],
+  fields: { ...(delta?.fields ?? {}) },
+  skip: [...(delta?.skip ?? [])],
+});
 
 /** Whether two deltas say the same. */
 export function equal(one, two) {
   const text = (d) => {
     const { disable, fields, skip, level, threads, batch } = whole(d);
-    const options = Object.entries(fields).filter(([, f]) => Object.keys(f).length).sort().map(([pass, f]) => [pass, Object.entries(f).sort()]);
+    const options = Object.entries(fields)
+      .filter(([, f]) => Object.keys(f).length)
+      .sort()
+      .map(([pass, f]) => [pass, Object.entries(f).sort()]);
     return JSON.stringify([disable.sort(), options, skip.sort(), level, threads, batch]);
   };
   return text(one) === text(two);
@@ -20,9 +29,13 @@ export function deltaText(delta) {
   const { disable, fields, skip, level, threads, batch } = whole(delta);
   const parts = [
     ...disable.map((name) => `without ${name}`),
-    ...Object.entries(fields).flatMap(([pass, f]) => Object.entries(f).map(([field, value]) => `${pass}.${field} = ${JSON.stringify(value)}`)),
+    ...Object.entries(fields).flatMap(([pass, f]) =>
+      Object.entries(f).map(([field, value]) => `${pass}.${field} = ${JSON.stringify(value)}`),
+    ),
     skip.length && `${skip.length} place${skip.length === 1 ? "" : "s"} off`,
-    level != null && `level ${level}`, threads != null && `${threads} thread${threads === 1 ? "" : "s"}`, batch != null && `batch ${batch}`,
+    level != null && `level ${level}`,
+    threads != null && `${threads} thread${threads === 1 ? "" : "s"}`,
+    batch != null && `batch ${batch}`,
   ].filter(Boolean);
   return parts.join(", ") || "as the session is";
 }
