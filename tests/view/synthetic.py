@@ -25,10 +25,10 @@ class Graph:
         self.raw: dict[str, Any] = {
             "id": number, "kind": kind, "sizes": [], "bounds": [], "together": together, "remark": "", "figures": {}, "places": [],
             "lines": [], "layouts": [], "ops": {}, "values": {}, "snapshots": [], "execution": [], "prepared": [], "stubs": {},
-            "inputs": [], "remarks": [], "passes": [], "kernels": {}, "saved": None, "steps": [],
+            "inputs": [], "driver": f"sha-{number}", "remarks": [], "passes": [], "kernels": {}, "saved": None, "steps": [],
             "memory": {"blocks": {}, "rectangles": [], "peak": None},
         }  # fmt: skip
-        self.texts: dict[str, str] = {}
+        self.texts = {f"sha-{number}": f"// driver of {kind}\n"}
         self.lines: dict[tuple[str, int], int] = {}
         self.order: list[str] = []
 

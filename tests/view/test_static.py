@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("playwright.sync_api", reason="playwright, which drives a browser, is not installed")
+pytest.importorskip("starlette", reason="the packages of the extra view are not installed")
+pytest.importorskip("uvicorn", reason="the packages of the extra view are not installed")
+
 from dcir.report.session_lanes import FAR
+from dcir.view.server import serving
 from tests.view import browser as driver
 from tests.view import synthetic
 
-pytest.importorskip("playwright.sync_api", reason="playwright, which drives a browser, is not installed")
 pytestmark = pytest.mark.skipif(
     driver.BROWSER is None, reason="no Chromium is installed (Debian: chromium-headless-shell)"
 )
@@ -23,10 +27,11 @@ Call = Callable[..., Any]
 @pytest.fixture(scope="module")
 def call() -> Iterator[Call]:
     """Runs JavaScript with modules of the page: ``call("lanes", "m => m.NEAR")``, with data as `given`."""
+    record = {"format": "dcir-session/1", "graphs": []}
     with (
-        driver.Server(synthetic.mlp()).running() as address,
+        serving([record]) as server,
         driver.browser() as started,
-        driver.opened(started, address) as (page, _),
+        driver.opened(started, server.address) as (page, _),
     ):
 
         def run(module: str, code: str, given: Any = None) -> Any:
@@ -107,7 +112,7 @@ def test_equal_blocks_are_one_box_until_they_are_unfolded(call: Call) -> None:
 
 def differed(call: Call, before: list[str], after: list[str], labels: dict[str, str]) -> Any:
     code = """(m, [before, after, labels]) => {
-        const ops = new Map(Object.entries(labels).map(([id, label]) => [id, { id, label }]));
+        const ops = new Map(Object.entries(labels).map(([id, label]) => [id, { id, label, before: [] }]));
         const { lines, counts, moved } = m.difference({ ops }, before, after);
         return [lines.map(l => l.sign + (l.op?.id ?? l.left)), counts, moved];
     }"""
@@ -123,6 +128,15 @@ def test_a_difference_tells_new_removed_changed_and_moved_apart(call: Call) -> N
     assert [x for x in lines if x[0] in "+−~"] == ["−6", "−7", "~20", "+21"]
     assert "…3" in lines or "…8" in lines
     assert differed(call, before, before, labels) == [[], {"+": 0, "−": 0, "~": 0}, 0]
+
+
+def test_what_a_new_operator_was_made_of_stands_above_it(call: Call) -> None:
+    code = """m => {
+        const made = (id, before) => [id, { id, label: `op${id}`, before }];
+        const ops = new Map([...'abcdefgh'].map(id => made(id, [])).concat([made('x', ['b', 'g']), made('y', ['x', 'c'])]));
+        return m.difference({ ops }, [...'abcdefgh'], [...'adefhy']).lines.map(l => l.sign + (l.op?.id ?? l.left));
+    }"""
+    assert call("difference", code) == ["…3", " f", " h", "−b", "−g", "−c", "+y"]
 
 
 def test_search_wants_all_words(call: Call) -> None:

@@ -4,7 +4,7 @@ import { html, render, useEffect, useRef, useState } from "./lib.js";
 import { Missing } from "./parts.js";
 import { link, useRoute } from "./route.js";
 import { sessionOf } from "./session.js";
-import { served, sessions, takeToken } from "./source.js";
+import { FORMATS, save, served, sessions, takeToken } from "./source.js";
 import { Summary } from "./summary.js";
 import { GraphPage } from "./graph.js";
 import { Passes } from "./passes.js";
@@ -56,7 +56,14 @@ function App({ all }) {
   return html`
     <${Head} all=${all} page=${route.page} />
     <main id="main" tabindex="-1" ref=${main} aria-label=${title}><${View} session=${all[0]} all=${all} route=${route} /></main>
-    <footer>${footText(all[0])}</footer>`;
+    <footer>${footText(all[0])}${served && html` <${Saving} session=${all[0]} />`}</footer>`;
+}
+
+/** Buttons that save the session for other viewers. */
+function Saving({ session }) {
+  const [said, say] = useState("");
+  const write = (format) => () => save(format, session.name).then(() => say(""), (error) => say(error.message));
+  return html`<span class="saving">· save as ${FORMATS.map((format) => html`<button type="button" onClick=${write(format)}>${format}</button> `)}<span role="status">${said}</span></span>`;
 }
 
 function footText(session) {

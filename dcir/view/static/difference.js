@@ -6,27 +6,58 @@ const MOST_EDITS = 3000;
 
 /**
  * Lines {sign, op, was}: "+" new, "−" removed, "~" another version of one with the same label, " " the same, "…" with the number left out.
- * Versions do not change, so equal ids are equal operators.
+ * Versions do not change, so equal ids are equal operators. What a new operator was made of stands right above it.
  */
 export function difference(graph, before, after) {
   const [old, now] = [new Set(before), new Set(after)];
-  const removed = new Map();
-  for (const id of before) if (!now.has(id)) removed.set(graph.ops.get(id)?.label ?? id, id);
+  const removed = new Set(before.filter((id) => !now.has(id)));
+  const byLabel = new Map([...removed].map((id) => [graph.ops.get(id)?.label ?? id, id]));
   const renewed = new Map(); // of a changed operator: the version that it had
+  const parts = new Map(); // of a new operator: those that it was made of
+  const claimed = new Set();
   for (const id of after) {
-    const label = graph.ops.get(id)?.label ?? id;
-    if (!old.has(id) && removed.has(label)) renewed.set(id, removed.get(label));
+    if (old.has(id)) continue;
+    const was = byLabel.get(graph.ops.get(id)?.label ?? id);
+    if (was === undefined) continue;
+    renewed.set(id, was);
+    claimed.add(was);
   }
-  const gone = new Set(renewed.values());
+  for (const id of after) {
+    if (old.has(id)) continue;
+    parts.set(id, sources(graph, id, old).filter((part) => removed.has(part) && !claimed.has(part)));
+    for (const part of parts.get(id)) claimed.add(part);
+  }
   const lines = [];
-  for (const [sign, id] of edits(before, after, old, now)) {
-    if (sign === "−" && gone.has(id)) continue;
+  const add = (sign, id, was) => {
     const op = graph.ops.get(id);
-    if (!op) continue;
-    if (sign === "+" && renewed.has(id)) lines.push({ sign: "~", op, was: graph.ops.get(renewed.get(id)) });
-    else lines.push({ sign, op });
+    if (op) lines.push(was === undefined ? { sign, op } : { sign, op, was: graph.ops.get(was) });
+  };
+  for (const [sign, id] of edits(before, after, old, now)) {
+    if (sign === "−" && claimed.has(id)) continue;
+    if (sign !== "+") {
+      add(sign, id);
+      continue;
+    }
+    for (const part of parts.get(id)) add("−", part);
+    add(renewed.has(id) ? "~" : "+", id, renewed.get(id));
   }
   return { lines: shortened(lines), counts: countsOf(lines), moved: movedOf(before, after, old, now) };
+}
+
+/** Of an operator the versions in an earlier network that it was made of, through those in between. */
+function sources(graph, id, old) {
+  const found = new Set();
+  const seen = new Set();
+  const walk = (at) => {
+    if (seen.has(at)) return;
+    seen.add(at);
+    for (const part of graph.ops.get(at)?.before ?? []) {
+      if (old.has(part)) found.add(part);
+      else walk(part);
+    }
+  };
+  walk(id);
+  return [...found];
 }
 
 /** [sign, id] in order. */

@@ -7,12 +7,16 @@ import { link } from "./route.js";
 import { kernelRows, lineText, sum } from "./session.js";
 import { textOf } from "./source.js";
 
+/** In an address: what calls the kernels of a graph; no kernel has such a name. */
+const DRIVER = "the-driver";
+
 export function Kernel({ session, route }) {
   const graph = chosenGraph(session, route);
   if (!graph) return html`<${Missing} what="There is no graph in this session." />`;
   const name = route.path[1];
   const rows = kernelRows(graph);
   const row = rows.find((r) => r.kernel === name);
+  if (name === DRIVER && graph.raw.driver) return html`<${Driver} session=${session} graph=${graph} />`;
   return html`
     <div class="bar controls"><${GraphChoice} session=${session} graph=${graph} page="kernel" /></div>
     ${row ? html`<${One} key=${name} session=${session} graph=${graph} row=${row} />` : html`
@@ -33,17 +37,30 @@ function All({ graph, rows }) {
     { title: "operations", numeric: true, cell: (r) => flops(r.flops) },
   ];
   return html`<h2>Kernels of ${graph.title}</h2>
+    ${graph.raw.driver && html`<p><a href=${link("kernel", [graph.id, DRIVER])}>the driver, which calls them</a></p>`}
     <${Table} caption=${`${rows.length} kernels, ${graph.measured ? "the one that takes longest" : "the one that moves most"} first`} columns=${columns} rows=${rows} keyOf=${(r) => r.kernel} />`;
+}
+
+/** A text of the session, and while there is none why not. */
+function useText(session, name, sha) {
+  const [text, setText] = useState(session.texts[sha] ?? null);
+  const [why, setWhy] = useState("");
+  useEffect(() => {
+    if (text != null) return;
+    textOf(session, name, sha).then((t) => (t == null ? setWhy("This session does not hold it.") : setText(t)), (error) => setWhy(error.message));
+  }, [name]);
+  return [text, why];
+}
+
+function Driver({ session, graph }) {
+  const [text, why] = useText(session, `driver-${graph.id}`, graph.raw.driver);
+  return html`<h2>The driver of ${graph.title}</h2><p><a href=${link("kernel", [graph.id])}>all kernels</a></p>
+    ${text == null ? html`<p role="status">${why || "Reading …"}</p>` : html`<${Code} text=${text} />`}`;
 }
 
 function One({ session, graph, row }) {
   const record = graph.kernels.get(row.kernel) ?? {};
-  const [text, setText] = useState(session.texts[record.text] ?? null);
-  const [why, setWhy] = useState("");
-  useEffect(() => {
-    if (text != null) return;
-    textOf(session, row.kernel, record.text).then((t) => (t == null ? setWhy("This session holds no text of kernels.") : setText(t)), (error) => setWhy(error.message));
-  }, [row.kernel]);
+  const [text, why] = useText(session, row.kernel, record.text);
   const share = graph.totalMs ? (row.ms ?? 0) / graph.totalMs : null;
   const facts = [
     ["computes", record.what ?? row.what], ["calls", count(row.ops.length)], ["time", row.ms == null ? null : `${ms(row.ms)} for all calls (${percent(share)})`],
@@ -56,8 +73,7 @@ function One({ session, graph, row }) {
   return html`
     <h2 class="kernel-name">${row.kernel}</h2>
     <p class="bar"><a href=${link("kernel", [graph.id])}>all kernels</a> <a href=${link("graph", [graph.id], { op: row.ops[0].id })}>in the graph</a>
-      <a href=${link("roofline", [graph.id], { kernel: row.kernel })}>in the roofline</a>
-      ${record.reproducer && html`<${Copy} text=${record.reproducer} title="copy reproducer" />`}</p>
+      <a href=${link("roofline", [graph.id], { kernel: row.kernel })}>in the roofline</a></p>
     <div class="three">
       <section aria-labelledby="lines"><h3 id="lines">Lines of the model</h3><${Lines} row=${row} graph=${graph} /></section>
       <section aria-labelledby="spec"><h3 id="spec">What was made of them</h3>

@@ -19,8 +19,10 @@ export function RemarkTable({ graph, pass, query, to }) {
   const [kind, setKind] = useState("all");
   const [text, setText] = useState("");
   const texts = useMemo(() => graph.remarks.map(textOf), [graph]);
+  // A pass that stands in the pipeline twice is two runs; which one is meant, an address may leave open.
+  const of = (r) => !pass || (r.pass === pass.name && (query.run == null || r.index === pass.index));
   const asked = text.toLowerCase().split(/\s+/).filter(Boolean);
-  const rows = graph.remarks.filter((r, n) => (!pass || r.pass === pass.name) && (kind === "all" || r.kind === kind) && asked.every((w) => texts[n].includes(w)));
+  const rows = graph.remarks.filter((r, n) => of(r) && (kind === "all" || r.kind === kind) && asked.every((w) => texts[n].includes(w)));
   const labels = useMemo(() => new Map(graph.rows.map((op) => [op.label, op])), [graph]);
   const Operators = ({ ops }) => html`${(ops ?? []).slice(0, 4).map(named).map((o, n) => {
     const op = labels.get(o.label) ?? graph.ops.get(o.label);
@@ -35,7 +37,7 @@ export function RemarkTable({ graph, pass, query, to }) {
     { title: "figures", cell: figuresOf },
     { title: "name of the place", wide: true, hint: "what to give as skip= to switch it off", cell: (r) => (r.site ? html`<code>${shortened(r.site, 90)}</code>` : "") },
   ];
-  const kinds = [["all", "all"], ...["passed", "missed", "analysis"].map((k) => [k, `${REMARK_SIGNS[k]} ${k} (${graph.remarks.filter((r) => r.kind === k && (!pass || r.pass === pass.name)).length})`])];
+  const kinds = [["all", "all"], ...["passed", "missed", "analysis"].map((k) => [k, `${REMARK_SIGNS[k]} ${k} (${graph.remarks.filter((r) => r.kind === k && of(r)).length})`])];
   return html`
     <section aria-labelledby="remarks"><h2 id="remarks">Remarks${pass ? ` of ${pass.name}` : ""}</h2>
       ${graph.remarks.length === 0 ? html`<p>None were recorded.</p>` : html`

@@ -54,6 +54,20 @@ export async function textOf(session, name, sha) {
   return served ? (await request(`api/kernels/${encodeURIComponent(name)}`)).text : null;
 }
 
+/** Formats that the server writes a session in. */
+export const FORMATS = ["json", "model-explorer", "chrome-trace", "sdfg"];
+
+/** Has the browser save the session in a format. */
+export async function save(format, name) {
+  const answer = await asked(`api/export/${encodeURIComponent(format)}`);
+  if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error ?? `the server answers ${answer.status}`);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await answer.blob());
+  link.download = `${name.replace(/[^\w.-]+/g, "_")}.${{ json: "json", sdfg: "sdfg" }[format] ?? `${format}.json`}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
 /** Calls `tell` with every event until `signal` says stop. EventSource would do the same, but sends no headers. */
 export async function events(tell, signal) {
   const headers = { "X-Dcir-Token": sessionStorage.getItem(KEY) ?? "", Accept: "text/event-stream" };
