@@ -93,9 +93,9 @@ class Compilation:
             if self.session.keeper is not None:
                 self._seen = self.session.keeper.begin(gm, self.context)
             done = self.rewritten(gm)
-            if self._seen is not None:
-                self._seen.outputs = done.outputs
             parts, strides = buffer_parts(done), chosen_strides(done)
+            if self._seen is not None:
+                self._seen.outputs, self._seen.settled = done.outputs, (strides, dict(parts))
             if self.context.first_saved is not None:
                 self.record.saved_bytes = saved_bytes(done, self.context.first_saved)
             if self.session.without_code:

@@ -23,6 +23,7 @@ class KeptGraph:
         first_read: of a backward, the number of the forward's output that its first argument would be, were that one.
         outputs: per output of the graph, ("result", number of the network's result) or something that is no tensor.
         first_saved: of a forward, number of its first output that only the backward reads.
+        settled: of a forward, what its backward was traced for: strides of its outputs, and where in its buffers they lie.
         source: the graph before it was imported, and what is known of it, for whoever imports it once more.
     """
 
@@ -35,6 +36,7 @@ class KeptGraph:
     outputs: list[tuple[str, Any]] = field(default_factory=list)
     first_saved: int | None = None
     source: tuple[Any, Any] | None = None
+    settled: tuple[Any, Any] | None = None
 
     def end(self, record: Any, net: Network | MovingNetwork) -> None:
         """The graph is compiled."""

@@ -1,7 +1,7 @@
 """What a model would become under other options: passes run and code is planned, and nothing is compiled.
 
-Of a model that is not trained the graphs that were imported are rewritten once more. One that is trained is traced again: how a forward
-lays out what it keeps decides what its backward is. Figures are those of a compilation, for they are made by the same steps.
+The graphs that were imported are rewritten once more. Where a forward lays out otherwise what it keeps for its backward, or there is
+another batch, the model is traced again. Figures are those of a compilation, for they are made by the same steps.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def predict(base: Captured, delta: Delta, progress: Progress | None = None) -> d
     """
     options = delta.options(base.options)
     same_call = delta.batch is None or delta.batch == base.subject.batch
-    if base.subject.trains or not same_call or not _imported(base.graphs):
-        return figures(capture(base.subject, options, batch=delta.batch, progress=progress).graphs)
-    return figures(_again(base.graphs, options, progress))
+    found = _again(base, options, progress) if same_call and _imported(base.graphs) else None
+    if found is None:
+        found = capture(base.subject, options, batch=delta.batch, progress=progress).graphs
+    return figures(found)
 
 
 def figures(graphs: Sequence[KeptGraph]) -> dict[str, Any]:
@@ -55,14 +56,17 @@ def figures(graphs: Sequence[KeptGraph]) -> dict[str, Any]:
     }
 
 
-def _again(graphs: Sequence[KeptGraph], options: Options, progress: Progress | None) -> list[KeptGraph]:
+def _again(base: Captured, options: Options, progress: Progress | None) -> list[KeptGraph] | None:
+    """The graphs of a captured model, rewritten with other options; None where a backward would be another graph."""
     keeper = Keeper()
     session = Session(options, progress=progress, keeper=keeper, without_code=True)
     compile_graph = compiling(session)
-    with threads_of(options), torch.no_grad():
-        for kept in graphs:
+    with threads_of(options), torch.set_grad_enabled(base.subject.trains):
+        for kept in base.graphs:
             assert kept.source is not None
             compile_graph(*kept.source)
+            if kept.record.kind == "forward" and keeper.graphs[-1].settled != kept.settled:
+                return None
     return keeper.done()
 
 

@@ -37,9 +37,15 @@ export async function request(path, body) {
   return data;
 }
 
+/** The text that Python has packed with gzip and written in base64. */
+async function unpacked(letters) {
+  const bytes = Uint8Array.from(atob(letters.trim()), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
 /** All sessions: one, or two to be compared. */
 export async function sessions() {
-  const data = served ? await request("api/session") : JSON.parse(embedded.textContent);
+  const data = served ? await request("api/session") : JSON.parse(await unpacked(embedded.textContent));
   return Array.isArray(data) ? data : [data];
 }
 

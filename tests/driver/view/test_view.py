@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from pathlib import Path
@@ -29,9 +31,9 @@ def view() -> View:
 
 
 def embedded(page: str) -> Any:
-    found = re.search(r'<script type="application/json" id="session">(.*?)</script>', page, re.DOTALL)
+    found = re.search(r'<script type="application/gzip" id="session">(.*?)</script>', page, re.DOTALL)
     assert found is not None
-    return json.loads(found[1])
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
 
 
 def test_a_report_is_one_file_that_asks_for_nothing(view: View, tmp_path: Path) -> None:
