@@ -57,6 +57,7 @@ def command(
     """
     from dcir.driver.view.files import view_files
     from dcir.driver.view.view import check_name
+    from dcir.view.server import check_installed
 
     if form is not None and output is None:
         raise click.UsageError("--format wants -o FILE.")
@@ -64,6 +65,8 @@ def command(
         raise click.UsageError("--format is for one model.")
     if output is not None and form is None:
         check_name(output)  # before seconds of compiling
+    if output is None:
+        check_installed()
     settings: dict[str, Any] = {"level": level, "target": target, "threads": threads, "skip": skip}
     with progress_bar(plain=plain, still=True) as progress:
         view = view_files(

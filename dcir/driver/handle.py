@@ -196,13 +196,16 @@ class Handle:
 
         Raises:
             OptionError: there are no inputs, and nothing was kept.
-            InvalidInput: a training step, of which there can be no twin.
+            InvalidInput: a training step or a graph of ``torch.compile``, of which there is no twin.
         """
         from dcir.driver.view.view import view_kept, view_module
 
         if inputs or named:
             if self._plain is None or self._compiled is None:
-                raise InvalidInput("a training step cannot be called without changing the model", hint="history=True")
+                raise InvalidInput(
+                    "there is no twin of this that could be called", where=self.name,
+                    hint="history=True where it is compiled, then report() or view() without inputs",
+                )  # fmt: skip
             return view_module(
                 self.name, self._plain, self._compiled, self.options, inputs, named, loss=loss, seconds=seconds
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import socket
 import threading
 import time
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
     from dcir.view.application import Workshop
 
 _START_SECONDS = 10.0
+
+
+def check_installed() -> None:
+    """Refuse to serve without a server.
+
+    Raises:
+        Unsupported: the packages of the extra "view" are not installed.
+    """
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Unsupported(
+            f"dcir view serves pages with Starlette and uvicorn, and {' and '.join(missing)} cannot be found",
+            hint="pip install 'dcir[view]', or dcir view MODEL -o report.html",
+        )
 
 
 class Server:
@@ -34,15 +49,11 @@ class Server:
     """
 
     def __init__(self, sessions: Sequence[Mapping[str, Any]], workshop: Workshop | None = None) -> None:
-        try:
-            import uvicorn
+        check_installed()
+        import uvicorn
 
-            from dcir.view.application import Interface
-        except ImportError as error:
-            raise Unsupported(
-                "dcir view serves pages with Starlette and uvicorn, which are not installed", where=str(error.name),
-                hint="pip install 'dcir[view]', or dcir view MODEL -o report.html",
-            ) from error  # fmt: skip
+        from dcir.view.application import Interface
+
         self._interface = Interface(sessions, workshop)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.bind(("127.0.0.1", 0))

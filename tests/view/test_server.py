@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("starlette", reason="the packages of the extra view are not installed")
 pytest.importorskip("uvicorn", reason="the packages of the extra view are not installed")
 
-from dcir.errors import InvalidInput
+from dcir.errors import InvalidInput, Unsupported
 from dcir.view.security import POLICY
 from dcir.view.server import Server, serving
 
@@ -299,3 +299,10 @@ def test_it_ends_while_somebody_listens() -> None:
         assert connection.getresponse().status == 200
     with pytest.raises(OSError):
         ask(other, "/")
+
+
+def test_without_the_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Unsupported) as caught:
+        Server([SESSION])
+    assert caught.value.hint is not None and "dcir[view]" in caught.value.hint and "-o report.html" in caught.value.hint
