@@ -11,7 +11,7 @@ from dcir.ir.network import Network
 def live_ranges(net: Network) -> dict[str, tuple[int, int]]:
     """First and last operator, by place in the order of execution, at which each container holds something that is wanted.
 
-    Inputs and constants hold it from the start, results to the end.
+    Inputs and constants hold it from the start, results and what is prepared for calls to the end.
     """
     at, count = net.positions(), len(net.ops())
     found: dict[str, tuple[int, int]] = {}
@@ -19,10 +19,13 @@ def live_ranges(net: Network) -> dict[str, tuple[int, int]]:
         for o in (*net.ins(op), *net.outs(op)):
             first, last = found.get(o.data, (row, row))
             found[o.data] = min(first, row), max(last, row)
-    results = net.result_containers()
+    results, prepared = net.result_containers(), net.prepared_ops()
+    lasting = {o.data for op in at if op not in prepared for o in net.ins(op)} & {
+        o.data for op in prepared for o in net.outs(op)
+    }
     for name, (first, last) in found.items():
         given = net.containers[name].role in ("input", "constant")
-        found[name] = 0 if given else first, count - 1 if name in results else last
+        found[name] = 0 if given else first, count - 1 if name in results | lasting else last
     return found
 
 
@@ -35,7 +38,8 @@ def memory(net: Network) -> dict[str, Any]:
         if place is not None:
             rectangles.append([name, place.block, place.offset, net.containers[name].nbytes, first, last])
     rectangles.sort(key=lambda r: (r[1], r[4], r[2]))
-    return {"blocks": dict(net.memory.blocks), "rectangles": rectangles, "peak": _peak(rectangles)}
+    first = {name: size for name, size in net.memory.blocks.items() if name == ARENA}
+    return {"blocks": first | dict(net.memory.blocks), "rectangles": rectangles, "peak": _peak(rectangles)}
 
 
 def _peak(rectangles: list[list[Any]]) -> dict[str, Any] | None:

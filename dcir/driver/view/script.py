@@ -18,28 +18,28 @@ def script(subject: Subject, base: Options, delta: Delta) -> str:
     }
     if options.skip:
         given["skip"] = repr(list(options.skip))
-    lines = ["import dcir"]
+    imports, opening = _split(_opening(subject, delta))
+    own = base.pipeline is not None
     if delta.rewrites:
-        lines += _pipeline(base, options, delta)
         given["pipeline"] = "passes"
-    lines += ["", *_opening(subject, delta)]
+        imports += [] if own else ["from dcir.driver.targets.host import host_target"]
+    lines = ["from dataclasses import replace", ""] if delta.rewrites else []
+    lines += ["import torch", "", "import dcir", *sorted(imports), ""]
+    if options.threads is not None:
+        lines.append(f"torch.set_num_threads({options.threads})")
+    lines += opening
+    if delta.rewrites:
+        lines += _pipeline(options, delta, own=own)
     arguments = ", ".join(["model", *(f"{name}={value}" for name, value in given.items()), "dynamic=False"])
-    lines += [*_threads(options), f"fast = dcir.optimize({arguments})"]
-    return "\n".join([*lines, *_call(subject)]) + "\n"
+    return "\n".join([*lines, f"fast = dcir.optimize({arguments})", *_call(subject)]) + "\n"
 
 
-def _pipeline(base: Options, options: Options, delta: Delta) -> list[str]:
+def _pipeline(options: Options, delta: Delta, *, own: bool) -> list[str]:
     target = "" if options.target == Options().target else f", {options.target!r}"
-    lines = ["from dataclasses import replace", ""]
-    given = "pipeline"
-    if base.pipeline is None:
-        lines += ["from dcir.driver.targets.host import host_target", ""]
-        given = f"host_target({options.threads!r}{target}).pipeline({options.level})"
-    else:
-        lines += ["# pipeline: yours"]
+    given = "pipeline" if own else f"host_target({options.threads!r}{target}).pipeline({options.level})"
     fields = {name: dict(values) for name, values in sorted(delta.fields.items())}
     return [
-        *lines,
+        *(["# pipeline: yours"] if own else []),
         f"without = {sorted(delta.disable)!r}",
         f"fields = {fields!r}",
         "passes = [",
@@ -48,6 +48,12 @@ def _pipeline(base: Options, options: Options, delta: Delta) -> list[str]:
         "    if p.name not in without",
         "]",
     ]
+
+
+def _split(lines: list[str]) -> tuple[list[str], list[str]]:
+    """Imports, and what is no import and not empty."""
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    return imports, [line for line in lines if line and line not in imports]
 
 
 def _opening(subject: Subject, delta: Delta) -> list[str]:
@@ -60,10 +66,6 @@ def _opening(subject: Subject, delta: Delta) -> list[str]:
             line = line.removesuffix(f", batch={subject.batch!r})").removesuffix(")") + f", batch={delta.batch!r})"
         found.append(line)
     return found
-
-
-def _threads(options: Options) -> list[str]:
-    return [] if options.threads is None else ["", "import torch", "", f"torch.set_num_threads({options.threads})"]
 
 
 def _call(subject: Subject) -> list[str]:

@@ -149,6 +149,17 @@ def test_what_was_kept_is_looked_at_without_a_call() -> None:
         dcir.optimize(model).dcir.report()
 
 
+def test_a_program_for_all_sizes_is_looked_at_as_it_was_compiled() -> None:
+    torch._dynamo.reset()
+    model, (x,) = mlp()
+    fast = dcir.optimize(model, dynamic=True, history=True)
+    with torch.no_grad():
+        fast(x)
+        fast(torch.cat([x, x, x]))
+    graphs = fast.dcir.report().to_json()["graphs"]
+    assert graphs and all(g["snapshots"] and g["kernels"] for g in graphs)
+
+
 def test_a_training_step_is_looked_at_as_it_was_compiled() -> None:
     torch._dynamo.reset()
     model, inputs = mlp()

@@ -111,22 +111,6 @@ def test_a_place_that_is_switched_off_is_one_place(inference: Workshop) -> None:
     assert off["graphs"][0]["key"] == compiled(inference, Delta(skip=(site,)))[0].key
 
 
-def test_a_field_of_a_pass_is_changed(inference: Workshop) -> None:
-    rows = [
-        (p["name"], n, v)
-        for p in inference.session()["pipeline"]
-        for n, v in p["fields"].items()
-        if isinstance(v, bool)
-    ]
-    if not rows:
-        pytest.skip("no pass has a switch among its fields")
-    name, field, value = rows[0]
-    change = Delta.from_json({"fields": {name: {field: not value}}})
-    passes = change.options(Options()).pipeline
-    assert passes is not None
-    assert {getattr(p, field) for p in passes if p.name == name} == {not value}  # type: ignore[attr-defined]
-
-
 def test_another_batch_is_traced_anew(inference: Workshop) -> None:
     found = inference.predict(0, {"batch": 3})
     assert found["predicted"]["graphs"][0]["bytes"] == compiled(inference, Delta(batch=3))[0].bytes_moved
