@@ -38,8 +38,8 @@ def memory(net: Network) -> dict[str, Any]:
         if place is not None:
             rectangles.append([name, place.block, place.offset, net.containers[name].nbytes, first, last])
     rectangles.sort(key=lambda r: (r[1], r[4], r[2]))
-    first = {name: size for name, size in net.memory.blocks.items() if name == ARENA}
-    return {"blocks": first | dict(net.memory.blocks), "rectangles": rectangles, "peak": _peak(rectangles)}
+    arena = {name: size for name, size in net.memory.blocks.items() if name == ARENA}
+    return {"blocks": arena | dict(net.memory.blocks), "rectangles": rectangles, "peak": _peak(rectangles)}
 
 
 def _peak(rectangles: list[list[Any]]) -> dict[str, Any] | None:
