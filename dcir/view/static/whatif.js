@@ -1,5 +1,5 @@
 /** What if: passes switched off, options changed, places skipped; predicted at once, measured on request, as a tree of variants. */
-import { bytes, count, ms, percent, plural, ratio } from "./format.js";
+import { bytes, count, ms, percent, plural } from "./format.js";
 import { html, useEffect, useState } from "./lib.js";
 import { Copy, Missing, Table } from "./parts.js";
 import { events, request, served } from "./source.js";
@@ -118,21 +118,22 @@ function Tree({ variants, at, onChoose, base }) {
         html`<span class=${`depth d${Math.min(v.depth, 8)}`}>${v.depth > 0 && html`<span aria-hidden="true">└ </span>`}<button type="button"
           aria-pressed=${String(v.id === at)} onClick=${() => onChoose(v)}>${v.id}: ${deltaText(v.delta)}</button></span>`,
     },
+    {
+      title: "speed",
+      numeric: true,
+      hint: "the session's time over this variant's; more than 1 is faster",
+      cell: (v) => (v.measured ? `${v.measured.gain.toFixed(2)}×` : v.error ? "refused" : "–"),
+    },
+    {
+      title: "time (as it is)",
+      numeric: true,
+      hint: "of a call; both were measured in turns",
+      cell: (v) => (v.measured ? `${ms(v.measured.ms)} (${ms(v.measured.base_ms)})` : "–"),
+    },
     { title: "kernels", numeric: true, cell: (v) => count(v.predicted?.kernels) },
     { title: "bytes a call", numeric: true, cell: (v) => `${bytes(v.predicted?.bytes)}${change(v, "bytes")}` },
     { title: "scratch", numeric: true, cell: (v) => `${bytes(v.predicted?.scratch)}${change(v, "scratch")}` },
     { title: "floor", numeric: true, cell: (v) => ms(v.predicted?.floor_ms) },
-    {
-      title: "measured",
-      numeric: true,
-      cell: (v) => (v.measured ? `${ms(v.measured.ms)} against ${ms(v.measured.base_ms)}` : v.error ? "refused" : "–"),
-    },
-    {
-      title: "speed",
-      numeric: true,
-      hint: "the session's time over this variant's",
-      cell: (v) => (v.measured ? ratio(v.measured.gain) : "–"),
-    },
     {
       title: "error",
       numeric: true,
