@@ -5,7 +5,7 @@ WORKERS ?= auto
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help env demo test test-all lint format clean
+.PHONY: help env demo test test-all lint format vendor clean
 
 help:
 	@echo "make demo    ResNet-50 and BERT-base next to PyTorch, then the command line"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all  the tests, every case of the databases that make test takes samples of"
 	@echo "make lint    style, types and layers"
 	@echo "make format  rewrite the files in the house style"
+	@echo "make vendor  fetch the scripts that dcir view's page is made with again (npm)"
 	@echo "make env     the environment in .venv, which the others make when needed"
 	@echo "make clean   remove .venv and what tools left"
 
@@ -42,6 +43,9 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+vendor:
+	$(PYTHON) .ci/vendor.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

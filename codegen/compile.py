@@ -23,7 +23,7 @@ from dcir.codegen.symbolic import Names
 from dcir.codegen.tuned import Database
 from dcir.cost.machine import Machine
 from dcir.cost.target import Target, target_of
-from dcir.errors import InvalidSchedule, Unsupported
+from dcir.errors import CompilerNotFound, InvalidSchedule, Unsupported
 from dcir.identity import foreign_identity, source_identity
 from dcir.ir.dace.nodes import Op
 from dcir.ir.memory_plan import PREPARED
@@ -64,6 +64,7 @@ class Library:
         ready: with which part each result container is complete, -1 for those that no step writes.
         came_from: by name of a kernel, the imported operators that the operators which run it came from.
         recorded: whether the driver can tell torch's profiler of its steps.
+        key: what it is found again by; "" where nobody asked for the library, and there is no compiler to make it.
     """
 
     path: Path
@@ -87,6 +88,7 @@ class Library:
     ready: dict[str, int] = field(default_factory=dict)
     came_from: dict[str, Imported] = field(default_factory=dict)
     recorded: bool = False
+    key: str = ""
 
 
 def compile_network(
@@ -99,8 +101,11 @@ def compile_network(
     keep: Callable[[str, str], None] | None = None,
     in_parts: bool = False,
     recorded: bool = False,
+    build: bool = True,
 ) -> Library:
     """Generate, compile and link a network for its target; with ``profile``, the driver measures its steps.
+
+    Without ``build`` nothing is compiled: what is returned says all that is known before, and has no path.
 
     ``choices`` are the emitters' by operator label, instead of those that the database has. ``keep`` hears the name and the text
     of every piece of code, made for it if the library is found in the cache. With ``in_parts`` the driver can stop where results
@@ -122,23 +127,25 @@ def compile_network(
         keep("driver", driver)
         for k in planned.made():
             keep(k.name, planned.backend.kernel_text(k))
-    path, compiled = _library(planned, driver, cache, progress)
+    path, compiled, key = (
+        _library(planned, driver, cache, progress) if build else (Path(), 0, _key(planned, driver, cache))
+    )
     return Library(
         path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
         planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
         tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.sizes_slot,
         {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, _jobs(planned.made()),
         len(stops) + 1, parts.stops, parts.ready, {name: union(found) for name, found in planned.came_from.items()}, recorded,
+        key,
     )  # fmt: skip
 
 
 def _library(
     planned: _PlannedCode, driver: str, cache: Cache, progress: Callable[[int, int], None] | None
-) -> tuple[Path, int]:
-    """The shared library of planned code, and how many kernels were compiled for it now: all of them or none."""
+) -> tuple[Path, int, str]:
+    """The shared library of planned code, how many kernels were compiled for it now (all of them or none), and its key."""
     backend, machine, made = planned.backend, planned.machine, planned.made()
-    identity = backend.identity(machine, cache)
-    key = key_of(source_identity(), backend.emitters.target, identity, driver, "\0".join(planned.names()))
+    key = _key_of(planned, driver, backend.identity(machine, cache))
     compiled = 0
 
     def build(draft: Path) -> None:
@@ -148,7 +155,19 @@ def _library(
         backend.build(draft, key, driver, made, machine, cache, progress)
 
     # One look-up by what the graph is, so that a later process neither generates nor hashes any kernel's text.
-    return cache.get_or_build("graph", key, ".so", build), compiled
+    return cache.get_or_build("graph", key, ".so", build), compiled, key
+
+
+def _key(planned: _PlannedCode, driver: str, cache: Cache) -> str:
+    """The key that the library of planned code would have; "" without a compiler."""
+    try:
+        return _key_of(planned, driver, planned.backend.identity(planned.machine, cache))
+    except CompilerNotFound:
+        return ""
+
+
+def _key_of(planned: _PlannedCode, driver: str, identity: str) -> str:
+    return key_of(source_identity(), planned.backend.emitters.target, identity, driver, "\0".join(planned.names()))
 
 
 class _PlannedCode:

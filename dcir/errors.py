@@ -136,6 +136,10 @@ class ArtefactInvalid(DcirError):
     """A .dcir file is broken or was made for another machine or version."""
 
 
+class SessionInvalid(DcirError):
+    """A file with what `dcir view` shows is broken or hostile."""
+
+
 class OptionError(DcirError, ValueError):
     """An option has an unknown name or a value it cannot take."""
 

@@ -54,6 +54,7 @@ class Options:
         schedule: Schedules of operators by pattern: {pattern: dcir.ir.schedule.Schedule} (``transforms/tier1_operator/set_schedules.py``).
         remarks: Whether to record what passes say of each place: done, not done and why, found out (``fast.dcir.remarks()``).
         skip: Places at which passes are to do nothing, as remarks name them ("fuse-epilogues@contraction_3+program_7").
+        history: Whether to keep every graph as each pass leaves it, and its code, for ``fast.dcir.view()``.
         debug_dir: Folder that receives the graph and the code of every step.
         memory_limit: Upper bound in bytes of a call's planned scratch memory, and of what a forward keeps for its backward.
         precision: Element type of the arithmetic.
@@ -83,6 +84,7 @@ class Options:
     schedule: tuple[tuple[str, object], ...] | None = None
     remarks: bool = False
     skip: tuple[str, ...] = ()
+    history: bool = False
     debug_dir: str | None = None
     memory_limit: int | None = None
     precision: str = "fp32"
@@ -104,7 +106,7 @@ class Options:
         _check_choice("prepare", self.prepare, PREPARE)
         _check_choice("hint", self.hint, HINTS)
         _check_streams(self.streams, self.hint, self.threads)
-        for name in ("strict", "fused_optimizers", "record_function", "remarks", "background"):
+        for name in ("strict", "fused_optimizers", "record_function", "remarks", "background", "history"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
         if self.threads is not None and (not _is_int(self.threads) or self.threads < 1):
@@ -176,15 +178,15 @@ class Options:
     def cache_key(self) -> str:
         """A text that is equal for options that lead to the same code, in every process.
 
-        Options that only watch (verify, debug_dir, record_function), only refuse (strict), concern no code of ours (fused_optimizers) or
-        lead to what is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit, prepare, background), are
-        left out.
+        Options that only watch (verify, debug_dir, record_function, remarks, history), only refuse (strict), concern no code of ours
+        (fused_optimizers) or lead to what is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit,
+        prepare, background), are left out.
 
         Raises:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
         watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
-        watching |= {"hint", "streams", "record_function", "remarks", "background"}
+        watching |= {"hint", "streams", "record_function", "remarks", "background", "history"}
         watching |= {"skip"} if not self.skip else set()
         parts = (
             f"{field.name}={_stable(frozenset(self.skip) if field.name == 'skip' else getattr(self, field.name))}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from dcir.errors import InvalidGraph, OptionError
+from dcir.ir.history import IMPORT, History
 from dcir.ir.network import Network
 from dcir.ir.remarks import Remark, RewriteLog
 from dcir.ir.updates import settle
@@ -98,6 +99,7 @@ def run_passes(
     validate_each: bool = False,
     remarks: bool = False,
     skip: Sequence[str] = (),
+    history: History | None = None,
 ) -> list[PassRecord]:
     """Apply ``passes`` in order.
 
@@ -111,6 +113,7 @@ def run_passes(
             for what the last one leaves. dcir's own rules are always checked (they cost a tenth of DaCe's).
         remarks: whether to record what passes say of each place.
         skip: sites at which passes are to do nothing (``dcir.ir.sites``).
+        history: takes a snapshot before the first pass, and after every one that changed something.
 
     Raises:
         InvalidGraph: a pass left the graph invalid, or does not say of an operator which others it came from, or of one that it took
@@ -123,7 +126,7 @@ def run_passes(
             f"no pass {until!r} in this pipeline", details=[("passes", ", ".join(p.name for p in passes))]
         )
     check_order(passes)
-    run = _Run(net, passes, validate_each)
+    run = _Run(net, passes, validate_each, history)
     net.rewrites = RewriteLog(record=remarks, skip=skip) if remarks or skip else None
     try:
         for number, p in enumerate(passes):
@@ -141,14 +144,17 @@ def run_passes(
 class _Run:
     """A network on its way through a pipeline: what was measured of it last, and who has settled its order and places."""
 
-    def __init__(self, net: Network, passes: Sequence[Pass], validate_each: bool) -> None:
-        self.net, self.passes, self.validate_each = net, passes, validate_each
+    def __init__(
+        self, net: Network, passes: Sequence[Pass], validate_each: bool, history: History | None = None
+    ) -> None:
+        self.net, self.passes, self.validate_each, self.history = net, passes, validate_each, history
         self.records: list[PassRecord] = []
         self.settled = ""
         self.bodies = Bodies()
         self._check()
         self.carried, self.imported = carried(net), len(net.origins.places)
         self.measured = self._measure()
+        self._note(IMPORT)
 
     def apply(self, number: int) -> bool:
         """Run one pass and record it; whether it changed something."""
@@ -179,7 +185,13 @@ class _Run:
             self._hold_final(p)
             self._check()
             self._hold_origins(p)
+            self._note(number)
         return bool(outcome.changed)
+
+    def _note(self, number: int) -> None:
+        """Let the history take a snapshot, if there is one."""
+        if self.history is not None:
+            self.history.note(self.net, number, self.measured[0], self.measured[2])
 
     def _measure(self) -> tuple[int, int, int]:
         """Bytes moved, operators, peak."""

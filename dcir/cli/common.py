@@ -26,6 +26,7 @@ _EXIT_CODES: dict[type[errors.DcirError], int] = {
     errors.OptionError: USAGE,
     errors.InvalidInput: USAGE,
     errors.InvalidModel: USAGE,
+    errors.SessionInvalid: USAGE,
     errors.TypeMismatch: USAGE,
     errors.IndexOutOfRange: USAGE,
     errors.CompilerNotFound: ENVIRONMENT,

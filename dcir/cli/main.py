@@ -18,6 +18,7 @@ _VERBS = {
     "tune": "Measure alternatives of a model's kernels, and keep the fastest.",
     "check": "Compare a model's results with PyTorch's.",
     "explain": "Say what was done to a model, what was refused, and why.",
+    "view": "Show all that became of a model as a page, and what else it could be.",
     "passes": "List the passes of a level.",
     "cache": "Look after the cache of compiled code.",
     "machine": "Measure once what this machine can do at most.",

@@ -33,6 +33,7 @@ from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.moving_network import MovingNetwork
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
+from dcir.report.kept_graph import KeptGraph
 from dcir.runtime.donation import Donation
 from dcir.runtime.program import Program
 from dcir.targets import DEFAULT
@@ -94,6 +95,7 @@ class Compilation:
         )
         self._clock = Clock(self.record.seconds)
         self._kept: GraphFolder | None = None
+        self._seen: KeptGraph | None = None
         self._call_name = f"dcir: {session.name} {context.kind}"  # in torch's profiler
         self._number = compile_id()
 
@@ -104,10 +106,16 @@ class Compilation:
                 moving = self._moving(gm)
                 return CompiledGraph(moving, bounds=moving.graph.bounds)
             self._keep(gm)
+            if self.session.keeper is not None:
+                self._seen = self.session.keeper.begin(gm, self.context)
             done = self.rewritten(gm)
             parts, strides = buffer_parts(done), chosen_strides(done)
+            if self._seen is not None:
+                self._seen.outputs, self._seen.settled = done.outputs, (strides, dict(parts))
             if self.context.first_saved is not None:
                 self.record.saved_bytes = saved_bytes(done, self.context.first_saved)
+            if self.session.without_code:
+                return CompiledGraph(self._in_torch(gm, done), strides, parts)
             if (whole := self._whole(done)) is not None:
                 return CompiledGraph(whole, strides, parts)
             if self.context.kind == "backward":
@@ -155,6 +163,8 @@ class Compilation:
             Unsupported: there is no program for all sizes, or something is asked for that belongs to constant ones.
         """
         with _COMPILING, _uncollected():
+            if self.session.keeper is not None:
+                self._seen = self.session.keeper.begin(gm, self.context)
             graph = self._moving_graph(gm)
             if self.context.settle is not None:
                 self.context.settle(graph.layouts)
@@ -273,6 +283,7 @@ class Compilation:
             progress=self.session.step("passes"),
             remarks=options.remarks,
             skip=options.skip,
+            history=None if self._seen is None else self._seen.history,
         )
         record.bytes_moved, record.work = net.bytes_moved(), _work(net)
 
@@ -333,6 +344,14 @@ class Compilation:
         self._finish(done.network)
         return program
 
+    def _in_torch(self, gm: fx.GraphModule, done: Imported) -> Call:
+        """What stands for the code of a rewritten graph where none is to be made: the graph before it was rewritten, run by torch."""
+        self._clock.start()
+        self._prepare(done)
+        self._library(done.network)
+        self._finish(done.network)
+        return lambda args: list(gm(*args))
+
     def _prepare(self, done: Imported) -> None:
         """What comes before the code.
 
@@ -366,8 +385,9 @@ class Compilation:
         record = self.record
         library = compile_network(
             net, progress=self.session.step("kernels"),
-            profile=self.session.watch is not None, keep=self._kept.code if self._kept is not None else None,
+            profile=self.session.watch is not None, keep=self._hear_code(),
             in_parts=in_parts, recorded=self.options.record_function and self.session.watch is None,
+            build=not self.session.without_code,
         )  # fmt: skip
         self._clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
@@ -375,7 +395,26 @@ class Compilation:
         record.prepared_bytes, record.parts = library.prepared_bytes, library.parts
         record.tuned, record.schedules = _tuned(net, library), _schedules(library)
         record.kernel_origins, record.origins = kernel_origins(net, library)
+        record.key = library.key
+        if self._seen is not None:
+            self._seen.library = library
         return library
+
+    def _hear_code(self) -> Callable[[str, str], None] | None:
+        """What hears the name and the text of every piece of code, if somebody wants to."""
+        heard: list[Callable[[str, str], None]] = []
+        if self._kept is not None:
+            heard.append(self._kept.code)
+        if self._seen is not None:
+            heard.append(self._seen.texts.__setitem__)
+        if not heard:
+            return None
+
+        def hear(name: str, text: str) -> None:
+            for each in heard:
+                each(name, text)
+
+        return hear
 
     def _keep(self, gm: fx.GraphModule) -> None:
         """Keep the steps of the graph in a folder, if that is asked for."""
@@ -387,6 +426,8 @@ class Compilation:
         """The record is complete; ``net`` is what runs."""
         self.session.add(self.record)
         trace(self.record, net, self._number)
+        if self._seen is not None:
+            self._seen.end(self.record, net)
         if self._kept is not None:
             self._kept.record(self.record)
 

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dcir.driver.calls.submissions import Submissions
 from dcir.driver.measure.machine import rates
@@ -16,6 +16,10 @@ from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.report.profile import Profile
 from dcir.report.remarks import Remarks
+
+if TYPE_CHECKING:
+    from dcir.driver.view.view import View
+    from dcir.view.server import Server
 
 _NUMBERS = itertools.count()
 _ALIVE: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
@@ -186,3 +190,47 @@ class Handle:
                 hint="dcir.optimize(model).dcir.profile(inputs, loss=...) measures forward and backward",
             )
         return profile(self._plain(), self._compiled, self.options, inputs, named, seconds=seconds, loss=loss)
+
+    def report(
+        self, /, *inputs: Any, seconds: float | None = None, loss: Callable[[Any], Any] | None = None, **named: Any
+    ) -> View:
+        """All that became of a call, to be saved: ``report(x).save("report.html")`` writes a page that needs nothing else.
+
+        Args:
+            inputs, named: the call, of which a twin of the model is compiled. Without them it is about what was compiled with
+                ``history=True``.
+            seconds: how long to measure the twin; None compiles no code for it.
+            loss: a function from what the call returns to a scalar; if given, the backward pass is looked at too.
+
+        Raises:
+            OptionError: there are no inputs, and nothing was kept.
+            InvalidInput: a training step or a graph of ``torch.compile``, of which there is no twin.
+        """
+        from dcir.driver.view.view import view_kept, view_module
+
+        if inputs or named:
+            if self._plain is None or self._compiled is None:
+                raise InvalidInput(
+                    "there is no twin of this that could be called", where=self.name,
+                    hint="history=True where it is compiled, then report() or view() without inputs",
+                )  # fmt: skip
+            return view_module(
+                self.name, self._plain, self._compiled, self.options, inputs, named, loss=loss, seconds=seconds
+            )
+        if self.session.keeper is None:
+            raise OptionError(
+                "graphs are kept where that is asked for before they are compiled", where="history=False",
+                hint="fast.dcir.view(inputs), or dcir.optimize(model, history=True)",
+            )  # fmt: skip
+        return view_kept(self.name, self.session)
+
+    def view(
+        self, /, *inputs: Any, seconds: float | None = None, loss: Callable[[Any], Any] | None = None, **named: Any
+    ) -> Server:
+        """The same, served on this machine beside what this process does: ``address`` is what to open, ``close()`` ends it.
+
+        Raises:
+            OptionError, InvalidInput: as by ``report``.
+            Unsupported: the packages of the extra "view" are not installed.
+        """
+        return self.report(*inputs, seconds=seconds, loss=loss, **named).serve()

@@ -44,6 +44,7 @@ class GraphRecord:
         seconds: time per step.
         kernel_origins: of all kernels, in the order of ``schedules``, and behind them of operators that run through torch.
         origins: the imported operators.
+        key: what the library is found again by.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class GraphRecord:
     bounds: tuple[tuple[str, int, int], ...] = ()
     kernel_origins: list[KernelOrigin] = field(default_factory=list)
     origins: Origins = field(default_factory=Origins)
+    key: str = ""
 
     @property
     def state(self) -> str:

@@ -15,6 +15,7 @@ from torch._guards import TracingContext
 from dcir.codegen.compile import Library
 from dcir.cost.stream_number import StreamNumber
 from dcir.driver.calls.background import Background
+from dcir.driver.keeper import Keeper
 from dcir.driver.record import GraphRecord
 from dcir.driver.team import fit_team
 from dcir.driver.uncompiled import Coverage
@@ -65,6 +66,8 @@ class Session:
         name: of what is compiled, for logs and profilers.
         next_step: what to type to read more, for the log.
         streams: how its calls share the processors, where several run at once.
+        keeper: keeps of every graph what is to be looked at later.
+        without_code: whether graphs are only rewritten and planned, and then run by torch.
     """
 
     options: Options
@@ -79,12 +82,16 @@ class Session:
     name: str = "a model"
     next_step: str = "model.dcir.explain()"
     streams: StreamNumber | None = None
+    keeper: Keeper | None = None
+    without_code: bool = False
 
     def __post_init__(self) -> None:
         if self.options.skip:
             from dcir.driver.skipped import check_skip
 
             check_skip(self.options)
+        if self.options.history and self.keeper is None:
+            self.keeper = Keeper()
         if TracingContext.try_get() is None:  # Dynamo guards on the number of threads
             fit_team()
 

@@ -373,10 +373,12 @@ class Network:
         """
         if bodies := op.spec.bodies():
             return op.spec.in_all([body.network.bytes_moved() for body in bodies])
-        reads = [e.data for e in self.state.in_edges(op)]
-        if len({m.data for m in reads}) < len(reads):  # subsets take long to find, and to write out
-            reads = list({(m.data, str(m.subset)): m for m in reads}.values())
-        memlets = (*reads, *(e.data for e in self.state.out_edges(op)))
+        memlets = [e.data for e in self.state.out_edges(op)]
+        reads: dict[str, list[Any]] = {}
+        for e in self.state.in_edges(op):
+            reads.setdefault(e.data.data, []).append(e.data)
+        for same in reads.values():  # the text of a subset takes longer than all else here
+            memlets += same if len(same) == 1 else {str(m.subset): m for m in same}.values()
         return sum(int(m.volume) * itemsize(self.containers[m.data].dtype) for m in memlets)
 
     @classmethod

@@ -224,11 +224,19 @@ def skip(tmp_path: Any) -> None:
     assert [p.changed for p in made(skip=[site])[1].passes if p.name == "fuse-epilogues"] != changed
 
 
+def history(tmp_path: Any) -> None:
+    kept = made(history=True)[0].dcir.report().to_json()
+    assert len(kept["graphs"][0]["snapshots"]) > 1
+    with pytest.raises(OptionError):
+        made()[0].dcir.report()
+
+
 EFFECTS = {
     f.__name__: f
     for f in (
         level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, schedule, debug_dir, memory_limit, precision,
         fused_optimizers, tune, prepare, hint, streams, record_function, remarks, skip, background,
+        history,
     )
 }  # fmt: skip
 

@@ -4,59 +4,29 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.codegen.cpp.toolchain import cpu_identity
 from dcir.driver.ahead import compile as ahead
 from dcir.driver.measure.baselines import Run, baselines, check_names
 from dcir.driver.measure.models import BenchModel, open_model
+from dcir.driver.measure.turns import BenchRow, measure, reference_of, relative_error
 from dcir.driver.optimize import compiled_with
 from dcir.driver.session import Progress, Session
-from dcir.driver.verify.compare import in_double
-from dcir.errors import DcirError, InvalidInput
+from dcir.errors import InvalidInput
 from dcir.frontends.onnx import OnnxModule
-from dcir.frontends.torch.export import export_inference
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.runtime.artefact import load_artefact
 from dcir.runtime.sized_model import LoadedSizes
 
 __all__ = ["BenchRow", "Measurement", "bench_file", "measure", "reference_of", "relative_error"]
-
-_WARM_UP = 3
-_LEAST = 5
-_TURN_SECONDS = 0.02
-
-
-@dataclass
-class BenchRow:
-    """Times of one way to run a model, in milliseconds.
-
-    Attributes:
-        least, median, p95: of all calls; ``percentiles`` holds those that were asked for.
-        spread: the middle half's width over the median.
-        speed_up: this median over dcir's.
-        error: largest difference from the reference over the reference's largest value, of the worst result.
-    """
-
-    name: str
-    least: float
-    median: float
-    p95: float
-    spread: float
-    calls: int
-    percentiles: dict[str, float] = field(default_factory=dict)
-    speed_up: float = 1.0
-    error: float | None = None
 
 
 @dataclass
@@ -98,69 +68,6 @@ class Measurement:
                 + f"{r.spread:>6.0%} {r.calls:>6} {gain:>11} {error:>8}"
             )
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-
-def measure(
-    runs: dict[str, Run],
-    seconds: float,
-    reference: Sequence[Any] | None = None,
-    percentiles: Sequence[float] = (),
-    progress: Progress | None = None,
-) -> list[BenchRow]:
-    """Rows of several ways to compute the same, which take turns so that a busy machine slows all of them alike.
-
-    A turn begins with a call that does not count: until it is over, the threads of another's pool may be spinning still.
-
-    Args:
-        runs: "dcir" first; each call returns flat results.
-        seconds: time for each.
-        reference: the exact results.
-        percentiles: to tell besides median and 95.
-        progress: told of the seconds that have passed, between two turns.
-    """
-    results = {name: run() for name, run in runs.items()}
-    for run in runs.values():
-        for _ in range(_WARM_UP):
-            run()
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    start_of_all, whole = time.perf_counter(), seconds * len(runs)
-    stop = start_of_all + whole
-    while time.perf_counter() < stop or len(times["dcir"]) < _LEAST:
-        for name, run in runs.items():
-            if progress is not None:
-                progress("measuring", round(min(time.perf_counter() - start_of_all, whole)), round(whole))
-            run()
-            turn = time.perf_counter() + min(_TURN_SECONDS, seconds / _LEAST)
-            while True:
-                start = time.perf_counter()
-                run()
-                end = time.perf_counter()
-                times[name].append((end - start) * 1e3)
-                if end > turn:
-                    break
-    own = float(np.median(times["dcir"]))
-    rows = []
-    for name, taken in times.items():
-        low, median, high, p95 = np.percentile(taken, [25, 50, 75, 95])
-        asked = {f"{p:g}": float(np.percentile(taken, p)) for p in percentiles}
-        row = BenchRow(name, min(taken), float(median), float(p95), float((high - low) / median), len(taken), asked)
-        row.speed_up = float(median / own)
-        row.error = None if reference is None else relative_error(results[name], reference)
-        rows.append(row)
-    return rows
-
-
-def relative_error(ours: Sequence[Any], exact: Sequence[Any]) -> float:
-    """The largest difference of any result over the largest value of that result."""
-    worst = 0.0
-    for a, b in zip(ours, exact, strict=True):
-        x, y = (
-            np.asarray(v.detach().to(torch.float64) if isinstance(v, torch.Tensor) else v, np.float64) for v in (a, b)
-        )
-        if x.size:
-            scale = float(np.nanmax(np.abs(y))) or 1.0
-            worst = max(worst, float(np.nanmax(np.abs(x - y))) / scale)
-    return worst
 
 
 def bench_file(
@@ -239,15 +146,3 @@ def _ours(model: BenchModel, options: Options, progress: Progress | None) -> Run
             return lambda: pytree.tree_leaves(compiled(*inputs))
     fast = compiled_with(model.module, session)
     return lambda: pytree.tree_leaves(fast(*inputs))
-
-
-def reference_of(model: BenchModel) -> tuple[str, Sequence[Any]]:
-    """The exact results and how they were made: in float64, or by eager PyTorch where the call is no one graph."""
-    tensors = [v for v in pytree.tree_leaves(model.inputs) if isinstance(v, torch.Tensor)]
-    if isinstance(model.module, nn.Module):
-        try:
-            exported = export_inference(model.module, model.inputs)
-            return "float64", in_double(exported.graph, [*(s.tensor for s in exported.state), *tensors])
-        except (DcirError, RuntimeError, TypeError):
-            pass
-    return "eager", pytree.tree_leaves(model.module(*model.inputs))

@@ -16,9 +16,9 @@ from dcir.codegen.cpp.toolchain import cpu_identity
 from dcir.driver.ahead import compile as ahead
 from dcir.driver.ahead.compile_sizes import compile_file_for_sizes
 from dcir.driver.measure.baselines import check_names, not_measured, opened_runtime
-from dcir.driver.measure.bench import relative_error
 from dcir.driver.measure.models import open_stream
 from dcir.driver.measure.sizes_file import read_sizes
+from dcir.driver.measure.turns import relative_error
 from dcir.driver.optimize import compiled_with
 from dcir.driver.session import Progress, Session
 from dcir.driver.verify.compare import in_double

@@ -19,12 +19,12 @@ from dcir.cost.threads.team_rates import TeamRates
 from dcir.cost.threads.topology import Cores, cores_here
 from dcir.cost.threads.width import Width, heaviest, width_of
 from dcir.driver.measure.baselines import Run
-from dcir.driver.measure.bench import measure
 from dcir.driver.measure.kernel_graph import KernelGraph, kernel_graph
 from dcir.driver.measure.machine import rates
 from dcir.driver.measure.models import BenchModel, open_model
 from dcir.driver.measure.profile import Recorder, measured, summary
 from dcir.driver.measure.roofline import MODES, summed
+from dcir.driver.measure.turns import measure
 from dcir.driver.optimize import compiled_with
 from dcir.driver.session import Progress, Session
 from dcir.errors import InvalidInput, OptionError

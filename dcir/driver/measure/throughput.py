@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 from dcir.cost.stream_number import StreamNumber
 from dcir.driver.ahead import compile as ahead
 from dcir.driver.measure.baselines import check_names
-from dcir.driver.measure.bench import reference_of, relative_error
 from dcir.driver.measure.models import BenchModel, open_model
 from dcir.driver.measure.rival_streams import Burst, bursts
+from dcir.driver.measure.turns import reference_of, relative_error
 from dcir.driver.optimize import compiled_with
 from dcir.driver.session import Progress, Session
 from dcir.errors import InvalidInput

@@ -138,7 +138,7 @@ def lasting(report: Report) -> dict[str, Any]:
     """The report without what differs from one compilation to the next, or follows from the rest; of source files names and lines alone."""
     data = report.to_json()
     for graph, whole in zip(data["graphs"], report.graphs, strict=True):
-        for name in ("seconds", "generated", "flops", "floor_seconds", "peak_bytes", "together", "partition"):
+        for name in ("seconds", "generated", "flops", "floor_seconds", "peak_bytes", "together", "partition", "key"):
             graph.pop(name, None)
         graph["kernel_origins"], graph["origins"] = whole.kernel_origins, whole.origins.public().to_json()
         for record in graph["passes"]:
