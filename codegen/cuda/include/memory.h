@@ -22,6 +22,13 @@ inline bool clashes(const Mark &m) {
     return m.block != s.blocks || (m.epoch == s.epoch && m.thread != s.current);
 }
 
+// An index, and the line that it stands in.
+struct Place {
+    long long at;
+    int line;
+    Place(long long at, int line = __builtin_LINE()) : at(at), line(line) {}
+};
+
 template <class T, int N> struct SharedArray {
     T data[N];
     Mark wrote[N], read[N];
@@ -58,11 +65,10 @@ template <class T, int N> struct SharedArray {
         }
         void operator=(const Element &other) const { *this = (T)other; }
     };
-    Element at(long long i, int line) {
-        if (i < 0 || i >= N) fail("shared memory is touched outside of its array", line);
-        return {*this, i, line};
+    Element operator[](Place p) {
+        if (p.at < 0 || p.at >= N) fail("shared memory is touched outside of its array", p.line);
+        return {*this, p.at, p.line};
     }
-    Element operator[](long long i) { return at(i, 0); }
 };
 
 struct Buffer {
@@ -95,6 +101,16 @@ inline void buffer(const void *p, unsigned long bytes, bool result) {
     n.wrote = (Mark *)calloc(bytes + 1, sizeof(Mark));
     n.read = (Mark *)calloc(bytes + 1, sizeof(Mark));
     n.written = (bool *)calloc(bytes + 1, 1);
+}
+
+// Bytes of results that no launch has written since they were made known.
+inline unsigned long unwritten() {
+    unsigned long count = 0;
+    for (int i = 0; i < buffers().count; i++) {
+        const Buffer &b = buffers().of[i];
+        for (long k = 0; b.written && k < b.end - b.begin; k++) count += !b.written[k];
+    }
+    return count;
 }
 
 inline void forget_buffers() {

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from dcir.cache import key_of
 from dcir.codegen.cpp.scalar_ops import SCALAR_OPS, cast_expr
 from dcir.codegen.cuda.kernels.types import CUDA_TYPE, Join, constant
+from dcir.codegen.cuda.kernels.widths import is_vector_gather
 from dcir.codegen.cuda.launch import Launch
 from dcir.codegen.ranges import short_values
 from dcir.codegen.schedule import needed
@@ -70,6 +71,8 @@ class KernelText:
         index: C++ type of loop variables and addresses; there are no numbers of points above ``points``.
         known: values that are computed already, once for all points that the thread visits.
         held: values that wait in registers for a later sweep.
+        in_pieces: gathers of which a piece has one vector.
+        given: loads whose elements are there already, and C++ of where.
     """
 
     def __init__(self, p: LoopNest, places: Places, along: int | None, width: int, points: int) -> None:
@@ -84,6 +87,8 @@ class KernelText:
         self.short = short_values(p)
         self.checked = any(isinstance(s, Gather) and s.checked for s in p.body)
         self.in_vectors: dict[str, None] = {}
+        self.given: dict[int, str] = {}
+        self.in_pieces: set[int] = set()
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
@@ -135,7 +140,7 @@ class KernelText:
         p, times = self.p, visits.times
         wanted = needed(p, [*stores, *reduces], self.known)
         reachable = self._without_held(stores, reduces)
-        loads = [i for i in reachable if isinstance(p.body[i], Load) and not p.body[i].args and i not in self.held]
+        loads = [i for i in sorted(reachable) if self._is_loaded(i) and i not in self.held and i not in self.given]
         hold = set(hold)
         for i in sorted(hold):
             loaded = f"{self._piece_type(i)} w{i}[{times}];" if self._is_loaded(i) else ""
@@ -153,11 +158,19 @@ class KernelText:
         vectors = [i for i in stores if self._is_vector_store(i)]
         for i in vectors:
             self.line(f"d_vector<{CUDA_TYPE[p.body[i].dtype]}, {self.width}> r{i};")
+        here = [i for i in wanted if i in reachable]
+        moves = self._moving(here, hold | self.held)
+        for i in here:
+            if i not in moves:
+                self._in_lane(i, "", keep=False)
+            elif i in moves and is_vector_gather(p, i, self.along, self.width, moves):
+                self._gather_vector(i, self._count(visits))
         self.unrolled("l", self.width)
         if visits.count:
             self.open("if (whole || l < count)")
-        for i in (i for i in wanted if i in reachable):
-            self._in_lane(i, i in hold)
+        for i in here:
+            if i in moves:
+                self._in_lane(i, "l", keep=i in hold)
         for i in sorted([*stores, *reduces]):
             s = p.body[i]
             if isinstance(s, Reduce):
@@ -249,10 +262,42 @@ class KernelText:
             self.line(f"{when}w{i}[u].of[l] = d_load(a{s.operand}, {self.address(s.strides, 'l')});")
             self.close()
 
-    def _in_lane(self, i: int, keep: bool) -> None:
+    def _moving(self, values: Sequence[int], kept: set[int]) -> set[int]:
+        """Which of some values differ from lane to lane; those kept in registers have a place for every lane."""
+        found: set[int] = set()
+        along = -1 if self.along is None else self.along
+        for i in values:
+            s = self.p.body[i]
+            by_lane = any(a in found or (self.columns and isinstance(self.p.body[a], Reduce)) for a in s.args)
+            walks = isinstance(s, Access) and along >= 0 and s.strides[along] != 0
+            if i in kept or by_lane or walks or (isinstance(s, Index) and s.dim == along):
+                found.add(i)
+        return found
+
+    def _gather_vector(self, i: int, count: str) -> None:
+        """Neighbours behind indices that are the same for all lanes; zeros if one of these lies outside."""
+        s = self.p.body[i]
+        assert isinstance(s, Gather)
+        at, _ = self._gathered(i, s, "")
+        t = CUDA_TYPE[self.p.inputs[s.operand]]
+        self.in_vectors[f"a{s.operand}"] = None
+        self.line(f"d_vector<{t}, {self.width}> w{i} = {{}};")
+        self.line(f"if (g{i}) w{i} = d_load_lanes<whole, {self.width}>(a{s.operand}, {at}, {count});")
+        self.in_pieces.add(i)
+
+    def _in_lane(self, i: int, lane: str, *, keep: bool) -> None:
         s = self.p.body[i]
         at = f"[u * {self.width} + l]"
-        if self._is_loaded(i):
+        if i in self.in_pieces:
+            assert isinstance(s, Gather)
+            text = cast_expr(f"w{i}.of[l]", self.p.inputs[s.operand], s.dtype)
+            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {text};")
+        elif i in self.given:
+            assert isinstance(s, Load)
+            t = CUDA_TYPE[self.p.inputs[s.operand]]
+            self.line(f"const {t} t{i} = {self.given[i]};")
+            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {cast_expr(f't{i}', self.p.inputs[s.operand], s.dtype)};")
+        elif self._is_loaded(i):
             assert isinstance(s, Load)
             step = 0 if self.along is None else s.strides[self.along]
             element = f"w{i}[u].of[l]" if step else f"w{i}[u]"
@@ -261,7 +306,7 @@ class KernelText:
         elif i in self.held:
             self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = h{i}{at};")
         else:
-            self._statement(i, "l")
+            self._statement(i, lane)
             if keep:
                 self.line(f"h{i}{at} = v{i};")
 
@@ -310,12 +355,17 @@ class KernelText:
 
     def _gather(self, i: int, s: Gather, lane: str) -> str:
         """A load whose indices were looked at: outside nothing is touched."""
-        wanted = self.value(s.guard[0], lane) if s.guard else ""
         other = self.value(s.guard[1], lane) if s.guard else constant(0, s.dtype)
+        at, wanted = self._gathered(i, s, lane)
+        found = cast_expr(f"d_load(a{s.operand}, {at})", self.p.inputs[s.operand], s.dtype)
+        return f"{f'({wanted} & g{i})' if wanted else f'g{i}'} ? {found} : {other}"
+
+    def _gathered(self, i: int, s: Gather, lane: str) -> tuple[str, str]:
+        """``g<i>``: whether the indices lie inside; the address, and the condition under which it counts."""
+        wanted = self.value(s.guard[0], lane) if s.guard else ""
         indices = [self.value(a, lane) for a in s.indices]
         terms = [f"({self.index}){k} * {st}" for k, st in zip(indices, s.steps, strict=True)]
         at = " + ".join([self.address(s.strides, lane), *terms])
-        found = cast_expr(f"d_load(a{s.operand}, {at})", self.p.inputs[s.operand], s.dtype)
         unsure = [
             f"((unsigned long long){k} < {e}ull)"
             for a, k, e in zip(s.indices, indices, s.extents, strict=True)
@@ -324,7 +374,7 @@ class KernelText:
         self.line(f"const bool g{i} = {' & '.join(unsure) or 'true'};")
         if s.checked:
             self.line(f"bad |= {f'{wanted} & ' if wanted else ''}!g{i};")
-        return f"{f'({wanted} & g{i})' if wanted else f'g{i}'} ? {found} : {other}"
+        return at, wanted
 
     def start_partials(self, reduces: Sequence[int]) -> None:
         """Declare the partial results of reduces: as many as there are lanes."""
