@@ -6,12 +6,11 @@ side by side; then piece by piece and lane by lane the statements run; results a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from dcir.cache import key_of
 from dcir.codegen.cpp.scalar_ops import SCALAR_OPS, cast_expr
+from dcir.codegen.cuda.kernels.text import MOST_SHORT, Lines, Places, finished, reach
 from dcir.codegen.cuda.kernels.types import CUDA_TYPE, Join, constant
 from dcir.codegen.cuda.kernels.widths import is_vector_gather
 from dcir.codegen.cuda.launch import Launch
@@ -20,26 +19,6 @@ from dcir.codegen.schedule import needed
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Access, Cast, Const, Gather, Index, Load, Narrow, Reduce, Store
 from dcir.ir.types import compute_type
-
-MOST_SHORT = 2**30
-"""Addresses and numbers of points below this are computed in 32 bits; rounding up to blocks stays below 2^31."""
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the operands of a nest are that are not the operator's operands of the same name.
-
-    Attributes:
-        scratch: of operands in scratch, C++ of the bytes from its start.
-        names: of others, the operator's operand.
-    """
-
-    scratch: Mapping[str, str] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
-
-    def having(self, scratch: Mapping[str, str]) -> Places:
-        """These, and others in scratch."""
-        return Places({**self.scratch, **scratch}, self.names)
 
 
 @dataclass(frozen=True)
@@ -52,6 +31,7 @@ class Visits:
         element: C++ of a piece's first point, in row-major order over these, from its number ``u``.
         guard: the condition under which the piece is there; "" if all are.
         count: C++ of how many of its points are there; "" if all are.
+        variables: loop variables that follow from ``e`` in a way of their own, and C++ of each.
     """
 
     times: int
@@ -59,9 +39,10 @@ class Visits:
     element: str
     guard: str = ""
     count: str = ""
+    variables: Sequence[tuple[int, str]] = ()
 
 
-class KernelText:
+class KernelText(Lines):
     """The text of one kernel under construction.
 
     Attributes:
@@ -76,49 +57,23 @@ class KernelText:
     """
 
     def __init__(self, p: LoopNest, places: Places, along: int | None, width: int, points: int) -> None:
+        super().__init__("int" if max(reach(p), points) < MOST_SHORT else "long long")
         self.p, self.places, self.along, self.width = p, places, along, width
         self.levels = p.levels()
         self.columns = False
-        self.lines: list[str] = []
-        self.depth = 1
         self.known: set[int] = set()
         self.held: set[int] = set()
-        self.index = "int" if max(_reach(p), points) < MOST_SHORT else "long long"
         self.short = short_values(p)
         self.checked = any(isinstance(s, Gather) and s.checked for s in p.body)
         self.in_vectors: dict[str, None] = {}
         self.given: dict[int, str] = {}
         self.in_pieces: set[int] = set()
 
-    def line(self, text: str) -> None:
-        self.lines.append("  " * self.depth + text)
-
-    def open(self, text: str) -> None:
-        self.line(f"{text} {{" if text else "{")
-        self.depth += 1
-
-    def close(self, end: str = "}") -> None:
-        self.depth -= 1
-        self.line(end)
-
-    def unrolled(self, name: str, times: int | str) -> None:
-        self.line("#pragma unroll")
-        self.open(f"for (int {name} = 0; {name} < {times}; {name}++)")
-
     def reduction(self, r: int) -> Reduce:
         """The reduction of this number."""
         s = self.p.body[r]
         assert isinstance(s, Reduce)
         return s
-
-    def decompose(self, number: str, loops: Sequence[int]) -> None:
-        """Loop variables from a row-major number over some loops."""
-        rest, dims = number, self.p.dims
-        for d in reversed(loops[1:]):
-            self.line(f"const {self.index} i{d} = {rest} % {dims[d]}, q{d} = {rest} / {dims[d]};")
-            rest = f"q{d}"
-        if loops:
-            self.line(f"const {self.index} i{loops[0]} = {rest};")
 
     def outer_values(self, stage: int) -> None:
         """Values that are the same for all inner points, once they have waited for so many reduces."""
@@ -220,7 +175,9 @@ class KernelText:
             self.open(f"if ({visits.guard})")
         if visits.count:
             self.line(f"const int count = {visits.count};")
-        self.decompose("e", visits.loops)
+        for d, text in visits.variables:
+            self.line(f"const {self.index} i{d} = {text};")
+        self.decompose("e", visits.loops, self.p.dims)
         self._counted = bool(visits.count)
 
     def _end_of_piece(self, visits: Visits) -> None:
@@ -424,46 +381,3 @@ class KernelText:
         if self.checked:
             body.append("  if (bad) d_report(status);")
         return finished(body, self.p, self.places, grid, block)
-
-
-def finished(body: Sequence[str], p: LoopNest, places: Places, grid: tuple[int, int, int], block: int) -> Launch:
-    """A launch of a kernel with these lines."""
-    text = "\n".join(body)
-    used = sorted(set(re.findall(r"\b(?:[ao]\d+|scratch|status)\b", text)), key=_rank)
-    lines, parameters, names = [], [], []
-    for name in used:
-        if name in ("scratch", "status"):
-            continue
-        dtype = (p.inputs if name[0] == "a" else p.outputs)[int(name[1:])]
-        t = f"{'const ' if name[0] == 'a' else ''}{CUDA_TYPE[dtype]}"
-        if name in places.scratch:
-            lines.append(f"  {t} *{name} = ({t} *)(scratch + {places.scratch[name]});")
-        else:
-            parameters.append(f"{t} *{name}")
-            names.append(places.names.get(name, name))
-    if lines or "scratch" in used:
-        parameters.append("unsigned char *scratch")
-        names.append("scratch")
-    if "status" in used:
-        parameters.append("int *status")
-        names.append("status")
-    head = f"__launch_bounds__({block}) KERNEL({', '.join(parameters)}) {{"
-    whole = "\n".join(['extern "C" __global__ void ' + head, *lines, text, "}", ""])
-    name = f"k_{key_of(whole)[:20]}"
-    return Launch(name, whole.replace("KERNEL", name, 1), grid, (block, 1, 1), 0, tuple(names))
-
-
-def _rank(name: str) -> tuple[int, int]:
-    return ("oas".index(name[0]), int(name[1:]) if name[1:].isdigit() else 0)
-
-
-def _reach(p: LoopNest) -> int:
-    """The largest distance of an address from where its operand begins."""
-    reach = 0
-    for s in p.body:
-        if isinstance(s, Access):
-            far = sum(abs(st) * (n - 1) for st, n in zip(s.strides, p.dims, strict=True))
-            if isinstance(s, Gather):
-                far += sum(abs(st) * e for st, e in zip(s.steps, s.extents, strict=True))
-            reach = max(reach, far)
-    return reach
