@@ -123,8 +123,8 @@ inline void forget_buffers() {
     b.count = 0;
 }
 
-// One access of a thread to global memory.
-inline void touch(const void *p, unsigned long bytes, unsigned long alignment, bool writes, int line) {
+// One access of a thread to global memory; atomic ones do not clash with each other.
+inline void touch(const void *p, unsigned long bytes, unsigned long alignment, bool writes, int line, bool atomic = false) {
     State &s = state();
     (writes ? s.bytes_stored : s.bytes_loaded) += bytes;
     if ((unsigned long long)p % alignment) fail("a vector is moved at an address that is no multiple of its size", line);
@@ -142,6 +142,10 @@ inline void touch(const void *p, unsigned long bytes, unsigned long alignment, b
     }
     for (unsigned long i = 0; i < bytes; i++) {
         const long k = at - found->begin + i;
+        if (atomic) {
+            if (!found->written[k]) fail("a load of what nobody has written", line);
+            continue;
+        }
         if (clashes(found->wrote[k])) fail(writes ? "race: two threads write" : "race: read while another thread writes", line);
         if (writes && clashes(found->read[k])) fail("race: written while another thread reads", line);
         if (!writes && !found->written[k]) fail("a load of what nobody has written", line);

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.scalar_ops import SCALAR_OPS, cast_expr
-from dcir.codegen.cuda.kernels.text import MOST_SHORT, Lines, Places, finished, reach
+from dcir.codegen.cuda.kernels.text import MOST_SHORT, Lines, Places, finished, operand_types, reach
 from dcir.codegen.cuda.kernels.types import CUDA_TYPE, Join, constant
 from dcir.codegen.cuda.kernels.widths import is_vector_gather
 from dcir.codegen.cuda.launch import Launch
@@ -31,6 +31,7 @@ class Visits:
         element: C++ of a piece's first point, in row-major order over these, from its number ``u``.
         guard: the condition under which the piece is there; "" if all are.
         count: C++ of how many of its points are there; "" if all are.
+        before: lines of a piece before its statements.
         variables: loop variables that follow from ``e`` in a way of their own, and C++ of each.
     """
 
@@ -40,6 +41,7 @@ class Visits:
     guard: str = ""
     count: str = ""
     variables: Sequence[tuple[int, str]] = ()
+    before: Sequence[str] = ()
 
 
 class KernelText(Lines):
@@ -110,6 +112,8 @@ class KernelText(Lines):
                 self._load_piece(i)
             self._end_of_piece(visits)
         self._pieces(visits)
+        for text in visits.before:
+            self.line(text)
         vectors = [i for i in stores if self._is_vector_store(i)]
         for i in vectors:
             self.line(f"d_vector<{CUDA_TYPE[p.body[i].dtype]}, {self.width}> r{i};")
@@ -380,4 +384,4 @@ class KernelText(Lines):
         body = [*before, *(["  int bad = 0;"] if self.checked else []), *self.lines]
         if self.checked:
             body.append("  if (bad) d_report(status);")
-        return finished(body, self.p, self.places, grid, block)
+        return finished(body, operand_types(self.p), self.places, grid, block)

@@ -60,26 +60,40 @@ class Lines:
         self.line("#pragma unroll")
         self.open(f"for (int {name} = 0; {name} < {times}; {name}++)")
 
-    def decompose(self, number: str, loops: Sequence[int], dims: Sequence[int]) -> None:
-        """Loop variables from a row-major number over some loops."""
+    def decompose(self, number: str, loops: Sequence[int], dims: Sequence[int], name: str = "i") -> None:
+        """Loop variables, of a name and their numbers, from a row-major number over some loops."""
         rest = number
         for d in reversed(loops[1:]):
-            self.line(f"const {self.index} i{d} = {rest} % {dims[d]}, q{d} = {rest} / {dims[d]};")
-            rest = f"q{d}"
+            self.line(f"const {self.index} {name}{d} = {rest} % {dims[d]}, q{name}{d} = {rest} / {dims[d]};")
+            rest = f"q{name}{d}"
         if loops:
-            self.line(f"const {self.index} i{loops[0]} = {rest};")
+            self.line(f"const {self.index} {name}{loops[0]} = {rest};")
 
 
-def finished(body: Sequence[str], p: LoopNest, places: Places, grid: tuple[int, int, int], block: int) -> Launch:
-    """A launch of a kernel with these lines."""
+def operand_types(p: LoopNest) -> dict[str, str]:
+    """The element types of a nest's operands."""
+    return {**{f"a{k}": t for k, t in enumerate(p.inputs)}, **{f"o{k}": t for k, t in enumerate(p.outputs)}}
+
+
+def finished(
+    body: Sequence[str], types: Mapping[str, str], places: Places, grid: tuple[int, int, int], block: int
+) -> Launch:
+    """A launch of a kernel with these lines.
+
+    Args:
+        body: the lines; an operand ``a<number>`` is only read.
+        types: element types of the operands.
+        places: where operands are.
+        grid: blocks.
+        block: threads of a block.
+    """
     text = "\n".join(body)
     used = sorted(set(re.findall(r"\b(?:[ao]\d+|scratch|status)\b", text)), key=_rank)
     lines, parameters, names = [], [], []
     for name in used:
         if name in ("scratch", "status"):
             continue
-        dtype = (p.inputs if name[0] == "a" else p.outputs)[int(name[1:])]
-        t = f"{'const ' if name[0] == 'a' else ''}{CUDA_TYPE[dtype]}"
+        t = f"{'const ' if name[0] == 'a' else ''}{CUDA_TYPE[types[name]]}"
         if name in places.scratch:
             lines.append(f"  {t} *{name} = ({t} *)(scratch + {places.scratch[name]});")
         else:

@@ -65,7 +65,8 @@ def run_case(case: Case, twin: Twin) -> str:
         ins, outs = net.ins(op), net.outs(op)
         given = [elements(o.data) for o in ins]
         start = [[o.offset for o in side] for side in (ins, outs)]
-        made = [aligned_like(elements(o.data)) for o in outs]
+        copies = {o.data: aligned_like(elements(o.data)) for o in outs}
+        made = [copies[o.data] for o in outs]
         bad = False
         with np.errstate(all="ignore"):
             try:

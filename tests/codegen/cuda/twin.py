@@ -91,7 +91,7 @@ class Twin:
         for a, both in zip(ins, shared, strict=True):
             if not both:
                 library.twin_buffer(ctypes.c_void_p(a.ctypes.data), ctypes.c_ulong(a.nbytes), 0)
-        for o in outs:
+        for o in {o.ctypes.data: o for o in outs}.values():
             library.twin_buffer(ctypes.c_void_p(o.ctypes.data), ctypes.c_ulong(o.nbytes), 1)
         if plan.workspace:
             library.twin_buffer(ctypes.c_void_p(scratch.ctypes.data), ctypes.c_ulong(scratch.nbytes), 1)
