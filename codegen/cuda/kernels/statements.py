@@ -124,7 +124,8 @@ class KernelText(Lines):
                 self._in_lane(i, "", keep=False)
             elif i in moves and is_vector_gather(p, i, self.along, self.width, moves):
                 self._gather_vector(i, self._count(visits))
-        self.unrolled("l", self.width)
+        self.line(f"#pragma unroll (whole ? {self.width} : 1)")
+        self.open(f"for (int l = 0; l < {self.width}; l++)")
         if visits.count:
             self.open("if (whole || l < count)")
         for i in here:
