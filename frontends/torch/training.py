@@ -231,7 +231,7 @@ def _with_updates(
         before = dict(zip(added, take(len(added)), strict=True))
         states, table = take(n_state), given[0]
         by_name = dict(zip((*parameters, *buffers), own, strict=False))
-        one = torch.ones(joint.loss.shape, dtype=joint.loss.dtype)
+        one = torch.ones(joint.loss.shape, dtype=joint.loss.dtype, device=joint.loss.device)
         out = fx.Interpreter(joint.graph).run(
             *(by_name[known_as[n]] for n in every), *own[len(parameters) + len(buffers) :], one,
             enable_io_processing=False,
@@ -245,7 +245,7 @@ def _with_updates(
     like = [flat[u.name] for u in live for _ in u.state]
     example = [
         *(flat[n] for n in (*parameters, *buffers)), *batch, *(flat[n] for n in added), *like,
-        torch.zeros(max(hyper, 1), dtype=torch.float64),
+        torch.zeros(max(hyper, 1), dtype=torch.float64, device=joint.loss.device),
     ]  # fmt: skip
     if (mode := detect_fake_mode(list(batch))) is not None:  # of the batch's sizes alone some are symbols
         example = [t if isinstance(t, FakeTensor) else mode.from_tensor(t, static_shapes=True) for t in example]
@@ -284,7 +284,8 @@ def capture_update(
         new = _updated(updates, own, grads, values[2 * count : -1], values[-1])
         return [*([norm] if norm is not None else []), *new]
 
-    example = [*parameters, *gradients, *states, torch.zeros(max(hyper, 1), dtype=torch.float64)]
+    numbers = torch.zeros(max(hyper, 1), dtype=torch.float64, device=parameters[0].device if parameters else None)
+    example = [*parameters, *gradients, *states, numbers]
     with torch.no_grad():
         graph = make_fx(update, tracing_mode="fake")(*(t.detach() for t in example))
     outputs = 1 if clip.norm is not None else 0
