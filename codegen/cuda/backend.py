@@ -16,6 +16,7 @@ from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default
 from dcir.codegen.cuda.emitters import plan_of
 from dcir.codegen.cuda.launch import CudaPlan, Launch
 from dcir.codegen.cuda.nvrtc import cubins, find_nvrtc
+from dcir.codegen.cuda.prelude import prelude_text, twin_text
 from dcir.codegen.cuda.print_driver import driver_text, stubs_text
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.registry import Emitters, Planned
@@ -26,8 +27,16 @@ from dcir.ir.refusal import Refusal
 from dcir.ir.schedule import OPEN, Schedule
 from dcir.kernel_images import with_images
 
-INCLUDE = Path(__file__).resolve().parent / "include"
 _TWIN_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fno-math-errno", "-ffp-contract=off", "-w")
+# What went wrong since it was last asked.
+_FAULT = """
+extern "C" __attribute__((visibility("default"))) const char* dcir_fault() {
+  static char text[512];
+  __builtin_snprintf(text, sizeof text, "%s", dcir_twin::fault());
+  dcir_twin::forget_fault();
+  return text;
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class CudaBackend:
     def identity(self, machine: Machine, cache: Cache) -> str:
         """Of the compilers and what kernels include."""
         gcc = key_of(Toolchain.find(cache).identity, repr(self._flags(machine)))
-        return key_of(gcc, _included(), "twin" if self._twin else find_nvrtc().identity)
+        return key_of(gcc, *(("twin", twin_text()) if self._twin else (prelude_text(), find_nvrtc().identity)))
 
     def build(
         self,
@@ -112,48 +121,40 @@ class CudaBackend:
         ordered = sorted(kernels, key=lambda k: k.name)
         units = [Unit("", driver), Unit("", stubs_text(ordered, launches, twin=self._twin))]
         if self._twin:
-            units += [Unit(_included(), twin_text(name, text)) for name, text in sorted(texts.items())]
+            units += [Unit("", twin_unit(name, text)) for name, text in sorted(texts.items())]
+            units.append(Unit("", twin_text() + _FAULT))
         toolchain = Toolchain.find(cache)
         objects = compile_objects(units, toolchain, self._flags(machine), cache, None, progress)
         library = link_shared(objects, key, toolchain, cache)
         if self._twin:
             shutil.copyfile(library, draft)
             return
-        images = cubins(dict(sorted(texts.items())), prelude(), machine.arch, cache, progress)
+        images = cubins(dict(sorted(texts.items())), prelude_text(), machine.arch, cache, progress)
         draft.write_bytes(with_images(library.read_bytes(), images))
 
     def _flags(self, machine: Machine) -> tuple[str, ...]:
         if not self._twin:
             return ("-std=c++17", "-O1", "-fPIC", "-w")
         sanitizers = [f for f in default_flags(machine.isa) if f.startswith(("-fsanitize", "-fno-sanitize", "-g"))]
-        return (*_TWIN_FLAGS, f"-I{INCLUDE}", *sanitizers)
+        return (*_TWIN_FLAGS, *sanitizers)
 
 
-def twin_text(name: str, text: str) -> str:
-    """C++ of a kernel's twin: ``dcir_twin_<name>(sizes, arguments)``, with the sizes of grid, block and shared memory."""
+def twin_unit(name: str, text: str) -> str:
+    """C++ of a kernel's twin: ``dcir_twin_<name>(sizes, arguments)``, with the sizes of grid, block and shared memory; 0 if all went well."""
     return "\n".join([
-        '#include "twin.h"', text, "namespace {", "template <class... P, int... I>",
-        "void with(void (*f)(P...), void** a, std::integer_sequence<int, I...>) { f(*(P*)a[I]...); }",
-        "template <class... P> void with(void (*f)(P...), void** a) {",
-        "  with(f, a, std::make_integer_sequence<int, sizeof...(P)>());", "}", "}",
-        f'extern "C" void dcir_twin_{name}(const unsigned* n, void** a) {{',
-        f"  dcir_twin::launch({{n[0], n[1], n[2]}}, {{n[3], n[4], n[5]}}, n[6], [=] {{ with({name}, a); }});", "}",
+        twin_text(), text, "namespace {", "template <int...> struct Numbers {};",
+        "template <int N, int... I> struct Upto : Upto<N - 1, N - 1, I...> {};",
+        "template <int... I> struct Upto<0, I...> { typedef Numbers<I...> type; };",
+        "template <class... P, int... I> void with(void (*f)(P...), void** a, Numbers<I...>) { f(*(P*)a[I]...); }",
+        "template <class... P> void with(void (*f)(P...), void** a) { with(f, a, typename Upto<sizeof...(P)>::type()); }", "}",
+        f'extern "C" int dcir_twin_{name}(const unsigned* n, void** a) {{',
+        f"  return dcir_twin::launch({{n[0], n[1], n[2]}}, {{n[3], n[4], n[5]}}, n[6], [=] {{ with({name}, a); }}, \"{name}\");", "}",
     ])  # fmt: skip
-
-
-def prelude() -> str:
-    """What stands before every kernel on a device, in one text: NVRTC opens no file."""
-    return (INCLUDE / "prelude.cuh").read_text()
 
 
 def _launches(kernel: Kernel) -> tuple[Launch, ...]:
     assert isinstance(kernel.plan, LaunchPlan)
     return kernel.plan.launches
-
-
-def _included() -> str:
-    files = sorted(p for p in INCLUDE.iterdir() if p.suffix in (".h", ".cuh"))
-    return key_of(*(part for p in files for part in (p.name, p.read_text())))
 
 
 def _kind(spec: Planned) -> str:

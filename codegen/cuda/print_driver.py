@@ -126,7 +126,7 @@ def _bind(started: Sequence[str], *, twin: bool) -> list[str]:
     if not twin:
         body = "dcir_launch = launch; dcir_copy = copy; dcir_moves = move; dcir_wait = wait; dcir_functions = functions;"
         return [head, f"  {body}", "}"]
-    declared = [f'extern "C" void dcir_twin_{name}(const unsigned*, void**);' for name in started]
+    declared = [f'extern "C" int dcir_twin_{name}(const unsigned*, void**);' for name in started]
     table = ", ".join(f"(void*)dcir_twin_{name}" for name in started) or "0"
     return [
         *declared,
@@ -134,8 +134,7 @@ def _bind(started: Sequence[str], *, twin: bool) -> list[str]:
         "static int start(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void*,"
         " void** arguments, void**) {",
         "  const unsigned sizes[] = {gx, gy, gz, bx, by, bz, shared};",
-        "  ((void (*)(const unsigned*, void**))f)(sizes, arguments);",
-        "  return 0;",
+        "  return ((int (*)(const unsigned*, void**))f)(sizes, arguments);",
         "}",
         head,
         "  dcir_launch = start; dcir_functions = twins;",

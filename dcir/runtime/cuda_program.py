@@ -115,6 +115,7 @@ class CudaProgram(Program):
         bind.restype, bind.argtypes = None, [ctypes.c_void_p] * 5
         if self._twin:
             bind(None, None, None, None, None)
+            self._library.dcir_fault.restype = ctypes.c_char_p
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the network on the current stream of its device.
@@ -238,7 +239,7 @@ class CudaProgram(Program):
             error, frame.error = frame.error, None
             raise error if error is not None else FallbackFailed("an operator run through torch failed")
         error_code, number = divmod(code, _LAUNCH_FAILED)
-        what = "its twin found a fault" if self._driver is None else self._driver.name_of(error_code)
+        what = self._library.dcir_fault().decode() if self._twin else cuda_driver().name_of(error_code)
         raise ArtefactInvalid(f"a kernel cannot run: {what}", where=self.info.origins[number - 1] or None)
 
     def part_by_part(

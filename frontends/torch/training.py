@@ -32,6 +32,8 @@ from dcir.errors import DcirError, Unsupported
 from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.decompose import decompositions
+from dcir.frontends.torch.gpu_forms import gpu_forms
+from dcir.ops.reach import device
 
 # (parameter, gradient, state by name, hyperparameters by name) -> (new parameter, new state by name)
 Rule = Callable[[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
@@ -95,7 +97,7 @@ class _Loss(nn.Module):
 
     def forward(self, *batch: Any) -> tuple[Tensor]:
         context = (
-            torch.autocast("cpu", self.autocast, cache_enabled=False) if self.autocast else contextlib.nullcontext()
+            torch.autocast(device(), self.autocast, cache_enabled=False) if self.autocast else contextlib.nullcontext()
         )
         with context:
             return (self.loss(self.model, *batch),)
@@ -170,7 +172,7 @@ def _joint(wrapped: nn.Module, batch: Sequence[Tensor]) -> _Joint:
 
     (``aot_export_module`` takes units apart that have a decomposition beside a kernel: SiLU's gradient, for one.)
     """
-    with decomposed_as_eager(), contextlib.ExitStack() as stack:
+    with decomposed_as_eager(), gpu_forms(), contextlib.ExitStack() as stack:
         made = aot_export_joint_with_descriptors(stack, wrapped, tuple(batch), decompositions=decompositions())
     graph = made.graph_module
     results = next(iter(graph.graph.find_nodes(op="output")))
