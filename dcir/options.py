@@ -41,7 +41,8 @@ class Options:
 
     Attributes:
         level: 0 to 4; runs the passes of all tiers up to it (0: none, and kernels are plain loops). Levels never change precision.
-        target: "cpp" (C++/OpenMP), "dace" (the same graph through DaCe's own compiler), "cuda" (NVIDIA GPUs), or one of another package (``targets.py``).
+        target: "cpp" (C++/OpenMP), "dace" (the same graph through DaCe's own compiler), "cuda"
+            (NVIDIA GPUs), or one of another package (``targets.py``).
         verify: "off", or "passes" to compare numbers after every pass.
         strict: Whether an operator without generated code is an error instead of a call to torch.
         threads: Size of the thread team; None means as many as torch uses.

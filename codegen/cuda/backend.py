@@ -140,7 +140,7 @@ class CudaBackend:
 
 
 def twin_unit(name: str, text: str) -> str:
-    """C++ of a kernel's twin: ``dcir_twin_<name>(sizes, arguments)``, with the sizes of grid, block and shared memory; 0 if all went well."""
+    """C++ of a kernel's twin: ``dcir_twin_<name>(sizes of grid, block and shared memory, arguments)``, 0 if all went well."""
     return "\n".join([
         twin_text(), text, "namespace {", "template <int...> struct Numbers {};",
         "template <int N, int... I> struct Upto : Upto<N - 1, N - 1, I...> {};",

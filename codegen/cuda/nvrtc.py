@@ -1,4 +1,4 @@
-"""NVRTC, the compiler of CUDA C++ that comes with PyTorch: found, called through its C interface, its results kept by what they are made of.
+"""NVRTC, the compiler of CUDA C++ that comes with PyTorch: found, called through its C interface, its results kept by content.
 
 It is called from several threads at once; a call holds no lock of the interpreter. What comes out is machine code for one architecture
 (a "cubin"), so that nothing is compiled when it is loaded.

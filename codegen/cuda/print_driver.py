@@ -23,7 +23,6 @@ from dcir.codegen.cuda.print_steps import SYMBOL, step_lines
 from dcir.codegen.steps import Call, calls_in
 from dcir.errors import Unsupported
 
-
 _EXPORT = '__attribute__((visibility("default")))'
 _TYPES = """
 typedef int (*Launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
@@ -31,7 +30,13 @@ typedef int (*Copy)(void*, unsigned long long, unsigned long long, void*);
 typedef int (*Move)(unsigned long long, unsigned long long, unsigned long long, void*);
 typedef int (*Wait)(void*);
 """
-_BOUND = ("Launch dcir_launch;", "Copy dcir_copy;", "Move dcir_moves;", "Wait dcir_wait;", "void* const* dcir_functions;")
+_BOUND = (
+    "Launch dcir_launch;",
+    "Copy dcir_copy;",
+    "Move dcir_moves;",
+    "Wait dcir_wait;",
+    "void* const* dcir_functions;",
+)
 
 _DECISIONS = """
 static bool dcir_flag(const char* p, void* stream) {
@@ -83,7 +88,7 @@ def stubs_text(kernels: Sequence[Kernel], launches: Mapping[str, Sequence[Launch
     """
     started = {launch.kernel: launch for k in kernels for launch in launches[k.name]}
     number = {name: i for i, name in enumerate(started)}
-    shared = {name: 0 for name in started}
+    shared = dict.fromkeys(started, 0)
     for rows in launches.values():
         for launch in rows:
             shared[launch.kernel] = max(shared[launch.kernel], launch.shared_bytes)
@@ -124,7 +129,9 @@ def _start(launch: Launch, number: int) -> list[str]:
 def _bind(started: Sequence[str], *, twin: bool) -> list[str]:
     head = f'extern "C" {_EXPORT} void dcir_bind(Launch launch, Copy copy, Move move, Wait wait, void* const* functions) {{'
     if not twin:
-        body = "dcir_launch = launch; dcir_copy = copy; dcir_moves = move; dcir_wait = wait; dcir_functions = functions;"
+        body = (
+            "dcir_launch = launch; dcir_copy = copy; dcir_moves = move; dcir_wait = wait; dcir_functions = functions;"
+        )
         return [head, f"  {body}", "}"]
     declared = [f'extern "C" int dcir_twin_{name}(const unsigned*, void**);' for name in started]
     table = ", ".join(f"(void*)dcir_twin_{name}" for name in started) or "0"

@@ -30,8 +30,8 @@ MEMORY = MemoryCosts(
     # what passes through meanwhile.
     near_bytes=128 << 10,
     far_bytes=30 << 20,
-    # 128 bytes a cycle and multiprocessor at 1.7 GHz; the second-level cache as microbenchmarks of Hopper have it (arXiv 2402.13499); a copy
-    # of large arrays on an H200, bytes read and written.
+    # 128 bytes a cycle and multiprocessor at 1.7 GHz; the second-level cache as microbenchmarks of Hopper have it (arXiv 2402.13499);
+    # a copy of large arrays on an H200, bytes read and written.
     near=1 / 28e12,
     far=1 / 5.5e12,
     memory=1 / 4.3e12,
@@ -78,7 +78,9 @@ def is_twin() -> bool:
     """
     setting = os.environ.get(SETTING, "").strip()
     if setting not in ("", TWIN):
-        raise OptionError(f"{SETTING} cannot be {setting!r}", where=f"{SETTING}={setting}", hint=f"{TWIN!r}, or nothing")
+        raise OptionError(
+            f"{SETTING} cannot be {setting!r}", where=f"{SETTING}={setting}", hint=f"{TWIN!r}, or nothing"
+        )
     return setting == TWIN
 
 

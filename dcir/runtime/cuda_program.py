@@ -1,8 +1,8 @@
 """A compiled network on a GPU as a Python callable: one C call puts all of it on PyTorch's current stream, and nothing waits.
 
-All memory is PyTorch's: results by ``torch.empty_strided``, scratch memory by one ``torch.empty`` a call, so that the order on streams, what
-happens when memory runs out and captures of graphs are what they are for PyTorch's own operators. With ``DCIR_CUDA=twin`` the tensors are
-the CPU's and the kernels run there.
+All memory is PyTorch's: results by ``torch.empty_strided``, scratch memory by one ``torch.empty`` a call, so that the order on streams,
+what happens when memory runs out and captures of graphs are what they are for PyTorch's own operators. With ``DCIR_CUDA=twin`` the
+tensors are the CPU's and the kernels run there.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class CudaProgram(Program):
         self.constants = list(constants)
         self._twin, self._path = twin, path
         self._load(path)
-        self.preparation = Preparation(info.prepared_bytes, "version", lambda frame: 0, lambda *given: None, lambda frame: None)
+        self.preparation = Preparation(
+            info.prepared_bytes, "version", lambda frame: 0, lambda *given: None, lambda frame: None
+        )
         shared = dict(self.info.shared)
         self._buffers = [
             (b.shape, b.strides, FROM_NAME[b.dtype], slot, shared.get(i, -1))
@@ -162,9 +164,7 @@ class CudaProgram(Program):
             self._words.append(words)
         return self._results(buffers, given)
 
-    def _filled(
-        self, frame: _Frame, args: Sequence[Any], device: torch.device
-    ) -> tuple[list[Any], list[torch.Tensor]]:
+    def _filled(self, frame: _Frame, args: Sequence[Any], device: torch.device) -> tuple[list[Any], list[torch.Tensor]]:
         """The arguments as they are on the device, and new buffers; the frame has them all."""
         info, given = self.info, list(args)
         for i, slot in self._inputs:
@@ -247,7 +247,9 @@ class CudaProgram(Program):
     ) -> tuple[list[Any], PartByPart]:
         """As of a program on the CPU; all parts are on the stream before the first is asked for."""
         results = self(args)
-        return results, PartByPart(self.info.parts, lambda part: None, results, self.info.ready, list(args), lambda: None)
+        return results, PartByPart(
+            self.info.parts, lambda part: None, results, self.info.ready, list(args), lambda: None
+        )
 
     def fixed(self, *args: Any) -> None:
         """None: there is no shorter way to call it."""

@@ -120,7 +120,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         except ValueError:  # the process ended in the middle of it
             continue
         found[row["case"]] = row
-    return [{**r, "ok": False, "error": "it ended its process, or the time"} if "ok" not in r else r for r in found.values()]
+    return [
+        {**r, "ok": False, "error": "it ended its process, or the time"} if "ok" not in r else r for r in found.values()
+    ]
 
 
 def table(part: str, rows: Sequence[dict[str, Any]]) -> list[str]:

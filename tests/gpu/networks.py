@@ -60,7 +60,10 @@ def check(make: Any, *, train: bool, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     torch._dynamo.reset()
     model, inputs = make()
-    model, inputs = model.to(device), pytree.tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, inputs)
+    model, inputs = (
+        model.to(device),
+        pytree.tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, inputs),
+    )
     model.train(train)
     exact_model, twin = copy.deepcopy(model).double(), copy.deepcopy(model)
     wide = pytree.tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, inputs)

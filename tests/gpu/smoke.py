@@ -1,4 +1,4 @@
-"""Whether the device does what dcir wants of it, without dcir: ceilings, NVRTC with the kernels' prelude, launches, captures, bandwidths."""
+"""Whether the device does what dcir wants of it, without dcir: ceilings, NVRTC with the prelude, launches, captures, bandwidths."""
 
 from __future__ import annotations
 

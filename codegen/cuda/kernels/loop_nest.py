@@ -136,7 +136,7 @@ def _reduction(p: LoopNest, places: dict[str, tuple[str, str]], shape: ColumnSha
 
 def _several_stages(p: LoopNest) -> bool:
     return any(
-        stage and (full or isinstance(s, Reduce) and stage > 1)
+        stage and (full or (isinstance(s, Reduce) and stage > 1))
         for s, (stage, full) in zip(p.body, p.levels(), strict=True)
     )
 

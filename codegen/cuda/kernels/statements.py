@@ -305,7 +305,7 @@ class KernelText:
         unsure = [
             f"((unsigned long long){k} < {e}ull)"
             for a, k, e in zip(s.indices, indices, s.extents, strict=True)
-            if not (0 <= self.short.get(a, (-1, 0))[0] and self.short.get(a, (-1, 0))[1] < e)
+            if not (self.short.get(a, (-1, 0))[0] >= 0 and self.short.get(a, (-1, 0))[1] < e)
         ]
         self.line(f"const bool g{i} = {' & '.join(unsure) or 'true'};")
         if s.checked:

@@ -208,4 +208,3 @@ _CONVOLUTIONS: dict[str, Callable[[ConvolutionSpec, Sequence[torch.Tensor], torc
     "backward_data": _backward_data,
     "backward_weight": _backward_weight,
 }
-

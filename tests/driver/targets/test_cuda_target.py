@@ -1,4 +1,4 @@
-"""The target "cuda" through the kernels' twin on the CPU: networks run and train with the numbers of "cpp", and what it lacks is refused."""
+"""The target "cuda" through the kernels' twin on the CPU: networks train with the numbers of "cpp", what it lacks is refused."""
 
 from __future__ import annotations
 
