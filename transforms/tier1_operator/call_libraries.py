@@ -1,4 +1,4 @@
-"""Products and convolutions run through PyTorch's libraries, where the target has no kernels of its own for them.
+"""Products, convolutions, scatters, sorts and scans run through PyTorch's libraries, for which the target has no kernels of its own.
 
     y = x @ w    -->    y = x @ w by a library
 
@@ -15,15 +15,13 @@ from typing import ClassVar
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
-from dcir.ops.library.contraction import ContractionSpec
-from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.library_call import LibraryCall, refused_by_library
+from dcir.ops.library.library_call import InLibraries, LibraryCall, refused_by_library
 from dcir.transforms.rule import Rule
 
 
 @dataclass(frozen=True)
 class CallLibraries(Rule[None, Op]):
-    """Have a library do every product and convolution that it can."""
+    """Have a library do every product and convolution that it can, and what moves rows about."""
 
     tier: ClassVar[int] = 1
     in_bodies: ClassVar[bool] = False  # no call into torch is inside of a loop or branch
@@ -32,16 +30,16 @@ class CallLibraries(Rule[None, Op]):
         """Nothing."""
 
     def pattern(self, net: Network, op: Op, known: None) -> Op | None:
-        """A product or convolution."""
-        return op if isinstance(op.spec, ContractionSpec | ConvolutionSpec) else None
+        """What libraries have."""
+        return op if isinstance(op.spec, InLibraries) else None
 
     def check(self, net: Network, match: Op, known: None) -> Refusal | int:
         """Whether the libraries have it."""
-        assert isinstance(match.spec, ContractionSpec | ConvolutionSpec)
+        assert isinstance(match.spec, InLibraries)
         return refused_by_library(match.spec) or 0
 
     def rewrite(self, net: Network, match: Op, known: None) -> Sequence[Op]:
         """The same operands."""
-        assert isinstance(match.spec, ContractionSpec | ConvolutionSpec)
+        assert isinstance(match.spec, InLibraries)
         net.rewire(match, LibraryCall(match.spec), net.ins(match), net.outs(match))
         return ()

@@ -1,4 +1,4 @@
-"""A product or convolution that runs through PyTorch's libraries (cuBLAS, cuDNN), as one node that says what it computes.
+"""An operator that runs through PyTorch's libraries (cuBLAS, cuDNN, its own kernels), as one node that says what it computes.
 
 What it moves, computes and means is the spec's that it stands for; how it runs is a call of torch's own operator over windows of the
 network's memory, with ``out=`` where torch has that for the layout, so that the result is written once.
@@ -13,15 +13,19 @@ from typing import Any
 import torch
 
 from dcir.errors import FallbackFailed
-from dcir.ir.operator import OperandWindow, Operator, Windows
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.operator import OperandWindow, Operator, Steps, Windows
 from dcir.ir.refusal import Refusal
 from dcir.ir.serialize import register
 from dcir.ir.types import FLOATS
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.library_rows import RowSpec, call_rows, refused_rows, row_windows
 from dcir.ops.library.torch_call import Window
 
 _aten = torch.ops.aten
+InLibraries = ContractionSpec | ConvolutionSpec | RowSpec
+"""What libraries have."""
 
 
 @register
@@ -33,7 +37,7 @@ class LibraryCall(Operator):
         of: what it computes, for which ``refused_by_library`` is None.
     """
 
-    of: ContractionSpec | ConvolutionSpec
+    of: InLibraries
 
     @property
     def kind(self) -> str:
@@ -43,7 +47,9 @@ class LibraryCall(Operator):
     @property
     def calls_out(self) -> str:
         """Torch's operator."""
-        return "aten.matmul" if isinstance(self.of, ContractionSpec) else f"aten.convolution ({self.of.kind})"
+        if isinstance(self.of, ConvolutionSpec):
+            return f"aten.convolution ({self.of.kind})"
+        return "aten.matmul" if isinstance(self.of, ContractionSpec) else f"aten ({self.of.kind})"
 
     @property
     def ins(self) -> tuple[Window, ...]:
@@ -67,14 +73,33 @@ class LibraryCall(Operator):
         """Run it over 1-D NumPy buffers."""
         self.of.reference(ins, outs)
 
+    def loop_nest(self) -> LoopNest | None:
+        """That of what it computes."""
+        found: Any = self.of.loop_nest()
+        return found  # type: ignore[no-any-return]
+
+    def steps(self) -> Steps | None:
+        """Those of what it computes."""
+        return self.of.steps()
+
     def windows(self) -> Windows | None:
         """Those of what it computes."""
-        return self.of.windows()
+        return None if isinstance(self.of, RowSpec) else self.of.windows()
 
     def with_strides(self, window: OperandWindow, strides: tuple[int, ...]) -> Operator | None:
         """The same with other strides of one of its windows."""
-        made = self.of.with_strides(window, strides)
+        made: Any = self.of.with_strides(window, strides)
         return None if made is None else replace(self, of=made)
+
+    @property
+    def updates_first_input(self) -> bool:
+        """As what it computes."""
+        return self.of.updates_first_input
+
+    def with_result_apart(self) -> Operator:
+        """As what it computes."""
+        apart: Any = self.of.with_result_apart()
+        return replace(self, of=apart)
 
     def describe(self) -> str:
         """What it computes, and where."""
@@ -87,7 +112,9 @@ class LibraryCall(Operator):
             FallbackFailed: the library failed.
         """
         try:
-            if isinstance(self.of, ContractionSpec):
+            if isinstance(self.of, RowSpec):
+                call_rows(self.of, ins, outs)
+            elif isinstance(self.of, ContractionSpec):
                 _multiply(ins[0], ins[1], outs[0])
             else:
                 _CONVOLUTIONS[self.of.kind](self.of, ins, outs[0])
@@ -96,6 +123,8 @@ class LibraryCall(Operator):
 
     def _windows(self) -> tuple[tuple[Window, ...], tuple[Window, ...]]:
         s = self.of
+        if isinstance(s, RowSpec):
+            return row_windows(s)
         types = s.types.a, s.types.b, s.types.c
         strides = (s.a, s.b, s.c) if isinstance(s, ContractionSpec) else (s.x, s.w, s.y)
         first, second, third = zip(s.shapes, strides, types, strict=True)
@@ -108,8 +137,10 @@ class LibraryCall(Operator):
         return (first, second, *more), (third,)
 
 
-def refused_by_library(spec: ContractionSpec | ConvolutionSpec) -> Refusal | None:
-    """Why a product or convolution cannot be a call of a library; None if it can."""
+def refused_by_library(spec: InLibraries) -> Refusal | None:
+    """Why an operator cannot be a call of a library; None if it can."""
+    if isinstance(spec, RowSpec):
+        return refused_rows(spec)
     if spec.dtype not in FLOATS or spec.types.a != spec.types.b:
         return Refusal("libraries multiply floating-point numbers of one type")
     if spec.panel or spec.epilogue is not None or spec.scales is not None:
