@@ -42,10 +42,16 @@ def plan_of(spec: Operator, machine: Machine | None = None) -> CudaPlan | Refusa
     emitter = _TABLE.get(type(spec))
     if emitter is not None:
         return emitter(spec, machine)
+    if spec.calls_out:
+        return Refusal(f"{spec.describe()} runs through torch")
     nest = spec.loop_nest()
-    if nest is None:
-        return Refusal(f"no CUDA kernel of {spec.describe()}: it runs through torch")
-    return plan_of(nest, machine)
+    return plan_of(nest, machine) if nest is not None else _by_steps(spec)
+
+
+def _by_steps(spec: Operator) -> CudaPlan | Refusal:
+    from dcir.codegen.cuda.kernels.steps import plan_steps
+
+    return plan_steps(spec)
 
 
 @functools.cache

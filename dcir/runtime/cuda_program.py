@@ -162,7 +162,7 @@ class CudaProgram(Program):
             frame.clear()
             self._frames.append(frame)
             self._words.append(words)
-        return self._results(buffers, given)
+        return self._results(buffers, args)
 
     def _filled(self, frame: _Frame, args: Sequence[Any], device: torch.device) -> tuple[list[Any], list[torch.Tensor]]:
         """The arguments as they are on the device, and new buffers; the frame has them all."""

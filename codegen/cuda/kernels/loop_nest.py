@@ -11,6 +11,7 @@ from dcir.codegen.cuda.kernels.columns import ColumnShape, by_columns, column_sh
 from dcir.codegen.cuda.kernels.pointwise import pointwise
 from dcir.codegen.cuda.kernels.rows import RowShape, row_shape, rows
 from dcir.codegen.cuda.kernels.split import row_major, stage_nests
+from dcir.codegen.cuda.kernels.statements import Places
 from dcir.codegen.cuda.launch import CudaPlan, Launch
 from dcir.cost.machine import Machine
 from dcir.ir.loop_forms import collapse, drop_roundings, drop_unit_loops, order_loops
@@ -33,23 +34,32 @@ ALIGNMENT = 256
 @planner(LoopNest)
 def plan_loop_nest(program: LoopNest, machine: Machine | None) -> CudaPlan | Refusal:
     """The kernels of a loop nest."""
-    if any(isinstance(s, Store) and s.added for s in program.body):
+    if (refused := nest_refusal(program)) is not None:
+        return refused
+    plan = Plan()
+    plan.add(program, Places())
+    return plan.made()
+
+
+def nest_refusal(p: LoopNest) -> Refusal | None:
+    """Why a loop nest has no CUDA kernel."""
+    if any(isinstance(s, Store) and s.added for s in p.body):
         return Refusal("results that many points add to have no CUDA kernel")
-    if not math.prod(program.outer):
-        return CudaPlan(())
-    if _repeats(program):
+    if _repeats(p):
         return Refusal("several points store to one place, and no reduction says which counts")
-    plan = _Plan()
-    plan.add(program, {})
-    return CudaPlan(tuple(plan.launches), plan.end)
+    return None
 
 
-class _Plan:
+class Plan:
     """Launches in order, and memory of their own."""
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
         self.end = 0
+
+    def made(self) -> CudaPlan:
+        """What was planned."""
+        return CudaPlan(tuple(self.launches), self.end)
 
     def room(self, nbytes: int) -> int:
         """Where so many bytes are."""
@@ -57,8 +67,10 @@ class _Plan:
         self.end += ceil_div(nbytes, ALIGNMENT) * ALIGNMENT
         return start
 
-    def add(self, p: LoopNest, places: dict[str, tuple[str, str]]) -> None:
+    def add(self, p: LoopNest, places: Places) -> None:
         """Kernels for a nest, some of whose operands lie in scratch."""
+        if not math.prod(p.outer):
+            return
         p = collapse(order_loops(drop_unit_loops(drop_roundings(p))))
         if not any(isinstance(s, Reduce) for s in p.body):
             self._pointwise(p, places)
@@ -73,7 +85,7 @@ class _Plan:
         else:
             self.launches.append(_reduction(p, places, shape))
 
-    def _pointwise(self, p: LoopNest, places: dict[str, tuple[str, str]]) -> None:
+    def _pointwise(self, p: LoopNest, places: Places) -> None:
         """Stores that walk all loops, and others in kernels of their own, over the loops that they walk."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for i, s in enumerate(p.body):
@@ -87,29 +99,29 @@ class _Plan:
             nest = simplify(replace(p, body=tuple(s.renumbered(place) for s in body)))
             self.launches.append(pointwise(_without_repeats(nest, walked), places))
 
-    def _in_parts(self, p: LoopNest, places: dict[str, tuple[str, str]], shape: ColumnShape | RowShape) -> None:
+    def _in_parts(self, p: LoopNest, places: Places, shape: ColumnShape | RowShape) -> None:
         results = math.prod(p.outer)
         strides = row_major(p.outer)
         if isinstance(shape, RowShape):
             shape = replace(shape, group=SHARED_ROW)
         first = first_step(p, strides)
         last = last_step(p, (shape.parts,), (*strides, results))
-        before, after = dict(places), dict(places)
+        before, after = {}, {}
         for k, t in enumerate(partial_types(p)):
             size = results * itemsize(t)
             start = self.room(shape.parts * size)
-            before[f"o{len(p.outputs) + k}"] = (t, f"{start} + {size}ll * d_part()")
-            after[f"a{len(p.inputs) + k}"] = (t, str(start))
-        self.launches.append(_reduction(first, before, shape))
-        self.add(last, after)
+            before[f"o{len(p.outputs) + k}"] = f"{start} + {size}ll * d_part()"
+            after[f"a{len(p.inputs) + k}"] = str(start)
+        self.launches.append(_reduction(first, places.having(before), shape))
+        self.add(last, places.having(after))
 
-    def _in_stages(self, p: LoopNest, places: dict[str, tuple[str, str]]) -> None:
-        places = dict(places)
+    def _in_stages(self, p: LoopNest, places: Places) -> None:
+        results = {}
         for k, r in enumerate(s for s in p.body if isinstance(s, Reduce)):
             start = str(self.room(math.prod(p.outer) * itemsize(r.dtype)))
-            places[f"o{len(p.outputs) + k}"] = places[f"a{len(p.inputs) + k}"] = (r.dtype, start)
+            results[f"o{len(p.outputs) + k}"] = results[f"a{len(p.inputs) + k}"] = start
         for nest in stage_nests(p):
-            self.add(nest, places)
+            self.add(nest, places.having(results))
 
 
 def _repeats(p: LoopNest) -> bool:
@@ -130,7 +142,7 @@ def _repeats(p: LoopNest) -> bool:
     return False
 
 
-def _reduction(p: LoopNest, places: dict[str, tuple[str, str]], shape: ColumnShape | RowShape) -> Launch:
+def _reduction(p: LoopNest, places: Places, shape: ColumnShape | RowShape) -> Launch:
     return columns(p, places, shape) if isinstance(shape, ColumnShape) else rows(p, places, shape)
 
 

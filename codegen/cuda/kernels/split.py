@@ -44,8 +44,7 @@ def stage_nests(p: LoopNest) -> list[LoopNest]:
         if full:
             nests.append(_with_results(p, body, types, p.dims, ()))
         else:
-            n = len(p.outer)
-            only = [s.over_loops(lambda st: st[:n], lambda d: d) for s in body]
+            only = [s.over_loops(lambda st: st[: len(p.outer)], lambda d: d) for s in body]
             nests.append(_with_results(p, only, types, p.outer, ()))
     return nests
 

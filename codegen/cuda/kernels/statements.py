@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dcir.cache import key_of
 from dcir.codegen.cpp.scalar_ops import SCALAR_OPS, cast_expr
@@ -23,8 +23,22 @@ from dcir.ir.types import compute_type
 MOST_SHORT = 2**30
 """Addresses and numbers of points below this are computed in 32 bits; rounding up to blocks stays below 2^31."""
 
-Places = Mapping[str, tuple[str, str]]
-"""Operands that lie in scratch: element type, and a C++ expression of bytes from its start."""
+
+@dataclass(frozen=True)
+class Places:
+    """Where the operands of a nest are that are not the operator's operands of the same name.
+
+    Attributes:
+        scratch: of operands in scratch, C++ of the bytes from its start.
+        names: of others, the operator's operand.
+    """
+
+    scratch: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def having(self, scratch: Mapping[str, str]) -> Places:
+        """These, and others in scratch."""
+        return Places({**self.scratch, **scratch}, self.names)
 
 
 @dataclass(frozen=True)
@@ -305,7 +319,7 @@ class KernelText:
         unsure = [
             f"((unsigned long long){k} < {e}ull)"
             for a, k, e in zip(s.indices, indices, s.extents, strict=True)
-            if not (self.short.get(a, (-1, 0))[0] >= 0 and self.short.get(a, (-1, 0))[1] < e)
+            if self.short.get(a, (-1, 0))[0] < 0 or self.short.get(a, (-1, 0))[1] >= e
         ]
         self.line(f"const bool g{i} = {' & '.join(unsure) or 'true'};")
         if s.checked:
@@ -365,20 +379,19 @@ class KernelText:
 def finished(body: Sequence[str], p: LoopNest, places: Places, grid: tuple[int, int, int], block: int) -> Launch:
     """A launch of a kernel with these lines."""
     text = "\n".join(body)
-    used = dict.fromkeys(sorted(set(re.findall(r"\b(?:[ao]\d+|scratch|status)\b", text)), key=_rank))
+    used = sorted(set(re.findall(r"\b(?:[ao]\d+|scratch|status)\b", text)), key=_rank)
     lines, parameters, names = [], [], []
-    in_scratch = [n for n in used if n in places]
     for name in used:
-        dtype = {"a": p.inputs, "o": p.outputs}.get(name[0])
-        if name in places:
-            t = f"{'const ' if name[0] == 'a' else ''}{CUDA_TYPE[places[name][0]]}"
-            lines.append(f"  {t} *{name} = ({t} *)(scratch + {places[name][1]});")
-        elif name not in ("scratch", "status"):
-            assert dtype is not None
-            t = f"{'const ' if name[0] == 'a' else ''}{CUDA_TYPE[dtype[int(name[1:])]]}"
+        if name in ("scratch", "status"):
+            continue
+        dtype = (p.inputs if name[0] == "a" else p.outputs)[int(name[1:])]
+        t = f"{'const ' if name[0] == 'a' else ''}{CUDA_TYPE[dtype]}"
+        if name in places.scratch:
+            lines.append(f"  {t} *{name} = ({t} *)(scratch + {places.scratch[name]});")
+        else:
             parameters.append(f"{t} *{name}")
-            names.append(name)
-    if in_scratch or "scratch" in used:
+            names.append(places.names.get(name, name))
+    if lines or "scratch" in used:
         parameters.append("unsigned char *scratch")
         names.append("scratch")
     if "status" in used:
