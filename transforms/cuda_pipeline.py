@@ -9,7 +9,6 @@ from dcir.transforms.tidy.remove_dead_code import RemoveDeadCode
 from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.tidy.trim_bodies import TrimBodies
 from dcir.transforms.tier1_operator.call_libraries import CallLibraries
-from dcir.transforms.tier1_operator.expand_loops import ExpandLoops
 from dcir.transforms.tier1_operator.hoist_invariants import HoistInvariants
 from dcir.transforms.tier2_fusion.fuse_concatenated_writes import FuseConcatenatedWrites
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
@@ -19,8 +18,6 @@ from dcir.transforms.tier4_movement.keep_in_place import KeepInPlace
 from dcir.transforms.tier4_movement.order_execution import OrderExecution
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
 from dcir.transforms.tier4_movement.write_in_place import WriteInPlace
-
-_WITHOUT_KERNEL = ExpandLoops(only="^(attention|sort|scan|scatter|segment|group)")
 
 CUDA_PASSES: tuple[Pass, ...] = (
     # The graph says the same with less.
@@ -36,9 +33,7 @@ CUDA_PASSES: tuple[Pass, ...] = (
     FuseSiblings(),
     SinkCopies(),
     FuseConcatenatedWrites(),
-    # Products by libraries; what has neither a library nor a kernel, as loop nests.
     CallLibraries(),
-    _WITHOUT_KERNEL,
     # What runs when, and what lies where.
     OrderExecution(),
     KeepInPlace(),
@@ -47,6 +42,5 @@ CUDA_PASSES: tuple[Pass, ...] = (
 
 
 def cuda_pipeline(level: int) -> tuple[Pass, ...]:
-    """The passes of ``-O<level>``, 0 to 4: those of all tiers up to it, in the one order; level 0 rewrites
-    nothing but what has no kernel."""
-    return tuple(p for p in CUDA_PASSES if p.tier <= level) if level > 0 else (_WITHOUT_KERNEL,)
+    """The passes of ``-O<level>``, 0 to 4: those of all tiers up to it, in the one order; level 0 rewrites nothing."""
+    return tuple(p for p in CUDA_PASSES if p.tier <= level) if level > 0 else ()

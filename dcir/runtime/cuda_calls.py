@@ -3,31 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from dcir.ops.torch_types import FROM_NAME
 
-Bases = Sequence[torch.Tensor | None]
-"""By table slot the tensor whose memory begins there."""
+
+class Bases(Protocol):
+    """One call's tensors.
+
+    Attributes:
+        bases: by table slot the tensor whose memory begins there.
+    """
+
+    bases: list[torch.Tensor | None]
+
+    def put(self, slot: int, t: torch.Tensor) -> None:
+        """Have a tensor at a slot."""
+
+
 Place = tuple[int, int]
 """Slot of the table, and byte offset."""
+_Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 def call_on_device(spec: Any, ins: Sequence[Place], outs: Sequence[Place]) -> Callable[[Bases], None]:
     """The call back of one operator that runs through torch (it says its windows as ``ins`` and ``outs``, and how to ``call``)."""
-    reads = [(slot, offset, *_form(w)) for (slot, offset), w in zip(ins, spec.ins, strict=True)]
-    writes = [(slot, offset, *_form(w)) for (slot, offset), w in zip(outs, spec.outs, strict=True)]
+    reads, writes = _windows(spec.ins, ins), _windows(spec.outs, outs)
 
-    def call(bases: Bases) -> None:
+    def call(frame: Bases) -> None:
+        bases = frame.bases
         with torch.no_grad():
             spec.call(*([tensor_in(bases[slot], *rest) for slot, *rest in side] for side in (reads, writes)))
 
     return call
 
 
-def _form(window: tuple[Sequence[int], Sequence[int], str]) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+def made_on_device(spec: Any, ins: Sequence[Place], slot: int) -> Callable[[Bases], None]:
+    """The call back of one operator whose result is a tensor that the library makes: it is put at a slot, where nothing was."""
+    reads, form = _windows(spec.ins, ins), _form(spec.outs[0])
+
+    def call(frame: Bases) -> None:
+        bases = frame.bases
+        with torch.no_grad():
+            t = spec.made([tensor_in(bases[s], *rest) for s, *rest in reads])
+            frame.put(slot, t if (t.shape, t.stride(), t.dtype) == form else _as(t, *form))
+
+    return call
+
+
+def _as(t: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device=t.device).copy_(t)
+
+
+def _windows(windows: Sequence[Any], places: Sequence[Place]) -> list[Any]:
+    return [(slot, offset, *_form(w)) for (slot, offset), w in zip(places, windows, strict=True)]
+
+
+def _form(window: tuple[Sequence[int], Sequence[int], str]) -> _Form:
     shape, strides, dtype = window
     return tuple(shape), tuple(strides), FROM_NAME[dtype]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,10 @@ class _Frame:
         self.bases: list[torch.Tensor | None] = [None] * max(slots, 1)
         self.address = ctypes.addressof(self.table)
         self.error: BaseException | None = None
-        bases = self.bases
 
         def call(number: int) -> int:
             try:
-                callbacks[number](bases)
+                callbacks[number](self)
             except BaseException as e:
                 self.error = e
                 return 1
@@ -73,15 +72,24 @@ class CudaProgram(Program):
 
     Args:
         path, info, constants: as of a program on the CPU.
+        made: table slots of results whose tensors calls into torch make.
         twin: whether tensors and kernels are the CPU's.
     """
 
-    def __init__(self, path: Path, info: ProgramInfo, constants: Sequence[torch.Tensor], *, twin: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        info: ProgramInfo,
+        constants: Sequence[torch.Tensor],
+        made: Collection[int] = (),
+        *,
+        twin: bool,
+    ) -> None:
         self.info = info.with_buffers_as_results()
         self.name = "dcir"
         self.arenas = Arenas()
         self.constants = list(constants)
-        self._twin, self._path = twin, path
+        self._twin, self._path, self._made = twin, path, frozenset(made)
         self._load(path)
         self.preparation = Preparation(
             info.prepared_bytes, "version", lambda frame: 0, lambda *given: None, lambda frame: None
@@ -158,13 +166,28 @@ class CudaProgram(Program):
             if self._twin:
                 self._tell(words.seen(wait=True))
             self._write_back(args, given)
+            whole = self._complete(buffers, frame)
         finally:
             frame.clear()
             self._frames.append(frame)
             self._words.append(words)
-        return self._results(buffers, args)
+        return self._results(whole, args)
 
-    def _filled(self, frame: _Frame, args: Sequence[Any], device: torch.device) -> tuple[list[Any], list[torch.Tensor]]:
+    def _complete(self, buffers: Sequence[torch.Tensor | None], frame: _Frame) -> list[torch.Tensor]:
+        """The buffers with those that calls into torch have made."""
+        found = []
+        for t, (shape, strides, _, slot, _) in zip(buffers, self._buffers, strict=True):
+            if t is None:
+                t = frame.bases[slot]
+                assert t is not None
+                if (t.shape, t.stride()) != (shape, strides):
+                    t = torch.as_strided(t.detach(), shape, strides)
+            found.append(t)
+        return found
+
+    def _filled(
+        self, frame: _Frame, args: Sequence[Any], device: torch.device
+    ) -> tuple[list[Any], list[torch.Tensor | None]]:
         """The arguments as they are on the device, and new buffers; the frame has them all."""
         info, given = self.info, list(args)
         for i, slot in self._inputs:
@@ -177,8 +200,11 @@ class CudaProgram(Program):
             frame.put(slot, given[i])
         for slot, c in zip(info.constant_slots, self._constants_on(device), strict=True):
             frame.put(slot, c)
-        buffers = []
+        buffers: list[torch.Tensor | None] = []
         for shape, strides, dtype, slot, argument in self._buffers:
+            if slot in self._made:
+                buffers.append(None)
+                continue
             if argument >= 0:
                 t = tensor_in(given[argument], 0, shape, strides, dtype)
             else:

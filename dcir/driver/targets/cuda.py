@@ -16,8 +16,10 @@ from dcir.driver.assemble import program_info
 from dcir.driver.targets.base import DriverTarget
 from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
+from dcir.ir.network import Network
+from dcir.ops.library.library_call import LibraryCall
 from dcir.runtime.blocks import Arenas
-from dcir.runtime.cuda_calls import call_on_device
+from dcir.runtime.cuda_calls import call_on_device, made_on_device
 from dcir.runtime.cuda_program import CudaProgram
 from dcir.transforms.base import Pass
 
@@ -77,9 +79,25 @@ class CudaTarget(DriverTarget):
 
     def load(self, done: Imported, library: Library, arenas: Arenas | None, *, prepare: str) -> Any:
         """The callable program; its scratch memory is PyTorch's."""
-        calls: dict[int, Any] = {
-            n: call_on_device(spec, *([(p.slot, p.offset) for p in side] for side in (ins, outs)))
-            for n, (spec, ins, outs) in library.callbacks.items()
-        }
+        made = _made_by_calls(done.network, library)
+        calls: dict[int, Any] = {}
+        for n, (spec, *sides) in library.callbacks.items():
+            ins, outs = ([(p.slot, p.offset) for p in side] for side in sides)
+            calls[n] = made_on_device(spec, ins, made[n]) if n in made else call_on_device(spec, ins, outs)
         info = replace(program_info(done, library), callbacks=calls)
-        return CudaProgram(library.path, info, list(done.constants.values()), twin=self.gpu.twin)
+        return CudaProgram(library.path, info, list(done.constants.values()), made.values(), twin=self.gpu.twin)
+
+
+def _made_by_calls(net: Network, library: Library) -> dict[int, int]:
+    """Calls of libraries that make a whole result of the network, with its table slot: it need not be copied."""
+    taken = {target for target, _ in net.memory.aliases.values()} | set(net.memory.placements) | set(net.updates)
+    found, ops = {}, net.ops()
+    for n, (spec, _, outs) in library.callbacks.items():
+        if not isinstance(spec, LibraryCall) or not spec.makes:
+            continue
+        data = net.outs(ops[n])[0].data
+        c, (shape, strides, _) = net.containers[data], spec.outs[0]
+        whole = (c.role, outs[0].offset, c.shape, c.strides) == ("result", 0, shape, strides)
+        if whole and data not in taken and net.writers(data) == [ops[n]]:
+            found[n] = library.slots[data]
+    return found

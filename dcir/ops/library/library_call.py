@@ -22,6 +22,7 @@ from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.library_rows import RowSpec, call_rows, refused_rows, row_windows
 from dcir.ops.library.torch_call import Window
+from dcir.ops.torch_types import FROM_NAME
 
 _aten = torch.ops.aten
 InLibraries = ContractionSpec | ConvolutionSpec | RowSpec
@@ -117,7 +118,26 @@ class LibraryCall(Operator):
             elif isinstance(self.of, ContractionSpec):
                 _multiply(ins[0], ins[1], outs[0])
             else:
-                _CONVOLUTIONS[self.of.kind](self.of, ins, outs[0])
+                outs[0].copy_(_CONVOLUTIONS[self.of.kind](self.of, ins, outs[0]))
+        except RuntimeError as e:
+            raise FallbackFailed(f"{self.describe()} failed in torch: {e}") from e
+
+    @property
+    def makes(self) -> bool:
+        """Whether a library makes the tensor of the result by itself, so that to write it elsewhere is to copy it."""
+        return isinstance(self.of, ConvolutionSpec)
+
+    def made(self, ins: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result in a tensor of its own, where ``makes``.
+
+        Raises:
+            FallbackFailed: the library failed.
+        """
+        assert isinstance(self.of, ConvolutionSpec)
+        shape, strides, dtype = self.outs[0]
+        like = torch.empty_strided(shape, strides, dtype=FROM_NAME[dtype], device=ins[0].device)
+        try:
+            return _CONVOLUTIONS[self.of.kind](self.of, ins, like)
         except RuntimeError as e:
             raise FallbackFailed(f"{self.describe()} failed in torch: {e}") from e
 
@@ -206,23 +226,23 @@ def _padded(spec: ConvolutionSpec, x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(x, [v for h in reversed(high) for v in (0, h)])
 
 
-def _forward(spec: ConvolutionSpec, ins: Sequence[torch.Tensor], y: torch.Tensor) -> None:
+def _forward(spec: ConvolutionSpec, ins: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     bias = ins[2] if spec.bias else None
     x, none = _padded(spec, ins[0]), [0] * len(spec.kernel)
     steps = list(spec.stride), list(spec.padding), list(spec.dilation)
-    y.copy_(_aten.convolution(x, ins[1], bias, *steps, False, none, spec.groups))
+    made: torch.Tensor = _aten.convolution(x, ins[1], bias, *steps, False, none, spec.groups)
+    return made
 
 
-def _backward_data(spec: ConvolutionSpec, ins: Sequence[torch.Tensor], x: torch.Tensor) -> None:
-    like = _padded(spec, x)
-    made = _gradients(spec, ins[0], like, ins[1], [True, False, False])[0]
+def _backward_data(spec: ConvolutionSpec, ins: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    made = _gradients(spec, ins[0], _padded(spec, like), ins[1], [True, False, False])[0]
     for d, n in enumerate(spec.in_size):
-        made = made.narrow(2 + d, 0, n)
-    x.copy_(made)
+        made = made.narrow(2 + d, 0, n) if made.shape[2 + d] != n else made
+    return made
 
 
-def _backward_weight(spec: ConvolutionSpec, ins: Sequence[torch.Tensor], w: torch.Tensor) -> None:
-    w.copy_(_gradients(spec, ins[1], _padded(spec, ins[0]), w, [False, True, False])[1])
+def _backward_weight(spec: ConvolutionSpec, ins: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    return _gradients(spec, ins[1], _padded(spec, ins[0]), like, [False, True, False])[1]
 
 
 def _gradients(
@@ -234,7 +254,8 @@ def _gradients(
     return found
 
 
-_CONVOLUTIONS: dict[str, Callable[[ConvolutionSpec, Sequence[torch.Tensor], torch.Tensor], None]] = {
+# From the spec, its inputs, and a tensor that is laid out as the result is wanted; its numbers are not read.
+_CONVOLUTIONS: dict[str, Callable[[ConvolutionSpec, Sequence[torch.Tensor], torch.Tensor], torch.Tensor]] = {
     "forward": _forward,
     "backward_data": _backward_data,
     "backward_weight": _backward_weight,
