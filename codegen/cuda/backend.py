@@ -23,11 +23,13 @@ from dcir.codegen.registry import Emitters, Planned
 from dcir.cost.cuda import CudaMachine
 from dcir.cost.machine import Machine
 from dcir.errors import Unsupported
+from dcir.ir.operator import Operator
 from dcir.ir.refusal import Refusal
 from dcir.ir.schedule import OPEN, Schedule
 from dcir.kernel_images import with_images
 
-_TWIN_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fno-math-errno", "-ffp-contract=off", "-w")
+# Each library has fibers of its own: another one may be unloaded before it.
+_TWIN_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-w")
 # What went wrong since it was last asked.
 _FAULT = """
 extern "C" __attribute__((visibility("default"))) const char* dcir_fault() {
@@ -56,7 +58,7 @@ class CudaEmitters(Emitters):
         self, spec: Planned, machine: Machine, choice: Choice | None = None, schedule: Schedule | None = None
     ) -> KernelPlan:
         """What a spec does on the device; see ``Emitters.plan``."""
-        assert isinstance(machine, CudaMachine)
+        assert isinstance(machine, CudaMachine) and isinstance(spec, Operator)
         with asking(schedule or OPEN):
             made = plan_of(spec, machine)
             if isinstance(made, Refusal):

@@ -65,9 +65,9 @@ def dcir(
         compiling(session), _tell_break, limited(session), shape_limit=session.options.shape_limit,
         on_sizes=functools.partial(_tell, set()), on_plain=session.coverage.leave, strict=session.options.strict,
     )  # fmt: skip
-    compiled = reading_device(backend, session)(gm, example_inputs)
-    compiled.dcir = GraphHandle(session, gm, example_inputs)  # type: ignore[attr-defined]  # lives as long as what it tells of
-    return compiled
+    compiled: Any = reading_device(backend, session)(gm, example_inputs)
+    compiled.dcir = GraphHandle(session, gm, example_inputs)  # lives as long as what it tells of
+    return compiled  # type: ignore[no-any-return]
 
 
 def _of_mode(mode: str | None) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class CudaProgram(Program):
         frame = self._frames.pop() if self._frames else _Frame(self.info.table_size, self.info.callbacks)
         words = self._take_words(device)
         try:
-            given, buffers = self._filled(frame, args, device)
+            given, buffers = self._with_tensors(frame, args, device)
             stream = None if self._twin else self._stream(device)
             if profiler._is_profiler_enabled:
                 with _RecordFunctionFast(self.name):
@@ -185,7 +185,7 @@ class CudaProgram(Program):
             found.append(t)
         return found
 
-    def _filled(
+    def _with_tensors(
         self, frame: _Frame, args: Sequence[Any], device: torch.device
     ) -> tuple[list[Any], list[torch.Tensor | None]]:
         """The arguments as they are on the device, and new buffers; the frame has them all."""

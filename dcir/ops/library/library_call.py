@@ -17,7 +17,7 @@ from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import OperandWindow, Operator, Steps, Windows
 from dcir.ir.refusal import Refusal
 from dcir.ir.serialize import register
-from dcir.ir.types import FLOATS
+from dcir.ir.types import FLOATS, HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.library_rows import RowSpec, call_rows, refused_rows, row_windows
@@ -161,7 +161,7 @@ def refused_by_library(spec: InLibraries) -> Refusal | None:
     """Why an operator cannot be a call of a library; None if it can."""
     if isinstance(spec, RowSpec):
         return refused_rows(spec)
-    if spec.dtype not in FLOATS or spec.types.a != spec.types.b:
+    if not (spec.dtype in FLOATS or spec.dtype in HALVES) or spec.types.a != spec.types.b:
         return Refusal("libraries multiply floating-point numbers of one type")
     if spec.panel or spec.epilogue is not None or spec.scales is not None:
         return Refusal("it is more than a product")

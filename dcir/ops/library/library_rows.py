@@ -5,7 +5,6 @@ None of them waits for the device. An index that leaves its tensor ends a device
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -143,7 +142,7 @@ def _addresses(
         inside = inside if wanted is None else inside | ~wanted
         fine = inside if fine is None else fine & inside
         at = at + index * spec.index_steps[number]
-    if fine is not None and math.prod(dims):
+    if fine is not None and 0 not in dims:
         if fine.device.type == "cpu" and not bool(fine.all()):
             raise IndexOutOfRange("an index lies outside its tensor")
         torch._assert_async(fine.all())
