@@ -22,6 +22,13 @@ inline bool clashes(const Mark &m) {
     return m.block != s.blocks || (m.epoch == s.epoch && m.thread != s.current);
 }
 
+// An index, and the line that it stands in.
+struct Place {
+    long long at;
+    int line;
+    Place(long long at, int line = __builtin_LINE()) : at(at), line(line) {}
+};
+
 template <class T, int N> struct SharedArray {
     T data[N];
     Mark wrote[N], read[N];
@@ -58,11 +65,10 @@ template <class T, int N> struct SharedArray {
         }
         void operator=(const Element &other) const { *this = (T)other; }
     };
-    Element at(long long i, int line) {
-        if (i < 0 || i >= N) fail("shared memory is touched outside of its array", line);
-        return {*this, i, line};
+    Element operator[](Place p) {
+        if (p.at < 0 || p.at >= N) fail("shared memory is touched outside of its array", p.line);
+        return {*this, p.at, p.line};
     }
-    Element operator[](long long i) { return at(i, 0); }
 };
 
 struct Buffer {
@@ -97,6 +103,16 @@ inline void buffer(const void *p, unsigned long bytes, bool result) {
     n.written = (bool *)calloc(bytes + 1, 1);
 }
 
+// Bytes of results that no launch has written since they were made known.
+inline unsigned long unwritten() {
+    unsigned long count = 0;
+    for (int i = 0; i < buffers().count; i++) {
+        const Buffer &b = buffers().of[i];
+        for (long k = 0; b.written && k < b.end - b.begin; k++) count += !b.written[k];
+    }
+    return count;
+}
+
 inline void forget_buffers() {
     Buffers &b = buffers();
     for (int i = 0; i < b.count; i++) {
@@ -107,8 +123,8 @@ inline void forget_buffers() {
     b.count = 0;
 }
 
-// One access of a thread to global memory.
-inline void touch(const void *p, unsigned long bytes, unsigned long alignment, bool writes, int line) {
+// One access of a thread to global memory; atomic ones do not clash with each other.
+inline void touch(const void *p, unsigned long bytes, unsigned long alignment, bool writes, int line, bool atomic = false) {
     State &s = state();
     (writes ? s.bytes_stored : s.bytes_loaded) += bytes;
     if ((unsigned long long)p % alignment) fail("a vector is moved at an address that is no multiple of its size", line);
@@ -126,6 +142,10 @@ inline void touch(const void *p, unsigned long bytes, unsigned long alignment, b
     }
     for (unsigned long i = 0; i < bytes; i++) {
         const long k = at - found->begin + i;
+        if (atomic) {
+            if (!found->written[k]) fail("a load of what nobody has written", line);
+            continue;
+        }
         if (clashes(found->wrote[k])) fail(writes ? "race: two threads write" : "race: read while another thread writes", line);
         if (writes && clashes(found->read[k])) fail("race: written while another thread reads", line);
         if (!writes && !found->written[k]) fail("a load of what nobody has written", line);

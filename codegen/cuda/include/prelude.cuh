@@ -37,6 +37,8 @@ D_INLINE double d_shuffle_xor(double v, int mask) { return __shfl_xor_sync(0xfff
 
 template <class T, class I> D_INLINE T d_load(const T *p, I at) { return p[at]; }
 template <class T, class I, class V> D_INLINE void d_store(T *p, I at, V value) { p[at] = (T)value; }
+// The largest of what is there and of what any thread brings, whoever comes first.
+template <class I> D_INLINE void d_most(int *p, I at, int value) { atomicMax(p + at, value); }
 template <class T> D_INLINE bool d_aligned(const T *p) { return ((unsigned long long)p & 15ull) == 0; }
 
 // N neighbours, moved in pieces of at most 16 bytes. The address is a multiple of a piece.

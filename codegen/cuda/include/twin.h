@@ -65,6 +65,10 @@ template <class T, class I, class V> D_INLINE void d_store(T *p, I at, V value, 
     dcir_twin::touch(p + at, sizeof(T), sizeof(T), true, line);
     p[at] = (T)value;
 }
+template <class I> D_INLINE void d_most(int *p, I at, int value, int line = __builtin_LINE()) {
+    dcir_twin::touch(p + at, sizeof(int), sizeof(int), true, line, true);
+    if (value > p[at]) p[at] = value;
+}
 D_INLINE bool d_aligned(const void *p) { return ((unsigned long long)p & 15ull) == 0; }
 
 template <class T, int N> struct d_vector {

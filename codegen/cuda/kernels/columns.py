@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass
 
 from dcir.codegen.cuda.device import SHARED_BYTES, WARP, ceil_div, power_of_two
-from dcir.codegen.cuda.kernels.statements import KernelText, Places, Visits
+from dcir.codegen.cuda.kernels.statements import KernelText, Visits
+from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.kernels.types import Join
 from dcir.codegen.cuda.kernels.widths import vector_width
 from dcir.codegen.cuda.launch import Launch
@@ -104,7 +105,7 @@ class _Columns:
         tiles = ceil_div(pieces, shape.across)
         text.line(f"const int x = d_thread() % {shape.across}, y = d_thread() / {shape.across};")
         text.line(f"const {t} tile = d_block() % {tiles}, others = d_block() / {tiles};")
-        text.decompose("others", range(self.along))
+        text.decompose("others", range(self.along), self.p.dims)
         text.line(f"const {t} wanted = tile * {shape.across} + x;")
         # Threads without a column repeat the last one and store nothing.
         full = pieces % shape.across == 0

@@ -11,7 +11,8 @@ from dcir.codegen.cuda.kernels.columns import ColumnShape, by_columns, column_sh
 from dcir.codegen.cuda.kernels.pointwise import pointwise
 from dcir.codegen.cuda.kernels.rows import RowShape, row_shape, rows
 from dcir.codegen.cuda.kernels.split import row_major, stage_nests
-from dcir.codegen.cuda.kernels.statements import Places
+from dcir.codegen.cuda.kernels.text import Places
+from dcir.codegen.cuda.kernels.tiled import tiled, turning_loop
 from dcir.codegen.cuda.launch import CudaPlan, Launch
 from dcir.cost.machine import Machine
 from dcir.ir.loop_forms import collapse, drop_roundings, drop_unit_loops, order_loops
@@ -97,7 +98,7 @@ class Plan:
             kept = [i for i, s in enumerate(p.body) if not isinstance(s, Store) or i in stores]
             place = {old: new for new, old in enumerate(kept)}
             nest = simplify(replace(p, body=tuple(s.renumbered(place) for s in body)))
-            self.launches.append(pointwise(_without_repeats(nest, walked), places))
+            self.launches.append(_pointwise(_without_repeats(nest, walked), places))
 
     def _in_parts(self, p: LoopNest, places: Places, shape: ColumnShape | RowShape) -> None:
         results = math.prod(p.outer)
@@ -140,6 +141,13 @@ def _repeats(p: LoopNest) -> bool:
             found = {d for d in found if d < len(p.outer)}
         walks.append(found)
     return False
+
+
+def _pointwise(p: LoopNest, places: Places) -> Launch:
+    p = LoopNest(p.dims, (), p.inputs, p.outputs, p.body)
+    turned = turning_loop(p)
+    launch = tiled(p, places, turned) if turned is not None else None
+    return pointwise(p, places) if launch is None else launch
 
 
 def _reduction(p: LoopNest, places: Places, shape: ColumnShape | RowShape) -> Launch:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 
 from dcir.codegen.cuda.device import VECTOR_BYTES, WANTED_THREADS, ceil_div
-from dcir.codegen.cuda.kernels.statements import KernelText, Places, Visits
+from dcir.codegen.cuda.kernels.statements import KernelText, Visits
+from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.kernels.widths import vector_width
 from dcir.codegen.cuda.launch import Launch
 from dcir.ir.loop_nest import LoopNest
@@ -25,8 +26,7 @@ LONG_BODY = 48
 
 
 def pointwise(p: LoopNest, places: Places) -> Launch:
-    """The kernel of a loop nest without reductions, all of whose stores walk all of its loops."""
-    p = LoopNest(p.dims, (), p.inputs, p.outputs, p.body)
+    """The kernel of a loop nest of outer loops, all of which its stores walk."""
     along = len(p.outer) - 1 if p.outer else None
     single = len(p.outer) == 1
     width = vector_width(p, along, rest=single)

@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass
 
 from dcir.codegen.cuda.device import HELD_WORDS, MOST_BLOCK, WARP, ceil_div, power_of_two
-from dcir.codegen.cuda.kernels.statements import KernelText, Places, Visits
+from dcir.codegen.cuda.kernels.statements import KernelText, Visits
+from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.kernels.types import Join
 from dcir.codegen.cuda.kernels.widths import vector_width
 from dcir.codegen.cuda.launch import Launch
@@ -108,7 +109,7 @@ class _Rows:
         # Threads without a row take part in shuffles; they repeat the last one and store nothing.
         text.line(f"const bool live = {'true' if full else f'wanted < {self.rows}'};")
         text.line(f"const {text.index} row = {'wanted' if full else f'live ? wanted : {self.rows - 1}'};")
-        text.decompose("row", range(len(self.p.outer)))
+        text.decompose("row", range(len(self.p.outer)), self.p.dims)
         if shape.parts > 1:
             text.line(f"const {text.index} lo = d_part() * {shape.of_part};")
             end = f"lo + {shape.of_part}"

@@ -6,39 +6,19 @@ side by side; then piece by piece and lane by lane the statements run; results a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from dcir.cache import key_of
 from dcir.codegen.cpp.scalar_ops import SCALAR_OPS, cast_expr
+from dcir.codegen.cuda.kernels.text import MOST_SHORT, Lines, Places, finished, operand_types, reach
 from dcir.codegen.cuda.kernels.types import CUDA_TYPE, Join, constant
+from dcir.codegen.cuda.kernels.widths import is_vector_gather
 from dcir.codegen.cuda.launch import Launch
 from dcir.codegen.ranges import short_values
 from dcir.codegen.schedule import needed
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Access, Cast, Const, Gather, Index, Load, Narrow, Reduce, Store
 from dcir.ir.types import compute_type
-
-MOST_SHORT = 2**30
-"""Addresses and numbers of points below this are computed in 32 bits; rounding up to blocks stays below 2^31."""
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the operands of a nest are that are not the operator's operands of the same name.
-
-    Attributes:
-        scratch: of operands in scratch, C++ of the bytes from its start.
-        names: of others, the operator's operand.
-    """
-
-    scratch: Mapping[str, str] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
-
-    def having(self, scratch: Mapping[str, str]) -> Places:
-        """These, and others in scratch."""
-        return Places({**self.scratch, **scratch}, self.names)
 
 
 @dataclass(frozen=True)
@@ -51,6 +31,8 @@ class Visits:
         element: C++ of a piece's first point, in row-major order over these, from its number ``u``.
         guard: the condition under which the piece is there; "" if all are.
         count: C++ of how many of its points are there; "" if all are.
+        before: lines of a piece before its statements.
+        variables: loop variables that follow from ``e`` in a way of their own, and C++ of each.
     """
 
     times: int
@@ -58,9 +40,11 @@ class Visits:
     element: str
     guard: str = ""
     count: str = ""
+    variables: Sequence[tuple[int, str]] = ()
+    before: Sequence[str] = ()
 
 
-class KernelText:
+class KernelText(Lines):
     """The text of one kernel under construction.
 
     Attributes:
@@ -70,50 +54,28 @@ class KernelText:
         index: C++ type of loop variables and addresses; there are no numbers of points above ``points``.
         known: values that are computed already, once for all points that the thread visits.
         held: values that wait in registers for a later sweep.
+        in_pieces: gathers of which a piece has one vector.
+        given: loads whose elements are there already, and C++ of where.
     """
 
     def __init__(self, p: LoopNest, places: Places, along: int | None, width: int, points: int) -> None:
+        super().__init__("int" if max(reach(p), points) < MOST_SHORT else "long long")
         self.p, self.places, self.along, self.width = p, places, along, width
         self.levels = p.levels()
         self.columns = False
-        self.lines: list[str] = []
-        self.depth = 1
         self.known: set[int] = set()
         self.held: set[int] = set()
-        self.index = "int" if max(_reach(p), points) < MOST_SHORT else "long long"
         self.short = short_values(p)
         self.checked = any(isinstance(s, Gather) and s.checked for s in p.body)
         self.in_vectors: dict[str, None] = {}
-
-    def line(self, text: str) -> None:
-        self.lines.append("  " * self.depth + text)
-
-    def open(self, text: str) -> None:
-        self.line(f"{text} {{" if text else "{")
-        self.depth += 1
-
-    def close(self, end: str = "}") -> None:
-        self.depth -= 1
-        self.line(end)
-
-    def unrolled(self, name: str, times: int | str) -> None:
-        self.line("#pragma unroll")
-        self.open(f"for (int {name} = 0; {name} < {times}; {name}++)")
+        self.given: dict[int, str] = {}
+        self.in_pieces: set[int] = set()
 
     def reduction(self, r: int) -> Reduce:
         """The reduction of this number."""
         s = self.p.body[r]
         assert isinstance(s, Reduce)
         return s
-
-    def decompose(self, number: str, loops: Sequence[int]) -> None:
-        """Loop variables from a row-major number over some loops."""
-        rest, dims = number, self.p.dims
-        for d in reversed(loops[1:]):
-            self.line(f"const {self.index} i{d} = {rest} % {dims[d]}, q{d} = {rest} / {dims[d]};")
-            rest = f"q{d}"
-        if loops:
-            self.line(f"const {self.index} i{loops[0]} = {rest};")
 
     def outer_values(self, stage: int) -> None:
         """Values that are the same for all inner points, once they have waited for so many reduces."""
@@ -135,7 +97,7 @@ class KernelText:
         p, times = self.p, visits.times
         wanted = needed(p, [*stores, *reduces], self.known)
         reachable = self._without_held(stores, reduces)
-        loads = [i for i in reachable if isinstance(p.body[i], Load) and not p.body[i].args and i not in self.held]
+        loads = [i for i in sorted(reachable) if self._is_loaded(i) and i not in self.held and i not in self.given]
         hold = set(hold)
         for i in sorted(hold):
             loaded = f"{self._piece_type(i)} w{i}[{times}];" if self._is_loaded(i) else ""
@@ -150,14 +112,24 @@ class KernelText:
                 self._load_piece(i)
             self._end_of_piece(visits)
         self._pieces(visits)
+        for text in visits.before:
+            self.line(text)
         vectors = [i for i in stores if self._is_vector_store(i)]
         for i in vectors:
             self.line(f"d_vector<{CUDA_TYPE[p.body[i].dtype]}, {self.width}> r{i};")
+        here = [i for i in wanted if i in reachable]
+        moves = self._moving(here, hold | self.held)
+        for i in here:
+            if i not in moves:
+                self._in_lane(i, "", keep=False)
+            elif i in moves and is_vector_gather(p, i, self.along, self.width, moves):
+                self._gather_vector(i, self._count(visits))
         self.unrolled("l", self.width)
         if visits.count:
             self.open("if (whole || l < count)")
-        for i in (i for i in wanted if i in reachable):
-            self._in_lane(i, i in hold)
+        for i in here:
+            if i in moves:
+                self._in_lane(i, "l", keep=i in hold)
         for i in sorted([*stores, *reduces]):
             s = p.body[i]
             if isinstance(s, Reduce):
@@ -207,7 +179,9 @@ class KernelText:
             self.open(f"if ({visits.guard})")
         if visits.count:
             self.line(f"const int count = {visits.count};")
-        self.decompose("e", visits.loops)
+        for d, text in visits.variables:
+            self.line(f"const {self.index} i{d} = {text};")
+        self.decompose("e", visits.loops, self.p.dims)
         self._counted = bool(visits.count)
 
     def _end_of_piece(self, visits: Visits) -> None:
@@ -249,10 +223,42 @@ class KernelText:
             self.line(f"{when}w{i}[u].of[l] = d_load(a{s.operand}, {self.address(s.strides, 'l')});")
             self.close()
 
-    def _in_lane(self, i: int, keep: bool) -> None:
+    def _moving(self, values: Sequence[int], kept: set[int]) -> set[int]:
+        """Which of some values differ from lane to lane; those kept in registers have a place for every lane."""
+        found: set[int] = set()
+        along = -1 if self.along is None else self.along
+        for i in values:
+            s = self.p.body[i]
+            by_lane = any(a in found or (self.columns and isinstance(self.p.body[a], Reduce)) for a in s.args)
+            walks = isinstance(s, Access) and along >= 0 and s.strides[along] != 0
+            if i in kept or by_lane or walks or (isinstance(s, Index) and s.dim == along):
+                found.add(i)
+        return found
+
+    def _gather_vector(self, i: int, count: str) -> None:
+        """Neighbours behind indices that are the same for all lanes; zeros if one of these lies outside."""
+        s = self.p.body[i]
+        assert isinstance(s, Gather)
+        at, _ = self._gathered(i, s, "")
+        t = CUDA_TYPE[self.p.inputs[s.operand]]
+        self.in_vectors[f"a{s.operand}"] = None
+        self.line(f"d_vector<{t}, {self.width}> w{i} = {{}};")
+        self.line(f"if (g{i}) w{i} = d_load_lanes<whole, {self.width}>(a{s.operand}, {at}, {count});")
+        self.in_pieces.add(i)
+
+    def _in_lane(self, i: int, lane: str, *, keep: bool) -> None:
         s = self.p.body[i]
         at = f"[u * {self.width} + l]"
-        if self._is_loaded(i):
+        if i in self.in_pieces:
+            assert isinstance(s, Gather)
+            text = cast_expr(f"w{i}.of[l]", self.p.inputs[s.operand], s.dtype)
+            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {text};")
+        elif i in self.given:
+            assert isinstance(s, Load)
+            t = CUDA_TYPE[self.p.inputs[s.operand]]
+            self.line(f"const {t} t{i} = {self.given[i]};")
+            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {cast_expr(f't{i}', self.p.inputs[s.operand], s.dtype)};")
+        elif self._is_loaded(i):
             assert isinstance(s, Load)
             step = 0 if self.along is None else s.strides[self.along]
             element = f"w{i}[u].of[l]" if step else f"w{i}[u]"
@@ -261,7 +267,7 @@ class KernelText:
         elif i in self.held:
             self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = h{i}{at};")
         else:
-            self._statement(i, "l")
+            self._statement(i, lane)
             if keep:
                 self.line(f"h{i}{at} = v{i};")
 
@@ -310,12 +316,17 @@ class KernelText:
 
     def _gather(self, i: int, s: Gather, lane: str) -> str:
         """A load whose indices were looked at: outside nothing is touched."""
-        wanted = self.value(s.guard[0], lane) if s.guard else ""
         other = self.value(s.guard[1], lane) if s.guard else constant(0, s.dtype)
+        at, wanted = self._gathered(i, s, lane)
+        found = cast_expr(f"d_load(a{s.operand}, {at})", self.p.inputs[s.operand], s.dtype)
+        return f"{f'({wanted} & g{i})' if wanted else f'g{i}'} ? {found} : {other}"
+
+    def _gathered(self, i: int, s: Gather, lane: str) -> tuple[str, str]:
+        """``g<i>``: whether the indices lie inside; the address, and the condition under which it counts."""
+        wanted = self.value(s.guard[0], lane) if s.guard else ""
         indices = [self.value(a, lane) for a in s.indices]
         terms = [f"({self.index}){k} * {st}" for k, st in zip(indices, s.steps, strict=True)]
         at = " + ".join([self.address(s.strides, lane), *terms])
-        found = cast_expr(f"d_load(a{s.operand}, {at})", self.p.inputs[s.operand], s.dtype)
         unsure = [
             f"((unsigned long long){k} < {e}ull)"
             for a, k, e in zip(s.indices, indices, s.extents, strict=True)
@@ -324,7 +335,7 @@ class KernelText:
         self.line(f"const bool g{i} = {' & '.join(unsure) or 'true'};")
         if s.checked:
             self.line(f"bad |= {f'{wanted} & ' if wanted else ''}!g{i};")
-        return f"{f'({wanted} & g{i})' if wanted else f'g{i}'} ? {found} : {other}"
+        return at, wanted
 
     def start_partials(self, reduces: Sequence[int]) -> None:
         """Declare the partial results of reduces: as many as there are lanes."""
@@ -373,47 +384,4 @@ class KernelText:
         body = [*before, *(["  int bad = 0;"] if self.checked else []), *self.lines]
         if self.checked:
             body.append("  if (bad) d_report(status);")
-        return finished(body, self.p, self.places, grid, block)
-
-
-def finished(body: Sequence[str], p: LoopNest, places: Places, grid: tuple[int, int, int], block: int) -> Launch:
-    """A launch of a kernel with these lines."""
-    text = "\n".join(body)
-    used = sorted(set(re.findall(r"\b(?:[ao]\d+|scratch|status)\b", text)), key=_rank)
-    lines, parameters, names = [], [], []
-    for name in used:
-        if name in ("scratch", "status"):
-            continue
-        dtype = (p.inputs if name[0] == "a" else p.outputs)[int(name[1:])]
-        t = f"{'const ' if name[0] == 'a' else ''}{CUDA_TYPE[dtype]}"
-        if name in places.scratch:
-            lines.append(f"  {t} *{name} = ({t} *)(scratch + {places.scratch[name]});")
-        else:
-            parameters.append(f"{t} *{name}")
-            names.append(places.names.get(name, name))
-    if lines or "scratch" in used:
-        parameters.append("unsigned char *scratch")
-        names.append("scratch")
-    if "status" in used:
-        parameters.append("int *status")
-        names.append("status")
-    head = f"__launch_bounds__({block}) KERNEL({', '.join(parameters)}) {{"
-    whole = "\n".join(['extern "C" __global__ void ' + head, *lines, text, "}", ""])
-    name = f"k_{key_of(whole)[:20]}"
-    return Launch(name, whole.replace("KERNEL", name, 1), grid, (block, 1, 1), 0, tuple(names))
-
-
-def _rank(name: str) -> tuple[int, int]:
-    return ("oas".index(name[0]), int(name[1:]) if name[1:].isdigit() else 0)
-
-
-def _reach(p: LoopNest) -> int:
-    """The largest distance of an address from where its operand begins."""
-    reach = 0
-    for s in p.body:
-        if isinstance(s, Access):
-            far = sum(abs(st) * (n - 1) for st, n in zip(s.strides, p.dims, strict=True))
-            if isinstance(s, Gather):
-                far += sum(abs(st) * e for st, e in zip(s.steps, s.extents, strict=True))
-            reach = max(reach, far)
-    return reach
+        return finished(body, operand_types(self.p), self.places, grid, block)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dcir.codegen.cuda.kernels.loop_nest import Plan, nest_refusal
-from dcir.codegen.cuda.kernels.statements import Places
+from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.launch import CudaPlan
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator

@@ -21,6 +21,7 @@ _HARNESS = """
 extern "C" const char* twin_fault() { return dcir_twin::fault(); }
 extern "C" void twin_forget() { dcir_twin::forget_fault(); dcir_twin::forget_buffers(); }
 extern "C" void twin_buffer(void* p, unsigned long n, int result) { dcir_twin::buffer(p, n, result != 0); }
+extern "C" unsigned long twin_unwritten() { return dcir_twin::unwritten(); }
 extern "C" void twin_bytes(unsigned long long* n) {
   n[0] = dcir_twin::state().bytes_loaded; n[1] = dcir_twin::state().bytes_stored;
   dcir_twin::state().bytes_loaded = dcir_twin::state().bytes_stored = 0;
@@ -51,11 +52,12 @@ class Twin:
 
     Attributes:
         bytes_loaded, bytes_stored: of the last run.
+        unwritten: bytes of its results, and of scratch, that it did not write.
     """
 
     def __init__(self, launches: Iterable[Launch], folder: Path, flags: Sequence[str] = ()) -> None:
         distinct = {launch.kernel: launch for launch in launches}
-        text = "".join(launch.text + entry_text(launch) for launch in distinct.values())
+        text = "".join("#line 1\n" + launch.text + entry_text(launch) for launch in distinct.values())
         source = folder / "kernels.cpp"
         source.write_text(twin_text() + text + _HARNESS)
         path = folder / "kernels.so"
@@ -63,7 +65,8 @@ class Twin:
         assert done.returncode == 0, done.stderr[:4000]
         self._library = ctypes.CDLL(str(path))
         self._library.twin_fault.restype = ctypes.c_char_p
-        self.bytes_loaded = self.bytes_stored = 0
+        self._library.twin_unwritten.restype = ctypes.c_ulong
+        self.bytes_loaded = self.bytes_stored = self.unwritten = 0
 
     def run(
         self,
@@ -88,9 +91,10 @@ class Twin:
         for a, both in zip(ins, shared, strict=True):
             if not both:
                 library.twin_buffer(ctypes.c_void_p(a.ctypes.data), ctypes.c_ulong(a.nbytes), 0)
-        for o in outs:
+        for o in {o.ctypes.data: o for o in outs}.values():
             library.twin_buffer(ctypes.c_void_p(o.ctypes.data), ctypes.c_ulong(o.nbytes), 1)
-        library.twin_buffer(ctypes.c_void_p(scratch.ctypes.data), ctypes.c_ulong(scratch.nbytes), 1)
+        if plan.workspace:
+            library.twin_buffer(ctypes.c_void_p(scratch.ctypes.data), ctypes.c_ulong(scratch.nbytes), 1)
         pointers = {"scratch": scratch.ctypes.data, "status": status.ctypes.data}
         for letter, arrays, begin in (("a", ins, starts), ("o", outs, out_starts)):
             for k, a in enumerate(arrays):
@@ -100,6 +104,7 @@ class Twin:
             sizes = (ctypes.c_uint * 7)(*launch.grid, *launch.block, launch.shared_bytes)
             if getattr(library, f"run_{launch.kernel}")(table, sizes):
                 raise TwinFault(library.twin_fault().decode())
+        self.unwritten = library.twin_unwritten()
         counts = (ctypes.c_ulonglong * 2)()
         library.twin_bytes(counts)
         self.bytes_loaded, self.bytes_stored = counts
