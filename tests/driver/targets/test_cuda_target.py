@@ -122,7 +122,9 @@ def test_a_training_step_as_the_target_cpp_has_it(make: Any) -> None:
         after[name] = [p.detach() for p in model.parameters()]
     assert losses["cuda"][-1] < losses["cuda"][0]
     torch.testing.assert_close(torch.tensor(losses["cuda"]), torch.tensor(losses["cpp"]), rtol=1e-4, atol=1e-5)
-    if make is perceptron:  # others have parameters whose gradients are rounding errors alone, which AdamW makes as large as any
+    if (
+        make is perceptron
+    ):  # others have parameters whose gradients are rounding errors alone, which AdamW makes as large as any
         torch.testing.assert_close(after["cuda"], after["cpp"], rtol=2e-3, atol=2e-4)
 
 
