@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dcir.codegen.cuda.device import HELD_WORDS, MOST_BLOCK, WARP, ceil_div, power_of_two
+from dcir.codegen.cuda.device import MOST_BLOCK, WARP, ceil_div, power_of_two, register_words
 from dcir.codegen.cuda.kernels.statements import KernelText, Visits
 from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.kernels.types import Join
@@ -20,8 +20,7 @@ from dcir.codegen.cuda.launch import Launch
 from dcir.codegen.schedule import needed, outer_stores, roots_of, stages_of
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.scalars import COSTLY
-from dcir.ir.statements import Gather, Load, Read, Reduce
-from dcir.ir.types import itemsize
+from dcir.ir.statements import Gather, Read, Reduce
 
 # Threads of a block at least, where rows have fewer.
 LEAST_BLOCK = 128
@@ -86,7 +85,8 @@ class _Rows:
         each = ceil_div(shape.of_part, shape.group)
         self.hold = self._held() if shape.parts == 1 else {}
         self.one_visit = each <= 1 or bool(self.hold)
-        if self.hold and each * shape.width * sum(self._words(i) for i in self.hold) > HELD_WORDS:
+        self.text.room = register_words(self.block)
+        if self.hold and each * sum(self.text.words(i) for i in self.hold) > self.text.room:
             self.hold, self.one_visit = {}, each <= AT_ONCE
         self.each = each
 
@@ -201,8 +201,3 @@ class _Rows:
         for stage in range(1, self.stages + 1):
             again |= set(needed(p, roots_of(p, levels, stage), {i for i in costly if min(used[i]) < stage}))
         return {i: min(used[i]) for i in (*costly, *(i for i in loads if i in again))}
-
-    def _words(self, i: int) -> int:
-        s = self.p.body[i]
-        nbytes = itemsize(self.p.inputs[s.operand]) if isinstance(s, Load) and not s.args else itemsize(s.dtype)
-        return max(1, nbytes // 4)
