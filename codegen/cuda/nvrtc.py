@@ -23,7 +23,7 @@ SETTING = "DCIR_NVRTC"
 PACKAGE = "nvidia-cuda-nvrtc"
 # Each holds some hundred MB while it compiles.
 _MOST_AT_ONCE = 8
-_OPTIONS = ("--std=c++17", "--device-int128", "--minimal", "--extra-device-vectorization", "-default-device")
+_OPTIONS = ("--std=c++17", "--device-int128", "--minimal", "--extra-device-vectorization")
 _SOURCE = "kernel.cu"
 
 

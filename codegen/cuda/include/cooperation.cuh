@@ -58,11 +58,4 @@ D_INLINE void d_store_lanes(T *p, I at, const d_vector<T, N> &v, int count) {
     }
 }
 
-struct d_true {
-    static constexpr bool value = true;
-};
-struct d_false {
-    static constexpr bool value = false;
-};
-
 #endif

@@ -114,18 +114,10 @@ class _Rows:
             text.line(f"const {text.index} lo = d_part() * {shape.of_part};")
             end = f"lo + {shape.of_part}"
             text.line(f"const {text.index} hi = {end} < {shape.pieces} ? {end} : {shape.pieces};")
-        if shape.width > 1:
-            text.open("auto all = [&](auto fits)")
-            text.line("constexpr bool whole = decltype(fits)::value;")
-        else:
-            text.line("constexpr bool whole = true;")
+        start = len(text.lines)
         for stage in range(self.stages + 1):
             self._stage(stage)
-        if shape.width > 1:
-            text.close("};")
-            aligned = " && ".join(f"d_aligned({name})" for name in text.aligned_operands()) or "true"
-            text.line(f"if ({aligned}) all(d_true());")
-            text.line("else all(d_false());")
+        text.in_both_ways(start)
         return text.launch((ceil_div(self.rows, per_block), shape.parts, 1), self.block, before)
 
     def _stage(self, stage: int) -> None:

@@ -323,6 +323,25 @@ class KernelText(Values):
         ]
         return [*self.in_vectors, *dict.fromkeys(stored)]
 
+    def in_both_ways(self, start: int, *conditions: str) -> None:
+        """What was written from a line on: in vectors, where these may be moved; else element by element.
+
+        Both are printed, since the prelude's functions ask at compile time, and a generic lambda is none of a device for NVRTC.
+        """
+        body = self.lines[start:]
+        del self.lines[start:]
+        if self.width == 1:
+            self.lines += ["  constexpr bool whole = true;", *body]
+            return
+        tests = [*conditions, *(f"d_aligned({name})" for name in self.aligned_operands())]
+        for opening, whole in ((f"if ({' && '.join(tests) or 'true'})", "true"), ("else", "false")):
+            self.lines += [
+                f"  {opening} {{",
+                f"    constexpr bool whole = {whole};",
+                *(f"  {text}" for text in body),
+                "  }",
+            ]
+
     def launch(self, grid: tuple[int, int, int], block: int, before: Sequence[str] = ()) -> Launch:
         """The kernel, with what it is given: the operands that its text uses.
 
