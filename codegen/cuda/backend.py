@@ -142,7 +142,7 @@ class CudaBackend:
 
 
 def twin_unit(name: str, text: str) -> str:
-    """C++ of a kernel's twin, behind its prelude: ``dcir_twin_<name>(sizes of grid, block and shared memory, arguments)``; 0 if all is well."""
+    """C++ of a kernel's twin: ``dcir_twin_<name>(sizes of grid, block, shared memory, arguments)``, 0 if all is well."""
     return "\n".join([
         text, "namespace {", "template <int...> struct Numbers {};",
         "template <int N, int... I> struct Upto : Upto<N - 1, N - 1, I...> {};",
