@@ -13,8 +13,13 @@ WARP = 32
 SHARED_BYTES = 48 << 10
 """Shared memory that a block has without being asked for more."""
 VECTOR_BYTES = 16
-HELD_WORDS = 48
-"""Values of 4 bytes that a thread holds in registers from one sweep to the next."""
+REGISTERS = 65536
+"""Of 4 bytes, which the threads of a multiprocessor share."""
+
+
+def register_words(block: int) -> int:
+    """Values of 4 bytes that a thread may hold or wait for at once, beside what it computes with."""
+    return min(64, REGISTERS // block - 40)
 
 
 def power_of_two(n: int) -> int:

@@ -35,12 +35,13 @@ template <class O, class T, int N> D_INLINE T d_fold_lanes(const T (&v)[N]) {
 }
 
 // N neighbours of which the first count are there: in one piece if the address is aligned, and then all are there.
+// What is seldom run is not unrolled, for it to compile fast.
 template <bool whole, int N, class T, class I> D_INLINE d_vector<T, N> d_load_lanes(const T *p, I at, int count) {
     if constexpr (whole) {
         return d_load_vector<N>(p, at);
     } else {
         d_vector<T, N> v = {};
-#pragma unroll
+#pragma unroll 1
         for (int l = 0; l < N; l++)
             if (l < count) v.of[l] = d_load(p, at + l);
         return v;
@@ -51,17 +52,10 @@ D_INLINE void d_store_lanes(T *p, I at, const d_vector<T, N> &v, int count) {
     if constexpr (whole) {
         d_store_vector(p, at, v);
     } else {
-#pragma unroll
+#pragma unroll 1
         for (int l = 0; l < N; l++)
             if (l < count) d_store(p, at + l, v.of[l]);
     }
 }
-
-struct d_true {
-    static constexpr bool value = true;
-};
-struct d_false {
-    static constexpr bool value = false;
-};
 
 #endif

@@ -1,6 +1,6 @@
 // The base of every kernel on a device: scalars by CUDA's own library, and how threads of a block work together.
 //
-// For NVRTC with -std=c++17 and -default-device (kernels use generic lambdas); no header of a toolkit is needed. twin.h has the same names for a CPU. Names start with d_ (functions), D_ (macros).
+// For NVRTC with -std=c++17; no header of a toolkit is needed. twin.h has the same names for a CPU. Names start with d_ (functions), D_ (macros).
 #ifndef DCIR_PRELUDE_CUH
 #define DCIR_PRELUDE_CUH
 

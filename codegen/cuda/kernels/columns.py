@@ -116,18 +116,10 @@ class _Columns:
             text.line(f"const {t} lo = d_part() * {shape.of_part};")
             end = f"lo + {shape.of_part}"
             text.line(f"const {t} hi = {end} < {shape.rows} ? {end} : {shape.rows};")
-        if shape.width > 1:
-            text.open("auto all = [&](auto fits)")
-            text.line("constexpr bool whole = decltype(fits)::value;")
-        else:
-            text.line("constexpr bool whole = true;")
+        start = len(text.lines)
         for stage in range(stages_of(text.levels) + 1):
             self._stage(stage, joins)
-        if shape.width > 1:
-            text.close("};")
-            aligned = " && ".join(f"d_aligned({name})" for name in text.aligned_operands()) or "true"
-            text.line(f"if ({aligned}) all(d_true());")
-            text.line("else all(d_false());")
+        text.in_both_ways(start)
         return text.launch((shape.tiles, shape.parts, 1), block, before)
 
     def _stage(self, stage: int, joins: dict[int, Join]) -> None:

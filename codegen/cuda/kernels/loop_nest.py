@@ -68,8 +68,8 @@ class Plan:
         self.end += ceil_div(nbytes, ALIGNMENT) * ALIGNMENT
         return start
 
-    def add(self, p: LoopNest, places: Places) -> None:
-        """Kernels for a nest, some of whose operands lie in scratch."""
+    def add(self, p: LoopNest, places: Places, *, last: bool = False) -> None:
+        """Kernels for a nest, some of whose operands lie in scratch; the last step of others is not split again."""
         if not math.prod(p.outer):
             return
         p = collapse(order_loops(drop_unit_loops(drop_roundings(p))))
@@ -78,7 +78,7 @@ class Plan:
             return
         by_column = by_columns(p)
         shape = column_shape(p) if by_column else row_shape(p)
-        parts = _parts(p, shape)
+        parts = 1 if last else _parts(p, shape)
         if parts > 1 and unsplittable(p) is None:
             self._in_parts(p, places, replace(shape, parts=parts))
         elif parts > 1 and _several_stages(p):
@@ -114,7 +114,7 @@ class Plan:
             before[f"o{len(p.outputs) + k}"] = f"{start} + {size}ll * d_part()"
             after[f"a{len(p.inputs) + k}"] = str(start)
         self.launches.append(_reduction(first, places.having(before), shape))
-        self.add(last, places.having(after))
+        self.add(last, places.having(after), last=True)
 
     def _in_stages(self, p: LoopNest, places: Places) -> None:
         results = {}

@@ -37,23 +37,14 @@ def pointwise(p: LoopNest, places: Places) -> Launch:
     stores = [i for i, s in enumerate(p.body) if isinstance(s, Store)]
     rest = points % width
     text.line(f"const {text.index} first = ({text.index})d_block() * {BLOCK * times} + d_thread();")
-    if width > 1:
-        text.open("auto points = [&](auto fits)")
-        text.line("constexpr bool whole = decltype(fits)::value;")
-    else:
-        text.line("constexpr bool whole = true;")
+    start = len(text.lines)
     count = f"{points} - e < {width} ? (int)({points} - e) : {width}" if rest else ""
     guard = f"whole || e < {points}" if width > 1 else f"e < {points}"
     step = "" if width == 1 else f" * {width}"
     number = f"first + u * {BLOCK}" if times > 1 else "first"
     element = f"({number}){step}"
     text.visit(Visits(times, range(len(p.outer)), element, guard, count), stores)
-    if width > 1:
-        text.close("};")
-        whole_block = f"((long long)d_block() + 1) * {BLOCK * times * width}ll <= {points}ll"
-        tests = [whole_block, *(f"d_aligned({name})" for name in text.aligned_operands())]
-        text.line(f"if ({' && '.join(tests)}) points(d_true());")
-        text.line("else points(d_false());")
+    text.in_both_ways(start, f"((long long)d_block() + 1) * {BLOCK * times * width}ll <= {points}ll")
     return text.launch((ceil_div(pieces, BLOCK * times), 1, 1), BLOCK)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dcir.codegen.cuda.device import HELD_WORDS, MOST_BLOCK, WARP, ceil_div, power_of_two
+from dcir.codegen.cuda.device import MOST_BLOCK, WARP, ceil_div, power_of_two, register_words
 from dcir.codegen.cuda.kernels.statements import KernelText, Visits
 from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.kernels.types import Join
@@ -20,8 +20,7 @@ from dcir.codegen.cuda.launch import Launch
 from dcir.codegen.schedule import needed, outer_stores, roots_of, stages_of
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.scalars import COSTLY
-from dcir.ir.statements import Gather, Load, Read, Reduce
-from dcir.ir.types import itemsize
+from dcir.ir.statements import Gather, Read, Reduce
 
 # Threads of a block at least, where rows have fewer.
 LEAST_BLOCK = 128
@@ -86,7 +85,8 @@ class _Rows:
         each = ceil_div(shape.of_part, shape.group)
         self.hold = self._held() if shape.parts == 1 else {}
         self.one_visit = each <= 1 or bool(self.hold)
-        if self.hold and each * shape.width * sum(self._words(i) for i in self.hold) > HELD_WORDS:
+        self.text.room = register_words(self.block)
+        if self.hold and each * sum(self.text.words(i) for i in self.hold) > self.text.room:
             self.hold, self.one_visit = {}, each <= AT_ONCE
         self.each = each
 
@@ -114,18 +114,10 @@ class _Rows:
             text.line(f"const {text.index} lo = d_part() * {shape.of_part};")
             end = f"lo + {shape.of_part}"
             text.line(f"const {text.index} hi = {end} < {shape.pieces} ? {end} : {shape.pieces};")
-        if shape.width > 1:
-            text.open("auto all = [&](auto fits)")
-            text.line("constexpr bool whole = decltype(fits)::value;")
-        else:
-            text.line("constexpr bool whole = true;")
+        start = len(text.lines)
         for stage in range(self.stages + 1):
             self._stage(stage)
-        if shape.width > 1:
-            text.close("};")
-            aligned = " && ".join(f"d_aligned({name})" for name in text.aligned_operands()) or "true"
-            text.line(f"if ({aligned}) all(d_true());")
-            text.line("else all(d_false());")
+        text.in_both_ways(start)
         return text.launch((ceil_div(self.rows, per_block), shape.parts, 1), self.block, before)
 
     def _stage(self, stage: int) -> None:
@@ -201,8 +193,3 @@ class _Rows:
         for stage in range(1, self.stages + 1):
             again |= set(needed(p, roots_of(p, levels, stage), {i for i in costly if min(used[i]) < stage}))
         return {i: min(used[i]) for i in (*costly, *(i for i in loads if i in again))}
-
-    def _words(self, i: int) -> int:
-        s = self.p.body[i]
-        nbytes = itemsize(self.p.inputs[s.operand]) if isinstance(s, Load) and not s.args else itemsize(s.dtype)
-        return max(1, nbytes // 4)

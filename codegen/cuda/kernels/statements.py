@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dcir.codegen.cpp.scalar_ops import SCALAR_OPS, cast_expr
-from dcir.codegen.cuda.kernels.text import MOST_SHORT, Lines, Places, finished, operand_types, reach
-from dcir.codegen.cuda.kernels.types import CUDA_TYPE, Join, constant
+from dcir.codegen.cpp.scalar_ops import cast_expr
+from dcir.codegen.cuda.device import register_words
+from dcir.codegen.cuda.kernels.text import Places, finished, operand_types
+from dcir.codegen.cuda.kernels.types import CUDA_TYPE, Join
+from dcir.codegen.cuda.kernels.values import Values
 from dcir.codegen.cuda.kernels.widths import is_vector_gather
 from dcir.codegen.cuda.launch import Launch
-from dcir.codegen.ranges import short_values
 from dcir.codegen.schedule import needed
 from dcir.ir.loop_nest import LoopNest
-from dcir.ir.statements import Access, Cast, Const, Gather, Index, Load, Narrow, Reduce, Store
-from dcir.ir.types import compute_type
+from dcir.ir.statements import Access, Gather, Index, Load, Reduce, Store
+from dcir.ir.types import compute_type, itemsize
 
 
 @dataclass(frozen=True)
@@ -44,44 +45,33 @@ class Visits:
     before: Sequence[str] = ()
 
 
-class KernelText(Lines):
+class KernelText(Values):
     """The text of one kernel under construction.
 
     Attributes:
-        p, levels: the loop nest, and its statements' levels.
-        along, width: the loop whose neighbouring points are lanes, and how many lanes there are.
-        columns: whether a reduce has a result for every lane.
-        index: C++ type of loop variables and addresses; there are no numbers of points above ``points``.
         known: values that are computed already, once for all points that the thread visits.
         held: values that wait in registers for a later sweep.
+        room: values of 4 bytes that may wait in registers.
         in_pieces: gathers of which a piece has one vector.
         given: loads whose elements are there already, and C++ of where.
     """
 
     def __init__(self, p: LoopNest, places: Places, along: int | None, width: int, points: int) -> None:
-        super().__init__("int" if max(reach(p), points) < MOST_SHORT else "long long")
-        self.p, self.places, self.along, self.width = p, places, along, width
-        self.levels = p.levels()
-        self.columns = False
+        super().__init__(p, along, width, points)
+        self.places = places
         self.known: set[int] = set()
         self.held: set[int] = set()
-        self.short = short_values(p)
-        self.checked = any(isinstance(s, Gather) and s.checked for s in p.body)
         self.in_vectors: dict[str, None] = {}
         self.given: dict[int, str] = {}
         self.in_pieces: set[int] = set()
-
-    def reduction(self, r: int) -> Reduce:
-        """The reduction of this number."""
-        s = self.p.body[r]
-        assert isinstance(s, Reduce)
-        return s
+        self.late: set[int] = set()
+        self.room = register_words(256)
 
     def outer_values(self, stage: int) -> None:
         """Values that are the same for all inner points, once they have waited for so many reduces."""
         for i, level in enumerate(self.levels):
             if level == (stage, False) and not isinstance(self.p.body[i], (Reduce, Store)):
-                self._statement(i, "")
+                self.statement(i, "")
                 self.known.add(i)
 
     def visit(
@@ -103,17 +93,22 @@ class KernelText(Lines):
             loaded = f"{self._piece_type(i)} w{i}[{times}];" if self._is_loaded(i) else ""
             self.line(loaded or f"{CUDA_TYPE[p.body[i].dtype]} h{i}[{times * self.width}];")
         self.open("")
-        for i in loads:
+        early = self._early(loads, hold, times)
+        self.late = {i for i in loads if i not in early}
+        for i in early:
             if i not in hold:
                 self.line(f"{self._piece_type(i)} w{i}[{times}];")
-        if loads:
+        if early:
             self._pieces(visits)
-            for i in loads:
+            for i in early:
                 self._load_piece(i)
             self._end_of_piece(visits)
         self._pieces(visits)
         for text in visits.before:
             self.line(text)
+        for i in sorted(self.late):
+            self.line(f"{self._piece_type(i)} w{i};")
+            self._load_piece(i)
         vectors = [i for i in stores if self._is_vector_store(i)]
         for i in vectors:
             self.line(f"d_vector<{CUDA_TYPE[p.body[i].dtype]}, {self.width}> r{i};")
@@ -124,7 +119,8 @@ class KernelText(Lines):
                 self._in_lane(i, "", keep=False)
             elif i in moves and is_vector_gather(p, i, self.along, self.width, moves):
                 self._gather_vector(i, self._count(visits))
-        self.unrolled("l", self.width)
+        self.line(f"#pragma unroll (whole ? {self.width} : 1)")
+        self.open(f"for (int l = 0; l < {self.width}; l++)")
         if visits.count:
             self.open("if (whole || l < count)")
         for i in here:
@@ -170,6 +166,24 @@ class KernelText(Lines):
                     stack.append(a)
         return found
 
+    def words(self, i: int) -> int:
+        """Registers that a value takes for a piece."""
+        s = self.p.body[i]
+        if not isinstance(s, Load) or not self._is_loaded(i):
+            return max(1, itemsize(s.dtype) // 4) * self.width
+        lanes = self.width if self.along is not None and s.strides[self.along] else 1
+        return max(1, itemsize(self.p.inputs[s.operand]) * lanes // 4)
+
+    def _early(self, loads: Sequence[int], hold: set[int], times: int) -> list[int]:
+        """Loads of all pieces that are waited for together: those that are held, and others while registers last."""
+        left = self.room - sum(self.words(i) * times for i in hold | self.held)
+        found = [i for i in loads if i in hold]
+        for i in loads:
+            if i not in hold and (times == 1 or self.words(i) * times <= left):
+                found.append(i)
+                left -= self.words(i) * times
+        return found
+
     def _pieces(self, visits: Visits) -> None:
         # Element by element it is seldom run, and long to compile if unrolled.
         self.line(f"#pragma unroll (whole ? {visits.times} : 1)")
@@ -211,16 +225,17 @@ class KernelText(Lines):
         assert isinstance(s, Load)
         step = 0 if self.along is None else s.strides[self.along]
         start = self.address(s.strides, "")
+        slot = f"w{i}" if i in self.late else f"w{i}[u]"
         if step == 1:
             self.in_vectors[f"a{s.operand}"] = None
             count = "count" if self._counted else str(self.width)
-            self.line(f"w{i}[u] = d_load_lanes<whole, {self.width}>(a{s.operand}, {start}, {count});")
+            self.line(f"{slot} = d_load_lanes<whole, {self.width}>(a{s.operand}, {start}, {count});")
         elif step == 0:
-            self.line(f"w{i}[u] = d_load(a{s.operand}, {start});")
+            self.line(f"{slot} = d_load(a{s.operand}, {start});")
         else:
             self.unrolled("l", self.width)
             when = "if (whole || l < count) " if self._counted else ""
-            self.line(f"{when}w{i}[u].of[l] = d_load(a{s.operand}, {self.address(s.strides, 'l')});")
+            self.line(f"{when}{slot}.of[l] = d_load(a{s.operand}, {self.address(s.strides, 'l')});")
             self.close()
 
     def _moving(self, values: Sequence[int], kept: set[int]) -> set[int]:
@@ -239,7 +254,7 @@ class KernelText(Lines):
         """Neighbours behind indices that are the same for all lanes; zeros if one of these lies outside."""
         s = self.p.body[i]
         assert isinstance(s, Gather)
-        at, _ = self._gathered(i, s, "")
+        at, _ = self.gathered(i, s, "")
         t = CUDA_TYPE[self.p.inputs[s.operand]]
         self.in_vectors[f"a{s.operand}"] = None
         self.line(f"d_vector<{t}, {self.width}> w{i} = {{}};")
@@ -261,81 +276,16 @@ class KernelText(Lines):
         elif self._is_loaded(i):
             assert isinstance(s, Load)
             step = 0 if self.along is None else s.strides[self.along]
-            element = f"w{i}[u].of[l]" if step else f"w{i}[u]"
+            slot = f"w{i}" if i in self.late else f"w{i}[u]"
+            element = f"{slot}.of[l]" if step else slot
             text = cast_expr(element, self.p.inputs[s.operand], s.dtype)
             self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {text};")
         elif i in self.held:
             self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = h{i}{at};")
         else:
-            self._statement(i, lane)
+            self.statement(i, lane)
             if keep:
                 self.line(f"h{i}{at} = v{i};")
-
-    def value(self, i: int, lane: str) -> str:
-        """C++ of a value at the current point: in a lane, or the same for all."""
-        s = self.p.body[i]
-        if isinstance(s, Const):
-            return constant(s.value, "i32" if i in self.short else s.dtype)
-        if isinstance(s, Index):
-            at = f"(i{s.dim} + l)" if lane and s.dim == self.along and self.width > 1 else f"i{s.dim}"
-            return f"({'int' if i in self.short else 'long long'}){at}"
-        if isinstance(s, Reduce) and self.columns:
-            return f"v{i}[l]"
-        return f"v{i}"
-
-    def address(self, strides: Sequence[int], lane: str) -> str:
-        """Elements from where an operand begins."""
-        terms = []
-        for d, s in enumerate(strides):
-            at = f"(i{d} + l)" if lane and d == self.along and self.width > 1 else f"i{d}"
-            if s:
-                terms.append(at if s == 1 else f"{at} * {s}{'' if self.index == 'int' else 'll'}")
-        return " + ".join(terms) or "0"
-
-    def _statement(self, i: int, lane: str) -> None:
-        s = self.p.body[i]
-        if isinstance(s, (Const, Index)):
-            return
-        if isinstance(s, Load):
-            read = cast_expr(
-                f"d_load(a{s.operand}, {self.address(s.strides, lane)})", self.p.inputs[s.operand], s.dtype
-            )
-            text = f"{self.value(s.args[0], lane)} ? {read} : {self.value(s.args[1], lane)}" if s.args else read
-        elif isinstance(s, Gather):
-            text = self._gather(i, s, lane)
-        elif isinstance(s, Cast):
-            text = cast_expr(self.value(s.args[0], lane), self.p.body[s.args[0]].dtype, s.dtype)
-        elif isinstance(s, Narrow):
-            text = cast_expr(cast_expr(self.value(s.args[0], lane), s.dtype, s.storage), s.storage, s.dtype)
-        else:
-            operand = self.p.body[s.args[1 if s.op == "where" else 0]].dtype
-            if operand == "i64" and all(a in self.short for a in s.args) and (i in self.short or s.dtype == "bool"):
-                operand = "i32"
-            text = SCALAR_OPS[s.op].cpp([self.value(a, lane) for a in s.args], operand)
-        self.line(f"const {CUDA_TYPE['i32' if i in self.short else s.dtype]} v{i} = {text};")
-
-    def _gather(self, i: int, s: Gather, lane: str) -> str:
-        """A load whose indices were looked at: outside nothing is touched."""
-        other = self.value(s.guard[1], lane) if s.guard else constant(0, s.dtype)
-        at, wanted = self._gathered(i, s, lane)
-        found = cast_expr(f"d_load(a{s.operand}, {at})", self.p.inputs[s.operand], s.dtype)
-        return f"{f'({wanted} & g{i})' if wanted else f'g{i}'} ? {found} : {other}"
-
-    def _gathered(self, i: int, s: Gather, lane: str) -> tuple[str, str]:
-        """``g<i>``: whether the indices lie inside; the address, and the condition under which it counts."""
-        wanted = self.value(s.guard[0], lane) if s.guard else ""
-        indices = [self.value(a, lane) for a in s.indices]
-        terms = [f"({self.index}){k} * {st}" for k, st in zip(indices, s.steps, strict=True)]
-        at = " + ".join([self.address(s.strides, lane), *terms])
-        unsure = [
-            f"((unsigned long long){k} < {e}ull)"
-            for a, k, e in zip(s.indices, indices, s.extents, strict=True)
-            if self.short.get(a, (-1, 0))[0] < 0 or self.short.get(a, (-1, 0))[1] >= e
-        ]
-        self.line(f"const bool g{i} = {' & '.join(unsure) or 'true'};")
-        if s.checked:
-            self.line(f"bad |= {f'{wanted} & ' if wanted else ''}!g{i};")
-        return at, wanted
 
     def start_partials(self, reduces: Sequence[int]) -> None:
         """Declare the partial results of reduces: as many as there are lanes."""
@@ -372,6 +322,25 @@ class KernelText(Lines):
             f"o{s.operand}" for i, s in enumerate(self.p.body) if isinstance(s, Store) and self._is_vector_store(i)
         ]
         return [*self.in_vectors, *dict.fromkeys(stored)]
+
+    def in_both_ways(self, start: int, *conditions: str) -> None:
+        """What was written from a line on: in vectors, where these may be moved; else element by element.
+
+        Both are printed, since the prelude's functions ask at compile time, and a generic lambda is none of a device for NVRTC.
+        """
+        body = self.lines[start:]
+        del self.lines[start:]
+        if self.width == 1:
+            self.lines += ["  constexpr bool whole = true;", *body]
+            return
+        tests = [*conditions, *(f"d_aligned({name})" for name in self.aligned_operands())]
+        for opening, whole in ((f"if ({' && '.join(tests) or 'true'})", "true"), ("else", "false")):
+            self.lines += [
+                f"  {opening} {{",
+                f"    constexpr bool whole = {whole};",
+                *(f"  {text}" for text in body),
+                "  }",
+            ]
 
     def launch(self, grid: tuple[int, int, int], block: int, before: Sequence[str] = ()) -> Launch:
         """The kernel, with what it is given: the operands that its text uses.

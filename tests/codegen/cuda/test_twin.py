@@ -75,7 +75,7 @@ def test_without_a_fault_nothing_is_found(nest: LoopNest, tmp_path: Path) -> Non
 
 
 def test_a_vector_at_an_odd_address_is_found(tmp_path: Path) -> None:
-    nest = product(512)
+    nest = product(1024)
     plan = _planned(nest)
     twin, _ = _run(plan, nest, tmp_path, skew=1)  # element by element
     assert twin.unwritten == 0

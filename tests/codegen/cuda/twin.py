@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dcir.cache import key_of
 from dcir.codegen.cuda.launch import CudaPlan, Launch
 from dcir.codegen.cuda.prelude import twin_text
 
@@ -60,7 +61,7 @@ class Twin:
         text = "".join("#line 1\n" + launch.text + entry_text(launch) for launch in distinct.values())
         source = folder / "kernels.cpp"
         source.write_text(twin_text() + text + _HARNESS)
-        path = folder / "kernels.so"
+        path = folder / f"{key_of(text)[:16]}.so"  # a library that is loaded already is found by its path
         done = subprocess.run(["g++", *FLAGS, *flags, str(source), "-o", str(path)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
         self._library = ctypes.CDLL(str(path))
