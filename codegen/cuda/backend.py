@@ -29,7 +29,7 @@ from dcir.ir.schedule import OPEN, Schedule
 from dcir.kernel_images import with_images
 
 # Each library has fibers of its own: another one may be unloaded before it.
-_TWIN_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-w")
+_TWIN_FLAGS = ("-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-w")
 # What went wrong since it was last asked.
 _FAULT = """
 extern "C" __attribute__((visibility("default"))) const char* dcir_fault() {
@@ -123,8 +123,8 @@ class CudaBackend:
         ordered = sorted(kernels, key=lambda k: k.name)
         units = [Unit("", driver), Unit("", stubs_text(ordered, launches, twin=self._twin))]
         if self._twin:
-            units += [Unit("", twin_unit(name, text)) for name, text in sorted(texts.items())]
-            units.append(Unit("", twin_text() + _FAULT))
+            units += [Unit("", twin_unit(name, text), twin_text()) for name, text in sorted(texts.items())]
+            units.append(Unit("", _FAULT, twin_text()))
         toolchain = Toolchain.find(cache)
         objects = compile_objects(units, toolchain, self._flags(machine), cache, None, progress)
         library = link_shared(objects, key, toolchain, cache)
@@ -142,9 +142,9 @@ class CudaBackend:
 
 
 def twin_unit(name: str, text: str) -> str:
-    """C++ of a kernel's twin: ``dcir_twin_<name>(sizes of grid, block and shared memory, arguments)``, 0 if all went well."""
+    """C++ of a kernel's twin: ``dcir_twin_<name>(sizes of grid, block, shared memory, arguments)``, 0 if all is well."""
     return "\n".join([
-        twin_text(), text, "namespace {", "template <int...> struct Numbers {};",
+        text, "namespace {", "template <int...> struct Numbers {};",
         "template <int N, int... I> struct Upto : Upto<N - 1, N - 1, I...> {};",
         "template <int... I> struct Upto<0, I...> { typedef Numbers<I...> type; };",
         "template <class... P, int... I> void with(void (*f)(P...), void** a, Numbers<I...>) { f(*(P*)a[I]...); }",

@@ -23,7 +23,7 @@ SETTING = "DCIR_NVRTC"
 PACKAGE = "nvidia-cuda-nvrtc"
 # Each holds some hundred MB while it compiles.
 _MOST_AT_ONCE = 8
-_OPTIONS = ("--std=c++17", "--device-int128", "--minimal", "--extra-device-vectorization")
+_OPTIONS = ("--std=c++17", "-default-device", "--minimal")
 _SOURCE = "kernel.cu"
 
 

@@ -1,4 +1,4 @@
-"""Products, convolutions, scatters, sorts and scans run through PyTorch's libraries, for which the target has no kernels of its own.
+"""Products, convolutions, sorts and scans run through PyTorch's libraries, for which the target has no kernels of its own.
 
     y = x @ w    -->    y = x @ w by a library
 
@@ -21,7 +21,7 @@ from dcir.transforms.rule import Rule
 
 @dataclass(frozen=True)
 class CallLibraries(Rule[None, Op]):
-    """Have a library do every product and convolution that it can, and what moves rows about."""
+    """Have a library do every product and convolution that it can, and sorts and scans."""
 
     tier: ClassVar[int] = 1
     in_bodies: ClassVar[bool] = False  # no call into torch is inside of a loop or branch

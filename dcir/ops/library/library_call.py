@@ -20,7 +20,7 @@ from dcir.ir.serialize import register
 from dcir.ir.types import FLOATS, HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.library_rows import RowSpec, call_rows, refused_rows, row_windows
+from dcir.ops.library.library_rows import RowSpec, call_rows, row_windows
 from dcir.ops.library.torch_call import Window
 from dcir.ops.torch_types import FROM_NAME
 
@@ -92,16 +92,6 @@ class LibraryCall(Operator):
         made: Any = self.of.with_strides(window, strides)
         return None if made is None else replace(self, of=made)
 
-    @property
-    def updates_first_input(self) -> bool:
-        """As what it computes."""
-        return self.of.updates_first_input
-
-    def with_result_apart(self) -> Operator:
-        """As what it computes."""
-        apart: Any = self.of.with_result_apart()
-        return replace(self, of=apart)
-
     def describe(self) -> str:
         """What it computes, and where."""
         return f"{self.of.describe()} by a library"
@@ -160,7 +150,7 @@ class LibraryCall(Operator):
 def refused_by_library(spec: InLibraries) -> Refusal | None:
     """Why an operator cannot be a call of a library; None if it can."""
     if isinstance(spec, RowSpec):
-        return refused_rows(spec)
+        return None
     if not (spec.dtype in FLOATS or spec.dtype in HALVES) or spec.types.a != spec.types.b:
         return Refusal("libraries multiply floating-point numbers of one type")
     if spec.panel or spec.epilogue is not None or spec.scales is not None:

@@ -15,11 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dcir
+from dcir.cache import Cache
+from dcir.codegen.compile import compile_network
+from dcir.codegen.cuda.nvrtc import find_nvrtc
 from dcir.cost.cuda import SETTING, TWIN, cuda_costs, cuda_machine
+from dcir.driver.targets.cuda import CudaTarget
 from dcir.driver.targets.host import host_machine, host_target
 from dcir.driver.targets.of_device import with_target
-from dcir.errors import IndexOutOfRange, OptionError
+from dcir.errors import CompilerNotFound, IndexOutOfRange, OptionError
+from dcir.kernel_images import images_of
 from tests.harness import check_close
+from tests.transforms.imported import imported
 
 
 @pytest.fixture(autouse=True)
@@ -205,6 +211,20 @@ def test_the_machine_is_a_gpu_of_its_kind() -> None:
     assert (target.machine.arch, target.machine.multiprocessors, target.machine.twin) == ("sm_90a", 132, True)
     assert target.machine.key == "sm_90a 132" and not target.machine.isa.matrix_unit
     assert cuda_costs(cuda_machine(host_machine(1))).matrix_unit is None
+
+
+def test_machine_code_for_a_gpu_lies_behind_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is made without one."""
+    try:
+        find_nvrtc()
+    except CompilerNotFound as e:
+        pytest.skip(f"NVRTC is not installed: {e.message}")
+    monkeypatch.setenv(SETTING, "")
+    done = imported(lambda x: x.softmax(-1), torch.randn(5, 300))
+    done.network.target = CudaTarget(host_machine(2))
+    library = compile_network(done.network, cache=Cache(tmp_path))
+    images = images_of(library.path)
+    assert images and all(image.startswith(b"\x7fELF") and name.encode() in image for name, image in images.items())
 
 
 def test_a_cpu_run_imports_nothing_of_it() -> None:

@@ -10,12 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dcir.errors import IndexOutOfRange
 from dcir.ir.serialize import decode, encode
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.library_call import InLibraries, LibraryCall, refused_by_library
 from dcir.ops.library.operand_types import alike
-from dcir.ops.library.scatter import ScatterSpec
 from dcir.ops.torch_types import FROM_NAME
 from tests.transforms.imported import imported
 
@@ -124,35 +122,6 @@ def test_sorts_and_scans(fn: Any, args: Any) -> None:
     assert found
     for spec in found:
         check(spec)
-
-
-ROWS = torch.tensor([2, 0, 2, 1])
-
-
-@pytest.mark.parametrize(("fn", "args"), [
-    (lambda x, i, s: x.index_add(0, i, s), (rand(4, 6), ROWS, rand(4, 6))),
-    (lambda x, i, s: x.index_add(1, i, s), (rand(6, 4), ROWS, rand(6, 4))),
-    (lambda x, i, s: x.scatter_add(0, i, s), (rand(4, 3), torch.randint(0, 4, (5, 3)), rand(5, 3))),
-    (lambda x, i, s: x.scatter_reduce(0, i, s, "amax"), (rand(4, 3), torch.randint(0, 4, (5, 3)), rand(5, 3))),
-    (lambda x, i, s: x.index_copy(0, i, s), (rand(4, 6), torch.tensor([2, 0, 1]), rand(3, 6))),
-    (lambda x, i, s: x.index_put((i,), s, accumulate=True), (rand(4, 6), ROWS - 2, rand(4, 6))),
-    (lambda g, i: torch.ops.aten.embedding_dense_backward(g, i, 4, -1, False), (rand(4, 6), ROWS)),
-    (lambda g, i: torch.ops.aten.embedding_dense_backward(g, i, 4, 2, False), (rand(4, 6), ROWS)),
-    (lambda x, i, s: x.index_add(0, i, s), (rand(4, 6, dtype=torch.bfloat16), ROWS, rand(4, 6, dtype=torch.bfloat16))),
-])  # fmt: skip
-def test_scatters(fn: Any, args: Any) -> None:
-    found = [s for s in specs(fn, *args) if isinstance(s, ScatterSpec)]
-    assert found
-    for spec in found:
-        check(spec, highest=3 if spec.op == "set" else 4)
-
-
-def test_an_index_outside_is_told() -> None:
-    (spec,) = specs(lambda x, i, s: x.index_add(0, i, s), rand(4, 6), ROWS, rand(4, 6))
-    made = LibraryCall(spec)
-    ins = [torch.as_strided(buffer(w) + 3, w[0], w[1]) for w in made.ins]
-    with pytest.raises(IndexOutOfRange):
-        made.call(ins, [torch.zeros(4, 6)])
 
 
 def test_what_a_library_does_not_have_is_refused() -> None:
