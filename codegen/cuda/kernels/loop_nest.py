@@ -172,7 +172,7 @@ def _parts(p: LoopNest, shape: ColumnShape | RowShape) -> int:
         results = math.prod(p.outer)
         if results >= 2 * MULTIPROCESSORS:
             return 1
-        threads = results * max(shape.group, SHARED_ROW)
+        threads = results * SHARED_ROW
         most = shape.pieces // (SHARED_ROW * LEAST_EACH)
     return max(1, min(ceil_div(WANTED_THREADS, threads), most, MOST_PARTS))
 

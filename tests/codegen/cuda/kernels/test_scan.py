@@ -12,8 +12,9 @@ from tests.codegen.cuda.running import check, planned, values
 from tests.codegen.cuda.twin import Twin
 
 
-@pytest.mark.parametrize("n", [1, 20, 256, 700])
-@pytest.mark.parametrize("op", ["sum", "max", "min", "logsumexp"])
+@pytest.mark.parametrize(
+    ("op", "n"), [("sum", 1), ("sum", 700), ("max", 20), ("max", 700), ("min", 256), ("logsumexp", 700)]
+)
 def test_numbers(op: str, n: int, tmp_path: Path) -> None:
     positions = (n, 1) if op in ("max", "min") else None
     spec = ScanSpec(op, "f32", "f32", (3,), n, (n, 1), (n, 1), positions)

@@ -19,9 +19,13 @@ SPEC = ScatterSpec(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("op", ["set", "add", "mul", "max", "min"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64"])
-@pytest.mark.parametrize("order", ["forwards", "5"])
+@pytest.mark.parametrize(
+    ("op", "dtype", "order"),
+    [
+        ("set", "f32", "forwards"), ("set", "f32", "5"), ("set", "i64", "backwards"), ("add", "f32", "forwards"), ("add", "f32", "5"),
+        ("add", "bf16", "6"), ("add", "i64", "7"), ("mul", "f32", "8"), ("max", "bf16", "9"), ("min", "i64", "backwards"),
+    ],
+)  # fmt: skip
 def test_rows(op: str, dtype: str, order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DCIR_TWIN_ORDER", order)
     spec = replace(SPEC, op=op, dtype=dtype)
