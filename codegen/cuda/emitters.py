@@ -45,13 +45,8 @@ def plan_of(spec: Operator, machine: Machine | None = None) -> CudaPlan | Refusa
     if spec.calls_out:
         return Refusal(f"{spec.describe()} runs through torch")
     nest = spec.loop_nest()
-    return plan_of(nest, machine) if nest is not None else _by_steps(spec)
-
-
-def _by_steps(spec: Operator) -> CudaPlan | Refusal:
-    from dcir.codegen.cuda.kernels.steps import plan_steps
-
-    return plan_steps(spec)
+    # A base class of all stands for those that are loop nests one after the other.
+    return _TABLE[Operator](spec, machine) if nest is None else plan_of(nest, machine)
 
 
 @functools.cache
