@@ -16,7 +16,7 @@ from dcir.codegen.cuda.device import ceil_div
 from dcir.codegen.cuda.emitters import planner
 from dcir.codegen.cuda.kernels.grouping import MOST_POINTS, Indices, group_number, grouped
 from dcir.codegen.cuda.kernels.loop_nest import Plan
-from dcir.codegen.cuda.kernels.text import Lines, Places, finished
+from dcir.codegen.cuda.kernels.text import MOST_SHORT, Lines, Places, finished
 from dcir.codegen.cuda.kernels.types import CUDA_TYPE
 from dcir.codegen.cuda.launch import CudaPlan
 from dcir.cost.machine import Machine
@@ -102,26 +102,26 @@ def _fold(spec: ScatterSpec, plan: Plan, reach: int) -> None:
     own = Places({starts: places.scratch["o0"], order: places.scratch["o1"]})
     types = {f"a{first}": spec.dtype, "o0": spec.dtype, starts: "i32", order: "i32"}
     width = math.prod(spec.dims[d] for d in columns)
-    text = Lines("long long")
-    text.line(f"const long long e = (long long)d_block() * {BLOCK} + d_thread();")
-    text.open(f"if (e < {groups * width}ll)")
-    text.line(f"const long long g = e / {width}, c = e % {width};")
+    text = Lines("int" if groups * width + BLOCK < MOST_SHORT else "long long")
+    text.line(f"const {text.index} e = ({text.index})d_block() * {BLOCK} + d_thread();")
+    text.open(f"if (e < {groups * width})")
+    text.line(f"const {text.index} g = e / {width}, c = e % {width};")
     text.line(f"const int begin = d_load({starts}, g), end = d_load({starts}, g + 1);")
     text.open("if (begin < end)")
     text.decompose("c", columns, spec.dims)
-    place = "g"
+    place = "(long long)g"
     if by_index:
         text.decompose("g", range(len(spec.extents)), spec.extents, "k")
-        place = " + ".join(f"k{n} * {s}ll" for n, s in enumerate(spec.index_steps) if s) or "0"
-    across = " + ".join(f"i{d} * {spec.to[d]}ll" for d in columns) or "0"
+        place = " + ".join(f"(long long)k{n} * {s}ll" for n, s in enumerate(spec.index_steps) if s) or "0"
+    across = " + ".join(f"(long long)i{d} * {spec.to[d]}ll" for d in columns) or "0"
     text.line(f"const long long at = {place} + {across};")
     compute = compute_type(spec.dtype)
     t = CUDA_TYPE[compute]
     text.line(f"{t} acc = {cast_expr('d_load(o0, at)', spec.dtype, compute)};")
     text.open("for (int k = begin; k < end; k++)")
-    text.line(f"const long long p = d_load({order}, k);")
+    text.line(f"const int p = d_load({order}, k);")
     text.decompose("p", rows, spec.dims)
-    source = " + ".join(f"i{d} * {s}ll" for d, s in enumerate(spec.source) if s) or "0"
+    source = " + ".join(f"(long long)i{d} * {s}ll" for d, s in enumerate(spec.source) if s) or "0"
     loaded = cast_expr(f"d_load(a{first}, {source})", spec.dtype, compute)
     text.line(f"const {t} next = {loaded};")
     text.line(f"acc = {SCALAR_OPS[spec.op].cpp(['acc', 'next'], compute)};")
