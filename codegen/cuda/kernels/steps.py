@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dcir.codegen.cuda.emitters import planner
 from dcir.codegen.cuda.kernels.loop_nest import Plan, nest_refusal
 from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.launch import CudaPlan
+from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import Operator
 from dcir.ir.refusal import Refusal
 from dcir.ir.types import itemsize
 
 
-def plan_steps(spec: Operator) -> CudaPlan | Refusal:
+@planner(Operator)
+def plan_steps(spec: Operator, machine: Machine | None = None) -> CudaPlan | Refusal:
     """The kernels of an operator by its steps."""
     found = spec.steps()
     if found is None:
