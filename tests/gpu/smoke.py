@@ -80,7 +80,12 @@ def compiled(text: str) -> bytes:
     source = (prelude() + text).encode()
     assert call.nvrtcCreateProgram(ctypes.byref(program), source, b"k.cu", 0, None, None) == 0
     major, minor = torch.cuda.get_device_capability()
-    options = [f"-arch=sm_{major}{minor}{'a' * (major >= 9)}".encode(), b"--std=c++17", b"-default-device", b"--minimal"]
+    options = [
+        f"-arch=sm_{major}{minor}{'a' * (major >= 9)}".encode(),
+        b"--std=c++17",
+        b"-default-device",
+        b"--minimal",
+    ]
     code = call.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     size = ctypes.c_size_t()
     if code:
