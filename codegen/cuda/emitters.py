@@ -19,7 +19,7 @@ _PACKAGE = "dcir.codegen.cuda.kernels"
 
 
 def planner(spec: type) -> Callable[[Emitter], Emitter]:
-    """Register the emitter of a spec class."""
+    """Register the emitter of a spec class; of ``Operator``, that of all which are several loop nests and have none of their own."""
 
     def register(emitter: Emitter) -> Emitter:
         _TABLE[spec] = emitter
@@ -45,8 +45,7 @@ def plan_of(spec: Operator, machine: Machine | None = None) -> CudaPlan | Refusa
     if spec.calls_out:
         return Refusal(f"{spec.describe()} runs through torch")
     nest = spec.loop_nest()
-    # A base class of all stands for those that are loop nests one after the other.
-    return _TABLE[Operator](spec, machine) if nest is None else plan_of(nest, machine)
+    return plan_of(nest, machine) if nest is not None else _TABLE[Operator](spec, machine)
 
 
 @functools.cache

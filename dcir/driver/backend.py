@@ -16,7 +16,6 @@ from dcir.user_code import warn_user
 
 if TYPE_CHECKING:
     from dcir.driver.session import Session
-    from dcir.driver.targets.of_device import reading_device, with_target
     from dcir.frontends.torch.context import Sizes
     from dcir.ir.network import Network
 
@@ -53,6 +52,7 @@ def dcir(
     from dcir.driver.graph_handle import GraphHandle, name_of
     from dcir.driver.limit import limited
     from dcir.driver.session import Session
+    from dcir.driver.targets.of_device import reading_device, with_target
     from dcir.frontends.torch.capture import dynamo_backend
 
     _refuse(options or {})

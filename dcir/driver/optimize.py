@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable
@@ -275,6 +276,12 @@ def _unless_hooked(call: Callable[..., Any], plain: Callable[..., Any], session:
     return run
 
 
+def _known(**options: Any) -> dict[str, Any]:
+    """Of some options of ``torch.compile`` those that this PyTorch has."""
+    known = inspect.signature(torch.compile).parameters
+    return {name: value for name, value in options.items() if name in known}
+
+
 def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> Callable[..., Any]:
     """``fn`` through Dynamo; dcir's own errors arrive as themselves, not wrapped in Dynamo's.
 
@@ -301,10 +308,9 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
         fn,
         backend=borrowed,
         dynamic=calls.for_dynamo,
-        recompile_limit=max(_RECOMPILE_LIMIT, limit),
-        # Else all modules of a class would share one limit, and what lies beyond it runs in eager mode.
-        isolate_recompiles=True,
         fullgraph=session.options.strict,
+        # Else all modules of a class would share one limit, and what lies beyond it runs in eager mode.
+        **_known(recompile_limit=max(_RECOMPILE_LIMIT, limit), isolate_recompiles=True),
     )
     name = fn.__code__.co_name if isinstance(fn, FunctionType) else getattr(fn, "__name__", "")
 

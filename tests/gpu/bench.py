@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import dcir
-from tests.gpu.cases import Case, milliseconds, work
+from tests.gpu.cases import Case, compiled, milliseconds, work
 from tests.harness import example_models
 
 _ROWS, _WIDTH = 16384, 4096
@@ -62,7 +61,7 @@ def function(name: str) -> dict[str, Any]:
     inputs = make()
     with torch.no_grad():
         want = fn(*inputs)
-        fast = dcir.optimize(fn, target="cuda")
+        fast, _ = compiled(fn)
         torch.testing.assert_close(fast(*inputs), want, rtol=2e-2, atol=2e-2)
         figures: dict[str, Any] = {"dcir GB/s": nbytes / milliseconds(lambda: fast(*inputs)) * 1e-6}
         figures["eager"] = nbytes / milliseconds(lambda: fn(*inputs)) * 1e-6
@@ -91,11 +90,11 @@ def network(make: Callable[[], nn.Module], data: Callable[[], Tensor], *, half: 
         model, x = model.bfloat16(), x.bfloat16() if x.is_floating_point() else x
     figures: dict[str, Any] = {"eager ms": milliseconds(_step(model, model, x), repeats=9)}
     twin = copy.deepcopy(model)
-    fast = dcir.optimize(twin, target="cuda")
+    fast, records = compiled(twin)
     torch.cuda.reset_peak_memory_stats()
     figures["dcir ms"] = milliseconds(_step(fast, twin, x), repeats=9)
     figures["ratio"] = figures["eager ms"] / figures["dcir ms"]
-    graphs = fast.dcir.explain().graphs
+    graphs = records()
     figures["calls"] = sum(g.calls for g in graphs)
     figures["compile s"] = sum(sum(g.seconds.values()) for g in graphs)
     figures["peak GB"] = torch.cuda.max_memory_allocated() * 1e-9

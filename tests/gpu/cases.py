@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 import traceback
@@ -45,6 +46,35 @@ def work(cases: Callable[[], Iterable[Case]]) -> None:
 def _write(path: Path, row: dict[str, Any]) -> None:
     with path.open("a") as f:
         f.write(json.dumps(row) + "\n")
+
+
+@functools.cache
+def _opens(device: str) -> bool:
+    """Whether ``dcir.optimize`` works with the PyTorch at hand, which may be older than the one dcir is made for."""
+    import torch
+
+    import dcir
+
+    try:
+        dcir.optimize(torch.nn.Linear(3, 2).to(device), target="cuda")(torch.zeros(1, 3, device=device))
+    except (TypeError, ImportError, AttributeError):
+        return False
+    return True
+
+
+def compiled(model: Any, device: str = "cuda") -> tuple[Callable[..., Any], Callable[[], list[Any]]]:
+    """A compiled form of a module or function, through the other door where the first is shut; and what gives its graphs' records."""
+    import torch
+
+    import dcir
+    from dcir.driver.backend import dcir as backend
+
+    if _opens(device):
+        fast = dcir.optimize(model, target="cuda")
+        return fast, lambda: fast.dcir.explain().graphs
+    before = len(dcir.sessions())
+    other = torch.compile(model, backend=backend, dynamic=False, options={"target": "cuda"})
+    return other, lambda: [g for s in dcir.sessions()[before:] for g in s.explain().graphs]
 
 
 def milliseconds(call: Callable[[], Any], *, repeats: int = 20, warm: int = 3) -> float:

@@ -132,7 +132,7 @@ def table(part: str, rows: Sequence[dict[str, Any]]) -> list[str]:
     shown = 0
     for r in rows:
         if not r.get("ok") and shown < 40:
-            lines.append(f"  FAIL {r['case']}: {str(r.get('error', '')).strip().splitlines()[-1:] or ['?']}"[:220])
+            lines.append(f"  FAIL {r['case']}: {' '.join(str(r.get('error', '?')).split())}"[:300])
             shown += 1
     for r in rows:
         figures = {k: v for k, v in r.items() if k not in ("case", "ok", "error", "trace", "seconds")}

@@ -15,7 +15,7 @@ import dcir
 from tests.endtoend.plain_architectures import PLAIN
 from tests.endtoend.plain_images import PLAIN_IMAGES
 from tests.endtoend.reduced_networks import REDUCED
-from tests.gpu.cases import Case, work
+from tests.gpu.cases import Case, compiled, work
 
 _FACTOR, _UNITS = 4.0, 64.0
 """How many times eager's own error, and how many units in the last place of the largest value, are the same numbers."""
@@ -67,14 +67,14 @@ def check(make: Any, *, train: bool, device: str) -> dict[str, Any]:
     model.train(train)
     exact_model, twin = copy.deepcopy(model).double(), copy.deepcopy(model)
     wide = pytree.tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, inputs)
-    fast = dcir.optimize(model, target="cuda")
+    fast, records = compiled(model, device)
     worst = 0.0
     for _ in range(2):  # the second call finds all that the first has made
         ours = _numbers(model, fast, inputs, train=train)
         eager = _numbers(twin, twin, inputs, train=train)
         worst = max(worst, ratio(ours, eager, _numbers(exact_model, exact_model, wide, train=train)))
     assert worst <= 1, f"errors {worst:.3g} times what is allowed"
-    graphs = fast.dcir.explain().graphs
+    graphs = records()
     return {
         "of allowed": worst, "kernels": sum(g.kernels for g in graphs), "calls": sum(g.calls for g in graphs),
         "through torch": sum(len(g.fallbacks) for g in graphs),

@@ -14,7 +14,7 @@ from dcir.ir.types import itemsize
 
 
 @planner(Operator)
-def plan_steps(spec: Operator, machine: Machine | None) -> CudaPlan | Refusal:
+def plan_steps(spec: Operator, machine: Machine | None = None) -> CudaPlan | Refusal:
     """The kernels of an operator by its steps."""
     found = spec.steps()
     if found is None:

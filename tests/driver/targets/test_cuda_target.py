@@ -149,6 +149,14 @@ def test_a_loop_with_an_optimizer_of_torch() -> None:
     assert losses[-1] < losses[0] * 0.9
 
 
+def test_the_door_of_torch_compile() -> None:
+    model, x, _ = perceptron()
+    fast = torch.compile(model.eval(), backend="dcir", options={"target": "cuda"})
+    with torch.no_grad():
+        check_close(fast(x), model(x), copy.deepcopy(model).double()(x.double()))
+    assert dcir.sessions()[-1].session.options.target == "cuda"
+
+
 def test_a_bad_index_is_told_with_its_operator() -> None:
     model, x, _ = transformer()
     fast = dcir.optimize(model.eval(), target="cuda")
