@@ -25,7 +25,6 @@ PREPARE = ("version", "always", "frozen")
 HINTS = ("latency", "throughput")
 
 # Accepted by name so that a program written for a later version gets a clear answer instead of a guess.
-NOT_YET_TARGETS = ("cuda",)
 NOT_YET_PRECISIONS = ("bf16", "fp16", "int8")
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
@@ -42,7 +41,8 @@ class Options:
 
     Attributes:
         level: 0 to 4; runs the passes of all tiers up to it (0: none, and kernels are plain loops). Levels never change precision.
-        target: "cpp" (C++/OpenMP), "dace" (the same graph through DaCe's own compiler), or one of another package (``targets.py``).
+        target: "cpp" (C++/OpenMP), "dace" (the same graph through DaCe's own compiler), "cuda"
+            (NVIDIA GPUs), or one of another package (``targets.py``).
         verify: "off", or "passes" to compare numbers after every pass.
         strict: Whether an operator without generated code is an error instead of a call to torch.
         threads: Size of the thread team; None means as many as torch uses.
@@ -99,8 +99,6 @@ class Options:
     def __post_init__(self) -> None:
         if not _is_int(self.level) or self.level not in LEVELS:
             raise _bad("level", self.level, "one of 0, 1, 2, 3, 4")
-        if self.target in NOT_YET_TARGETS:
-            raise _not_yet("target", self.target, " or ".join(known_targets()))
         _check_choice("target", self.target, tuple(known_targets()))
         _check_choice("verify", self.verify, VERIFY)
         _check_choice("prepare", self.prepare, PREPARE)

@@ -25,6 +25,7 @@ _OWN = {
     for name, value in {
         DEFAULT: "dcir.driver.targets.cpp:CppTarget",
         "dace": "dcir.driver.targets.dace:DaceTarget",
+        "cuda": "dcir.driver.targets.cuda:CudaTarget",
     }.items()
 }
 

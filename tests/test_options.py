@@ -60,7 +60,7 @@ def test_refusals_say_where_and_what_to_try(values, hint):
 
 @pytest.mark.parametrize(
     "values",
-    [{"precision": "bf16"}, {"target": "cuda"}, {"memory_limit": "2GB", "target": "dace"}],
+    [{"precision": "bf16"}, {"memory_limit": "2GB", "target": "dace"}],
 )
 def test_what_is_not_implemented_is_refused_by_name(values):
     with pytest.raises(OptionError, match="not implemented yet"):

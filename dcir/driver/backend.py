@@ -52,10 +52,11 @@ def dcir(
     from dcir.driver.graph_handle import GraphHandle, name_of
     from dcir.driver.limit import limited
     from dcir.driver.session import Session
+    from dcir.driver.targets.of_device import reading_device, with_target
     from dcir.frontends.torch.capture import dynamo_backend
 
     _refuse(options or {})
-    chosen = Options.make(**(_of_mode(mode) | (options or {})))
+    chosen = Options.make(**with_target(_of_mode(mode) | (options or {}), example_inputs))
     chosen.refuse_streams("what torch.compile makes")
     session = Session(chosen, name=name_of(gm), next_step="dcir.sessions()[-1].explain()")
     if mode is not None and session.options.tune is not None and "tune" not in (options or {}):
@@ -65,9 +66,9 @@ def dcir(
         on_sizes=functools.partial(_tell, set()), on_plain=session.coverage.leave, strict=session.options.strict,
         later=session.later,
     )  # fmt: skip
-    compiled = backend(gm, example_inputs)
-    compiled.dcir = GraphHandle(session, gm, example_inputs)  # type: ignore[attr-defined]  # lives as long as what it tells of
-    return compiled
+    compiled: Any = reading_device(backend, session)(gm, example_inputs)
+    compiled.dcir = GraphHandle(session, gm, example_inputs)  # lives as long as what it tells of
+    return compiled  # type: ignore[no-any-return]
 
 
 def _of_mode(mode: str | None) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.moving_network import MovingNetwork
 from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
+from dcir.ops.reach import on_device
 from dcir.report.kept_graph import KeptGraph
 from dcir.runtime.donation import Donation
 from dcir.runtime.program import Program
@@ -228,7 +229,8 @@ class Compilation:
 
     def rewritten(self, gm: fx.GraphModule) -> Imported:
         """The graph's network after all passes."""
-        done = import_graph(gm, self.context)
+        with on_device(self.target.device()):  # the thread may be one that only runs backwards
+            done = import_graph(gm, self.context)
         if self.session.on_import is not None:
             self.session.on_import(gm, done)
         self._rewrite(done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
 from dcir.driver.limit import limited
 from dcir.driver.session import Session
+from dcir.driver.targets.of_device import reading_device, tensors_of, with_target
 from dcir.driver.training.distributed import inside, put_inside, share_state
 from dcir.driver.training.optimiser_choice import prefer_fused
 from dcir.driver.uncompiled import Uncompiled, has_recurrent_layers
@@ -41,6 +43,7 @@ from dcir.frontends.torch.shapes.all_sizes import AllSizes
 from dcir.frontends.torch.shapes.size_one import OneAmongSizes
 from dcir.frontends.torch.whole_graphs import keeps_graphs_whole
 from dcir.options import Options
+from dcir.targets import target_class
 
 # Shapes and modes of one module that are compiled separately; Dynamo's own limit of 8 is soon reached.
 _RECOMPILE_LIMIT = 64
@@ -111,7 +114,7 @@ def optimize(model: Any, /, *, level: int | str = 4, **options: Any) -> Any:
         OptionError: an unknown option or value.
         InvalidInput: ``model`` is nothing that can be compiled.
     """
-    return compiled_with(model, Session(Options.make(level=level, **options)))
+    return compiled_with(model, Session(Options.make(level=level, **with_target(options, tensors_of(model)))))
 
 
 def compiled_with(model: Any, session: Session) -> Any:
@@ -160,8 +163,11 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
         prefer_fused(fast)
     calls = DynamicCalls(*_wishes(module, session.options), lambda: _modes(here()))
     session.coverage.recurrent = has_recurrent_layers(module)
-    long_way = named_refusals(_compiled(frame, session, calls), here, calls.input_names)
-    call = _quick(long_way, QuickCalls(frame, fast._call_impl, calls.check), fast._call_impl, session)
+    long_way = reading_device(named_refusals(_compiled(frame, session, calls), here, calls.input_names), session)
+    if target_class(session.options.target).shortens:
+        call = _quick(long_way, QuickCalls(frame, fast._call_impl, calls.check), fast._call_impl, session)
+    else:
+        call = _unless_hooked(long_way, fast._call_impl, session)
     fast._compiled_call_impl = initialised_first(as_a_stream(call, session), fast, module, _optimized_class)
     result: nn.Module = fast
     return result
@@ -174,7 +180,7 @@ def _optimized_class(cls: Any) -> Any:
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
     own = _with_code_of_its_own(fn) if isinstance(fn, FunctionType) else fn
     calls = DynamicCalls(fn, session.options, lambda: None)
-    call = named_refusals(_compiled(own, session, calls), lambda: None, calls.input_names)
+    call = reading_device(named_refusals(_compiled(own, session, calls), lambda: None, calls.input_names), session)
     fast: Any = functools.wraps(fn)(as_a_stream(call, session))
     name = getattr(fn, "__name__", type(fn).__name__)
     fast.dcir = Handle(session, name, lambda: fn, compiled_with, Submissions(session, name, weakref.ref(fast)))
@@ -270,6 +276,12 @@ def _unless_hooked(call: Callable[..., Any], plain: Callable[..., Any], session:
     return run
 
 
+def _known(**options: Any) -> dict[str, Any]:
+    """Of some options of ``torch.compile`` those that this PyTorch has."""
+    known = inspect.signature(torch.compile).parameters
+    return {name: value for name, value in options.items() if name in known}
+
+
 def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> Callable[..., Any]:
     """``fn`` through Dynamo; dcir's own errors arrive as themselves, not wrapped in Dynamo's.
 
@@ -297,10 +309,9 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
         fn,
         backend=borrowed,
         dynamic=calls.for_dynamo,
-        recompile_limit=max(_RECOMPILE_LIMIT, limit),
-        # Else all modules of a class would share one limit, and what lies beyond it runs in eager mode.
-        isolate_recompiles=True,
         fullgraph=session.options.strict,
+        # Else all modules of a class would share one limit, and what lies beyond it runs in eager mode.
+        **_known(recompile_limit=max(_RECOMPILE_LIMIT, limit), isolate_recompiles=True),
     )
     name = fn.__code__.co_name if isinstance(fn, FunctionType) else getattr(fn, "__name__", "")
 

@@ -1,8 +1,10 @@
-"""Which tensors compiled code can read: numbers in strides in this machine's memory. Of all others it is said what they are."""
+"""Which tensors compiled code can read: numbers in strides in the memory of its device. Of all others it is said what they are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,9 +18,36 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
+_DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
+
+
+def device() -> str:
+    """The kind of device that code is compiled for: "cpu" or "cuda"."""
+    return _DEVICE.get()
+
+
+@contextmanager
+def on_device(kind: str) -> Iterator[None]:
+    """Compile for a kind of device in here, in this thread."""
+    before = _DEVICE.set(kind)
+    try:
+        yield
+    finally:
+        _DEVICE.reset(before)
+
+
+def is_elsewhere(kind: torch.device | str | None) -> bool:
+    """Whether a device that an operator names is another one than code is compiled for."""
+    return kind is not None and torch.device(kind).type != _DEVICE.get()
+
+
 def elsewhere(t: torch.Tensor) -> str | None:
-    """What there is to say of a tensor on a device whose memory a CPU cannot read; None for any other one."""
-    return None if t.device.type == "cpu" else f"on device {t.device}"
+    """What there is to say of a tensor on a device whose memory compiled code cannot read; None for any other one.
+
+    Numbers in tensors without dimensions may be the CPU's for any code, as they may for PyTorch.
+    """
+    kind = t.device.type
+    return None if kind == _DEVICE.get() or (kind == "cpu" and t.dim() == 0) else f"on device {t.device}"
 
 
 def otherwise_stored(t: torch.Tensor) -> str | None:

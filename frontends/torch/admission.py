@@ -18,12 +18,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcir.errors import DcirError, InvalidInput, Unsupported
-from dcir.ops.reach import elsewhere, of_unknown_type, otherwise_stored, out_of_reach, without_values
+from dcir.ops.reach import device, elsewhere, of_unknown_type, otherwise_stored, out_of_reach, without_values
 
 _ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]|L\['kwargs'\]\['(\w+)'\]|L\['(\w+)'\]")
 _MODULE = re.compile(r"^L\['(?:fn'\]\.__self__|self'\])")
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
-_ON_CPU = "compiled code runs on this machine's CPU: tensor.cpu(), model.cpu()"
+_WHERE = {
+    "cpu": "compiled code runs on this machine's CPU: tensor.cpu(), model.cpu(); or target='cuda' for tensors on a GPU",
+    "cuda": "compiled code runs on the GPU: tensor.cuda(), model.cuda()",
+}
 _PLAIN = "plain tensors on the CPU: tensor.cpu(), tensor.to_dense(), model.cpu()"
 _REAL = "trace the model itself, not what was made of it to run"
 _KNOWN_TYPE = "another type: tensor.to(torch.int64), model.float()"
@@ -112,7 +115,7 @@ def refusal(tensors: Iterable[Named]) -> DcirError | None:
             if (what := without_values(part)) is not None:
                 return t.error(what, _REAL)
             if (what := elsewhere(part)) is not None:
-                return t.error(what, _ON_CPU)
+                return t.error(what, _WHERE[device()])
     return None
 
 

@@ -25,6 +25,7 @@ from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphConte
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.forward_and_backward import donated, first_read, lay_out, report_strides
 from dcir.frontends.torch.gates import gates_of_call
+from dcir.frontends.torch.gpu_forms import gpu_forms
 from dcir.frontends.torch.importer import import_graph
 from dcir.frontends.torch.late_graph import LateGraph
 from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
@@ -211,7 +212,7 @@ class _Tracing:
         # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
         known = TracingContext.try_get() is not None
         context = contextlib.nullcontext() if known else tracing(TracingContext(constant_sizes(gm)))
-        with context, gradients_of_overlapping_outputs(), decomposed_as_eager(), _BOTH_AT_ONCE:
+        with context, gradients_of_overlapping_outputs(), decomposed_as_eager(), gpu_forms(), _BOTH_AT_ONCE:
             compiled: Callable[..., Any] = aot_module_simplified(
                 gm,
                 list(inputs),

@@ -32,6 +32,8 @@ from dcir.errors import DcirError, Unsupported
 from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.decompose import decompositions
+from dcir.frontends.torch.gpu_forms import gpu_forms
+from dcir.ops.reach import device
 
 # (parameter, gradient, state by name, hyperparameters by name) -> (new parameter, new state by name)
 Rule = Callable[[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
@@ -95,7 +97,7 @@ class _Loss(nn.Module):
 
     def forward(self, *batch: Any) -> tuple[Tensor]:
         context = (
-            torch.autocast("cpu", self.autocast, cache_enabled=False) if self.autocast else contextlib.nullcontext()
+            torch.autocast(device(), self.autocast, cache_enabled=False) if self.autocast else contextlib.nullcontext()
         )
         with context:
             return (self.loss(self.model, *batch),)
@@ -170,7 +172,7 @@ def _joint(wrapped: nn.Module, batch: Sequence[Tensor]) -> _Joint:
 
     (``aot_export_module`` takes units apart that have a decomposition beside a kernel: SiLU's gradient, for one.)
     """
-    with decomposed_as_eager(), contextlib.ExitStack() as stack:
+    with decomposed_as_eager(), gpu_forms(), contextlib.ExitStack() as stack:
         made = aot_export_joint_with_descriptors(stack, wrapped, tuple(batch), decompositions=decompositions())
     graph = made.graph_module
     results = next(iter(graph.graph.find_nodes(op="output")))
@@ -231,7 +233,7 @@ def _with_updates(
         before = dict(zip(added, take(len(added)), strict=True))
         states, table = take(n_state), given[0]
         by_name = dict(zip((*parameters, *buffers), own, strict=False))
-        one = torch.ones(joint.loss.shape, dtype=joint.loss.dtype)
+        one = torch.ones(joint.loss.shape, dtype=joint.loss.dtype, device=joint.loss.device)
         out = fx.Interpreter(joint.graph).run(
             *(by_name[known_as[n]] for n in every), *own[len(parameters) + len(buffers) :], one,
             enable_io_processing=False,
@@ -245,7 +247,7 @@ def _with_updates(
     like = [flat[u.name] for u in live for _ in u.state]
     example = [
         *(flat[n] for n in (*parameters, *buffers)), *batch, *(flat[n] for n in added), *like,
-        torch.zeros(max(hyper, 1), dtype=torch.float64),
+        torch.zeros(max(hyper, 1), dtype=torch.float64, device=joint.loss.device),
     ]  # fmt: skip
     if (mode := detect_fake_mode(list(batch))) is not None:  # of the batch's sizes alone some are symbols
         example = [t if isinstance(t, FakeTensor) else mode.from_tensor(t, static_shapes=True) for t in example]
@@ -284,7 +286,8 @@ def capture_update(
         new = _updated(updates, own, grads, values[2 * count : -1], values[-1])
         return [*([norm] if norm is not None else []), *new]
 
-    example = [*parameters, *gradients, *states, torch.zeros(max(hyper, 1), dtype=torch.float64)]
+    numbers = torch.zeros(max(hyper, 1), dtype=torch.float64, device=parameters[0].device if parameters else None)
+    example = [*parameters, *gradients, *states, numbers]
     with torch.no_grad():
         graph = make_fx(update, tracing_mode="fake")(*(t.detach() for t in example))
     outputs = 1 if clip.norm is not None else 0

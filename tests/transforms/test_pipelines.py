@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from dcir.driver.verify.check import PassChecker
 from dcir.ir.memory_plan import ARENA
+from dcir.transforms.cuda_pipeline import CUDA_PASSES
 from dcir.transforms.pipelines import PASSES, pipeline
 from dcir.transforms.runner import PassRecord, check_order, run_passes
 from dcir.transforms.tidy import fold_constants
@@ -103,7 +104,7 @@ def test_every_pass_has_a_name_a_summary_and_the_tier_of_its_folder() -> None:
         if path.stem != "__init__"
     }
     # The others run where somebody asks for schedules, or for loops.
-    names = {p.name for p in (*PASSES, *pipeline(0))} | {"set-schedules", "expand-loops"}
+    names = {p.name for p in (*PASSES, *pipeline(0), *CUDA_PASSES)} | {"set-schedules", "expand-loops"}
     assert files == {name.replace("-", "_") for name in names}, "a pass that no level runs"
 
 

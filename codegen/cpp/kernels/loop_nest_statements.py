@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS, cast_expr, element, literal
+from dcir.codegen.ranges import short_values
 from dcir.codegen.schedule import needed
-from dcir.codegen.symbolic import Symbolic, least, most
+from dcir.codegen.symbolic import Symbolic, least
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Cast, Const, Gather, Index, Load, Narrow, Read, Reduce, Store
 from dcir.ir.types import FLOATS, compute_type, itemsize
@@ -44,7 +44,7 @@ class Statements:
         self.before: set[int] = set()
         self.tested: set[int] = set()
         self.tests = self.checked
-        self._short = _short(p)
+        self._short = short_values(p)  # twice as many fill a vector
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
@@ -261,36 +261,6 @@ class Statements:
             self.tested.add(i)
         inside = ((i, self.p.body[i]) for i in self.needs(roots, self.before) if i not in self.tested)
         self.tests = any(isinstance(s, Gather) and s.checked for _, s in inside)
-
-
-_ON_INTEGERS: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "min": lambda x, y: min(x, y),
-    "max": lambda x, y: max(x, y),
-}
-
-
-def _short(p: LoopNest) -> dict[int, tuple[int, int]]:
-    """Values of type i64 made from loop indices and constants that fit 32 bits, least and largest: twice as many fill a vector."""
-    ranges: dict[int, tuple[int, int]] = {}
-    for i, s in enumerate(p.body):
-        if s.dtype != "i64" or any(a not in ranges for a in s.args):
-            continue
-        if isinstance(s, Index):
-            found = [0, max(most(p.dims[s.dim]) - 1, 0)]
-        elif isinstance(s, Const):
-            found = [s.value.low, s.value.high] if isinstance(s.value, Symbolic) else [int(s.value)]
-        elif s.op in _ON_INTEGERS:
-            first, second = (ranges[a] for a in s.args)
-            fn = _ON_INTEGERS[s.op]
-            found = [fn(x, y) for x in first for y in second]
-        else:
-            continue
-        if min(found) >= -(2**31) and max(found) < 2**31:
-            ranges[i] = min(found), max(found)
-    return ranges
 
 
 def identity(kind: str, dtype: str) -> str:

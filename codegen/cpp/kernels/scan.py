@@ -71,7 +71,7 @@ def _sweep(spec: ScanSpec, lane: int | None) -> list[str]:
     if lane is not None:
         lines += ["#pragma omp simd", "for (long long l = 0; l < width; l++) {", f"const long long i{lane} = low + l;"]
     lines.append(f"const {t} v = {value};")
-    lines += _step(spec.op, f"acc{at}", f"where{at}", compute)
+    lines += scan_step(spec.op, f"acc{at}", f"where{at}", compute)
     lines.append(f"o0[{row_address(spec.y)}] = {cast_expr(f'acc{at}', compute, spec.result)};")
     if spec.positions is not None:
         lines.append(f"o1[{row_address(spec.positions)}] = where{at};")
@@ -79,7 +79,8 @@ def _sweep(spec: ScanSpec, lane: int | None) -> list[str]:
     return lines
 
 
-def _step(op: str, acc: str, where: str, compute: str) -> list[str]:
+def scan_step(op: str, acc: str, where: str, compute: str) -> list[str]:
+    """Lines that join element ``v``, at place ``i``, to what came before it."""
     if op == "logsumexp":
         # An accumulator of -inf, or an equal infinite value, would give inf - inf.
         top, low = SCALAR_OPS["max"].cpp([acc, "v"], compute), SCALAR_OPS["min"].cpp([acc, "v"], compute)

@@ -29,6 +29,7 @@ class DriverTarget(Target):
         saves: whether a compiled file may hold its code.
         profiles: whether its driver measures steps.
         records: whether its driver can tell torch's profiler of its steps.
+        shortens: whether repeated calls may go straight to its library (``calls/fast_path.py``), which has the entry for them.
     """
 
     plans_memory: ClassVar[bool] = True
@@ -36,6 +37,20 @@ class DriverTarget(Target):
     saves: ClassVar[bool] = False
     profiles: ClassVar[bool] = False
     records: ClassVar[bool] = False
+    shortens: ClassVar[bool] = True
+
+    @classmethod
+    def device(cls) -> str:
+        """The kind of device whose memory its code reads: "cpu" or "cuda"."""
+        return "cpu"
+
+    @classmethod
+    def check_host(cls) -> None:
+        """Refuse a machine on which nothing of its code could run, before anything is captured.
+
+        Raises:
+            OptionError: this is one.
+        """
 
     @abstractmethod
     def pipeline(self, level: int) -> tuple[Pass, ...]:

@@ -87,7 +87,9 @@ class OptimiserSteps:
         """The hyperparameters of this step, row by row."""
         groups = self.optimizer.param_groups
         numbers = [v for i, t in rows for v in self._family.hyper(groups[i], t + 1).values()]
-        return torch.tensor(numbers or [0.0], dtype=torch.float64)
+        made = torch.tensor(numbers or [0.0], dtype=torch.float64)
+        device = groups[0]["params"][0].device
+        return made if device.type == "cpu" else made.to(device, non_blocking=True)
 
     def states(self, h: Held) -> list[Tensor]:
         """The optimiser's state of a parameter in the order of its formula, made as torch makes it."""

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dcir.driver.targets.of_device import device_of, tensors_of, with_target
 from dcir.driver.training.replicated_step import ReplicatedStep
 from dcir.driver.training.whole_step import TrainStep
 from dcir.errors import InvalidInput, OptionError
 from dcir.frontends.torch.training import Clip
+from dcir.ops.reach import on_device
 from dcir.options import Options
 
 
@@ -68,7 +70,7 @@ def train_step(
         )
     if autocast not in (None, torch.bfloat16):
         raise OptionError(f"no autocast to {autocast}", where="autocast", hint="torch.bfloat16")
-    chosen = Options.make(level=level, **options)
+    chosen = Options.make(level=level, **with_target(options, tensors_of(model)))
     chosen.refuse_streams("a training step")
     if chosen.dynamic:
         raise OptionError(
@@ -77,6 +79,7 @@ def train_step(
             hint="leave it out, or dynamic=False for programs of constant sizes; dcir.optimize(model, dynamic=...) with a loop of your own",
         )
     clip = Clip(clip_grad_norm, clip_grad_value)
-    if not isinstance(model, DistributedDataParallel):
-        return TrainStep(model, loss_fn, optimizer, clip, autocast, chosen)
-    return ReplicatedStep(model, loss_fn, optimizer, clip, autocast, chosen)
+    with on_device(device_of(chosen)):
+        if not isinstance(model, DistributedDataParallel):
+            return TrainStep(model, loss_fn, optimizer, clip, autocast, chosen)
+        return ReplicatedStep(model, loss_fn, optimizer, clip, autocast, chosen)

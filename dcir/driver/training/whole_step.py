@@ -21,7 +21,7 @@ from dcir.frontends.torch.admission import of_module, refuse_unless_plain
 from dcir.frontends.torch.shapes.batch_sizes import BatchSizes, Pattern
 from dcir.frontends.torch.shapes.moving_sizes import MovingSizes, NoProgramForSizes
 from dcir.frontends.torch.training import CapturedStep, Clip, capture_step
-from dcir.ops.reach import out_of_reach
+from dcir.ops.reach import device, on_device, out_of_reach
 from dcir.options import Options
 
 HINT = "dcir.optimize(model), with the loss and the optimiser's step around it"
@@ -85,6 +85,7 @@ class TrainStep:
         self, model: nn.Module, loss_fn: Callable[..., Tensor], optimizer: torch.optim.Optimizer, clip: Clip,
         autocast: torch.dtype | None, options: Options,
     ) -> None:  # fmt: skip
+        self._device = device()
         self._refuse(model)
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.dcir = Handle(Session(options), type(model).__name__)
@@ -123,6 +124,12 @@ class TrainStep:
                 plain value (a number, a string, None).
             Unsupported: the step cannot be captured as one graph.
         """
+        if self._device == "cpu":
+            return self._on_device(batch)
+        with on_device(self._device):
+            return self._on_device(batch)
+
+    def _on_device(self, batch: tuple[Any, ...]) -> Tensor:
         tensors, frame = split_batch(batch)
         with self._lock:
             return self._step(tensors, frame)

@@ -17,7 +17,7 @@ from dcir.ir.operator import OperandWindow, Operator, Windows
 from dcir.ir.serialize import register
 from dcir.ir.types import itemsize
 from dcir.ops.library.subgraphs import Subgraph, graph_of
-from dcir.ops.reach import elsewhere, otherwise_stored
+from dcir.ops.reach import otherwise_stored
 from dcir.ops.registry import HIGHER_ORDER, overload
 from dcir.ops.torch_types import FROM_NAME
 
@@ -120,7 +120,8 @@ class TorchCall(Operator):
         for t, o in zip(self._chosen(result), outs, strict=True):
             if t.shape != o.shape:
                 raise FallbackFailed(f"{self.name} returned shape {tuple(t.shape)} instead of {tuple(o.shape)}")
-            if (what := elsewhere(t) or otherwise_stored(t)) is not None:
+            what = f"on device {t.device}" if t.device.type not in (o.device.type, "cpu") else otherwise_stored(t)
+            if what is not None:
                 raise FallbackFailed(f"{self.name} returned a tensor {what}")
             o.copy_(t)
 

@@ -10,6 +10,7 @@ import torch
 
 from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.pages.views import slice_
+from dcir.ops.reach import is_elsewhere
 from dcir.ops.registry import PAGES, Sample, operator
 from dcir.ops.samples import rand, specials
 
@@ -55,7 +56,7 @@ def _conversions() -> Iterable[Sample]:
 @operator("aten._to_copy.default", samples=_conversions)
 def to_copy(ctx: Lowering, x: Ref | bool | float, *, device: Any = None, **options: Any) -> Ref:
     """Another element type; traces under vmap hand a number over as it is."""
-    if device is not None and torch.device(device).type != "cpu":
+    if is_elsewhere(device):
         raise NotNative("another device")
     return converted(ctx, x) if isinstance(x, Ref) else ctx.full(x, ctx.result())
 

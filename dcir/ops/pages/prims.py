@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dcir.ops.lowering import Lowering, NotNative, Ref
+from dcir.ops.reach import is_elsewhere
 from dcir.ops.registry import PAGES, Sample, operator
 from dcir.ops.samples import rand
 
@@ -89,7 +90,7 @@ def clone(ctx: Lowering, x: Ref, **options: Any) -> Ref:
 
 @operator("prims.device_put.default", samples=lambda: [Sample((rand(3), torch.device("cpu")))], view=True)
 def device_put(ctx: Lowering, x: Ref, device: Any, non_blocking: bool = False) -> Ref:
-    """The same tensor, as long as it stays on the processor."""
-    if torch.device(device).type != "cpu":
+    """The same tensor, as long as it stays where the code runs."""
+    if is_elsewhere(device):
         raise NotNative("another device")
     return x

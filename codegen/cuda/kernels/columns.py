@@ -1,0 +1,184 @@
+"""Reductions along columns: a block takes a tile of neighbouring columns, its threads share the rows between them.
+
+    thread (x, y) of X by Y:   columns (block * X + x) * V … + V - 1, rows y, y + Y, y + 2 Y, …;   v = join over y, in shared memory
+
+Every row of a tile is read in whole vectors that lie side by side. Columns that are few are dealt to several blocks by parts of their rows;
+a second kernel joins the parts' results (``split.py``), in the same order every time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dcir.codegen.cuda.device import SHARED_BYTES, WARP, ceil_div, power_of_two
+from dcir.codegen.cuda.kernels.statements import KernelText, Visits
+from dcir.codegen.cuda.kernels.text import Places
+from dcir.codegen.cuda.kernels.types import Join
+from dcir.codegen.cuda.kernels.widths import vector_width
+from dcir.codegen.cuda.launch import Launch
+from dcir.codegen.schedule import outer_stores, roots_of, stages_of
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Load, Reduce, Store
+from dcir.ir.types import itemsize
+
+BLOCK = 256
+# Rows that a thread loads at once.
+AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class ColumnShape:
+    """How columns are dealt.
+
+    Attributes:
+        width: lanes.
+        across, down: threads of a block along columns and along rows; powers of two.
+        tiles: blocks that the columns need.
+        rows: points of the inner loops.
+        parts: blocks that share a column.
+    """
+
+    width: int
+    across: int
+    down: int
+    tiles: int
+    rows: int
+    parts: int = 1
+
+    @property
+    def of_part(self) -> int:
+        """Rows of a part."""
+        return ceil_div(self.rows, self.parts)
+
+
+def by_columns(p: LoopNest) -> bool:
+    """Whether neighbouring outer points lie side by side in memory, rather than neighbouring inner ones."""
+    if not p.outer or not p.inner:
+        return False
+    score = 0
+    for s, (_, full) in zip(p.body, p.levels(), strict=True):
+        if isinstance(s, (Load, Store)) and full:
+            touched = math.prod(d for d, st in zip(p.dims, s.strides, strict=True) if st)
+            score += touched * ((s.strides[len(p.outer) - 1] == 1) - (s.strides[-1] == 1))
+    return p.outer[-1] >= 4 and (score > 0 or (score == 0 and p.inner[-1] < 8 <= p.outer[-1]))
+
+
+def column_shape(p: LoopNest) -> ColumnShape:
+    """How the columns of a loop nest are dealt, each as a whole."""
+    along = len(p.outer) - 1
+    width = vector_width(p, along)
+    reduces = sum(1 for s in p.body if isinstance(s, Reduce))
+    size = max([itemsize(s.dtype) * (2 if s.is_place else 1) for s in p.body if isinstance(s, Reduce)], default=4)
+    while width > 1 and BLOCK * width * reduces * size > SHARED_BYTES:
+        width //= 2
+    pieces = p.outer[-1] // width
+    across = min(WARP, power_of_two(pieces))
+    rows = math.prod(p.inner)
+    down = min(BLOCK // across, power_of_two(rows))
+    return ColumnShape(width, across, down, ceil_div(pieces, across) * math.prod(p.outer[:-1]), rows)
+
+
+def columns(p: LoopNest, places: Places, shape: ColumnShape) -> Launch:
+    """The kernel of a loop nest with reductions whose last outer loop lies along memory."""
+    return _Columns(p, places, shape).launched()
+
+
+class _Columns:
+    def __init__(self, p: LoopNest, places: Places, shape: ColumnShape) -> None:
+        self.p, self.shape = p, shape
+        self.along = len(p.outer) - 1
+        self.text = KernelText(
+            p, places, self.along, shape.width, max(math.prod(p.outer), shape.rows) + BLOCK * AT_ONCE * shape.width
+        )
+        self.text.columns = True
+
+    def launched(self) -> Launch:
+        text, shape, p = self.text, self.shape, self.p
+        block = shape.across * shape.down
+        joins = {r: Join(p, r) for r, s in enumerate(p.body) if isinstance(s, Reduce)}
+        before = []
+        if shape.down > 1:
+            before = [f"  D_SHARED({j.type}, s{r}, {block * shape.width});" for r, j in joins.items()]
+        t = text.index
+        pieces = p.outer[-1] // shape.width
+        tiles = ceil_div(pieces, shape.across)
+        text.line(f"const int x = d_thread() % {shape.across}, y = d_thread() / {shape.across};")
+        text.line(f"const {t} tile = d_block() % {tiles}, others = d_block() / {tiles};")
+        text.decompose("others", range(self.along), self.p.dims)
+        text.line(f"const {t} wanted = tile * {shape.across} + x;")
+        # Threads without a column repeat the last one and store nothing.
+        full = pieces % shape.across == 0
+        text.line(f"const bool live = {'true' if full else f'wanted < {pieces}'};")
+        column = "wanted" if full else f"(live ? wanted : {pieces - 1})"
+        text.line(f"const {t} i{self.along} = {column}{'' if shape.width == 1 else f' * {shape.width}'};")
+        if shape.parts > 1:
+            text.line(f"const {t} lo = d_part() * {shape.of_part};")
+            end = f"lo + {shape.of_part}"
+            text.line(f"const {t} hi = {end} < {shape.rows} ? {end} : {shape.rows};")
+        start = len(text.lines)
+        for stage in range(stages_of(text.levels) + 1):
+            self._stage(stage, joins)
+        text.in_both_ways(start)
+        return text.launch((shape.tiles, shape.parts, 1), block, before)
+
+    def _stage(self, stage: int, joins: dict[int, Join]) -> None:
+        text, p, shape = self.text, self.p, self.shape
+        if stores := outer_stores(p, text.levels, stage):
+            text.open("if (live && y == 0)")
+            text.visit(Visits(1, (), "0"), stores)
+            text.close()
+        roots = roots_of(p, text.levels, stage)
+        if not roots:
+            return
+        reduces = [r for r in roots if isinstance(p.body[r], Reduce)]
+        stores = [r for r in roots if r not in reduces]
+        text.start_partials(reduces)
+        if shape.rows:
+            self._sweep(stores, reduces)
+        for r in reduces:
+            self._join(r, joins[r], reduces)
+
+    def _sweep(self, stores: list[int], reduces: list[int]) -> None:
+        text, shape, p = self.text, self.shape, self.p
+        times = min(AT_ONCE, ceil_div(shape.of_part, shape.down))
+        if len(p.body) > 64:
+            times = 1
+        start, end = ("lo", "hi") if shape.parts > 1 else ("0", str(shape.rows))
+        guards = [] if not stores or (p.outer[-1] // shape.width) % shape.across == 0 else ["live"]
+        if shape.parts > 1 or shape.rows % (times * shape.down):
+            guards.append(f"e < {end}")
+        text.open(f"for ({text.index} at = {start}; at < {end}; at += {times * shape.down})")
+        inner = range(len(p.outer), len(p.dims))
+        text.visit(Visits(times, inner, f"at + y + u * {shape.down}", " && ".join(guards)), stores, reduces)
+        text.close()
+
+    def _join(self, r: int, join: Join, stage: list[int]) -> None:
+        """The partial results of the threads that share a column, joined in their order; the same in all of them."""
+        text, shape = self.text, self.shape
+        width, across, down = shape.width, shape.across, shape.down
+        if down > 1:
+            text.unrolled("l", width)
+            text.line(f"s{r}[(y * {width} + l) * {across} + x] = p{r}[l];")
+            text.close()
+            if r != stage[-1]:
+                return
+            text.line("d_barrier();")
+        for other in stage if down > 1 else [r]:
+            joined = Join(self.p, other)
+            text.line(f"{'long long' if joined.is_place else joined.type} v{other}[{width}];")
+            text.unrolled("l", width)
+            if down > 1:
+                text.line(f"{joined.type} f = s{other}[l * {across} + x];")
+                text.open(f"for (int k = 1; k < {down}; k++)")
+                text.line(f"const {joined.type} next = s{other}[(k * {width} + l) * {across} + x];")
+                text.line(f"f = {joined.function}::template join<{_value(joined)}>(f, next);")
+                text.close()
+            else:
+                text.line(f"const {joined.type} f = p{other}[l];")
+            text.line(f"v{other}[l] = f{'.at' if joined.is_place else ''};")
+            text.close()
+
+
+def _value(join: Join) -> str:
+    return join.type[len("d_place<") : -1] if join.is_place else join.type

@@ -1,0 +1,356 @@
+"""The statements of a loop nest as CUDA C++: what one thread does at some points, their loads first, so that these wait together.
+
+A thread visits ``times`` pieces of ``width`` neighbouring points of one loop. All pieces' operands are loaded, in vectors where they lie
+side by side; then piece by piece and lane by lane the statements run; results are stored in vectors again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dcir.codegen.cpp.scalar_ops import cast_expr
+from dcir.codegen.cuda.device import register_words
+from dcir.codegen.cuda.kernels.text import Places, finished, operand_types
+from dcir.codegen.cuda.kernels.types import CUDA_TYPE, Join
+from dcir.codegen.cuda.kernels.values import Values
+from dcir.codegen.cuda.kernels.widths import is_vector_gather
+from dcir.codegen.cuda.launch import Launch
+from dcir.codegen.schedule import needed
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.statements import Access, Gather, Index, Load, Reduce, Store
+from dcir.ir.types import compute_type, itemsize
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Pieces of points that a thread visits.
+
+    Attributes:
+        times: how many pieces.
+        loops: the loops that a piece's number stands for.
+        element: C++ of a piece's first point, in row-major order over these, from its number ``u``.
+        guard: the condition under which the piece is there; "" if all are.
+        count: C++ of how many of its points are there; "" if all are.
+        before: lines of a piece before its statements.
+        variables: loop variables that follow from ``e`` in a way of their own, and C++ of each.
+    """
+
+    times: int
+    loops: Sequence[int]
+    element: str
+    guard: str = ""
+    count: str = ""
+    variables: Sequence[tuple[int, str]] = ()
+    before: Sequence[str] = ()
+
+
+class KernelText(Values):
+    """The text of one kernel under construction.
+
+    Attributes:
+        known: values that are computed already, once for all points that the thread visits.
+        held: values that wait in registers for a later sweep.
+        room: values of 4 bytes that may wait in registers.
+        in_pieces: gathers of which a piece has one vector.
+        given: loads whose elements are there already, and C++ of where.
+    """
+
+    def __init__(self, p: LoopNest, places: Places, along: int | None, width: int, points: int) -> None:
+        super().__init__(p, along, width, points)
+        self.places = places
+        self.known: set[int] = set()
+        self.held: set[int] = set()
+        self.in_vectors: dict[str, None] = {}
+        self.given: dict[int, str] = {}
+        self.in_pieces: set[int] = set()
+        self.late: set[int] = set()
+        self.room = register_words(256)
+
+    def outer_values(self, stage: int) -> None:
+        """Values that are the same for all inner points, once they have waited for so many reduces."""
+        for i, level in enumerate(self.levels):
+            if level == (stage, False) and not isinstance(self.p.body[i], (Reduce, Store)):
+                self.statement(i, "")
+                self.known.add(i)
+
+    def visit(
+        self, visits: Visits, stores: Sequence[int], reduces: Sequence[int] = (), hold: Iterable[int] = ()
+    ) -> None:
+        """Statements for ``stores`` and ``reduces`` at some pieces of points.
+
+        Args:
+            visits: the pieces.
+            stores, reduces: what is wanted; a reduce's partial results are ``p<number>[lane]``.
+            hold: values to keep in registers, which a later visit of the same pieces finds.
+        """
+        p, times = self.p, visits.times
+        wanted = needed(p, [*stores, *reduces], self.known)
+        reachable = self._without_held(stores, reduces)
+        loads = [i for i in sorted(reachable) if self._is_loaded(i) and i not in self.held and i not in self.given]
+        hold = set(hold)
+        for i in sorted(hold):
+            loaded = f"{self._piece_type(i)} w{i}[{times}];" if self._is_loaded(i) else ""
+            self.line(loaded or f"{CUDA_TYPE[p.body[i].dtype]} h{i}[{times * self.width}];")
+        self.open("")
+        early = self._early(loads, hold, times)
+        self.late = {i for i in loads if i not in early}
+        for i in early:
+            if i not in hold:
+                self.line(f"{self._piece_type(i)} w{i}[{times}];")
+        if early:
+            self._pieces(visits)
+            for i in early:
+                self._load_piece(i)
+            self._end_of_piece(visits)
+        self._pieces(visits)
+        for text in visits.before:
+            self.line(text)
+        for i in sorted(self.late):
+            self.line(f"{self._piece_type(i)} w{i};")
+            self._load_piece(i)
+        vectors = [i for i in stores if self._is_vector_store(i)]
+        for i in vectors:
+            self.line(f"d_vector<{CUDA_TYPE[p.body[i].dtype]}, {self.width}> r{i};")
+        here = [i for i in wanted if i in reachable]
+        moves = self._moving(here, hold | self.held)
+        for i in here:
+            if i not in moves:
+                self._in_lane(i, "", keep=False)
+            elif i in moves and is_vector_gather(p, i, self.along, self.width, moves):
+                self._gather_vector(i, self._count(visits))
+        self.line(f"#pragma unroll (whole ? {self.width} : 1)")
+        self.open(f"for (int l = 0; l < {self.width}; l++)")
+        if visits.count:
+            self.open("if (whole || l < count)")
+        for i in here:
+            if i in moves:
+                self._in_lane(i, "l", keep=i in hold)
+        for i in sorted([*stores, *reduces]):
+            s = p.body[i]
+            if isinstance(s, Reduce):
+                self._accumulate(i)
+                continue
+            assert isinstance(s, Store)
+            value = cast_expr(self.value(s.args[0], "l"), compute_type(s.dtype), s.dtype)
+            if i in vectors:
+                self.line(f"r{i}.of[l] = {value};")
+            else:
+                self.line(f"d_store(o{s.operand}, {self.address(s.strides, 'l')}, {value});")
+        if visits.count:
+            self.close()
+        self.close()
+        for i in vectors:
+            s = p.body[i]
+            assert isinstance(s, Store)
+            self.line(
+                f"d_store_lanes<whole>(o{s.operand}, {self.address(s.strides, '')}, r{i}, {self._count(visits)});"
+            )
+        self._end_of_piece(visits)
+        self.close()
+        self.held |= hold
+
+    def _without_held(self, stores: Sequence[int], reduces: Sequence[int]) -> set[int]:
+        """What has to be computed now: values behind held ones are not asked for."""
+        found = set(needed(self.p, [*stores, *reduces], self.known | self.held))
+        stack = [*stores, *reduces]
+        seen: set[int] = set()
+        while stack:
+            i = stack.pop()
+            for a in self.p.body[i].args:
+                if a in self.held and a not in seen and not isinstance(self.p.body[a], Reduce):
+                    found.add(a)
+                    seen.add(a)
+                elif a in found and a not in seen:
+                    seen.add(a)
+                    stack.append(a)
+        return found
+
+    def words(self, i: int) -> int:
+        """Registers that a value takes for a piece."""
+        s = self.p.body[i]
+        if not isinstance(s, Load) or not self._is_loaded(i):
+            return max(1, itemsize(s.dtype) // 4) * self.width
+        lanes = self.width if self.along is not None and s.strides[self.along] else 1
+        return max(1, itemsize(self.p.inputs[s.operand]) * lanes // 4)
+
+    def _early(self, loads: Sequence[int], hold: set[int], times: int) -> list[int]:
+        """Loads of all pieces that are waited for together: those that are held, and others while registers last."""
+        left = self.room - sum(self.words(i) * times for i in hold | self.held)
+        found = [i for i in loads if i in hold]
+        for i in loads:
+            if i not in hold and (times == 1 or self.words(i) * times <= left):
+                found.append(i)
+                left -= self.words(i) * times
+        return found
+
+    def _pieces(self, visits: Visits) -> None:
+        # Element by element it is seldom run, and long to compile if unrolled.
+        self.line(f"#pragma unroll (whole ? {visits.times} : 1)")
+        self.open(f"for (int u = 0; u < {visits.times}; u++)")
+        self.line(f"const {self.index} e = {visits.element};")
+        if visits.guard:
+            self.open(f"if ({visits.guard})")
+        if visits.count:
+            self.line(f"const int count = {visits.count};")
+        for d, text in visits.variables:
+            self.line(f"const {self.index} i{d} = {text};")
+        self.decompose("e", visits.loops, self.p.dims)
+        self._counted = bool(visits.count)
+
+    def _end_of_piece(self, visits: Visits) -> None:
+        if visits.guard:
+            self.close()
+        self.close()
+
+    def _count(self, visits: Visits) -> str:
+        return "count" if visits.count else str(self.width)
+
+    def _is_loaded(self, i: int) -> bool:
+        s = self.p.body[i]
+        return isinstance(s, Load) and not s.args
+
+    def _is_vector_store(self, i: int) -> bool:
+        s = self.p.body[i]
+        return isinstance(s, Store) and self.along is not None and s.strides[self.along] == 1
+
+    def _piece_type(self, i: int) -> str:
+        s = self.p.body[i]
+        assert isinstance(s, Load)
+        t = CUDA_TYPE[self.p.inputs[s.operand]]
+        return t if self.along is None or not s.strides[self.along] else f"d_vector<{t}, {self.width}>"
+
+    def _load_piece(self, i: int) -> None:
+        s = self.p.body[i]
+        assert isinstance(s, Load)
+        step = 0 if self.along is None else s.strides[self.along]
+        start = self.address(s.strides, "")
+        slot = f"w{i}" if i in self.late else f"w{i}[u]"
+        if step == 1:
+            self.in_vectors[f"a{s.operand}"] = None
+            count = "count" if self._counted else str(self.width)
+            self.line(f"{slot} = d_load_lanes<whole, {self.width}>(a{s.operand}, {start}, {count});")
+        elif step == 0:
+            self.line(f"{slot} = d_load(a{s.operand}, {start});")
+        else:
+            self.unrolled("l", self.width)
+            when = "if (whole || l < count) " if self._counted else ""
+            self.line(f"{when}{slot}.of[l] = d_load(a{s.operand}, {self.address(s.strides, 'l')});")
+            self.close()
+
+    def _moving(self, values: Sequence[int], kept: set[int]) -> set[int]:
+        """Which of some values differ from lane to lane; those kept in registers have a place for every lane."""
+        found: set[int] = set()
+        along = -1 if self.along is None else self.along
+        for i in values:
+            s = self.p.body[i]
+            by_lane = any(a in found or (self.columns and isinstance(self.p.body[a], Reduce)) for a in s.args)
+            walks = isinstance(s, Access) and along >= 0 and s.strides[along] != 0
+            if i in kept or by_lane or walks or (isinstance(s, Index) and s.dim == along):
+                found.add(i)
+        return found
+
+    def _gather_vector(self, i: int, count: str) -> None:
+        """Neighbours behind indices that are the same for all lanes; zeros if one of these lies outside."""
+        s = self.p.body[i]
+        assert isinstance(s, Gather)
+        at, _ = self.gathered(i, s, "")
+        t = CUDA_TYPE[self.p.inputs[s.operand]]
+        self.in_vectors[f"a{s.operand}"] = None
+        self.line(f"d_vector<{t}, {self.width}> w{i} = {{}};")
+        self.line(f"if (g{i}) w{i} = d_load_lanes<whole, {self.width}>(a{s.operand}, {at}, {count});")
+        self.in_pieces.add(i)
+
+    def _in_lane(self, i: int, lane: str, *, keep: bool) -> None:
+        s = self.p.body[i]
+        at = f"[u * {self.width} + l]"
+        if i in self.in_pieces:
+            assert isinstance(s, Gather)
+            text = cast_expr(f"w{i}.of[l]", self.p.inputs[s.operand], s.dtype)
+            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {text};")
+        elif i in self.given:
+            assert isinstance(s, Load)
+            t = CUDA_TYPE[self.p.inputs[s.operand]]
+            self.line(f"const {t} t{i} = {self.given[i]};")
+            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {cast_expr(f't{i}', self.p.inputs[s.operand], s.dtype)};")
+        elif self._is_loaded(i):
+            assert isinstance(s, Load)
+            step = 0 if self.along is None else s.strides[self.along]
+            slot = f"w{i}" if i in self.late else f"w{i}[u]"
+            element = f"{slot}.of[l]" if step else slot
+            text = cast_expr(element, self.p.inputs[s.operand], s.dtype)
+            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {text};")
+        elif i in self.held:
+            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = h{i}{at};")
+        else:
+            self.statement(i, lane)
+            if keep:
+                self.line(f"h{i}{at} = v{i};")
+
+    def start_partials(self, reduces: Sequence[int]) -> None:
+        """Declare the partial results of reduces: as many as there are lanes."""
+        for r in reduces:
+            join = Join(self.p, r)
+            self.line(f"{join.type} p{r}[{self.width}];")
+            self.unrolled("l", self.width)
+            self.line(f"p{r}[l] = {join.start};")
+            self.close()
+
+    def _accumulate(self, r: int) -> None:
+        s, join = self.reduction(r), Join(self.p, r)
+        v, dtype = self.value(s.args[0], "l"), self.p.body[s.args[0]].dtype
+        if s.args[0] in self.short and not s.is_place:
+            v = f"(long long){v}"
+        target = f"p{r}[l]"
+        if s.is_place:
+            lane = " + l" if self.along is not None and self.along >= len(self.p.outer) and self.width > 1 else ""
+            self.line(f"{target} = {join.function}::join({target}, {join.type}{{{v}, (long long)(e{lane})}});")
+        else:
+            truth = f"({v} != 0)" if s.kind in ("any", "all") and dtype != "bool" else v
+            self.line(f"{target} = {join.function}::template join<{join.type}>({target}, {truth});")
+
+    def store_outer(self, i: int) -> None:
+        """Store a value that is the same for all inner points."""
+        s = self.p.body[i]
+        assert isinstance(s, Store)
+        value = cast_expr(self.value(s.args[0], ""), compute_type(s.dtype), s.dtype)
+        self.line(f"d_store(o{s.operand}, {self.address(s.strides, '')}, {value});")
+
+    def aligned_operands(self) -> list[str]:
+        """Operands that are moved in vectors of more than one element."""
+        stored = [
+            f"o{s.operand}" for i, s in enumerate(self.p.body) if isinstance(s, Store) and self._is_vector_store(i)
+        ]
+        return [*self.in_vectors, *dict.fromkeys(stored)]
+
+    def in_both_ways(self, start: int, *conditions: str) -> None:
+        """What was written from a line on: in vectors, where these may be moved; else element by element.
+
+        Both are printed, since the prelude's functions ask at compile time, and a generic lambda is none of a device for NVRTC.
+        """
+        body = self.lines[start:]
+        del self.lines[start:]
+        if self.width == 1:
+            self.lines += ["  constexpr bool whole = true;", *body]
+            return
+        tests = [*conditions, *(f"d_aligned({name})" for name in self.aligned_operands())]
+        for opening, whole in ((f"if ({' && '.join(tests) or 'true'})", "true"), ("else", "false")):
+            self.lines += [
+                f"  {opening} {{",
+                f"    constexpr bool whole = {whole};",
+                *(f"  {text}" for text in body),
+                "  }",
+            ]
+
+    def launch(self, grid: tuple[int, int, int], block: int, before: Sequence[str] = ()) -> Launch:
+        """The kernel, with what it is given: the operands that its text uses.
+
+        Args:
+            grid: blocks.
+            block: threads of a block.
+            before: lines at the kernel's start, for operands in scratch among others.
+        """
+        body = [*before, *(["  int bad = 0;"] if self.checked else []), *self.lines]
+        if self.checked:
+            body.append("  if (bad) d_report(status);")
+        return finished(body, operand_types(self.p), self.places, grid, block)

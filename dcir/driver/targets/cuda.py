@@ -1,0 +1,103 @@
+"""The target "cuda": CUDA C++ through NVRTC for the GPU at hand, products and convolutions through PyTorch's libraries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from dcir.codegen.backend import Backend
+from dcir.codegen.compile import Library
+from dcir.codegen.cuda.backend import CudaBackend
+from dcir.cost.costs import Costs
+from dcir.cost.cuda import SETTING, TWIN, CudaMachine, cuda_costs, cuda_machine, is_twin
+from dcir.driver.assemble import program_info
+from dcir.driver.targets.base import DriverTarget
+from dcir.errors import OptionError
+from dcir.frontends.torch.importer import Imported
+from dcir.ir.network import Network
+from dcir.ops.library.library_call import LibraryCall
+from dcir.runtime.blocks import Arenas
+from dcir.runtime.cuda_calls import call_on_device, made_on_device
+from dcir.runtime.cuda_program import CudaProgram
+from dcir.transforms.base import Pass
+
+_BACKENDS = {twin: CudaBackend(twin=twin) for twin in (False, True)}
+
+
+@dataclass(frozen=True)
+class CudaTarget(DriverTarget):
+    """All levels; nothing that is a claim about caches and registers of CPUs."""
+
+    name: ClassVar[str] = "cuda"
+    shortens: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.machine, CudaMachine):
+            object.__setattr__(self, "machine", cuda_machine(self.machine))
+
+    @classmethod
+    def device(cls) -> str:
+        """The GPU; of kernels that run on the CPU that."""
+        return "cpu" if is_twin() else "cuda"
+
+    @property
+    def gpu(self) -> CudaMachine:
+        """The GPU that code is made for."""
+        assert isinstance(self.machine, CudaMachine)
+        return self.machine
+
+    @property
+    def costs(self) -> Costs:
+        """A GPU's."""
+        return cuda_costs(self.gpu)
+
+    @property
+    def backend(self) -> Backend:
+        """Kernels as CUDA C++."""
+        return _BACKENDS[self.gpu.twin]
+
+    def pipeline(self, level: int) -> tuple[Pass, ...]:
+        """The passes of a level that are not about CPUs."""
+        from dcir.transforms.cuda_pipeline import cuda_pipeline
+
+        return cuda_pipeline(level)
+
+    @classmethod
+    def check_host(cls) -> None:
+        """Refuse a machine without a GPU."""
+        if not is_twin() and not torch.cuda.is_available():
+            raise OptionError(
+                "this machine has no GPU that PyTorch can use", where="target='cuda'",
+                hint=f"target='cpp', a CUDA build of PyTorch, or {SETTING}={TWIN} to run its kernels on the CPU",
+            )  # fmt: skip
+
+    def refuse(self) -> None:
+        """Refuse a machine without a GPU."""
+        self.check_host()
+
+    def load(self, done: Imported, library: Library, arenas: Arenas | None, *, prepare: str) -> Any:
+        """The callable program; its scratch memory is PyTorch's."""
+        made = _made_by_calls(done.network, library)
+        calls: dict[int, Any] = {}
+        for n, (spec, *sides) in library.callbacks.items():
+            ins, outs = ([(p.slot, p.offset) for p in side] for side in sides)
+            calls[n] = made_on_device(spec, ins, made[n]) if n in made else call_on_device(spec, ins, outs)
+        info = replace(program_info(done, library), callbacks=calls)
+        return CudaProgram(library.path, info, list(done.constants.values()), made.values(), twin=self.gpu.twin)
+
+
+def _made_by_calls(net: Network, library: Library) -> dict[int, int]:
+    """Calls of libraries that make a whole result of the network, with its table slot: it need not be copied."""
+    taken = {target for target, _ in net.memory.aliases.values()} | set(net.memory.placements) | set(net.updates)
+    found, ops = {}, net.ops()
+    for n, (spec, _, outs) in library.callbacks.items():
+        if not isinstance(spec, LibraryCall) or not spec.makes:
+            continue
+        data = net.outs(ops[n])[0].data
+        c, (shape, strides, _) = net.containers[data], spec.outs[0]
+        whole = (c.role, outs[0].offset, c.shape, c.strides) == ("result", 0, shape, strides)
+        if whole and data not in taken and net.writers(data) == [ops[n]]:
+            found[n] = library.slots[data]
+    return found

@@ -1,0 +1,135 @@
+"""Operators by PyTorch's libraries: the call has the numbers of the reference, over the windows that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dcir.ir.serialize import decode, encode
+from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.library_call import InLibraries, LibraryCall, refused_by_library
+from dcir.ops.library.operand_types import alike
+from dcir.ops.torch_types import FROM_NAME
+from tests.transforms.imported import imported
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def buffer(window: Any, highest: int = 4) -> torch.Tensor:
+    """Memory that a window fits in, with numbers in it."""
+    shape, strides, dtype = window
+    size = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    if not FROM_NAME[dtype].is_floating_point:
+        return torch.arange(size).remainder(highest).to(FROM_NAME[dtype])
+    return rand(size).to(FROM_NAME[dtype])
+
+
+def numbers(t: torch.Tensor) -> Any:
+    return t.view(torch.int16).numpy().view(np.uint16) if t.dtype == torch.bfloat16 else t.numpy()
+
+
+def check(spec: Any, highest: int = 4) -> None:
+    """A call against the reference."""
+    assert refused_by_library(spec) is None
+    made = LibraryCall(spec)
+    ins, outs = [buffer(w, highest) for w in made.ins], [buffer(w) for w in made.outs]
+    want = [o.clone() for o in outs]
+    made.reference([numbers(t) for t in ins], [numbers(t) for t in want])
+    windows = [[torch.as_strided(t, w[0], w[1]) for t, w in zip(*side, strict=True)]
+               for side in ((ins, made.ins), (outs, made.outs))]  # fmt: skip
+    made.call(*windows)
+    for o, w in zip(outs, want, strict=True):
+        torch.testing.assert_close(
+            o, w, rtol=2e-2 if o.dtype == torch.bfloat16 else 2e-4, atol=2e-2 if o.dtype == torch.bfloat16 else 1e-4
+        )
+    if made.makes:
+        shape, strides, _ = made.outs[0]
+        torch.testing.assert_close(made.made(windows[0]), torch.as_strided(outs[0], shape, strides))
+
+
+def specs(fn: Callable[..., Any], *args: torch.Tensor) -> list[Any]:
+    """What of a function libraries have."""
+    return [op.spec for op in imported(fn, *args).network.ops() if isinstance(op.spec, InLibraries)]
+
+
+@pytest.mark.parametrize(("fn", "args"), [
+    (torch.mm, (rand(5, 7), rand(7, 3))),
+    (torch.mm, (rand(7, 5).t(), rand(3, 7).t())),
+    (torch.mm, (rand(5, 7, dtype=torch.bfloat16), rand(7, 3, dtype=torch.bfloat16))),
+    (torch.bmm, (rand(4, 5, 7), rand(4, 7, 3))),
+    (torch.matmul, (rand(2, 3, 5, 7), rand(7, 4))),
+    (lambda a, b: torch.matmul(a.transpose(1, 2), b.transpose(1, 2)), (rand(2, 5, 3, 7), rand(2, 7, 3, 4))),
+    (lambda x, w: F.linear(x, w), (rand(2, 5, 7), rand(3, 7))),
+])  # fmt: skip
+def test_products(fn: Any, args: Any) -> None:
+    found = specs(fn, *args)
+    assert found
+    for spec in found:
+        check(spec)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"groups": 2}, {"stride": (1, 3), "padding": (0, 2)},
+])  # fmt: skip
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_convolutions_and_their_gradients(options: dict[str, Any], layout: torch.memory_format) -> None:
+    x, w = rand(2, 4, 9, 11).to(memory_format=layout), rand(6, 4 // options.get("groups", 1), 3, 3)
+    y = F.conv2d(x, w, **options)
+    steps = [
+        [v, v] if isinstance(v, int) else list(v)
+        for v in (options.get("stride", 1), options.get("padding", 0), options.get("dilation", 1))
+    ]
+
+    def gradients(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        groups = options.get("groups", 1)
+        return torch.ops.aten.convolution_backward(
+            g, x, w, None, *steps, False, [0, 0], groups, [True, True, False]
+        )[:2]  # fmt: skip
+
+    forward, backward = specs(lambda x, w: F.conv2d(x, w, **options), x, w), specs(gradients, y, x, w)
+    assert [s.kind for s in forward] == ["forward"] and {s.kind for s in backward} == {
+        "backward_data",
+        "backward_weight",
+    }
+    for spec in (*forward, *backward):
+        check(spec)
+
+
+def test_a_convolution_with_a_bias() -> None:
+    found = specs(F.conv1d, rand(2, 3, 9), rand(4, 3, 2), rand(4))
+    for spec in found:
+        check(spec)
+
+
+@pytest.mark.parametrize(("fn", "args"), [
+    (lambda x: x.sort(-1), (rand(3, 9),)),
+    (lambda x: x.sort(0, descending=True), (rand(9, 3),)),
+    (lambda x: x.topk(2), (rand(3, 9),)),
+    (lambda x: x.cumsum(1), (rand(3, 9),)),
+    (lambda x: x.cumprod(0), (rand(3, 9),)),
+    (lambda x: x.cummax(1), (rand(3, 9),)),
+    (lambda x: x.logcumsumexp(1), (rand(3, 9),)),
+])  # fmt: skip
+def test_sorts_and_scans(fn: Any, args: Any) -> None:
+    found = specs(fn, *args)
+    assert found
+    for spec in found:
+        check(spec)
+
+
+def test_what_a_library_does_not_have_is_refused() -> None:
+    product = ContractionSpec(alike("i64"), (), 2, 2, 2, (2, 1), (2, 1), (2, 1))
+    refused = refused_by_library(product)
+    assert refused is not None and "floating-point numbers of one type" in refused.reason
+
+
+def test_it_is_saved_and_read() -> None:
+    made = LibraryCall(ContractionSpec(alike("f32"), (), 2, 3, 4, (4, 1), (3, 1), (3, 1)))
+    assert decode(encode(made)) == made
