@@ -67,6 +67,8 @@ class Options:
         streams: How many calls run at once; None leaves it to a cost model (``cost/stream_number.py``). A number is a wish for throughput.
         record_function: Whether torch.profiler sees every kernel of a call, not the call alone. Only the driver is
             compiled anew, and calls that nobody profiles run as without.
+        keep_traces: Whether what PyTorch finds out by tracing is kept in the cache, and used by later processes instead of a new trace,
+            as long as the model's code and all that the trace depended on are the same.
     """
 
     level: int = 4
@@ -90,6 +92,7 @@ class Options:
     hint: str = "latency"
     streams: int | None = None
     record_function: bool = False
+    keep_traces: bool = False
 
     def __post_init__(self) -> None:
         if not _is_int(self.level) or self.level not in LEVELS:
@@ -101,7 +104,7 @@ class Options:
         _check_choice("prepare", self.prepare, PREPARE)
         _check_choice("hint", self.hint, HINTS)
         _check_streams(self.streams, self.hint, self.threads)
-        for name in ("strict", "fused_optimizers", "record_function", "remarks"):
+        for name in ("strict", "fused_optimizers", "record_function", "remarks", "keep_traces"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
         if self.threads is not None and (not _is_int(self.threads) or self.threads < 1):
@@ -180,7 +183,7 @@ class Options:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
         watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
-        watching |= {"hint", "streams", "record_function", "remarks"}
+        watching |= {"hint", "streams", "record_function", "remarks", "keep_traces"}
         watching |= {"skip"} if not self.skip else set()
         parts = (
             f"{field.name}={_stable(frozenset(self.skip) if field.name == 'skip' else getattr(self, field.name))}"

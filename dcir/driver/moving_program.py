@@ -56,8 +56,17 @@ class MovingProgram:
         self._info = program_info(graph.widest, library)
         net = graph.network
         self._containers = [net.containers[name] for name in buffer_numbers(net.widest)]
-        self._buffers = SizedBuffers(_hidden(self._info, first_saved))
+        self._unseen = _hidden(self._info, first_saved)
+        self._buffers = SizedBuffers(self._unseen)
         self._first: Program | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process can use: nothing that belongs to a call, nor memory."""
+        return self.__dict__ | {"_kept": {}, "_lock": None, "_buffers": None, "_first": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock, self._buffers = threading.Lock(), SizedBuffers(self._unseen)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run a call of any sizes within the bounds."""

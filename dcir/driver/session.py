@@ -64,6 +64,7 @@ class Session:
         name: of what is compiled, for logs and profilers.
         next_step: what to type to read more, for the log.
         streams: how its calls share the processors, where several run at once.
+        made: of a program, or programs for all sizes, what became of its graph, and its library.
     """
 
     options: Options
@@ -78,6 +79,7 @@ class Session:
     name: str = "a model"
     next_step: str = "model.dcir.explain()"
     streams: StreamNumber | None = None
+    made: weakref.WeakKeyDictionary[Any, tuple[GraphRecord, Library]] = field(default_factory=weakref.WeakKeyDictionary)
 
     def __post_init__(self) -> None:
         if self.options.skip:
