@@ -37,6 +37,8 @@ _NATIVE = (
     BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, GetSetDescriptorType, MemberDescriptorType,
 )  # fmt: skip
 _OF_TORCH = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+_BOUND = ("PyCapsule", "pybind11_")
+"""What a native function is bound to where it is none of Python's own."""
 _MOST = 1 << 14
 """Parts of one value that are described."""
 
@@ -215,7 +217,9 @@ def _native(value: Any) -> str:
     owner = getattr(value, "__self__", None)
     of = owner.__name__ if isinstance(owner, ModuleType | type) else type(owner).__qualname__
     whose = getattr(getattr(value, "__objclass__", None), "__qualname__", "")
-    if owner is not None and not isinstance(owner, ModuleType | type) and not _is_torchs(type(owner).__module__):
+    if type(owner).__name__.startswith(_BOUND):  # which holds nothing but the function
+        of = ""
+    elif owner is not None and not isinstance(owner, ModuleType | type) and not _is_torchs(type(owner).__module__):
         raise Unkept(f"a guard looks at a method of a {of}")
     return f"{type(value).__name__} {getattr(value, '__module__', '')}.{value.__qualname__} {of} {whose}"
 

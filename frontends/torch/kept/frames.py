@@ -7,6 +7,7 @@ Dynamo meets a frame that it has no code for --> somebody has it --> its code an
 from __future__ import annotations
 
 import functools
+import logging
 import marshal
 import threading
 import weakref
@@ -28,6 +29,7 @@ from dcir.frontends.torch.kept.guards import KeptGuards, guards_again, kept_guar
 from dcir.frontends.torch.kept.recording import Recording
 from dcir.user_code import is_users
 
+_LOG = logging.getLogger(__name__)
 _MARK = "dcir_keeps_traces"
 _GRAPH = "__compiled_fn_"
 
@@ -135,7 +137,6 @@ class _Ear(threading.local):
     descriptions: Descriptions | None = None
     guards: KeptGuards | None = None
     traced: tuple[TracedCode, ...] = ()
-    reason: str = ""
 
 
 _EAR = _Ear()
@@ -161,7 +162,7 @@ def _install() -> None:
         if found is not None:
             return wrap_guarded_code(found)
         notes = Recording()
-        _EAR.descriptions, _EAR.guards, _EAR.traced, _EAR.reason = Descriptions(), None, (), ""
+        _EAR.descriptions, _EAR.guards, _EAR.traced = Descriptions(), None, ()
         try:
             with notes.under_way():
                 result = compiled(code, names, scope, builtins, closure, backend, *rest, **named)
@@ -189,7 +190,8 @@ def _install() -> None:
             _EAR.guards = kept_guards(self, builder, guards, graph, descriptions)
             _EAR.traced = _traced(graph.tracing_context.traced_code, descriptions)
         except Unkept as e:
-            _EAR.guards, _EAR.reason = None, str(e)
+            _EAR.guards = None
+            _LOG.debug("a trace is not kept: %s", e)
         return b""
 
     convert_frame._compile = compile_frame
