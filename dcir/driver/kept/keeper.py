@@ -127,7 +127,7 @@ class TraceKeeper:
             return code
         return None
 
-    def traced(self, frame: Frame, kept: KeptFrame, notes: Recording, guards: Any) -> None:
+    def traced(self, frame: Frame, kept: KeptFrame, notes: Recording) -> None:
         """Dynamo has traced a frame."""
         address = self._addresses.get(frame.code)
         if address is not None and not notes.reason:
@@ -147,6 +147,9 @@ class TraceKeeper:
             except Unkept as e:
                 _LOG.debug("a trace is not kept: %s", e)
                 done = not pending.notes.trains
+            except Exception as e:  # the call has its results
+                _LOG.debug("a trace cannot be kept: %s: %s", type(e).__name__, e)
+                done = True
             if done or pending.tries == _TRIES:
                 self.pending.remove(pending)
 

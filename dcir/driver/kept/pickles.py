@@ -143,7 +143,7 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _with(cls: type, state: dict[str, Any]) -> Any:
+def _with(cls: Any, state: dict[str, Any]) -> Any:
     made = cls.__new__(cls)
     made.__dict__.update(state)
     return made

@@ -64,8 +64,8 @@ class Keeper(Protocol):
     def found(self, frame: Frame) -> GuardedCode | None:
         """The frame's code from an earlier trace; None if there is none for this call."""
 
-    def traced(self, frame: Frame, kept: KeptFrame, notes: Recording, guards: Any) -> None:
-        """Dynamo has traced a frame that may be kept; ``guards`` are Dynamo's."""
+    def traced(self, frame: Frame, kept: KeptFrame, notes: Recording) -> None:
+        """Dynamo has traced a frame that may be kept."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def again(
         co_names=tuple(new if n == name else n for n in code.co_names), co_name=frame.code.co_name,
         co_qualname=frame.code.co_qualname,
     )  # fmt: skip
-    call = torch._dynamo.disable(graph(), reason="do not trace Dynamo-compiled graph")  # type: ignore[no-untyped-call]
+    call = torch._dynamo.disable(graph(), reason="do not trace Dynamo-compiled graph")
     CleanupManager.instance[code] = [CleanupHook.create(frame.names, new, call)]
     convert_frame.output_codes.add(code)
     return GuardedCode(code, guards, frame.number, f"Torch-Compiled Region: {frame.number}")
@@ -144,11 +144,10 @@ _EAR = _Ear()
 
 @functools.cache
 def _install() -> None:
-    compiled, serialized, built = (
-        convert_frame._compile,
-        CheckFunctionManager.serialize_guards,
-        convert_frame.DynamoOutput.build_guards,
-    )
+    module: Any = convert_frame
+    manager: Any = CheckFunctionManager
+    output = module.DynamoOutput
+    compiled, serialized, built = module._compile, manager.serialize_guards, output.build_guards
 
     @functools.wraps(compiled)
     def compile_frame(
@@ -166,13 +165,9 @@ def _install() -> None:
         try:
             with notes.under_way():
                 result = compiled(code, names, scope, builtins, closure, backend, *rest, **named)
-            guarded = result.guarded_code
-            if guarded is not None and _EAR.guards is not None and hands_on(guarded.code):
-                try:
-                    marshalled = marshal.dumps(guarded.code)
-                except ValueError:
-                    return result
-                keeper.traced(frame, KeptFrame(marshalled, _EAR.guards, _EAR.traced), notes, guarded.guard_manager)
+            kept = _kept(result.guarded_code)
+            if kept is not None:
+                keeper.traced(frame, kept, notes)
             return result
         finally:
             _EAR.descriptions, _EAR.guards = None, None
@@ -189,14 +184,23 @@ def _install() -> None:
         try:
             _EAR.guards = kept_guards(self, builder, guards, graph, descriptions)
             _EAR.traced = _traced(graph.tracing_context.traced_code, descriptions)
-        except Unkept as e:
+        except Exception as e:  # a trace that cannot be kept is as good as any
             _EAR.guards = None
-            _LOG.debug("a trace is not kept: %s", e)
+            _LOG.debug("a trace is not kept: %s: %s", type(e).__name__, e)
         return b""
 
-    convert_frame._compile = compile_frame
-    convert_frame.DynamoOutput.build_guards = build_guards  # type: ignore[method-assign]
-    CheckFunctionManager.serialize_guards = serialize_guards  # type: ignore[method-assign]
+    module._compile, output.build_guards, manager.serialize_guards = compile_frame, build_guards, serialize_guards
+
+
+def _kept(guarded: Any) -> KeptFrame | None:
+    """What Dynamo has just made of a frame; None where it cannot be kept."""
+    guards = _EAR.guards
+    if guarded is None or guards is None or not hands_on(guarded.code):
+        return None
+    try:
+        return KeptFrame(marshal.dumps(guarded.code), guards, _EAR.traced)
+    except ValueError:  # it holds what is no plain constant
+        return None
 
 
 def _keeper_of(backend: Any) -> Keeper | None:

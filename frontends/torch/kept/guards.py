@@ -202,7 +202,8 @@ def _check_sizes(kept: KeptGuards, get: Callable[[Any], Any]) -> None:
 
 def _kind(guard: Any) -> tuple[str, tuple[tuple[str, Any], ...]]:
     """The name of a guard's kind, and its parameters but values, which are looked up again."""
-    create, parameters = guard.create_fn, {}
+    create: Any = guard.create_fn
+    parameters: dict[str, Any] = {}
     if isinstance(create, functools.partial):
         if create.args:
             raise Unkept("a guard of an unknown form")

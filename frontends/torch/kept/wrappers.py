@@ -42,7 +42,8 @@ class KeptWrappers:
 
     def around(self, forward: Call, backward: Call | None) -> Callable[..., Any]:
         """What runs Dynamo's graph through the compiled ones, which take lists of arguments and empty them."""
-        result = GenericAOTAutogradResult(
+        made: Any = GenericAOTAutogradResult  # its types are of what it loads itself
+        result = made(
             compiled_fw=_There(forward), compiled_bw=None if self.behind is None else _Behind(backward, *self.behind),
             aot_joint_graph_str=None, aot_forward_graph_str=None, aot_backward_graph_str=None, min_cut_info_str=None,
             runtime_metadata=self.metadata, dispatch_wrappers=self.wrappers, maybe_subclass_meta=self.classes,
@@ -51,7 +52,7 @@ class KeptWrappers:
         )  # fmt: skip
         context = TracingContext.try_get() or TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
         with tracing(context):
-            whole = result.wrap_post_compile([], self.config, {})  # type: ignore[arg-type]  # nothing of inductor's
+            whole = result.wrap_post_compile([], self.config, {})
 
         def run(*args: Any) -> Any:
             return whole(list(args))
@@ -100,7 +101,8 @@ class listening:
 @functools.cache
 def _install() -> None:
     """Hear what AOTAutograd would put in its cache, which it does where it has one."""
-    inference, autograd = graph_compile._cache_inference_info, graph_compile._cache_autograd_info
+    module: Any = graph_compile
+    inference, autograd = module._cache_inference_info, module._cache_autograd_info
 
     @functools.wraps(inference)
     def of_inference(config: Any, metadata: Any, classes: Any, compiled: Any, text: Any, wrappers: Any) -> Any:
@@ -120,4 +122,4 @@ def _install() -> None:
             )
         return result
 
-    graph_compile._cache_inference_info, graph_compile._cache_autograd_info = of_inference, of_training
+    module._cache_inference_info, module._cache_autograd_info = of_inference, of_training
