@@ -2,7 +2,8 @@
 
 Layout: ``<base>/v1/<kind>/<two letters>/<key><suffix>`` with a seal beside each file (its size and digest).
 A file without a matching seal does not count, so a truncated or half-published file is simply built again.
-Nothing in the cache is ever unpickled, and nothing in it is trusted unless only this user can write there.
+Nothing in it is trusted unless only this user can write there. Libraries are loaded from it, and traces (``driver/kept``) unpickled,
+which is as much; nothing else is unpickled, from here or from anywhere.
 """
 
 from __future__ import annotations
@@ -158,6 +159,38 @@ class Cache:
             rest = [key for key in missing if key not in found]
             found |= self._spare(str(error)).get_or_build_many(kind, rest, suffix, build)
         return found
+
+    def read(self, kind: str, key: str, suffix: str) -> bytes | None:
+        """The content of a key's intact file, or None."""
+        path = self.path_of(kind, key, suffix)
+        return path.read_bytes() if path is not None else None
+
+    def change(self, kind: str, key: str, suffix: str, changed: Callable[[bytes | None], bytes]) -> None:
+        """Put what ``changed`` makes of a key's content in its place; of processes that do so at once each sees what the others did.
+
+        Where nothing can be written nothing happens: it is for what can be made again.
+        """
+        place = self._place(kind, key, suffix)
+        with contextlib.suppress(OSError):
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with lock(self.folder, kind, key + suffix):
+                draft = _draft_of(place)
+                try:
+                    draft.write_bytes(changed(place.read_bytes() if _intact(place) else None))
+                    _publish(draft, place)
+                finally:
+                    draft.unlink(missing_ok=True)
+            if self.bound is not None and published(self.folder, [place.stat().st_size], self.bound):
+                make_room(self.folder, self.ls, self.bound)
+
+    def place_of(self, path: Path) -> tuple[str, str, str] | None:
+        """Kind, key and suffix of a file in it; None for another one."""
+        try:
+            kind, _, name = path.relative_to(self.folder).parts
+        except ValueError:
+            return None
+        key, _, suffix = name.partition(".")
+        return kind, key, "." + suffix
 
     def private_folder(self, name: str) -> Path:
         """A folder inside the cache for files that are kept to be looked at, such as refused sources."""

@@ -70,6 +70,8 @@ class Options:
             their own (``driver/calls/background.py``).
         record_function: Whether torch.profiler sees every kernel of a call, not the call alone. Only the driver is
             compiled anew, and calls that nobody profiles run as without.
+        keep_traces: Whether what PyTorch finds out by tracing is kept in the cache, and used by later processes instead of a new trace,
+            as long as the model's code and all that the trace depended on are the same.
     """
 
     level: int = 4
@@ -95,6 +97,7 @@ class Options:
     streams: int | None = None
     background: bool = False
     record_function: bool = False
+    keep_traces: bool = False
 
     def __post_init__(self) -> None:
         if not _is_int(self.level) or self.level not in LEVELS:
@@ -104,7 +107,7 @@ class Options:
         _check_choice("prepare", self.prepare, PREPARE)
         _check_choice("hint", self.hint, HINTS)
         _check_streams(self.streams, self.hint, self.threads)
-        for name in ("strict", "fused_optimizers", "record_function", "remarks", "background", "history"):
+        for name in ("strict", "fused_optimizers", "record_function", "remarks", "background", "history", "keep_traces"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
         if self.threads is not None and (not _is_int(self.threads) or self.threads < 1):
@@ -184,7 +187,7 @@ class Options:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
         watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
-        watching |= {"hint", "streams", "record_function", "remarks", "background", "history"}
+        watching |= {"hint", "streams", "record_function", "remarks", "background", "history", "keep_traces"}
         watching |= {"skip"} if not self.skip else set()
         parts = (
             f"{field.name}={_stable(frozenset(self.skip) if field.name == 'skip' else getattr(self, field.name))}"

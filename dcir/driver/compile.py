@@ -136,6 +136,7 @@ class Compilation:
             graph, library, self.session.arenas, prepare=self.options.prepare, first_saved=self.context.first_saved,
             on_made=self.session.programs.add, gates=self.context.gates, name=self._call_name,
         )  # fmt: skip
+        self.session.made[made] = self.record, library
         if self.session.later is not None and self.context.kind == "inference":
             made.often = SizesThatComeOften(graph.values, made.replace, lambda v: self._at(gm, v), self.session.later)
         return made
@@ -304,7 +305,7 @@ class Compilation:
     def _backward(self, done: Imported) -> Call:
         """A backward's program; its code can wait for the first call, but its forward must know now where to put what it keeps."""
         gates = self.context.gates if self.session.watch is None else None
-        call: Call = _Late(lambda: self._program(done)[0]) if gates is None else self._gated(done, gates)
+        call: Call = Late(lambda: self._program(done)[0]) if gates is None else self._gated(done, gates)
         blocks, forward = backward_blocks(done.network), self.context.forward
         if blocks is None:
             return call
@@ -319,7 +320,7 @@ class Compilation:
             program = self._program(done, in_parts=True)[1]
             return lambda args: run_through(gates, program, args)
 
-        return _Late(made)
+        return Late(made)
 
     def _program(self, done: Imported, *, in_parts: bool = False) -> tuple[Call, Program]:
         """What runs a rewritten graph: what is called, and the program itself."""
@@ -329,6 +330,7 @@ class Compilation:
         program = self.target.load(done, library, self.session.arenas, prepare=self.options.prepare)
         program.name = self._call_name
         self.session.programs.add(program)
+        self.session.made[program] = self.record, library
         watch = self.session.watch
         call = program if watch is None else watch(self.record.kind, done, library, program)
         self._clock.lap("load")
@@ -474,22 +476,26 @@ def _work(net: Network) -> list[tuple[int, int]]:
     return [(op.spec.operations(), net.moved_by(op)) for op in net.ops() if op not in prepared]
 
 
-class _Late:
-    """A program that is made when it is first called."""
+class Late:
+    """A program that is made when it is first called.
+
+    Attributes:
+        program: None as long as it was not.
+    """
 
     def __init__(self, make: Callable[[], Call]) -> None:
         self._make: Callable[[], Call] | None = make
-        self._program: Call | None = None
+        self.program: Call | None = None
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        return (self._program or self._made())(args)
+        return (self.program or self._made())(args)
 
     def _made(self) -> Call:
         with _COMPILING, _uncollected():
             if self._make is not None:
-                self._program, self._make = self._make(), None
-            assert self._program is not None
-            return self._program
+                self.program, self._make = self._make(), None
+            assert self.program is not None
+            return self.program
 
 
 @contextlib.contextmanager

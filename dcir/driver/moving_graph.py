@@ -59,6 +59,7 @@ class MovingGraph:
         outputs: as in ``Imported``; a literal may be a ``Polynomial``.
         bounds: the values that each size of the graph may have, those that do not move included.
         axes: of each symbol what the network has of it, where that is not the symbol itself.
+        free: numbers of the network's results that passes were free to lay out.
     """
 
     network: MovingNetwork
@@ -73,6 +74,7 @@ class MovingGraph:
     outputs: tuple[tuple[str, Any], ...]
     bounds: tuple[Bounds, ...]
     axes: tuple[Axis, ...] = ()
+    free: frozenset[int] = frozenset()
 
     def sizes(self, values: Sequence[int]) -> dict[str, int] | None:
         """The sizes of the network for values of the symbols; None if it is not for these."""
@@ -101,11 +103,10 @@ class MovingGraph:
         given = {head: bounds.high for head, bounds in zip(self.first.values(), self.bounds, strict=True)}
         given |= {self.first[name]: value for name, value in values.items() if name in self.first}
         sizes = self._parts([given[name] for name in self.symbols])
-        free = self.widest.network.free
         return {
             number: fixed(self.network.results[value].strides, sizes)
             for number, (kind, value) in enumerate(self.outputs)
-            if kind == "result" and value in free
+            if kind == "result" and value in self.free
         }
 
 
@@ -351,4 +352,5 @@ def _joined(
     return MovingGraph(
         found, done, widest.operators, widest.bytes_before, widest.passes, moving.first, tuple(names), {n: where[n] for n in names},
         done.constants, outputs, tuple(bounds[moving.first[n]] for n in moving.bounds), axes.axes if axes is not None else (),
+        frozenset(done.network.free),
     )  # fmt: skip

@@ -68,9 +68,20 @@ class MovingProgram:
         self._info = program_info(graph.widest, library)
         net = graph.network
         self._containers = [net.containers[name] for name in buffer_numbers(net.widest)]
-        self._buffers = SizedBuffers(_hidden(self._info, first_saved))
+        self._unseen = _hidden(self._info, first_saved)
+        self._buffers = SizedBuffers(self._unseen)
         self._first: Program | None = None
         self.often: SizesThatComeOften | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process can use: nothing that belongs to a call, nor memory."""
+        gone: dict[str, Any] = {"_lock": None, "_buffers": None, "_first": None, "shortcuts": None, "often": None}
+        return self.__dict__ | {"_kept": {}, "_own": {}} | gone
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock, self._buffers = threading.Lock(), SizedBuffers(self._unseen)
+        self.shortcuts = weakref.WeakSet()
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run a call of any sizes within the bounds."""

@@ -27,6 +27,7 @@ from dcir.driver.calls.lazy_modules import initialised_first
 from dcir.driver.calls.submissions import Submissions, as_a_stream, with_streams
 from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
+from dcir.driver.kept.keeper import TraceKeeper
 from dcir.driver.limit import limited
 from dcir.driver.session import Session
 from dcir.driver.targets.of_device import reading_device, tensors_of, with_target
@@ -38,6 +39,7 @@ from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.admission import named_refusals
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.guards.quick import QuickGuards
+from dcir.frontends.torch.kept.frames import keeps_traces
 from dcir.frontends.torch.lifetime import BorrowedBackend, drop_compiled_with
 from dcir.frontends.torch.shapes.all_sizes import AllSizes
 from dcir.frontends.torch.shapes.size_one import OneAmongSizes
@@ -303,6 +305,9 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     )
     quick = QuickGuards(backend)
     borrowed = keeps_graphs_whole(BorrowedBackend(quick.backend))
+    keeper = TraceKeeper(session, quick, borrowed)
+    if session.options.keep_traces:
+        keeps_traces(borrowed, keeper)
     if isinstance(fn, FunctionType):
         drop_compiled_with(fn, borrowed)
     call = torch.compile(  # type: ignore[call-overload]  # its stub lacks the last two
@@ -315,20 +320,22 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     )
     name = fn.__code__.co_name if isinstance(fn, FunctionType) else getattr(fn, "__name__", "")
 
+    once = keeper.retried(call)
     one = OneAmongSizes(on=session.options.dynamic is not False)
     all_sizes = AllSizes(on=session.options.dynamic is True)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         frames = counters["frames"]["total"]
+        compiled = call if is_dynamo_compiling() else once
         try:
             with calls.call(args, kwargs), coverage.call(name), seldom_collected(), all_sizes.tracing():
                 try:
                     with one.tracing(args, kwargs):
-                        return call(*args, **kwargs)
+                        return compiled(*args, **kwargs)
                 except (TorchRuntimeError, Unsupported):
                     if not one.failed(frames):
                         raise
-                return call(*args, **kwargs)
+                return compiled(*args, **kwargs)
         except BackendCompilerFailed as e:
             if isinstance(e.inner_exception, DcirError):
                 raise e.inner_exception from None
@@ -336,5 +343,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
         finally:
             if quick.pending:
                 quick.end()
+            if keeper.pending and not is_dynamo_compiling():
+                keeper.settle()
 
     return run

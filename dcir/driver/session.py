@@ -68,6 +68,7 @@ class Session:
         streams: how its calls share the processors, where several run at once.
         keeper: keeps of every graph what is to be looked at later.
         without_code: whether graphs are only rewritten and planned, and then run by torch.
+        made: of a program, or programs for all sizes, what became of its graph, and its library.
     """
 
     options: Options
@@ -84,6 +85,7 @@ class Session:
     streams: StreamNumber | None = None
     keeper: Keeper | None = None
     without_code: bool = False
+    made: weakref.WeakKeyDictionary[Any, tuple[GraphRecord, Library]] = field(default_factory=weakref.WeakKeyDictionary)
 
     def __post_init__(self) -> None:
         if self.options.skip:

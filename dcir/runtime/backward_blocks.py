@@ -32,11 +32,16 @@ class BackwardBlocks:
     ) -> None:
         self.arguments, self.buffers = dict(arguments), dict(buffers)
         self._sizes = tuple(sizes)
+        # What tells of it in another process, where it has blocks of its own.
+        self._made_of = tuple(sizes), dict(arguments), dict(buffers)
         self._pools = [BufferPool((n,), (1,), torch.uint8, in_huge_pages) for n in sizes]
         # Per block the arguments in it, each with its offset.
         self._members: list[list[tuple[int, int]]] = [[] for _ in sizes]
         for number, (block, offset) in sorted(arguments.items()):
             self._members[block].append((number, offset))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made_of
 
     def take(self) -> list[torch.Tensor]:
         """Blocks that nobody else holds; their contents are undefined."""

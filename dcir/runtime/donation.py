@@ -34,25 +34,49 @@ class Donation:
 
     def forward(self, call: Call) -> Call:
         """``call``, watched for hooks on what it returns."""
-
-        def watched(args: list[Any]) -> list[Any]:
-            if _HOOKS(True) is not None:
-                self.hooked = True
-            return call(args)
-
-        return watched
+        return _Watched(self, call)
 
     def backward(self, call: Call, blocks: BackwardBlocks) -> Call:
         """``call``, whose arguments lie in ``blocks`` from now on, and are copied there where others may need them, or the memory
         next to them, afterwards."""
         self._place(blocks)
-        numbers = sorted(blocks.arguments)
+        return _Spared(self, call, blocks)
 
-        def spared(args: list[Any]) -> list[Any]:
-            # With many references, somebody looks at the node's saved tensors.
-            shown = self.hooked or _KEEPS_GRAPH() or any(sys.getrefcount(args[i]) > _REFERENCES for i in numbers)
-            if shown or not blocks.hold(args):
-                blocks.copy_in(args)
-            return call(args)
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process has to know, which has seen no hook."""
+        return {"hooked": False, "_place": self._place}
 
-        return spared
+
+class _Watched:
+    """A forward whose results somebody may have hooks on."""
+
+    def __init__(self, donation: Donation, call: Call) -> None:
+        self._donation, self._call = donation, call
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        if _HOOKS(True) is not None:
+            self._donation.hooked = True
+        return self._call(args)
+
+
+class _Spared:
+    """A backward that overwrites its arguments, or copies of them."""
+
+    def __init__(self, donation: Donation, call: Call, blocks: BackwardBlocks) -> None:
+        self._donation, self._call, self._blocks = donation, call, blocks
+        self._numbers = sorted(blocks.arguments)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        # With many references, somebody looks at the node's saved tensors.
+        shown = (
+            self._donation.hooked
+            or _KEEPS_GRAPH()
+            or any(sys.getrefcount(args[i]) > _REFERENCES for i in self._numbers)
+        )
+        if shown or not self._blocks.hold(args):
+            self._blocks.copy_in(args)
+        return self._call(args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Whoever makes it anew tells the forward where its results belong.
+        return Donation.backward, (self._donation, self._call, self._blocks)

@@ -19,7 +19,7 @@ from dcir.errors import Unsupported
 from dcir.frontends.torch.admission import check_graph, of_unknown_size
 from dcir.frontends.torch.arguments import lazy_places, without_classes
 from dcir.frontends.torch.as_eager import decomposed_as_eager
-from dcir.frontends.torch.as_laid_out import as_laid_out, laid_out
+from dcir.frontends.torch.as_laid_out import laid_out
 from dcir.frontends.torch.constant_sizes import constant_sizes
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, Sizes
 from dcir.frontends.torch.decompose import decompositions
@@ -27,6 +27,7 @@ from dcir.frontends.torch.forward_and_backward import donated, first_read, lay_o
 from dcir.frontends.torch.gates import gates_of_call
 from dcir.frontends.torch.gpu_forms import gpu_forms
 from dcir.frontends.torch.importer import import_graph
+from dcir.frontends.torch.kept.recording import KeptGraph, recording
 from dcir.frontends.torch.late_graph import LateGraph
 from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
 from dcir.frontends.torch.overlapping_inputs import Overlaps
@@ -40,7 +41,7 @@ from dcir.frontends.torch.shapes.conditions import OneSize, asked_sizes
 from dcir.frontends.torch.shapes.moving_sizes import Later, Moving, MovingSizes, Programs
 from dcir.frontends.torch.shapes.size_one import hold_for_one, set_one_apart
 from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes, trains
-from dcir.frontends.torch.tape import boxed, choosing
+from dcir.frontends.torch.tape import choosing
 from dcir.frontends.torch.wrappers import inline_marked
 from dcir.frontends.torch.written_inputs import WrittenElsewhere, forget_marks, updates_at_the_end
 from dcir.ir.refusal import Refusal
@@ -52,6 +53,11 @@ _NUMBERS = itertools.count()
 _AS_WRITTEN = torch._functorch.config.patch(cse=False)
 # The first forward writes what it keeps to where its backward wants it.
 _BOTH_AT_ONCE = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
+
+
+def new_pair() -> int:
+    """A number that a forward and its backward have in common, and no others."""
+    return next(_NUMBERS)
 
 
 # (reason, place in the user's program) of a graph break
@@ -84,25 +90,37 @@ def dynamo_backend(
     """
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        notes = recording()
+        notes.begin()
+        if any(isinstance(_attribute(gm, node), torch.Tensor) for node in gm.graph.find_nodes(op="get_attr")):
+            notes.refuse("the graph holds tensors of its own")
         ended = getattr(gm, "compile_subgraph_reason", None)
         breaks = ended is not None and ended.graph_break
         hold_for_one(gm, breaks=breaks)
+        if breaks:
+            notes.refuse("the graph breaks")
         if on_break is not None and ended is not None and breaks:
             on_break(*break_text(ended))
         reason = check_graph(gm, inputs) or of_unknown_size(gm)
         if reason is not None:
+            notes.refuse(reason)
             if on_plain is not None:
                 on_plain(reason)
             return gm
         inline_marked(gm)
         lower_layers(gm)
-        return without_classes(compiled(gm, example_inputs), gm)
+        made = compiled(gm, example_inputs)
+        plain = without_classes(made, gm)
+        if plain is not made:
+            notes.refuse("arguments are of subclasses")
+        return plain
 
     def compiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # Dynamo forgets what its inputs are once this returns.
         forget_marks(gm)
         settled = not any(map(_is_written_uncounted, gm.graph.find_nodes(op="placeholder")))
         overlaps = Overlaps(gm, on_plain)
+        recording().overlaps(overlaps)
         if any(_is_symbolic(x) for x in example_inputs):
 
             def specialised(
@@ -126,6 +144,7 @@ def dynamo_backend(
                 strict=strict,
                 own_first=own_first,
             )
+            recording().sizes(by_size)
             if overlaps.traced:
                 by_size.moving = Refusal("inputs lie in each other, and some are written")
             elif not by_size.only_batch:
@@ -143,6 +162,13 @@ def dynamo_backend(
         return overlaps.chosen(gm, at_once, example_inputs)
 
     return backend
+
+
+def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
+    value: Any = gm
+    for name in str(node.target).split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 def break_text(ended: Any) -> tuple[str, str]:
@@ -197,7 +223,7 @@ class _Tracing:
         in_place: bool,
     ) -> None:
         self._compile_graph, self._limited = compile_graph, limited
-        self._base = replace(context, pair=next(_NUMBERS))
+        self._base = replace(context, pair=new_pair())
         self._settled, self._in_place, self._overlaps = settled, in_place, overlaps
         self._partition: Partition | None = None
         self._forward: CompiledGraph | None = None
@@ -209,6 +235,10 @@ class _Tracing:
         Raises:
             WrittenElsewhere: the graph cannot write the inputs that change.
         """
+        notes = recording()
+        notes.trace()
+        if self._gates is not None:
+            notes.refuse("gradients pass gates")
         # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
         known = TracingContext.try_get() is not None
         context = contextlib.nullcontext() if known else tracing(TracingContext(constant_sizes(gm)))
@@ -236,12 +266,15 @@ class _Tracing:
             if kind == "backward":
                 lay_out(graph, examples)
             compiled = self._compile_graph(graph, self._context(kind, updates))
-            if kind == "backward" and not isinstance(compiled.call, LateGraph):
-                compiled = replace(compiled, call=as_laid_out(compiled.call, laid_out(examples)))
+            settled = kind == "backward" and not isinstance(compiled.call, LateGraph)
             if kind == "forward":
                 report_strides(compiled.strides)
                 self._forward = compiled
-            return boxed(compiled.call, lazy_places(graph), tuple(updates.values()))
+            made = KeptGraph(
+                compiled.call, lazy_places(graph), tuple(updates.values()), laid_out(examples) if settled else {}
+            )
+            recording().graph(kind, made)
+            return made.boxed()
 
         return run
 

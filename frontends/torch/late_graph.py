@@ -23,6 +23,10 @@ class LateGraph:
         self.graph, self.context = graph, context
         self.program: Callable[[list[Any]], list[Any]] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process can run."""
+        return {"program": self.program}
+
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run the graph."""
         assert self.program is not None

@@ -37,7 +37,11 @@ class BorrowedBackend:
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         method = self._method()
         assert method is not None, "whoever compiles is in a call of the owner's"
-        lent = _Lent(method(gm, example_inputs))
+        return self.lend(method(gm, example_inputs))
+
+    def lend(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled graph for Dynamo, which can be taken back."""
+        lent = _Lent(compiled)
         self._lent.add(lent)
 
         def run(*args: Any) -> Any:

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import dcir
 from dcir.errors import (
@@ -211,6 +212,16 @@ def background(tmp_path: Any) -> None:
     assert not fast.dcir.session.graphs
 
 
+def keep_traces(tmp_path: Any) -> None:
+    def graphs_traced() -> int:
+        counters.clear()
+        made(Net().eval(), keep_traces=True)
+        return int(counters["stats"]["unique_graphs"])
+
+    with mock.patch.dict("os.environ", {"DCIR_CACHE_DIR": str(tmp_path)}):
+        assert [graphs_traced(), graphs_traced()] == [1, 0]
+
+
 def remarks(tmp_path: Any) -> None:
     assert len(made(remarks=True)[0].dcir.remarks()) > 0
     with pytest.raises(OptionError):
@@ -236,7 +247,7 @@ EFFECTS = {
     for f in (
         level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, schedule, debug_dir, memory_limit, precision,
         fused_optimizers, tune, prepare, hint, streams, record_function, remarks, skip, background,
-        history,
+        history, keep_traces,
     )
 }  # fmt: skip
 

@@ -12,7 +12,6 @@ import torch
 
 from dcir.driver.moving_program import MOST_KEPT, MovingProgram
 from dcir.frontends.torch.late_graph import LateGraph
-from dcir.frontends.torch.shapes.given_sizes import tensor_places
 from dcir.frontends.torch.shapes.moving_sizes import MovingSizes
 from dcir.frontends.torch.tape import Taped
 from dcir.runtime.program import Fixed, Program
@@ -32,7 +31,7 @@ class SizedRun:
 
     def __init__(self, sizes: MovingSizes, moving: MovingProgram, taped: Taped) -> None:
         self._sizes, self._moving, self._inputs = sizes, moving, taped.inputs
-        self._places = tensor_places(sizes.gm)
+        self._places = sizes.tensor_places
         self._key = moving.key(taped.inputs)
         self.program = moving.at(self._key)
 

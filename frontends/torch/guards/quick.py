@@ -37,6 +37,11 @@ class QuickGuards:
 
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The backend; guards are built after it."""
+        self.begin()
+        return self._backend(gm, example_inputs)
+
+    def begin(self) -> None:
+        """Turn the settings on: guards are about to be built."""
         with _LOCK:
             if not self.pending:
                 self.pending = True
@@ -44,7 +49,6 @@ class QuickGuards:
                     QuickGuards._before = {name: getattr(config, name) for name in _KNOWN}
                 QuickGuards._users += 1
                 _set(_KNOWN)
-        return self._backend(gm, example_inputs)
 
     def end(self) -> None:
         """The settings as they were, once nobody compiles."""

@@ -38,6 +38,10 @@ class Conditions:
                 self._all = [(g, sorted(g.free_symbols, key=str)) for g in asked]
                 break
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The conditions, not what was asked of them."""
+        return self.__dict__ | {"_known": {}}
+
     def unmet(self, values: Mapping[str, int]) -> str:
         """One that does not hold for some values of the sizes; empty if all do.
 

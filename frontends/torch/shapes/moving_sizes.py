@@ -17,7 +17,7 @@ from dcir.frontends.torch.as_laid_out import Laid, as_laid_out
 from dcir.frontends.torch.context import CompileGraph, GraphContext, LayoutsAt, OtherBounds
 from dcir.frontends.torch.late_graph import in_torch
 from dcir.frontends.torch.shapes.conditions import Conditions
-from dcir.frontends.torch.shapes.given_sizes import Given, places, symbols, values_at
+from dcir.frontends.torch.shapes.given_sizes import places, symbols, tensor_places, values_at
 from dcir.ir.sizes import Bounds
 from dcir.ops.analysis.size_axes import MOST_AXES
 
@@ -100,7 +100,9 @@ class Programs:
     def __init__(
         self, gm: fx.GraphModule, context: GraphContext, compile_graph: CompileGraph, names: Mapping[str, str]
     ) -> None:
-        self.gm, self.places, self._compile = gm, places(gm), compile_graph
+        self.gm: fx.GraphModule | None = gm
+        self.places, self.tensor_places, self._compile = places(gm), tensor_places(gm), compile_graph
+        self._arguments = _forms(gm)
         self._context = replace(context, bound_names=tuple(names.get(s, s) for s in self.places))
         self._known: dict[tuple[int, ...], Call] = {}
         self._layouts: dict[Call, LayoutsAt] = {}
@@ -131,12 +133,12 @@ class Programs:
 
     def _laid(self, values: Mapping[str, int], strides: Mapping[int, tuple[int, ...]]) -> dict[int, Laid]:
         """How the program expects its arguments: those of its forward as that leaves them, the rest as in the trace."""
-        given = Given(values)
-        arguments = [node.meta.get("val") for node in self.gm.graph.find_nodes(op="placeholder")]
+
+        def given(numbers: Sequence[Any]) -> tuple[int, ...]:
+            return tuple([_at(n, values) for n in numbers])
+
         return {
-            i: Laid(v.dtype, given(tuple(v.shape)), strides.get(i) or given(tuple(v.stride())))
-            for i, v in enumerate(arguments)
-            if isinstance(v, torch.Tensor)
+            i: Laid(t, given(shape), strides.get(i) or given(own)) for i, (t, shape, own) in self._arguments.items()
         }
 
     def wanted(self, values: Mapping[str, int]) -> Call:
@@ -170,17 +172,38 @@ class Programs:
             OtherBounds: there is none for these.
             Unsupported: there is none.
         """
+        if self.gm is None:
+            raise NoProgramForSizes("a kept trace has no graph to compile")
         bounds, same = span.of(list(self.places))
         context = replace(self._context, bounds=bounds, same=same, settle=settle)
         if layouts is not None:
-            first, laid = context.first_read, layouts
-            context = replace(context, layouts=lambda values: {i - first: s for i, s in laid(values).items()})
+            context = replace(context, layouts=_Behind(context.first_read, layouts))
         made = self._compile(self.gm, context)
         if context.layouts is not None:
             self._layouts[made.call] = context.layouts
         return made.call, Span(
             dict(zip(self.places, made.bounds, strict=True)), {name: span.first[name] for name in self.places}
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What other processes can use: the programs there are, not what makes more."""
+        return self.__dict__ | {"gm": None, "_compile": None, "_context": None, "_known": {}}
+
+
+@dataclass(frozen=True)
+class _Behind:
+    """How the arguments of a backward lie, from how the results of its forward do.
+
+    Attributes:
+        first: number of the forward's result that is the first argument, or would be.
+        laid: of the forward.
+    """
+
+    first: int
+    laid: LayoutsAt
+
+    def __call__(self, values: Mapping[str, int]) -> dict[int, tuple[int, ...]]:
+        return {i - self.first: strides for i, strides in self.laid(values).items()}
 
 
 class MovingSizes(Programs):
@@ -208,6 +231,10 @@ class MovingSizes(Programs):
         self._limits, self._rows, self._together = _limits(gm), _rows_of_products(gm), _sizes_of_tensors(gm)
         self.refused: set[tuple[tuple[Bounds, ...], tuple[int, ...]]] = set()
         self.reason, self.hopeless, self.in_torch = "", False, 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As of any programs."""
+        return super().__getstate__() | {"_later": None, "_under_way": False, "_failed": None}
 
     def values(self, args: Sequence[Any]) -> dict[str, int]:
         """Those of the graph's symbols in a list of arguments."""
@@ -267,6 +294,7 @@ class MovingSizes(Programs):
         self._under_way = False
 
     def _by_torch(self, args: list[Any]) -> list[Any]:
+        assert self.gm is not None, "who compiles has the graph"
         self.in_torch += 1
         return in_torch(self.gm, args)
 
@@ -404,6 +432,7 @@ class Moving:
 
     def __init__(self, sizes: MovingSizes, whole: Callable[..., Any]) -> None:
         self._sizes, self._whole = sizes, whole
+        assert sizes.gm is not None, "who traces has the graph"
         convolves = sizes.gm.graph.find_nodes(op="call_function", target=_CONVOLUTION)
         self.own_first = _OWN_FIRST if convolves and sizes.backward is not None else 0
 
@@ -416,6 +445,11 @@ class Moving:
         return self._whole(*args)
 
     @property
+    def programs(self) -> int:
+        """How many there are so far."""
+        return len(self._sizes.made)
+
+    @property
     def reason(self) -> str:
         """Why there was no program when it was last looked for."""
         return self._sizes.reason
@@ -424,6 +458,16 @@ class Moving:
     def hopeless(self) -> bool:
         """Whether there is no program, and nothing more is tried."""
         return self._sizes.hopeless and not self._sizes.made
+
+
+def _forms(gm: fx.GraphModule) -> dict[int, tuple[torch.dtype, tuple[Any, ...], tuple[Any, ...]]]:
+    """Type, shape and strides of the tensors among the arguments, by number; what moves as an expression."""
+
+    def numbers(of: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple([n.node.expr if isinstance(n, torch.SymInt) else n for n in of])
+
+    values = enumerate(node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
+    return {i: (v.dtype, numbers(v.shape), numbers(v.stride())) for i, v in values if isinstance(v, torch.Tensor)}
 
 
 def _rows_of_products(gm: fx.GraphModule) -> list[Any]:

@@ -1,0 +1,200 @@
+"""Compiled graphs as bytes in dcir's cache, and back: libraries by their keys there, programs by what calls them.
+
+What belongs to a process is left out and put in again: scratch memory, loaded libraries, who knows of the programs. What a program was made
+of is left out for good: networks, graphs, what compiles.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from dcir.cache import Cache
+from dcir.codegen.compile import Library
+from dcir.driver.assemble import calls_into_torch
+from dcir.driver.compile import Late
+from dcir.driver.moving_graph import MovingGraph
+from dcir.driver.moving_program import MovingProgram
+from dcir.driver.record import GraphRecord
+from dcir.driver.session import Session
+from dcir.frontends.torch.capture import new_pair
+from dcir.frontends.torch.kept.descriptions import Unkept
+from dcir.frontends.torch.kept.recording import KeptCall
+from dcir.ir.moving_network import MovingNetwork
+from dcir.ir.network import Network
+from dcir.runtime.program import Program
+
+_MOST_BYTES = 1 << 22
+"""Of a constant: a larger one would make every start read it."""
+
+
+def to_bytes(kept: KeptCall, session: Session, cache: Cache) -> bytes:
+    """A graph's compiled form.
+
+    Raises:
+        Unkept: something in it cannot be kept, or is not there yet.
+    """
+    out = io.BytesIO()
+    try:
+        _Pickler(out, session, cache).dump(kept)
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError, NotImplementedError) as e:
+        raise Unkept(f"it cannot be written: {e}") from e
+    return out.getvalue()
+
+
+def from_bytes(data: bytes, session: Session, cache: Cache) -> KeptCall:
+    """A graph's compiled form, from what this user's ``to_bytes`` made: the bytes are trusted.
+
+    Raises:
+        Unkept: a library is gone.
+    """
+    reader = _Unpickler(io.BytesIO(data), session, cache)
+    found = reader.load()
+    assert isinstance(found, KeptCall)
+    return found
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, out: io.BytesIO, session: Session, cache: Cache) -> None:
+        super().__init__(out, protocol=5)
+        self._session, self._cache = session, cache
+
+    def persistent_id(self, value: Any) -> Any:
+        """What is found again in another process by its name."""
+        session = self._session
+        named = (("session", session), ("arenas", session.arenas), ("programs", session.programs))
+        name = next((name for name, known in named if value is known), None)
+        if name is not None:
+            return (name,)
+        if isinstance(value, Path):
+            place = self._cache.place_of(value)
+            if place is None:
+                raise Unkept("a library is not in the cache")
+            return ("file", *place)
+        return None
+
+    def reducer_override(self, value: Any) -> Any:
+        """What another process needs of a value; raises ``Unkept`` of what it cannot have."""
+        if isinstance(value, Late):
+            if value.program is None:
+                raise Unkept("a backward is not compiled yet")
+            return _itself, (value.program,)
+        if isinstance(value, Program):
+            return self._program(value)
+        if isinstance(value, MovingProgram):
+            record, _ = self._made(value)
+            return _moving_program, (self._session, value.__getstate__(), record)
+        if isinstance(value, Library):
+            return _with, (Library, vars(_reduced(value)))
+        if isinstance(value, MovingGraph):
+            return _with, (MovingGraph, {**vars(value), "widest": None, "passes": []})
+        if isinstance(value, MovingNetwork):
+            return _with, (MovingNetwork, {**vars(value), "widest": None, "operators": {}, "samples": ()})
+        if isinstance(value, torch.Tensor):
+            plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout is torch.strided
+            if not plain or value.requires_grad or value.untyped_storage().nbytes() > _MOST_BYTES:
+                raise Unkept("it holds a tensor that is large, or none of the CPU's")
+        if isinstance(value, fx.Node | fx.Graph | fx.GraphModule | torch.nn.Module | Network | torch.SymInt):
+            raise Unkept(f"it holds a {type(value).__name__}")
+        return NotImplemented
+
+    def _made(self, program: Any) -> tuple[GraphRecord, Library]:
+        found = self._session.made.get(program)
+        if found is None:
+            raise Unkept("of a program nothing is known")
+        record, library = found
+        return replace(record, seconds={}, generated=0, work=list(record.work)), library
+
+    def _program(self, program: Program) -> Any:
+        record, library = self._made(program)
+        if program.info.kept:
+            raise Unkept("an operator calls a graph")
+        info = replace(program.info, callbacks={})
+        return _program, (
+            self._session, library, info, program.constants, program.preparation.policy, program.name, record,
+        )  # fmt: skip
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, source: io.BytesIO, session: Session, cache: Cache) -> None:
+        super().__init__(source)
+        self._session, self._cache = session, cache
+
+    def persistent_load(self, pid: Any) -> Any:
+        """What ``persistent_id`` named."""
+        name, *place = pid
+        if name != "file":
+            session = self._session
+            return {"session": session, "arenas": session.arenas, "programs": session.programs}[name]
+        path = self._cache.path_of(*place)
+        if path is None:
+            raise Unkept("a library is gone from the cache")
+        return path
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _with(cls: Any, state: dict[str, Any]) -> Any:
+    made = cls.__new__(cls)
+    made.__dict__.update(state)
+    return made
+
+
+def _reduced(library: Library) -> Library:
+    """What calls need of a library."""
+    return replace(
+        library, origins=[], steps=(), tuned={}, schedules={}, jobs={}, came_from={}, slots={}, compiled=0
+    )  # fmt: skip
+
+
+def _program(
+    session: Session, library: Library, info: Any, constants: list[torch.Tensor], policy: str, name: str, record: GraphRecord
+) -> Program:  # fmt: skip
+    info = replace(info, callbacks=calls_into_torch(library))
+    made = Program(library.path, info, constants, session.arenas, prepare=policy)
+    made.name = name
+    session.programs.add(made)
+    session.made[made] = record, library
+    return made
+
+
+def _moving_program(session: Session, state: dict[str, Any], record: GraphRecord) -> MovingProgram:
+    made = MovingProgram.__new__(MovingProgram)
+    made.__setstate__(state)
+    session.made[made] = record, made.library
+    return made
+
+
+def tell(session: Session, kept: KeptCall, add: Callable[[GraphRecord], None]) -> None:
+    """Have ``add`` hear of what became of the graphs, as if they were compiled now."""
+    pair = new_pair()
+    for program in _programs(kept):
+        if program in session.made:
+            record, library = session.made[program]
+            told = replace(record, together=pair)
+            session.made[program] = told, library
+            add(told)
+
+
+def _programs(kept: KeptCall) -> list[Any]:
+    """The programs in a graph's compiled form."""
+    found: list[Any] = []
+    pending: list[Any] = [graph.call for graph in kept.graphs.values()]
+    while pending:
+        value = pending.pop(0)
+        if isinstance(value, Program | MovingProgram):
+            found.append(value)
+            continue
+        inner = (getattr(value, name, None) for name in ("program", "_call"))
+        pending += [v for v in inner if v is not None]
+        pending += [call for _, call in getattr(value, "made", ())]
+    return found

@@ -1,0 +1,184 @@
+"""What is noted of a frame while it is traced, so that its trace can be kept: compiled graphs, and what AOTAutograd puts around them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dcir.frontends.torch.as_laid_out import Laid, as_laid_out
+from dcir.frontends.torch.kept.descriptions import Unkept
+from dcir.frontends.torch.kept.wrappers import KeptWrappers, listening
+from dcir.frontends.torch.overlapping_inputs import Overlaps, overlap
+from dcir.frontends.torch.shapes.moving_sizes import Moving, NoProgramForSizes
+from dcir.frontends.torch.tape import boxed, choosing
+
+if TYPE_CHECKING:
+    from dcir.frontends.torch.shapes.specialize_shapes import BySize
+
+Call = Callable[[list[Any]], list[Any]]
+
+
+class TracesAgain(Exception):
+    """A kept trace has no program for a call: it is to be forgotten, and the call to be made again. Nothing has run yet."""
+
+
+class KeptGraph(NamedTuple):
+    """A compiled graph, and how AOTAutograd is to call it: see ``tape.boxed`` and ``as_laid_out``."""
+
+    call: Call
+    lazy: tuple[int, ...]
+    written: tuple[int, ...]
+    laid: dict[int, Laid]
+
+    def boxed(self) -> Call:
+        """The graph as AOTAutograd calls it."""
+        return boxed(as_laid_out(self.call, self.laid) if self.laid else self.call, self.lazy, self.written)
+
+
+@dataclass(frozen=True)
+class KeptCall:
+    """What Dynamo's graph became.
+
+    Attributes:
+        wrappers: AOTAutograd's findings.
+        graphs: its graphs by their kind: "inference", or "forward" and "backward".
+        apart: whether inputs must not lie in each other.
+        moving: whether the graphs are for all sizes.
+    """
+
+    wrappers: KeptWrappers
+    graphs: dict[str, KeptGraph]
+    apart: bool
+    moving: bool
+
+    def runs(self, missed: Callable[[str], None]) -> Callable[..., Any]:
+        """The graph as Dynamo calls it; ``missed`` hears why there is nothing to run for a call, which then ends in ``TracesAgain``."""
+        first = self.graphs.get("forward") or self.graphs["inference"]
+        behind = self.graphs.get("backward")
+        whole = self.wrappers.around(first.boxed(), None if behind is None else behind.boxed())
+        if not self.apart and not self.moving:
+            return whole
+        return choosing(_Again(whole, missed, apart=self.apart))
+
+
+class _Again:
+    """A kept graph that there may be no program of for a call."""
+
+    def __init__(self, whole: Callable[..., Any], missed: Callable[[str], None], *, apart: bool) -> None:
+        self._whole, self._missed, self._apart = whole, missed, apart
+
+    def __call__(self, *args: Any) -> Any:
+        if self._apart and overlap(args):
+            self._missed("inputs share memory, of which some are written")
+            raise TracesAgain
+        try:
+            return self._whole(*args)
+        except NoProgramForSizes as e:
+            self._missed(str(e))
+            raise TracesAgain from e
+
+
+class Recording:
+    """Notes on one frame that Dynamo traces.
+
+    Attributes:
+        reason: why its trace cannot be kept; empty while it can.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._heard: list[KeptWrappers] = []
+        self._graphs: dict[str, KeptGraph] = {}
+        self._overlaps: Overlaps | None = None
+        self._by_size: BySize | None = None
+        self._backends = 0
+
+    def begin(self) -> None:
+        """A graph of Dynamo's comes to the backend; if it is not the first one, Dynamo traces anew, or the frame has several."""
+        self._backends += 1
+        self._graphs, self._overlaps, self._by_size = {}, None, None
+        self._heard.clear()
+
+    def refuse(self, reason: str) -> None:
+        """Its trace is not to be kept."""
+        self.reason = self.reason or reason
+
+    def trace(self) -> None:
+        """AOTAutograd begins to trace; what it found before is of no use."""
+        self._graphs = {}
+        self._heard.clear()
+
+    def graph(self, kind: str, graph: KeptGraph) -> None:
+        """A graph is compiled."""
+        self._graphs[kind] = graph
+
+    def overlaps(self, found: Overlaps) -> None:
+        """Whether inputs lie in each other."""
+        self._overlaps = found
+
+    def sizes(self, found: BySize) -> None:
+        """The graph has symbolic sizes."""
+        self._by_size = found
+
+    @property
+    def programs(self) -> int:
+        """How many programs there are so far; more may come with other sizes."""
+        moving = self._moving()
+        return 1 if moving is None else moving.programs
+
+    @property
+    def moves(self) -> bool:
+        """Whether there is one program for all sizes, or one may still be made."""
+        moving = self._moving()
+        return moving is not None and not moving.hopeless
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a backward, which may be compiled later."""
+        return "backward" in self._graphs
+
+    def _moving(self) -> Moving | None:
+        found = None if self._by_size is None else self._by_size.moving
+        return found if isinstance(found, Moving) else None
+
+    def kept(self) -> KeptCall:
+        """What the graph became.
+
+        Raises:
+            Unkept: it cannot be kept.
+        """
+        if self.reason:
+            raise Unkept(self.reason)
+        if self._overlaps is None or self._overlaps.traced or len(self._heard) != 1:
+            raise Unkept("it is not one graph")
+        if self._by_size is not None and (self._moving() is None or self._by_size.only_batch):
+            raise Unkept("it is not one program for all sizes")
+        kinds = {"inference"} if self._heard[0].behind is None else {"forward", "backward"}
+        if self._graphs.keys() != kinds:
+            raise Unkept("not all of its graphs are compiled")
+        return KeptCall(self._heard[0], dict(self._graphs), self._overlaps.matter, self._by_size is not None)
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """While Dynamo traces the frame."""
+        before, _HERE.recording = _HERE.recording, self
+        try:
+            with listening() as self._heard:
+                yield
+        finally:
+            _HERE.recording = before
+
+
+class _Here(threading.local):
+    recording: Recording | None = None
+
+
+_HERE = _Here()
+
+
+def recording() -> Recording:
+    """The notes on the frame that this thread traces; they are nobody's where there are none to be taken."""
+    return _HERE.recording or Recording()
