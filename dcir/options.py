@@ -107,7 +107,15 @@ class Options:
         _check_choice("prepare", self.prepare, PREPARE)
         _check_choice("hint", self.hint, HINTS)
         _check_streams(self.streams, self.hint, self.threads)
-        for name in ("strict", "fused_optimizers", "record_function", "remarks", "background", "history", "keep_traces"):
+        for name in (
+            "strict",
+            "fused_optimizers",
+            "record_function",
+            "remarks",
+            "background",
+            "history",
+            "keep_traces",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
         if self.threads is not None and (not _is_int(self.threads) or self.threads < 1):

@@ -219,7 +219,13 @@ def _keeps(session: Session) -> bool:
         session.watch, session.on_import, session.on_rewritten, session.tuner, options.tune, options.debug_dir, options.until,
         options.pipeline, options.schedule, options.memory_limit,
     )  # fmt: skip
-    if any(w is not None for w in watched) or options.remarks or options.skip or options.background or options.verify != "off":
+    if (
+        any(w is not None for w in watched)
+        or options.remarks
+        or options.skip
+        or options.background
+        or options.verify != "off"
+    ):
         return False
     if options.target != DEFAULT or config.compiled_autograd or Cache.default().temporary or foreign():
         return False
