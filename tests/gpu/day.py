@@ -2,10 +2,10 @@
 
     python -m tests.gpu.day --out FOLDER --budget 540 [--only smoke,samples,networks,bench] [--workers 8]
 
-Each part runs in processes of its own, since an access outside of memory ends all CUDA work of a process. ``FOLDER/<part>.jsonl`` has a row
-a case, ``FOLDER/day.json`` the summary. ``smoke`` needs nothing but PyTorch and the folder ``codegen/cuda``.
+Each part runs in processes of its own, since an access outside of memory ends all CUDA work of a process. ``FOLDER/<part>.jsonl`` has a
+row a case, ``FOLDER/day.json`` the summary. ``smoke`` needs nothing but PyTorch and the folder ``codegen/cuda``.
 
-On a machine without a network, in the tree, with the wheels of what that machine lacks in ``whl/`` at its root (dace without ``viewer/`` and
+On a machine without a network, in the tree, with the wheels of what it lacks in ``whl/`` at its root (dace without ``viewer/`` and
 ``external/``, fparser, dill, platformdirs, ply, astunparse, ordered-set, six, expecttest), as one line:
 
     for f in frontends transforms codegen; do [ -e dcir/$f/__init__.py ] || { rm -rf dcir/$f; ln -s ../$f dcir/$f; }; done;
