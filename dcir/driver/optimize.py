@@ -304,7 +304,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     borrowed = keeps_graphs_whole(BorrowedBackend(quick.backend))
     if isinstance(fn, FunctionType):
         drop_compiled_with(fn, borrowed)
-    call = torch.compile(  # type: ignore[call-overload]  # its stub lacks the last two
+    call = torch.compile(
         fn,
         backend=borrowed,
         dynamic=calls.for_dynamo,
