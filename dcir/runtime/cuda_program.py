@@ -301,7 +301,9 @@ class _StatusWords:
         self.count, self.device = count, device
         self._words = torch.zeros(max(count, 1), dtype=torch.int32, device=device)
         on_device = device.type == "cuda"
-        self._seen = torch.zeros(max(count, 1), dtype=torch.int32, pin_memory=on_device) if on_device else self._words
+        self._seen = self._words
+        if on_device:
+            self._seen = torch.zeros(max(count, 1), dtype=torch.int32, device=_CPU, pin_memory=True)
         self._event = torch.cuda.Event() if on_device else None
         self._under_way = False
         self.address = self._words.data_ptr()

@@ -55,9 +55,22 @@ def ratio(ours: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch
     return worst
 
 
+def _default_device(model: nn.Module, inputs: dict[str, Any], device: str) -> None:
+    """Have tensors be made on the device by default, for networks that make masks and zeros without saying where."""
+    torch.set_default_device(None)
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model)(**inputs)
+    except RuntimeError as e:
+        if "device" not in str(e):
+            raise
+        torch.set_default_device(device)
+
+
 def check(make: Any, *, train: bool, device: str) -> dict[str, Any]:
     """One network in one mode."""
     torch.manual_seed(0)
+    torch.set_default_device(None)
     torch._dynamo.reset()
     model, inputs = make()
     model, inputs = (
@@ -65,6 +78,7 @@ def check(make: Any, *, train: bool, device: str) -> dict[str, Any]:
         pytree.tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, inputs),
     )
     model.train(train)
+    _default_device(model, inputs, device)
     exact_model, twin = copy.deepcopy(model).double(), copy.deepcopy(model)
     wide = pytree.tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, inputs)
     fast, records = compiled(model, device)
@@ -84,6 +98,7 @@ def check(make: Any, *, train: bool, device: str) -> dict[str, Any]:
 def stepped(make: Any, device: str) -> dict[str, Any]:
     """Three whole training steps with AdamW, against eager."""
     torch.manual_seed(0)
+    torch.set_default_device(None)
     torch._dynamo.reset()
     model, inputs = make()
     model, inputs = model.to(device).train(), [t.to(device) for t in inputs.values()]
@@ -110,8 +125,6 @@ def cases(device: str = "cuda") -> Iterable[Case]:
     """Every network: forward, gradients, a few as whole steps."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    if device == "cuda":
-        torch.set_default_device(device)  # some networks make masks and zeros
     every = {**REDUCED, **PLAIN, **PLAIN_IMAGES}
     for name, make in every.items():
         yield f"{name} forward", functools.partial(check, make, train=False, device=device)
