@@ -93,7 +93,7 @@ class Coverage:
             raise self._refused(self._outside(transform))
         # Dynamo appends to the list that is there.
         skipped: list[str] = []
-        before, dynamo_tls.skip_reasons = dynamo_tls.skip_reasons, skipped
+        before, dynamo_tls.skip_reasons = getattr(dynamo_tls, "skip_reasons", None), skipped
         first, ran = len(graph_break_reasons), programs_run()
         allowed = config.allow_rnn
         if self.recurrent and not allowed:

@@ -33,11 +33,11 @@ def gradients_of_overlapping_outputs() -> Iterator[None]:
     """AOTAutograd asks for contiguous gradients of outputs that overlap, while this lasts."""
     original = MemoryFormatMeta.from_tensor
 
-    def from_tensor(t: torch.Tensor, force_use_memory_format: bool = False) -> Any:
+    def from_tensor(t: torch.Tensor, *more: Any, **named: Any) -> Any:
         static = t.layout == torch.strided and all(isinstance(n, int) for n in (*t.shape, *t.stride()))
         if static and overlaps(t.shape, t.stride()):
             return MemoryFormatMeta(memory_format=torch.contiguous_format)
-        return original(t, force_use_memory_format)
+        return original(t, *more, **named)
 
     with mock.patch.object(MemoryFormatMeta, "from_tensor", staticmethod(from_tensor)):
         yield
