@@ -88,8 +88,8 @@ inline Buffers &buffers() {
     return b;
 }
 
-// Makes known memory that kernels may touch; with result, what they write, and read only afterwards.
-inline void buffer(const void *p, unsigned long bytes, bool result) {
+// Makes known memory that kernels may touch; with result, what they write, and read only afterwards unless it is filled already.
+inline void buffer(const void *p, unsigned long bytes, bool result, bool filled = false) {
     Buffers &b = buffers();
     if (b.count == 64) return note("more than 64 buffers", 0);
     Buffer &n = b.of[b.count++];
@@ -101,6 +101,7 @@ inline void buffer(const void *p, unsigned long bytes, bool result) {
     n.wrote = (Mark *)calloc(bytes + 1, sizeof(Mark));
     n.read = (Mark *)calloc(bytes + 1, sizeof(Mark));
     n.written = (bool *)calloc(bytes + 1, 1);
+    if (filled) __builtin_memset(n.written, 1, bytes);
 }
 
 // Bytes of results that no launch has written since they were made known.

@@ -92,6 +92,7 @@ class _Columns:
             p, places, self.along, shape.width, max(math.prod(p.outer), shape.rows) + BLOCK * AT_ONCE * shape.width
         )
         self.text.columns = True
+        self.sweeps = 0
 
     def launched(self) -> Launch:
         text, shape, p = self.text, self.shape, self.p
@@ -117,23 +118,29 @@ class _Columns:
             end = f"lo + {shape.of_part}"
             text.line(f"const {t} hi = {end} < {shape.rows} ? {end} : {shape.rows};")
         start = len(text.lines)
-        for stage in range(stages_of(text.levels) + 1):
+        stages = stages_of(text.levels)
+        for stage in range(stages + 1):
             self._stage(stage, joins)
+        stores = [i for stage in range(stages + 1) for i in outer_stores(p, text.levels, stage)]
+        if stores:
+            # Last, when all threads have read what a result may lie in place of.
+            if shape.down > 1 and self.sweeps > 1:
+                text.line("d_barrier();")
+            text.open("if (live && y == 0)")
+            text.visit(Visits(1, (), "0"), stores)
+            text.close()
         text.in_both_ways(start)
         return text.launch((shape.tiles, shape.parts, 1), block, before)
 
     def _stage(self, stage: int, joins: dict[int, Join]) -> None:
         text, p, shape = self.text, self.p, self.shape
-        if stores := outer_stores(p, text.levels, stage):
-            text.open("if (live && y == 0)")
-            text.visit(Visits(1, (), "0"), stores)
-            text.close()
         roots = roots_of(p, text.levels, stage)
         if not roots:
             return
         reduces = [r for r in roots if isinstance(p.body[r], Reduce)]
         stores = [r for r in roots if r not in reduces]
         text.start_partials(reduces)
+        self.sweeps += 1
         if shape.rows:
             self._sweep(stores, reduces)
         for r in reduces:

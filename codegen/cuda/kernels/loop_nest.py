@@ -93,7 +93,8 @@ class Plan:
             if isinstance(s, Store):
                 walked = tuple(d for d, st in enumerate(s.strides) if st)
                 groups.setdefault(walked, []).append(i)
-        for walked, stores in groups.items():
+        # Those of fewer loops last: they may lie in place of what the others read.
+        for walked, stores in sorted(groups.items(), key=lambda g: -len(g[0])):
             body: list[Statement] = [s for i, s in enumerate(p.body) if not isinstance(s, Store) or i in stores]
             kept = [i for i, s in enumerate(p.body) if not isinstance(s, Store) or i in stores]
             place = {old: new for new, old in enumerate(kept)}

@@ -117,17 +117,21 @@ class _Rows:
         start = len(text.lines)
         for stage in range(self.stages + 1):
             self._stage(stage)
+        # Last, when all threads have read what a result may lie in place of.
+        stores = [i for stage in range(self.stages + 1) for i in outer_stores(self.p, text.levels, stage)]
+        if stores:
+            if shape.group <= WARP:
+                text.line("d_barrier();")
+            text.open("if (live && lane == 0)")
+            for i in stores:
+                text.store_outer(i)
+            text.close()
         text.in_both_ways(start)
         return text.launch((ceil_div(self.rows, per_block), shape.parts, 1), self.block, before)
 
     def _stage(self, stage: int) -> None:
         text, p = self.text, self.p
         text.outer_values(stage)
-        if stores := outer_stores(p, text.levels, stage):
-            text.open("if (live && lane == 0)")
-            for i in stores:
-                text.store_outer(i)
-            text.close()
         roots = roots_of(p, text.levels, stage)
         if not roots:
             return

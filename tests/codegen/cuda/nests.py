@@ -86,3 +86,14 @@ def embedding(rows: int, table: int, columns: int, dtype: str = "f32") -> LoopNe
     k = b.load(b.input("i64"), (1, 0))
     b.store(b.output(dtype), (columns, 1), b.gather(w, (0, 1), [k], [table], [columns]))
     return b.finish()
+
+
+def running(rows: int, columns: int, *, down: bool = False) -> LoopNest:
+    """y[i, j] = x[i, j] - mean(x[i]) + r[i], and r[i] + mean(x[i]), which may lie in place of r; with ``down`` columns are reduced."""
+    b = LoopNestBuilder((rows,), (columns,))
+    walk = (1, rows) if down else (columns, 1)
+    x, r = b.load(b.input("f32"), walk), b.load(b.input("f32"), (1, 0))
+    mean = b.reduce("sum", x) * (1.0 / columns)
+    b.store(b.output("f32"), walk, x - mean + r)
+    b.store(b.output("f32"), (1, 0), r + mean)
+    return b.finish()

@@ -21,7 +21,7 @@ FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-f
 _HARNESS = """
 extern "C" const char* twin_fault() { return dcir_twin::fault(); }
 extern "C" void twin_forget() { dcir_twin::forget_fault(); dcir_twin::forget_buffers(); }
-extern "C" void twin_buffer(void* p, unsigned long n, int result) { dcir_twin::buffer(p, n, result != 0); }
+extern "C" void twin_buffer(void* p, unsigned long n, int result) { dcir_twin::buffer(p, n, result != 0, result > 1); }
 extern "C" unsigned long twin_unwritten() { return dcir_twin::unwritten(); }
 extern "C" void twin_bytes(unsigned long long* n) {
   n[0] = dcir_twin::state().bytes_loaded; n[1] = dcir_twin::state().bytes_stored;
@@ -93,7 +93,8 @@ class Twin:
             if not both:
                 library.twin_buffer(ctypes.c_void_p(a.ctypes.data), ctypes.c_ulong(a.nbytes), 0)
         for o in {o.ctypes.data: o for o in outs}.values():
-            library.twin_buffer(ctypes.c_void_p(o.ctypes.data), ctypes.c_ulong(o.nbytes), 1)
+            kind = 2 if any(np.shares_memory(a, o) for a in ins) else 1
+            library.twin_buffer(ctypes.c_void_p(o.ctypes.data), ctypes.c_ulong(o.nbytes), kind)
         if plan.workspace:
             library.twin_buffer(ctypes.c_void_p(scratch.ctypes.data), ctypes.c_ulong(scratch.nbytes), 1)
         pointers = {"scratch": scratch.ctypes.data, "status": status.ctypes.data}
