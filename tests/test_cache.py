@@ -304,3 +304,18 @@ def test_prune_sweeps_what_killed_processes_left(cache):
 def test_names_cannot_leave_the_folder(cache, kind, key, suffix):
     with pytest.raises(ValueError, match="not a place"):
         cache.path_of(kind, key, suffix)
+
+
+def test_a_content_that_is_changed_builds_on_the_one_before(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    assert cache.read("traces", "abcdef", ".trace") is None
+    for part in (b"one", b"two"):
+        cache.change("traces", "abcdef", ".trace", lambda old, part=part: (old or b"") + part)  # type: ignore[misc]
+    assert cache.read("traces", "abcdef", ".trace") == b"onetwo"
+    path = cache.path_of("traces", "abcdef", ".trace")
+    assert path is not None and cache.place_of(path) == ("traces", "abcdef", ".trace")
+    path.write_bytes(b"another")  # by somebody who does not seal it
+    assert cache.read("traces", "abcdef", ".trace") is None
+    cache.change("traces", "abcdef", ".trace", lambda old: b"none" if old is None else old)
+    assert cache.read("traces", "abcdef", ".trace") == b"none"
+    assert cache.place_of(tmp_path / "elsewhere") is None
