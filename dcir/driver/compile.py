@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +15,9 @@ from dcir.driver.calls.often import SizesThatComeOften
 from dcir.driver.calls.team_of_thread import unpinned
 from dcir.driver.clock import Clock
 from dcir.driver.gated import run_through
+from dcir.driver.one_at_a_time import Late, one_at_a_time
 from dcir.driver.placement import backward_blocks, buffer_parts, chosen_strides, saved_bytes
-from dcir.driver.record import GraphRecord, kernel_origins
+from dcir.driver.record import GraphRecord, kernel_origins, moving_bounds, schedules_of, tuned_kernels, work_of
 from dcir.driver.session import Call, Session
 from dcir.driver.targets.base import DriverTarget
 from dcir.driver.targets.host import host_target
@@ -44,9 +41,6 @@ if TYPE_CHECKING:
     from dcir.driver.moving_program import MovingProgram
     from dcir.transforms.base import Pass
 
-# DaCe's configuration is per thread and its generator is not thread safe: one graph is compiled at a time.
-_COMPILING = threading.RLock()
-
 
 def compiling(session: Session) -> CompileGraph:
     """What compiles the graphs that capture hands over (see ``frontends.torch.context.CompileGraph``)."""
@@ -69,7 +63,7 @@ def _can_wait(context: GraphContext) -> bool:
 
 def rewritten(session: Session, gm: fx.GraphModule, context: GraphContext) -> Imported:
     """One ATen graph imported and rewritten, without a record of it."""
-    with _COMPILING, _uncollected():
+    with one_at_a_time():
         return Compilation(session, context).rewritten(gm)
 
 
@@ -92,7 +86,7 @@ class Compilation:
             context.remark,
             together=context.pair,
             partition=context.partition,
-            bounds=_bounds(context),
+            bounds=moving_bounds(context),
         )
         self._clock = Clock(self.record.seconds)
         self._kept: GraphFolder | None = None
@@ -102,7 +96,7 @@ class Compilation:
 
     def compiled(self, gm: fx.GraphModule) -> CompiledGraph:
         """The graph's program, and what the compilation of its backward must know."""
-        with _COMPILING, _uncollected():
+        with one_at_a_time():
             if self.context.bounds:
                 moving = self._moving(gm)
                 return CompiledGraph(moving, bounds=moving.graph.bounds)
@@ -154,7 +148,7 @@ class Compilation:
 
     def alone(self, gm: fx.GraphModule) -> Program:
         """The graph's program, of inference."""
-        with _COMPILING, _uncollected():
+        with one_at_a_time():
             return self._program(self.rewritten(gm))[1]
 
     def built_moving(self, gm: fx.GraphModule) -> tuple[MovingGraph, Library]:
@@ -164,7 +158,7 @@ class Compilation:
             OtherBounds: the graph is another one at other sizes within them.
             Unsupported: there is no program for all sizes, or something is asked for that belongs to constant ones.
         """
-        with _COMPILING, _uncollected():
+        with one_at_a_time():
             if self.session.keeper is not None:
                 self._seen = self.session.keeper.begin(gm, self.context)
             graph = self._moving_graph(gm)
@@ -172,7 +166,7 @@ class Compilation:
                 self.context.settle(graph.layouts)
                 self._clock.start()
             library = self._library(graph.network, in_parts=self.context.gates is not None)
-            self.record.bounds = _bounds(replace(self.context, bounds=graph.bounds))
+            self.record.bounds = moving_bounds(replace(self.context, bounds=graph.bounds))
             self._finish(graph.network)
             return graph, library
 
@@ -204,14 +198,14 @@ class Compilation:
         self._refuse_fallbacks(graph.widest.fallbacks)
         net = graph.network.widest
         record.operators, record.fallbacks, record.passes = graph.operators, graph.widest.fallbacks, graph.passes
-        record.bytes_before, record.bytes_moved, record.work = graph.bytes_before, net.bytes_moved(), _work(net)
+        record.bytes_before, record.bytes_moved, record.work = graph.bytes_before, net.bytes_moved(), work_of(net)
         record.threads = self.target.machine.threads
         self._clock.lap("passes")
         return graph
 
     def built(self, gm: fx.GraphModule) -> tuple[Imported, Library]:
         """The graph's network and library."""
-        with _COMPILING, _uncollected():
+        with one_at_a_time():
             self._keep(gm)
             done = self.rewritten(gm)
             self._tune(done.network)
@@ -221,7 +215,7 @@ class Compilation:
 
     def built_imported(self, done: Imported) -> tuple[Imported, Library]:
         """The same of a graph that is imported already."""
-        with _COMPILING, _uncollected():
+        with one_at_a_time():
             self._rewrite(done)
             self._tune(done.network)
             library = self._library(done.network)
@@ -288,7 +282,7 @@ class Compilation:
             skip=options.skip,
             history=None if self._seen is None else self._seen.history,
         )
-        record.bytes_moved, record.work = net.bytes_moved(), _work(net)
+        record.bytes_moved, record.work = net.bytes_moved(), work_of(net)
 
     def _hooks(self, net: Network) -> list[Callable[[Pass, Network], None]]:
         """What is called after every pass that changed something."""
@@ -397,7 +391,7 @@ class Compilation:
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes
         record.prepared_bytes, record.parts = library.prepared_bytes, library.parts
-        record.tuned, record.schedules = _tuned(net, library), _schedules(library)
+        record.tuned, record.schedules = tuned_kernels(net, library), schedules_of(library)
         record.kernel_origins, record.origins = kernel_origins(net, library)
         record.key = library.key
         if self._seen is not None:
@@ -434,77 +428,3 @@ class Compilation:
             self._seen.end(self.record, net)
         if self._kept is not None:
             self._kept.record(self.record)
-
-
-def _bounds(context: GraphContext) -> tuple[tuple[str, int, int], ...]:
-    """Name and bounds of each size that moves; of equal ones the first, and how many others there are."""
-    if not context.bounds:
-        return ()
-    same = context.same or tuple(range(len(context.bounds)))
-    rows = []
-    for i, (name, (low, high)) in enumerate(zip(context.bound_names, context.bounds, strict=True)):
-        others = same.count(i) - 1
-        if others >= 0:
-            rows.append((name + f" (and {others} more)" * (others > 0), low, high))
-    return tuple(rows)
-
-
-def _tuned(net: Network | MovingNetwork, library: Library) -> list[tuple[str, str, int]]:
-    """The kernels of a library that run a measured choice: what they are, the choice, and in how many steps they run."""
-    if not library.tuned or isinstance(net, MovingNetwork):
-        return []
-    ops = net.ops()
-    steps: dict[str, list[int]] = {}
-    for kernel, number in library.steps:
-        if kernel in library.tuned:
-            steps.setdefault(kernel, []).append(number)
-    return [(ops[n[0]].spec.describe(), str(library.tuned[kernel]), len(n)) for kernel, n in steps.items()]
-
-
-def _schedules(library: Library) -> list[tuple[str, str, int]]:
-    """What the kernels of a library are, what they were printed from, and in how many steps of a call they run."""
-    steps = Counter(kernel for kernel, _ in library.steps)
-    return [
-        (what, "" if schedule is None else str(schedule), steps[name])
-        for name, (what, schedule) in library.schedules.items()
-    ]
-
-
-def _work(net: Network) -> list[tuple[int, int]]:
-    """Operations and distinct bytes of every operator that runs in every call."""
-    prepared = net.prepared_ops()
-    return [(op.spec.operations(), net.moved_by(op)) for op in net.ops() if op not in prepared]
-
-
-class Late:
-    """A program that is made when it is first called.
-
-    Attributes:
-        program: None as long as it was not.
-    """
-
-    def __init__(self, make: Callable[[], Call]) -> None:
-        self._make: Callable[[], Call] | None = make
-        self.program: Call | None = None
-
-    def __call__(self, args: Sequence[Any]) -> list[Any]:
-        return (self.program or self._made())(args)
-
-    def _made(self) -> Call:
-        with _COMPILING, _uncollected():
-            if self._make is not None:
-                self.program, self._make = self._make(), None
-            assert self.program is not None
-            return self.program
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the cyclic garbage collector, which would walk all of torch and DaCe 0.2 s long and find nothing to free."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from dcir.codegen.compile import Library
+from dcir.frontends.torch.context import GraphContext
 from dcir.ir.moving_network import MovingNetwork
 from dcir.ir.network import Network
 from dcir.ir.origins import Numbers, Origins, source_lines, union
@@ -114,3 +115,43 @@ def kernel_origins(net: Network | MovingNetwork, library: Library) -> tuple[list
             spec = ops[number].spec
             called.setdefault((spec.calls_out, spec.describe()), []).append(ops[number].came_from)
     return rows + [(name, what, len(found), union(found)) for (name, what), found in called.items()], net.origins
+
+
+def moving_bounds(context: GraphContext) -> tuple[tuple[str, int, int], ...]:
+    """Name and bounds of each size that moves; of equal ones the first, and how many others there are."""
+    if not context.bounds:
+        return ()
+    same = context.same or tuple(range(len(context.bounds)))
+    rows = []
+    for i, (name, (low, high)) in enumerate(zip(context.bound_names, context.bounds, strict=True)):
+        others = same.count(i) - 1
+        if others >= 0:
+            rows.append((name + f" (and {others} more)" * (others > 0), low, high))
+    return tuple(rows)
+
+
+def tuned_kernels(net: Network | MovingNetwork, library: Library) -> list[tuple[str, str, int]]:
+    """The kernels of a library that run a measured choice: what they are, the choice, and in how many steps they run."""
+    if not library.tuned or isinstance(net, MovingNetwork):
+        return []
+    ops = net.ops()
+    steps: dict[str, list[int]] = {}
+    for kernel, number in library.steps:
+        if kernel in library.tuned:
+            steps.setdefault(kernel, []).append(number)
+    return [(ops[n[0]].spec.describe(), str(library.tuned[kernel]), len(n)) for kernel, n in steps.items()]
+
+
+def schedules_of(library: Library) -> list[tuple[str, str, int]]:
+    """What the kernels of a library are, what they were printed from, and in how many steps of a call they run."""
+    steps = Counter(kernel for kernel, _ in library.steps)
+    return [
+        (what, "" if schedule is None else str(schedule), steps[name])
+        for name, (what, schedule) in library.schedules.items()
+    ]
+
+
+def work_of(net: Network) -> list[tuple[int, int]]:
+    """Operations and distinct bytes of every operator that runs in every call."""
+    prepared = net.prepared_ops()
+    return [(op.spec.operations(), net.moved_by(op)) for op in net.ops() if op not in prepared]

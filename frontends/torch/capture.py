@@ -38,7 +38,8 @@ from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak,
 from dcir.frontends.torch.recurrent import lower_layers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
 from dcir.frontends.torch.shapes.conditions import OneSize, asked_sizes
-from dcir.frontends.torch.shapes.moving_sizes import Later, Moving, MovingSizes, Programs
+from dcir.frontends.torch.shapes.moving_sizes import Later, Moving, MovingSizes
+from dcir.frontends.torch.shapes.programs import Programs
 from dcir.frontends.torch.shapes.size_one import hold_for_one, set_one_apart
 from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes, trains
 from dcir.frontends.torch.tape import choosing

@@ -19,9 +19,9 @@ from torch import fx
 from dcir.cache import Cache
 from dcir.codegen.compile import Library
 from dcir.driver.assemble import calls_into_torch
-from dcir.driver.compile import Late
 from dcir.driver.moving_graph import MovingGraph
 from dcir.driver.moving_program import MovingProgram
+from dcir.driver.one_at_a_time import Late
 from dcir.driver.record import GraphRecord
 from dcir.driver.session import Session
 from dcir.frontends.torch.capture import new_pair

@@ -19,7 +19,8 @@ from dcir.driver.training.optimiser_steps import Held, OptimiserSteps, Row, rows
 from dcir.errors import Unsupported
 from dcir.frontends.torch.admission import of_module, refuse_unless_plain
 from dcir.frontends.torch.shapes.batch_sizes import BatchSizes, Pattern
-from dcir.frontends.torch.shapes.moving_sizes import MovingSizes, NoProgramForSizes
+from dcir.frontends.torch.shapes.moving_sizes import MovingSizes
+from dcir.frontends.torch.shapes.programs import NoProgramForSizes
 from dcir.frontends.torch.training import CapturedStep, Clip, capture_step
 from dcir.ops.reach import device, on_device, out_of_reach
 from dcir.options import Options

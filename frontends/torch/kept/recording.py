@@ -12,7 +12,8 @@ from dcir.frontends.torch.as_laid_out import Laid, as_laid_out
 from dcir.frontends.torch.kept.descriptions import Unkept
 from dcir.frontends.torch.kept.wrappers import KeptWrappers, listening
 from dcir.frontends.torch.overlapping_inputs import Overlaps, overlap
-from dcir.frontends.torch.shapes.moving_sizes import Moving, NoProgramForSizes
+from dcir.frontends.torch.shapes.moving_sizes import Moving
+from dcir.frontends.torch.shapes.programs import NoProgramForSizes
 from dcir.frontends.torch.tape import boxed, choosing
 
 if TYPE_CHECKING:

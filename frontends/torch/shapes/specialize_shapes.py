@@ -22,7 +22,8 @@ from dcir.errors import RecompileWarning, Unsupported
 from dcir.frontends.torch.admission import argument_name
 from dcir.frontends.torch.context import Sizes
 from dcir.frontends.torch.shapes.batch_buckets import Batch, BatchBuckets, Trace, Traced, find_batch, in_pieces
-from dcir.frontends.torch.shapes.moving_sizes import Moving, NoProgramForSizes, equal_sizes
+from dcir.frontends.torch.shapes.moving_sizes import Moving, equal_sizes
+from dcir.frontends.torch.shapes.programs import NoProgramForSizes
 from dcir.ir.refusal import Refusal
 from dcir.user_code import warn_user
 
