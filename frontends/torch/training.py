@@ -247,7 +247,7 @@ def _with_updates(
     like = [flat[u.name] for u in live for _ in u.state]
     example = [
         *(flat[n] for n in (*parameters, *buffers)), *batch, *(flat[n] for n in added), *like,
-        torch.zeros(max(hyper, 1), dtype=torch.float64, device=joint.loss.device),
+        torch.zeros(max(hyper, 1), dtype=torch.float64, device=device()),
     ]  # fmt: skip
     if (mode := detect_fake_mode(list(batch))) is not None:  # of the batch's sizes alone some are symbols
         example = [t if isinstance(t, FakeTensor) else mode.from_tensor(t, static_shapes=True) for t in example]
