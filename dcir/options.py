@@ -67,7 +67,7 @@ class Options:
             (``fast.dcir.submit``), and kernels are made for teams of that size.
         streams: How many calls run at once; None leaves it to a cost model (``cost/stream_number.py``). A number is a wish for throughput.
         background: Whether inference is compiled behind the calls, which torch runs until then; sizes that come often then get programs of
-            their own (``driver/calls/background.py``).
+            their own (``driver/calls/background.py``). Not with ``strict``.
         record_function: Whether torch.profiler sees every kernel of a call, not the call alone. Only the driver is
             compiled anew, and calls that nobody profiles run as without.
         keep_traces: Whether what PyTorch finds out by tracing is kept in the cache, and used by later processes instead of a new trace,
@@ -118,6 +118,8 @@ class Options:
         ):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
+        if self.background and self.strict:
+            raise _bad("background", True, "strict=False: torch runs calls until their programs are there")
         if self.threads is not None and (not _is_int(self.threads) or self.threads < 1):
             raise _bad("threads", self.threads, "a number from 1 up, or 'auto'")
         for name in ("until", "debug_dir"):

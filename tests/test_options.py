@@ -40,6 +40,7 @@ def test_levels_as_people_write_them(text):
         ({"precision": "fp31"}, "fp32"),
         ({"hint": "througput"}, "hint='throughput'"),
         ({"remarks": 1}, "True or False"),
+        ({"background": True, "strict": True}, "strict=False"),
         ({"skip": ["fuse-epilogues"]}, "as remarks name them"),
         ({"streams": 0}, "from 1 up"),
         ({"streams": True}, "from 1 up"),
