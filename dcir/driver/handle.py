@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dcir.driver.calls.submissions import Submissions
 from dcir.driver.measure.machine import rates
 from dcir.driver.session import Session
+from dcir.driver.uncompiled import Uncompiled
 from dcir.errors import InvalidInput, OptionError
 from dcir.options import Options
 from dcir.report.explain import Report
@@ -90,7 +91,7 @@ class Handle:
             coverage.breaks,
             rates(),
             self._compared(),
-            coverage.found,
+            [*coverage.found, *self._under_way()],
             coverage.calls,
             self.session.streams,
             self.options.skip,
@@ -167,6 +168,16 @@ class Handle:
             timeout: how many seconds at most; None: as long as it takes.
         """
         return self.session.later is None or self.session.background.wait(timeout)
+
+    def _under_way(self) -> list[Uncompiled]:
+        """That torch runs calls, while it does so."""
+        if self.wait(0):
+            return []
+        return [
+            Uncompiled(
+                "programs are made behind the calls, which PyTorch runs until then", "", "fast.dcir.wait()", whole=False
+            )
+        ]
 
     def _compared(self) -> list[tuple[int, str]]:
         """(bytes, reason) of the parameters that each program compares in every call."""

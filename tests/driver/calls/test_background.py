@@ -52,8 +52,10 @@ def test_calls_run_in_torch_until_the_program_is_there(dynamic: bool | None, mon
         x = ids(4, 9)
         torch.testing.assert_close(fast(x), net(x))
     assert not fast.dcir.session.graphs, "nothing is compiled yet, and three calls are done"
+    assert "which PyTorch runs until then" in str(fast.dcir.explain())
     gate.opened.set()
     assert fast.dcir.wait(60)
+    assert "which PyTorch runs until then" not in str(fast.dcir.explain())
     assert [g.kind for g in fast.dcir.session.graphs] == ["inference"]
     programs = {id(p) for p in fast.dcir.session.programs}
     for _ in range(3):
