@@ -10,7 +10,7 @@ READY := .venv/.ready
 help:
 	@echo "make demo    ResNet-50 and BERT-base next to PyTorch, then the command line"
 	@echo "make test    run the tests (PYTEST_ARGS='-k name' for some of them)"
-	@echo "make test-all  the tests, every case of the databases that make test takes samples of"
+	@echo "make test-all  the tests, with all that make test takes a share of"
 	@echo "make lint    style, types and layers"
 	@echo "make format  rewrite the files in the house style"
 	@echo "make vendor  fetch the scripts that dcir view's page is made with again (npm)"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dcir.isa import executable, host_isa
+from tests.rotation import has_turn
 
 COMPILED_ONLY = host_isa().name not in executable()
 """Whether ``DCIR_ISA`` asks for instructions that this processor lacks: code is made and compiled, and tests end where it would run."""
@@ -56,6 +57,26 @@ if COMPILED_ONLY:
         monkeypatch.setattr("dcir.driver.targets.cpp.require_executable", lambda isa: None)
         monkeypatch.setattr("dcir.driver.compile.Late", lambda make: make())
         monkeypatch.setattr("dcir.driver.assemble.Program", _CompiledOnly)
+
+
+_WHOLE = "DCIR_TEST_WHOLE"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the processes that share the tests whether all are asked for, or some by name."""
+    if not hasattr(config, "workerinput"):
+        named = config.args_source is not config.ArgsSource.TESTPATHS or config.option.keyword or config.option.markexpr
+        os.environ[_WHOLE] = "" if named else "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes long has its turn with some of the commits, unless it is asked for by name."""
+    if not os.environ.get(_WHOLE):
+        return
+    marks = [(item, item.get_closest_marker("in_turn")) for item in items]
+    items[:] = [item for item, mark in marks if mark is None or has_turn(item.nodeid, mark.args[0])]
+    away = [item for item, mark in marks if mark is not None and not has_turn(item.nodeid, mark.args[0])]
+    config.hook.pytest_deselected(items=away)
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""What a run tests of something that takes too long as a whole: other names for each commit, all with `DCIR_TEST_ALL`.
+"""What a run tests of something that takes too long as a whole: others for each commit, all with `DCIR_TEST_ALL`.
 
 `DCIR_TEST_ROTATION` takes the place of the commit, to find again what failed on another one. Where there is no git, the day decides.
 """
@@ -10,8 +10,11 @@ import functools
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def chosen(names: Iterable[str], count: int) -> list[str]:
@@ -23,6 +26,17 @@ def chosen(names: Iterable[str], count: int) -> list[str]:
     rank = {name: hashlib.sha256(f"{turn()} {name}".encode()).digest() for name in every}
     taken = set(sorted(every, key=rank.__getitem__)[:count])
     return [name for name in every if name in taken]
+
+
+def taken(cases: Sequence[T], count: int) -> list[T]:
+    """At most ``count`` of the cases, as `chosen` takes names: by their places, for cases may hold what has no lasting name."""
+    return [cases[int(place)] for place in chosen(map(str, range(len(cases))), count)]
+
+
+def has_turn(name: str, every: int) -> bool:
+    """Whether it is the turn of what runs with one commit in ``every``; always with `DCIR_TEST_ALL`."""
+    number = int.from_bytes(hashlib.sha256(f"{turn()} {name}".encode()).digest()[:8])
+    return bool(os.environ.get("DCIR_TEST_ALL")) or number % every == 0
 
 
 def turn() -> str:

@@ -26,6 +26,8 @@ from dcir.ops.library.winograd import WinogradWeightsSpec
 from tests.codegen.cpp.tiles.gemm.test_epilogues import _epilogue
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
 
+pytestmark = pytest.mark.in_turn(2)
+
 MACHINE = Machine(isa_of("avx512"), 2)
 BOUNDS = {"s0": Bounds(2, 600)}
 LENGTHS = (2, 3, 5, 15, 16, 17, 31, 33, 47, 64, 65, 127, 128, 129, 200, 255, 511, 600)

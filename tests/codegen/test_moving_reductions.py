@@ -19,6 +19,8 @@ from dcir.ops.analysis.size_unification import chosen_samples, unified_rows
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
 from tests.codegen.test_moving_kernel import reach
 
+pytestmark = pytest.mark.in_turn(3)
+
 MACHINE = Machine(isa_of("avx512"), 2)
 BOUNDS = {"s0": Bounds(2, 600)}
 LENGTHS = (2, 3, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 95, 96, 97, 127, 129, 200, 255, 511, 600)

@@ -28,6 +28,8 @@ from dcir.ops.library.operand_types import alike
 from dcir.ops.library.winograd import points
 from tests.on_host import on_host, target
 
+pytestmark = pytest.mark.in_turn(3)
+
 SPEC = ContractionSpec(alike("f32"), (), 37, 70, 400, (400, 1), (0, 0), (70, 1), 32)
 TYPES = (("f32", "f32"), ("f32",))
 OTHER = Choice((("tile", (10, 2, 1) if host_isa().registers >= 32 else (4, 2, 1)),))

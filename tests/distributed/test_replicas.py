@@ -10,6 +10,8 @@ import pytest
 from tests.distributed import replicas
 from tests.distributed.pair import Pair
 
+pytestmark = pytest.mark.in_turn(2)
+
 
 @pytest.mark.parametrize("order", replicas.ORDERS)
 def test_training(pair: Pair, order: str) -> None:

@@ -5,6 +5,8 @@ import pytest
 from tests.distributed import sharded, transformers
 from tests.distributed.pair import Pair
 
+pytestmark = pytest.mark.in_turn(2)
+
 _ONE = {"forward": 1, "backward": 1, "inference": 1}
 _EACH = {"forward": 3, "backward": 3, "inference": 3}
 # A block's first call takes an input without gradients, the others one with; they are one function. The rest is PyTorch's.

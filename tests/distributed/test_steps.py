@@ -10,6 +10,8 @@ import pytest
 from tests.distributed import steps
 from tests.distributed.pair import Pair
 
+pytestmark = pytest.mark.in_turn(2)
+
 # In training and in eval mode; an update does not depend on that.
 _BOTH_MODES = {"forward": 2, "backward": 2}
 

@@ -20,7 +20,7 @@ import dcir
 from dcir.driver.calls.fast_path import MISS, QuickCalls
 from dcir.runtime import watch
 
-pytestmark = pytest.mark.skipif(not watch.available(), reason="dictionaries without versions")
+pytestmark = [pytest.mark.in_turn(3), pytest.mark.skipif(not watch.available(), reason="dictionaries without versions")]
 
 SCALE = 2.0
 COUNT = 0

@@ -12,6 +12,8 @@ from torch import nn
 
 import dcir
 
+pytestmark = pytest.mark.in_turn(3)
+
 PROGRAM = """
 import torch
 import dcir

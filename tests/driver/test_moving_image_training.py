@@ -17,6 +17,8 @@ from tests.driver.test_moving_program import programs
 from tests.driver.test_moving_training import check
 from tests.harness import check_close
 
+pytestmark = pytest.mark.in_turn(3)
+
 SIZES = [(2, 40, 56), (3, 64, 44), (2, 33, 35), (5, 47, 31), (2, 17, 60), (4, 24, 25)]
 
 

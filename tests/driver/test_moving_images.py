@@ -10,6 +10,8 @@ from torch.nn import functional as F
 import dcir
 from tests.driver.test_moving_program import check, programs
 
+pytestmark = pytest.mark.in_turn(3)
+
 SIZES = [(2, 40, 56), (3, 64, 44), (2, 33, 35), (5, 97, 31), (2, 16, 120), (4, 47, 48), (2, 12, 9), (3, 81, 100)]
 
 

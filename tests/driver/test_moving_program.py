@@ -14,6 +14,8 @@ from dcir.errors import IndexOutOfRange, Unsupported
 from tests.harness import check_close
 from tests.moving import Decoder, Encoder
 
+pytestmark = pytest.mark.in_turn(3)
+
 SIZES = [(2, 2), (3, 17), (4, 33), (7, 50), (5, 64), (2, 127), (16, 9), (3, 3), (2, 15)]
 
 

@@ -12,6 +12,8 @@ from tests.driver.test_moving_program import encoder, programs, text
 from tests.harness import check_close
 from tests.moving import Decoder
 
+pytestmark = pytest.mark.in_turn(3)
+
 SIZES = [(2, 5), (3, 17), (4, 33), (1, 50), (7, 20), (5, 64), (3, 3), (16, 9), (2, 127)]
 
 

@@ -23,6 +23,8 @@ from dcir.ir.network import Network, sources
 from dcir.ir.origins import source_lines
 from tests.origins import Before, lines_of
 
+pytestmark = pytest.mark.in_turn(3)
+
 
 class Perceptron(nn.Module):
     def __init__(self) -> None:

@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.in_turn(3)
+
 ABLATION = Path(__file__).parents[2] / "examples" / "ablation.py"
 
 

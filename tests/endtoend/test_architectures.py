@@ -21,7 +21,7 @@ from tests.endtoend.plain_architectures import PLAIN
 from tests.endtoend.plain_images import PLAIN_IMAGES
 from tests.rotation import chosen
 
-_AT_ONCE = 12
+_AT_ONCE = 8
 _ALWAYS = PLAIN | PLAIN_IMAGES
 
 

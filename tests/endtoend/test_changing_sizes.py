@@ -13,6 +13,8 @@ from tests.endtoend.test_architectures import _import_or_skip
 from tests.harness import check_close
 from tests.moving import Encoder
 
+pytestmark = pytest.mark.in_turn(3)
+
 
 def bounded(fast):
     """The programs for all sizes, and the others."""

@@ -15,6 +15,8 @@ from dcir.transforms.base import PassResult
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 from tests.transforms.imported import same_numbers
 
+pytestmark = pytest.mark.in_turn(3)
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 

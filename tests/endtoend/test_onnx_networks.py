@@ -14,6 +14,8 @@ import dcir
 from dcir.frontends.onnx import load as load_eager
 from tests.harness import example_models
 
+pytestmark = pytest.mark.in_turn(3)
+
 models = example_models()
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

@@ -18,7 +18,7 @@ from tests.endtoend.reduced_networks import Attending
 from tests.endtoend.second_opinion import agree
 from tests.rotation import chosen
 
-_AT_ONCE = 16
+_AT_ONCE = 8
 _NONE = "no pass"
 
 

@@ -15,6 +15,8 @@ from dcir.ops.library.attention import AttentionSpec
 from tests.endtoend.follows_eager import follow
 from tests.harness import keeping
 
+pytestmark = pytest.mark.in_turn(3)
+
 BATCH, TOKENS, HEADS, KEYS, SIZE = 2, 70, 6, 2, 16
 ONE = BATCH * KEYS * TOKENS * SIZE * 4
 """Bytes of the keys of a layer."""

@@ -16,6 +16,8 @@ from tests.opinfo.check import NATIVE, PASS, REFUSED, SKIPPED, TORCH, WRONG, che
 from tests.opinfo.entries import entries
 from tests.opinfo.sweep import CRASH, page, summary, sweep
 
+pytestmark = pytest.mark.in_turn(3)
+
 ONCE_WRONG = ("complex", "linalg.solve", "linalg.tensorsolve", "max_pool2d_with_indices_backward", "polar")
 
 

@@ -1,6 +1,6 @@
 """Every operator page through stock DaCe, as imported and after all passes, against eager torch: its first sample.
 
-After all passes every commit takes some of the pages (``tests/rotation.py``); DCIR_TEST_ALL=1 takes all of them, and all samples.
+Every commit takes some of the pages (``tests/rotation.py``); DCIR_TEST_ALL=1 takes all of them, and after all passes all samples.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from dcir.transforms.pipelines import all_passes
 from dcir.transforms.runner import run_passes
 from tests.harness import all_samples, check_results, expected, graph_of_calls, run_dace
 from tests.on_host import on_host
-from tests.rotation import chosen
+from tests.rotation import taken
 
 CASES = [(p, s, i) for p, s, i in all_samples() if i == 0 or os.environ.get("DCIR_TEST_ALL")]
 FIRST = [case for case in CASES if case[2] == 0]
 # One build of stock DaCe costs a second, so many operators share one.
 GROUP = 40
 _AT_ONCE = 4
-_GROUPS = [str(n) for n in range(-(-len(CASES) // GROUP))]
 
 
 def _run(cases: list[Any], rewritten: bool) -> list[Any]:
@@ -58,14 +57,18 @@ def _check(number: int, *, rewritten: bool) -> None:
     check_results(page, sample, got, units=20 if i and "polynomial" in page.name else 4)
 
 
-@pytest.mark.parametrize("number", [pytest.param(n, id=p.name) for n, (p, *_) in enumerate(FIRST)])
+def _numbers(cases: list[Any]) -> list[int]:
+    """Of the groups whose turn it is."""
+    groups = taken(range(-(-len(cases) // GROUP)), _AT_ONCE)
+    return [n for n in range(len(cases)) if n // GROUP in groups]
+
+
+@pytest.mark.parametrize("number", [pytest.param(n, id=FIRST[n][0].name) for n in _numbers(FIRST)])
 def test_dace(number: int) -> None:
     """Same numbers as eager, by the float64 rule."""
     _check(number, rewritten=False)
 
 
-@pytest.mark.parametrize("number", [pytest.param(n, id=f"{p.name}-{i}") for n, (p, _, i) in enumerate(CASES)])
+@pytest.mark.parametrize("number", [pytest.param(n, id=f"{CASES[n][0].name}-{CASES[n][2]}") for n in _numbers(CASES)])
 def test_dace_after_all_passes(number: int) -> None:
-    if str(number // GROUP) not in chosen(_GROUPS, _AT_ONCE):
-        pytest.skip("operators that have their turn with another commit; DCIR_TEST_ALL=1 runs all")
     _check(number, rewritten=True)

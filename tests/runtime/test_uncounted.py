@@ -21,6 +21,8 @@ import dcir
 from dcir.runtime import uncounted
 from dcir.runtime.preparation import Digests, Preparation
 
+pytestmark = pytest.mark.in_turn(3)
+
 
 class Net(nn.Module):
     """A packed product, a packed convolution, and a folded normalisation."""

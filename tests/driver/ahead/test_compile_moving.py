@@ -20,6 +20,8 @@ from dcir.runtime import moving_parts
 from tests.harness import check_close
 from tests.moving import Decoder, Encoder
 
+pytestmark = pytest.mark.in_turn(3)
+
 
 class Images(nn.Module):
     """Sizes that are divided by four on the way."""

@@ -15,6 +15,7 @@ from dcir.codegen.cpp import watch as native
 from dcir.runtime import watch
 
 pytestmark = [
+    pytest.mark.in_turn(3),
     pytest.mark.skipif(not watch.available(), reason="dictionaries without versions"),
     pytest.mark.usefixtures("fresh"),
 ]

@@ -14,6 +14,7 @@ from dcir.errors import InvalidInput
 from dcir.runtime import watch
 
 pytestmark = [
+    pytest.mark.in_turn(3),
     pytest.mark.skipif(not watch.available(), reason="dictionaries without versions"),
     pytest.mark.usefixtures("fresh"),
     pytest.mark.filterwarnings("ignore::dcir.errors.RecompileWarning"),

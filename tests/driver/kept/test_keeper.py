@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.in_turn(3)
+
 MODEL = """
 import torch
 from torch import nn

@@ -10,6 +10,8 @@ import dcir
 from dcir.errors import IndexOutOfRange
 from tests.moving import Encoder
 
+pytestmark = pytest.mark.in_turn(3)
+
 
 class Classifier(nn.Module):
     """Batch norm, whose buffers count every row, and dropout-free layers around it."""

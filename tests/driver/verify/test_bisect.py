@@ -26,6 +26,8 @@ from dcir.ir.memory_plan import ARENA
 from dcir.transforms.pipelines import pipeline
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
 
+pytestmark = pytest.mark.in_turn(3)
+
 BROKEN = '''
 """A pass that takes a sine for a hyperbolic tangent."""
 from dataclasses import dataclass, replace

@@ -19,6 +19,8 @@ from dcir.driver import api
 from dcir.errors import NotCompiledWarning, RecompileWarning
 from dcir.frontends.onnx import OnnxModule, load
 
+pytestmark = pytest.mark.in_turn(3)
+
 Make = Callable[..., OnnxModule]
 GO = "go = Constant <value = bool {1}> ()"
 

@@ -25,6 +25,8 @@ from dcir.driver import api
 from dcir.errors import IndexOutOfRange, NotCompiledWarning
 from tests.harness import check_close, double
 
+pytestmark = pytest.mark.in_turn(3)
+
 torch_map: Any = torch._higher_order_ops.map
 ZERO = torch.tensor(0)
 

@@ -16,6 +16,8 @@ from dcir.frontends.torch.gates import Gates, gradients_written_to
 from dcir.runtime.part_by_part import PartByPart
 from dcir.runtime.program import Program
 
+pytestmark = pytest.mark.in_turn(3)
+
 WIDTH = 160
 
 

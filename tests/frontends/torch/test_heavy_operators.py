@@ -15,6 +15,8 @@ from dcir.frontends.torch.export import export_inference
 from dcir.frontends.torch.heavy_operators import heavy_operators, is_heavy
 from dcir.options import Options
 
+pytestmark = pytest.mark.in_turn(2)
+
 aten = torch.ops.aten
 
 

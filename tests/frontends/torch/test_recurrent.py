@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import dcir
 from dcir.errors import NotCompiledWarning
 
+pytestmark = pytest.mark.in_turn(3)
+
 CASES: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
     "lstm": (nn.LSTM, {}),
     "lstm two ways": (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),

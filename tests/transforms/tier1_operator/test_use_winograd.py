@@ -21,6 +21,8 @@ from tests.harness import check_close, double, run_interpreted
 from tests.on_host import target
 from tests.transforms.imported import imported
 
+pytestmark = pytest.mark.in_turn(3)
+
 
 def images(*shape: int) -> torch.Tensor:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))

@@ -15,6 +15,8 @@ from dcir.errors import MemoryLimitTooLow
 from dcir.options import Options
 from tests.harness import check_close
 
+pytestmark = pytest.mark.in_turn(3)
+
 
 @pytest.fixture(autouse=True)
 def fresh():

@@ -15,6 +15,8 @@ from dcir.frontends.torch.partition.rematerialize_large import eager_peak, remat
 from tests.endtoend.follows_eager import follow
 from tests.frontends.torch.partition.test_recompute import Moved
 
+pytestmark = pytest.mark.in_turn(3)
+
 Cut = tuple[fx.GraphModule, fx.GraphModule, int]
 
 

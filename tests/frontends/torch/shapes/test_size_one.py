@@ -11,6 +11,8 @@ from torch.fx.experimental import _config
 import dcir
 from dcir.frontends.torch.shapes import size_one
 
+pytestmark = pytest.mark.in_turn(3)
+
 
 def linear(x):
     return nn.functional.gelu(x @ torch.ones(5, 6, dtype=x.dtype)) + x.shape[0]

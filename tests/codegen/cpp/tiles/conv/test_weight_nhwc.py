@@ -16,6 +16,7 @@ from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
 from tests.codegen.cpp.tiles.conv.test_winograd import window
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
+from tests.rotation import taken
 
 # n, groups, cin, cout, in_size, kernel, stride, low padding, high padding, dilation
 SHAPES = {
@@ -74,10 +75,13 @@ CASES = [
 ]
 
 
+TAKEN = taken(CASES, 28)
+
+
 @pytest.fixture(scope="module")
 def kernels():
-    entries = [(plan_convolution(spec_of(case), isa_of(case[1]), case[2]), case[4], 2) for case in CASES]
-    return dict(zip(CASES, compile_plans(entries, ["-O1"]), strict=True))
+    entries = [(plan_convolution(spec_of(case), isa_of(case[1]), case[2]), case[4], 2) for case in TAKEN]
+    return dict(zip(TAKEN, compile_plans(entries, ["-O1"]), strict=True))
 
 
 def operands(spec):
@@ -85,7 +89,7 @@ def operands(spec):
     return [window(rng, spec.shapes[0], spec.x, kind), window(rng, spec.shapes[2], spec.y, kind)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
+@pytest.mark.parametrize("case", TAKEN, ids=lambda c: "-".join(map(str, c)))
 def test_equals_reference(kernels, case):
     spec = spec_of(case)
     given = operands(spec)

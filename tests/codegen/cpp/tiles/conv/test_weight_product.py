@@ -20,6 +20,7 @@ from tests.codegen.cpp.tiles.conv.gradient_harness import (
 )
 from tests.codegen.cpp.tiles.conv.test_weight_pointwise import spec_of
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
+from tests.rotation import taken
 
 SHAPES = ("square", "more-out", "more-in", "few-out", "few-in", "odd", "seventeen", "long", "short")
 CASES = list(
@@ -37,13 +38,16 @@ def planned(case):
         return plan_convolution(spec_of(case), ISAS["amx"], case[1])
 
 
+TAKEN = taken(CASES, 16)
+
+
 @pytest.fixture(scope="module")
 def kernels():
-    return kernels_of(planned, CASES)
+    return kernels_of(planned, TAKEN)
 
 
 @needs_unit
-@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
+@pytest.mark.parametrize("case", TAKEN, ids=lambda c: "-".join(map(str, c)))
 def test_equals_reference(kernels, case):
     assert "Making" not in planned(case).globals
     check_random(kernels[case], spec_of(case))
@@ -64,7 +68,7 @@ def panel_kernels():
     if isa.vectors == "avx512":  # only where nothing else is compiled for
         pytest.skip("weight gradients from packed panels are for vectors narrower than AVX-512's")
     plans = {}
-    for name, threads, layout in CASES:
+    for name, threads, layout in TAKEN:
         with mock.patch.object(conv_weight_product, "PACKED_CHANNELS", 2):
             plan = plan_convolution(spec_of((name, threads, layout)), isa, threads)
         assert "panel_of_b" in plan.globals
@@ -72,7 +76,7 @@ def panel_kernels():
     return dict(zip(plans, compile_plans([(plan, "f32", 2) for plan in plans.values()], ["-O1"]), strict=True))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
+@pytest.mark.parametrize("case", TAKEN, ids=lambda c: "-".join(map(str, c)))
 def test_panels_equal_reference(panel_kernels, case):
     check_random(panel_kernels[case], spec_of(case))
 

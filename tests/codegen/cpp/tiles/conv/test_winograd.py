@@ -19,6 +19,7 @@ from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panel_width
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
+from tests.rotation import taken
 
 # n, cin, cout, in_size, low padding, high padding
 SHAPES = {
@@ -96,7 +97,7 @@ def cases():
     return [(name, dtype, isa, threads, *next(turns)) for name in SHAPES for dtype, isa, threads in kinds]
 
 
-CASES = cases()
+CASES = taken(cases(), 24)
 
 
 def made(case):

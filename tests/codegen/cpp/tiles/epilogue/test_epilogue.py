@@ -1,5 +1,7 @@
 """Epilogues on tiles: every kind of statement, from registers and from memory, whole vectors and tails, every instruction set."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from dcir.isa import ISAS
 from dcir.ops.library.epilogue import run_epilogue
 from dcir.ops.pages.pointwise import rounded
 from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
+from tests.rotation import taken
 
 SHAPE = (3, 5, 43)
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bool": torch.bool, "i64": torch.int64, "bf16": torch.bfloat16,
@@ -200,9 +203,7 @@ $noinline void rows(L j, const T *a0, const T *, const T *, T *, unsigned char *
     finish(operands, 0, j / 43, j % 43, t, 3);
 }
 """
-CASES = [
-    (isa, dtype, kind, across) for isa in ISAS for dtype in ("f32", "f64") for kind in KINDS for across in (False, True)
-]
+CASES = taken(list(itertools.product(ISAS, ("f32", "f64"), KINDS, (False, True))), 80)
 
 
 def build(isa, dtype, kind, across):
