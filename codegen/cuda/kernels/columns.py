@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dcir.codegen.cuda.device import SHARED_BYTES, WARP, ceil_div, power_of_two
+from dcir.codegen.cuda.device import MULTIPROCESSORS, SHARED_BYTES, WARP, ceil_div, power_of_two
+from dcir.codegen.cuda.kernels.flight import at_once
 from dcir.codegen.cuda.kernels.statements import KernelText, Visits
 from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.kernels.types import Join
@@ -23,8 +24,10 @@ from dcir.ir.statements import Load, Reduce, Store
 from dcir.ir.types import itemsize
 
 BLOCK = 256
-# Rows that a thread loads at once.
-AT_ONCE = 4
+# Threads along columns at least: with vectors, what memory hands out at once.
+LEAST_ACROSS = 8
+# Statements from which on rows are visited one by one.
+LONG_BODY = 64
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,8 @@ def by_columns(p: LoopNest) -> bool:
     return p.outer[-1] >= 4 and (score > 0 or (score == 0 and p.inner[-1] < 8 <= p.outer[-1]))
 
 
-def column_shape(p: LoopNest) -> ColumnShape:
-    """How the columns of a loop nest are dealt, each as a whole."""
+def column_shape(p: LoopNest, *, whole: bool = False) -> ColumnShape:
+    """How the columns of a loop nest are dealt; ``whole`` says that no column will be shared by blocks."""
     along = len(p.outer) - 1
     width = vector_width(p, along)
     reduces = sum(1 for s in p.body if isinstance(s, Reduce))
@@ -74,9 +77,12 @@ def column_shape(p: LoopNest) -> ColumnShape:
         width //= 2
     pieces = p.outer[-1] // width
     across = min(WARP, power_of_two(pieces))
-    rows = math.prod(p.inner)
+    rows, others = math.prod(p.inner), math.prod(p.outer[:-1])
+    # Narrower tiles, each with more threads along the rows, where else most multiprocessors would have none.
+    while whole and across > LEAST_ACROSS and ceil_div(pieces, across) * others < MULTIPROCESSORS and BLOCK // across < rows:
+        across //= 2
     down = min(BLOCK // across, power_of_two(rows))
-    return ColumnShape(width, across, down, ceil_div(pieces, across) * math.prod(p.outer[:-1]), rows)
+    return ColumnShape(width, across, down, ceil_div(pieces, across) * others, rows)
 
 
 def columns(p: LoopNest, places: Places, shape: ColumnShape) -> Launch:
@@ -88,11 +94,15 @@ class _Columns:
     def __init__(self, p: LoopNest, places: Places, shape: ColumnShape) -> None:
         self.p, self.shape = p, shape
         self.along = len(p.outer) - 1
+        each = ceil_div(shape.of_part, shape.down)
+        self.times = 1 if len(p.body) > LONG_BODY else min(at_once(p, shape.width, self.along), max(each, 1))
         self.text = KernelText(
-            p, places, self.along, shape.width, max(math.prod(p.outer), shape.rows) + BLOCK * AT_ONCE * shape.width
+            p, places, self.along, shape.width, max(math.prod(p.outer), shape.rows) + BLOCK * self.times * shape.width
         )
         self.text.columns = True
         self.sweeps = 0
+        levels = self.text.levels
+        self.swept = sum(1 for stage in range(stages_of(levels) + 1) if roots_of(p, levels, stage))
 
     def launched(self) -> Launch:
         text, shape, p = self.text, self.shape, self.p
@@ -148,9 +158,7 @@ class _Columns:
 
     def _sweep(self, stores: list[int], reduces: list[int]) -> None:
         text, shape, p = self.text, self.shape, self.p
-        times = min(AT_ONCE, ceil_div(shape.of_part, shape.down))
-        if len(p.body) > 64:
-            times = 1
+        times = self.times
         start, end = ("lo", "hi") if shape.parts > 1 else ("0", str(shape.rows))
         guards = [] if not stores or (p.outer[-1] // shape.width) % shape.across == 0 else ["live"]
         if shape.parts > 1 or shape.rows % (times * shape.down):
@@ -171,9 +179,14 @@ class _Columns:
             if r != stage[-1]:
                 return
             text.line("d_barrier();")
-        for other in stage if down > 1 else [r]:
+        several = stage if down > 1 else [r]
+        for other in several:
             joined = Join(self.p, other)
             text.line(f"{'long long' if joined.is_place else joined.type} v{other}[{width}];")
+        # Behind the last sweep only those ask that store.
+        text.open("if (y == 0)" if down > 1 and self.sweeps == self.swept else "")
+        for other in several:
+            joined = Join(self.p, other)
             text.unrolled("l", width)
             if down > 1:
                 text.line(f"{joined.type} f = s{other}[l * {across} + x];")
@@ -185,6 +198,7 @@ class _Columns:
                 text.line(f"const {joined.type} f = p{other}[l];")
             text.line(f"v{other}[l] = f{'.at' if joined.is_place else ''};")
             text.close()
+        text.close()
 
 
 def _value(join: Join) -> str:

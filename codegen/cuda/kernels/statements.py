@@ -33,6 +33,7 @@ class Visits:
         guard: the condition under which the piece is there; "" if all are.
         count: C++ of how many of its points are there; "" if all are.
         before: lines of a piece before its statements.
+        begin: lines of a piece before its loop variables.
         variables: loop variables that follow from ``e`` in a way of their own, and C++ of each.
     """
 
@@ -43,6 +44,7 @@ class Visits:
     count: str = ""
     variables: Sequence[tuple[int, str]] = ()
     before: Sequence[str] = ()
+    begin: Sequence[str] = ()
 
 
 class KernelText(Values):
@@ -189,6 +191,8 @@ class KernelText(Values):
         self.line(f"#pragma unroll (whole ? {visits.times} : 1)")
         self.open(f"for (int u = 0; u < {visits.times}; u++)")
         self.line(f"const {self.index} e = {visits.element};")
+        for text in visits.begin:
+            self.line(text)
         if visits.guard:
             self.open(f"if ({visits.guard})")
         if visits.count:
@@ -288,12 +292,17 @@ class KernelText(Values):
                 self.line(f"h{i}{at} = v{i};")
 
     def start_partials(self, reduces: Sequence[int]) -> None:
-        """Declare the partial results of reduces: as many as there are lanes."""
+        """Declare the partial results of reduces: as many as there are lanes, of every row."""
         for r in reduces:
             join = Join(self.p, r)
-            self.line(f"{join.type} p{r}[{self.width}];")
-            self.unrolled("l", self.width)
-            self.line(f"p{r}[l] = {join.start};")
+            if self.rows > 1:
+                self.line(f"{join.type} p{r}[{self.rows}][{self.width}];")
+                self.unrolled("l", self.rows * self.width)
+                self.line(f"p{r}[l / {self.width}][l % {self.width}] = {join.start};")
+            else:
+                self.line(f"{join.type} p{r}[{self.width}];")
+                self.unrolled("l", self.width)
+                self.line(f"p{r}[l] = {join.start};")
             self.close()
 
     def _accumulate(self, r: int) -> None:
@@ -301,7 +310,7 @@ class KernelText(Values):
         v, dtype = self.value(s.args[0], "l"), self.p.body[s.args[0]].dtype
         if s.args[0] in self.short and not s.is_place:
             v = f"(long long){v}"
-        target = f"p{r}[l]"
+        target = f"p{r}[mine][l]" if self.rows > 1 else f"p{r}[l]"
         if s.is_place:
             lane = " + l" if self.along is not None and self.along >= len(self.p.outer) and self.width > 1 else ""
             self.line(f"{target} = {join.function}::join({target}, {join.type}{{{v}, (long long)(e{lane})}});")

@@ -48,10 +48,12 @@ def resources_of(launch: Launch, nvrtc: Nvrtc, arch: str) -> Resources:
     start = time.thread_time()
     image = nvrtc.compile(prelude_text() + launch.text, arch, ("--ptxas-options=-v",), said.append)
     seconds = time.thread_time() - start
-    numbers, used = _SAID.search(said[0]), _USED.search(said[0])
-    assert numbers is not None and used is not None, said[0]
-    stack, stores, loads = map(int, numbers.groups())
-    return Resources(int(used[1]), stack, stores + loads, _code_bytes(image) // _INSTRUCTION_BYTES, seconds)
+    used = _USED.search(said[0])
+    # Of functions that are not inlined, too.
+    numbers = [tuple(map(int, row)) for row in _SAID.findall(said[0])]
+    assert numbers and used is not None, said[0]
+    stack, spilled = max(row[0] for row in numbers), sum(row[1] + row[2] for row in numbers)
+    return Resources(int(used[1]), stack, spilled, _code_bytes(image) // _INSTRUCTION_BYTES, seconds)
 
 
 def most_registers(launch: Launch) -> int:
