@@ -79,7 +79,12 @@ def column_shape(p: LoopNest, *, whole: bool = False) -> ColumnShape:
     across = min(WARP, power_of_two(pieces))
     rows, others = math.prod(p.inner), math.prod(p.outer[:-1])
     # Narrower tiles, each with more threads along the rows, where else most multiprocessors would have none.
-    while whole and across > LEAST_ACROSS and ceil_div(pieces, across) * others < MULTIPROCESSORS and BLOCK // across < rows:
+    while (
+        whole
+        and across > LEAST_ACROSS
+        and ceil_div(pieces, across) * others < MULTIPROCESSORS
+        and BLOCK // across < rows
+    ):
         across //= 2
     down = min(BLOCK // across, power_of_two(rows))
     return ColumnShape(width, across, down, ceil_div(pieces, across) * others, rows)

@@ -56,6 +56,7 @@ class KernelText(Values):
         room: values of 4 bytes that may wait in registers.
         in_pieces: gathers of which a piece has one vector.
         given: loads whose elements are there already, and C++ of where.
+        late, once: loads that are made piece by piece, of all pieces or where these are visited element by element.
     """
 
     def __init__(self, p: LoopNest, places: Places, along: int | None, width: int, points: int) -> None:
@@ -67,6 +68,7 @@ class KernelText(Values):
         self.given: dict[int, str] = {}
         self.in_pieces: set[int] = set()
         self.late: set[int] = set()
+        self.once: set[int] = set()
         self.room = register_words(256)
 
     def outer_values(self, stage: int) -> None:
@@ -97,17 +99,30 @@ class KernelText(Values):
         self.open("")
         early = self._early(loads, hold, times)
         self.late = {i for i in loads if i not in early}
+        # Element by element nothing waits together: an array that a loop walks lies in memory.
+        self.once = {i for i in early if i not in hold and times > 1 and self.width > 1}
         for i in early:
             if i not in hold:
-                self.line(f"{self._piece_type(i)} w{i}[{times}];")
-        if early:
+                self.line(f"{self._piece_type(i)} w{i}[{f'whole ? {times} : 1' if i in self.once else times}];")
+        for group in ([i for i in early if i not in self.once], sorted(self.once)):
+            if not group:
+                continue
+            if group[0] in self.once:
+                self.open("if constexpr (whole)")
             self._pieces(visits)
-            for i in early:
+            for i in group:
                 self._load_piece(i)
             self._end_of_piece(visits)
+            if group[0] in self.once:
+                self.close()
         self._pieces(visits)
         for text in visits.before:
             self.line(text)
+        if self.once:
+            self.open("if constexpr (!whole)")
+            for i in sorted(self.once):
+                self._load_piece(i)
+            self.close()
         for i in sorted(self.late):
             self.line(f"{self._piece_type(i)} w{i};")
             self._load_piece(i)
@@ -229,7 +244,7 @@ class KernelText(Values):
         assert isinstance(s, Load)
         step = 0 if self.along is None else s.strides[self.along]
         start = self.address(s.strides, "")
-        slot = f"w{i}" if i in self.late else f"w{i}[u]"
+        slot = self._slot(i)
         if step == 1:
             self.in_vectors[f"a{s.operand}"] = None
             count = "count" if self._counted else str(self.width)
@@ -241,6 +256,12 @@ class KernelText(Values):
             when = "if (whole || l < count) " if self._counted else ""
             self.line(f"{when}{slot}.of[l] = d_load(a{s.operand}, {self.address(s.strides, 'l')});")
             self.close()
+
+    def _slot(self, i: int) -> str:
+        """Where a load's elements of the piece at hand are."""
+        if i in self.late:
+            return f"w{i}"
+        return f"w{i}[{'whole ? u : 0' if i in self.once else 'u'}]"
 
     def _moving(self, values: Sequence[int], kept: set[int]) -> set[int]:
         """Which of some values differ from lane to lane; those kept in registers have a place for every lane."""
@@ -280,7 +301,7 @@ class KernelText(Values):
         elif self._is_loaded(i):
             assert isinstance(s, Load)
             step = 0 if self.along is None else s.strides[self.along]
-            slot = f"w{i}" if i in self.late else f"w{i}[u]"
+            slot = self._slot(i)
             element = f"{slot}.of[l]" if step else slot
             text = cast_expr(element, self.p.inputs[s.operand], s.dtype)
             self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {text};")

@@ -1,6 +1,6 @@
 """The CUDA kernels of whole networks at their full sizes, planned as a call on a GPU has them; nothing of these networks runs.
 
-    python -m tests.codegen.cuda.network_kernels [--arch sm_90a] [name ...]     a table: kernels, seconds to compile them, registers
+python -m tests.codegen.cuda.network_kernels [--arch sm_90a] [name ...]     a table: kernels, seconds to compile them, registers
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -155,7 +156,7 @@ def kernels_of(name: str, *, train: bool, half: bool) -> list[Launch]:
 def _planning() -> Iterator[tuple[Any, list[Launch]]]:
     """A backend that plans graphs and runs none, and the launches that it has planned, for an H100."""
     found: list[Launch] = []
-    session = Session(Options.make(target="cuda"), without_code=True)
+    plan_one = CudaEmitters.plan
 
     class Planning(Compilation):
         def _in_torch(self, gm: Any, done: Any) -> Any:
@@ -172,28 +173,11 @@ def _planning() -> Iterator[tuple[Any, list[Launch]]]:
         found.extend(plan.launches)
         return plan
 
-    plan_one = CudaEmitters.plan
-    with _set(CudaEmitters, "plan", planned), _environment(SETTING, TWIN):
-        yield dynamo_backend(lambda gm, context: Planning(session, context).compiled(gm)), found
-
-
-@contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    import pytest
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(name, value)
-        yield
+        patch.setattr(CudaEmitters, "plan", planned)
+        patch.setenv(SETTING, TWIN)
+        session = Session(Options.make(target="cuda"), without_code=True)
+        yield dynamo_backend(lambda gm, context: Planning(session, context).compiled(gm)), found
 
 
 def main() -> None:

