@@ -28,6 +28,7 @@ def described(m: Manifest, tensors: Sequence[Tensor]) -> tuple[ProgramInfo, list
         buffers=tuple(BufferInfo(b.shape, b.strides, b.dtype) for b in m.buffers),
         buffer_slots=tuple(b.slot for b in m.buffers),
         results=tuple(ResultInfo(o.source, o.index, o.shape, o.strides, o.offset, o.literal) for o in m.outputs),
+        callbacks={},
         origins=m.origins,
     )
     return info, [t for _, t in pairs]

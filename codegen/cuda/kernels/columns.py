@@ -106,8 +106,6 @@ class _Columns:
         )
         self.text.columns = True
         self.sweeps = 0
-        levels = self.text.levels
-        self.swept = sum(1 for stage in range(stages_of(levels) + 1) if roots_of(p, levels, stage))
 
     def launched(self) -> Launch:
         text, shape, p = self.text, self.shape, self.p
@@ -158,8 +156,7 @@ class _Columns:
         self.sweeps += 1
         if shape.rows:
             self._sweep(stores, reduces)
-        for r in reduces:
-            self._join(r, joins[r], reduces)
+        self._join(reduces, joins)
 
     def _sweep(self, stores: list[int], reduces: list[int]) -> None:
         text, shape, p = self.text, self.shape, self.p
@@ -173,37 +170,35 @@ class _Columns:
         text.visit(Visits(times, inner, f"at + y + u * {shape.down}", " && ".join(guards)), stores, reduces)
         text.close()
 
-    def _join(self, r: int, join: Join, stage: list[int]) -> None:
-        """The partial results of the threads that share a column, joined in their order; the same in all of them."""
+    def _join(self, reduces: list[int], joins: dict[int, Join]) -> None:
+        """The partial results of the threads that share a column, joined by halves; the same in all of them."""
         text, shape = self.text, self.shape
         width, across, down = shape.width, shape.across, shape.down
-        if down > 1:
+        for r in reduces if down > 1 else ():
             text.unrolled("l", width)
             text.line(f"s{r}[(y * {width} + l) * {across} + x] = p{r}[l];")
             text.close()
-            if r != stage[-1]:
-                return
+        if down > 1 and reduces:
+            text.line("#pragma unroll 1")
+            text.open(f"for (int half = {down // 2}; half > 0; half /= 2)")
             text.line("d_barrier();")
-        several = stage if down > 1 else [r]
-        for other in several:
-            joined = Join(self.p, other)
-            text.line(f"{'long long' if joined.is_place else joined.type} v{other}[{width}];")
-        # Behind the last sweep only those ask that store.
-        text.open("if (y == 0)" if down > 1 and self.sweeps == self.swept else "")
-        for other in several:
-            joined = Join(self.p, other)
-            text.unrolled("l", width)
-            if down > 1:
-                text.line(f"{joined.type} f = s{other}[l * {across} + x];")
-                text.open(f"for (int k = 1; k < {down}; k++)")
-                text.line(f"const {joined.type} next = s{other}[(k * {width} + l) * {across} + x];")
-                text.line(f"f = {joined.function}::template join<{_value(joined)}>(f, next);")
+            text.open("if (y < half)")
+            for r in reduces:
+                join, own = joins[r], f"s{r}[(y * {width} + l) * {across} + x]"
+                text.unrolled("l", width)
+                text.line(f"const {join.type} f = {own}, next = s{r}[((y + half) * {width} + l) * {across} + x];")
+                text.line(f"{own} = {join.function}::template join<{_value(join)}>(f, next);")
                 text.close()
-            else:
-                text.line(f"const {joined.type} f = p{other}[l];")
-            text.line(f"v{other}[l] = f{'.at' if joined.is_place else ''};")
             text.close()
-        text.close()
+            text.close()
+            text.line("d_barrier();")
+        for r in reduces:
+            join = joins[r]
+            text.line(f"{'long long' if join.is_place else join.type} v{r}[{width}];")
+            text.unrolled("l", width)
+            text.line(f"const {join.type} f = {f's{r}[l * {across} + x]' if down > 1 else f'p{r}[l]'};")
+            text.line(f"v{r}[l] = f{'.at' if join.is_place else ''};")
+            text.close()
 
 
 def _value(join: Join) -> str:

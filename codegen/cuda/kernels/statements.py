@@ -56,7 +56,7 @@ class KernelText(Values):
         room: values of 4 bytes that may wait in registers.
         in_pieces: gathers of which a piece has one vector.
         given: loads whose elements are there already, and C++ of where.
-        late, once: loads that are made piece by piece, of all pieces or where these are visited element by element.
+        late: loads that are made piece by piece.
     """
 
     def __init__(self, p: LoopNest, places: Places, along: int | None, width: int, points: int) -> None:
@@ -68,7 +68,6 @@ class KernelText(Values):
         self.given: dict[int, str] = {}
         self.in_pieces: set[int] = set()
         self.late: set[int] = set()
-        self.once: set[int] = set()
         self.room = register_words(256)
 
     def outer_values(self, stage: int) -> None:
@@ -99,33 +98,26 @@ class KernelText(Values):
         self.open("")
         early = self._early(loads, hold, times)
         self.late = {i for i in loads if i not in early}
-        # Element by element nothing waits together: an array that a loop walks lies in memory.
-        self.once = {i for i in early if i not in hold and times > 1 and self.width > 1}
         for i in early:
             if i not in hold:
-                self.line(f"{self._piece_type(i)} w{i}[{f'whole ? {times} : 1' if i in self.once else times}];")
-        for group in ([i for i in early if i not in self.once], sorted(self.once)):
-            if not group:
-                continue
-            if group[0] in self.once:
-                self.open("if constexpr (whole)")
+                self.line(f"{self._piece_type(i)} w{i}[{times}];")
+        if early:
+            self.open("if constexpr (whole)")
             self._pieces(visits)
-            for i in group:
+            for i in early:
                 self._load_piece(i)
             self._end_of_piece(visits)
-            if group[0] in self.once:
-                self.close()
+            self.close()
         self._pieces(visits)
         for text in visits.before:
             self.line(text)
-        if self.once:
-            self.open("if constexpr (!whole)")
-            for i in sorted(self.once):
-                self._load_piece(i)
-            self.close()
         for i in sorted(self.late):
             self.line(f"{self._piece_type(i)} w{i};")
-            self._load_piece(i)
+        if self.late:
+            self.open("if constexpr (whole)")
+            for i in sorted(self.late):
+                self._load_piece(i)
+            self.close()
         vectors = [i for i in stores if self._is_vector_store(i)]
         for i in vectors:
             self.line(f"d_vector<{CUDA_TYPE[p.body[i].dtype]}, {self.width}> r{i};")
@@ -134,7 +126,7 @@ class KernelText(Values):
         for i in here:
             if i not in moves:
                 self._in_lane(i, "", keep=False)
-            elif i in moves and is_vector_gather(p, i, self.along, self.width, moves):
+            elif i not in self.held and is_vector_gather(p, i, self.along, self.width, moves):
                 self._gather_vector(i, self._count(visits))
         self.line(f"#pragma unroll (whole ? {self.width} : 1)")
         self.open(f"for (int l = 0; l < {self.width}; l++)")
@@ -151,7 +143,9 @@ class KernelText(Values):
             assert isinstance(s, Store)
             value = cast_expr(self.value(s.args[0], "l"), compute_type(s.dtype), s.dtype)
             if i in vectors:
-                self.line(f"r{i}.of[l] = {value};")
+                self.line(f"const {CUDA_TYPE[s.dtype]} t{i} = {value};")
+                self.line(f"if constexpr (whole) r{i}.of[l] = t{i};")
+                self.line(f"else d_store(o{s.operand}, {self.address(s.strides, 'l')}, t{i});")
             else:
                 self.line(f"d_store(o{s.operand}, {self.address(s.strides, 'l')}, {value});")
         if visits.count:
@@ -160,9 +154,7 @@ class KernelText(Values):
         for i in vectors:
             s = p.body[i]
             assert isinstance(s, Store)
-            self.line(
-                f"d_store_lanes<whole>(o{s.operand}, {self.address(s.strides, '')}, r{i}, {self._count(visits)});"
-            )
+            self.line(f"if constexpr (whole) d_store_vector(o{s.operand}, {self.address(s.strides, '')}, r{i});")
         self._end_of_piece(visits)
         self.close()
         self.held |= hold
@@ -215,7 +207,6 @@ class KernelText(Values):
         for d, text in visits.variables:
             self.line(f"const {self.index} i{d} = {text};")
         self.decompose("e", visits.loops, self.p.dims)
-        self._counted = bool(visits.count)
 
     def _end_of_piece(self, visits: Visits) -> None:
         if visits.guard:
@@ -247,21 +238,19 @@ class KernelText(Values):
         slot = self._slot(i)
         if step == 1:
             self.in_vectors[f"a{s.operand}"] = None
-            count = "count" if self._counted else str(self.width)
-            self.line(f"{slot} = d_load_lanes<whole, {self.width}>(a{s.operand}, {start}, {count});")
+            self.line(f"{slot} = d_load_vector<{self.width}>(a{s.operand}, {start});")
         elif step == 0:
             self.line(f"{slot} = d_load(a{s.operand}, {start});")
         else:
             self.unrolled("l", self.width)
-            when = "if (whole || l < count) " if self._counted else ""
-            self.line(f"{when}{slot}.of[l] = d_load(a{s.operand}, {self.address(s.strides, 'l')});")
+            self.line(f"{slot}.of[l] = d_load(a{s.operand}, {self.address(s.strides, 'l')});")
             self.close()
 
     def _slot(self, i: int) -> str:
         """Where a load's elements of the piece at hand are."""
         if i in self.late:
             return f"w{i}"
-        return f"w{i}[{'whole ? u : 0' if i in self.once else 'u'}]"
+        return f"w{i}[u]"
 
     def _moving(self, values: Sequence[int], kept: set[int]) -> set[int]:
         """Which of some values differ from lane to lane; those kept in registers have a place for every lane."""
@@ -289,10 +278,14 @@ class KernelText(Values):
     def _in_lane(self, i: int, lane: str, *, keep: bool) -> None:
         s = self.p.body[i]
         at = f"[u * {self.width} + l]"
-        if i in self.in_pieces:
+        if i in self.held and not self._is_loaded(i):
+            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = h{i}{at};")
+        elif i in self.in_pieces:
             assert isinstance(s, Gather)
             text = cast_expr(f"w{i}.of[l]", self.p.inputs[s.operand], s.dtype)
             self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {text};")
+            if keep:
+                self.line(f"h{i}{at} = v{i};")
         elif i in self.given:
             assert isinstance(s, Load)
             t = CUDA_TYPE[self.p.inputs[s.operand]]
@@ -303,10 +296,11 @@ class KernelText(Values):
             step = 0 if self.along is None else s.strides[self.along]
             slot = self._slot(i)
             element = f"{slot}.of[l]" if step else slot
+            if self.width > 1:
+                # Element by element nothing waits: an array whose place a loop decides would lie in memory.
+                element = f"(whole ? {element} : d_load(a{s.operand}, {self.address(s.strides, lane)}))"
             text = cast_expr(element, self.p.inputs[s.operand], s.dtype)
             self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {text};")
-        elif i in self.held:
-            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = h{i}{at};")
         else:
             self.statement(i, lane)
             if keep:
@@ -331,7 +325,8 @@ class KernelText(Values):
         v, dtype = self.value(s.args[0], "l"), self.p.body[s.args[0]].dtype
         if s.args[0] in self.short and not s.is_place:
             v = f"(long long){v}"
-        target = f"p{r}[mine][l]" if self.rows > 1 else f"p{r}[l]"
+        at = "l" if self.columns or self.width == 1 else "whole ? l : 0"
+        target = f"p{r}[mine][{at}]" if self.rows > 1 else f"p{r}[{at}]"
         if s.is_place:
             lane = " + l" if self.along is not None and self.along >= len(self.p.outer) and self.width > 1 else ""
             self.line(f"{target} = {join.function}::join({target}, {join.type}{{{v}, (long long)(e{lane})}});")

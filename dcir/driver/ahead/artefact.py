@@ -34,7 +34,7 @@ from dcir.ir.dace.symbols import symbolic_sdfg
 from dcir.ir.moving_network import MovingNetwork, fixed
 from dcir.ir.serialize import encode
 from dcir.ir.sizes import value_at
-from dcir.ops.library.torch_call import calls_graphs
+from dcir.ops.library.torch_call import TorchCall, calls_graphs
 from dcir.runtime import artefact as layout
 from dcir.runtime import manifest as schema
 from dcir.runtime.program_info import ResultInfo
@@ -179,7 +179,8 @@ def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Te
         calls=library.calls,
         gpu=gpu,
     )
-    over_graphs = [spec.name for spec, _, _ in library.callbacks.values() if calls_graphs(spec)]
+    calls = (spec for spec, _, _ in library.callbacks.values() if isinstance(spec, TorchCall))
+    over_graphs = [spec.name for spec in calls if calls_graphs(spec)]
     if over_graphs:
         raise Unsupported.collect(
             [(f"{name} in a compiled file", "") for name in over_graphs],

@@ -33,7 +33,7 @@ def test_numbers_of_several_sweeps(tmp_path: Path) -> None:
 
 def test_a_row_that_fits_registers_is_read_once() -> None:
     (launch,) = planned(softmax(4, 1024)).launches
-    assert launch.text.count("= d_load_lanes") == 2  # in vectors, or element by element
+    assert launch.text.count("= d_load_vector") == 2  # in vectors, or element by element
     assert launch.text.count("d_exp(") == 2
 
 
