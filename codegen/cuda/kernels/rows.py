@@ -112,7 +112,7 @@ class _Rows:
 
     def _settled(self, shape: RowShape) -> RowShape:
         """The shape in which what is held fits registers: fewer rows at once, or more threads a row; else nothing is held."""
-        words = sum(self.text.words(i) for i in self.hold)
+        words = sum(self.text.words(i, held=True) for i in self.hold)
         tried = [shape, *(replace(shape, rows=rows) for rows in (2, 1) if rows < shape.rows)]
         group = 2 * shape.group
         while WARP < group <= min(MOST_BLOCK, power_of_two(shape.pieces)):
@@ -265,7 +265,13 @@ class _Rows:
                 used.setdefault(i, set()).add(stage)
         several = [i for i, stages in used.items() if len(stages) > 1 and levels[i][1]]
         costly = [i for i in several if p.body[i].op in COSTLY or isinstance(p.body[i], Gather)]
-        loads = [i for i in several if isinstance(p.body[i], Read) and i not in costly]
+        # What all rows share stays in a multiprocessor's own cache.
+        outer = range(len(p.outer))
+        loads = [
+            i
+            for i in several
+            if isinstance(s := p.body[i], Read) and any(s.strides[d] for d in outer) and i not in costly
+        ]
         # A load that only a held value needs is not needed again.
         again: set[int] = set()
         for stage in range(1, self.stages + 1):

@@ -128,7 +128,8 @@ class KernelText(Values):
                 self._in_lane(i, "", keep=False)
             elif i not in self.held and is_vector_gather(p, i, self.along, self.width, moves):
                 self._gather_vector(i, self._count(visits))
-        self.line(f"#pragma unroll (whole ? {self.width} : 1)")
+        # Columns have a result in every lane, which registers can only hold where no loop decides which one it is.
+        self.line(f"#pragma unroll {self.width if self.columns else f'(whole ? {self.width} : 1)'}")
         self.open(f"for (int l = 0; l < {self.width}; l++)")
         if visits.count:
             self.open("if (whole || l < count)")
@@ -175,22 +176,23 @@ class KernelText(Values):
                     stack.append(a)
         return found
 
-    def words(self, i: int) -> int:
-        """Registers that a value takes for a piece."""
+    def words(self, i: int, *, held: bool) -> int:
+        """Registers that a value takes for a piece; of halves that are held the compiler keeps the widened numbers."""
         s = self.p.body[i]
         if not isinstance(s, Load) or not self._is_loaded(i):
             return max(1, itemsize(s.dtype) // 4) * self.width
         lanes = self.width if self.along is not None and s.strides[self.along] else 1
-        return max(1, itemsize(self.p.inputs[s.operand]) * lanes // 4)
+        size = itemsize(self.p.inputs[s.operand])
+        return max(1, (max(size, 4) if held else size) * lanes // 4)
 
     def _early(self, loads: Sequence[int], hold: set[int], times: int) -> list[int]:
         """Loads of all pieces that are waited for together: those that are held, and others while registers last."""
-        left = self.room - sum(self.words(i) * times for i in hold | self.held)
+        left = self.room - sum(self.words(i, held=True) * times for i in hold | self.held)
         found = [i for i in loads if i in hold]
         for i in loads:
-            if i not in hold and (times == 1 or self.words(i) * times <= left):
+            if i not in hold and (times == 1 or self.words(i, held=False) * times <= left):
                 found.append(i)
-                left -= self.words(i) * times
+                left -= self.words(i, held=False) * times
         return found
 
     def _pieces(self, visits: Visits) -> None:
