@@ -2,19 +2,22 @@
 
     library | image | image | ... | table (JSON: name -> [offset, bytes]) | length of the table (8 bytes) | MARK
 
-A loader of shared libraries reads what their headers name and nothing behind it.
+A loader of shared libraries reads what their headers name and nothing behind it. An image's name is its architecture and its kernel's name
+("sm_90a/k_1").
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dcir.errors import ArtefactInvalid
 
 _MARK = b"dcir kernel images 1\n"
 _ALIGNMENT = 64
+_ARCHITECTURE = re.compile(r"sm_([1-9]\d*)(\d)(a?)")
 
 
 def with_images(library: bytes, images: Mapping[str, bytes]) -> bytes:
@@ -45,3 +48,34 @@ def images_of(path: Path) -> dict[str, bytes]:
         return {str(name): data[offset : offset + size] for name, (offset, size) in table.items()}
     except (ValueError, TypeError, AttributeError) as e:
         raise ArtefactInvalid("the images of a library cannot be read", where=str(path)) from e
+
+
+def image_name(arch: str, kernel: str) -> str:
+    """The name of a kernel's image for an architecture."""
+    return f"{arch}/{kernel}"
+
+
+def is_architecture(name: str) -> bool:
+    """Whether a name is that of a GPU's architecture as NVRTC has them ("sm_80", "sm_90a")."""
+    return _ARCHITECTURE.fullmatch(name) is not None
+
+
+def architecture_for(capability: tuple[int, int], made: Iterable[str]) -> str | None:
+    """The architecture whose machine code a GPU runs, of those that there is code for; None if there is none.
+
+    Code for "sm_90a" runs on that compute capability alone; any other on those of the same first number that are not lower
+    (CUDA C++ Programming Guide, "Binary compatibility").
+
+    Args:
+        capability: major and minor number of the GPU's compute capability.
+        made: architectures with code.
+    """
+    fitting = []
+    for name in made:
+        found = _ARCHITECTURE.fullmatch(name)
+        if found is None or int(found[1]) != capability[0]:
+            continue
+        minor, exact = int(found[2]), bool(found[3])
+        if minor == capability[1] or (minor < capability[1] and not exact):
+            fitting.append((minor, exact, name))
+    return max(fitting)[2] if fitting else None

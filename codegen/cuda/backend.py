@@ -26,7 +26,7 @@ from dcir.errors import Unsupported
 from dcir.ir.operator import Operator
 from dcir.ir.refusal import Refusal
 from dcir.ir.schedule import OPEN, Schedule
-from dcir.kernel_images import with_images
+from dcir.kernel_images import image_name, with_images
 
 # Each library has fibers of its own: another one may be unloaded before it.
 _TWIN_FLAGS = ("-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-w")
@@ -102,9 +102,12 @@ class CudaBackend:
         return "\n".join([*texts, stubs_text([kernel], {kernel.name: launches}, twin=self._twin)])
 
     def identity(self, machine: Machine, cache: Cache) -> str:
-        """Of the compilers and what kernels include."""
+        """Of the compilers, what kernels include, and what they are compiled for."""
+        assert isinstance(machine, CudaMachine)
         gcc = key_of(Toolchain.find(cache).identity, repr(self._flags(machine)))
-        return key_of(gcc, *(("twin", twin_text()) if self._twin else (prelude_text(), find_nvrtc().identity)))
+        if self._twin:
+            return key_of(gcc, "twin", twin_text())
+        return key_of(gcc, prelude_text(), find_nvrtc().identity, *machine.architectures)
 
     def build(
         self,
@@ -131,7 +134,11 @@ class CudaBackend:
         if self._twin:
             shutil.copyfile(library, draft)
             return
-        images = cubins(dict(sorted(texts.items())), prelude_text(), machine.arch, cache, progress)
+        images = {
+            image_name(arch, name): image
+            for arch in machine.architectures
+            for name, image in cubins(dict(sorted(texts.items())), prelude_text(), arch, cache, progress).items()
+        }
         draft.write_bytes(with_images(library.read_bytes(), images))
 
     def _flags(self, machine: Machine) -> tuple[str, ...]:

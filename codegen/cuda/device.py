@@ -6,7 +6,9 @@ Figures of an H100 and an H200; a text does not depend on where it is printed.
 from __future__ import annotations
 
 MULTIPROCESSORS = 132
-WANTED_THREADS = MULTIPROCESSORS * 1024
+RESIDENT_THREADS = 1024
+"""That a multiprocessor holds of any kernel that takes no more than 64 registers a thread."""
+WANTED_THREADS = MULTIPROCESSORS * RESIDENT_THREADS
 """Threads from which on memory is kept busy."""
 MOST_BLOCK = 1024
 WARP = 32

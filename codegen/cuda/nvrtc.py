@@ -52,13 +52,16 @@ class Nvrtc:
         state = self.path.stat()
         return key_of("nvrtc", repr(self.version), str(state.st_size), *_OPTIONS)
 
-    def compile(self, text: str, arch: str, options: Sequence[str] = ()) -> bytes:
+    def compile(
+        self, text: str, arch: str, options: Sequence[str] = (), hear: Callable[[str], None] | None = None
+    ) -> bytes:
         """The cubin of a source.
 
         Args:
             text: CUDA C++ that includes nothing.
             arch: of the device ("sm_90a").
             options: more of the compiler's options.
+            hear: is told what the compiler says of a source that it takes.
 
         Raises:
             CompilerFailed: it refused the source.
@@ -68,12 +71,16 @@ class Nvrtc:
         try:
             words = [f"-arch={arch}".encode(), *(o.encode() for o in (*_OPTIONS, *options))]
             code = call.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
+            if code or hear is not None:
+                said = self._text(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
             if code:
                 raise CompilerFailed(
                     "NVRTC does not compile a kernel", where=f"{self.path.name} {self.version[0]}.{self.version[1]}, {arch}",
-                    details=[("compiler", self._text(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog")[-4000:])],
+                    details=[("compiler", said[-4000:])],
                     hint="report it with the text that debug_dir keeps",
                 )  # fmt: skip
+            if hear is not None:
+                hear(said)
             return self._bytes(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN")
         finally:
             call.nvrtcDestroyProgram(ctypes.byref(program))

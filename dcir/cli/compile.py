@@ -19,6 +19,12 @@ from dcir.cli.progress import progress_bar
     type=click.IntRange(min=1),
     help="Size of the team that will run it, on this machine or another. [as many as torch uses]",
 )
+@click.option(
+    "--arch",
+    multiple=True,
+    metavar="NAME",
+    help="With --target cuda, a GPU's architecture that the file is for (sm_80, sm_90a); several times. [the GPU at hand]",
+)
 @click.option("--until", metavar="PASS", help="Stop after this pass.")
 @common.options(common.strict, common.verify, common.plain)
 def command(
@@ -29,6 +35,7 @@ def command(
     shapes: dict[str, list[int | str]],
     bounds: dict[str, tuple[int | None, int | None]],
     threads: int | None,
+    arch: tuple[str, ...],
     until: str | None,
     strict: bool,
     verify: str,
@@ -51,6 +58,7 @@ def command(
             shapes=shapes,
             bounds=bounds,
             threads=threads,
+            arch=arch,
             until=until,
             strict=strict,
             verify=verify,

@@ -58,11 +58,18 @@ class CudaMachine(Machine):
         arch: as NVRTC calls it ("sm_90a").
         multiprocessors: how many it has.
         twin: whether the kernels run on the CPU instead, as the tests want it.
+        asked: the architectures that somebody wants code for, wherever it may run; () is that of the GPU at hand.
     """
 
     arch: str = "sm_90a"
     multiprocessors: int = 132
     twin: bool = False
+    asked: tuple[str, ...] = ()
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Those that there is to be machine code for."""
+        return self.asked or (self.arch,)
 
     @property
     def key(self) -> str:

@@ -32,6 +32,7 @@ from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.report.remarks import Remarks
 from dcir.runtime.artefact import load_artefact, read_report
+from dcir.targets import target_class
 
 if TYPE_CHECKING:
     from dcir.driver.measure.bench import Measurement
@@ -81,6 +82,7 @@ def save(
     path: str | os.PathLike[str],
     *,
     named: Mapping[str, Any] | None = None,
+    arch: Sequence[str] = (),
     **options: Any,
 ) -> Report:
     """Compile the forward pass of a module and write it as a .dcir file: for the shapes of one example call, or for sizes within bounds.
@@ -89,6 +91,7 @@ def save(
         module: in the mode to compile, which should be eval mode.
         inputs, named: arguments of the example call; values that are no tensors are fixed.
         path: the file to write.
+        arch: with ``target="cuda"``, the GPUs that the file is for (["sm_80", "sm_90a"]), none of which need be here; else the one at hand.
         options: as in ``dcir.optimize``; ``dynamic={input: {dimension: Dim(name, min=..., max=...)}}`` says which sizes may
             differ from those of the example. A batch alone runs in pieces where the model does the same to every image; everything
             else has one program for all sizes, or, where that cannot be, one for each, up to ``shape_limit``.
@@ -98,9 +101,9 @@ def save(
 
     Raises:
         Unsupported: the forward pass cannot be captured as one graph, or sizes within the bounds take too many programs.
-        OptionError: sizes without bounds, or of inputs that are not there.
+        OptionError: sizes without bounds, or of inputs that are not there; or an architecture that is none, or of another target.
     """
-    session = Session(Options.make(**options))
+    session = Session(Options.make(**options), architectures=tuple(arch))
     session.options.refuse_streams("a .dcir file")
     dynamic = session.options.dynamic
     if not dynamic:
@@ -114,6 +117,7 @@ def save(
             where=f"dynamic={dynamic!r}",
             hint='dynamic={"x": {0: torch.export.Dim("batch", min=1, max=64)}}',
         )
+    _check_sizes(session.options)
     dimensions = dimensions_of(module, inputs, named or {}, dynamic)
     sized = compile_for_sizes(module, inputs, session, dimensions, named)
     report = Report(session.graphs)
@@ -133,19 +137,34 @@ def compile_file(
     strict: bool = False,
     verify: str = "off",
     bounds: Bounds | None = None,
+    arch: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Report:
     """Compile an ONNX file to a .dcir file; see ``dcir compile --help`` for the options."""
     options = Options.make(level=level, target=target, threads=threads, until=until, strict=strict, verify=verify)
     if bounds:
-        session = Session(options, progress=progress)
+        _check_sizes(options)
+        session = Session(options, progress=progress, architectures=tuple(arch))
         sized = compile_file_for_sizes(_open_onnx(model, shapes), session, bounds)
         report = Report(session.graphs, machine=rates())
         write_sized_artefact(destination, sized, lasting(report))
         return report
-    compiled, report = _compile_onnx(model, options, shapes, progress)
+    compiled, report = _compile_onnx(model, options, shapes, progress, tuple(arch))
     write_artefact(destination, compiled, lasting(report))
     return report
+
+
+def _check_sizes(options: Options) -> None:
+    """Refuse a file for several sizes where a target has none.
+
+    Raises:
+        OptionError: it has not.
+    """
+    if not target_class(options.target).saves_sizes:
+        raise OptionError(
+            f"a compiled file of target {options.target!r} is for one size", where=f"target={options.target!r}",
+            hint="leave out dynamic and --bound, and write a file for each size",
+        )  # fmt: skip
 
 
 def explain_file(
@@ -451,9 +470,13 @@ def list_passes(level: int) -> list[PassInfo]:
 
 
 def _compile_onnx(
-    model: str | os.PathLike[str], options: Options, shapes: Shapes | None, progress: Progress | None = None
+    model: str | os.PathLike[str],
+    options: Options,
+    shapes: Shapes | None,
+    progress: Progress | None = None,
+    arch: tuple[str, ...] = (),
 ) -> tuple[Compiled, Report]:
-    session = Session(options, progress=progress)
+    session = Session(options, progress=progress, architectures=arch)
     compiled = compile_onnx(_open_onnx(model, shapes), session)
     return compiled, Report(session.graphs, machine=rates(), skip=options.skip)
 

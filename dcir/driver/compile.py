@@ -74,12 +74,16 @@ class Compilation:
         session: the options, and where the record goes.
         context: what is known of the graph.
         target: what it is compiled for.
+        device: the kind of device that its tensors are on while it is compiled.
         record: what was done so far.
     """
 
     def __init__(self, session: Session, context: GraphContext) -> None:
         self.session, self.options, self.context = session, session.options, context
         self.target: DriverTarget = host_target(session.team, session.options.target)
+        if session.architectures:
+            self.target = self.target.for_architectures(session.architectures)
+        self.device = self.target.device()
         self.record = GraphRecord(
             context.kind,
             context.sizes,
@@ -224,7 +228,7 @@ class Compilation:
 
     def rewritten(self, gm: fx.GraphModule) -> Imported:
         """The graph's network after all passes."""
-        with on_device(self.target.device()):  # the thread may be one that only runs backwards
+        with on_device(self.device):  # the thread may be one that only runs backwards
             done = import_graph(gm, self.context)
         if self.session.on_import is not None:
             self.session.on_import(gm, done)

@@ -68,6 +68,7 @@ class Session:
         streams: how its calls share the processors, where several run at once.
         keeper: keeps of every graph what is to be looked at later.
         without_code: whether graphs are only rewritten and planned, and then run by torch.
+        architectures: of processors that code for a file is to run on; () is the one at hand.
         made: of a program, or programs for all sizes, what became of its graph, and its library.
     """
 
@@ -85,6 +86,7 @@ class Session:
     streams: StreamNumber | None = None
     keeper: Keeper | None = None
     without_code: bool = False
+    architectures: tuple[str, ...] = ()
     made: weakref.WeakKeyDictionary[Any, tuple[GraphRecord, Library]] = field(default_factory=weakref.WeakKeyDictionary)
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime import manifest as schema
 from dcir.runtime import sized_manifest as sizes
 from dcir.runtime.manifest import Constant, FileEntry, Manifest
-from dcir.runtime.model import CompiledModel, Loaded
+from dcir.runtime.model import CompiledModel, Loaded, device_of
 from dcir.runtime.sized_model import LoadedSizes, SizedModel
 
 MANIFEST = "manifest.json"
@@ -79,7 +79,7 @@ def _model(archive: zipfile.ZipFile, programs: int, identity: str, cache: Cache,
     _check_machine(manifest, identity)
     library = _library(archive, manifest.files, LIBRARY, cache)
     stored = _weights(_checked(archive, manifest.files, WEIGHTS, schema.MAX_BYTES))
-    tensors = _tensors(manifest.constants, stored)
+    tensors = _tensors(manifest.constants, stored, device_of(manifest))
     return CompiledModel(Loaded(manifest, library, report), [tensors[c.tensor] for c in manifest.constants])
 
 
@@ -93,6 +93,8 @@ def _sized_model(
     for number in range(programs):
         name = sizes.member(number, MANIFEST)
         manifests.append(schema.read(_json(_checked(archive, document.files, name, _MAX_TEXT), name)))
+        if manifests[-1].gpu is not None:
+            raise schema.broken(name, "the manifest of a program for CPUs")
         _check_machine(manifests[-1], identity)
     sizes.check_programs(document, manifests)
     for number in range(programs):
@@ -103,6 +105,11 @@ def _sized_model(
 
 
 def _check_machine(manifest: Manifest, identity: str) -> None:
+    if manifest.gpu is not None:  # what of it runs on the CPU is made for any of its kind
+        from dcir.runtime.gpu_model import check_gpu
+
+        check_gpu(manifest, manifest.gpu)
+        return
     if manifest.machine.identity != identity:
         raise ArtefactInvalid(
             "the file was compiled for another processor",
@@ -200,26 +207,28 @@ def _weights(data: bytes) -> dict[str, torch.Tensor]:
     return stored
 
 
-def _tensors(constants: Sequence[Constant], stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _tensors(
+    constants: Sequence[Constant], stored: Mapping[str, torch.Tensor], device: str = "cpu"
+) -> dict[str, torch.Tensor]:
     """One tensor per weight, laid out and aligned as the code reads it; constants of several programs may name the same."""
     if set(stored) != {c.tensor for c in constants}:
         raise ArtefactInvalid("the weights are not those that the manifest lists")
     made: dict[str, tuple[Constant, torch.Tensor]] = {}
     for c in constants:
-        like, _ = made.get(c.tensor) or made.setdefault(c.tensor, (c, _placed(c, stored[c.tensor])))
+        like, _ = made.get(c.tensor) or made.setdefault(c.tensor, (c, _placed(c, stored[c.tensor], device)))
         if (like.shape, like.strides, like.dtype, like.names) != (c.shape, c.strides, c.dtype, c.names):
             raise ArtefactInvalid(f"the programs disagree on the weight {c.tensor!r}")
     return {name: tensor for name, (_, tensor) in made.items()}
 
 
-def _placed(constant: Constant, flat: torch.Tensor) -> torch.Tensor:
+def _placed(constant: Constant, flat: torch.Tensor, device: str) -> torch.Tensor:
     """The constant's elements are stored from the first to the last, whatever their strides."""
     dtype = FROM_NAME[constant.dtype]
     size = schema.extent(constant.shape, constant.strides)
     words = 2 if dtype.is_complex else 1
     if flat.dtype != (dtype.to_real() if dtype.is_complex else dtype) or flat.numel() != size * words:
         raise ArtefactInvalid(f"the weight {constant.tensor!r} has another type or size than the manifest says")
-    tensor = torch.empty_strided(constant.shape, constant.strides, dtype=dtype)
+    tensor = torch.empty_strided(constant.shape, constant.strides, dtype=dtype, device=device)
     memory = torch.as_strided(tensor, (size,), (1,))
     (torch.view_as_real(memory) if dtype.is_complex else memory).view(-1).copy_(flat.reshape(-1))
     return tensor

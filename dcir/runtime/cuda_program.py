@@ -19,7 +19,7 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
 from dcir.errors import ArtefactInvalid, DcirError, FallbackFailed, IndexOutOfRange
-from dcir.kernel_images import images_of
+from dcir.kernel_images import architecture_for, image_name, images_of
 from dcir.ops.reach import check_call
 from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime.blocks import Arenas
@@ -234,8 +234,10 @@ class CudaProgram(Program):
             self._driver = cuda_driver()
         self._driver.enter(device.index)
         if self._kernels is None:
-            images = images_of(self._path)
-            rows = [(name, images[name], shared) for name, shared in self._needed]
+            images, arch = images_of(self._path), ""
+            if images:
+                arch = architecture_of(device.index, {name.partition("/")[0] for name in images})
+            rows = [(name, images[image_name(arch, name)], shared) for name, shared in self._needed]
             self._kernels = self._driver.load(rows, device.index)
             driver = self._driver
             self._library.dcir_bind(driver.launch, driver.copy, driver.move, driver.wait, self._kernels.table)
@@ -336,6 +338,28 @@ class _StatusWords:
             return None
         self._words.zero_()
         return int(bad[0])
+
+
+def architecture_of(device: int, made: Collection[str]) -> str:
+    """The architecture whose machine code a GPU runs, of those that there is code for.
+
+    Args:
+        device: the GPU's number.
+        made: architectures with code.
+
+    Raises:
+        ArtefactInvalid: it runs none of them.
+    """
+    capability = torch.cuda.get_device_capability(device)
+    found = architecture_for(capability, made)
+    if found is None:
+        own = "sm_{}{}".format(*capability)
+        raise ArtefactInvalid(
+            f"there is code for GPUs of {', '.join(sorted(made))}, and this one is {own}",
+            where=torch.cuda.get_device_name(device),
+            hint=f"compile again, for {own} too",
+        )
+    return found
 
 
 def _device_of(args: Sequence[Any], constants: Sequence[torch.Tensor]) -> torch.device:

@@ -12,9 +12,11 @@ from typing import Any
 from dcir.errors import ArtefactInvalid, InvalidGraph
 from dcir.ir.serialize import decode
 from dcir.ir.types import TYPES, itemsize
+from dcir.kernel_images import is_architecture
+from dcir.ops.library.library_call import LibraryCall
 from dcir.ops.library.torch_call import TorchCall
 
-FORMAT = 2
+FORMAT = 3
 MAX_BYTES = 1 << 46
 _MAX_SLOTS = 1 << 24
 _MAX_RANK = 64
@@ -100,10 +102,24 @@ class TorchEntry:
 
 
 @dataclass(frozen=True)
+class ManifestGpu:
+    """What the library holds for GPUs.
+
+    Attributes:
+        architectures: those with machine code ("sm_90a"); none where the kernels run on the CPU, as tests have them.
+        made: calls into torch, by number, that make the tensor of a whole result, and its slot.
+    """
+
+    architectures: tuple[str, ...]
+    made: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything needed to call the library.
 
     Attributes:
+        gpu: of a library whose kernels run on one; None: on the CPU.
         result: how the outputs are nested: an output's number, {"list": [...]}, {"tuple": [...]} or {"dict": {...}}.
         origins: per operator number, its place in the user's model.
     """
@@ -127,6 +143,7 @@ class Manifest:
     origins: tuple[str, ...]
     kernels: int
     calls: int
+    gpu: ManifestGpu | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that ``read`` takes back."""
@@ -261,6 +278,18 @@ def _check(m: Manifest) -> None:
         raise broken("result", "a nest of all outputs")
     for i, entry in enumerate(m.calls_into_torch):
         _check_call(m, entry, sizes, f"calls_into_torch[{i}]")
+    if m.gpu is not None:
+        _check_gpu(m, m.gpu)
+
+
+def _check_gpu(m: Manifest, gpu: ManifestGpu) -> None:
+    if not all(map(is_architecture, gpu.architectures)):
+        raise broken("gpu.architectures", "names of architectures")
+    outs = {entry.number: entry.outs for entry in m.calls_into_torch}
+    slots = {b.slot for b in m.buffers}
+    for number, slot in gpu.made:
+        if slot not in slots or outs.get(number) != ((slot, 0),):
+            raise broken("gpu.made", "calls whose result is a whole buffer")
 
 
 def _check_names(names: list[str], where: str) -> None:
@@ -297,7 +326,7 @@ def _numbers(node: Any, depth: int) -> list[int]:
 
 
 def _check_call(m: Manifest, entry: TorchEntry, sizes: dict[int, int], where: str) -> None:
-    spec = torch_call(entry, where)
+    spec = torch_call(entry, where, on_gpu=m.gpu is not None)
     if not 0 <= entry.number < len(m.origins):
         raise broken(f"{where}.number", "the number of an operator")
     for places, windows in ((entry.ins, spec.ins), (entry.outs, spec.outs)):
@@ -312,8 +341,8 @@ def _check_call(m: Manifest, entry: TorchEntry, sizes: dict[int, int], where: st
 _WINDOWS = tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
 
 
-def torch_call(entry: TorchEntry, where: str = "calls_into_torch") -> TorchCall:
-    """The decoded call of an entry.
+def torch_call(entry: TorchEntry, where: str = "calls_into_torch", *, on_gpu: bool = False) -> TorchCall | LibraryCall:
+    """The decoded call of an entry, which on a GPU may be one of a library.
 
     Raises:
         ArtefactInvalid: it is no call of an operator that this torch has.
@@ -324,6 +353,8 @@ def torch_call(entry: TorchEntry, where: str = "calls_into_torch") -> TorchCall:
         spec = decode(entry.spec)
     except (InvalidGraph, KeyError, TypeError, ValueError, AttributeError) as e:
         raise broken(f"{where}.spec", "a call into torch") from e
+    if on_gpu and isinstance(spec, LibraryCall):
+        return _library_call(spec, where)
     if not isinstance(spec, TorchCall) or not isinstance(spec.name, str) or spec.name.count(".") != 2:
         raise broken(f"{where}.spec", "a call into torch")
     for side in (spec.ins, spec.outs):
@@ -336,6 +367,17 @@ def torch_call(entry: TorchEntry, where: str = "calls_into_torch") -> TorchCall:
         raise broken(f"{where}.spec", "a call into torch")
     if overload(spec.name) is None:
         raise ArtefactInvalid(f"this torch has no operator {spec.name}", hint=_AGAIN)
+    return spec
+
+
+def _library_call(spec: LibraryCall, where: str) -> LibraryCall:
+    """A call of a library, once its operands have turned out to be some."""
+    try:
+        sides = spec.ins, spec.outs
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+        raise broken(f"{where}.spec", "a call of a library") from e
+    for side in sides:
+        _read(_WINDOWS, _listed(side), where)
     return spec
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import torch
 from torch import Tensor, nn, strided
 
 from dcir.errors import ArtefactInvalid, InvalidInput
-from dcir.ops.reach import out_of_reach
+from dcir.ops.reach import device, on_device, out_of_reach
 from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.buffers import SizedBuffers
+from dcir.runtime.described import described
 from dcir.runtime.manifest import Constant, Input, Manifest, torch_call
 from dcir.runtime.program import Program
-from dcir.runtime.program_info import BufferInfo, ProgramInfo, ResultInfo
 from dcir.runtime.torch_calls import call_into_torch
 
 
@@ -47,7 +48,7 @@ class CompiledModel(nn.Module):
     """Calls a compiled library.
 
     Its weights are buffers under their original names; ``load_state_dict`` copies into them and the next call sees it.
-    It computes what the model computed in eval mode, records no gradients, and stays on the CPU in its own types.
+    It computes what the model computed in eval mode, records no gradients, and stays on its device in its own types.
     """
 
     dcir: Loaded
@@ -60,7 +61,10 @@ class CompiledModel(nn.Module):
         self._register(zip(manifest.constants, tensors, strict=True))
         self.__dict__["dcir"] = loaded
         self.__dict__["_tensors"] = list(tensors)
-        self.__dict__["_program"] = program_of(manifest, loaded.library, tensors)
+        self.__dict__["_program"] = _program(manifest, loaded.library, tensors)
+        # Of a library for GPUs without code for any the kernels run on the CPU, as tests have them.
+        self.__dict__["_kind"] = kind = device_of(manifest)
+        self.__dict__["_on_gpu"] = kind != "cpu"
         # (type, shape, strides) per argument: all that a call has time to compare.
         self.__dict__["_layouts"] = [(FROM_NAME[x.dtype], x.shape, x.strides) for x in manifest.inputs]
         self.__dict__["_shape_of_result"] = rebuilder(manifest.result, len(manifest.outputs))
@@ -68,7 +72,7 @@ class CompiledModel(nn.Module):
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """See ``forward``."""
         state = self.__dict__
-        layouts = state["_layouts"]
+        layouts, on_gpu = state["_layouts"], state["_on_gpu"]
         if named or len(inputs) != len(layouts) or state["_forward_hooks"] or state["_forward_pre_hooks"]:
             return super().__call__(*inputs, **named)
         for x, (dtype, shape, strides) in zip(inputs, layouts, strict=True):
@@ -80,7 +84,7 @@ class CompiledModel(nn.Module):
                 or x.shape != shape
                 or x.stride() != strides
                 or x.requires_grad
-                or not x.is_cpu
+                or not (x.is_cuda if on_gpu else x.is_cpu)
                 or x.is_neg()
                 or x.is_conj()
             ):
@@ -107,7 +111,8 @@ class CompiledModel(nn.Module):
 
     def results(self, inputs: Sequence[Any]) -> list[Any]:
         """The results in the order of the manifest, whatever the model nests them in; raises what ``forward`` does."""
-        ready = [fitted(spec, value) for spec, value in zip(self.dcir.inputs, inputs, strict=True)]
+        with on_device(self.__dict__["_kind"]):
+            ready = [fitted(spec, value) for spec, value in zip(self.dcir.inputs, inputs, strict=True)]
         out: list[Any] = self.__dict__["_program"](ready)
         return out
 
@@ -149,7 +154,12 @@ class CompiledModel(nn.Module):
 
 def like(tensor: Tensor) -> Tensor:
     """A copy, laid out the same way."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def device_of(manifest: Manifest) -> str:
+    """The kind of device whose memory the code reads."""
+    return "cuda" if manifest.gpu is not None and manifest.gpu.architectures else "cpu"
 
 
 def _register(model: nn.Module, constant: Constant, name: str, tensor: Tensor) -> None:
@@ -165,6 +175,14 @@ def _register(model: nn.Module, constant: Constant, name: str, tensor: Tensor) -
         module.register_buffer(last, tensor)
     except (KeyError, TypeError) as e:
         raise ArtefactInvalid(f"the manifest is broken: {name!r} cannot be the name of a {constant.role}") from e
+
+
+def _program(m: Manifest, library: Path, tensors: Sequence[Tensor]) -> Callable[[Sequence[Any]], list[Any]]:
+    if m.gpu is None:
+        return program_of(m, library, tensors)
+    from dcir.runtime.gpu_model import gpu_program_of  # a program for the CPU waits for no part of another target
+
+    return gpu_program_of(m, library, tensors)
 
 
 def program_of(
@@ -186,23 +204,10 @@ def program_of(
         arenas, like, buffers: see ``Program``.
         sizes: slot of the table of the sizes that move, and their values.
     """
-    pairs = [(slot, t) for c, t in zip(m.constants, tensors, strict=True) for slot in c.slots]
-    info = ProgramInfo(
-        table_size=m.table_size,
-        arena_bytes=m.arena_bytes,
-        prepared_bytes=m.prepared_bytes,
-        input_slots=tuple(x.slot for x in m.inputs),
-        constant_slots=tuple(slot for slot, _ in pairs),
-        static_constants=tuple(range(len(pairs))) if m.prepared_bytes else (),
-        buffers=tuple(BufferInfo(b.shape, b.strides, b.dtype) for b in m.buffers),
-        buffer_slots=tuple(b.slot for b in m.buffers),
-        results=tuple(ResultInfo(o.source, o.index, o.shape, o.strides, o.offset, o.literal) for o in m.outputs),
-        callbacks={e.number: call_into_torch(torch_call(e), e.ins, e.outs) for e in m.calls_into_torch},
-        origins=m.origins,
-        sizes_slot=sizes[0],
-        sizes=sizes[1],
-    )
-    made = Program(library, info, [t for _, t in pairs], arenas, like=like, buffers=buffers)
+    info, weights = described(m, tensors)
+    callbacks = {e.number: call_into_torch(torch_call(e), e.ins, e.outs) for e in m.calls_into_torch}
+    info = replace(info, callbacks=callbacks, sizes_slot=sizes[0], sizes=sizes[1])
+    made = Program(library, info, weights, arenas, like=like, buffers=buffers)
     made.name = "dcir: a compiled file, inference"
     return made
 
@@ -259,8 +264,12 @@ def check_readable(spec: Input, x: Tensor) -> None:
     what = out_of_reach(x)
     if what is not None:
         raise InvalidInput(
-            f"input {spec.name} is {what}", where=spec.name, hint="a plain tensor on the CPU: x.cpu(), x.to_dense()"
+            f"input {spec.name} is {what}", where=spec.name, hint=f"a plain tensor {_reachable()}, x.to_dense()"
         )
+
+
+def _reachable() -> str:
+    return "on the CPU: x.cpu()" if device() == "cpu" else f"on the GPU: x.to({device()!r})"
 
 
 def fitted(spec: Input, x: Any) -> Tensor:
@@ -291,6 +300,6 @@ def fitted(spec: Input, x: Any) -> Tensor:
     plain: Tensor = x.detach().resolve_conj().resolve_neg()
     if all(d == 1 or have == want for d, have, want in zip(spec.shape, plain.stride(), spec.strides, strict=True)):
         return plain
-    placed = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
+    placed = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=x.device)
     placed.copy_(plain)
     return placed

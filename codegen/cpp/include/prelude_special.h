@@ -1,6 +1,44 @@
-// Derivatives of the digamma function and orthogonal polynomials, for the kernels' prelude.
+// The inverse error function, the digamma function and its derivatives, orthogonal polynomials: one text for CPUs and for devices.
 #ifndef DCIR_PRELUDE_SPECIAL_H
 #define DCIR_PRELUDE_SPECIAL_H
+
+// Winitzki's closed form (2008, two digits), then Halley steps on erfc, which keeps the tail's accuracy.
+static inline double d_erfinv(double x) {
+    double a = d_abs(x);
+    if (!(a < 1.0)) return a == 1.0 ? __builtin_copysign(__builtin_inf(), x) : __builtin_nan("");
+    if (a < 1e-8) return x * 0.886226925452758;
+    double l = __builtin_log1p(-a * a), u = 4.330746750799873 + 0.5 * l;
+    double y = __builtin_sqrt(__builtin_sqrt(u * u - l * 6.802721088435375) - u);
+    for (int i = 0; i < 3; i++) {
+        double d = a < 0.5 ? __builtin_erf(y) - a : (1.0 - a) - __builtin_erfc(y);
+        double step = d / (1.1283791670955126 * __builtin_exp(-y * y));
+        y = y - step / (1.0 + y * step);
+    }
+    return d_copysign(y, x);
+}
+D_INLINE float d_erfinv(float x) { return (float)d_erfinv((double)x); }
+
+// Reflection for x <= 0, recurrence up to 10, then the asymptotic series (Abramowitz and Stegun 6.3.18).
+static inline double d_digamma(double x) {
+    double r = 0.0;
+    if (x == 0.0) return __builtin_copysign(__builtin_inf(), -x);
+    if (x < 0.0) {
+        double whole = __builtin_trunc(x);
+        if (whole == x) return __builtin_nan("");
+        r = -3.14159265358979323846 / __builtin_tan(3.14159265358979323846 * (x - whole));
+        x = 1.0 - x;
+    }
+    for (; x < 10.0; x += 1.0) r -= 1.0 / x;
+    double z = 1.0 / (x * x), s = 1.0 / 12.0;
+    s = s * z - 691.0 / 32760.0;
+    s = s * z + 1.0 / 132.0;
+    s = s * z - 1.0 / 240.0;
+    s = s * z + 1.0 / 252.0;
+    s = s * z - 1.0 / 120.0;
+    s = s * z + 1.0 / 12.0;
+    return r + __builtin_log(x) - 0.5 / x - s * z;
+}
+D_INLINE float d_digamma(float x) { return (float)d_digamma((double)x); }
 
 // Hurwitz's zeta(s, q), the sum of (q + i)^-s over all i >= 0, for whole s >= 2 and q > 0: terms one by one, the rest by Euler
 // and Maclaurin (DLMF 25.11.5) with terms B_2k / (2k)! * s (s + 1) ... (s + 2k - 2) * a^(1 - s - 2k).

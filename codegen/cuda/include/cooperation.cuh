@@ -47,15 +47,5 @@ template <bool whole, int N, class T, class I> D_INLINE d_vector<T, N> d_load_la
         return v;
     }
 }
-template <bool whole, class T, int N, class I>
-D_INLINE void d_store_lanes(T *p, I at, const d_vector<T, N> &v, int count) {
-    if constexpr (whole) {
-        d_store_vector(p, at, v);
-    } else {
-#pragma unroll 1
-        for (int l = 0; l < N; l++)
-            if (l < count) d_store(p, at + l, v.of[l]);
-    }
-}
 
 #endif

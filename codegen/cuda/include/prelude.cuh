@@ -53,5 +53,6 @@ template <class T, int N, class I> D_INLINE void d_store_vector(T *p, I at, cons
 }
 
 #include "cooperation.cuh"
+#include "prelude_special.h"
 
 #endif

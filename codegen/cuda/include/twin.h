@@ -89,5 +89,6 @@ D_INLINE void d_store_vector(T *p, I at, const d_vector<T, N> &value, int line =
 }
 
 #include "cooperation.cuh"
+#include "prelude_special.h"
 
 #endif

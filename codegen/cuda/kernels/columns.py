@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dcir.codegen.cuda.device import SHARED_BYTES, WARP, ceil_div, power_of_two
+from dcir.codegen.cuda.device import MULTIPROCESSORS, SHARED_BYTES, WARP, ceil_div, power_of_two
+from dcir.codegen.cuda.kernels.flight import at_once
 from dcir.codegen.cuda.kernels.statements import KernelText, Visits
 from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.kernels.types import Join
@@ -23,8 +24,10 @@ from dcir.ir.statements import Load, Reduce, Store
 from dcir.ir.types import itemsize
 
 BLOCK = 256
-# Rows that a thread loads at once.
-AT_ONCE = 4
+# Threads along columns at least: with vectors, what memory hands out at once.
+LEAST_ACROSS = 8
+# Statements from which on rows are visited one by one.
+LONG_BODY = 64
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,8 @@ def by_columns(p: LoopNest) -> bool:
     return p.outer[-1] >= 4 and (score > 0 or (score == 0 and p.inner[-1] < 8 <= p.outer[-1]))
 
 
-def column_shape(p: LoopNest) -> ColumnShape:
-    """How the columns of a loop nest are dealt, each as a whole."""
+def column_shape(p: LoopNest, *, whole: bool = False) -> ColumnShape:
+    """How the columns of a loop nest are dealt; ``whole`` says that no column will be shared by blocks."""
     along = len(p.outer) - 1
     width = vector_width(p, along)
     reduces = sum(1 for s in p.body if isinstance(s, Reduce))
@@ -74,9 +77,17 @@ def column_shape(p: LoopNest) -> ColumnShape:
         width //= 2
     pieces = p.outer[-1] // width
     across = min(WARP, power_of_two(pieces))
-    rows = math.prod(p.inner)
+    rows, others = math.prod(p.inner), math.prod(p.outer[:-1])
+    # Narrower tiles, each with more threads along the rows, where else most multiprocessors would have none.
+    while (
+        whole
+        and across > LEAST_ACROSS
+        and ceil_div(pieces, across) * others < MULTIPROCESSORS
+        and BLOCK // across < rows
+    ):
+        across //= 2
     down = min(BLOCK // across, power_of_two(rows))
-    return ColumnShape(width, across, down, ceil_div(pieces, across) * math.prod(p.outer[:-1]), rows)
+    return ColumnShape(width, across, down, ceil_div(pieces, across) * others, rows)
 
 
 def columns(p: LoopNest, places: Places, shape: ColumnShape) -> Launch:
@@ -88,8 +99,10 @@ class _Columns:
     def __init__(self, p: LoopNest, places: Places, shape: ColumnShape) -> None:
         self.p, self.shape = p, shape
         self.along = len(p.outer) - 1
+        each = ceil_div(shape.of_part, shape.down)
+        self.times = 1 if len(p.body) > LONG_BODY else min(at_once(p, shape.width, self.along), max(each, 1))
         self.text = KernelText(
-            p, places, self.along, shape.width, max(math.prod(p.outer), shape.rows) + BLOCK * AT_ONCE * shape.width
+            p, places, self.along, shape.width, max(math.prod(p.outer), shape.rows) + BLOCK * self.times * shape.width
         )
         self.text.columns = True
         self.sweeps = 0
@@ -143,14 +156,11 @@ class _Columns:
         self.sweeps += 1
         if shape.rows:
             self._sweep(stores, reduces)
-        for r in reduces:
-            self._join(r, joins[r], reduces)
+        self._join(reduces, joins)
 
     def _sweep(self, stores: list[int], reduces: list[int]) -> None:
         text, shape, p = self.text, self.shape, self.p
-        times = min(AT_ONCE, ceil_div(shape.of_part, shape.down))
-        if len(p.body) > 64:
-            times = 1
+        times = self.times
         start, end = ("lo", "hi") if shape.parts > 1 else ("0", str(shape.rows))
         guards = [] if not stores or (p.outer[-1] // shape.width) % shape.across == 0 else ["live"]
         if shape.parts > 1 or shape.rows % (times * shape.down):
@@ -160,30 +170,34 @@ class _Columns:
         text.visit(Visits(times, inner, f"at + y + u * {shape.down}", " && ".join(guards)), stores, reduces)
         text.close()
 
-    def _join(self, r: int, join: Join, stage: list[int]) -> None:
-        """The partial results of the threads that share a column, joined in their order; the same in all of them."""
+    def _join(self, reduces: list[int], joins: dict[int, Join]) -> None:
+        """The partial results of the threads that share a column, joined by halves; the same in all of them."""
         text, shape = self.text, self.shape
         width, across, down = shape.width, shape.across, shape.down
-        if down > 1:
+        for r in reduces if down > 1 else ():
             text.unrolled("l", width)
             text.line(f"s{r}[(y * {width} + l) * {across} + x] = p{r}[l];")
             text.close()
-            if r != stage[-1]:
-                return
+        if down > 1 and reduces:
+            text.line("#pragma unroll 1")
+            text.open(f"for (int half = {down // 2}; half > 0; half /= 2)")
             text.line("d_barrier();")
-        for other in stage if down > 1 else [r]:
-            joined = Join(self.p, other)
-            text.line(f"{'long long' if joined.is_place else joined.type} v{other}[{width}];")
-            text.unrolled("l", width)
-            if down > 1:
-                text.line(f"{joined.type} f = s{other}[l * {across} + x];")
-                text.open(f"for (int k = 1; k < {down}; k++)")
-                text.line(f"const {joined.type} next = s{other}[(k * {width} + l) * {across} + x];")
-                text.line(f"f = {joined.function}::template join<{_value(joined)}>(f, next);")
+            text.open("if (y < half)")
+            for r in reduces:
+                join, own = joins[r], f"s{r}[(y * {width} + l) * {across} + x]"
+                text.unrolled("l", width)
+                text.line(f"const {join.type} f = {own}, next = s{r}[((y + half) * {width} + l) * {across} + x];")
+                text.line(f"{own} = {join.function}::template join<{_value(join)}>(f, next);")
                 text.close()
-            else:
-                text.line(f"const {joined.type} f = p{other}[l];")
-            text.line(f"v{other}[l] = f{'.at' if joined.is_place else ''};")
+            text.close()
+            text.close()
+            text.line("d_barrier();")
+        for r in reduces:
+            join = joins[r]
+            text.line(f"{'long long' if join.is_place else join.type} v{r}[{width}];")
+            text.unrolled("l", width)
+            text.line(f"const {join.type} f = {f's{r}[l * {across} + x]' if down > 1 else f'p{r}[l]'};")
+            text.line(f"v{r}[l] = f{'.at' if join.is_place else ''};")
             text.close()
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dcir.codegen.cuda.device import MULTIPROCESSORS, WANTED_THREADS, ceil_div
+from dcir.codegen.cuda.device import MULTIPROCESSORS, ceil_div
 from dcir.codegen.cuda.emitters import planner
 from dcir.codegen.cuda.kernels.columns import ColumnShape, by_columns, column_shape, columns
+from dcir.codegen.cuda.kernels.flight import parts_of_a_wave
 from dcir.codegen.cuda.kernels.pointwise import pointwise
-from dcir.codegen.cuda.kernels.rows import RowShape, row_shape, rows
+from dcir.codegen.cuda.kernels.rows import SHARED_ROW, RowShape, row_shape, rows
 from dcir.codegen.cuda.kernels.split import row_major, stage_nests
 from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.kernels.tiled import tiled, turning_loop
@@ -27,8 +28,6 @@ LEAST_POINTS = 1 << 15
 # Pieces of a row, or rows of a column, that a thread should have left where several blocks share it.
 LEAST_EACH = 4
 MOST_PARTS = 1024
-# Threads of a row that is shared.
-SHARED_ROW = 256
 ALIGNMENT = 256
 
 
@@ -79,6 +78,8 @@ class Plan:
         by_column = by_columns(p)
         shape = column_shape(p) if by_column else row_shape(p)
         parts = 1 if last else _parts(p, shape)
+        if parts == 1 and by_column:
+            shape = column_shape(p, whole=True)
         if parts > 1 and unsplittable(p) is None:
             self._in_parts(p, places, replace(shape, parts=parts))
         elif parts > 1 and _several_stages(p):
@@ -105,7 +106,7 @@ class Plan:
         results = math.prod(p.outer)
         strides = row_major(p.outer)
         if isinstance(shape, RowShape):
-            shape = replace(shape, group=SHARED_ROW)
+            shape = replace(shape, group=SHARED_ROW, rows=1)
         first = first_step(p, strides)
         last = last_step(p, (shape.parts,), (*strides, results))
         before, after = {}, {}
@@ -163,19 +164,18 @@ def _several_stages(p: LoopNest) -> bool:
 
 
 def _parts(p: LoopNest, shape: ColumnShape | RowShape) -> int:
-    """How many blocks should share a row or a column for all multiprocessors to have work; 1 if there are enough without."""
+    """How many blocks should share a row or a column for all multiprocessors to have work, and all blocks at once; 1: none."""
     if p.points() < LEAST_POINTS:
         return 1
     if isinstance(shape, ColumnShape):
-        threads = shape.tiles * shape.across * shape.down
+        wanted = parts_of_a_wave(shape.tiles, shape.across * shape.down)
         most = shape.rows // (shape.down * LEAST_EACH)
     else:
         results = math.prod(p.outer)
-        if results >= 2 * MULTIPROCESSORS:
-            return 1
-        threads = results * SHARED_ROW
-        most = shape.pieces // (SHARED_ROW * LEAST_EACH)
-    return max(1, min(ceil_div(WANTED_THREADS, threads), most, MOST_PARTS))
+        if results >= 2 * MULTIPROCESSORS and unsplittable(p) is not None:
+            return 1  # sweeps of their own would read again what one block may hold
+        wanted, most = parts_of_a_wave(results, SHARED_ROW), shape.pieces // (SHARED_ROW * LEAST_EACH)
+    return max(1, min(wanted, most, MOST_PARTS))
 
 
 def _without_repeats(p: LoopNest, walked: tuple[int, ...]) -> LoopNest:

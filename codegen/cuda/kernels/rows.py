@@ -3,17 +3,19 @@
     row r, thread t of G:   pieces t, t + G, t + 2 G, … of V points;   v = join over the G threads;   further sweeps
 
 A row that fits registers is read once: what later sweeps need of it waits there. A longer one is read again, from the second-level cache.
-Rows that are few are dealt to several blocks in parts; a second kernel joins the parts' results (``split.py``).
+Of short rows threads take several, whose loads are under way together. Rows that are few are dealt to several blocks in parts; a second
+kernel joins the parts' results (``split.py``).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dcir.codegen.cuda.device import MOST_BLOCK, WARP, ceil_div, power_of_two, register_words
+from dcir.codegen.cuda.device import MOST_BLOCK, WANTED_THREADS, WARP, ceil_div, power_of_two, register_words
+from dcir.codegen.cuda.kernels.flight import at_once
 from dcir.codegen.cuda.kernels.statements import KernelText, Visits
-from dcir.codegen.cuda.kernels.text import Places
+from dcir.codegen.cuda.kernels.text import Lines, Places
 from dcir.codegen.cuda.kernels.types import Join
 from dcir.codegen.cuda.kernels.widths import vector_width
 from dcir.codegen.cuda.launch import Launch
@@ -24,10 +26,11 @@ from dcir.ir.statements import Gather, Read, Reduce
 
 # Threads of a block at least, where rows have fewer.
 LEAST_BLOCK = 128
+# Threads of a row at most that is swept over once, and of one that several blocks share.
+SHARED_ROW = 256
 # Pieces of a row that a thread takes, where rows are long.
 PIECES = 8
-# Pieces that are loaded at once, where a row is not held.
-AT_ONCE = 4
+MOST_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -39,31 +42,50 @@ class RowShape:
         group: threads of a row, a power of two.
         pieces: pieces of a row.
         parts: blocks that share a row.
+        rows: rows of a group at once.
     """
 
     width: int
     group: int
     pieces: int
     parts: int = 1
+    rows: int = 1
 
     @property
     def of_part(self) -> int:
         """Pieces of a part."""
         return ceil_div(self.pieces, self.parts)
 
+    @property
+    def each(self) -> int:
+        """Pieces of a thread, of one row."""
+        return ceil_div(self.of_part, self.group)
+
 
 def row_shape(p: LoopNest) -> RowShape:
     """How the rows of a loop nest are dealt, each as a whole."""
     along = len(p.dims) - 1 if p.inner else None
     width = vector_width(p, along)
-    pieces = math.prod(p.inner) // width
+    pieces, levels = math.prod(p.inner) // width, p.levels()
+    swept_again = any(roots_of(p, levels, stage) for stage in range(1, stages_of(levels) + 1))
     if pieces <= WARP:
         group = power_of_two(pieces)
     elif pieces <= WARP * PIECES:
         group = WARP
     else:
-        group = min(MOST_BLOCK, power_of_two(ceil_div(pieces, PIECES)))
-    return RowShape(width, group, pieces)
+        group = min(MOST_BLOCK if swept_again else SHARED_ROW, power_of_two(ceil_div(pieces, PIECES)))
+    return RowShape(width, group, pieces, 1, _rows_at_once(p, RowShape(width, group, pieces)))
+
+
+def _rows_at_once(p: LoopNest, shape: RowShape) -> int:
+    """Rows of a group at once: as many as it takes to wait for enough bytes, if all multiprocessors still have work."""
+    if shape.group > WARP or not shape.pieces:
+        return 1
+    pieces = at_once(p, shape.width, len(p.dims) - 1 if p.inner else None)
+    threads, rows = math.prod(p.outer) * shape.group, 1
+    while rows < MOST_ROWS and 2 * rows * shape.each <= min(pieces, PIECES) and threads // (2 * rows) >= WANTED_THREADS:
+        rows *= 2
+    return rows
 
 
 def rows(p: LoopNest, places: Places, shape: RowShape) -> Launch:
@@ -73,43 +95,44 @@ def rows(p: LoopNest, places: Places, shape: RowShape) -> Launch:
 
 class _Rows:
     def __init__(self, p: LoopNest, places: Places, shape: RowShape) -> None:
-        self.p, self.shape = p, shape
-        along = len(p.dims) - 1 if p.inner else None
+        self.p = p
+        self.along = len(p.dims) - 1 if p.inner else None
         self.rows = math.prod(p.outer)
         self.text = KernelText(
-            p, places, along, shape.width, max(self.rows, math.prod(p.inner)) + MOST_BLOCK * shape.width * PIECES
+            p, places, self.along, shape.width, max(self.rows, math.prod(p.inner)) + MOST_BLOCK * shape.width * PIECES
         )
-        self.block = shape.group if shape.group > WARP else LEAST_BLOCK
         self.inner = range(len(p.outer), len(p.dims))
         self.stages = stages_of(self.text.levels)
-        each = ceil_div(shape.of_part, shape.group)
         self.hold = self._held() if shape.parts == 1 else {}
-        self.one_visit = each <= 1 or bool(self.hold)
-        self.text.room = register_words(self.block)
-        if self.hold and each * sum(self.text.words(i) for i in self.hold) > self.text.room:
-            self.hold, self.one_visit = {}, each <= AT_ONCE
-        self.each = each
+        self.shape = shape = self._settled(shape)
+        self.block = _block(shape)
+        self.text.room, self.text.rows = register_words(self.block), shape.rows
+        self.times = min(at_once(p, shape.width, self.along), shape.each)
+        self.one_visit = shape.parts == 1 and (shape.each <= self.times or bool(self.hold))
+
+    def _settled(self, shape: RowShape) -> RowShape:
+        """The shape in which what is held fits registers: fewer rows at once, or more threads a row; else nothing is held."""
+        words = sum(self.text.words(i, held=True) for i in self.hold)
+        tried = [shape, *(replace(shape, rows=rows) for rows in (2, 1) if rows < shape.rows)]
+        group = 2 * shape.group
+        while WARP < group <= min(MOST_BLOCK, power_of_two(shape.pieces)):
+            tried.append(replace(shape, group=group, rows=1))
+            group *= 2
+        for other in tried:
+            if words * other.each * other.rows <= register_words(_block(other)):
+                return other
+        self.hold = {}
+        return shape
 
     def launched(self) -> Launch:
         text, shape = self.text, self.shape
-        per_block = self.block // shape.group
         before = []
         if shape.group > WARP:
             for r in (i for i, s in enumerate(self.p.body) if isinstance(s, Reduce)):
                 before.append(f"  D_SHARED({Join(self.p, r).type}, s{r}, {shape.group // WARP});")
-        if shape.group < self.block:
-            text.line(f"const int lane = d_thread() % {shape.group};")
-            text.line(
-                f"const {text.index} wanted = ({text.index})d_block() * {per_block} + d_thread() / {shape.group};"
-            )
-        else:
-            text.line("const int lane = d_thread();")
-            text.line(f"const {text.index} wanted = d_block();")
-        full = self.rows % per_block == 0
-        # Threads without a row take part in shuffles; they repeat the last one and store nothing.
-        text.line(f"const bool live = {'true' if full else f'wanted < {self.rows}'};")
-        text.line(f"const {text.index} row = {'wanted' if full else f'live ? wanted : {self.rows - 1}'};")
-        text.decompose("row", range(len(self.p.outer)), self.p.dims)
+        text.line(f"const int lane = d_thread(){f' % {shape.group}' if shape.group < self.block else ''};")
+        if shape.rows == 1:
+            text.lines += [f"  {line}" for line in self._row("")]
         if shape.parts > 1:
             text.line(f"const {text.index} lo = d_part() * {shape.of_part};")
             end = f"lo + {shape.of_part}"
@@ -117,21 +140,58 @@ class _Rows:
         start = len(text.lines)
         for stage in range(self.stages + 1):
             self._stage(stage)
-        # Last, when all threads have read what a result may lie in place of.
+        self._store()
+        text.in_both_ways(start)
+        blocks = ceil_div(self.rows, shape.rows * (self.block // shape.group))
+        return text.launch((blocks, shape.parts, 1), self.block, before)
+
+    def _row(self, mine: str) -> list[str]:
+        """Lines that find a row and its loop variables; ``mine`` is C++ of its number among the group's, if it has several."""
+        shape, found = self.shape, Lines(self.text.index)
+        found.depth, t = 0, self.text.index
+        per_block = self.block // shape.group
+        block = f"({t})d_block()"
+        if mine:
+            found.line(f"const int mine = {mine};")
+            block = f"({block} * {shape.rows} + mine)"
+        own = f" * {per_block} + d_thread() / {shape.group}" if per_block > 1 else ""
+        found.line(f"const {t} wanted = {block}{own};")
+        full = self.rows % (per_block * shape.rows) == 0
+        # Threads without a row take part in shuffles; they repeat the last one and store nothing.
+        found.line(f"const bool live = {'true' if full else f'wanted < {self.rows}'};")
+        found.line(f"const {t} row = {'wanted' if full else f'live ? wanted : {self.rows - 1}'};")
+        found.decompose("row", range(len(self.p.outer)), self.p.dims)
+        return found.lines
+
+    def _store(self) -> None:
+        """Results of rows: last, when all threads have read what these may lie in place of."""
+        text, shape = self.text, self.shape
         stores = [i for stage in range(self.stages + 1) for i in outer_stores(self.p, text.levels, stage)]
-        if stores:
-            if shape.group <= WARP:
-                text.line("d_barrier();")
+        if not stores:
+            return
+        if shape.group <= WARP:
+            text.line("d_barrier();")
+        if shape.rows == 1:
             text.open("if (live && lane == 0)")
             for i in stores:
                 text.store_outer(i)
             text.close()
-        text.in_both_ways(start)
-        return text.launch((ceil_div(self.rows, per_block), shape.parts, 1), self.block, before)
+            return
+        text.unrolled("u", shape.rows)
+        for line in self._row("u"):
+            text.line(line)
+        text.open("if (live && lane == 0)")
+        for i in needed(self.p, stores, set()):
+            text.statement(i, "")
+        for i in stores:
+            text.store_outer(i)
+        text.close()
+        text.close()
 
     def _stage(self, stage: int) -> None:
         text, p = self.text, self.p
-        text.outer_values(stage)
+        if self.shape.rows == 1:
+            text.outer_values(stage)
         roots = roots_of(p, text.levels, stage)
         if not roots:
             return
@@ -144,16 +204,20 @@ class _Rows:
 
     def _sweep(self, stage: int, stores: list[int], reduces: list[int]) -> None:
         text, shape, width = self.text, self.shape, self.shape.width
-        guards = [] if not stores or self.rows % (self.block // shape.group) == 0 else ["live"]
+        each = shape.each
+        guards = [] if not stores or self.rows % (shape.rows * (self.block // shape.group)) == 0 else ["live"]
         step = "" if width == 1 else f" * {width}"
-        if self.one_visit and shape.parts == 1:
-            if self.each * shape.group != shape.pieces:
+        if self.one_visit:
+            if each * shape.group != shape.pieces:
                 guards.append(f"e < {shape.pieces * width}")
-            element = f"(lane + u * {shape.group}){step}" if self.each > 1 else f"lane{step}"
+            piece = "u" if shape.rows == 1 else f"u % {each}"
+            element = f"(lane + {piece} * {shape.group}){step}" if each > 1 else f"lane{step}"
             hold = [i for i, born in self.hold.items() if born == stage]
-            text.visit(Visits(self.each, self.inner, element, " && ".join(guards)), stores, reduces, hold)
+            begin = self._row("u" if each == 1 else f"u / {each}") if shape.rows > 1 else ()
+            visits = Visits(each * shape.rows, self.inner, element, " && ".join(guards), begin=begin)
+            text.visit(visits, stores, reduces, hold)
             return
-        times = min(AT_ONCE, self.each)
+        times = self.times
         start, end = ("lo", "hi") if shape.parts > 1 else ("0", str(shape.pieces))
         whole = shape.parts == 1 and shape.pieces % (times * shape.group) == 0
         if not whole:
@@ -166,14 +230,24 @@ class _Rows:
         text.close()
 
     def _join(self, reduces: list[int]) -> None:
-        text, group = self.text, self.shape.group
+        text, group, several = self.text, self.shape.group, self.shape.rows > 1
         joins = {r: Join(self.p, r) for r in reduces}
         for r, join in joins.items():
-            lanes = f"d_fold_lanes<{join.function}>(p{r})" if self.shape.width > 1 else f"p{r}[0]"
+            partial = f"p{r}[u]" if several else f"p{r}"
+            lanes = f"d_fold_lanes<{join.function}>({partial})" if self.shape.width > 1 else f"{partial}[0]"
             folded = f"d_fold_warp<{join.function}, {min(group, WARP)}>({lanes})" if group > 1 else lanes
+            if several:
+                text.line(f"{'long long' if join.is_place else join.type} v{r}[{self.shape.rows}];")
+                text.unrolled("u", self.shape.rows)
+                text.line(f"const {join.type} f{r} = {folded};")
+                text.line(f"v{r}[u] = f{r}{'.at' if join.is_place else ''};")
+                text.close()
+                continue
             text.line(f"{join.type} f{r} = {folded};")
             if group > WARP:
                 text.line(f"if ((d_thread() & {WARP - 1}) == 0) s{r}[d_thread() / {WARP}] = f{r};")
+        if several:
+            return
         if group > WARP and joins:
             text.line("d_barrier();")
             for r, join in joins.items():
@@ -191,9 +265,19 @@ class _Rows:
                 used.setdefault(i, set()).add(stage)
         several = [i for i, stages in used.items() if len(stages) > 1 and levels[i][1]]
         costly = [i for i in several if p.body[i].op in COSTLY or isinstance(p.body[i], Gather)]
-        loads = [i for i in several if isinstance(p.body[i], Read) and i not in costly]
+        # What all rows share stays in a multiprocessor's own cache.
+        outer = range(len(p.outer))
+        loads = [
+            i
+            for i in several
+            if isinstance(s := p.body[i], Read) and any(s.strides[d] for d in outer) and i not in costly
+        ]
         # A load that only a held value needs is not needed again.
         again: set[int] = set()
         for stage in range(1, self.stages + 1):
             again |= set(needed(p, roots_of(p, levels, stage), {i for i in costly if min(used[i]) < stage}))
         return {i: min(used[i]) for i in (*costly, *(i for i in loads if i in again))}
+
+
+def _block(shape: RowShape) -> int:
+    return shape.group if shape.group > WARP else LEAST_BLOCK

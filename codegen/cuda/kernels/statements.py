@@ -33,6 +33,7 @@ class Visits:
         guard: the condition under which the piece is there; "" if all are.
         count: C++ of how many of its points are there; "" if all are.
         before: lines of a piece before its statements.
+        begin: lines of a piece before its loop variables.
         variables: loop variables that follow from ``e`` in a way of their own, and C++ of each.
     """
 
@@ -43,6 +44,7 @@ class Visits:
     count: str = ""
     variables: Sequence[tuple[int, str]] = ()
     before: Sequence[str] = ()
+    begin: Sequence[str] = ()
 
 
 class KernelText(Values):
@@ -54,6 +56,7 @@ class KernelText(Values):
         room: values of 4 bytes that may wait in registers.
         in_pieces: gathers of which a piece has one vector.
         given: loads whose elements are there already, and C++ of where.
+        late: loads that are made piece by piece.
     """
 
     def __init__(self, p: LoopNest, places: Places, along: int | None, width: int, points: int) -> None:
@@ -99,16 +102,22 @@ class KernelText(Values):
             if i not in hold:
                 self.line(f"{self._piece_type(i)} w{i}[{times}];")
         if early:
+            self.open("if constexpr (whole)")
             self._pieces(visits)
             for i in early:
                 self._load_piece(i)
             self._end_of_piece(visits)
+            self.close()
         self._pieces(visits)
         for text in visits.before:
             self.line(text)
         for i in sorted(self.late):
             self.line(f"{self._piece_type(i)} w{i};")
-            self._load_piece(i)
+        if self.late:
+            self.open("if constexpr (whole)")
+            for i in sorted(self.late):
+                self._load_piece(i)
+            self.close()
         vectors = [i for i in stores if self._is_vector_store(i)]
         for i in vectors:
             self.line(f"d_vector<{CUDA_TYPE[p.body[i].dtype]}, {self.width}> r{i};")
@@ -117,9 +126,10 @@ class KernelText(Values):
         for i in here:
             if i not in moves:
                 self._in_lane(i, "", keep=False)
-            elif i in moves and is_vector_gather(p, i, self.along, self.width, moves):
+            elif i not in self.held and is_vector_gather(p, i, self.along, self.width, moves):
                 self._gather_vector(i, self._count(visits))
-        self.line(f"#pragma unroll (whole ? {self.width} : 1)")
+        # Columns have a result in every lane, which registers can only hold where no loop decides which one it is.
+        self.line(f"#pragma unroll {self.width if self.columns else f'(whole ? {self.width} : 1)'}")
         self.open(f"for (int l = 0; l < {self.width}; l++)")
         if visits.count:
             self.open("if (whole || l < count)")
@@ -134,7 +144,9 @@ class KernelText(Values):
             assert isinstance(s, Store)
             value = cast_expr(self.value(s.args[0], "l"), compute_type(s.dtype), s.dtype)
             if i in vectors:
-                self.line(f"r{i}.of[l] = {value};")
+                self.line(f"const {CUDA_TYPE[s.dtype]} t{i} = {value};")
+                self.line(f"if constexpr (whole) r{i}.of[l] = t{i};")
+                self.line(f"else d_store(o{s.operand}, {self.address(s.strides, 'l')}, t{i});")
             else:
                 self.line(f"d_store(o{s.operand}, {self.address(s.strides, 'l')}, {value});")
         if visits.count:
@@ -143,9 +155,7 @@ class KernelText(Values):
         for i in vectors:
             s = p.body[i]
             assert isinstance(s, Store)
-            self.line(
-                f"d_store_lanes<whole>(o{s.operand}, {self.address(s.strides, '')}, r{i}, {self._count(visits)});"
-            )
+            self.line(f"if constexpr (whole) d_store_vector(o{s.operand}, {self.address(s.strides, '')}, r{i});")
         self._end_of_piece(visits)
         self.close()
         self.held |= hold
@@ -166,22 +176,23 @@ class KernelText(Values):
                     stack.append(a)
         return found
 
-    def words(self, i: int) -> int:
-        """Registers that a value takes for a piece."""
+    def words(self, i: int, *, held: bool) -> int:
+        """Registers that a value takes for a piece; of halves that are held the compiler keeps the widened numbers."""
         s = self.p.body[i]
         if not isinstance(s, Load) or not self._is_loaded(i):
             return max(1, itemsize(s.dtype) // 4) * self.width
         lanes = self.width if self.along is not None and s.strides[self.along] else 1
-        return max(1, itemsize(self.p.inputs[s.operand]) * lanes // 4)
+        size = itemsize(self.p.inputs[s.operand])
+        return max(1, (max(size, 4) if held else size) * lanes // 4)
 
     def _early(self, loads: Sequence[int], hold: set[int], times: int) -> list[int]:
         """Loads of all pieces that are waited for together: those that are held, and others while registers last."""
-        left = self.room - sum(self.words(i) * times for i in hold | self.held)
+        left = self.room - sum(self.words(i, held=True) * times for i in hold | self.held)
         found = [i for i in loads if i in hold]
         for i in loads:
-            if i not in hold and (times == 1 or self.words(i) * times <= left):
+            if i not in hold and (times == 1 or self.words(i, held=False) * times <= left):
                 found.append(i)
-                left -= self.words(i) * times
+                left -= self.words(i, held=False) * times
         return found
 
     def _pieces(self, visits: Visits) -> None:
@@ -189,6 +200,8 @@ class KernelText(Values):
         self.line(f"#pragma unroll (whole ? {visits.times} : 1)")
         self.open(f"for (int u = 0; u < {visits.times}; u++)")
         self.line(f"const {self.index} e = {visits.element};")
+        for text in visits.begin:
+            self.line(text)
         if visits.guard:
             self.open(f"if ({visits.guard})")
         if visits.count:
@@ -196,7 +209,6 @@ class KernelText(Values):
         for d, text in visits.variables:
             self.line(f"const {self.index} i{d} = {text};")
         self.decompose("e", visits.loops, self.p.dims)
-        self._counted = bool(visits.count)
 
     def _end_of_piece(self, visits: Visits) -> None:
         if visits.guard:
@@ -225,18 +237,22 @@ class KernelText(Values):
         assert isinstance(s, Load)
         step = 0 if self.along is None else s.strides[self.along]
         start = self.address(s.strides, "")
-        slot = f"w{i}" if i in self.late else f"w{i}[u]"
+        slot = self._slot(i)
         if step == 1:
             self.in_vectors[f"a{s.operand}"] = None
-            count = "count" if self._counted else str(self.width)
-            self.line(f"{slot} = d_load_lanes<whole, {self.width}>(a{s.operand}, {start}, {count});")
+            self.line(f"{slot} = d_load_vector<{self.width}>(a{s.operand}, {start});")
         elif step == 0:
             self.line(f"{slot} = d_load(a{s.operand}, {start});")
         else:
             self.unrolled("l", self.width)
-            when = "if (whole || l < count) " if self._counted else ""
-            self.line(f"{when}{slot}.of[l] = d_load(a{s.operand}, {self.address(s.strides, 'l')});")
+            self.line(f"{slot}.of[l] = d_load(a{s.operand}, {self.address(s.strides, 'l')});")
             self.close()
+
+    def _slot(self, i: int) -> str:
+        """Where a load's elements of the piece at hand are."""
+        if i in self.late:
+            return f"w{i}"
+        return f"w{i}[u]"
 
     def _moving(self, values: Sequence[int], kept: set[int]) -> set[int]:
         """Which of some values differ from lane to lane; those kept in registers have a place for every lane."""
@@ -264,10 +280,14 @@ class KernelText(Values):
     def _in_lane(self, i: int, lane: str, *, keep: bool) -> None:
         s = self.p.body[i]
         at = f"[u * {self.width} + l]"
-        if i in self.in_pieces:
+        if i in self.held and not self._is_loaded(i):
+            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = h{i}{at};")
+        elif i in self.in_pieces:
             assert isinstance(s, Gather)
             text = cast_expr(f"w{i}.of[l]", self.p.inputs[s.operand], s.dtype)
             self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {text};")
+            if keep:
+                self.line(f"h{i}{at} = v{i};")
         elif i in self.given:
             assert isinstance(s, Load)
             t = CUDA_TYPE[self.p.inputs[s.operand]]
@@ -276,24 +296,30 @@ class KernelText(Values):
         elif self._is_loaded(i):
             assert isinstance(s, Load)
             step = 0 if self.along is None else s.strides[self.along]
-            slot = f"w{i}" if i in self.late else f"w{i}[u]"
+            slot = self._slot(i)
             element = f"{slot}.of[l]" if step else slot
+            if self.width > 1:
+                # Element by element nothing waits: an array whose place a loop decides would lie in memory.
+                element = f"(whole ? {element} : d_load(a{s.operand}, {self.address(s.strides, lane)}))"
             text = cast_expr(element, self.p.inputs[s.operand], s.dtype)
             self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = {text};")
-        elif i in self.held:
-            self.line(f"const {CUDA_TYPE[s.dtype]} v{i} = h{i}{at};")
         else:
             self.statement(i, lane)
             if keep:
                 self.line(f"h{i}{at} = v{i};")
 
     def start_partials(self, reduces: Sequence[int]) -> None:
-        """Declare the partial results of reduces: as many as there are lanes."""
+        """Declare the partial results of reduces: as many as there are lanes, of every row."""
         for r in reduces:
             join = Join(self.p, r)
-            self.line(f"{join.type} p{r}[{self.width}];")
-            self.unrolled("l", self.width)
-            self.line(f"p{r}[l] = {join.start};")
+            if self.rows > 1:
+                self.line(f"{join.type} p{r}[{self.rows}][{self.width}];")
+                self.unrolled("l", self.rows * self.width)
+                self.line(f"p{r}[l / {self.width}][l % {self.width}] = {join.start};")
+            else:
+                self.line(f"{join.type} p{r}[{self.width}];")
+                self.unrolled("l", self.width)
+                self.line(f"p{r}[l] = {join.start};")
             self.close()
 
     def _accumulate(self, r: int) -> None:
@@ -301,7 +327,8 @@ class KernelText(Values):
         v, dtype = self.value(s.args[0], "l"), self.p.body[s.args[0]].dtype
         if s.args[0] in self.short and not s.is_place:
             v = f"(long long){v}"
-        target = f"p{r}[l]"
+        at = "l" if self.columns or self.width == 1 else "whole ? l : 0"
+        target = f"p{r}[mine][{at}]" if self.rows > 1 else f"p{r}[{at}]"
         if s.is_place:
             lane = " + l" if self.along is not None and self.along >= len(self.p.outer) and self.width > 1 else ""
             self.line(f"{target} = {join.function}::join({target}, {join.type}{{{v}, (long long)(e{lane})}});")

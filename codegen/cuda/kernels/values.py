@@ -19,6 +19,7 @@ class Values(Lines):
         p, levels: the loop nest, and its statements' levels.
         along, width: the loop whose neighbouring points are lanes, and how many lanes there are.
         columns: whether a reduce has a result for every lane.
+        rows: how many rows of a reduction a thread visits at once; the one at hand is C++'s ``mine`` where they are several.
         checked: whether an index may lie outside.
     """
 
@@ -27,6 +28,7 @@ class Values(Lines):
         self.p, self.along, self.width = p, along, width
         self.levels = p.levels()
         self.columns = False
+        self.rows = 1
         self.short = short_values(p)
         self.checked = any(isinstance(s, Gather) and s.checked for s in p.body)
 
@@ -44,8 +46,8 @@ class Values(Lines):
         if isinstance(s, Index):
             at = f"(i{s.dim} + l)" if lane and s.dim == self.along and self.width > 1 else f"i{s.dim}"
             return f"({'int' if i in self.short else 'long long'}){at}"
-        if isinstance(s, Reduce) and self.columns:
-            return f"v{i}[l]"
+        if isinstance(s, Reduce) and (self.columns or self.rows > 1):
+            return f"v{i}[{'l' if self.columns else 'mine'}]"
         return f"v{i}"
 
     def address(self, strides: Sequence[int], lane: str) -> str:

@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from dcir.codegen.compile import Library
+from dcir.cost.target import target_of
 from dcir.driver.ahead.header import header_text
 from dcir.driver.assemble import assemble, program_info
 from dcir.driver.targets.host import host_machine
@@ -33,7 +34,7 @@ from dcir.ir.dace.symbols import symbolic_sdfg
 from dcir.ir.moving_network import MovingNetwork, fixed
 from dcir.ir.serialize import encode
 from dcir.ir.sizes import value_at
-from dcir.ops.library.torch_call import calls_graphs
+from dcir.ops.library.torch_call import TorchCall, calls_graphs
 from dcir.runtime import artefact as layout
 from dcir.runtime import manifest as schema
 from dcir.runtime.program_info import ResultInfo
@@ -140,7 +141,11 @@ def as_json(value: Any) -> bytes:
 def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Tensor]]:
     """The manifest of a network, without a list of files, and its weights by the names that the manifest has for them."""
     done, library = compiled.imported, compiled.library
-    info = assemble(done, library).info if compiled.moving is None else program_info(done, library)
+    gpu = _gpu(compiled)
+    if gpu is not None:
+        info = program_info(done, library).with_buffers_as_results()
+    else:
+        info = assemble(done, library).info if compiled.moving is None else program_info(done, library)
     constants, weights = _constants(compiled)
     names = iter(compiled.inputs)
     inputs = []
@@ -172,8 +177,10 @@ def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Te
         origins=tuple(library.origins),
         kernels=library.kernels,
         calls=library.calls,
+        gpu=gpu,
     )
-    over_graphs = [spec.name for spec, _, _ in library.callbacks.values() if calls_graphs(spec)]
+    calls = (spec for spec, _, _ in library.callbacks.values() if isinstance(spec, TorchCall))
+    over_graphs = [spec.name for spec in calls if calls_graphs(spec)]
     if over_graphs:
         raise Unsupported.collect(
             [(f"{name} in a compiled file", "") for name in over_graphs],
@@ -182,6 +189,19 @@ def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Te
     outputs: list[schema.Output] = []
     result = _nest(compiled.exported.result, compiled.outputs, info.results, outputs)
     return replace(manifest, outputs=tuple(outputs), result=result), weights
+
+
+def _gpu(compiled: Compiled) -> schema.ManifestGpu | None:
+    """What the library holds for GPUs, if its kernels run on one."""
+    net = compiled.imported.network
+    target = target_of(net)
+    if target.name != "cuda":
+        return None
+    from dcir.driver.targets.cuda import CudaTarget, made_by_calls
+
+    assert isinstance(target, CudaTarget)
+    made = tuple(made_by_calls(net, compiled.library).items())
+    return schema.ManifestGpu(() if target.gpu.twin else target.gpu.architectures, made)
 
 
 def _calls(compiled: Compiled) -> tuple[schema.TorchEntry, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
+import torch
 from torch import fx
 
 from dcir.codegen.compile import Library
@@ -24,7 +26,9 @@ def build(session: Session, gm: fx.GraphModule, context: GraphContext) -> tuple[
     Raises:
         OptionError: no file holds code of this target.
     """
-    return _compilation(session, context).built(gm)
+    made = _compilation(session, context)
+    made.device = _device_of(gm)
+    return made.built(gm)
 
 
 def build_imported(session: Session, done: Imported) -> tuple[Imported, Library]:
@@ -46,11 +50,17 @@ def build_moving(session: Session, gm: fx.GraphModule, context: GraphContext) ->
     return _compilation(session, context).built_moving(gm)
 
 
+def _device_of(gm: fx.GraphModule) -> str:
+    """The kind of device that a graph was captured on: code for a GPU can be made where there is none."""
+    kept = itertools.chain(gm.parameters(), gm.buffers(), (n.meta.get("val") for n in gm.graph.nodes))
+    return "cuda" if any(isinstance(t, torch.Tensor) and t.is_cuda for t in kept) else "cpu"
+
+
 def _compilation(session: Session, context: GraphContext) -> Compilation:
     made = Compilation(session, context)
     if not made.target.saves:
         raise OptionError(
-            f"a compiled file holds code of target {DEFAULT!r} only",
+            f"a compiled file holds code of targets {DEFAULT!r} and 'cuda' only",
             where=f"target={session.options.target!r}",
             hint=f"dcir.optimize(model, target={session.options.target!r}) runs it in this process",
         )

@@ -14,6 +14,10 @@ from dcir.runtime.sized_manifest import Dimension
 text_of = templates("driver/header")
 
 
+_FOR_GPUS = """/* The library of this file puts kernels on a stream of a GPU, in memory of PyTorch's: dcir.load calls it, C cannot. */
+"""
+
+
 def header_text(
     manifest: Manifest, offsets: Mapping[str, int], moving: Moving | None = None, dimensions: Sequence[Dimension] = ()
 ) -> str:
@@ -25,6 +29,8 @@ def header_text(
         moving: what moves then.
         dimensions: those of the file.
     """
+    if manifest.gpu is not None:
+        return _FOR_GPUS
     numbers = _Numbers()
     weights = [
         (c.tensor, c.dtype, slot, c.shape, c.strides, offsets[c.tensor]) for c in manifest.constants for slot in c.slots

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from dcir.codegen.compile import Library
 from dcir.cost.target import Target
 from dcir.driver.assemble import assemble
+from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
@@ -27,6 +28,7 @@ class DriverTarget(Target):
         plans_memory: whether scratch memory is planned, so that a limit can be kept and results can be put in buffers of the forward.
         tunes: whether its kernels can be made in several ways, of which the fastest is measured.
         saves: whether a compiled file may hold its code.
+        saves_sizes: whether such a file may be for sizes within bounds.
         profiles: whether its driver measures steps.
         records: whether its driver can tell torch's profiler of its steps.
         shortens: whether repeated calls may go straight to its library (``calls/fast_path.py``), which has the entry for them.
@@ -35,6 +37,7 @@ class DriverTarget(Target):
     plans_memory: ClassVar[bool] = True
     tunes: ClassVar[bool] = False
     saves: ClassVar[bool] = False
+    saves_sizes: ClassVar[bool] = False
     profiles: ClassVar[bool] = False
     records: ClassVar[bool] = False
     shortens: ClassVar[bool] = True
@@ -62,6 +65,18 @@ class DriverTarget(Target):
         Raises:
             OptionError: it lacks what the code needs.
         """
+
+    def for_architectures(self, names: Sequence[str]) -> DriverTarget:
+        """The same target for code that runs on processors of these architectures, wherever it is made.
+
+        Raises:
+            OptionError: it makes code for the processor at hand alone, or does not know one of them.
+        """
+        raise OptionError(
+            f"target {self.name!r} makes code for the processor at hand",
+            where=f"arch={', '.join(names)}",
+            hint="target='cuda'",
+        )
 
     def whole_program(
         self, done: Imported, keep: Callable[[str, str], None] | None

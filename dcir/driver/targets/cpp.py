@@ -23,6 +23,7 @@ class CppTarget(DriverTarget):
     name: ClassVar[str] = "cpp"
     tunes: ClassVar[bool] = True
     saves: ClassVar[bool] = True
+    saves_sizes: ClassVar[bool] = True
     profiles: ClassVar[bool] = True
     records: ClassVar[bool] = True
     schedules: ClassVar[bool] = True

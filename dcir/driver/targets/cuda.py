@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from dcir.driver.targets.base import DriverTarget
 from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network
+from dcir.kernel_images import is_architecture
 from dcir.ops.library.library_call import LibraryCall
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.cuda_calls import call_on_device, made_on_device
@@ -31,6 +33,7 @@ class CudaTarget(DriverTarget):
     """All levels; nothing that is a claim about caches and registers of CPUs."""
 
     name: ClassVar[str] = "cuda"
+    saves: ClassVar[bool] = True
     shortens: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -74,12 +77,24 @@ class CudaTarget(DriverTarget):
             )  # fmt: skip
 
     def refuse(self) -> None:
-        """Refuse a machine without a GPU."""
-        self.check_host()
+        """Refuse a machine without a GPU, where nobody says what GPU the code is for."""
+        if not self.gpu.asked:
+            self.check_host()
+
+    def for_architectures(self, names: Sequence[str]) -> CudaTarget:
+        """The same, for GPUs of these architectures."""
+        for name in names:
+            if not is_architecture(name):
+                raise OptionError(
+                    f"{name!r} is no architecture of GPUs",
+                    where=f"arch={name}",
+                    hint="'sm_80' (A100), 'sm_90a' (H100, H200)",
+                )
+        return replace(self, machine=replace(self.gpu, asked=tuple(dict.fromkeys(names))))
 
     def load(self, done: Imported, library: Library, arenas: Arenas | None, *, prepare: str) -> Any:
         """The callable program; its scratch memory is PyTorch's."""
-        made = _made_by_calls(done.network, library)
+        made = made_by_calls(done.network, library)
         calls: dict[int, Any] = {}
         for n, (spec, *sides) in library.callbacks.items():
             ins, outs = ([(p.slot, p.offset) for p in side] for side in sides)
@@ -88,7 +103,7 @@ class CudaTarget(DriverTarget):
         return CudaProgram(library.path, info, list(done.constants.values()), made.values(), twin=self.gpu.twin)
 
 
-def _made_by_calls(net: Network, library: Library) -> dict[int, int]:
+def made_by_calls(net: Network, library: Library) -> dict[int, int]:
     """Calls of libraries that make a whole result of the network, with its table slot: it need not be copied."""
     taken = {target for target, _ in net.memory.aliases.values()} | set(net.memory.placements) | set(net.updates)
     found, ops = {}, net.ops()

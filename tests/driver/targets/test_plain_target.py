@@ -122,5 +122,5 @@ def test_refused(options: dict[str, object], why: str) -> None:
 
 def test_no_file_holds_its_code(tmp_path: Path) -> None:
     model, x = mlp()
-    with pytest.raises(OptionError, match="a compiled file holds code of target 'cpp' only"):
+    with pytest.raises(OptionError, match="a compiled file holds code of targets 'cpp' and 'cuda' only"):
         api.save(model.eval(), [x], tmp_path / "m.dcir", target="plain")

@@ -30,4 +30,4 @@ def test_which_way_threads_lie() -> None:
 def test_a_tile_reads_whole_vectors_of_a_row() -> None:
     shape = column_shape(column_reduce(1000, 768, "sum", "bf16"))
     assert (shape.width, shape.across, shape.down, shape.tiles) == (8, 32, 8, 3)
-    assert "d_load_lanes<whole, 8>(a0" in planned(column_reduce(1000, 768, "sum", "bf16")).launches[0].text
+    assert "d_load_vector<8>(a0" in planned(column_reduce(1000, 768, "sum", "bf16")).launches[0].text

@@ -18,9 +18,9 @@ def test_numbers(tmp_path: Path) -> None:
 
 
 def test_neighbours_are_moved_in_16_bytes() -> None:
-    assert "d_load_lanes<whole, 4>(a0" in planned(product(4096)).launches[0].text
-    assert "d_load_lanes<whole, 8>(a0" in planned(product(4096, "bf16")).launches[0].text
-    assert "d_load_lanes<whole, 2>(a0" in planned(product(4096, "f64")).launches[0].text
+    assert "d_load_vector<4>(a0" in planned(product(4096)).launches[0].text
+    assert "d_load_vector<8>(a0" in planned(product(4096, "bf16")).launches[0].text
+    assert "d_load_vector<2>(a0" in planned(product(4096, "f64")).launches[0].text
 
 
 def test_rows_of_an_embedding_are_read_in_vectors() -> None:
