@@ -31,7 +31,7 @@ CUDA_PASSES: tuple[Pass, ...] = (
     HoistInvariants(),
     WriteInPlace(),
     # Neighbours in one nest.
-    FuseProducers(),
+    FuseProducers(spare_reads=True),
     FuseSiblings(),
     # Layouts, and what libraries run in them.
     AssignLayouts(),

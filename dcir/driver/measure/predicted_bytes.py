@@ -25,6 +25,7 @@ from dcir.driver.placement import chosen_strides
 from dcir.driver.session import Session
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.context import CompiledGraph, GraphContext
+from dcir.frontends.torch.partition.cut_for import cuts_for
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import side_by_side
 from dcir.ir.loop_nest import LoopNest
@@ -35,7 +36,9 @@ from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.library_call import LibraryCall
 from dcir.ops.library.library_layouts import turned_bytes
+from dcir.ops.reach import never_run
 from dcir.options import Options
+from dcir.targets import target_class
 
 PRODUCTS, TURNED, COPIED, REDUCTIONS, POINTWISE, AGAIN, OTHERS = KINDS = (
     "products", "turned", "copied", "reductions", "pointwise", "again", "others",
@@ -135,7 +138,8 @@ def rewritten_graphs(model: nn.Module, inputs: Sequence[Any], options: Options) 
         return CompiledGraph(call, chosen_strides(done))
 
     torch._dynamo.reset()
-    torch.compile(model, backend=dynamo_backend(compiled), dynamic=False)(*inputs)
+    with never_run(), cuts_for(target_class(options.target).cuts):
+        torch.compile(model, backend=dynamo_backend(compiled), dynamic=False)(*inputs)
     return found
 
 

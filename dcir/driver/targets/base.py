@@ -11,6 +11,7 @@ from dcir.codegen.compile import Library
 from dcir.cost.target import Target
 from dcir.driver.assemble import assemble
 from dcir.frontends.torch.importer import Imported
+from dcir.frontends.torch.partition.cut_for import CutFor
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
 from dcir.transforms.base import Pass
@@ -29,6 +30,7 @@ class DriverTarget(Target):
         saves: whether a compiled file may hold its code.
         profiles: whether its driver measures steps.
         records: whether its driver can tell torch's profiler of its steps.
+        cuts: how joint graphs are cut in forward and backward for it.
         shortens: whether repeated calls may go straight to its library (``calls/fast_path.py``), which has the entry for them.
     """
 
@@ -37,6 +39,7 @@ class DriverTarget(Target):
     saves: ClassVar[bool] = False
     profiles: ClassVar[bool] = False
     records: ClassVar[bool] = False
+    cuts: ClassVar[CutFor] = CutFor()
     shortens: ClassVar[bool] = True
 
     @classmethod

@@ -16,6 +16,7 @@ from dcir.driver.assemble import program_info
 from dcir.driver.targets.base import DriverTarget
 from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
+from dcir.frontends.torch.partition.cut_for import CutFor
 from dcir.ir.network import Network
 from dcir.ops.library.library_call import LibraryCall
 from dcir.runtime.blocks import Arenas
@@ -31,6 +32,8 @@ class CudaTarget(DriverTarget):
     """All levels; nothing that is a claim about caches and registers of CPUs."""
 
     name: ClassVar[str] = "cuda"
+    # Products in TF32, 402 TFLOP/s, and a copy, 4.17 TB/s, of an H200 (docs/measurements/gpu.md).
+    cuts: ClassVar[CutFor] = CutFor(repeats_written=True, flops_per_byte=96.0)
     shortens: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -87,8 +87,8 @@ def test_results_that_are_copied_are_seen() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_training_step_of_normalised_convolutions(dtype: torch.dtype) -> None:
-    """A convolution has 6 times its results to move, batch norm and activation by kernels of their own 8 times, and what
-    is added around them and the loss have the rest."""
+    """A convolution has 6 times its results to move, batch norm and activation by kernels of their own 8 times; every second one has a
+    sum behind it, which is read and written, masks its gradient, and adds to it: 4 times the more."""
     found = predicted(dtype)
-    assert found.sweeps <= 17
-    assert found.by_kind[REDUCTIONS] + found.by_kind[POINTWISE] <= 11 * found.activations
+    assert 5.5 < found.by_kind[PRODUCTS] / found.activations < 6.5
+    assert found.by_kind[REDUCTIONS] + found.by_kind[POINTWISE] <= 10.5 * found.activations
