@@ -13,8 +13,10 @@ from dcir.transforms.tier1_operator.hoist_invariants import HoistInvariants
 from dcir.transforms.tier2_fusion.fuse_concatenated_writes import FuseConcatenatedWrites
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 from dcir.transforms.tier2_fusion.fuse_siblings import FuseSiblings
+from dcir.transforms.tier3_layout.assign_layouts import AssignLayouts
 from dcir.transforms.tier3_layout.sink_copies import SinkCopies
 from dcir.transforms.tier4_movement.keep_in_place import KeepInPlace
+from dcir.transforms.tier4_movement.leave_results_to_libraries import LeaveResultsToLibraries
 from dcir.transforms.tier4_movement.order_execution import OrderExecution
 from dcir.transforms.tier4_movement.plan_arena import PlanArena
 from dcir.transforms.tier4_movement.write_in_place import WriteInPlace
@@ -29,13 +31,16 @@ CUDA_PASSES: tuple[Pass, ...] = (
     HoistInvariants(),
     WriteInPlace(),
     # Neighbours in one nest.
-    FuseProducers(),
+    FuseProducers(spare_reads=True),
     FuseSiblings(),
+    # Layouts, and what libraries run in them.
+    AssignLayouts(),
     SinkCopies(),
     FuseConcatenatedWrites(),
     CallLibraries(),
     # What runs when, and what lies where.
     OrderExecution(),
+    LeaveResultsToLibraries(),
     KeepInPlace(),
     PlanArena(),
 )

@@ -55,6 +55,8 @@ class LayoutCosts:
         few_channels: images of fewer (a photograph's 3) are read as they are: they fill no vector either way.
         narrow: vectors along fewer channels than this are mostly empty.
         flops_per_byte: arithmetic that takes as long as a byte from memory, about.
+        last_alone: where convolutions are a library's, element types that it computes with channels last alone: it turns others around.
+            None: they are kernels of our own, which shift vectors along space and have Winograd's form along channels.
     """
 
     across: int
@@ -64,6 +66,7 @@ class LayoutCosts:
     few_channels: int
     narrow: int
     flops_per_byte: int
+    last_alone: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dcir.cost.costs import Costs, LayoutCosts, MemoryCosts
 from dcir.cost.cpu import cpu_costs
 from dcir.cost.machine import Machine
 from dcir.errors import OptionError
+from dcir.ir.types import HALVES
 from dcir.isa import ISAS
 
 SETTING = "DCIR_CUDA"
@@ -47,7 +48,8 @@ MEMORY = MemoryCosts(
 )
 
 LAYOUT = LayoutCosts(across=8, apart=4, turn=2, copy=2, few_channels=8, narrow=8, flops_per_byte=15)
-"""A warp whose lanes lie apart reads a sector of 32 bytes for each of 4."""
+"""A warp whose lanes lie apart reads a sector of 32 bytes for each of 4. Tensor cores take channels side by side, so cuDNN turns images
+around that lie otherwise (cuDNN developer guide, tensor layouts)."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class CudaMachine(Machine):
         multiprocessors: how many it has.
         twin: whether the kernels run on the CPU instead, as the tests want it.
         asked: the architectures that somebody wants code for, wherever it may run; () is that of the GPU at hand.
+        tf32: whether the library's convolutions of float32 run on tensor cores, as PyTorch's settings have it.
     """
 
     arch: str = "sm_90a"
@@ -70,6 +73,7 @@ class CudaMachine(Machine):
     def architectures(self) -> tuple[str, ...]:
         """Those that there is to be machine code for."""
         return self.asked or (self.arch,)
+    tf32: bool = False
 
     @property
     def key(self) -> str:
@@ -96,7 +100,13 @@ def cuda_machine(host: Machine) -> CudaMachine:
     # The CPU's vectors have no part in it: no pass is to wait for them.
     host = replace(host, isa=ISAS["generic"])
     known = ("sm_90a", 132) if is_twin() else _device()
-    return CudaMachine(host.isa, host.threads, host.identity, *known, is_twin())
+    return CudaMachine(host.isa, host.threads, host.identity, *known, is_twin(), _convolves_in_tf32())
+
+
+def _convolves_in_tf32() -> bool:
+    import torch
+
+    return str(torch.backends.cudnn.conv.fp32_precision) == "tf32"  # type: ignore[attr-defined]  # made when it is asked for
 
 
 @functools.cache
@@ -113,4 +123,5 @@ def _device() -> tuple[str, int]:
 def cuda_costs(machine: CudaMachine) -> Costs:
     """The costs of a GPU; what belongs to CPUs alone (Winograd's form) is a CPU's, and no pass asks for it."""
     busy = BUSY_THREADS * machine.multiprocessors // 132
-    return Costs(FLOPS, busy, MEMORY, LAYOUT, cpu_costs(machine.isa).winograd, None)
+    layout = replace(LAYOUT, last_alone=frozenset((*HALVES, *["f32"] * machine.tf32)))
+    return Costs(FLOPS, busy, MEMORY, layout, cpu_costs(machine.isa).winograd, None)

@@ -19,6 +19,7 @@ QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, 
 
 
 _DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
+_NEVER_RUN: ContextVar[bool] = ContextVar("never run", default=False)
 
 
 def device() -> str:
@@ -34,6 +35,16 @@ def on_device(kind: str) -> Iterator[None]:
         yield
     finally:
         _DEVICE.reset(before)
+
+
+@contextmanager
+def never_run() -> Iterator[None]:
+    """What is captured in here, in this thread, is only looked at: its tensors need no values."""
+    before = _NEVER_RUN.set(True)
+    try:
+        yield
+    finally:
+        _NEVER_RUN.reset(before)
 
 
 def is_elsewhere(kind: torch.device | str | None) -> bool:
@@ -65,8 +76,8 @@ def of_unknown_type(t: torch.Tensor) -> str | None:
 
 
 def without_values(t: torch.Tensor) -> str | None:
-    """What there is to say of a tensor that a tracer made; None for one with values."""
-    return "a fake tensor, which has no values" if isinstance(t, FakeTensor) else None
+    """What there is to say of a tensor that a tracer made; None for one with values, or where nobody needs them."""
+    return "a fake tensor, which has no values" if isinstance(t, FakeTensor) and not _NEVER_RUN.get() else None
 
 
 def of_a_class(t: torch.Tensor) -> str | None:

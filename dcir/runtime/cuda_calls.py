@@ -23,12 +23,13 @@ class Bases(Protocol):
         """Have a tensor at a slot."""
 
 
+CallBack = Callable[[Bases], None]
 Place = tuple[int, int]
 """Slot of the table, and byte offset."""
 _Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
-def call_on_device(spec: Any, ins: Sequence[Place], outs: Sequence[Place]) -> Callable[[Bases], None]:
+def call_on_device(spec: Any, ins: Sequence[Place], outs: Sequence[Place]) -> CallBack:
     """The call back of one operator that runs through torch (it says its windows as ``ins`` and ``outs``, and how to ``call``)."""
     reads, writes = _windows(spec.ins, ins), _windows(spec.outs, outs)
 
@@ -40,7 +41,7 @@ def call_on_device(spec: Any, ins: Sequence[Place], outs: Sequence[Place]) -> Ca
     return call
 
 
-def made_on_device(spec: Any, ins: Sequence[Place], slot: int) -> Callable[[Bases], None]:
+def made_on_device(spec: Any, ins: Sequence[Place], slot: int) -> CallBack:
     """The call back of one operator whose result is a tensor that the library makes: it is put at a slot, where nothing was."""
     reads, form = _windows(spec.ins, ins), _form(spec.outs[0])
 
@@ -51,6 +52,20 @@ def made_on_device(spec: Any, ins: Sequence[Place], slot: int) -> Callable[[Base
             frame.put(slot, t if (t.shape, t.stride(), t.dtype) == form else _as(t, *form))
 
     return call
+
+
+def letting_go(call: CallBack, slots: Sequence[int]) -> CallBack:
+    """A call back before which tensors are let go of that nobody reads any more.
+
+    Kernels that read them may still be waiting on the stream; so does whoever PyTorch gives the memory to.
+    """
+
+    def run(frame: Bases) -> None:
+        for slot in slots:
+            frame.bases[slot] = None
+        call(frame)
+
+    return run
 
 
 def _as(t: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

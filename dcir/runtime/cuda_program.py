@@ -72,7 +72,7 @@ class CudaProgram(Program):
 
     Args:
         path, info, constants: as of a program on the CPU.
-        made: table slots of results whose tensors calls into torch make.
+        made: table slots of buffers whose tensors calls into torch make; what is no result they may let go of again.
         twin: whether tensors and kernels are the CPU's.
     """
 
@@ -173,14 +173,13 @@ class CudaProgram(Program):
             self._words.append(words)
         return self._results(whole, args)
 
-    def _complete(self, buffers: Sequence[torch.Tensor | None], frame: _Frame) -> list[torch.Tensor]:
-        """The buffers with those that calls into torch have made."""
-        found = []
+    def _complete(self, buffers: Sequence[torch.Tensor | None], frame: _Frame) -> list[Any]:
+        """The buffers with those that calls into torch have made; None of those that are gone."""
+        found: list[Any] = []
         for t, (shape, strides, _, slot, _) in zip(buffers, self._buffers, strict=True):
             if t is None:
                 t = frame.bases[slot]
-                assert t is not None
-                if (t.shape, t.stride()) != (shape, strides):
+                if t is not None and (t.shape, t.stride()) != (shape, strides):
                     t = torch.as_strided(t.detach(), shape, strides)
             found.append(t)
         return found

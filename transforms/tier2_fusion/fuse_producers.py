@@ -84,6 +84,8 @@ class FuseProducers(Pass):
         block_bytes: the same of all rows that one job sums side by side, where memory runs along them; None likewise.
         max_repeated: most statements of a value that every reader computes itself.
         min_rows: least outer points of a reduction that gets later stages; fewer rows would starve the threads.
+        spare_reads: whether a reader that reads all a value is made of computes it, though the value is stored for others; else only
+            where no other reader needs it stored.
     """
 
     tier: ClassVar[int] = 2
@@ -93,6 +95,7 @@ class FuseProducers(Pass):
     block_bytes: int | None = None
     max_repeated: int = 24
     min_rows: int = 16
+    spare_reads: bool = False
 
     def apply(self, net: Network) -> PassResult:
         """Fuse until nothing more fits, consumers in execution order."""
@@ -168,7 +171,7 @@ class FuseProducers(Pass):
                 return Refusal("the consumer reads two results of the producer in different ways")
             numbers.update(more)
         pure = not p.inner and not any(isinstance(s, Reduce) for s in p.body)
-        if pure and kept and self._everywhere(pair, progress):
+        if pure and kept and (self._spared(pair) or self._everywhere(pair, progress)):
             fused = self._inline(pair, m, numbers, keep=False)
             return self._replace(pair, fused, consumer, progress, drop_producer=False)
         at = place_of_both(net, producer, consumer, progress.position)
@@ -199,12 +202,26 @@ class FuseProducers(Pass):
         return pays("rows starve threads", math.prod(p.outer) < self.min_rows and p.points() > 16384)
 
     # ------------------------------------------------------------------ who had better compute the value
+    def _repeatable(self, p: LoopNest) -> bool:
+        """Whether a value may be computed several times."""
+        if len(p.outputs) != 1 or len(p.body) > self.max_repeated:
+            return False
+        return not any(s.op in COSTLY or isinstance(s, (Gather, Index)) for s in p.body)
+
+    def _spared(self, pair: _Pair) -> bool:
+        """Whether the consumer reads less if it computes the value."""
+        net, p = pair.net, pair.p
+        if not self.spare_reads or not self._repeatable(p):
+            return False
+        reads, writes = p.footprint()
+        both = zip(net.ins(pair.producer), reads, strict=True)
+        large = {o.data: n for o, n in both if pays("large operand", 8 * n > writes[0])}
+        return _computes(net, pair.consumer, p, large, max(writes[0] - 1, 0))
+
     def _everywhere(self, pair: _Pair, progress: _Progress) -> bool:
         """Whether every reader had better compute the value itself: it reads most of what the value is made of in any case."""
         net, p = pair.net, pair.p
-        if len(p.outputs) != 1 or pair.data in progress.results or len(p.body) > self.max_repeated:
-            return False
-        if any(s.op in COSTLY for s in p.body) or any(isinstance(s, (Gather, Index)) for s in p.body):
+        if pair.data in progress.results or not self._repeatable(p):
             return False
         asked = progress.asked.get(pair.data)
         if asked is None or asked.producer is not pair.producer:

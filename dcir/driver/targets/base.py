@@ -12,6 +12,7 @@ from dcir.cost.target import Target
 from dcir.driver.assemble import assemble
 from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
+from dcir.frontends.torch.partition.cut_for import CutFor
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
 from dcir.transforms.base import Pass
@@ -31,6 +32,7 @@ class DriverTarget(Target):
         saves_sizes: whether such a file may be for sizes within bounds.
         profiles: whether its driver measures steps.
         records: whether its driver can tell torch's profiler of its steps.
+        cuts: how joint graphs are cut in forward and backward for it.
         shortens: whether repeated calls may go straight to its library (``calls/fast_path.py``), which has the entry for them.
     """
 
@@ -40,6 +42,7 @@ class DriverTarget(Target):
     saves_sizes: ClassVar[bool] = False
     profiles: ClassVar[bool] = False
     records: ClassVar[bool] = False
+    cuts: ClassVar[CutFor] = CutFor()
     shortens: ClassVar[bool] = True
 
     @classmethod

@@ -17,11 +17,12 @@ from dcir.driver.assemble import program_info
 from dcir.driver.targets.base import DriverTarget
 from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
+from dcir.frontends.torch.partition.cut_for import CutFor
 from dcir.ir.network import Network
 from dcir.kernel_images import is_architecture
 from dcir.ops.library.library_call import LibraryCall
 from dcir.runtime.blocks import Arenas
-from dcir.runtime.cuda_calls import call_on_device, made_on_device
+from dcir.runtime.cuda_calls import call_on_device, letting_go, made_on_device
 from dcir.runtime.cuda_program import CudaProgram
 from dcir.transforms.base import Pass
 
@@ -34,6 +35,8 @@ class CudaTarget(DriverTarget):
 
     name: ClassVar[str] = "cuda"
     saves: ClassVar[bool] = True
+    # Products in TF32, 402 TFLOP/s, and a copy, 4.17 TB/s, of an H200 (docs/measurements/gpu.md).
+    cuts: ClassVar[CutFor] = CutFor(repeats_written=True, flops_per_byte=96.0)
     shortens: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -99,12 +102,27 @@ class CudaTarget(DriverTarget):
         for n, (spec, *sides) in library.callbacks.items():
             ins, outs = ([(p.slot, p.offset) for p in side] for side in sides)
             calls[n] = made_on_device(spec, ins, made[n]) if n in made else call_on_device(spec, ins, outs)
+        for n, slots in _read_before(done.network, made).items():
+            calls[n] = letting_go(calls[n], slots)
         info = replace(program_info(done, library), callbacks=calls)
         return CudaProgram(library.path, info, list(done.constants.values()), made.values(), twin=self.gpu.twin)
 
 
+def _read_before(net: Network, made: dict[int, int]) -> dict[int, list[int]]:
+    """By number of a call into torch, slots of what libraries have made and nobody reads from there on, each where it is so first."""
+    position, ops, shown = net.positions(), net.ops(), net.result_containers()
+    found: dict[int, list[int]] = {}
+    for n, slot in made.items():
+        data = net.outs(ops[n])[0].data
+        last = max((position[r] for r in net.readers(data)), default=n)
+        behind = next((i for i, op in enumerate(ops) if i > last and op.spec.calls_out), None)
+        if data not in shown and behind is not None:
+            found.setdefault(behind, []).append(slot)
+    return found
+
+
 def made_by_calls(net: Network, library: Library) -> dict[int, int]:
-    """Calls of libraries that make a whole result of the network, with its table slot: it need not be copied."""
+    """Calls of libraries that make a whole result container, with its table slot: it need not be copied."""
     taken = {target for target, _ in net.memory.aliases.values()} | set(net.memory.placements) | set(net.updates)
     found, ops = {}, net.ops()
     for n, (spec, _, outs) in library.callbacks.items():

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dcir.driver.session import Session
+from dcir.frontends.torch.partition.cut_for import CutFor, cuts_for
 from dcir.ops.reach import on_device
 from dcir.options import Options
 from dcir.targets import target_class
@@ -40,18 +41,19 @@ def device_of(options: Options) -> str:
 
 
 def reading_device(call: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """``call``, in which tensors of the target's device are those that code can read.
+    """``call``, in which tensors of the target's device are those that code can read, and graphs are cut as the target wants it.
 
     Raises:
         OptionError: the machine has none such.
     """
     kind = device_of(session.options)
-    if kind == "cpu":
+    target = target_class(session.options.target)
+    if kind == "cpu" and target.cuts == CutFor():
         return call
 
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with on_device(kind):
+        with on_device(kind), cuts_for(target.cuts):
             return call(*args, **kwargs)
 
     return run

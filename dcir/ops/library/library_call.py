@@ -20,6 +20,7 @@ from dcir.ir.serialize import register
 from dcir.ir.types import FLOATS, HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.library_layouts import laid_out, runs_channels_last
 from dcir.ops.library.library_rows import RowSpec, call_rows, row_windows
 from dcir.ops.library.torch_call import Window
 from dcir.ops.torch_types import FROM_NAME
@@ -218,7 +219,8 @@ def _padded(spec: ConvolutionSpec, x: torch.Tensor) -> torch.Tensor:
 
 def _forward(spec: ConvolutionSpec, ins: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     bias = ins[2] if spec.bias else None
-    x, none = _padded(spec, ins[0]), [0] * len(spec.kernel)
+    # An image in the other layout would have torch make the result in that one.
+    x, none = laid_out(_padded(spec, ins[0]), last=runs_channels_last(spec)), [0] * len(spec.kernel)
     steps = list(spec.stride), list(spec.padding), list(spec.dilation)
     made: torch.Tensor = _aten.convolution(x, ins[1], bias, *steps, False, none, spec.groups)
     return made
@@ -232,7 +234,8 @@ def _backward_data(spec: ConvolutionSpec, ins: Sequence[torch.Tensor], like: tor
 
 
 def _backward_weight(spec: ConvolutionSpec, ins: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    return _gradients(spec, ins[1], _padded(spec, ins[0]), like, [False, True, False])[1]
+    x = laid_out(_padded(spec, ins[0]), last=runs_channels_last(spec))
+    return _gradients(spec, ins[1], x, like, [False, True, False])[1]
 
 
 def _gradients(

@@ -3,7 +3,8 @@
 Works on the joint graph, before it is cut in two: a value's short chain of pointwise operators is copied to its readers in the
 backward, so that the value itself need not cross the border. It pays where the copy fuses with its readers and the sources
 are read there in any case: the input of an activation behind a batch normalisation (sources: the normalisation's own input
-and two numbers per channel). What the forward writes anyway, for a contraction say, is read from there.
+and two numbers per channel). What the forward writes anyway, for a contraction say, is read from there; or, where a target wants that
+(``cut_for.py``), computed again for readers that read what it is made of in any case, such as the mask of a ReLU.
 
 Keys that were repeated for several heads are repeated again in front of attention's gradient: attention reads them before they are
 repeated (``transforms/tier2_fusion/share_keys.py``), in the forward too where the repeated ones need not be stored.
@@ -17,6 +18,7 @@ import torch
 from torch import fx
 
 from dcir.frontends.torch.partition.cse import merge_equal
+from dcir.frontends.torch.partition.cut_for import asked
 from dcir.frontends.torch.partition.joint_graph import (
     base,
     is_pointwise,
@@ -129,14 +131,31 @@ class _Recompute:
             if not readers or not _copies(value) or nbytes(value) == 0:
                 continue
             chain = self.chain(value) if all(map(_takes_in, readers)) and not self.written(value) else None
+            deep = self.chain(value, deep=True) if asked().repeats_written else None
             # Stored it is a write and a read; a copy reads what its reader does not read in any case.
-            if chain is None or any(sum(map(nbytes, chain.sources - self.near(r))) > nbytes(value) for r in readers):
+            if chain is None or any(self.unread(chain, r) > nbytes(value) for r in readers):
                 self.kept.add(value)
-                continue
+                chain = None
             for reader in readers:
-                self.copy(chain, value, reader)
-            done += len(readers)
+                least = self.least(chain, deep, nbytes(value), reader)
+                if least is not None:
+                    self.copy(least, value, reader)
+                    done += 1
         return done
+
+    def least(self, chain: Chain | None, deep: Chain | None, nbytes_read: int, reader: fx.Node) -> Chain | None:
+        """What a reader is to compute of a value; None if it is to read it."""
+        if deep is None or not _takes_in(reader):
+            return chain
+        return (
+            deep
+            if self.unread(deep, reader) < (nbytes_read if chain is None else self.unread(chain, reader))
+            else chain
+        )
+
+    def unread(self, chain: Chain, reader: fx.Node) -> int:
+        """Bytes that a copy in front of a reader reads and the reader does not in any case."""
+        return sum(map(nbytes, chain.sources - self.near(reader)))
 
     def written(self, value: fx.Node) -> bool:
         """Whether the forward writes a value in any case: for its caller, or for an operator that takes no producer in."""
@@ -144,8 +163,11 @@ class _Recompute:
         users = {u for n in names for u in n.users} - self.backward
         return not names.isdisjoint(self.returned | self.kept) or not all(map(_takes_in, users))
 
-    def chain(self, value: fx.Node) -> Chain | None:
-        """The operators between a value and what the backward keeps; None if they are too many or their sources are not kept."""
+    def chain(self, value: fx.Node, *, deep: bool = False) -> Chain | None:
+        """The operators between a value and what the backward keeps; None if they are too many or their sources are not kept.
+
+        ``deep``: through what is kept and can be copied, too.
+        """
         ops: set[fx.Node] = set()
         sources: set[fx.Node] = set()
         pending = [value]
@@ -157,7 +179,7 @@ class _Recompute:
             if len(ops) > LONGEST:
                 return None
             for a in n.all_input_nodes:
-                if a in self.kept:
+                if a in self.kept and not (deep and _copies(a)):
                     if 8 * nbytes(a) > nbytes(value):
                         sources.add(base(a))
                 elif _copies(a):
@@ -172,12 +194,21 @@ class _Recompute:
 
     def near(self, reader: fx.Node) -> set[fx.Node]:
         """Forward values that the reader's program reads in any case: its own, and those of what takes it in."""
+        return {
+            base(a)
+            for p in self.programs(reader)
+            for a in p.all_input_nodes
+            if a not in self.backward and a in self.kept
+        }
+
+    def programs(self, reader: fx.Node) -> set[fx.Node]:
+        """The operators that are likely to be in one program with a reader, itself among them."""
         programs = {reader} | {u for u in reader.users if _takes_in(u)}
         for p in list(programs):
             if _copies(p):
                 programs |= {a for a in p.all_input_nodes if a in self.backward and _copies(a)}
                 programs |= {u for u in p.users if _takes_in(u)}
-        return {base(a) for p in programs for a in p.all_input_nodes if a not in self.backward and a in self.kept}
+        return programs
 
     def copy(self, chain: Chain, value: fx.Node, reader: fx.Node) -> None:
         """Compute ``value`` again in front of ``reader``."""

@@ -22,6 +22,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
 
+from dcir.frontends.torch.partition.cut_for import asked
 from dcir.frontends.torch.partition.joint_graph import base, is_pointwise, is_view, nbytes, packet, tensors, written_to
 from dcir.frontends.torch.partition.model import flops
 from dcir.frontends.torch.partition.recompute import COSTLY, LONGEST, REDUCING
@@ -33,8 +34,7 @@ GOAL = 0.8
 # Bytes below which no value is worth it, and the part of the step's time that all of them may cost.
 WORTH = 1 << 18
 DEAREST = 1 / 64
-# Operations in the time that a byte takes, and the passes over a value that the operators in ``COSTLY`` take.
-_BALANCE = 7.0
+# Passes over a value that the operators in ``COSTLY`` take.
 _COSTLY = 1.0
 
 Span = tuple[int, int]
@@ -115,7 +115,7 @@ def _peak(values: Iterable[tuple[int, Span]]) -> tuple[int, int]:
 def _bytes_worth(graph: fx.Graph) -> float:
     """The time of a graph, in bytes that memory delivers meanwhile: every result once, and what contractions compute."""
     ops = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem and not is_view(n)]
-    return sum(max(float(nbytes(n)), flops(n) / _BALANCE) for n in ops)
+    return sum(max(float(nbytes(n)), flops(n) / asked().flops_per_byte) for n in ops)
 
 
 class _Spare:

@@ -63,6 +63,38 @@ def test_changed_keeps_what_others_read() -> None:
     verify(net)
 
 
+@pytest.mark.parametrize("spare_reads", [False, True])
+def test_changed_where_a_reader_has_all_that_a_stored_value_is_made_of(spare_reads: bool) -> None:
+    """The value stays for the caller; whoever reads its source computes it, if that is asked for."""
+
+    def make(c, x):  # type: ignore[no-untyped-def]
+        y = unary(c, "neg", x)
+        return [y, reduce(c, "sum", binary(c, "mul", x, y))]
+
+    net = network([(4, 6)], make)
+    before, moved = results(net), net.bytes_moved()
+    FuseProducers(spare_reads=spare_reads, min_rows=1000).apply(net)
+    verify(net)
+    reduction = next(op for op in net.ops() if op.spec.inner)
+    assert (len({o.data for o in net.ins(reduction)}) == 1) == spare_reads or len(net.ops()) == 1
+    assert net.bytes_moved() < moved
+    for got, want in zip(results(net), before, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_a_reader_of_the_value_alone_does_not_compute_it() -> None:
+    def make(c, x):  # type: ignore[no-untyped-def]
+        y = unary(c, "neg", x)
+        return [y, reduce(c, "sum", y)]
+
+    net = network([(4, 6)], make)
+    moved = [
+        FuseProducers(spare_reads=s).apply(n) and n.bytes_moved()
+        for s, n in ((True, net), (False, network([(4, 6)], make)))
+    ]
+    assert moved[0] == moved[1]
+
+
 def test_unchanged() -> None:
     net = network([(4, 6)], lambda c, x: [unary(c, "tanh", x), unary(c, "exp", x)])
     outcome = FuseProducers().apply(net)

@@ -4,7 +4,8 @@ Every operator runs its vectors along channels or along space (its mode). An ope
 than its bytes, which no layout changes; one in the other layout is read or written across:
     programs        every element touches a cache line of its own, which costs about 4 times its bytes
     convolutions    one more pass over the operand (read and write), to turn it around
-And a convolution works best along channels: along space its taps need shifted vectors, and edges need masks.
+And a convolution works best along channels: along space its taps need shifted vectors, and edges need masks. A library's has no such
+costs; for types that tensor cores multiply it turns all images around that lie the other way.
 """
 
 from __future__ import annotations
@@ -127,6 +128,9 @@ def convolution_costs(
         along_space += 0 if few else volume
     if spec.epilogue is not None:
         along_space += math.prod(spec.shapes[2]) * itemsize(spec.dtype)
+    if costs.last_alone is not None:
+        mode(costs.turn * along_space if spec.dtype in costs.last_alone else 0, 0)
+        return
     if refused_by_winograd(spec) is None:
         # What Winograd's form saves, which exists along channels alone, is time for so many bytes.
         mode(spec.operations() // (2 * costs.flops_per_byte), 0)

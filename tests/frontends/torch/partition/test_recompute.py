@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import dcir
 from dcir.frontends.torch import capture
+from dcir.frontends.torch.partition.cut_for import CutFor, cuts_for
 from dcir.frontends.torch.partition.expose_norms import NORMS, expose_norms
 from dcir.frontends.torch.partition.recompute import recompute_cheap
 from tests.endtoend.follows_eager import follow
@@ -108,6 +109,45 @@ def test_graph_computes_the_same(affine: bool, monkeypatch: pytest.MonkeyPatch) 
             assert "val" in n.meta
     got = fx.Interpreter(gm).run(*inputs)
     torch.testing.assert_close(pytree.tree_leaves(got), pytree.tree_leaves(want), rtol=1e-4, atol=1e-4)
+
+
+class Joined(Block):
+    """A sum with what the norm does not read before the activation."""
+
+    def __init__(self) -> None:
+        super().__init__(F.relu)
+        self.other = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.act(self.norm(self.first(x)) + self.other(x)))
+
+
+def mask_of_relu(gm: fx.GraphModule) -> fx.Node:
+    """What a ReLU's gradient asks for the sign of, behind views."""
+    (gradient,) = (n for n in gm.graph.nodes if n.target is torch.ops.aten.threshold_backward.default)
+    found: Any = gradient.args[1]
+    while found.target is torch.ops.aten.detach.default:
+        found = found.args[0]
+    return found  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_what_the_forward_writes_is_repeated_only_if_asked(residual: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask follows from what the norm's gradient reads; behind a sum, from something else, too."""
+    for wanted in (CutFor(), CutFor(repeats_written=True)):
+        gm, outputs = joint(Joined() if residual else Block(F.relu), monkeypatch)
+        places = gm.graph.find_nodes(op="placeholder")
+        inputs = [torch.rand(n.meta["val"].shape).to(n.meta["val"].dtype) for n in places]
+        want = fx.Interpreter(gm).run(*inputs)
+        expose_norms(gm)
+        with cuts_for(wanted):
+            recompute_cheap(gm, outputs)
+        readers = {u.target for u in mask_of_relu(gm).users}
+        repeated = torch.ops.aten.convolution_backward.default not in readers
+        assert repeated == (wanted.repeats_written and not residual)
+        torch.testing.assert_close(
+            pytree.tree_leaves(fx.Interpreter(gm).run(*inputs)), pytree.tree_leaves(want), rtol=1e-4, atol=1e-4
+        )
 
 
 def test_evaluation_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
