@@ -34,6 +34,7 @@ _TRACED = re.compile(
 _NAMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn")
 """Modules of which a name may have come to mean another function of torch's."""
 _PLACE = re.compile(r"registered at (.+?):\d+")
+_NATIVE = (".cpp", ".cc", ".cu", ".h", ".mm", "/dev/null")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _LIBRARY = sysconfig.get_path("stdlib")
 
@@ -50,7 +51,10 @@ def changes(descriptions: Descriptions) -> list[str]:
     reason = next((r for found in (_kernels(), _python_kernels(), _forms(), _decompositions()) for r in found), None)
     if reason is not None:
         raise Unkept(reason)
-    return [f"{where} {descriptions.of(value)}" for where, value in _functions()] + _renamed()
+    return [f"{where} {descriptions.of(value)}" for where, value in _functions()] + [
+        *_renamed(),
+        *sorted(torch.ops.loaded_libraries),
+    ]
 
 
 def _functions() -> Iterator[tuple[str, Any]]:
@@ -129,7 +133,8 @@ def _one_of_each_library() -> set[str]:
 def _given_elsewhere(operator: str) -> bool:
     if operator.startswith("_::"):  # a kernel for all operators
         return True
-    return any(is_users(place) for place in _PLACE.findall(torch._C._dispatch_dump(operator)) if place.endswith(".py"))
+    places = _PLACE.findall(torch._C._dispatch_dump(operator))
+    return any(is_users(place) for place in places if not place.endswith(_NATIVE))
 
 
 def _python_kernels() -> Iterator[str]:

@@ -159,7 +159,13 @@ class Descriptions:
             return f"a {type(held).__module__}.{type(held).__qualname__}"
 
     def _class(self, cls: type) -> str:
-        rows = []
+        for name in ("__instancecheck__", "__subclasscheck__"):
+            asked = getattr(type(cls), name)
+            if isinstance(asked, FunctionType) and _is_own(asked):
+                raise Unkept(
+                    f"{cls.__qualname__} says itself what is one of it"
+                )  # Dynamo calls it, and does not trace it
+        rows = [] if type(cls) is type else [f"made by {type(cls).__module__}.{type(cls).__qualname__}"]
         for base in cls.__mro__:
             rows.append(f"class {base.__module__}.{base.__qualname__}")
             if base.__module__ != "builtins" and base.__flags__ & _HEAP:
@@ -211,6 +217,11 @@ class Descriptions:
             parts = [self._inside(v, depth + 1) for v in value]
             return f"{type(value).__name__}({', '.join(parts if type(value) in (tuple, list) else sorted(parts))})"
         return type(value).__qualname__
+
+
+def _is_own(function: FunctionType) -> bool:
+    """Whether a function is neither torch's nor of Python's own library."""
+    return str(function.__module__).partition(".")[0] not in sys.stdlib_module_names | {"torch", "dcir"}
 
 
 def _registered(base: abc.ABCMeta) -> list[str]:

@@ -21,7 +21,7 @@ from torch._dynamo.bytecode_transformation import unique_id
 from torch._dynamo.guards import CheckFunctionManager, DeletedGuardManagerWrapper, ShapeCodeParts
 from torch._dynamo.source import TensorProperty
 from torch._dynamo.types import GuardedCode, wrap_guarded_code
-from torch._dynamo.utils import CleanupHook, CleanupManager
+from torch._dynamo.utils import CleanupHook, CleanupManager, orig_code_map
 from torch._guards import DuplicateInputs, StorageOverlap
 from torch.fx.experimental.symbolic_shapes import _ShapeGuardsHelper
 
@@ -130,6 +130,7 @@ def again(
     call = torch._dynamo.disable(graph(), reason="do not trace Dynamo-compiled graph")
     CleanupManager.instance[code] = [CleanupHook.create(frame.names, new, call)]
     convert_frame.output_codes.add(code)
+    orig_code_map[code] = frame.code  # Dynamo asks for it when it says why another trace is needed
     return GuardedCode(code, guards, frame.number, f"Torch-Compiled Region: {frame.number}")
 
 

@@ -195,3 +195,8 @@ _HERE = _Here()
 def recording() -> Recording:
     """The notes on the frame that this thread traces; they are nobody's where there are none to be taken."""
     return _HERE.recording or Recording()
+
+
+def is_noting() -> bool:
+    """Whether this thread traces a frame that notes are taken on."""
+    return _HERE.recording is not None

@@ -8,6 +8,7 @@ Dynamo may do so: within one process little of this changes, and it runs the cod
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -17,11 +18,15 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo import convert_frame, guards
-from torch._dynamo.variables import functions, nn_module
+from torch._dynamo.exc import ObservedAttributeError
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.variables import dicts, functions, misc, nn_module
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._guards import Guard
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from dcir.frontends.torch.kept.recording import recording
+from dcir.frontends.torch.kept.recording import is_noting, recording
 
 _PACKAGES = frozenset(("torch", "dcir", "builtins", "operator", "_operator", "math"))
 """Whose functions are theirs alone: versions and files of torch and dcir are part of every address."""
@@ -104,5 +109,47 @@ def _install() -> None:
             recording().refuse(f"the result of {getattr(fn, '__name__', fn)} is taken for constant")
         return invoked(tx, fn, *rest)
 
+    lookup: Callable[..., Any] = dicts.ConstDictVariable.getitem_const_raise_exception_if_absent
+
+    @functools.wraps(lookup)
+    def look_up(self: Any, tx: Any, key: Any) -> Any:
+        # Dynamo asks for the values that are there, and not for what was missed.
+        if is_noting() and key not in self:
+            self.install_dict_contains_guard(tx, [key])
+        return lookup(self, tx, key)
+
+    dicts.ConstDictVariable.getitem_const_raise_exception_if_absent = look_up
+    for cls in _subclasses(VariableTracker):
+        if "call_obj_hasattr" in vars(cls):
+            cls.call_obj_hasattr = _noting_attributes(cls.call_obj_hasattr)  # type: ignore[attr-defined]
+    for cls in (misc.PythonModuleVariable, functions.BaseUserFunctionVariable):
+        cls.var_getattr = _noting_attributes(cls.var_getattr)
     for module in (functions, nn_module):
         module.invoke_and_store_as_constant = invoke  # type: ignore[attr-defined]
+
+
+def _subclasses(cls: type) -> set[type]:
+    return {cls}.union(*map(_subclasses, cls.__subclasses__()))
+
+
+def _noting_attributes(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """``ask``, which asks whether a value has an attribute: of some values Dynamo has no guard on what they have not."""
+
+    @functools.wraps(ask)
+    def asked(self: Any, tx: Any, name: str) -> Any:
+        try:
+            found = ask(self, tx, name)
+        except ObservedAttributeError:
+            _note_attribute(self.source, name)
+            raise
+        if isinstance(found, ConstantVariable) and found.value is False:
+            _note_attribute(self.source, name)
+        return found
+
+    return asked
+
+
+def _note_attribute(source: Any, name: str) -> None:
+    if source is not None and is_noting():
+        with contextlib.suppress(NotImplementedError):  # of a constant
+            recording().left_out(source.make_guard(functools.partial(GuardBuilder.HASATTR, attr=name)))

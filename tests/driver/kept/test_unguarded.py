@@ -234,6 +234,66 @@ class Einsum(Base):
         return torch.einsum("ij,kj,kl->il", x, self.out.weight, self.out.weight)
 
 
+TABLE = {"there": 1.0}
+
+
+class Item(Base):
+    def forward(self, x):
+        try:
+            return self.out(x) * TABLE["k"]
+        except KeyError:
+            return self.out(x)
+
+
+class Get(Base):
+    def forward(self, x):
+        return self.out(x) * TABLE.get("k", 2.0)
+
+
+class Contained(Base):
+    def forward(self, x):
+        return self.out(x) * (TABLE["k"] if "k" in TABLE else 2.0)
+
+
+class Attribute(Base):
+    def forward(self, x):
+        return self.out(x) * getattr(self, "extra", 2.0) * getattr(self.out, "extra", 2.0)
+
+
+class OfModule(Base):
+    def forward(self, x):
+        return self.out(x) * getattr(helper, "EXTRA", 2.0)
+
+
+class Caught(Base):
+    def forward(self, x):
+        try:
+            return self.out(x) * helper.EXTRA
+        except AttributeError:
+            return self.out(x)
+
+
+def flagged(x):
+    return x
+
+
+class Flag(Base):
+    def forward(self, x):
+        return self.out(x) * getattr(flagged, "flag", 2.0)
+
+
+class Thing:
+    __slots__ = ("a", "b")
+
+
+THING = Thing()
+
+
+class Slots(Base):
+    def forward(self, x):
+        return self.out(x) * getattr(THING, "a", 2.0)
+
+
 class Precision(Base):
     def forward(self, x):
         return self.out(x) * (2.0 if torch.get_float32_matmul_precision() == "highest" else 3.0)
@@ -245,18 +305,18 @@ class Filled(Base):
 
 
 def inputs(net, n, g):
-    return (torch.randn(n, 8, generator=g),)
+    return (torch.randn(n, 8, generator=g, dtype=torch.float32),)
 """
 KEPT = (
     "Environment", "Getenv", "Inside", "Gelu", "Enumeration", "Default", "Inherited", "Decorated", "Tables", "Registered", "Pi", "Helped",
-    "Twice", "Einsum", "Precision", "Filled",
+    "Twice", "Einsum", "Filled", "Item", "Get", "Contained", "Attribute", "OfModule", "Caught", "Flag", "Slots",
 )  # fmt: skip
 """Whose traces a second process uses."""
-NOT_KEPT = ("Assumed", "AssumedMethod", "Allowed", "NonStrict", "Operator")
-OTHERS = ("Cached", "Instance")
+NOT_KEPT = ("Assumed", "AssumedMethod", "Allowed", "NonStrict", "Operator", "Instance")
+OTHERS = ("Cached", "Precision")
 """Those of which only the numbers are to be right."""
 STATE: dict[str, dict[str, Any]] = {
-    **{name: {"before": "model.CONSTANT = 5.0"} for name in (*NOT_KEPT, *OTHERS)},
+    **{name: {"before": "model.CONSTANT = 5.0"} for name in (*NOT_KEPT, "Cached")},
     "Environment": {"before": "import os; os.environ['NET_SCALE'] = 'b'", "after": "del os.environ['NET_SCALE']"},
     "Getenv": {"before": "import os; os.environ['NET_SCALE'] = 'b'", "after": "del os.environ['NET_SCALE']"},
     "Inside": {
@@ -278,6 +338,14 @@ STATE: dict[str, dict[str, Any]] = {
         "before": "torch.backends.mha.set_fastpath_enabled(False)",
         "after": "torch.backends.mha.set_fastpath_enabled(True)",
     },
+    **{name: {"before": "model.TABLE['k'] = 5.0"} for name in ("Item", "Get", "Contained")},
+    "Attribute": {"before": "net.out.extra = 3.0"},
+    **{
+        name: {"before": "model.helper.EXTRA = 3.0", "after": "del model.helper.EXTRA"}
+        for name in ("OfModule", "Caught")
+    },
+    "Flag": {"before": "model.flagged.flag = 3.0"},
+    "Slots": {"before": "model.THING.a = 3.0"},
     "Precision": {
         "before": "torch.set_float32_matmul_precision('high')",
         "after": "torch.set_float32_matmul_precision('highest')",
