@@ -28,6 +28,7 @@ from dcir.frontends.torch.gates import gates_of_call
 from dcir.frontends.torch.gpu_forms import gpu_forms
 from dcir.frontends.torch.importer import import_graph
 from dcir.frontends.torch.kept.recording import KeptGraph, recording
+from dcir.frontends.torch.kept.unguarded import unseen_code
 from dcir.frontends.torch.late_graph import LateGraph
 from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
 from dcir.frontends.torch.overlapping_inputs import Overlaps
@@ -95,6 +96,9 @@ def dynamo_backend(
         notes.begin()
         if any(isinstance(_attribute(gm, node), torch.Tensor) for node in gm.graph.find_nodes(op="get_attr")):
             notes.refuse("the graph holds tensors of its own")
+        unseen = unseen_code(gm)
+        if unseen is not None:
+            notes.refuse(unseen)
         ended = getattr(gm, "compile_subgraph_reason", None)
         breaks = ended is not None and ended.graph_break
         hold_for_one(gm, breaks=breaks)

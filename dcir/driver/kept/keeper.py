@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import pickle
 import secrets
+import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -25,8 +26,10 @@ from dcir.driver.kept.address import address_of, foreign
 from dcir.driver.kept.pickles import from_bytes, tell, to_bytes
 from dcir.driver.session import Session
 from dcir.frontends.torch.guards.quick import QuickGuards
+from dcir.frontends.torch.kept import objects
 from dcir.frontends.torch.kept.descriptions import Descriptions, Unkept
-from dcir.frontends.torch.kept.frames import Frame, KeptFrame, again, forget
+from dcir.frontends.torch.kept.frames import Frame, KeptFrame, again, forget, frame_again
+from dcir.frontends.torch.kept.objects import Reader
 from dcir.frontends.torch.kept.recording import KeptCall, Recording, TracesAgain
 from dcir.frontends.torch.lifetime import BorrowedBackend
 from dcir.targets import DEFAULT
@@ -58,7 +61,7 @@ class _Entry:
     @property
     def frame(self) -> KeptFrame:
         if self._read is None:
-            self._read = pickle.loads(self._frame)
+            self._read = frame_again(self._frame)
         return self._read
 
     def body(self, session: Session, cache: Cache) -> KeptCall:
@@ -96,7 +99,7 @@ class TraceKeeper:
         self._session, self._quick, self._lender = session, quick, lender
         self._addresses: dict[CodeType, str] = {}
         self._entries: dict[str, list[_Entry]] = {}
-        self._missed: list[_Entry] = []
+        self._used: weakref.WeakSet[_Entry] = weakref.WeakSet()
         self.pending: list[_Pending] = []
 
     def found(self, frame: Frame) -> GuardedCode | None:
@@ -157,15 +160,19 @@ class TraceKeeper:
         """``call``, again where a kept trace has no program for it, after which that is forgotten."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            missed: set[int] = set()
             while True:
                 try:
                     return call(*args, **kwargs)
-                except TracesAgain:
-                    if not self._missed:
+                except TracesAgain as e:
+                    entry = e.trace
+                    # Of another callable's traces that is its own matter; and Dynamo must not give us one that is forgotten.
+                    if entry not in self._used or id(entry) in missed:
                         raise
-                    while self._missed:
-                        entry = self._missed.pop()
-                        forget(entry.guards)
+                    _LOG.debug("a kept trace is forgotten: %s", e)
+                    missed.add(id(entry))
+                    entry.blocked = True
+                    forget(entry.guards)
 
         return run
 
@@ -176,20 +183,14 @@ class TraceKeeper:
         except Unkept:
             entry.blocked = True
             raise
-
-        def missed(reason: str) -> None:
-            _LOG.debug("a kept trace is forgotten: %s", reason)
-            entry.blocked = True
-            self._missed.append(entry)
-
-        runs = kept.runs(missed)
+        runs = kept.runs(entry)
+        self._used.add(entry)
         tell(self._session, kept, self._session.add)
         return self._lender.lend(runs)
 
     def _at(self, address: str) -> list[_Entry]:
         if address not in self._entries:
-            data = Cache.default().read(_KIND, address, _SUFFIX)
-            rows = [] if data is None else pickle.loads(data)
+            rows = _rows(Cache.default().read(_KIND, address, _SUFFIX))
             # Programs of constant sizes are faster, and Dynamo asks for those first as well.
             self._entries[address] = sorted((_Entry(*row) for row in rows), key=lambda entry: entry.moves)
         return self._entries[address]
@@ -197,19 +198,26 @@ class TraceKeeper:
     def _write(self, pending: _Pending) -> None:
         cache = Cache.default()
         body = to_bytes(pending.notes.kept(), self._session, cache)
-        try:
-            frame = pickle.dumps(pending.frame, protocol=5)
-        except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as e:
-            raise Unkept(f"its guards cannot be written: {e}") from e
+        frame = objects.to_bytes(pending.frame)
         gone = {pending.name, *(e.name for e in self._entries.get(pending.address, ()) if e.blocked)}
 
         def changed(data: bytes | None) -> bytes:
-            rows = [] if data is None else pickle.loads(data)
-            kept = [row for row in rows if row[0] not in gone]
+            kept = [row for row in _rows(data) if row[0] not in gone]
             return pickle.dumps([(pending.name, pending.notes.moves, frame, body), *kept][:_MOST], protocol=5)
 
         cache.change(_KIND, pending.address, _SUFFIX, changed)
         _LOG.debug("a trace is kept: %s, %d bytes", pending.name, len(frame) + len(body))
+
+
+def _rows(data: bytes | None) -> list[Any]:
+    """The traces in a file: of each its name, whether it is for all sizes, its frame and its programs, as bytes."""
+    try:
+        rows = [] if data is None else Reader(data, frozenset()).load()
+    except Exception as e:  # whatever bytes that nobody wrote are taken for
+        _LOG.debug("kept traces cannot be read: %s: %s", type(e).__name__, e)
+        return []
+    form = (str, bool, bytes, bytes)
+    return [row for row in rows if type(row) is tuple and tuple(map(type, row)) == form] if type(rows) is list else []
 
 
 def _keeps(session: Session) -> bool:

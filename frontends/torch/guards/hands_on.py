@@ -14,66 +14,127 @@ _GRAPH = "__compiled_fn_"
 _RECORDS = "__import_torch_dot__dynamo_dot_utils"
 # Dynamo notes when it begins to gather and when it has ended, and asks for sizes that change from call to call.
 _HARMLESS = frozenset(("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit", "call_size"))
-_NOTHING = frozenset(("RESUME", "COPY_FREE_VARS", "NOP", "CACHE", "EXTENDED_ARG", "PRECALL", "DELETE_FAST"))
+_NOTHING = frozenset(("RESUME", "NOP", "CACHE", "EXTENDED_ARG", "PRECALL"))
+_NULL, _VALUE, _LIST = "null", "value", "list"
 
 
 def hands_on(code: CodeType) -> bool:
     """Whether it does: no call but one of the graph and of Dynamo's own records, no jump, no write but to the frame's variables."""
-    stack: list[str] = []
-    variables: dict[str, str] = {}
-    graphs = 0
-    for instruction in dis.get_instructions(code):
-        name, what, number = instruction.opname, instruction.argval, instruction.arg or 0
-        if name in _NOTHING:
-            continue
-        if name == "RETURN_VALUE":
-            return graphs == 1
-        if name in ("LOAD_CONST", "LOAD_DEREF", "PUSH_NULL"):
-            stack.append("")
+    return followed(code) is not None
+
+
+def followed(code: CodeType) -> int | None:
+    """How deep the stack of such a frame becomes; None of any other.
+
+    Nothing is believed: of code that comes from elsewhere no place on the stack is used that holds nothing, and no variable.
+    """
+    try:
+        return _Follower(code).follow()
+    except (IndexError, ValueError, TypeError):  # it takes what is not there
+        return None
+
+
+class _Follower:
+    """What is known of the stack and of the variables, instruction by instruction."""
+
+    def __init__(self, code: CodeType) -> None:
+        self._code = code
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+        self._variables = dict.fromkeys(range(count), _VALUE)
+        self._stack: list[str] = []
+        self._cells = 0
+        self._graphs = 0
+
+    def follow(self) -> int | None:
+        deepest = 0
+        for instruction in dis.get_instructions(self._code):
+            name, number = instruction.opname, instruction.arg or 0
+            if name == "RETURN_VALUE":
+                self._take(1)
+                return deepest if self._graphs == 1 else None
+            if name not in _NOTHING and not self._step(name, number, instruction.argval):
+                return None
+            deepest = max(deepest, len(self._stack))
+        return None
+
+    def _take(self, count: int) -> list[str]:
+        """Take values off the stack.
+
+        Raises:
+            IndexError: there are less.
+        """
+        if not 0 <= count <= len(self._stack):
+            raise IndexError
+        taken = self._stack[len(self._stack) - count :]
+        if _NULL in taken:
+            raise IndexError
+        del self._stack[len(self._stack) - count :]
+        return taken
+
+    def _step(self, name: str, number: int, what: object) -> bool:
+        """Follow one instruction; whether it is one that such a frame has."""
+        stack = self._stack
+        if name == "COPY_FREE_VARS":
+            self._cells = number
+            return number == len(self._code.co_freevars)
+        if name == "LOAD_DEREF":  # the cells are behind the variables
+            stack.append(_VALUE)
+            return self._cells > 0 and number >= self._code.co_nlocals
+        if name == "LOAD_CONST":
+            stack.append(_VALUE)
+        elif name == "PUSH_NULL":
+            stack.append(_NULL)
         elif name == "LOAD_FAST":
-            stack.append(variables.get(what, ""))
+            if number not in self._variables:
+                return False
+            stack.append(self._variables[number])
         elif name == "STORE_FAST":
-            variables[what] = stack.pop()
+            (self._variables[number],) = self._take(1)
+        elif name == "DELETE_FAST":
+            return self._variables.pop(number, None) is not None
         elif name == "LOAD_GLOBAL":
-            if not what.startswith((_GRAPH, _RECORDS)):
+            if not isinstance(what, str) or not what.startswith((_GRAPH, _RECORDS)):
                 return False
             # With its lowest bit set it puts a null before the value, for a call.
-            stack += [""] * (number & 1) + ["graph" if what.startswith(_GRAPH) else "records"]
+            stack += [_NULL] * (number & 1) + ["graph" if what.startswith(_GRAPH) else "records"]
         elif name == "LOAD_ATTR":
-            stack.append("harmless" if stack.pop() == "records" and what in _HARMLESS else "")
-        elif name == "COPY":
-            stack.append(stack[-number])
-        elif name == "SWAP":
-            stack[-1], stack[-number] = stack[-number], stack[-1]
-        elif name == "POP_TOP":
-            stack.pop()
-        elif name == "CALL":
-            # A null and a function, or a function and its first argument, which is among those passed.
-            called = stack[-number - 2 : len(stack) - number]
-            function = called[1] or called[0]
-            if function not in ("graph", "harmless"):
+            (of,) = self._take(1)
+            stack.append("harmless" if of == "records" and what in _HARMLESS else _VALUE)
+        elif name in ("COPY", "SWAP"):
+            if not 1 <= number <= len(stack):
                 return False
-            graphs += function == "graph"
-            _replace(stack, number + 2)
-        elif name in ("BUILD_TUPLE", "BUILD_LIST"):
-            _replace(stack, number)
-        elif name == "BUILD_MAP":
-            _replace(stack, 2 * number)
-        elif name == "BUILD_CONST_KEY_MAP":
-            _replace(stack, number + 1)
+            if name == "COPY":
+                stack.append(stack[-number])
+            else:
+                stack[-1], stack[-number] = stack[-number], stack[-1]
+        elif name == "POP_TOP":
+            self._take(1)
+        elif name == "CALL":
+            return self._call(number)
+        elif name in ("BUILD_TUPLE", "BUILD_LIST", "BUILD_MAP", "BUILD_CONST_KEY_MAP"):
+            self._take({"BUILD_MAP": 2 * number, "BUILD_CONST_KEY_MAP": number + 1}.get(name, number))
+            stack.append(_LIST if name == "BUILD_LIST" else _VALUE)
         elif name == "BINARY_SUBSCR":
-            _replace(stack, 2)
+            self._take(2)
+            stack.append(_VALUE)
         elif name == "LIST_EXTEND":
-            stack.pop()
+            self._take(1)
+            return number >= 1 and stack[-number] == _LIST
         elif name == "UNPACK_SEQUENCE":
-            stack.pop()
-            stack += [""] * number
+            self._take(1)
+            stack += [_VALUE] * number
         else:
             return False
-    return False
+        return True
 
-
-def _replace(stack: list[str], taken: int) -> None:
-    """Put a value of which nothing is known in the place of those on top."""
-    del stack[len(stack) - taken :]
-    stack.append("")
+    def _call(self, number: int) -> bool:
+        """A null and a function, or a function and its first argument, which is among those passed."""
+        self._take(number)
+        first, second = self._stack[-2:]
+        del self._stack[-2:]
+        function = second if first == _NULL else first
+        if function not in ("graph", "harmless") or second == _NULL:
+            return False
+        self._graphs += function == "graph"
+        self._stack.append(_VALUE)
+        return True

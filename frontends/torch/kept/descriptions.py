@@ -8,6 +8,7 @@ were made of the same code. What cannot be described is no reason to guess: such
 
 from __future__ import annotations
 
+import abc
 import enum
 import functools
 import hashlib
@@ -39,6 +40,10 @@ _NATIVE = (
 _OF_TORCH = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
 _BOUND = ("PyCapsule", "pybind11_")
 """What a native function is bound to where it is none of Python's own."""
+_CONTAINERS = (tuple, list, set, frozenset, dict, MappingProxyType)
+_FEW, _DEEP = 64, 4
+"""Parts of a container in a class that are described, and how deep: what is larger is a table that others fill."""
+_LINES = "__firstlineno__"
 _MOST = 1 << 14
 """Parts of one value that are described."""
 
@@ -109,7 +114,7 @@ class Descriptions:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, enum.Enum):
-            return f"{self.of(type(value))}.{value.name}"
+            return f"{self.of(type(value))}.{value.name} {self._inside(value.value)}"
         if isinstance(value, _OF_TORCH):
             return f"{type(value).__name__} {value}"
         if isinstance(value, functools.partial):
@@ -154,11 +159,21 @@ class Descriptions:
             return f"a {type(held).__module__}.{type(held).__qualname__}"
 
     def _class(self, cls: type) -> str:
-        rows = []
+        for name in ("__instancecheck__", "__subclasscheck__"):
+            asked = getattr(type(cls), name)
+            if isinstance(asked, FunctionType) and _is_own(asked):
+                raise Unkept(
+                    f"{cls.__qualname__} says itself what is one of it"
+                )  # Dynamo calls it, and does not trace it
+        rows = [] if type(cls) is type else [f"made by {type(cls).__module__}.{type(cls).__qualname__}"]
         for base in cls.__mro__:
             rows.append(f"class {base.__module__}.{base.__qualname__}")
             if base.__module__ != "builtins" and base.__flags__ & _HEAP:
-                rows += [f"  {name} {self._member(member)}" for name, member in sorted(vars(base).items())]
+                rows += [
+                    f"  {name} {self._member(member)}" for name, member in sorted(vars(base).items()) if name != _LINES
+                ]
+            if isinstance(base, abc.ABCMeta) and base.__module__.partition(".")[0] not in sys.stdlib_module_names:
+                rows += [f"  counts {name}" for name in _registered(base)]
         return "class " + hashlib.blake2b("\n".join(rows).encode(), digest_size=16).hexdigest() + f" {cls.__qualname__}"
 
     def _member(self, member: Any) -> str:
@@ -169,14 +184,50 @@ class Descriptions:
             parts = (member.fget, member.fset, member.fdel)
             return "property " + " ".join(self._member(p) for p in parts if p is not None)
         if isinstance(inner, FunctionType):
-            wrapped = getattr(inner, "__wrapped__", None)
-            more = f" of {self._member(wrapped)}" if isinstance(wrapped, FunctionType) else ""
-            return f"{type(member).__name__} {self.code(inner.__code__)}{more}"
+            return f"{type(member).__name__} {self._method(inner)}"
         if isinstance(inner, str) and len(inner) > 1 << 10:  # documentation
             return "text"
-        if (isinstance(inner, _PLAIN) and type(inner) in _PLAIN) or type(inner) is float:
-            return self.of(inner)
-        return type(inner).__qualname__
+        return self._inside(inner)
+
+    def _method(self, f: FunctionType) -> str:
+        """A function that a class has: its code, and of what it holds besides as much as can be told."""
+        held = [self._held(c) for c in f.__closure__ or ()]
+        defaults = [self._inside(d) for d in (f.__defaults__ or ())]
+        named = [f"{k}={self._inside(d)}" for k, d in (f.__kwdefaults__ or {}).items()]
+        wrapped = f.__dict__.get("__wrapped__")
+        more = f" of {self._member(wrapped)}" if isinstance(wrapped, FunctionType) else ""
+        return f"{self.code(f.__code__)} {defaults} {named} {held}{more}"
+
+    def _held(self, cell: CellType) -> str:
+        try:
+            held = cell.cell_contents
+        except ValueError:
+            return "empty"
+        return self.code(held.__code__) if isinstance(held, FunctionType) else self._inside(held)
+
+    def _inside(self, value: Any, depth: int = 0) -> str:
+        """A value that a class holds: plain data as it is, everything else by its kind. What a trace reads of it has guards."""
+        if isinstance(value, enum.Enum):  # of the class that is being described, mostly
+            return f"{type(value).__qualname__}.{value.name} {self._inside(value.value, depth + 1)}"
+        if (isinstance(value, _PLAIN) and type(value) in _PLAIN) or type(value) is float or isinstance(value, _NAMED):
+            return self.of(value)
+        if type(value) in _CONTAINERS and len(value) <= _FEW and depth < _DEEP:
+            if type(value) in (dict, MappingProxyType):
+                return self._inside(tuple(value.items()), depth)
+            parts = [self._inside(v, depth + 1) for v in value]
+            return f"{type(value).__name__}({', '.join(parts if type(value) in (tuple, list) else sorted(parts))})"
+        return type(value).__qualname__
+
+
+def _is_own(function: FunctionType) -> bool:
+    """Whether a function is neither torch's nor of Python's own library."""
+    return str(function.__module__).partition(".")[0] not in sys.stdlib_module_names | {"torch", "dcir"}
+
+
+def _registered(base: abc.ABCMeta) -> list[str]:
+    """The classes that count as subclasses of an abstract one without being any."""
+    registry = (reference() for reference in abc._get_dump(base)[0])  # type: ignore[attr-defined]
+    return sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in registry if cls is not None)
 
 
 _HEAP = 1 << 9

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import marshal
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,14 +18,20 @@ from typing import Any, Protocol
 import torch
 from torch._dynamo import convert_frame
 from torch._dynamo.bytecode_transformation import unique_id
-from torch._dynamo.guards import CheckFunctionManager, DeletedGuardManagerWrapper
+from torch._dynamo.guards import CheckFunctionManager, DeletedGuardManagerWrapper, ShapeCodeParts
+from torch._dynamo.source import TensorProperty
 from torch._dynamo.types import GuardedCode, wrap_guarded_code
-from torch._dynamo.utils import CleanupHook, CleanupManager
+from torch._dynamo.utils import CleanupHook, CleanupManager, orig_code_map
+from torch._guards import DuplicateInputs, StorageOverlap
+from torch.fx.experimental.symbolic_shapes import _ShapeGuardsHelper
 
-from dcir.frontends.torch.guards.hands_on import hands_on
+from dcir.frontends.torch.kept.bytecode import KeptCode, code_again, kept_code
 from dcir.frontends.torch.kept.descriptions import Descriptions, Unkept, code_digest, codes_of_module, module_of_file
-from dcir.frontends.torch.kept.guards import KeptGuards, guards_again, kept_guards
-from dcir.frontends.torch.kept.recording import Recording
+from dcir.frontends.torch.kept.guards import KeptGuard, KeptGuards, guards_again, kept_guards
+from dcir.frontends.torch.kept.objects import Reader, name_of
+from dcir.frontends.torch.kept.recording import Recording, recording
+from dcir.frontends.torch.kept.sources import known_sources
+from dcir.frontends.torch.kept.unguarded import listen
 from dcir.user_code import is_users
 
 _LOG = logging.getLogger(__name__)
@@ -48,14 +53,30 @@ class KeptFrame:
     """What Dynamo made of a frame, but the graph.
 
     Attributes:
-        code: the bytecode that it runs instead, marshalled.
+        code: the bytecode that it runs instead.
         guards: when it may.
         traced: which code of the user's it stands for.
     """
 
-    code: bytes
+    code: KeptCode
     guards: KeptGuards
     traced: tuple[TracedCode, ...]
+
+
+_CLASSES = (KeptCode, KeptGuards, KeptGuard, ShapeCodeParts, _ShapeGuardsHelper, DuplicateInputs, StorageOverlap)
+
+
+def frame_again(data: bytes) -> KeptFrame:
+    """What Dynamo made of a frame, from bytes of ``objects.to_bytes``.
+
+    Raises:
+        Unkept: it is something else.
+    """
+    classes = (KeptFrame, TracedCode, *_CLASSES, *known_sources(), TensorProperty)
+    found = Reader(data, frozenset(map(name_of, classes))).load()
+    if not isinstance(found, KeptFrame):
+        raise Unkept("no frame")
+    return found
 
 
 class Keeper(Protocol):
@@ -102,20 +123,14 @@ def again(
     """
     guards = guards_again(kept.guards, frame.code, frame.names, frame.scope, descriptions)
     _check_codes(kept.traced, descriptions)
-    code = marshal.loads(kept.code)
-    if (code.co_freevars, code.co_cellvars, _arguments(code)) != (
-        frame.code.co_freevars, frame.code.co_cellvars, _arguments(frame.code)
-    ):  # fmt: skip
-        raise Unkept("it is the frame of another function")
+    code = code_again(kept.code, frame.code)
     name = next(n for n in code.co_names if n.startswith(_GRAPH))
     new = unique_id(_GRAPH.rstrip("_"), with_uuid=True)
-    code = code.replace(
-        co_names=tuple(new if n == name else n for n in code.co_names), co_name=frame.code.co_name,
-        co_qualname=frame.code.co_qualname,
-    )  # fmt: skip
+    code = code.replace(co_names=tuple(new if n == name else n for n in code.co_names))
     call = torch._dynamo.disable(graph(), reason="do not trace Dynamo-compiled graph")
     CleanupManager.instance[code] = [CleanupHook.create(frame.names, new, call)]
     convert_frame.output_codes.add(code)
+    orig_code_map[code] = frame.code  # Dynamo asks for it when it says why another trace is needed
     return GuardedCode(code, guards, frame.number, f"Torch-Compiled Region: {frame.number}")
 
 
@@ -124,11 +139,6 @@ def forget(guards: Any) -> None:
     entry, state = guards.cache_entry, guards.extra_state
     if entry is not None and state is not None:
         state.invalidate(entry, DeletedGuardManagerWrapper("there is no program for a call"))
-
-
-def _arguments(code: CodeType) -> tuple[Any, ...]:
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    return code.co_argcount, code.co_kwonlyargcount, code.co_varnames[:count]
 
 
 class _Ear(threading.local):
@@ -144,6 +154,7 @@ _EAR = _Ear()
 
 @functools.cache
 def _install() -> None:
+    listen()
     module: Any = convert_frame
     manager: Any = CheckFunctionManager
     output = module.DynamoOutput
@@ -182,7 +193,7 @@ def _install() -> None:
             return serialized(self, builder, guards, graph)
         descriptions, _EAR.descriptions = _EAR.descriptions, None
         try:
-            _EAR.guards = kept_guards(self, builder, guards, graph, descriptions)
+            _EAR.guards = kept_guards(self, builder, guards, list(recording().unguarded), graph, descriptions)
             _EAR.traced = _traced(graph.tracing_context.traced_code, descriptions)
         except Exception as e:  # a trace that cannot be kept is as good as any
             _EAR.guards = None
@@ -195,11 +206,12 @@ def _install() -> None:
 def _kept(guarded: Any) -> KeptFrame | None:
     """What Dynamo has just made of a frame; None where it cannot be kept."""
     guards = _EAR.guards
-    if guarded is None or guards is None or not hands_on(guarded.code):
+    if guarded is None or guards is None:
         return None
     try:
-        return KeptFrame(marshal.dumps(guarded.code), guards, _EAR.traced)
-    except ValueError:  # it holds what is no plain constant
+        return KeptFrame(kept_code(guarded.code), guards, _EAR.traced)
+    except Unkept as e:
+        _LOG.debug("a trace is not kept: %s", e)
         return None
 
 

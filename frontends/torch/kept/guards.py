@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import CodeType
 from typing import Any
 
@@ -21,34 +22,34 @@ import torch
 from torch._dynamo import bytecode_transformation, convert_frame
 from torch._dynamo.guards import (
     CheckFunctionManager,
-    GuardBuilder,
     _get_closure_vars,
     convert_int_to_concrete_values,
-    match_on_id_for_tensor,
 )
 from torch._dynamo.output_graph import OutputGraphCommon, OutputGraphGuardsState, get_builtins_dict
 from torch._dynamo.source import get_global_source_name
-from torch._guards import Guard, GuardsSet
+from torch._guards import Guard, GuardsSet, Source
 from torch.autograd import forward_ad
 from torch.utils import _device, _pytree
 from torch.utils._ordered_set import OrderedSet
 
 from dcir.frontends.torch.kept.descriptions import Descriptions, Unkept
+from dcir.frontends.torch.kept.guard_texts import (
+    Parameters,
+    checked_parameters,
+    creator_of,
+    kind_of,
+    text_of,
+    text_or_kind,
+)
+from dcir.frontends.torch.kept.sources import check_conditions, checked
+from dcir.frontends.torch.kept.unguarded import observers
 
 _MARKS = (
     "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", "_dynamo_unbacked_indices", "_dynamo_strict_unbacked_indices",
     "_dynamo_static_indices",
 )  # fmt: skip
 """What Dynamo asks of a tensor besides its form: which of its sizes somebody has called dynamic."""
-_OF_VALUES = frozenset((
-    "ID_MATCH", "FUNCTION_MATCH", "CLASS_MATCH", "MODULE_MATCH", "CLOSURE_MATCH", "BUILTIN_MATCH", "EQUALS_MATCH", "CONSTANT_MATCH",
-    "BOOL_MATCH", "NONE_MATCH",
-))  # fmt: skip
-_OF_MODES = frozenset((
-    "GRAD_MODE", "DETERMINISTIC_ALGORITHMS", "FSDP_TRAINING_STATE", "GLOBAL_STATE", "TORCH_FUNCTION_STATE", "DEFAULT_DEVICE", "SHAPE_ENV",
-    "DUAL_LEVEL", "FUNCTORCH_STACK_MATCH", "AUTOGRAD_SAVED_TENSORS_HOOKS",
-))  # fmt: skip
-"""Guards whose source says nothing: what they ask is in ``KeptGuards.modes``, or in the sizes."""
+_IMPORT = "__import_"
 _BUILTINS = "__builtins_dict__"
 _NOT_THERE = (AttributeError, LookupError, TypeError, NameError, ValueError, RuntimeError)
 """What looking something up ends in where it is another object."""
@@ -60,7 +61,7 @@ class KeptGuard:
 
     source: Any
     kind: str
-    parameters: tuple[tuple[str, Any], ...]
+    parameters: Parameters
     text: str
 
 
@@ -70,6 +71,8 @@ class KeptGuards:
 
     Attributes:
         rows: one by one, in the order in which Dynamo builds them.
+        unguarded: those that Dynamo leaves out, which are asked for once, when the trace is used.
+        same: of the tensors that are guarded, in order, the first one that each is the same as.
         ordered: sources of dictionaries whose order matters.
         sizes: of the tensors by source their sizes and strides, None where they move.
         marks: of the tensors by the name of their source which of their sizes were called dynamic when they were traced.
@@ -81,6 +84,8 @@ class KeptGuards:
     """
 
     rows: tuple[KeptGuard, ...]
+    unguarded: tuple[KeptGuard, ...]
+    same: tuple[int, ...]
     ordered: tuple[Any, ...]
     sizes: Mapping[Any, Any]
     marks: Mapping[str, Mapping[str, tuple[int, ...]]]
@@ -91,33 +96,40 @@ class KeptGuards:
     imports: Mapping[str, str]
 
 
-def kept_guards(manager: Any, builder: Any, guards: list[Any], graph: Any, descriptions: Descriptions) -> KeptGuards:
+def kept_guards(
+    manager: Any, builder: Any, guards: list[Any], left_out: list[Any], graph: Any, descriptions: Descriptions
+) -> KeptGuards:
     """The guards that Dynamo has just built.
 
     Args:
         manager: Dynamo's ``CheckFunctionManager`` that builds them, with ``save_guards``.
         builder: its ``GuardBuilder``, which has the values.
         guards: the guards in order.
+        left_out: those that Dynamo does not build.
         graph: Dynamo's ``OutputGraph``.
         descriptions: which describe the values.
 
     Raises:
         Unkept: one of them means nothing in another process.
     """
-    rows, marks = [], {}
+    rows, marks, tensors = [], {}, []
     for guard in guards:
-        kind, parameters = _kind(guard)
-        rows.append(
-            KeptGuard(
-                guard.originating_source, kind, parameters, _text(guard, kind, parameters, builder.get, descriptions)
-            )
-        )
+        kind, parameters = kind_of(guard)
+        checked(guard.originating_source)
+        text = text_of(guard, kind, parameters, builder.get, descriptions)
+        rows.append(KeptGuard(guard.originating_source, kind, parameters, text))
         if kind == "TENSOR_MATCH":
             marks[guard.name] = _marks_of(builder.get(guard))
+            tensors.append(builder.get(guard))
+    unguarded = []
+    for guard in left_out:
+        kind, parameters = kind_of(guard)
+        with contextlib.suppress(*_NOT_THERE):  # of an attempt that Dynamo has given up
+            text = text_or_kind(guard, kind, parameters, builder.get, descriptions)
+            unguarded.append(KeptGuard(checked(guard.originating_source), kind, parameters, text))
     sizes = _pytree.tree_map(convert_int_to_concrete_values, dict(graph.input_source_to_sizes_strides))
     shapes = manager.shape_code_parts
-    if shapes is not None and shapes.cpp_code_parts is not None:
-        raise Unkept("Dynamo compiles its guards on sizes")
+    _check_shapes(shapes)
     builtins = graph.name_of_builtins_dict_key_in_fglobals
     imports = dict(graph.import_sources)
     for row in rows:
@@ -125,8 +137,8 @@ def kept_guards(manager: Any, builder: Any, guards: list[Any], graph: Any, descr
         if name is not None and name.startswith("__") and name != builtins and name not in imports:
             raise Unkept(f"a guard looks at {name}, which Dynamo has put among the globals")
     return KeptGuards(
-        tuple(rows), tuple(graph.guard_on_key_order), sizes, marks, shapes, tuple(graph.aotautograd_guards),
-        _modes(graph.global_state_guard), builtins, imports,
+        tuple(rows), tuple(unguarded), _same(tensors), tuple(graph.guard_on_key_order), sizes, marks, shapes,
+        tuple(graph.aotautograd_guards), _modes(graph.global_state_guard), builtins, imports,
     )  # fmt: skip
 
 
@@ -148,6 +160,8 @@ def guards_again(
     state = convert_frame.initial_global_state
     if state is None or _modes(state) != kept.modes:
         raise Unkept("the modes of the thread are others")
+    _check_shapes(kept.shapes)
+    kept = _with_sources_checked(kept)
     _install(kept, names)
     found: dict[Any, Any] = {}
     scopes = {"G": names, "L": scope}
@@ -159,15 +173,18 @@ def guards_again(
     _check_sizes(kept, get)
     guards = []
     for row in kept.rows:
-        create = getattr(GuardBuilder, row.kind)
+        create = creator_of(row.kind)
         guard = Guard(row.source, functools.partial(create, **dict(row.parameters)) if row.parameters else create)
         try:
-            text = _text(guard, row.kind, row.parameters, get, descriptions)
+            text = text_of(guard, row.kind, row.parameters, get, descriptions)
         except _NOT_THERE as error:
             raise Unkept(f"{guard.name} is not there") from error
         if text != row.text:
             raise Unkept(f"{guard.name} is another one")
         guards.append(guard)
+    _check_unguarded(kept, get, descriptions)
+    if _same([found[g.originating_source] for g in guards if g.name in kept.marks]) != kept.same:
+        raise Unkept("tensors are the same that were not, or are not that were")
     graph = OutputGraphGuardsState(
         local_scope=scope, global_scope=names, torch_function_mode_stack=[], guard_on_key_order=set(kept.ordered),
         input_source_to_sizes_strides=dict(kept.sizes), dual_level=forward_ad._current_level, functorch_layers=[], current_device=None,
@@ -200,67 +217,65 @@ def _check_sizes(kept: KeptGuards, get: Callable[[Any], Any]) -> None:
             raise Unkept(f"{source.name} has another shape")
 
 
-def _kind(guard: Any) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """The name of a guard's kind, and its parameters but values, which are looked up again."""
-    create: Any = guard.create_fn
-    parameters: dict[str, Any] = {}
-    if isinstance(create, functools.partial):
-        if create.args:
-            raise Unkept("a guard of an unknown form")
-        create, parameters = create.func, dict(create.keywords)
-    name = getattr(create, "__name__", "")
-    if getattr(GuardBuilder, name, None) is not create:
-        raise Unkept(f"a guard of a kind that is not Dynamo's: {name}")
-    parameters.pop("value", None)
-    return name, tuple(sorted(parameters.items(), key=lambda p: p[0]))
-
-
-def _text(
-    guard: Any, kind: str, parameters: tuple[tuple[str, Any], ...], get: Callable[[Any], Any], descriptions: Descriptions
-) -> str:  # fmt: skip
-    """The description of what a guard looks at.
+def _check_unguarded(kept: KeptGuards, get: Callable[[Any], Any], descriptions: Descriptions) -> None:
+    """Whether what Dynamo asks for when it traces is as it was.
 
     Raises:
-        Unkept: it has none.
+        Unkept: it is not.
     """
-    if kind in _OF_MODES:
-        return ""
-    value = get(guard)
-    given = dict(parameters)
-    if kind in _OF_VALUES:
-        return descriptions.of(value)
-    if kind == "TENSOR_MATCH":
-        return _text_of_tensor(guard, value, descriptions)
-    if kind == "TYPE_MATCH":
-        return descriptions.of(type(value))
-    if kind == "HASATTR":
-        return str(hasattr(value, given["attr"]))
-    if kind == "NOT_PRESENT_IN_GENERIC_DICT":
-        return str(given["attr"] in value.__dict__)
-    if kind in ("DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS"):
-        return str(given["key"] in value)
-    if kind in ("SEQUENCE_LENGTH", "EMPTY_NN_MODULE_HOOKS_DICT"):
-        return f"{type(value).__module__}.{type(value).__qualname__} {len(value)}"
-    if kind in ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"):
-        keys = list(dict.keys(value)) if isinstance(value, dict) else list(value)
-        named = [f"{k.__module__}.{k.__qualname__}" if isinstance(k, type) else descriptions.of(k) for k in keys]
-        return f"{type(value).__module__}.{type(value).__qualname__} {named}"
-    if kind in ("NOT_NONE_MATCH", "WEAKREF_ALIVE"):
-        return str(value is not None)
-    if kind == "DUPLICATE_INPUT":
-        return str(get(given["source_b"]) is value)
-    raise Unkept(f"a guard of kind {kind}")
+    for row in kept.unguarded:
+        guard = Guard(row.source, creator_of(row.kind))
+        try:
+            text = text_or_kind(guard, row.kind, row.parameters, get, descriptions)
+        except _NOT_THERE as error:
+            raise Unkept(f"{guard.name} is not there") from error
+        if text != row.text:
+            raise Unkept(f"{guard.name} is another one")
 
 
-def _text_of_tensor(guard: Any, value: Any, descriptions: Descriptions) -> str:
-    """What Dynamo asks of a tensor but its sizes and strides."""
-    if match_on_id_for_tensor(guard):
-        raise Unkept("a guard on one tensor")
-    if not isinstance(value, torch.Tensor):
-        return f"no tensor but a {type(value).__qualname__}"
-    keys = torch._C._dispatch_keys(value).raw_repr()
-    form = (value.dtype, value.device, value.layout, value.requires_grad, value.ndim, value.is_inference(), keys)
-    return f"{descriptions.of(type(value))} {form}"
+def _same(tensors: list[Any]) -> tuple[int, ...]:
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(t), i) for i, t in enumerate(tensors))
+
+
+def _check_shapes(shapes: Any) -> None:
+    """See that Dynamo's conditions on sizes are conditions on sizes.
+
+    Raises:
+        Unkept: they are not, or not in Python.
+    """
+    if shapes is None:
+        return
+    if shapes.cpp_code_parts is not None:
+        raise Unkept("Dynamo compiles its guards on sizes")
+    check_conditions(shapes.python_code_parts.exprs)
+
+
+def _with_sources_checked(kept: KeptGuards) -> KeptGuards:
+    """The guards with sources made anew (``sources.py``); what else they hold is compared, not evaluated."""
+    shapes = kept.shapes
+    if shapes is not None:  # the texts for logs are made of the others
+        shapes = replace(
+            shapes, verbose_code_parts=shapes.python_code_parts, shape_env_sources=[checked(s) for s in shapes.shape_env_sources]
+        )  # fmt: skip
+    return replace(
+        kept, rows=tuple(map(_row, kept.rows)),
+        unguarded=tuple(map(_row, kept.unguarded)), ordered=tuple(map(checked, kept.ordered)),
+        sizes={checked(source): size for source, size in kept.sizes.items()}, aliases=tuple(map(_alias, kept.aliases)), shapes=shapes,
+    )  # fmt: skip
+
+
+def _row(row: KeptGuard) -> KeptGuard:
+    return replace(row, source=checked(row.source), parameters=checked_parameters(row.parameters))
+
+
+def _alias(guard: Any) -> Any:
+    """What AOTAutograd asks for besides, with sources made anew."""
+    values = {f.name: getattr(guard, f.name) for f in fields(guard)}
+    return type(guard)(**{
+        name: checked(v) if isinstance(v, Source) else [checked(s) for s in v] if isinstance(v, list) else v
+        for name, v in values.items()
+    })  # fmt: skip
 
 
 def _marks_of(value: Any) -> dict[str, tuple[int, ...]]:
@@ -299,12 +314,18 @@ def _modes(state: Any) -> str:
         raise Unkept("there are modes of torch functions, or transforms")
     if forward_ad._current_level >= 0 or _device.CURRENT_DEVICE is not None or (hooks is not None and any(hooks)):
         raise Unkept("there are forward derivatives, a default device, or hooks on saved tensors")
+    for reason in observers():
+        raise Unkept(reason)
     return str(state.__getstate__())
 
 
 def _install(kept: KeptGuards, names: dict[str, Any]) -> None:
     """Put among the globals what sources begin with, as Dynamo does."""
+    if not kept.builtins.startswith(_BUILTINS) or not all(alias.startswith(_IMPORT) for alias in kept.imports):
+        raise Unkept("names that Dynamo does not put among the globals")
     for alias, module in kept.imports.items():
+        if module not in sys.modules and module.partition(".")[0] != "torch":
+            raise Unkept(f"{module} is not imported")
         names.setdefault(alias, importlib.import_module(module))
     builtins = get_builtins_dict(names)
     if names.setdefault(kept.builtins, builtins) is not builtins:

@@ -23,7 +23,15 @@ Call = Callable[[list[Any]], list[Any]]
 
 
 class TracesAgain(Exception):
-    """A kept trace has no program for a call: it is to be forgotten, and the call to be made again. Nothing has run yet."""
+    """A kept trace has no program for a call: it is to be forgotten, and the call to be made again. Nothing has run yet.
+
+    Attributes:
+        trace: which one.
+    """
+
+    def __init__(self, trace: Any, reason: str) -> None:
+        super().__init__(reason)
+        self.trace = trace
 
 
 class KeptGraph(NamedTuple):
@@ -55,31 +63,29 @@ class KeptCall:
     apart: bool
     moving: bool
 
-    def runs(self, missed: Callable[[str], None]) -> Callable[..., Any]:
-        """The graph as Dynamo calls it; ``missed`` hears why there is nothing to run for a call, which then ends in ``TracesAgain``."""
+    def runs(self, trace: Any) -> Callable[..., Any]:
+        """The graph as Dynamo calls it; a call that there is nothing to run for ends in ``TracesAgain``, with ``trace``."""
         first = self.graphs.get("forward") or self.graphs["inference"]
         behind = self.graphs.get("backward")
         whole = self.wrappers.around(first.boxed(), None if behind is None else behind.boxed())
         if not self.apart and not self.moving:
             return whole
-        return choosing(_Again(whole, missed, apart=self.apart))
+        return choosing(_Again(whole, trace, apart=self.apart))
 
 
 class _Again:
     """A kept graph that there may be no program of for a call."""
 
-    def __init__(self, whole: Callable[..., Any], missed: Callable[[str], None], *, apart: bool) -> None:
-        self._whole, self._missed, self._apart = whole, missed, apart
+    def __init__(self, whole: Callable[..., Any], trace: Any, *, apart: bool) -> None:
+        self._whole, self._trace, self._apart = whole, trace, apart
 
     def __call__(self, *args: Any) -> Any:
         if self._apart and overlap(args):
-            self._missed("inputs share memory, of which some are written")
-            raise TracesAgain
+            raise TracesAgain(self._trace, "inputs share memory, of which some are written")
         try:
             return self._whole(*args)
         except NoProgramForSizes as e:
-            self._missed(str(e))
-            raise TracesAgain from e
+            raise TracesAgain(self._trace, str(e)) from e
 
 
 class Recording:
@@ -87,10 +93,12 @@ class Recording:
 
     Attributes:
         reason: why its trace cannot be kept; empty while it can.
+        unguarded: guards that Dynamo has left out.
     """
 
     def __init__(self) -> None:
         self.reason = ""
+        self.unguarded: dict[Any, None] = {}
         self._heard: list[KeptWrappers] = []
         self._graphs: dict[str, KeptGraph] = {}
         self._overlaps: Overlaps | None = None
@@ -106,6 +114,10 @@ class Recording:
     def refuse(self, reason: str) -> None:
         """Its trace is not to be kept."""
         self.reason = self.reason or reason
+
+    def left_out(self, guard: Any) -> None:
+        """Dynamo asks for something when it traces, and not again."""
+        self.unguarded[guard] = None
 
     def trace(self) -> None:
         """AOTAutograd begins to trace; what it found before is of no use."""
@@ -183,3 +195,8 @@ _HERE = _Here()
 def recording() -> Recording:
     """The notes on the frame that this thread traces; they are nobody's where there are none to be taken."""
     return _HERE.recording or Recording()
+
+
+def is_noting() -> bool:
+    """Whether this thread traces a frame that notes are taken on."""
+    return _HERE.recording is not None
