@@ -20,7 +20,7 @@ from dcir.codegen.regions import Made, RegionPlanner
 from dcir.codegen.registry import Emitters
 from dcir.codegen.steps import AnyStep, Call, Flow, Numbers, Place
 from dcir.codegen.symbolic import Names
-from dcir.codegen.tuned import Database
+from dcir.codegen.tuned import Database, Times
 from dcir.cost.machine import Machine
 from dcir.cost.target import Target, target_of
 from dcir.errors import CompilerNotFound, InvalidSchedule, Unsupported
@@ -55,6 +55,7 @@ class Library:
         origins: per operator, its place in the user's model.
         steps: per step of the driver, the kernel's name (None: a call into torch) and the operator's number.
         tuned: the measured choices of the kernels that are not as the cost models have them, by name.
+        measured: of kernels that were tuned, what their choices took, by name.
         sizes_slot: table slot of the values of the sizes, -1 if none move.
         schedules: by name what each kernel is, and what it was printed from; None of those that have one form only.
         jobs: by name how many independent pieces each phase of a kernel has; none of kernels for which sizes move.
@@ -80,6 +81,7 @@ class Library:
     origins: list[str] = field(default_factory=list)
     steps: tuple[tuple[str | None, int], ...] = ()
     tuned: dict[str, Choice] = field(default_factory=dict)
+    measured: dict[str, Times] = field(default_factory=dict)
     sizes_slot: int = -1
     schedules: dict[str, tuple[str, Schedule | None]] = field(default_factory=dict)
     jobs: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -89,6 +91,11 @@ class Library:
     came_from: dict[str, Imported] = field(default_factory=dict)
     recorded: bool = False
     key: str = ""
+
+    def choice_of(self, kernel: str) -> str | None:
+        """What a kernel's measured choice is called; None of one that was not measured."""
+        known = kernel in self.tuned or kernel in self.measured
+        return str(self.tuned.get(kernel, MODELS)) if known else None
 
 
 def compile_network(
@@ -133,7 +140,7 @@ def compile_network(
     return Library(
         path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
         planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
-        tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.sizes_slot,
+        tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.measured, planned.sizes_slot,
         {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, _jobs(planned.made()),
         len(stops) + 1, parts.stops, parts.ready, {name: union(found) for name, found in planned.came_from.items()}, recorded,
         key,
@@ -202,6 +209,7 @@ class _PlannedCode:
         self.scratch = ScratchMemory(net)
         self.kernels: dict[Any, Kernel] = {}
         self.tuned: dict[str, Choice] = {}
+        self.measured: dict[str, Times] = {}
         self.described: dict[str, str] = {}
         self.came_from: dict[str, dict[Imported, None]] = {}
         self.calls: list[AnyStep] = []
@@ -324,7 +332,8 @@ class _PlannedCode:
         key = (spec, types, team, given, schedule)
         if key not in self.kernels:
             emitters = self.backend.emitters
-            choice = self.database.choice(spec, types, team) if given is None else given
+            verdict = self.database.find(spec, types, team) if given is None else None
+            choice = self.database.chosen(spec, verdict) if given is None else given
             # Without a choice the name is that of every compilation before there were any.
             made_by = foreign_identity(emitters.makers(spec))
             digest = key_of(
@@ -336,6 +345,8 @@ class _PlannedCode:
             self._keep(key, run, Kernel(f"k{digest[:20]}", plan, *types))
             if choice:
                 self.tuned[self.kernels[key].name] = choice
+            if verdict is not None and verdict.times:
+                self.measured[self.kernels[key].name] = verdict.times
         self.came_from.setdefault(self.kernels[key].name, {})[run.came_from] = None
         return self.kernels[key]
 

@@ -16,6 +16,11 @@ from dcir.cost.machine import Machine
 
 KIND = "tuned"
 _FORMAT = "1"
+MOST_TIMES = 24
+"""Times of choices that a verdict keeps, the shortest ones."""
+
+Times = tuple[tuple[Choice, float], ...]
+"""Choices that were measured, each with the seconds of a call, the fastest first."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Verdict:
         seconds, models: time of a call with it, and as the cost model has it.
         spread: by how much measurements of equal code differed, as a part of their time.
         tried: how many choices were measured.
+        times: the fastest of them, next to the model's own.
     """
 
     choice: Choice
@@ -34,12 +40,13 @@ class Verdict:
     models: float
     spread: float
     tried: int
+    times: Times = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
             "choice": self.choice.to_json(), "seconds": self.seconds, "models": self.models, "spread": self.spread,
-            "tried": self.tried,
+            "tried": self.tried, "times": [[choice.to_json(), seconds] for choice, seconds in self.times],
         }  # fmt: skip
 
     @staticmethod
@@ -50,10 +57,14 @@ class Verdict:
             KeyError, TypeError, ValueError: the data is something else.
         """
         numbers = [float(data[name]) for name in ("seconds", "models", "spread")]
-        if not all(math.isfinite(n) and n >= 0 for n in numbers):
+        given = data.get("times", [])
+        if not isinstance(given, list) or len(given) > MOST_TIMES:
+            raise ValueError("not times")
+        times = tuple((Choice.from_json(choice), float(taken)) for choice, taken in given)
+        if not all(math.isfinite(n) and n >= 0 for n in (*numbers, *(taken for _, taken in times))):
             raise ValueError("not a time")
         seconds, models, spread = numbers
-        return Verdict(Choice.from_json(data["choice"]), seconds, models, spread, int(data["tried"]))
+        return Verdict(Choice.from_json(data["choice"]), seconds, models, spread, int(data["tried"]), times)
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,10 @@ class Database:
 
     def choice(self, spec: Any, types: Any, team: int) -> Choice:
         """The decisions that won for a kernel, as far as its emitter offers them."""
-        verdict = self.find(spec, types, team)
+        return self.chosen(spec, self.find(spec, types, team))
+
+    def chosen(self, spec: Any, verdict: Verdict | None) -> Choice:
+        """What of a verdict on a kernel its emitter offers."""
         if verdict is None or not verdict.choice:
             return MODELS
         return self.emitters.decisions(spec, self.machine, verdict.choice).effective()

@@ -31,6 +31,7 @@ from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 from dcir.transforms.tier2_fusion.fuse_segments import FuseSegments
 from dcir.transforms.tier2_fusion.fuse_siblings import FuseSiblings
 from dcir.transforms.tier2_fusion.group_scatters import GroupScatters
+from dcir.transforms.tier2_fusion.merge_parallel_convolutions import MergeParallelConvolutions
 from dcir.transforms.tier2_fusion.merge_summed_convolutions import MergeSummedConvolutions
 from dcir.transforms.tier2_fusion.round_as_packed import RoundAsPacked
 from dcir.transforms.tier2_fusion.share_keys import ShareKeys
@@ -60,6 +61,7 @@ PASSES: tuple[Pass, ...] = (
     FuseEpilogues(),
     FuseAttention(),
     ShareKeys(),
+    MergeParallelConvolutions(),
     FoldStatic(),
     FuseProducers(),
     FuseEpilogues(),

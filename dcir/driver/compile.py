@@ -17,7 +17,15 @@ from dcir.driver.clock import Clock
 from dcir.driver.gated import run_through
 from dcir.driver.one_at_a_time import Late, one_at_a_time
 from dcir.driver.placement import backward_blocks, buffer_parts, chosen_strides, saved_bytes
-from dcir.driver.record import GraphRecord, kernel_origins, moving_bounds, schedules_of, tuned_kernels, work_of
+from dcir.driver.record import (
+    GraphRecord,
+    kernel_origins,
+    measured_kernels,
+    moving_bounds,
+    schedules_of,
+    tuned_kernels,
+    work_of,
+)
 from dcir.driver.session import Call, Session
 from dcir.driver.targets.base import DriverTarget
 from dcir.driver.targets.host import host_target
@@ -396,6 +404,7 @@ class Compilation:
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes
         record.prepared_bytes, record.parts = library.prepared_bytes, library.parts
         record.tuned, record.schedules = tuned_kernels(net, library), schedules_of(library)
+        record.measured = measured_kernels(library)
         record.kernel_origins, record.origins = kernel_origins(net, library)
         record.key = library.key
         if self._seen is not None:

@@ -12,6 +12,7 @@ from dcir.ir.moving_network import MovingNetwork
 from dcir.ir.network import Network
 from dcir.ir.origins import Numbers, Origins, source_lines, union
 
+MeasuredWays = tuple[str, str, int, list[tuple[str, float]]]
 KernelOrigin = tuple[str, str, int, Numbers]
 """Name of a kernel or of what runs through torch, what it is, its steps in a call, and the imported operators that it came from."""
 
@@ -40,6 +41,7 @@ class GraphRecord:
         threads: size of the team.
         work: per operator of a call, its exact operations and the distinct bytes it touches.
         tuned: (kernel, measured choice, calls) of the kernels that are not as the cost models have them.
+        measured: (kernel, choice that runs, calls, all measured choices with their milliseconds) of the kernels that were tuned.
         schedules: (kernel, schedule that it was printed from, calls) of all kernels; no schedule of those that have one form only, no
             calls of those that run in loops and branches, or when parameters change.
         seconds: time per step.
@@ -68,6 +70,7 @@ class GraphRecord:
     threads: int = 1
     work: list[tuple[int, int]] = field(default_factory=list)
     tuned: list[tuple[str, str, int]] = field(default_factory=list)
+    measured: list[MeasuredWays] = field(default_factory=list)
     schedules: list[tuple[str, str, int]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     bounds: tuple[tuple[str, int, int], ...] = ()
@@ -140,6 +143,18 @@ def tuned_kernels(net: Network | MovingNetwork, library: Library) -> list[tuple[
         if kernel in library.tuned:
             steps.setdefault(kernel, []).append(number)
     return [(ops[n[0]].spec.describe(), str(library.tuned[kernel]), len(n)) for kernel, n in steps.items()]
+
+
+def measured_kernels(library: Library) -> list[MeasuredWays]:
+    """What was measured of the kernels of a library that were tuned."""
+    steps = Counter(kernel for kernel, _ in library.steps)
+    return [
+        (
+            library.schedules[name][0], library.choice_of(name) or "", steps[name],
+            [(str(choice), seconds * 1e3) for choice, seconds in times],
+        )
+        for name, times in library.measured.items()
+    ]  # fmt: skip
 
 
 def schedules_of(library: Library) -> list[tuple[str, str, int]]:

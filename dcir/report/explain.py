@@ -14,6 +14,7 @@ from dcir.report.remarks import Remarks
 
 TIERS = ("tidy", "operator-internal", "fusion", "layout", "global data movement")
 ONE_FORM = "the one form of its kernel"
+_MOST_WAYS = 4
 
 
 class Report:
@@ -152,6 +153,9 @@ class Report:
         if g.tuned:
             lines.append(f"  {len(g.tuned)} kernels run a measured choice:")
             lines += [f"    {calls:>4} x {what}: {choice}" for what, choice, calls in g.tuned]
+        if g.measured:
+            lines.append(f"  {len(g.measured)} kernels were measured in several ways (ms, -> runs):")
+            lines += [f"    {calls:>4} x {what}: {_ways(choice, ways)}" for what, choice, calls, ways in g.measured]
         if g.schedules:
             known = [summary(g.origins.of(numbers)) for *_, numbers in g.kernel_origins]
             places = [f"  of {place}" if place else "" for place in known] + [""] * len(g.schedules)
@@ -209,6 +213,13 @@ def _bounds(bounds: Sequence[tuple[str, int, int]]) -> str:
 
 def _sizes(sizes: Sequence[tuple[str, int]]) -> str:
     return "".join(f", {name}={value}" for name, value in sizes)
+
+
+def _ways(chosen: str, ways: Sequence[tuple[str, float]]) -> str:
+    """What the ways of making a kernel took, the fastest ones and the one that runs."""
+    shown = [way for n, way in enumerate(ways) if n < _MOST_WAYS or way[0] == chosen]
+    more = f" and {len(ways) - len(shown)} more" if len(ways) > len(shown) else ""
+    return ", ".join(f"{'-> ' if name == chosen else ''}{name} {taken:.3g}" for name, taken in shown) + more
 
 
 def _partition(p: Any) -> str:

@@ -186,7 +186,7 @@ class GraphRows:
         for v, kernel in self.steps:
             if kernel is not None:
                 runs.setdefault(kernel, []).append(v)
-        choices = self.library.tuned
+        measured = self.library.measured
         found = {}
         for name, (what, schedule) in self.library.schedules.items():
             of = runs.get(name, [])
@@ -194,7 +194,9 @@ class GraphRows:
             found[name] = {
                 "what": what, "calls": len(of), "flops": first.spec.operations() if first else None,
                 "bytes": first.moved if first else None, "schedule": None if schedule is None else str(schedule),
-                "choice": str(choices[name]) if name in choices else None, "alternatives": [], "text": self._text(name),
+                "choice": self.library.choice_of(name),
+                "alternatives": [{"choice": str(c), "ms": s * 1e3} for c, s in measured.get(name, ())],
+                "text": self._text(name),
                 "ops": list(map(str, dict.fromkeys(of))), "came_from": list(self.library.came_from.get(name, ())),
             }  # fmt: skip
         return found

@@ -65,7 +65,7 @@ def cache(tmp_path, monkeypatch):
     return Cache.default()
 
 
-VERDICT = Verdict(OTHER, 1e-3, 1.2e-3, 0.01, 7)
+VERDICT = Verdict(OTHER, 1e-3, 1.2e-3, 0.01, 7, ((OTHER, 1e-3), (MODELS, 1.2e-3)))
 
 
 def test_a_verdict_comes_back(cache):
@@ -97,6 +97,9 @@ def test_it_is_for_one_kernel_machine_and_code(cache):
     '{"choice": [], "seconds": NaN, "models": 1, "spread": 0, "tried": 1}',
     '{"choice": [], "seconds": "x", "models": 1, "spread": 0, "tried": 1}',
     '{"choice": "__import__", "seconds": 1, "models": 1, "spread": 0, "tried": 1}',
+    '{"choice": [["tile", [8, 2, 1]]], "seconds": 1, "models": 1, "spread": 0, "tried": 1, "times": [[[], -1]]}',
+    '{"choice": [["tile", [8, 2, 1]]], "seconds": 1, "models": 1, "spread": 0, "tried": 1, "times": {"a": 1}}',
+    '{"choice": [["tile", [8, 2, 1]]], "seconds": 1, "models": 1, "spread": 0, "tried": 1, "times": [[["tile", 1], 1]]}',
 ])  # fmt: skip
 def test_what_cannot_be_read_changes_nothing(cache, text):
     """Sealed, hence as its writer left it; but of another program, or another version."""
@@ -127,6 +130,8 @@ def test_a_choice_is_used_and_found_again_without_a_compiler(cache):
     assert not plain.tuned
     database(cache).keep(SPEC, TYPES, 1, VERDICT)
     tuned = compile_network(on_host(network(), 1), cache=cache)
+    (kernel,) = tuned.tuned
+    assert tuned.measured == {kernel: VERDICT.times} and tuned.choice_of(kernel) == str(OTHER)
     assert list(tuned.tuned.values()) == [OTHER] and tuned.path != plain.path and tuned.compiled == 1
     again = compile_network(on_host(network(), 1), cache=cache)
     assert again.path == tuned.path and again.compiled == 0

@@ -152,7 +152,7 @@ def _with(cls: Any, state: dict[str, Any]) -> Any:
 def _reduced(library: Library) -> Library:
     """What calls need of a library."""
     return replace(
-        library, origins=[], steps=(), tuned={}, schedules={}, jobs={}, came_from={}, slots={}, compiled=0
+        library, origins=[], steps=(), tuned={}, measured={}, schedules={}, jobs={}, came_from={}, slots={}, compiled=0
     )  # fmt: skip
 
 

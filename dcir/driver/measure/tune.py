@@ -13,7 +13,7 @@ from dcir.cache import Cache
 from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.invocations import invocations
 from dcir.codegen.registry import Emitters
-from dcir.codegen.tuned import Database, Verdict
+from dcir.codegen.tuned import MOST_TIMES, Database, Times, Verdict
 from dcir.cost.machine import Machine
 from dcir.cost.target import Target, target_of
 from dcir.driver.measure.machine import rates, refuse_if_busy, share_of_others
@@ -187,8 +187,18 @@ class _TuneSearch:
             if not trial.right(number):
                 self.note = f"{finalists[number - 1]} computes something else and is not used"
                 continue
-            return Verdict(finalists[number - 1], times[number], models, spread, tried)
-        return Verdict(MODELS, models, models, spread, tried)
+            return Verdict(
+                finalists[number - 1], times[number], models, spread, tried, self._times(finalists, times, models)
+            )
+        return Verdict(MODELS, models, models, spread, tried, self._times(finalists, times, models))
+
+    def _times(self, finalists: Sequence[Choice], times: Sequence[float], models: float) -> Times:
+        """What the choices took: finalists as they were compared last, all others by their first impression."""
+        known = {choice: models / (1 + gain) for choice, gain in self.gains.items()}
+        known |= dict(zip(finalists, times[1:-1], strict=True)) | {MODELS: models}
+        rows = sorted(known.items(), key=lambda row: row[1])
+        own = next(i for i, (choice, _) in enumerate(rows) if choice == MODELS)
+        return tuple(rows[:MOST_TIMES] if own < MOST_TIMES else [*rows[: MOST_TIMES - 1], rows[own]])
 
 
 def kernels(net: Network, threads: int) -> list[BenchedKernel]:

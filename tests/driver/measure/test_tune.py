@@ -13,7 +13,7 @@ from dcir.cache import Cache
 from dcir.cli.main import main
 from dcir.codegen.choices import MODELS, Choice, decide
 from dcir.codegen.cpp.emitters import EMITTERS
-from dcir.codegen.tuned import KIND, Database
+from dcir.codegen.tuned import KIND, MOST_TIMES, Database
 from dcir.cost.machine import Machine
 from dcir.driver.measure import tune
 from dcir.driver.measure.tune import Tuner
@@ -112,6 +112,23 @@ def test_the_winner_is_kept(cache, clock):
     (row,) = result.rows
     assert row.choice == f"tile {OTHER[0]}x2x1" and row.saved == pytest.approx(0.2e-3) and "+25.0%" in result.to_text()
     assert json.loads(json.dumps(result.to_json()))["kernels"][0]["tried"] == found.tried > 5
+
+
+def test_the_times_of_all_choices_are_kept(cache, clock):
+    """The fastest first, the model's own among them whatever it took, and no more than a few."""
+    clock.times = {TILE: 0.8e-3, COPY: 0.9e-3}
+    tuned(cache, 64)
+    found = verdict(cache)
+    assert found.times[0] == (TILE, pytest.approx(0.8e-3)) and (COPY, pytest.approx(0.9e-3)) in found.times
+    assert (MODELS, pytest.approx(1e-3)) in found.times and len(found.times) == min(found.tried, MOST_TIMES)
+    assert [t for _, t in found.times] == sorted(t for _, t in found.times)
+
+
+def test_the_models_time_is_kept_where_many_choices_are_faster(cache, clock, monkeypatch):
+    monkeypatch.setattr(tune, "MOST_TIMES", 2)
+    clock.times = {TILE: 0.8e-3, COPY: 0.9e-3}
+    tuned(cache, 64)
+    assert [c for c, _ in verdict(cache).times] == [TILE, MODELS]
 
 
 def test_winners_are_tried_together(cache, clock):
@@ -220,6 +237,7 @@ def test_a_model_is_tuned_and_says_so(cache, monkeypatch):
         report = fast.dcir.explain()
         assert "2 kernels run a measured choice" in str(report)
         assert len(report.to_json()["graphs"][0]["tuned"]) == 2
+        assert "2 kernels were measured in several ways (ms, -> runs):" in str(report) and "the model's " in str(report)
         monkeypatch.setattr(tune, "Trial", None)  # nothing is measured any more
         later = dcir.optimize(net, threads=1)
         torch.testing.assert_close(later(x), got)
