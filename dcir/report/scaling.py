@@ -201,7 +201,7 @@ def predict(
     clock = _Clock()
     buckets = buckets_of(step.gradients, cap)
     ends = {bucket[-1]: bucket for bucket in buckets}
-    sent: dict[int, tuple[float, float, _Sending]] = {}
+    sent: dict[int, tuple[int, float, _Sending]] = {}
     before = 0.0
     for i in sorted(range(len(step.gradients)), key=lambda i: step.gradients[i].ready_ms):
         gradient = step.gradients[i]

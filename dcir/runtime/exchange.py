@@ -23,8 +23,8 @@ from dcir.runtime.blocks import in_huge_pages
 from dcir.runtime.buffers import BufferPool
 from dcir.runtime.freed_memory import LARGEST_KEPT
 
-_TAG = 0xDC1
-"""Of our sends, so that they meet no others in the same group."""
+_GATHER, _REDUCE = 0xDC1, 0xDC2
+"""Tags of our sends, so that they meet no others in the same group: what is gathered ahead is under way while gradients are reduced."""
 _PIECE = 1 << 18
 """Elements that are added up at once, so that sums are still near when they are divided."""
 
@@ -54,16 +54,31 @@ def _allocated(size: Sequence[int | torch.SymInt], dtype: torch.dtype, device: t
     return _MEMORY.take(int(size[0]), dtype)
 
 
-def _exchanged(sent: Mapping[int, Tensor], received: Mapping[int, Tensor], group: dist.ProcessGroup) -> None:
+class _UnderWay(dist.Work):
+    """Sends and what they are answered with."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        super().__init__()
+        self._works = list(works)
+
+    def wait(self, *timeout: Any) -> bool:
+        """Wait until all has come and gone."""
+        while self._works:
+            self._works[-1].wait(*timeout)
+            self._works.pop()
+        return True
+
+
+def _exchange(
+    sent: Mapping[int, Tensor], received: Mapping[int, Tensor], group: dist.ProcessGroup, tag: int
+) -> _UnderWay:
     """Send tensors to other processes and fill tensors with what they send, by rank in the group."""
-    under_way: list[Any] = [dist.irecv(t, group=group, tag=_TAG, group_src=rank) for rank, t in received.items()]
-    under_way += [dist.isend(t, group=group, tag=_TAG, group_dst=rank) for rank, t in sent.items()]
-    for work in under_way:
-        work.wait()
+    works: list[Any] = [dist.irecv(t, group=group, tag=tag, group_src=rank) for rank, t in received.items()]
+    return _UnderWay(works + [dist.isend(t, group=group, tag=tag, group_dst=rank) for rank, t in sent.items()])
 
 
 class GatherBySends(DefaultAllGather):
-    """Gathers the parts of all processes."""
+    """Gathers the parts of all processes, while they go on: ``fully_shard`` waits where it needs the whole, and asks for some ahead."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for the whole."""
@@ -72,22 +87,24 @@ class GatherBySends(DefaultAllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        """Fill the whole.
+        """Begin to fill the whole.
 
         Args:
             output_tensor: [N n], filled with the parts of all N processes in the order of their ranks.
             input_tensor: [n], this process's part, which may lie where it belongs.
             group: the processes.
-            async_op: whether to return before it is done; then torch does it.
+            async_op: not asked for; it always returns before it is done.
+
+        Returns:
+            What to wait for.
         """
-        if async_op or not input_tensor.numel():
+        if not input_tensor.numel():
             return super().__call__(output_tensor, input_tensor, group, async_op)
         parts, here = output_tensor.view(group.size(), -1), group.rank()
         if parts[here].data_ptr() != input_tensor.data_ptr():
             parts[here].copy_(input_tensor)
         others = [rank for rank in range(group.size()) if rank != here]
-        _exchanged(dict.fromkeys(others, input_tensor), {rank: parts[rank] for rank in others}, group)
-        return None
+        return _exchange(dict.fromkeys(others, input_tensor), {rank: parts[rank] for rank in others}, group, _GATHER)
 
 
 class ReduceBySends(DefaultReduceScatter):
@@ -116,7 +133,7 @@ class ReduceBySends(DefaultReduceScatter):
         parts = input_tensor.view(size, -1)
         others = [rank for rank in range(size) if rank != here]
         received = {rank: _MEMORY.take(output_tensor.numel(), output_tensor.dtype) for rank in others}
-        _exchanged({rank: parts[rank] for rank in others}, received, group)
+        _exchange({rank: parts[rank] for rank in others}, received, group, _REDUCE).wait()
         _add_up([received.get(rank, parts[rank]) for rank in range(size)], output_tensor, size if mean else 1)
         return None
 

@@ -53,6 +53,20 @@ def _reduced(comm: Any, values: torch.Tensor, op: Any) -> torch.Tensor:
     return result
 
 
+def several_under_way(rank: int) -> None:
+    """What is gathered ahead does not meet what is reduced meanwhile, and comes in the order in which it was asked for."""
+    comm, parts = GatherBySends(), [torch.full((size,), 10.0 * size + rank) for size in (100_000, 7)]
+    wholes = [torch.zeros(2 * len(part)) for part in parts]
+    works: list[Any] = [comm(whole, part, world()) for whole, part in zip(wholes, parts, strict=True)]
+    assert torch.equal(_reduced(ReduceBySends(), torch.ones(2000), dist.ReduceOp.SUM), torch.full((1000,), 2.0))
+    for work, whole, part in zip(works, wholes, parts, strict=True):
+        assert isinstance(work, dist.Work)
+        work.wait()
+        work.wait()
+        expected = torch.cat([torch.full_like(part, 10.0 * len(part) + r) for r in range(2)])
+        assert torch.equal(whole, expected)
+
+
 def large(rank: int) -> None:
     """What is larger than malloc keeps comes from memory that is used again, unless somebody holds it."""
     size = exchange.LARGEST_KEPT // 4 + 1

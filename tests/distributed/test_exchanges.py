@@ -12,6 +12,10 @@ def test_the_numbers_are_those_of_torch(pair: Pair) -> None:
     pair.run(exchanges.as_torch_does)
 
 
+def test_several_may_be_under_way(pair: Pair) -> None:
+    pair.run(exchanges.several_under_way)
+
+
 def test_large_memory_is_used_again(pair: Pair) -> None:
     pair.run(exchanges.large)
 
