@@ -35,7 +35,7 @@ _FAR = 128 << 20
 _SHORT_TIMES, _LONG_TIMES = 200, 16
 _SECONDS = 120
 _ROWS, _SIDE = 128, 512  # of the products meanwhile: some tenths of a millisecond each
-_PRODUCTS = 100
+_PRODUCTS, _ROUNDS = 100, 5
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Exchanges:
     Attributes:
         short, long: seconds until an exchange of few and of many bytes has ended, which both wait for.
         short_computing, long_computing: the same while both compute.
-        lost: seconds of computing that a long one costs then.
+        lost: seconds of a processor that a long one costs then.
     """
 
     short: float
@@ -139,12 +139,8 @@ def _exchange(rank: int, meeting: str, pipe: Connection | None) -> None:
     with pinned(cores_of(rank, 1, _PROCESSES)):
         short, long = _waited_for(_SHORT, _SHORT_TIMES), _waited_for(_LONG, _LONG_TIMES)
         product = _product()
-        for _ in range(_PRODUCTS):
-            product()
-        distributed.barrier()
-        seconds = _median(product, _PRODUCTS)
-        short_computing, _ = _computing(_SHORT, _SHORT_TIMES, product, seconds)
-        long_computing, lost = _computing(_LONG, _FAR // _LONG, product, seconds)
+        short_computing, _ = _computing(_SHORT, _SHORT_TIMES, product)
+        long_computing, lost = _computing(_LONG, _FAR // _LONG, product)
     distributed.barrier()
     if pipe is not None:
         pipe.send(Exchanges(short, long, short_computing, long_computing, lost))
@@ -180,23 +176,31 @@ def _waited_for(nbytes: int, times: int) -> float:
     return _median(lambda: distributed.all_reduce(next(blocks)), times)
 
 
-def _computing(nbytes: int, times: int, product: Callable[[], Any], seconds: float) -> tuple[float, float]:
-    """Seconds of an exchange among others while this process computes, and of computing that it costs.
+def _computing(nbytes: int, times: int, product: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds of an exchange among others while this process computes, and a processor's for it; medians.
 
     Args:
         nbytes: of an exchange.
         times: how many are under way, one after the other.
         product: what is computed.
-        seconds: that it takes without exchanges.
     """
     blocks = _blocks(nbytes, times)  # of its own for each
-    distributed.barrier()
-    begin, done = time.perf_counter(), 0
-    under_way: list[Any] = [distributed.all_reduce(block, async_op=True) for block in blocks]
-    while not all(exchange.is_completed() for exchange in under_way):
-        product()
-        done += 1
-    passed = time.perf_counter() - begin
-    for exchange in under_way:
-        exchange.wait()
-    return passed / times, max(0.0, passed - done * seconds) / times
+    taken, lost = [], []
+    for _ in range(_ROUNDS):
+        distributed.barrier()
+        begin = time.process_time()
+        for _ in range(_PRODUCTS):
+            product()
+        seconds = (time.process_time() - begin) / _PRODUCTS
+        distributed.barrier()
+        begin, work, done = time.perf_counter(), time.process_time(), 0
+        under_way: list[Any] = [distributed.all_reduce(block, async_op=True) for block in blocks]
+        while not all(exchange.is_completed() for exchange in under_way):
+            product()
+            done += 1
+        taken.append((time.perf_counter() - begin) / times)
+        # Not by the clock, on which it would show what other programs take meanwhile.
+        lost.append(max(0.0, time.process_time() - work - done * seconds) / times)
+        for exchange in under_way:
+            exchange.wait()
+    return statistics.median(taken), statistics.median(lost)
