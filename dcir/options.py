@@ -72,6 +72,8 @@ class Options:
             compiled anew, and calls that nobody profiles run as without.
         keep_traces: Whether what PyTorch finds out by tracing is kept in the cache, and used by later processes instead of a new trace,
             as long as the model's code and all that the trace depended on are the same.
+        own_exchange: Whether dcir sends what ``fully_shard`` gathers and reduces over gloo, where all processes run it, and the
+            process keeps the memory that comes free with every exchange.
     """
 
     level: int = 4
@@ -98,6 +100,7 @@ class Options:
     background: bool = False
     record_function: bool = False
     keep_traces: bool = False
+    own_exchange: bool = True
 
     def __post_init__(self) -> None:
         if not _is_int(self.level) or self.level not in LEVELS:
@@ -115,6 +118,7 @@ class Options:
             "background",
             "history",
             "keep_traces",
+            "own_exchange",
         ):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
@@ -197,7 +201,16 @@ class Options:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
         watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
-        watching |= {"hint", "streams", "record_function", "remarks", "background", "history", "keep_traces"}
+        watching |= {
+            "hint",
+            "streams",
+            "record_function",
+            "remarks",
+            "background",
+            "history",
+            "keep_traces",
+            "own_exchange",
+        }
         watching |= {"skip"} if not self.skip else set()
         parts = (
             f"{field.name}={_stable(frozenset(self.skip) if field.name == 'skip' else getattr(self, field.name))}"

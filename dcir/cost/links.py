@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dcir.errors import OptionError
@@ -36,20 +37,32 @@ class Link:
         name: what the user wrote.
         bandwidth: bytes per second and direction.
         latency: seconds of a message beside its bytes.
-        work: seconds that a processor works for each byte which its process sends; 0 where other hardware does.
+        work: seconds of computing that each byte costs which a process sends; 0 where other hardware does.
+        computing: bandwidth and latency while the processes compute, on the processors that also send; None: they are the same.
     """
 
     name: str
     bandwidth: float
     latency: float
     work: float = 0.0
+    computing: tuple[float, float] | None = None
 
-    def reduction_seconds(self, nbytes: float, nodes: int, algorithm: str = "ring") -> float:
-        """Until all of ``nodes`` processes have the sum of what each holds; 0 for one."""
+    def reduction_seconds(
+        self, nbytes: float, nodes: int, algorithm: str = "ring", *, computing: bool = False
+    ) -> float:
+        """Until all of ``nodes`` processes have the sum of what each holds; 0 for one.
+
+        Args:
+            nbytes: that each holds.
+            nodes: processes.
+            algorithm: of ``ALGORITHMS``.
+            computing: whether the processes compute all the while, or wait.
+        """
         if nodes < 2:
             return 0.0
+        bandwidth, latency = self.computing if computing and self.computing else (self.bandwidth, self.latency)
         messages = 2 * (nodes - 1 if algorithm == "ring" else math.ceil(math.log2(nodes)))
-        return messages * self.latency + self.sent_bytes(nbytes, nodes, algorithm) / self.bandwidth
+        return messages * latency + self.sent_bytes(nbytes, nodes, algorithm) / bandwidth
 
     @staticmethod
     def sent_bytes(nbytes: float, nodes: int, algorithm: str = "ring") -> float:
@@ -68,7 +81,23 @@ class Link:
 
     def __str__(self) -> str:
         work = f", {self.work * 1e9:.3g} ns of a processor per byte" if self.work else ""
+        if self.computing:
+            bandwidth, latency = self.computing
+            work += f"; beside computing {bandwidth * 1e-9:.4g} GB/s, {latency * 1e6:.3g} us"
         return f"{self.name} ({self.bandwidth * 1e-9:.4g} GB/s, {self.latency * 1e6:.3g} us a message{work})"
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Link:
+        """What ``to_json`` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: the data is something else.
+        """
+        found = Link(**data)
+        if found.computing is None:
+            return found
+        bandwidth, latency = found.computing
+        return replace(found, computing=(bandwidth, latency))
 
 
 NAMED = {

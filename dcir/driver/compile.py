@@ -108,6 +108,8 @@ class Compilation:
 
     def compiled(self, gm: fx.GraphModule) -> CompiledGraph:
         """The graph's program, and what the compilation of its backward must know."""
+        if self.context.gathered:
+            self.session.gathers()
         with one_at_a_time():
             if self.context.bounds:
                 moving = self._moving(gm)

@@ -151,6 +151,7 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     fast.__class__ = _optimized_class(cls)
     # What is compiled and the handle reach this; a module that they held would be held by its own compiled frame, for ever.
     here = weakref.ref(fast)
+    session.module = here
     frame = _frame_of_its_own(fast._call_impl)
     submissions = Submissions(session, cls.__name__, here, functools.partial(reset_code, frame.__code__))
     fast.__dict__["dcir"] = Handle(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from torch import fx
+from torch import fx, nn
 from torch._guards import TracingContext
 
 from dcir.codegen.compile import Library
@@ -23,6 +23,7 @@ from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import Network
 from dcir.options import Options
 from dcir.runtime.blocks import Arenas
+from dcir.runtime.freed_memory import keep_freed_memory
 from dcir.runtime.program import Program
 
 # By the package's name: TORCH_LOGS="+dcir" is heard, too.
@@ -70,6 +71,7 @@ class Session:
         without_code: whether graphs are only rewritten and planned, and then run by torch.
         architectures: of processors that code for a file is to run on; () is the one at hand.
         made: of a program, or programs for all sizes, what became of its graph, and its library.
+        module: gives the module whose calls are compiled while it is alive; None where that is something else.
     """
 
     options: Options
@@ -88,6 +90,8 @@ class Session:
     without_code: bool = False
     architectures: tuple[str, ...] = ()
     made: weakref.WeakKeyDictionary[Any, tuple[GraphRecord, Library]] = field(default_factory=weakref.WeakKeyDictionary)
+    module: Callable[[], nn.Module | None] = lambda: None
+    _gathers: bool = False
 
     def __post_init__(self) -> None:
         if self.options.skip:
@@ -118,6 +122,18 @@ class Session:
     def coverage(self) -> Coverage:
         """What of its calls ran uncompiled."""
         return Coverage(strict=self.options.strict)
+
+    def gathers(self) -> None:
+        """Parameters are gathered for every call: whoever exchanges them is told, once."""
+        if self._gathers or not self.options.own_exchange:
+            return
+        self._gathers = True
+        keep_freed_memory()
+        module = self.module()
+        if module is not None:
+            from dcir.driver.training.sharded_exchange import exchange_by_sends
+
+            exchange_by_sends(module)
 
     def add(self, record: GraphRecord) -> None:
         """Keep the record of a graph that is compiled now, and tell the log."""

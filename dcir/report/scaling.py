@@ -120,37 +120,66 @@ def buckets_of(gradients: Sequence[Gradient], cap: int = CAP) -> list[list[int]]
     return done + list(open_ones.values())
 
 
+@dataclass(eq=False)
+class _Sending:
+    """An exchange on its way.
+
+    Attributes:
+        waiting, computing: milliseconds of all of it while its process waits, and while that computes.
+        work: milliseconds of computing that it costs.
+        begin, end: on the clock; an end is known once it has come.
+        left: part of it that is still to be sent.
+    """
+
+    waiting: float
+    computing: float
+    work: float
+    begin: float = 0.0
+    end: float = 0.0
+    left: float = 1.0
+
+
 class _Clock:
     """Time of a process that computes while exchanges are under way, one after the other."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._under_way: deque[tuple[float, float]] = deque()  # end, and the part of the processors that it keeps busy
+        self._under_way: deque[_Sending] = deque()
 
     def compute(self, work: float) -> None:
         """Do what takes ``work`` without exchanges."""
         while self._under_way and work > 0:
-            end, taken = self._under_way[0]
-            could = max(0.0, end - self.now) * (1.0 - taken)
+            head = self._under_way[0]
+            speed = max(0.0, 1.0 - head.work / head.computing) if head.computing else 1.0
+            could = head.left * head.computing * speed
             if work < could:
-                self.now += work / (1.0 - taken)
+                passed = work / speed
+                head.left -= passed / head.computing
+                self.now += passed
                 return
             work -= could
-            self.now = max(self.now, end)
-            self._under_way.popleft()
+            self._arrive(head.computing)
         self.now += work
 
-    def send(self, duration: float, work: float) -> tuple[float, float]:
-        """Begin an exchange when the one before has ended: when that is, and its end."""
-        begin = max(self.now, self._under_way[-1][0] if self._under_way else 0.0)
-        self._under_way.append((begin + duration, min(1.0, work / duration) if duration else 0.0))
-        return begin, begin + duration
+    def send(self, exchange: _Sending) -> None:
+        """Begin an exchange when the one before has ended."""
+        exchange.begin = self.now
+        self._under_way.append(exchange)
 
-    def wait(self, until: float) -> float:
-        """Wait; how long."""
-        waited = max(0.0, until - self.now)
-        self.now += waited
-        return waited
+    def wait(self, exchange: _Sending) -> float:
+        """Wait for an exchange's end; how long."""
+        start = self.now
+        while exchange in self._under_way:
+            self._arrive(self._under_way[0].waiting)
+        return self.now - start
+
+    def _arrive(self, whole: float) -> None:
+        """The first exchange ends, all of which takes ``whole`` from now on, and the next one begins."""
+        head = self._under_way.popleft()
+        self.now += head.left * whole
+        head.end = self.now
+        if self._under_way:
+            self._under_way[0].begin = self.now
 
 
 def predict(
@@ -172,7 +201,7 @@ def predict(
     clock = _Clock()
     buckets = buckets_of(step.gradients, cap)
     ends = {bucket[-1]: bucket for bucket in buckets}
-    exchanges: dict[int, Exchange] = {}
+    sent: dict[int, tuple[int, float, _Sending]] = {}
     before = 0.0
     for i in sorted(range(len(step.gradients)), key=lambda i: step.gradients[i].ready_ms):
         gradient = step.gradients[i]
@@ -180,19 +209,20 @@ def predict(
         before = gradient.ready_ms
         if i in ends:
             nbytes = sum(step.gradients[j].nbytes for j in ends[i])
-            full = clock.now
             work = link.work * link.sent_bytes(nbytes, nodes, algorithm) / threads
             # No link is faster than who feeds it.
-            seconds = max(link.reduction_seconds(nbytes, nodes, algorithm), work)
-            begin, end = clock.send(seconds * 1e3, work * 1e3)
-            exchanges[i] = Exchange(nbytes, full, begin, end)
+            waiting, computing = (
+                max(link.reduction_seconds(nbytes, nodes, algorithm, computing=c), work) * 1e3 for c in (False, True)
+            )
+            sent[i] = nbytes, clock.now, _Sending(waiting, computing, work * 1e3)
+            clock.send(sent[i][2])
     clock.compute(max(0.0, step.backward_ms - before))
     exposed = 0.0
     for bucket in buckets:
-        exposed += clock.wait(exchanges[bucket[-1]].end_ms)
+        exposed += clock.wait(sent[bucket[-1]][2])
         clock.compute(sum(step.gradients[j].out_ms for j in bucket))
     total = step.forward_ms + broadcast + clock.now + step.optimiser_ms
-    made = tuple(exchanges[bucket[-1]] for bucket in buckets)
+    made = tuple(Exchange(n, full, s.begin, s.end) for n, full, s in (sent[bucket[-1]] for bucket in buckets))
     efficiency = step.alone_ms / total if total else 1.0
     return Prediction(
         step.name, nodes, total, sum(e.end_ms - e.begin_ms for e in made), exposed,
@@ -248,7 +278,7 @@ class Scaling:
             for s in data["steps"]
         ]  # fmt: skip
         rest = {k: v for k, v in data.items() if k != "predictions"}
-        return Scaling(**{**rest, "link": Link(**data["link"]), "steps": steps, "nodes": tuple(data["nodes"])})
+        return Scaling(**{**rest, "link": Link.from_json(data["link"]), "steps": steps, "nodes": tuple(data["nodes"])})
 
     def to_text(self) -> str:
         """A table for people: how often the work of one process is done in its time, and what exchanges add."""

@@ -13,7 +13,6 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcir.errors import Unsupported
 from dcir.frontends.torch.admission import check_graph, of_unknown_size
@@ -25,6 +24,7 @@ from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphConte
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.forward_and_backward import donated, first_read, lay_out, report_strides
 from dcir.frontends.torch.gates import gates_of_call
+from dcir.frontends.torch.gathered import is_gathered, is_written_uncounted
 from dcir.frontends.torch.gpu_forms import gpu_forms
 from dcir.frontends.torch.importer import import_graph
 from dcir.frontends.torch.kept.recording import KeptGraph, recording
@@ -123,7 +123,11 @@ def dynamo_backend(
     def compiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # Dynamo forgets what its inputs are once this returns.
         forget_marks(gm)
-        settled = not any(map(_is_written_uncounted, gm.graph.find_nodes(op="placeholder")))
+        places = gm.graph.find_nodes(op="placeholder")
+        settled = not any(map(is_written_uncounted, places))
+        gathered = any(map(is_gathered, places))
+        if gathered:
+            recording().refuse("parameters are gathered for every call")
         overlaps = Overlaps(gm, on_plain)
         recording().overlaps(overlaps)
         if any(_is_symbolic(x) for x in example_inputs):
@@ -131,7 +135,7 @@ def dynamo_backend(
             def specialised(
                 graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str
             ) -> Callable[..., Any]:
-                context = GraphContext(sizes=sizes, remark=remark)
+                context = GraphContext(sizes=sizes, remark=remark, gathered=gathered)
                 return _ahead_of_time(graph, args, compile_graph, limited, settled, context, overlaps)
 
             def traced(graph: fx.GraphModule) -> Trace:
@@ -162,7 +166,8 @@ def dynamo_backend(
             return choosing(by_size)
 
         def at_once(args: Sequence[Any]) -> Callable[..., Any]:
-            return _ahead_of_time(gm, args, compile_graph, limited, settled, GraphContext(), overlaps)
+            context = GraphContext(gathered=gathered)
+            return _ahead_of_time(gm, args, compile_graph, limited, settled, context, overlaps)
 
         return overlaps.chosen(gm, at_once, example_inputs)
 
@@ -395,16 +400,3 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Cut:
         forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)
     rematerialize_large(forward, backward, results, most)
     return forward, backward
-
-
-def _is_written_uncounted(node: fx.Node) -> bool:
-    """Whether nobody counts the writes to an input of Dynamo's graph.
-
-    That is so of parameters that ``fully_shard`` gathers for every call, and of the parts of tensors that AOTAutograd takes apart: a
-    write to one is counted in the whole.
-    """
-    argument = node.meta.get("grapharg")
-    source = getattr(argument, "source", None)
-    if source is not None and source.guard_source.is_fsdp_module():
-        return True
-    return is_traceable_wrapper_subclass(getattr(argument, "example", None))

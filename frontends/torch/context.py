@@ -62,6 +62,7 @@ class GraphContext:
         bound_names: where those sizes are in the user's inputs.
         conditions: of its symbolic sizes, which it was traced under and Dynamo does not know of.
         gates: of a backward, what its gradients pass through part by part; None: all at once.
+        gathered: whether parameters are gathered from other processes for every call.
     """
 
     kind: str = "inference"
@@ -82,6 +83,7 @@ class GraphContext:
     bound_names: tuple[str, ...] = ()
     conditions: tuple[Any, ...] = ()
     gates: Gates | None = None
+    gathered: bool = False
 
 
 class OtherBounds(Unsupported):

@@ -1,5 +1,7 @@
 """Exchanges along a ring and a tree take what their messages take; texts name links, and nonsense is refused."""
 
+import json
+
 import pytest
 
 from dcir.cost.links import NAMED, Link, parse_link
@@ -21,6 +23,15 @@ def test_a_tree_goes_up_and_down():
     assert link.reduction_seconds(8e6, 5, "tree") == link.reduction_seconds(8e6, 8, "tree")
     # Many messages along the ring, few along the tree.
     assert link.reduction_seconds(1e3, 64, "tree") < link.reduction_seconds(1e3, 64, "ring")
+
+
+def test_beside_computing_messages_take_longer():
+    link = Link("", 1e9, 10e-6, computing=(1e8, 1e-3))
+    assert link.reduction_seconds(8e6, 2) == pytest.approx(2 * 10e-6 + 8e-3)
+    assert link.reduction_seconds(8e6, 2, computing=True) == pytest.approx(2 * 1e-3 + 80e-3)
+    # Where nothing is known of it, they do not.
+    plain = Link("", 1e9, 10e-6)
+    assert plain.reduction_seconds(8e6, 2, computing=True) == plain.reduction_seconds(8e6, 2)
 
 
 def test_a_broadcast_goes_down_a_tree():
@@ -77,3 +88,11 @@ def test_nonsense_is_refused_with_what_there_is(text):
 def test_a_link_tells_its_figures():
     assert str(NAMED["10gbit"]) == "10Gbit (1.25 GB/s, 20 us a message)"
     assert str(parse_link("1GB,1us,2ns")).endswith("(1 GB/s, 1 us a message, 2 ns of a processor per byte)")
+    assert str(Link("x", 1e9, 1e-6, computing=(2e8, 3e-4))).endswith("a message; beside computing 0.2 GB/s, 300 us)")
+
+
+@pytest.mark.parametrize("link", [Link("x", 1e9, 1e-6, 2e-9), Link("x", 1e9, 1e-6, computing=(2e8, 3e-4))])
+def test_json_gives_the_same_link_again(link):
+    assert Link.from_json(json.loads(json.dumps(link.to_json()))) == link
+    with pytest.raises((TypeError, ValueError)):
+        Link.from_json(link.to_json() | {"computing": 3.0})

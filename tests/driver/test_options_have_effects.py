@@ -13,6 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import dcir
+from dcir.driver.session import Session
 from dcir.errors import (
     InvalidInput,
     MemoryLimitTooLow,
@@ -242,12 +243,19 @@ def history(tmp_path: Any) -> None:
         made()[0].dcir.report()
 
 
+def own_exchange(tmp_path: Any) -> None:
+    with mock.patch("dcir.driver.session.keep_freed_memory") as keep:
+        for wish in (False, True):
+            Session(Options.make(own_exchange=wish)).gathers()
+            assert keep.called is wish
+
+
 EFFECTS = {
     f.__name__: f
     for f in (
         level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, schedule, debug_dir, memory_limit, precision,
         fused_optimizers, tune, prepare, hint, streams, record_function, remarks, skip, background,
-        history, keep_traces,
+        history, keep_traces, own_exchange,
     )
 }  # fmt: skip
 

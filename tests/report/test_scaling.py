@@ -73,6 +73,19 @@ def test_exchanges_that_keep_processors_busy_slow_the_backward():
     assert slow.exchange_ms == pytest.approx(8) and slow.step_ms == pytest.approx(40)
 
 
+def test_beside_the_backward_exchanges_are_slower_than_behind_it():
+    # 4 MB take 4 ms, and 20 beside computing, which loses a tenth meanwhile: of 16 ms of backward 17.8 are under way.
+    link = Link("", 1e9, 0.0, work=0.5e-9, computing=(2e8, 0.0))
+    got = predict(step(Gradient(4 * 10**6, ready_ms=4.0)), link, 2, cap=1)
+    under_way = 16 / 0.9
+    left = 4 * (1 - under_way / 20)
+    assert got.exposed_ms == pytest.approx(left) and got.step_ms == pytest.approx(12 + 4 + under_way + left)
+    # Two of them, the second one behind the backward alone.
+    two = predict(step(*(Gradient(4 * 10**6, ready_ms=4.0),) * 2), link, 2, cap=1)
+    assert two.exposed_ms == pytest.approx(left + 4)
+    assert [two.exchanges[1].begin_ms, two.exchanges[0].end_ms] == pytest.approx([4 + under_way + left] * 2)
+
+
 def test_buffers_come_before_the_forward():
     got = predict(step(buffers=(1000, 8)), Link("", 1e6, 1e-3), 4)
     assert got.step_ms == pytest.approx(32 + 2 * (1 + 1) + 2 * (1 + 0.008))
@@ -117,14 +130,16 @@ def test_each_type_has_buckets_of_its_own():
     assert buckets_of(gradients) == [[0], [1, 3], [2]]
 
 
-def scaling():
+def scaling(link=None):
     steps = [random_step(1), replace(random_step(2), name="eager", backward_ms=40.0)]
-    return Scaling("net.py:make", 2, Link("1GB", 1e9, 1e-5), steps, (1, 2, 64), MIB, "tree", ["alone"])
+    return Scaling("net.py:make", 2, link or Link("1GB", 1e9, 1e-5), steps, (1, 2, 64), MIB, "tree", ["alone"])
 
 
 def test_json_gives_the_same_again():
     data = json.loads(json.dumps(scaling().to_json()))
     assert Scaling.from_json(data) == scaling()
+    link = Link("1GB", 1e9, 1e-5, computing=(1e8, 1e-4))
+    assert Scaling.from_json(json.loads(json.dumps(scaling(link).to_json()))) == scaling(link)
     assert len(data["predictions"]) == 6 and data["predictions"][0]["efficiency"] == 1
     assert data["predictions"][3]["exposed_ms"] == scaling().predictions()[1][1].exposed_ms
 

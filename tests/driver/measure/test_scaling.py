@@ -181,25 +181,28 @@ def test_cores_are_shared_out():
 
 
 def test_the_local_link_is_measured_once(tmp_path, monkeypatch):
-    # 20 us two messages, and 16 MiB more in 16 ms, of which a processor works half.
-    link = local_link.fitted(20e-6, 20e-6 + 16e-3, 8e-3)
+    # 20 us two messages, and 16 MiB more in 16 ms; 2 ms and 64 ms beside computing, of which 8 are lost to it.
+    found = local_link.Exchanges(20e-6, 20e-6 + 16e-3, 2e-3, 2e-3 + 64e-3, 8e-3)
+    link = local_link.fitted(found)
     assert (link.latency, link.bandwidth, link.work) == pytest.approx((10e-6, 2**20 * 1e3, 8e-3 / 2**24))
+    assert link.computing == pytest.approx((2**18 * 1e3, 1e-3))
     cache, runs = Cache(tmp_path / "cache"), []
 
     def measured():
         runs.append(1)
-        return 20e-6, 16e-3, 8e-3
+        return found
 
     monkeypatch.setattr(local_link, "_measured", measured)
     first = local_link.local_link(cache=cache)
+    assert first == link
     assert local_link.local_link(cache=cache) == first and runs == [1]
     assert local_link.local_link(again=True, cache=cache) == first and runs == [1, 1]
 
 
 def test_two_processes_measure_it():
-    short, long, work = local_link._measured()
-    assert 0 < short < long and work > 0
-    assert isinstance(local_link.fitted(short, long, work), Link)
+    found = local_link._measured()
+    assert 0 < found.short < found.long and 0 < found.short_computing < found.long_computing and found.lost >= 0
+    assert isinstance(local_link.fitted(found), Link)
 
 
 def test_a_compiled_backward_has_the_parts_that_it_would_run_in(source):
