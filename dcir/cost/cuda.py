@@ -68,12 +68,12 @@ class CudaMachine(Machine):
     multiprocessors: int = 132
     twin: bool = False
     asked: tuple[str, ...] = ()
+    tf32: bool = False
 
     @property
     def architectures(self) -> tuple[str, ...]:
         """Those that there is to be machine code for."""
         return self.asked or (self.arch,)
-    tf32: bool = False
 
     @property
     def key(self) -> str:
