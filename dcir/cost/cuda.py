@@ -100,7 +100,7 @@ def cuda_machine(host: Machine) -> CudaMachine:
     # The CPU's vectors have no part in it: no pass is to wait for them.
     host = replace(host, isa=ISAS["generic"])
     known = ("sm_90a", 132) if is_twin() else _device()
-    return CudaMachine(host.isa, host.threads, host.identity, *known, is_twin(), _convolves_in_tf32())
+    return CudaMachine(host.isa, host.threads, host.identity, *known, is_twin(), tf32=_convolves_in_tf32())
 
 
 def _convolves_in_tf32() -> bool:
