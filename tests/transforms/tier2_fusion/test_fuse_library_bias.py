@@ -68,6 +68,7 @@ def test_refused(fn: Any, args: tuple[torch.Tensor, ...], why: str) -> None:
     assert not outcome.changed and why in outcome.refused
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_numbers_of_a_training_step(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers whose sums are kept for the backward, through the kernels' twin."""
