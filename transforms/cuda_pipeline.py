@@ -11,6 +11,7 @@ from dcir.transforms.tidy.trim_bodies import TrimBodies
 from dcir.transforms.tier1_operator.call_libraries import CallLibraries
 from dcir.transforms.tier1_operator.hoist_invariants import HoistInvariants
 from dcir.transforms.tier2_fusion.fuse_concatenated_writes import FuseConcatenatedWrites
+from dcir.transforms.tier2_fusion.fuse_library_bias import FuseLibraryBias
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 from dcir.transforms.tier2_fusion.fuse_siblings import FuseSiblings
 from dcir.transforms.tier3_layout.assign_layouts import AssignLayouts
@@ -37,6 +38,7 @@ CUDA_PASSES: tuple[Pass, ...] = (
     AssignLayouts(),
     SinkCopies(),
     FuseConcatenatedWrites(),
+    FuseLibraryBias(),
     CallLibraries(),
     # What runs when, and what lies where.
     OrderExecution(),

@@ -17,6 +17,7 @@ from dcir.ir.loop_nest import LoopNest
 from dcir.ir.operator import OperandWindow, Operator, Steps, Windows
 from dcir.ir.refusal import Refusal
 from dcir.ir.serialize import register
+from dcir.ir.statements import Load
 from dcir.ir.types import FLOATS, HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -107,7 +108,7 @@ class LibraryCall(Operator):
             if isinstance(self.of, RowSpec):
                 call_rows(self.of, ins, outs)
             elif isinstance(self.of, ContractionSpec):
-                _multiply(ins[0], ins[1], outs[0])
+                _multiply(ins, outs[0])
             else:
                 outs[0].copy_(_CONVOLUTIONS[self.of.kind](self.of, ins, outs[0]))
         except RuntimeError as e:
@@ -144,7 +145,11 @@ class LibraryCall(Operator):
         if s.kind == "backward_weight":
             return (first, third), (second,)
         bias = isinstance(s, ConvolutionSpec) and s.bias
-        more = [((s.groups * s.cout,), (1,), s.bias_type)] if isinstance(s, ConvolutionSpec) and bias else []
+        more: list[Window] = (
+            [((s.groups * s.cout,), (1,), s.bias_type)] if isinstance(s, ConvolutionSpec) and bias else []
+        )
+        if (step := _bias_step(s)) is not None and s.epilogue is not None:
+            more.append(((s.shapes[2][-1],), (step,), s.epilogue.inputs[1]))
         return (first, second, *more), (third,)
 
 
@@ -154,7 +159,7 @@ def refused_by_library(spec: InLibraries) -> Refusal | None:
         return None
     if not (spec.dtype in FLOATS or spec.dtype in HALVES) or spec.types.a != spec.types.b:
         return Refusal("libraries multiply floating-point numbers of one type")
-    if spec.panel or spec.epilogue is not None or spec.scales is not None:
+    if spec.panel or spec.scales is not None or (spec.epilogue is not None and _bias_step(spec) is None):
         return Refusal("it is more than a product")
     if isinstance(spec, ContractionSpec):
         return Refusal("its operands are rounded first") if spec.rounds or spec.dots else None
@@ -163,9 +168,23 @@ def refused_by_library(spec: InLibraries) -> Refusal | None:
     return None if _high_padding(spec) is not None else Refusal("no padding of both sides gives its sizes")
 
 
-def _multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    """Products of matrices; those of a batch that lies in one stride are one call."""
-    a, b, c = _joined(a, b, c)
+def _bias_step(spec: ContractionSpec | ConvolutionSpec) -> int | None:
+    """Stride of the value per column that the epilogue of a product of matrices adds to it, if it does that alone."""
+    if not isinstance(spec, ContractionSpec) or spec.batch or spec.epilogue is None:
+        return None
+    body, outer = spec.epilogue.body, spec.epilogue.outer
+    if [s.op for s in body] != ["load", "load", "add", "store"] or len(outer) != 2 or len(spec.epilogue.inputs) != 2:
+        return None
+    bias = next((s for s in body if isinstance(s, Load) and s.operand == 1 and not s.args), None)
+    return bias.strides[1] if bias is not None and not bias.strides[0] else None
+
+
+def _multiply(ins: Sequence[torch.Tensor], c: torch.Tensor) -> None:
+    """Products of matrices, perhaps with a bias; those of a batch that lies in one stride are one call."""
+    if len(ins) > 2:
+        torch.addmm(ins[2], ins[0], ins[1], out=c)
+        return
+    a, b, c = _joined(ins[0], ins[1], c)
     if c.dim() == 2:
         torch.mm(a, b, out=c)
     elif c.dim() == 3:

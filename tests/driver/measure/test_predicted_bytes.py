@@ -21,6 +21,8 @@ from dcir.driver.measure.predicted_bytes import (
 )
 from dcir.options import Options
 
+pytestmark = pytest.mark.in_turn(3)
+
 
 @pytest.fixture(autouse=True)
 def twin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

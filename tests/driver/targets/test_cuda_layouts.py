@@ -13,6 +13,7 @@ import dcir
 from dcir.cost.cuda import SETTING, TWIN
 from tests.harness import check_close
 
+pytestmark = pytest.mark.in_turn(3)
 TYPES = [torch.float32, torch.bfloat16]
 
 

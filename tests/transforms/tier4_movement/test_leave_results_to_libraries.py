@@ -84,6 +84,7 @@ class Layers(nn.Module):
         return (self.c(self.b(first).tanh() * first).exp() + 1).mean((2, 3))
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("train", [False, True])
 def test_numbers_and_what_is_let_go_of(train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the kernels' twin, twice: tensors that nobody reads any more are gone before the call ends."""
