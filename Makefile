@@ -21,7 +21,7 @@ env: $(READY)
 
 $(READY): setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,architectures,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,cuda-test,architectures,lint]'
 	@touch $@
 
 demo: $(READY)

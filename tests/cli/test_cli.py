@@ -115,7 +115,7 @@ def test_compile_passes_everything_on(api, model):
     done = call(
         *("compile", model, "-o", "out.dcir", "--shape", "x=[b, 3,224]", "--shape", "n=", "--until", "fuse"),
         *("--strict", "--verify", "passes", "--target", "dace", "--bound", "b=1..64", "--bound", "d k=2.."),
-        *("--threads", "16"),
+        *("--threads", "16", "--arch", "sm_80", "--arch", "sm_90a"),
     )
     assert done.exit_code == 0, done.output
     assert done.output == "two kernels\nwrote out.dcir\n"
@@ -129,6 +129,7 @@ def test_compile_passes_everything_on(api, model):
                 "shapes": {"x": ["b", 3, 224], "n": []},
                 "bounds": {"b": (1, 64), "d k": (2, None)},
                 "threads": 16,
+                "arch": ("sm_80", "sm_90a"),
                 "until": "fuse",
                 "strict": True,
                 "verify": "passes",

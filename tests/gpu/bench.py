@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.gpu.cases import Case, compiled, milliseconds, work
+from tests.gpu.cases import Case, compiled, device_milliseconds, milliseconds, work
 from tests.harness import example_models
 
 _ROWS, _WIDTH = 16384, 4096
@@ -38,6 +38,9 @@ def _functions() -> dict[str, tuple[Callable[..., Any], Callable[[], list[Tensor
     def batch_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return F.relu(F.batch_norm(x, None, None, w, b, training=True))
 
+    def of(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], list[Tensor]]:
+        return lambda: [torch.randn(*shape, device="cuda", dtype=dtype)]
+
     image = 64 * 256 * 56 * 56
     return {
         "add gelu": (lambda a, b: F.gelu(a + b), wide(2), 12 * n),
@@ -48,6 +51,15 @@ def _functions() -> dict[str, tuple[Callable[..., Any], Callable[[], list[Tensor
         "layer norm bf16": (norm, normed(torch.bfloat16), 4 * n),
         "row sums": (lambda x: x.sum(-1), wide(), 4 * n),
         "column sums": (lambda x: x.sum(0), wide(), 4 * n),
+        "row sums bf16": (lambda x: x.sum(-1), wide(1, torch.bfloat16), 2 * n),
+        "column sums bf16": (lambda x: x.sum(0), wide(1, torch.bfloat16), 2 * n),
+        # Short rows, several at once a thread; rows of 49, which no vector divides; few long rows, and few columns, in parts.
+        "short row sums": (lambda x: x.sum(-1), of(1 << 20, 64), 4 * (64 << 20)),
+        "short row softmax": (lambda x: x.softmax(-1), of(1 << 20, 64), 8 * (64 << 20)),
+        "pooled 7 x 7": (lambda x: x.mean(-1), of(1 << 20, 49), 4 * (49 << 20)),
+        "long row sums": (lambda x: x.sum(-1), of(300, 1 << 18), 4 * (300 << 18)),
+        "few column sums": (lambda x: x.sum(0), of(1 << 20, 96), 4 * (96 << 20)),
+        "channel sums": (lambda x: x.sum((0, 2, 3)), of(64, 512, 28, 28), 4 * 64 * 512 * 784),
         "all sums": (lambda x: x.square().sum(), wide(), 4 * n),
         "transposed": (lambda x: x.t().contiguous(), wide(), 8 * n),
         "batch norm relu": (batch_norm, images, 12 * image),
@@ -63,8 +75,11 @@ def function(name: str) -> dict[str, Any]:
         want = fn(*inputs)
         fast, _ = compiled(fn)
         torch.testing.assert_close(fast(*inputs), want, rtol=2e-2, atol=2e-2)
-        figures: dict[str, Any] = {"dcir GB/s": nbytes / milliseconds(lambda: fast(*inputs)) * 1e-6}
-        figures["eager"] = nbytes / milliseconds(lambda: fn(*inputs)) * 1e-6
+        figures: dict[str, Any] = {"dcir GB/s": nbytes / device_milliseconds(lambda: fast(*inputs)) * 1e-6}
+        figures["eager"] = nbytes / device_milliseconds(lambda: fn(*inputs)) * 1e-6
+        # With what the host takes, where it is the longer.
+        figures["dcir call us"] = milliseconds(lambda: fast(*inputs)) * 1e3
+        figures["eager call us"] = milliseconds(lambda: fn(*inputs)) * 1e3
     torch._dynamo.reset()
     return figures
 
@@ -75,7 +90,8 @@ def function_by_inductor(name: str) -> dict[str, Any]:
     inputs = make()
     with torch.no_grad():
         other = torch.compile(fn, dynamic=False)
-        figures = {"inductor GB/s": nbytes / milliseconds(lambda: other(*inputs)) * 1e-6}
+        figures = {"inductor GB/s": nbytes / device_milliseconds(lambda: other(*inputs)) * 1e-6}
+        figures["inductor call us"] = milliseconds(lambda: other(*inputs)) * 1e3
     torch._dynamo.reset()
     return figures
 

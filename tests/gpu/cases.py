@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+_CLOCK = 2e9
+"""Cycles a second of a multiprocessor, at most."""
+
 Case = tuple[str, Callable[[], dict[str, Any]]]
 """A name, and what gives the figures of the case; it raises where the case fails."""
 
@@ -75,6 +78,31 @@ def compiled(model: Any, device: str = "cuda") -> tuple[Callable[..., Any], Call
     before = len(dcir.sessions())
     other = torch.compile(model, backend=backend, dynamic=False, options={"target": "cuda"})
     return other, lambda: [g for s in dcir.sessions()[before:] for g in s.explain().graphs]
+
+
+def device_milliseconds(call: Callable[[], Any], *, repeats: int = 20, warm: int = 3) -> float:
+    """The median time that a call's kernels take: the device is kept busy until the host has put all of them on the stream.
+
+    Between two events alone a short call is the time that the host takes to put it there.
+    """
+    import torch
+
+    for _ in range(warm):
+        call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(5):
+        call()
+    ahead = (time.perf_counter() - start) / 5
+    torch.cuda.synchronize()
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for begin, end in pairs:
+        torch.cuda._sleep(int((3 * ahead + 50e-6) * _CLOCK))
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+    return sorted(begin.elapsed_time(end) for begin, end in pairs)[repeats // 2]
 
 
 def milliseconds(call: Callable[[], Any], *, repeats: int = 20, warm: int = 3) -> float:

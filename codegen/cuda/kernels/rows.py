@@ -30,6 +30,8 @@ LEAST_BLOCK = 128
 SHARED_ROW = 256
 # Pieces of a row that a thread takes, where rows are long.
 PIECES = 8
+# Points of a thread, where a row is swept over again: they wait in registers, halves as widened numbers.
+POINTS = 32
 MOST_ROWS = 4
 
 
@@ -68,12 +70,13 @@ def row_shape(p: LoopNest) -> RowShape:
     width = vector_width(p, along)
     pieces, levels = math.prod(p.inner) // width, p.levels()
     swept_again = any(roots_of(p, levels, stage) for stage in range(1, stages_of(levels) + 1))
+    most = min(PIECES, POINTS // width) if swept_again else PIECES
     if pieces <= WARP:
         group = power_of_two(pieces)
-    elif pieces <= WARP * PIECES:
+    elif pieces <= WARP * most:
         group = WARP
     else:
-        group = min(MOST_BLOCK if swept_again else SHARED_ROW, power_of_two(ceil_div(pieces, PIECES)))
+        group = min(MOST_BLOCK if swept_again else SHARED_ROW, power_of_two(ceil_div(pieces, most)))
     return RowShape(width, group, pieces, 1, _rows_at_once(p, RowShape(width, group, pieces)))
 
 

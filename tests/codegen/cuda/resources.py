@@ -62,6 +62,15 @@ def most_registers(launch: Launch) -> int:
     return REGISTERS // max(LEAST_THREADS, block)
 
 
+def lacks_registers(r: Resources, launch: Launch) -> bool:
+    """Whether values are spilled because there is no register left; a few words are also saved around functions of the compiler's own.
+
+    These (the seldom way of a division) are called, and a call saves what lives across it, whatever registers there are.
+    """
+    most = min(255, REGISTERS // launch.block[0]) // 8 * 8
+    return r.spilled > 0 and r.registers > most - 8
+
+
 def _code_bytes(image: bytes) -> int:
     """Bytes of the sections of an ELF file that hold instructions."""
     table = int.from_bytes(image[40:48], "little")

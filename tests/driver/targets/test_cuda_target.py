@@ -232,7 +232,8 @@ def test_machine_code_for_a_gpu_lies_behind_the_library(monkeypatch: pytest.Monk
     done.network.target = CudaTarget(host_machine(2))
     library = compile_network(done.network, cache=Cache(tmp_path))
     images = images_of(library.path)
-    assert images and all(image.startswith(b"\x7fELF") and name.encode() in image for name, image in images.items())
+    assert images and {name.split("/")[0] for name in images} == {"sm_90a"}
+    assert all(i.startswith(b"\x7fELF") and n.split("/")[1].encode() in i for n, i in images.items())
 
 
 def test_a_cpu_run_imports_nothing_of_it() -> None:
