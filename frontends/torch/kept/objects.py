@@ -51,7 +51,7 @@ class Writer(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """What makes an object again, and of what."""
-        cls = type(value)
+        cls: Any = type(value)
         if isinstance(value, (type, *_CONSTANTS)):
             return NotImplemented
         if isinstance(value, tuple) and hasattr(cls, "_fields"):
@@ -129,6 +129,7 @@ class _Calls:
     """Something that can be called, and nothing else."""
 
     __slots__ = ("_call",)
+    _call: Callable[..., Any]
 
     def __init__(self, call: Callable[..., Any]) -> None:
         object.__setattr__(self, "_call", call)
@@ -191,12 +192,9 @@ Known = Callable[[str], Any]
 
 
 def _with_fields(known: Known, name: str, fields: dict[str, Any]) -> Any:
-    cls = known(name)
-    if (
-        not dataclasses.is_dataclass(cls)
-        or issubclass(cls, Source)
-        or not {f.name for f in dataclasses.fields(cls)} <= fields.keys()
-    ):
+    cls: Any = known(name)
+    kind: Any = dataclasses.is_dataclass(cls) and isinstance(cls, type)
+    if not kind or issubclass(cls, Source) or not {f.name for f in dataclasses.fields(cls)} <= fields.keys():
         raise Unkept(f"a {name} of another form")
     made = cls.__new__(cls)
     for key, value in fields.items():
@@ -205,8 +203,8 @@ def _with_fields(known: Known, name: str, fields: dict[str, Any]) -> Any:
 
 
 def _with_state(known: Known, name: str, state: dict[str, Any]) -> Any:
-    cls = known(name)
-    if not isinstance(cls, type):
+    cls: Any = known(name)
+    if not callable(getattr(cls, "mro", None)):
         raise Unkept(f"{name} is no class")
     made = cls.__new__(cls)
     if "__setstate__" in dir(cls):
@@ -239,7 +237,8 @@ def _parts(value: Any) -> tuple[Any, ...]:
         not value.args and not isinstance(value, sympy.logic.boolalg.BooleanAtom)
     ):
         raise Unkept(f"an expression with {type(value).__name__}")
-    return value.args
+    parts: tuple[Any, ...] = value.args
+    return parts
 
 
 def _again(known: Known, name: str, *parts: Any) -> Any:
@@ -264,7 +263,7 @@ _EXPRESSIONS = frozenset((
 
 def _data(value: torch.Tensor) -> tuple[Any, ...]:
     """A plain tensor of the CPU: its type, its form, and the bytes of its storage."""
-    held = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())  # type: ignore[call-overload]
+    held = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
     return value.dtype, tuple(value.shape), value.stride(), value.storage_offset(), held.numpy().tobytes()
 
 
@@ -272,7 +271,7 @@ def _with_data(
     known: Known, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, data: bytes
 ) -> torch.Tensor:  # fmt: skip
     held = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone() if data else torch.empty(0, dtype=torch.uint8)
-    return torch.empty(0, dtype=dtype).set_(held.untyped_storage(), offset, shape, strides)  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0, dtype=dtype).set_(held.untyped_storage(), offset, shape, strides)
 
 
 def _as_types(value: Any) -> Any:
