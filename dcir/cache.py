@@ -2,8 +2,8 @@
 
 Layout: ``<base>/v1/<kind>/<two letters>/<key><suffix>`` with a seal beside each file (its size and digest).
 A file without a matching seal does not count, so a truncated or half-published file is simply built again.
-Nothing in it is trusted unless only this user can write there. Libraries are loaded from it, and traces (``driver/kept``) unpickled,
-which is as much; nothing else is unpickled, from here or from anywhere.
+Nothing in it is trusted unless only this user can write there. Libraries are loaded from it. Kept traces (``driver/kept``) are read as
+data: objects of a list of classes (``frontends/torch/kept/objects.py``). Nothing else is unpickled, from here or from anywhere.
 """
 
 from __future__ import annotations

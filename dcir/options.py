@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dcir import cores
 from dcir.dynamic import DynamicInputs, parse_dynamic
@@ -23,6 +24,8 @@ LEVELS = {
 VERIFY = ("off", "passes")
 PREPARE = ("version", "always", "frozen")
 HINTS = ("latency", "throughput")
+
+KEEP_NAME = "DCIR_KEEP_TRACES"
 
 # Accepted by name so that a program written for a later version gets a clear answer instead of a guess.
 NOT_YET_PRECISIONS = ("bf16", "fp16", "int8")
@@ -71,7 +74,8 @@ class Options:
         record_function: Whether torch.profiler sees every kernel of a call, not the call alone. Only the driver is
             compiled anew, and calls that nobody profiles run as without.
         keep_traces: Whether what PyTorch finds out by tracing is kept in the cache, and used by later processes instead of a new trace,
-            as long as the model's code and all that the trace depended on are the same.
+            as long as the model's code and all that the trace depended on are the same. ``DCIR_KEEP_TRACES=1`` has them kept where
+            nothing is said.
         own_exchange: Whether dcir sends what ``fully_shard`` gathers and reduces over gloo, where all processes run it, and the
             process keeps the memory that comes free with every exchange.
     """
@@ -99,7 +103,7 @@ class Options:
     streams: int | None = None
     background: bool = False
     record_function: bool = False
-    keep_traces: bool = False
+    keep_traces: bool = field(default_factory=lambda: os.environ.get(KEEP_NAME) == "1")
     own_exchange: bool = True
 
     def __post_init__(self) -> None:

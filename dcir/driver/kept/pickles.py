@@ -7,7 +7,6 @@ of is left out for good: networks, graphs, what compiles.
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from dcir.driver.record import GraphRecord
 from dcir.driver.session import Session
 from dcir.frontends.torch.capture import new_pair
 from dcir.frontends.torch.kept.descriptions import Unkept
+from dcir.frontends.torch.kept.objects import UNWRITTEN, Reader, Writer, name_of
 from dcir.frontends.torch.kept.recording import KeptCall
 from dcir.ir.moving_network import MovingNetwork
 from dcir.ir.network import Network
@@ -33,6 +33,40 @@ from dcir.runtime.program import Program
 
 _MOST_BYTES = 1 << 22
 """Of a constant: a larger one would make every start read it."""
+_BARE = frozenset((
+    "dcir.frontends.torch.late_graph.LateGraph", "dcir.frontends.torch.shapes.conditions.Conditions",
+    "dcir.frontends.torch.shapes.moving_sizes.MovingSizes", "dcir.frontends.torch.shapes.programs.Programs",
+    "dcir.runtime.donation.Donation", "dcir.runtime.donation._Watched", "dcir.runtime.donation._Spared",
+    "torch._subclasses.functional_tensor.FunctionalTensor",
+))  # fmt: skip
+"""Classes of whose objects all is written that they hold."""
+_AOT = "torch._functorch._aot_autograd"
+_NAMES = _BARE | frozenset((
+    "dcir.codegen.compile.Library", "dcir.codegen.steps.Place", "dcir.driver.kept.pickles._itself",
+    "dcir.driver.kept.pickles._moving_program", "dcir.driver.kept.pickles._program", "dcir.driver.kept.pickles._with",
+    "dcir.driver.record.GraphRecord", "dcir.frontends.torch.as_laid_out.Laid", "dcir.frontends.torch.kept.recording.KeptCall",
+    "dcir.frontends.torch.kept.recording.KeptGraph", "dcir.frontends.torch.kept.wrappers.KeptWrappers",
+    "dcir.frontends.torch.shapes.programs.Span", "dcir.frontends.torch.shapes.programs._Behind", "dcir.ir.moving_network.MovingContainer",
+    "dcir.ir.moving_network.MovingResult", "dcir.ir.origins.Frame", "dcir.ir.origins.Origins", "dcir.ir.origins.Place",
+    "dcir.ir.sizes.Bounds", "dcir.ir.sizes.Polynomial", "dcir.ops.library.torch_call.TorchCall", "dcir.runtime.program_info.BufferInfo",
+    "dcir.runtime.program_info.ProgramInfo", "dcir.runtime.program_info.ResultInfo", "dcir.transforms.runner.PassRecord",
+    "torch._dynamo.source.AttrSource", "torch._dynamo.source.DictGetItemSource", "torch._dynamo.source.GetItemSource",
+    "torch._dynamo.source.LocalSource", "torch._dynamo.source.TensorProperty", "torch._dynamo.source.TensorPropertySource",
+    "torch._dynamo.source.UnspecializedBuiltinNNModuleSource", "torch._dynamo.source.UnspecializedNNModuleSource",
+    "torch._dynamo.source.UnspecializedParamBufferSource", "torch.Tensor", "torch.nn.parameter.Parameter",
+    *(f"{_AOT}.descriptors.{name}" for name in (
+        "PlainAOTOutput", "TangentAOTInput", "PlainAOTInput", "ParamAOTInput", "BufferAOTInput", "InputMutationAOTOutput",
+        "IntermediateBaseAOTOutput", "GradAOTOutput", "SavedForBackwardsAOTOutput",
+    )),
+    *(f"{_AOT}.runtime_wrappers.{name}" for name in (
+        "AOTDedupeWrapper", "AOTSyntheticBaseWrapper", "EffectTokensWrapper", "FunctionalizedRngRuntimeWrapper", "FakifiedOutWrapper",
+    )),
+    *(f"{_AOT}.schemas.{name}" for name in (
+        "CacheableAOTConfig", "InputAliasInfo", "MemoryFormatMeta", "MutationType", "OutputAliasInfo", "OutputType", "PlainTensorMeta",
+        "ViewAndMutationMeta",
+    )),
+))  # fmt: skip
+"""What a file may name besides: whose objects are their fields, and what makes objects of them."""
 
 
 def to_bytes(kept: KeptCall, session: Session, cache: Cache) -> bytes:
@@ -44,26 +78,26 @@ def to_bytes(kept: KeptCall, session: Session, cache: Cache) -> bytes:
     out = io.BytesIO()
     try:
         _Pickler(out, session, cache).dump(kept)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError, NotImplementedError) as e:
+    except UNWRITTEN as e:
         raise Unkept(f"it cannot be written: {e}") from e
     return out.getvalue()
 
 
 def from_bytes(data: bytes, session: Session, cache: Cache) -> KeptCall:
-    """A graph's compiled form, from what this user's ``to_bytes`` made: the bytes are trusted.
+    """A graph's compiled form, from what ``to_bytes`` made.
 
     Raises:
-        Unkept: a library is gone.
+        Unkept: a library is gone, or the bytes are of something else.
     """
-    reader = _Unpickler(io.BytesIO(data), session, cache)
-    found = reader.load()
-    assert isinstance(found, KeptCall)
+    found = _Unpickler(data, session, cache).load()
+    if not isinstance(found, KeptCall):
+        raise Unkept("no graph")
     return found
 
 
-class _Pickler(pickle.Pickler):
+class _Pickler(Writer):
     def __init__(self, out: io.BytesIO, session: Session, cache: Cache) -> None:
-        super().__init__(out, protocol=5)
+        super().__init__(out)
         self._session, self._cache = session, cache
 
     def persistent_id(self, value: Any) -> Any:
@@ -92,18 +126,18 @@ class _Pickler(pickle.Pickler):
             record, _ = self._made(value)
             return _moving_program, (self._session, value.__getstate__(), record)
         if isinstance(value, Library):
-            return _with, (Library, vars(_reduced(value)))
+            return super().reducer_override(_reduced(value))
         if isinstance(value, MovingGraph):
-            return _with, (MovingGraph, {**vars(value), "widest": None, "passes": []})
+            return _with, (name_of(MovingGraph), {**vars(value), "widest": None, "passes": []})
         if isinstance(value, MovingNetwork):
-            return _with, (MovingNetwork, {**vars(value), "widest": None, "operators": {}, "samples": ()})
+            return _with, (name_of(MovingNetwork), {**vars(value), "widest": None, "operators": {}, "samples": ()})
         if isinstance(value, torch.Tensor):
             plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout is torch.strided
             if not plain or value.requires_grad or value.untyped_storage().nbytes() > _MOST_BYTES:
                 raise Unkept("it holds a tensor that is large, or none of the CPU's")
         if isinstance(value, fx.Node | fx.Graph | fx.GraphModule | torch.nn.Module | Network | torch.SymInt):
             raise Unkept(f"it holds a {type(value).__name__}")
-        return NotImplemented
+        return super().reducer_override(value)
 
     def _made(self, program: Any) -> tuple[GraphRecord, Library]:
         found = self._session.made.get(program)
@@ -122,9 +156,9 @@ class _Pickler(pickle.Pickler):
         )  # fmt: skip
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, source: io.BytesIO, session: Session, cache: Cache) -> None:
-        super().__init__(source)
+class _Unpickler(Reader):
+    def __init__(self, data: bytes, session: Session, cache: Cache) -> None:
+        super().__init__(data, _NAMES)
         self._session, self._cache = session, cache
 
     def persistent_load(self, pid: Any) -> Any:
@@ -143,7 +177,8 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _with(cls: Any, state: dict[str, Any]) -> Any:
+def _with(name: str, state: dict[str, Any]) -> Any:
+    cls = {name_of(c): c for c in (MovingGraph, MovingNetwork)}[name]
     made = cls.__new__(cls)
     made.__dict__.update(state)
     return made

@@ -14,7 +14,7 @@ _GRAPH = "__compiled_fn_"
 _RECORDS = "__import_torch_dot__dynamo_dot_utils"
 # Dynamo notes when it begins to gather and when it has ended, and asks for sizes that change from call to call.
 _HARMLESS = frozenset(("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit", "call_size"))
-_NOTHING = frozenset(("RESUME", "NOP", "CACHE", "EXTENDED_ARG", "PRECALL"))
+_NOTHING = frozenset(("RESUME", "NOP", "EXTENDED_ARG", "PRECALL"))
 _NULL, _VALUE, _LIST = "null", "value", "list"
 
 

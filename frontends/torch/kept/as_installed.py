@@ -74,6 +74,7 @@ def _functions() -> Iterator[tuple[str, Any]]:
 def _methods(where: str, cls: type) -> Iterator[tuple[str, Any]]:
     for key, member in list(vars(cls).items()):
         kind = type(member)
+        parts: tuple[Any, ...]
         if kind is FunctionType:
             parts = (member,)
         elif kind is staticmethod or kind is classmethod:

@@ -171,7 +171,7 @@ def guards_again(
         return source.get_value(scopes, _get_closure_vars(), found)
 
     _check_sizes(kept, get)
-    guards = []
+    guards, matched = [], []
     for row in kept.rows:
         create = creator_of(row.kind)
         guard = Guard(row.source, functools.partial(create, **dict(row.parameters)) if row.parameters else create)
@@ -182,8 +182,10 @@ def guards_again(
         if text != row.text:
             raise Unkept(f"{guard.name} is another one")
         guards.append(guard)
+        if row.kind == "TENSOR_MATCH":
+            matched.append(get(row.source))
     _check_unguarded(kept, get, descriptions)
-    if _same([found[g.originating_source] for g in guards if g.name in kept.marks]) != kept.same:
+    if _same(matched) != kept.same:
         raise Unkept("tensors are the same that were not, or are not that were")
     graph = OutputGraphGuardsState(
         local_scope=scope, global_scope=names, torch_function_mode_stack=[], guard_on_key_order=set(kept.ordered),

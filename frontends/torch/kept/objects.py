@@ -12,16 +12,22 @@ import functools
 import io
 import pickle
 import sys
+import weakref
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
+import sympy
 import torch
+from sympy.core.numbers import NumberSymbol
+from torch._guards import Source
+from torch.utils._sympy import functions
 
 from dcir.frontends.torch.kept.descriptions import Unkept
 
 _PLAIN = frozenset((
-    "builtins.set", "builtins.frozenset", "builtins.slice", "builtins.range", "builtins.complex", "builtins.bytearray",
-    "collections.OrderedDict", "torch.device", "torch.Size", "torch.dtype", "torch.memory_format", "torch.serialization._get_layout",
+    "builtins.set", "builtins.frozenset", "builtins.slice", "builtins.range", "builtins.complex", "builtins.bytearray", "builtins.list",
+    "collections.OrderedDict", "collections.defaultdict", "torch.device", "torch.Size", "torch.dtype", "torch.memory_format",
 ))  # fmt: skip
 _HEAP = 1 << 9
 """The flag of classes that Python code made, whose attributes can be set."""
@@ -38,27 +44,32 @@ class Writer(pickle.Pickler):
 
     Args:
         out: takes the bytes.
-        bare: names of classes whose objects are their dictionaries.
     """
 
-    def __init__(self, out: io.BytesIO, bare: frozenset[str] = frozenset()) -> None:
+    def __init__(self, out: io.BytesIO) -> None:
         super().__init__(out, protocol=5)
-        self._bare = bare
 
     def reducer_override(self, value: Any) -> Any:
         """What makes an object again, and of what."""
-        cls = type(value)
+        cls: Any = type(value)
         if isinstance(value, (type, *_CONSTANTS)):
             return NotImplemented
-        if (
-            cls.__reduce__ is object.__reduce__
-            and cls.__reduce_ex__ is object.__reduce_ex__
-            and dataclasses.is_dataclass(cls)
-        ):
-            return _fields, (name_of(cls), {f.name: getattr(value, f.name) for f in dataclasses.fields(cls)})
-        if name_of(cls) in self._bare:
-            state = value.__getstate__()
-            return _bare, (name_of(cls), state)
+        if isinstance(value, tuple) and hasattr(cls, "_fields"):
+            return _tuple, (name_of(cls), tuple(value))
+        if isinstance(value, sympy.Basic):
+            return _expression, (cls.__name__, *_parts(value))
+        if isinstance(value, torch.Tensor):
+            return _tensor, _data(value)
+        if isinstance(value, MethodType):
+            return _method, (value.__self__, value.__func__.__name__)
+        plain = cls.__reduce__ is object.__reduce__ and cls.__reduce_ex__ is object.__reduce_ex__
+        if plain and dataclasses.is_dataclass(cls):
+            held = getattr(value, "__dict__", None)
+            return _fields, (
+                name_of(cls), {f.name: getattr(value, f.name) for f in dataclasses.fields(cls)} if held is None else held,
+            )  # fmt: skip
+        if plain and cls.__flags__ & _HEAP:
+            return _bare, (name_of(cls), value.__getstate__())
         return NotImplemented
 
 
@@ -80,10 +91,8 @@ class Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """What a name means."""
         full = f"{module}.{name}"
-        if full == name_of(_fields):
-            return _Calls(functools.partial(_with_fields, self.known))
-        if full == name_of(_bare):
-            return _Calls(functools.partial(_with_state, self.known))
+        if full in _MAKERS:
+            return _Calls(functools.partial(_MAKERS[full], self.known))
         if full not in self._names:
             return _constant(module, name)
         found = self.known(full)
@@ -120,6 +129,7 @@ class _Calls:
     """Something that can be called, and nothing else."""
 
     __slots__ = ("_call",)
+    _call: Callable[..., Any]
 
     def __init__(self, call: Callable[..., Any]) -> None:
         object.__setattr__(self, "_call", call)
@@ -133,9 +143,10 @@ class _Calls:
 
 def _constant(module: str, name: str) -> Any:
     """A type of elements of torch's, or what makes members of an enumeration that the program has."""
+    constant = getattr(torch, name.removeprefix("torch."), None) if module in ("torch", "torch._utils") else None
+    if isinstance(constant, _CONSTANTS):
+        return constant
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None
-    if isinstance(found, _CONSTANTS):
-        return found
     if isinstance(found, enum.EnumMeta):
         return _Calls(found)
     raise Unkept(f"a kept trace names {module}.{name}")
@@ -148,30 +159,132 @@ def _imported(module: str, name: str) -> Any:
 
 
 def _fields(name: str, fields: dict[str, Any]) -> Any:
-    """A dataclass; stands for ``_with_fields`` in the bytes."""
+    """A dataclass; what it is called in the bytes, as are the next ones. Only a reader makes them."""
     raise NotImplementedError
 
 
 def _bare(name: str, state: dict[str, Any]) -> Any:
-    """Another object; stands for ``_with_state`` in the bytes."""
+    """Another object."""
     raise NotImplementedError
 
 
-def _with_fields(known: Callable[[str], Any], name: str, fields: dict[str, Any]) -> Any:
-    cls = known(name)
-    made = cls.__new__(cls)
-    if {f.name for f in dataclasses.fields(cls)} != fields.keys():
+def _tuple(name: str, values: tuple[Any, ...]) -> Any:
+    """A named tuple."""
+    raise NotImplementedError
+
+
+def _method(owner: Any, name: str) -> Any:
+    """A method of an object of ours."""
+    raise NotImplementedError
+
+
+def _expression(name: str, *parts: Any) -> Any:
+    """An expression of sympy's."""
+    raise NotImplementedError
+
+
+def _tensor(*parts: Any) -> Any:
+    """A tensor."""
+    raise NotImplementedError
+
+
+Known = Callable[[str], Any]
+
+
+def _with_fields(known: Known, name: str, fields: dict[str, Any]) -> Any:
+    cls: Any = known(name)
+    kind: Any = dataclasses.is_dataclass(cls) and isinstance(cls, type)
+    if not kind or issubclass(cls, Source) or not {f.name for f in dataclasses.fields(cls)} <= fields.keys():
         raise Unkept(f"a {name} of another form")
+    made = cls.__new__(cls)
     for key, value in fields.items():
-        object.__setattr__(made, key, value)
+        object.__setattr__(made, key, _as_types(value))
     return made
 
 
-def _with_state(known: Callable[[str], Any], name: str, state: dict[str, Any]) -> Any:
-    cls = known(name)
+def _with_state(known: Known, name: str, state: dict[str, Any]) -> Any:
+    cls: Any = known(name)
+    if not callable(getattr(cls, "mro", None)):
+        raise Unkept(f"{name} is no class")
     made = cls.__new__(cls)
-    if hasattr(cls, "__setstate__"):
+    if "__setstate__" in dir(cls):
         made.__setstate__(state)
     else:
         made.__dict__.update(state)
     return made
+
+
+def _with_values(known: Known, name: str, values: tuple[Any, ...]) -> Any:
+    return known(name)(*values)
+
+
+def _of_owner(known: Known, owner: Any, name: str) -> Any:
+    cls = type(owner)
+    ours = cls.__module__.startswith("dcir.") or (cls is weakref.WeakSet and name == "add")
+    found = getattr(owner, name, None) if ours and name.isidentifier() else None
+    if not isinstance(found, MethodType):
+        raise Unkept(f"a method {name}")
+    return found
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    """What an expression is made of: numbers, a name with what is assumed of it, or its arguments."""
+    if isinstance(value, sympy.Symbol):
+        return value.name, dict(value._assumptions_orig)
+    if isinstance(value, sympy.Rational):
+        return int(value.p), int(value.q)
+    if isinstance(value, sympy.Number | NumberSymbol) or (
+        not value.args and not isinstance(value, sympy.logic.boolalg.BooleanAtom)
+    ):
+        raise Unkept(f"an expression with {type(value).__name__}")
+    parts: tuple[Any, ...] = value.args
+    return parts
+
+
+def _again(known: Known, name: str, *parts: Any) -> Any:
+    if name == "Symbol":
+        text, assumed = parts
+        if type(text) is str and all(type(v) is bool for v in assumed.values()):
+            return sympy.Symbol(text, **assumed)
+    elif parts and all(type(p) is int for p in parts):
+        return sympy.Rational(*parts)
+    elif name in ("BooleanTrue", "BooleanFalse"):
+        return sympy.true if name == "BooleanTrue" else sympy.false
+    elif name in _EXPRESSIONS and all(isinstance(p, sympy.Basic) for p in parts):
+        return (getattr(sympy, name, None) or getattr(functions, name))(*parts)
+    raise Unkept(f"an expression {name}")
+
+
+_EXPRESSIONS = frozenset((
+    "Add", "Mul", "Pow", "Equality", "Unequality", "LessThan", "StrictLessThan", "GreaterThan", "StrictGreaterThan", "And", "Or", "Not",
+    "Max", "Min", "FloorDiv", "Mod", "PythonMod", "CleanDiv", "CeilToInt", "FloorToInt", "ModularIndexing", "Where",
+))  # fmt: skip
+
+
+def _data(value: torch.Tensor) -> tuple[Any, ...]:
+    """A plain tensor of the CPU: its type, its form, and the bytes of its storage."""
+    held = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
+    return value.dtype, tuple(value.shape), value.stride(), value.storage_offset(), held.numpy().tobytes()
+
+
+def _with_data(
+    known: Known, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, data: bytes
+) -> torch.Tensor:  # fmt: skip
+    held = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone() if data else torch.empty(0, dtype=torch.uint8)
+    return torch.empty(0, dtype=dtype).set_(held.untyped_storage(), offset, shape, strides)
+
+
+def _as_types(value: Any) -> Any:
+    """A field's value, where it is a class of the list the class itself."""
+    if isinstance(value, _Calls) and isinstance(value._call, type):
+        return value._call
+    return value
+
+
+_MAKERS: dict[str, Callable[..., Any]] = {
+    name_of(stands): makes
+    for stands, makes in (
+        (_fields, _with_fields), (_bare, _with_state), (_tuple, _with_values), (_method, _of_owner), (_expression, _again),
+        (_tensor, _with_data),
+    )
+}  # fmt: skip

@@ -21,6 +21,7 @@ _CALLING = frozenset((
     "RandomValueSource", "CallFunctionNoArgsSource", "WeakRefCallSource", "GlobalWeakRefSource", "FlattenScriptObjectSource",
     "ScriptObjectQualifiedNameSource", "AttrProxySource", "SubclassAttrListSource", "TorchFunctionModeStackSource", "CurrentStreamSource",
     "BackwardStateSource", "ConvertIntSource", "NumpyTensorSource", "FSDPNNModuleSource", "OptimizerSource",
+    "ImportSource",
 ))  # fmt: skip
 """Sources that call what they find, or have no part in traces that are kept."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), TensorProperty)

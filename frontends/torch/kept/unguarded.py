@@ -13,7 +13,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -87,7 +87,10 @@ def observers() -> Iterator[str]:
 
 @functools.cache
 def _install() -> None:
-    left_out: Callable[[Any], bool] = guards.is_from_skip_guard_source
+    where, missing, modules, called = (
+        cast(Any, m) for m in (guards, dicts.ConstDictVariable, misc.PythonModuleVariable, functions)
+    )
+    left_out: Callable[[Any], bool] = where.is_from_skip_guard_source
     installs = guards.install_guard.__code__
 
     @functools.wraps(left_out)
@@ -100,7 +103,7 @@ def _install() -> None:
                 recording().left_out(guard)
         return found
 
-    guards.is_from_skip_guard_source = is_left_out
+    where.is_from_skip_guard_source = is_left_out
     invoked: Callable[..., Any] = functions.invoke_and_store_as_constant
 
     @functools.wraps(invoked)
@@ -109,7 +112,7 @@ def _install() -> None:
             recording().refuse(f"the result of {getattr(fn, '__name__', fn)} is taken for constant")
         return invoked(tx, fn, *rest)
 
-    lookup: Callable[..., Any] = dicts.ConstDictVariable.getitem_const_raise_exception_if_absent
+    lookup: Callable[..., Any] = missing.getitem_const_raise_exception_if_absent
 
     @functools.wraps(lookup)
     def look_up(self: Any, tx: Any, key: Any) -> Any:
@@ -118,12 +121,12 @@ def _install() -> None:
             self.install_dict_contains_guard(tx, [key])
         return lookup(self, tx, key)
 
-    dicts.ConstDictVariable.getitem_const_raise_exception_if_absent = look_up
+    missing.getitem_const_raise_exception_if_absent = look_up
     for cls in _subclasses(VariableTracker):
         if "call_obj_hasattr" in vars(cls):
             cls.call_obj_hasattr = _noting_attributes(cls.call_obj_hasattr)  # type: ignore[attr-defined]
-    for cls in (misc.PythonModuleVariable, functions.BaseUserFunctionVariable):
-        cls.var_getattr = _noting_attributes(cls.var_getattr)
+    for owner in (modules, called.BaseUserFunctionVariable):
+        owner.var_getattr = _noting_attributes(owner.var_getattr)
     for module in (functions, nn_module):
         module.invoke_and_store_as_constant = invoke  # type: ignore[attr-defined]
 
