@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+import dcir
 from dcir.transforms.base import PassResult
+from dcir.transforms.pipelines import pipeline
+from dcir.transforms.registered import with_passes
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 from tests.transforms.imported import same_numbers
 
@@ -32,9 +36,14 @@ def run(name: str, *arguments: str) -> list[str]:
 @pytest.fixture(scope="module")
 def custom_pass() -> Any:
     """The module; it imports one that lies beside it."""
+    return module_of("custom_pass")
+
+
+def module_of(name: str) -> Any:
+    """An example, which may import those beside it."""
     sys.path.insert(0, str(EXAMPLES))
     try:
-        spec = importlib.util.spec_from_file_location("custom_pass", EXAMPLES / "custom_pass.py")
+        spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
@@ -61,6 +70,60 @@ def test_the_rule_leaves_what_does_not_divide(custom_pass: Any) -> None:
 def test_the_rule_refuses_divisors_of_single_columns(custom_pass: Any) -> None:
     done = outcome(custom_pass, lambda x: (x / (x + 1)).sum(-1))
     assert not done.changed and done.refused == {"no divisor is the same for a whole row": 1}
+
+
+def branches(count: int, x: torch.Tensor) -> torch.Tensor:
+    """The mean of the sum of so many images, channel by channel, as split attention has it."""
+    parts = x.reshape(x.shape[0], count, x.shape[1] // count, *x.shape[2:])
+    return parts.sum(1).mean((2, 3), keepdim=True) * 2
+
+
+@pytest.mark.parametrize(("shape", "count"), [((1, 12, 5, 4), 2), ((3, 12, 5, 4), 3), ((2, 4, 1, 7), 4)])
+def test_means_of_sums_are_sums_of_means(shape: tuple[int, ...], count: int) -> None:
+    rule = module_of("sum_of_branches").SumOfBranches()
+    (done,) = same_numbers(lambda x: branches(count, x), torch.rand(shape), passes=(rule,))
+    assert done.changed == 1 and done.saved_bytes > 0
+
+
+def test_sums_that_are_read_for_more_stay() -> None:
+    """The sum itself is a result; means over other places; and no sum at all, which is not refused."""
+    rule = module_of("sum_of_branches").SumOfBranches()
+    for fn, refused in (
+        (lambda x: (s := x.reshape(2, 2, 3, 5, 4).sum(1), s.mean((2, 3))), {"the sum is read for more than a mean": 1}),
+        (
+            lambda x: x.reshape(2, 2, 3, 5, 4).sum(1)[:, :, :3].mean((2, 3)),
+            {"the mean runs over other loops than the sum": 1},
+        ),
+        (lambda x: x.mean((2, 3)), {}),
+    ):
+        (done,) = same_numbers(fn, torch.rand(2, 6, 5, 4), passes=(rule,))
+        assert not done.changed and done.refused == refused
+
+
+def test_a_convolution_takes_the_sums_of_branches() -> None:
+    """As in ResNeSt: with the pass the sum of the branches is no operator any more, and the numbers stay."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(16, 64, 3, padding=1), torch.nn.ReLU()).eval()
+    model = Pooled(net)
+    rule, x = module_of("sum_of_branches").SumOfBranches(), torch.rand(1, 16, 40, 40)
+    plain, fast = (dcir.optimize(model, pipeline=p) for p in (pipeline(4), with_passes(pipeline(4), rule)))
+    with torch.no_grad():
+        want = copy.deepcopy(model).double()(x.double())
+        for way in (plain, fast):
+            torch.testing.assert_close(way(x).double(), want, rtol=1e-5, atol=1e-6)
+    before, after = (way.dcir.explain().graphs[0] for way in (plain, fast))
+    assert after.bytes_moved < 0.8 * before.bytes_moved and after.calls < before.calls
+
+
+class Pooled(torch.nn.Module):
+    """The mean of the sum of two branches of a convolution."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return branches(2, self.net(x))
 
 
 def test_custom_pass() -> None:
