@@ -42,11 +42,26 @@ def square_spec(kind, n, cin, cout, size, k, stride):
     )  # fmt: skip
 
 
+class _Kernels(dict):
+    """Kernels by case; of other cases than were asked for they are made when they are looked up."""
+
+    def __init__(self, planned, cases):
+        self._planned = planned
+        self._make(cases)
+
+    def __missing__(self, case):
+        self._make([case])
+        return self[case]
+
+    def _make(self, cases):
+        plans = [self._planned(case) for case in cases]
+        assert all("tdpbf16ps" in plan.globals for plan in plans)
+        self.update(zip(cases, compile_plans([(plan, "f32", 2) for plan in plans], ["-O1"]), strict=True))
+
+
 def kernels_of(planned, cases):
     """The cases' kernels, all on the matrix unit."""
-    plans = [planned(case) for case in cases]
-    assert all("tdpbf16ps" in plan.globals for plan in plans)
-    return dict(zip(cases, compile_plans([(plan, "f32", 2) for plan in plans], ["-O1"]), strict=True))
+    return _Kernels(planned, cases)
 
 
 def _places(spec):
