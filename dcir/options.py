@@ -104,7 +104,7 @@ class Options:
     background: bool = False
     record_function: bool = False
     keep_traces: bool = field(default_factory=lambda: os.environ.get(KEEP_NAME) == "1")
-    own_exchange: bool = True
+    own_exchange: bool = False
 
     def __post_init__(self) -> None:
         if not _is_int(self.level) or self.level not in LEVELS:

@@ -247,7 +247,7 @@ def test_until_and_targets(model, tmp_path):
     assert first in wrong.stderr
     dace = call("compile", model, "--shape", "in put=[3,6]", "--target", "dace", "-o", tmp_path / "n.dcir")
     assert dace.exit_code == 2
-    assert "target 'cpp' only" in dace.stderr
+    assert "targets 'cpp' and 'cuda' only" in dace.stderr
     assert not (tmp_path / "n.dcir").exists()
 
 

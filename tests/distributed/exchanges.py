@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from unittest import mock
 
@@ -79,6 +80,10 @@ def large(rank: int) -> None:
     assert comm.allocate((size,), dtype=torch.float32, device=CPU).data_ptr() == place
 
 
+_WITH_OWN = functools.partial(dcir.optimize, own_exchange=True)
+
+
+@mock.patch.object(dcir, "optimize", _WITH_OWN)
 def installed(rank: int) -> None:
     """All groups of a tree have it after the first step, whichever module was compiled; none where that is not wanted."""
     for order, layers in (("optimize layers, then shard", False), ("shard, then optimize", True)):
@@ -115,6 +120,7 @@ def kinds(model: nn.Module) -> set[tuple[type, type]]:
     return {(type(g._all_gather_comm), type(g._reduce_scatter_comm)) for g in found}
 
 
+@mock.patch.object(dcir, "optimize", _WITH_OWN)
 def only_one_has_dcir(rank: int) -> tuple[int, int]:
     """Then both go on as torch does."""
     asked = []
