@@ -114,16 +114,7 @@ class Options:
         _check_choice("prepare", self.prepare, PREPARE)
         _check_choice("hint", self.hint, HINTS)
         _check_streams(self.streams, self.hint, self.threads)
-        for name in (
-            "strict",
-            "fused_optimizers",
-            "record_function",
-            "remarks",
-            "background",
-            "history",
-            "keep_traces",
-            "own_exchange",
-        ):
+        for name in (f.name for f in dataclasses.fields(self) if f.type == "bool"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
         if self.background and self.strict:
@@ -199,22 +190,14 @@ class Options:
 
         Options that only watch (verify, debug_dir, record_function, remarks, history), only refuse (strict), concern no code of ours
         (fused_optimizers) or lead to what is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit,
-        prepare, background), are left out.
+        prepare, background, keep_traces) or who exchanges it (own_exchange), are left out.
 
         Raises:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
         watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
-        watching |= {
-            "hint",
-            "streams",
-            "record_function",
-            "remarks",
-            "background",
-            "history",
-            "keep_traces",
-            "own_exchange",
-        }
+        watching |= {"hint", "streams", "record_function", "remarks", "background", "history"}
+        watching |= {"keep_traces", "own_exchange"}
         watching |= {"skip"} if not self.skip else set()
         parts = (
             f"{field.name}={_stable(frozenset(self.skip) if field.name == 'skip' else getattr(self, field.name))}"

@@ -134,4 +134,23 @@ def only_one_has_dcir(rank: int) -> tuple[int, int]:
                     model(sharded.batch(rank, number)).square().mean().backward()
     sharded.same(eager, mixed)
     assert kinds(mixed) == {(DefaultAllGather, DefaultReduceScatter)}
+    try:
+        # Now both have it, and neither waits for an answer.
+        with mock.patch.object(sharded_exchange, "timedelta", side_effect=AssertionError):
+            both = sharded.sharded("shard, then optimize", True)
+            with torch.no_grad():
+                both(sharded.batch(rank, 0))
+        assert kinds(both) == {(DefaultAllGather, DefaultReduceScatter)}
+    finally:
+        _ask_again()
     return len(asked), len(list(sharded_exchange._groups(mixed)))
+
+
+def _ask_again() -> None:
+    """For the tests that come after in the same processes."""
+    dist.barrier()
+    sharded_exchange._ASKED.clear()
+    if dist.get_rank() == 0:
+        store = dist.distributed_c10d._get_default_store()
+        store.delete_key(f"dcir exchange/{world().group_name}/left")
+    dist.barrier()

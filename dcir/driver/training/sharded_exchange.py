@@ -1,7 +1,8 @@
 """Has a model under ``fully_shard`` exchange by sends of ours (``runtime/exchange.py``), once all its processes agree.
 
 Both ends of an exchange have to be of one kind. So each process says that it is ready where its first graph with gathered parameters is
-compiled, which is the same place of the program in all of them. If one does not come, since it runs without dcir, all stay with torch.
+compiled, which is the same place of the program in all of them. If one does not come, since it runs without dcir, all stay with torch,
+for everything that these processes exchange: nobody waits a second time.
 """
 
 from __future__ import annotations
@@ -98,6 +99,9 @@ def _digest(groups: Sequence[Any]) -> str:
 def _agreed(processes: str, ranks: Sequence[int], what: str) -> bool:
     """Whether all ranks ask for the same; the first who knows decides for all."""
     store = dist.distributed_c10d._get_default_store()
+    left = f"dcir exchange/{processes}/left"
+    if store.check([left]):
+        return False
     key = f"dcir exchange/{processes}/{what}/{_ASKED[what]}"
     _ASKED[what] += 1
     store.set(f"{key}/{dist.get_rank()}", "ready")
@@ -107,4 +111,7 @@ def _agreed(processes: str, ranks: Sequence[int], what: str) -> bool:
     except RuntimeError:  # somebody has not come
         word = "no"
     decided: bytes = store.compare_set(f"{key}/decision", "", word)
+    if decided != b"yes":
+        # Who has not asked counts otherwise from here on, and each further question would be waited for in vain.
+        store.set(left, "")
     return decided == b"yes"

@@ -175,12 +175,7 @@ def guards_again(
     for row in kept.rows:
         create = creator_of(row.kind)
         guard = Guard(row.source, functools.partial(create, **dict(row.parameters)) if row.parameters else create)
-        try:
-            text = text_of(guard, row.kind, row.parameters, get, descriptions)
-        except _NOT_THERE as error:
-            raise Unkept(f"{guard.name} is not there") from error
-        if text != row.text:
-            raise Unkept(f"{guard.name} is another one")
+        _check_text(guard, row, functools.partial(text_of, guard, row.kind, row.parameters, get, descriptions))
         guards.append(guard)
         if row.kind == "TENSOR_MATCH":
             matched.append(get(row.source))
@@ -227,12 +222,16 @@ def _check_unguarded(kept: KeptGuards, get: Callable[[Any], Any], descriptions: 
     """
     for row in kept.unguarded:
         guard = Guard(row.source, creator_of(row.kind))
-        try:
-            text = text_or_kind(guard, row.kind, row.parameters, get, descriptions)
-        except _NOT_THERE as error:
-            raise Unkept(f"{guard.name} is not there") from error
-        if text != row.text:
-            raise Unkept(f"{guard.name} is another one")
+        _check_text(guard, row, functools.partial(text_or_kind, guard, row.kind, row.parameters, get, descriptions))
+
+
+def _check_text(guard: Guard, row: KeptGuard, described: Callable[[], str]) -> None:
+    try:
+        text = described()
+    except _NOT_THERE as error:
+        raise Unkept(f"{guard.name} is not there") from error
+    if text != row.text:
+        raise Unkept(f"{guard.name} is another one")
 
 
 def _same(tensors: list[Any]) -> tuple[int, ...]:

@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from dcir.codegen.cuda.nvrtc import Nvrtc, find_nvrtc
+from dcir.codegen.cuda.nvrtc import Nvrtc
 from dcir.codegen.cuda.prelude import prelude_text
-from dcir.errors import CompilerNotFound
 from dcir.ir.loop_nest import LoopNest
 from tests.codegen.cuda.nests import (
     batch_norm,
@@ -28,14 +27,6 @@ NESTS = {
     "norm": layer_norm(4096, 768, "bf16"), "long norm": layer_norm(4096, 32768), "softmax": softmax(4096, 1000),
     "images": batch_norm(256, 64, 3136, "bf16"), "columns": column_reduce(8192, 768, "sum", "bf16"),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def nvrtc() -> Nvrtc:
-    try:
-        return find_nvrtc()
-    except CompilerNotFound:
-        pytest.skip("NVRTC is not installed (pip install nvidia-cuda-nvrtc)")
 
 
 @pytest.mark.parametrize("name", NESTS)

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dcir.codegen.cuda.nvrtc import Nvrtc, find_nvrtc
-from dcir.errors import CompilerNotFound
+from dcir.codegen.cuda.nvrtc import Nvrtc
 from tests.codegen.cuda.network_kernels import CASES, kernels_of
 from tests.codegen.cuda.resources import lacks_registers, most_registers, resources_of
 from tests.rotation import taken
 
 EACH = [(*case, arch) for case in CASES for arch in ("sm_80", "sm_90a")]
-
-
-@pytest.fixture(scope="module")
-def nvrtc() -> Nvrtc:
-    try:
-        return find_nvrtc()
-    except CompilerNotFound:
-        pytest.skip("NVRTC is not installed (pip install nvidia-cuda-nvrtc)")
 
 
 @pytest.mark.parametrize(("name", "train", "half", "arch"), taken(EACH, 2))
