@@ -52,14 +52,18 @@ class Writer(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """What makes an object again, and of what."""
         cls: Any = type(value)
-        if isinstance(value, (type, *_CONSTANTS)):
+        if isinstance(value, type):
             return NotImplemented
+        if isinstance(value, _CONSTANTS):  # of themselves some are names in whatever module has imported torch first
+            return _named, (str(value),)
         if isinstance(value, tuple) and hasattr(cls, "_fields"):
             return _tuple, (name_of(cls), tuple(value))
         if isinstance(value, sympy.Basic):
             return _expression, (cls.__name__, *_parts(value))
         if isinstance(value, torch.Tensor):
             return _tensor, _data(value)
+        if isinstance(value, enum.Enum):  # of itself it is ``getattr`` of its class before Python 3.11.4
+            return cls, (value.value,)
         if isinstance(value, MethodType):
             return _method, (value.__self__, value.__func__.__name__)
         plain = cls.__reduce__ is object.__reduce__ and cls.__reduce_ex__ is object.__reduce_ex__
@@ -94,7 +98,7 @@ class Reader(pickle.Unpickler):
         if full in _MAKERS:
             return _Calls(functools.partial(_MAKERS[full], self.known))
         if full not in self._names:
-            return _constant(module, name)
+            return _members(module, name)
         found = self.known(full)
         fixed = isinstance(found, type) and not found.__flags__ & _HEAP
         return found if fixed else _Calls(found)
@@ -141,11 +145,8 @@ class _Calls:
         raise Unkept("a kept trace sets an attribute of a class")
 
 
-def _constant(module: str, name: str) -> Any:
-    """A type of elements of torch's, or what makes members of an enumeration that the program has."""
-    constant = getattr(torch, name.removeprefix("torch."), None) if module in ("torch", "torch._utils") else None
-    if isinstance(constant, _CONSTANTS):
-        return constant
+def _members(module: str, name: str) -> Any:
+    """What makes members of an enumeration that the program has."""
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None
     if isinstance(found, enum.EnumMeta):
         return _Calls(found)
@@ -185,6 +186,11 @@ def _expression(name: str, *parts: Any) -> Any:
 
 def _tensor(*parts: Any) -> Any:
     """A tensor."""
+    raise NotImplementedError
+
+
+def _named(name: str) -> Any:
+    """A type of elements, a layout or a format of torch's."""
     raise NotImplementedError
 
 
@@ -274,6 +280,13 @@ def _with_data(
     return torch.empty(0, dtype=dtype).set_(held.untyped_storage(), offset, shape, strides)
 
 
+def _of_torch(known: Known, name: str) -> Any:
+    constant = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(constant, _CONSTANTS):
+        raise Unkept(f"a kept trace names {name}")
+    return constant
+
+
 def _as_types(value: Any) -> Any:
     """A field's value, where it is a class of the list the class itself."""
     if isinstance(value, _Calls) and isinstance(value._call, type):
@@ -285,6 +298,6 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     name_of(stands): makes
     for stands, makes in (
         (_fields, _with_fields), (_bare, _with_state), (_tuple, _with_values), (_method, _of_owner), (_expression, _again),
-        (_tensor, _with_data),
+        (_tensor, _with_data), (_named, _of_torch),
     )
 }  # fmt: skip

@@ -1,7 +1,10 @@
 """What is read from bytes is of known classes; nothing else is called, imported, made or changed."""
 
+import enum
+import inspect
 import os
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +71,22 @@ def test_a_source_is_not_made_of_fields_that_nobody_gave_it() -> None:
 )  # fmt: skip
 def test_data_comes_back(value: Any) -> None:
     assert Reader(to_bytes(value), SOURCES | {name_of(KeptCode)}).load() == value
+
+
+class Ends(enum.Enum):
+    """Writes its members as Python 3.11.0 to 3.11.3 do it for every enumeration."""
+
+    LEFT = "l"
+    BOTH = "b"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return getattr, (Ends, self.name)
+
+
+def test_members_of_enumerations_come_back_with_every_python() -> None:
+    value = [Ends.BOTH, inspect.Parameter.VAR_KEYWORD, re.MULTILINE | re.DOTALL]
+    again = Reader(to_bytes(value), frozenset()).load()
+    assert all(a is b for a, b in zip(again, value, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64])
