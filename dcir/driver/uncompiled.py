@@ -131,16 +131,14 @@ class Coverage:
             self.found.append(uncompiled)
             warn_user(str(uncompiled), NotCompiledWarning)
 
-    def leave(self, reason: str) -> None:
-        """Say that a graph is left to PyTorch, for what it is given.
+    def leave(self, reason: str, cure: str = "a plain tensor on the CPU") -> None:
+        """Say that a graph, or a part of it, is left to PyTorch, for what it is given or gives.
 
         Raises:
             Unsupported: that is an error.
         """
         self._left = True
-        self.tell(
-            Uncompiled(f"{reason}, which compiled code cannot read", "", "a plain tensor on the CPU", whole=False)
-        )
+        self.tell(Uncompiled(f"{reason}, which compiled code cannot read", "", cure, whole=False))
 
     def _look(self, breaks: Sequence[Any], own: Sequence[str], transform: str, *, nothing: bool) -> None:
         self._computes_nothing |= any(_NOTHING in reason for reason in own)

@@ -34,6 +34,7 @@ from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
 from dcir.frontends.torch.overlapping_inputs import Overlaps
 from dcir.frontends.torch.partition.cut import Cut, Limited, Partition
 from dcir.frontends.torch.partition.expose_norms import expose_norms
+from dcir.frontends.torch.partition.keep_random import keep_random
 from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
 from dcir.frontends.torch.recurrent import lower_layers
@@ -43,6 +44,7 @@ from dcir.frontends.torch.shapes.moving_sizes import Later, Moving, MovingSizes
 from dcir.frontends.torch.shapes.programs import Programs
 from dcir.frontends.torch.shapes.size_one import hold_for_one, set_one_apart
 from dcir.frontends.torch.shapes.specialize_shapes import BySize, OnSizes, trains
+from dcir.frontends.torch.sparse_lookups import DENSE, SPARSE, sparse_lookups, split_off
 from dcir.frontends.torch.tape import choosing
 from dcir.frontends.torch.wrappers import inline_marked
 from dcir.frontends.torch.written_inputs import WrittenElsewhere, forget_marks, updates_at_the_end
@@ -64,8 +66,8 @@ def new_pair() -> int:
 
 # (reason, place in the user's program) of a graph break
 OnBreak = Callable[[str, str], None]
-OnPlain = Callable[[str], None]
-"""Called with what a graph is given that only PyTorch can compute with."""
+OnPlain = Callable[..., None]
+"""Called with what a graph is given or gives that only PyTorch can compute with, and perhaps with what to try."""
 
 
 def dynamo_backend(
@@ -114,11 +116,25 @@ def dynamo_backend(
             return gm
         inline_marked(gm)
         lower_layers(gm)
+        lookups = sparse_lookups(gm) if torch.is_grad_enabled() else []
+        if lookups:
+            return beside_torch(gm, example_inputs, lookups)
         made = compiled(gm, example_inputs)
         plain = without_classes(made, gm)
         if plain is not made:
             notes.refuse("arguments are of subclasses")
         return plain
+
+    def beside_torch(
+        gm: fx.GraphModule, example_inputs: Sequence[Any], lookups: Sequence[fx.Node]
+    ) -> Callable[..., Any]:
+        recording().refuse(SPARSE)
+        if on_plain is not None:
+            on_plain(SPARSE, DENSE)
+        split = split_off(gm, lookups)
+        if split is None:
+            return gm
+        return split.around(without_classes(compiled(split.rest, [*example_inputs, *split.examples]), split.rest))
 
     def compiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # Dynamo forgets what its inputs are once this returns.
@@ -395,6 +411,7 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Cut:
     results = kwargs["num_fwd_outputs"]
     most = int(GOAL * eager_peak(joint.graph, results))
     expose_norms(joint)
+    keep_random(joint)
     recompute_cheap(joint, results)
     with _AS_WRITTEN:
         forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)

@@ -44,8 +44,8 @@ def _hinted(size: int | torch.SymInt) -> int:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node shows its argument's memory."""
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target.is_view)
+    """Whether a node shows its argument's memory; a number, which derivatives ask for the conjugate of, has none."""
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target.is_view) and bool(node.all_input_nodes)
 
 
 def base(node: fx.Node) -> fx.Node:

@@ -1,0 +1,50 @@
+"""What is known of a joint graph's nodes: which show their argument's memory."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import fx, nn
+
+import dcir
+from dcir.frontends.torch.partition.joint_graph import base, is_view
+
+aten = torch.ops.aten
+
+
+def test_a_view_shows_a_tensor_and_no_number() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    shown = graph.call_function(aten.view.default, (graph.call_function(aten.t.default, (x,)), [4]))
+    number = graph.call_function(aten._conj.default, (1j,))
+    assert is_view(shown)
+    assert base(shown) is x
+    assert not is_view(number)
+    assert base(number) is number
+
+
+class Rotary(nn.Module):
+    """Turns pairs of numbers by angles that are learnt; the derivative takes the conjugate of the imaginary unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles = nn.Parameter(torch.linspace(0, 1, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.view_as_complex(x) * torch.exp(1j * self.angles))
+
+
+def test_training_with_a_complex_number_follows_eager_mode() -> None:
+    torch.manual_seed(0)
+    net = Rotary()
+    eager = copy.deepcopy(net)
+    x = torch.randn(3, 6, 2)
+    found = []
+    for call, owner in ((dcir.optimize(net), net), (eager, eager)):
+        y = x.clone().requires_grad_()
+        out = call(y)
+        (out * x.flip(0)).sum().backward()
+        found.append((out.detach(), y.grad, owner.angles.grad))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
