@@ -16,6 +16,8 @@ _ON_INTEGERS: dict[str, Callable[[int, int], int]] = {
     "min": lambda x, y: min(x, y),
     "max": lambda x, y: max(x, y),
 }
+_BY_A_NUMBER: dict[str, Callable[[int, int], int]] = {"shr": operator.rshift, "idiv_floor": operator.floordiv}
+"""Monotonous in the first operand where the second is one positive number."""
 
 
 def short_values(p: LoopNest) -> dict[int, tuple[int, int]]:
@@ -32,6 +34,9 @@ def short_values(p: LoopNest) -> dict[int, tuple[int, int]]:
             first, second = (ranges[a] for a in s.args)
             fn = _ON_INTEGERS[s.op]
             found = [fn(x, y) for x in first for y in second]
+        elif s.op in _BY_A_NUMBER and ranges[s.args[1]][0] == ranges[s.args[1]][1] in range(1, 32):
+            first, (by, _) = (ranges[a] for a in s.args)
+            found = [_BY_A_NUMBER[s.op](x, by) for x in first]
         else:
             continue
         if min(found) >= -(2**31) and max(found) < 2**31:

@@ -6,6 +6,7 @@ from dcir.transforms.base import Pass
 from dcir.transforms.tidy.fold_constants import FoldConstants
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.tidy.remove_dead_code import RemoveDeadCode
+from dcir.transforms.tidy.shorten_indices import ShortenIndices
 from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.tidy.trim_bodies import TrimBodies
 from dcir.transforms.tier1_operator.call_libraries import CallLibraries
@@ -24,6 +25,8 @@ from dcir.transforms.tier4_movement.write_in_place import WriteInPlace
 
 CUDA_PASSES: tuple[Pass, ...] = (
     # The graph says the same with less.
+    FoldConstants(),
+    ShortenIndices(),
     FoldConstants(),
     SimplifyAlgebra(),
     MergeCommonSubexpressions(),

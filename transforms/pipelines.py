@@ -12,6 +12,7 @@ from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpre
 from dcir.transforms.tidy.prepare_static import PrepareStatic
 from dcir.transforms.tidy.remove_dead_code import RemoveDeadCode
 from dcir.transforms.tidy.run_in_order import RunInOrder
+from dcir.transforms.tidy.shorten_indices import ShortenIndices
 from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.tidy.trim_bodies import TrimBodies
 from dcir.transforms.tier1_operator.hoist_invariants import HoistInvariants
@@ -48,6 +49,8 @@ from dcir.transforms.tier4_movement.write_in_place import WriteInPlace
 
 PASSES: tuple[Pass, ...] = (
     # The graph says the same with less.
+    FoldConstants(),
+    ShortenIndices(),
     FoldConstants(),
     SimplifyAlgebra(),
     MergeCommonSubexpressions(),
@@ -115,11 +118,11 @@ def pipeline(level: int) -> tuple[Pass, ...]:
 def same_at_all_sizes(passes: Iterable[Pass], *, images: bool = False) -> tuple[Pass, ...]:
     """Of some passes those that rewrite a graph in the same way whatever its sizes.
 
-    The others split by an extent's divisors, lend memory of inputs and results, which moves, or take images one by one; of ``images``
-    of any size Winograd's form is left out, too, and sums in convolutions: there is no kernel for all sizes of either, and small ones are
-    faster without the former.
+    The others write indices in forms of their extents, split by an extent's divisors, lend memory of inputs and results, which moves, or
+    take images one by one; of ``images`` of any size Winograd's form is left out, too, and sums in convolutions: there is no kernel for all
+    sizes of either, and small ones are faster without the former.
     """
-    left_out: tuple[type, ...] = (SplitReduction, ReuseSavedTensors, ReuseResultBuffers, RunPerImage)
+    left_out: tuple[type, ...] = (ShortenIndices, SplitReduction, ReuseSavedTensors, ReuseResultBuffers, RunPerImage)
     if images:
         left_out = (*left_out, UseWinograd, FuseChannelStatistics)
     return tuple(p for p in passes if not isinstance(p, left_out))

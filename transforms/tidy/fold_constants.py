@@ -26,7 +26,7 @@ from dcir.ir.statements import Compute, Const, Gather, Index, Narrow, Read, Redu
 from dcir.ir.types import compute_type
 from dcir.transforms.base import Pass, PassResult
 
-_ARITHMETIC = {"cast", "narrow", "add", "sub", "mul", "neg", "abs", "min", "max"}
+_ARITHMETIC = {"cast", "narrow", "add", "sub", "mul", "neg", "abs", "min", "max", "shr", "idiv_floor", "floor"}
 _LOGIC = {"where", "and", "or", "xor", "not", "eq", "ne", "lt", "le", "gt", "ge"}
 
 
@@ -36,10 +36,12 @@ class FoldConstants(Pass):
 
     Attributes:
         max_operations: longest expression of loop indices that is worth computing again in every reader.
+        longest: in a reader that becomes a constant itself.
     """
 
     tier: ClassVar[int] = 0
     max_operations: int = 12
+    longest: int = 48
 
     def apply(self, net: Network) -> PassResult:
         """One sweep in order of execution."""
@@ -95,7 +97,10 @@ class FoldConstants(Pass):
     def _with_expression(self, net: Network, writer: Op, store: int, reader: Op, data: str) -> Fused | Refusal:
         p = writer.known(LoopNest)
         work = [s.op for s in p.body if not isinstance(s, (Const, Index, Store))]
-        if len(work) > self.max_operations or not (_ARITHMETIC | _LOGIC).issuperset(work):
+        most = self.max_operations
+        if all(o.data == data for o in net.ins(reader)) and reader.known(LoopNest).points() <= p.points():
+            most = self.longest  # the reader becomes a constant, and computes it as often
+        if len(work) > most or not (_ARITHMETIC | _LOGIC).issuperset(work):
             return Refusal("the constant costs more to compute than to read")
         p = drop_unit_loops(_rounded(p, store))
         (only,), outs = (s for s in p.body if isinstance(s, Store)), net.outs(writer)

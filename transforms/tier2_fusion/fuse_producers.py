@@ -39,6 +39,7 @@ class _Pair:
     c: LoopNest
     store: Store
     kept: bool  # other operators, or the caller, need the container too
+    gone: frozenset[str]  # of what the producer writes that which nobody needs once both are one
 
 
 @dataclass
@@ -155,9 +156,13 @@ class FuseProducers(Pass):
         stores = [s for s in p.body if isinstance(s, Store) and outs[s.operand].data == data]
         if len(stores) != 1:
             return Refusal("the producer writes it in several parts")
-        kept = data in progress.results or any(r is not consumer for r in net.readers(data))
-        pair = _Pair(net, producer, consumer, data, p, c, stores[0], kept)
         ins = net.ins(consumer)
+        gone = frozenset(
+            o.data for o in outs
+            if o.data not in progress.results and all(r is consumer for r in net.readers(o.data))
+        ).intersection(o.data for o in ins)  # fmt: skip
+        kept = data not in gone
+        pair = _Pair(net, producer, consumer, data, p, c, stores[0], kept, gone)
         loads = plain_reads(c, ins, data)
         if loads is None:
             return Refusal("the consumer reads it through indices or a mask")
@@ -253,7 +258,7 @@ class FuseProducers(Pass):
             p, net.ins(pair.producer), net.outs(pair.producer),
             m, net.ins(pair.consumer), net.outs(pair.consumer), loads, keep_stores=keep,
         )  # fmt: skip
-        return fused if not keep or pair.kept else _without(fused, pair.data)
+        return _without(fused, pair.gone) if keep and pair.gone else fused
 
     def _extend(self, pair: _Pair, m: Match, loads: dict[int, int]) -> Fused | Refusal:
         p = pair.p
@@ -288,7 +293,7 @@ class FuseProducers(Pass):
         return extend(
             p, net.ins(pair.producer), outs,
             m, net.ins(pair.consumer), net.outs(pair.consumer), loads, [place[k] for k in range(len(c.dims))],
-            keep=lambda s: pair.kept or outs[s.operand].data != pair.data,
+            keep=lambda s: outs[s.operand].data not in pair.gone,
         )  # fmt: skip
 
     def _replace(self, pair: _Pair, fused: Fused, at: Op, progress: _Progress, *, drop_producer: bool) -> Op | Refusal:
@@ -302,8 +307,9 @@ class FuseProducers(Pass):
             del position[op]
         for data in {o.data for o in fused.ins} & progress.asked.keys():
             progress.asked[data].left.append(new)
-        if not net.readers(pair.data) and not net.writers(pair.data) and not pair.kept:
-            net.remove_container(pair.data)
+        for data in pair.gone:
+            if not net.readers(data) and not net.writers(data):
+                net.remove_container(data)
         return new
 
 
@@ -340,11 +346,11 @@ def _may_keep(pair: _Pair, m: Match) -> bool:
     return not free or (reduces and all(k >= len(m.consumer.outer) for k in free))
 
 
-def _without(fused: Fused, data: str) -> Fused:
-    """The fused program without its stores to ``data``."""
+def _without(fused: Fused, gone: frozenset[str]) -> Fused:
+    """The fused program without its stores to some containers."""
     from dcir.ir.fuse import compact
     from dcir.ir.loop_nest import simplify
 
     p = fused.program
-    keep = simplify(p, lambda s: isinstance(s, Store) and fused.outs[s.operand].data != data)
+    keep = simplify(p, lambda s: isinstance(s, Store) and fused.outs[s.operand].data not in gone)
     return compact(keep, fused.ins, fused.outs)

@@ -63,6 +63,21 @@ def test_changed_keeps_what_others_read() -> None:
     verify(net)
 
 
+def test_changed_writes_nothing_that_both_were_needed_for() -> None:
+    def between(c, x, y):  # type: ignore[no-untyped-def]
+        a, b = unary(c, "exp", x), unary(c, "exp", y)
+        return [binary(c, "add", a, binary(c, "mul", binary(c, "sub", b, a), x))]
+
+    net = network([(4, 6), (4, 6)], between)
+    before = results(net)
+    FuseProducers().apply(net)
+    verify(net)
+    assert len(net.ops()) == 1
+    assert [n for n, c in net.containers.items() if c.role == "transient"] == []
+    assert len(net.ops()[0].spec.outputs) == 1
+    np.testing.assert_allclose(results(net)[0], before[0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("spare_reads", [False, True])
 def test_changed_where_a_reader_has_all_that_a_stored_value_is_made_of(spare_reads: bool) -> None:
     """The value stays for the caller; whoever reads its source computes it, if that is asked for."""
