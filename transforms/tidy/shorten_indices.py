@@ -144,11 +144,12 @@ def _short(p: LoopNest, i: int, tables: dict[int, tuple[int, Values]]) -> list[S
     needed = [j for j in (*p.needed_by((i,), ()), i) if isinstance(p.body[j], Cast | Compute)]
     if p.body[i].dtype == "bool":
         same = bool(values.all()), bool(values.any())
-        return [Const(same[0], "bool")] if same[0] == same[1] else None
+        constant: list[Statement] = [Const(same[0], "bool")]
+        return constant if same[0] == same[1] else None
     form = form_of(values.astype(np.int64))
     if form is None:
         return None
-    made = form.statements(dim) if form.a else [Const(form.b, "i64")]
+    made: list[Statement] = form.statements(dim) if form.a else [Const(form.b, "i64")]
     return made if sum(isinstance(s, Compute) for s in made) < len(needed) else None
 
 
