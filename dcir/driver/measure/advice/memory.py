@@ -1,6 +1,6 @@
 """A limit of a training step's memory: values that the forward kept are computed again, which takes time and is no gain but in bytes.
 
-    then = now + seconds of the recomputed kernels at the roof x (kernels of now / their roofs)
+    then = now + seconds of what is computed again, at the machine's rates x (kernels of now / they at these rates)
 
 What is computed again follows from the limit by the integer program that also decides when it is set (``partition/solver.py``), and the
 plan's bytes are those of the compiled graphs. Its seconds count with the machine's rates, which kernels seldom reach: they are taken to
@@ -25,13 +25,15 @@ def memory(facts: Facts) -> list[Piece]:
 
 
 def over_roofs(facts: Facts) -> float:
-    """The time of the kernels that were measured, over what they take at their roofs."""
+    """The time of the kernels that were measured, over what they take at the rates that the integer program counts with.
+
+    Kernels were measured apart from the steps that took turns: their time is that of a step of now.
+    """
+    flops, moved = facts.rates.flops_f32.all, facts.rates.reads[-1].all
     own = [p for p in facts.run.kernels if p.family != "torch"]
-    roofs = sum(
-        facts.rates.floor_seconds(p.flops // p.calls, p.bytes // p.calls, threads=facts.now.threads) * p.calls * 1e3
-        for p in own
-    )
-    return max(1.0, sum(p.ms for p in own) / roofs) if roofs else 1.0
+    roofs = sum(max(p.flops / flops, p.bytes / moved) for p in own) * 1e3
+    whole = facts.run.whole.ms + (0.0 if facts.update is None else facts.update.ms)
+    return max(1.0, sum(p.ms for p in own) / roofs * facts.ms(facts.now) / whole) if roofs else 1.0
 
 
 def _piece(facts: Facts, found: Memory, kept: Kept, slower: float) -> Piece:
@@ -43,7 +45,7 @@ def _piece(facts: Facts, found: Memory, kept: Kept, slower: float) -> Piece:
         "memory", f"a memory limit of {kept.limit / 1e6:.4g} MB" + ("" if fits else ", the least there is"), now / then, then / now, BOTH,
         f"what is kept and scratch memory take {_mb(found.peak)}, parameters, gradients, state and inputs {_mb(found.beside)}, and "
         f"{_mb(found.allowed)} are {wanted}; under the limit they take {_mb(kept.peak)}: {_values(kept.stored)} are kept and "
-        f"{_values(kept.again)} computed again, {roof:.3g} ms at the roofs, which kernels take {slower:.3g} times here",
+        f"{_values(kept.again)} computed again, {roof:.3g} ms at the machine's rates, of which kernels here take {slower:.3g} times",
         f"fast = dcir.optimize(model, memory_limit={kept.limit:_})", "", replace(facts.call, memory_limit=kept.limit),
         saves=found.peak - kept.peak, needed=found.asked,
     )  # fmt: skip

@@ -33,6 +33,11 @@ def test_kernels_are_taken_to_be_as_far_from_their_roofs_as_the_measured_ones():
     assert "600 MB are allowed" in piece.evidence and "least" not in piece.what
 
 
+def test_kernels_that_were_disturbed_are_put_in_the_time_of_a_step():
+    settled = facts()
+    assert over_roofs(replace(settled, times={settled.now: 7.5})) == pytest.approx(1.5)
+
+
 def test_calls_into_torch_and_kernels_at_their_roofs_lengthen_nothing():
     slow = kernel("torch aten.sort", ms=50.0, flops=0, moved=40_000_000)
     quick = kernel(ms=0.5, flops=0, moved=40_000_000)

@@ -1,5 +1,7 @@
 """An update in a loop is advised to be fused: its bytes once, and a call for each tensor."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -22,6 +24,14 @@ def test_a_loop_becomes_one_kernel_for_each_tensor():
     assert piece.gain == pytest.approx(10 / (10 - 5 + 1.5)) and piece.slower == pytest.approx(0.65)
     assert piece.call == Call(4, None, 4, fused=True) and piece.basis == BOTH and piece.exact
     assert "2000 operators by loop" in piece.evidence and "AdamW" in piece.python and "fused=True" in piece.python
+
+
+def test_a_disturbed_update_is_no_longer_than_a_step():
+    """Half of what was measured is the update, so half of the step is."""
+    settled = facts(Update("adamw", 5.0, 0, 0, "loop"))
+    slow = replace(settled, times={settled.now: 4.0})
+    (piece,) = update(slow)
+    assert piece.gain == pytest.approx(2.0)
 
 
 def test_one_thread_waits_at_no_barrier_and_has_its_own_rate():
