@@ -130,6 +130,10 @@ def _measured(training: Training, nodes: int, bucket_mib: float, seconds: float,
                 pipes.append(ours)
                 processes.append(process)
             return _answers(pipes)
+        except BaseException:
+            for process in processes:
+                process.kill()  # they may wait for one that has failed
+            raise
         finally:
             for pipe in pipes:
                 pipe.close()
