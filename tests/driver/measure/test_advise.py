@@ -4,10 +4,8 @@ import json
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import nn
 
-from dcir.cli.main import main
 from dcir.driver import api
 from dcir.driver.measure import advise as advising
 from dcir.driver.measure import roofline as measuring
@@ -190,29 +188,3 @@ def test_a_file_is_advised(tmp_path):
     assert all(f"{tmp_path}/net.py:make" in p.command for p in found.pieces if p.rule == "batch")
     found.save(tmp_path / "r.svg")
     assert "net.py:make" in (tmp_path / "r.svg").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--advise", "--memory", "lots"], "no size such as 512MB"),
-        (["--memory", "1GB"], "are for advice"),
-        (["--update", "loop"], "are for advice"),
-        (["--advise", "--memory", "1GB"], "--mode train"),
-        (["--advise", "--update", "quick"], "loop"),
-    ],
-)
-def test_words_that_are_no_advice_are_refused(tmp_path, words, said):
-    (tmp_path / "net.py").write_text(PYTHON)
-    done = CliRunner().invoke(main, ["roofline", f"{tmp_path}/net.py:make", *words, "--plain"])
-    assert done.exit_code == 2 and said in done.output
-
-
-def test_memory_and_update_reach_the_advice(tmp_path, monkeypatch):
-    heard = {}
-    monkeypatch.setattr(api, "advise_file", lambda source, **settings: heard.update(settings) or 1 / 0)
-    (tmp_path / "net.py").write_text(PYTHON)
-    words = ["--mode", "train", "--optimiser", "adam", "--update", "foreach", "--memory", "2GiB", "--apply"]
-    with pytest.raises(ZeroDivisionError):
-        CliRunner().invoke(main, ["roofline", f"{tmp_path}/net.py:make", *words, "--plain"], catch_exceptions=False)
-    assert (heard["optimiser"], heard["update"], heard["memory"], heard["apply"]) == ("adam", "foreach", 2 << 30, 3)

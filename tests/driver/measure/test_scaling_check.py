@@ -63,9 +63,6 @@ def test_what_cannot_be_checked(source):
             api.scaling_check_file(f"{source}:make", nodes=nodes)
     with pytest.raises(InvalidInput, match="no parameters"):
         api.scaling_check_file(f"{source}:nothing", nodes=[2])
-    for more in (["--link", "10Gbit"], ["--nodes", "4"], ["--beside", "1"]):
-        done = CliRunner().invoke(main, ["scaling", f"{source}:make", "--check", "2", *more])
-        assert done.exit_code == 2 and f"without {more[0]}" in done.output
 
 
 def test_processes_that_share_cores_are_noted(source, monkeypatch):
