@@ -39,7 +39,7 @@ _PAIRS = 1.9
 # Words of memory that a fused update reads and writes, for each parameter: it, its gradient, and each moment twice.
 _WORDS = {"sgd": 5, "adam": 7, "adamw": 7}
 _PARAMETER_AND_GRADIENT = 3
-_UPDATES = 5
+_UPDATES = 10
 
 
 def advise(
