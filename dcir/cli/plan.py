@@ -35,6 +35,10 @@ def _read_cores(ctx: click.Context, param: click.Parameter, value: str | None) -
     "--cores", metavar="CORES", callback=_read_cores, help="Plan for another machine: 16, or 2x64. [for this one]"
 )
 @click.option(
+    "--measure", "sweep", is_flag=True,
+    help="Run every way to share this machine's cores between calls, beside those that are planned.",
+)  # fmt: skip
+@click.option(
     "--seconds", type=click.FloatRange(min=0.01), default=1.0, show_default=True,
     help="How long to measure each setting.",
 )  # fmt: skip
@@ -48,6 +52,7 @@ def command(
     batch: int | None,
     mode: str,
     cores: Cores | None,
+    sweep: bool,
     seconds: float,
     threads: int | None,
     rows: int,
@@ -57,12 +62,17 @@ def command(
 
     MODEL is an .onnx file, or file.py:function, where the function returns (model, inputs). Kernels are measured on teams of 1, 2, 4, ...
     threads, and modelled on more. Settings that this machine can run are measured, too; plans that it cannot run are predicted only.
+
+    --measure compiles the model for every team, and runs as many calls at a time as have cores of their own: how good the planned way,
+    the hint's, and the guideline's pools are, each pool a call.
     """
     from dcir.driver import api
 
+    if sweep and cores is not None:
+        raise click.UsageError("--measure runs on this machine, and --cores is another one.")
     with progress_bar(plain=plain, still=True) as progress:
         result = api.plan_file(
             model, level=level, shapes=shapes, batch=batch, mode=mode, cores=cores, seconds=seconds, threads=threads,
-            progress=progress,
+            sweep=sweep, progress=progress,
         )  # fmt: skip
     common.emit(result.to_text(rows).rstrip(), result.to_json())

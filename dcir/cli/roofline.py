@@ -10,7 +10,8 @@ import click
 
 from dcir.cli import common
 from dcir.cli.progress import progress_bar
-from dcir.options import LEVELS
+from dcir.errors import OptionError
+from dcir.options import LEVELS, parse_size
 
 _MOST = 64
 _APPLY = 3
@@ -46,6 +47,13 @@ def _read_levels(ctx: click.Context, param: click.Parameter, value: str) -> list
     return levels
 
 
+def _read_memory(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else parse_size(value)
+    except OptionError as e:
+        raise click.BadParameter(f"{value!r} is no size such as 512MB or 8GiB.", ctx, param) from e
+
+
 @click.command("roofline", cls=common.Verb)
 @common.options(common.source, common.shapes)
 @click.option(
@@ -78,6 +86,14 @@ def _read_levels(ctx: click.Context, param: click.Parameter, value: str) -> list
     "--optimiser", type=click.Choice(("sgd", "adam", "adamw")), default="sgd", show_default=True,
     help="Of the training steps that advice is for.",
 )  # fmt: skip
+@click.option(
+    "--update", type=click.Choice(("loop", "foreach", "fused")),
+    help="How the optimiser updates now. [as torch does for an optimised module: fused]",
+)  # fmt: skip
+@click.option(
+    "--memory", metavar="SIZE", callback=_read_memory,
+    help="Memory that a training step may take, parameters and all, as 8GB. [advice on it from half of the machine's]",
+)  # fmt: skip
 @click.option("--rows", type=click.IntRange(min=1), default=30, show_default=True, help="Kernels to show.")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -96,6 +112,8 @@ def command(
     advise: bool,
     apply: int | None,
     optimiser: str,
+    update: str | None,
+    memory: int | None,
     rows: int,
     output: Path | None,
     plain: bool,
@@ -113,6 +131,8 @@ def command(
 
     if output is not None:
         check_picture(output)  # before minutes of measuring
+    if (update or memory) and not (advise or apply):
+        raise click.UsageError("--update and --memory are for advice: --advise, or --apply.")
     if precision is not None and (advise or apply):
         raise click.UsageError("--precision is for rooflines alone: advice offers bfloat16 by itself.")
     result: Any
@@ -122,7 +142,8 @@ def command(
             "progress": progress,
         }  # fmt: skip
         if advise or apply:
-            result = api.advise_file(model, optimiser=optimiser, apply=apply or 0, **settings)
+            settings |= {"optimiser": optimiser, "update": update, "memory": memory}
+            result = api.advise_file(model, apply=apply or 0, **settings)
         else:
             result = api.roofline_file(model, precision=precision, **settings)
     text, data = result.to_text(rows).rstrip(), result.to_json()

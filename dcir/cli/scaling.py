@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dcir.cli import common
 from dcir.cli.progress import progress_bar
@@ -28,6 +30,10 @@ def _read_nodes(ctx: click.Context, param: click.Parameter, value: str) -> list[
     return sorted(found)
 
 
+def _read_checked(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
+    return None if value is None else _read_nodes(ctx, param, value)
+
+
 @click.command("scaling", cls=common.Verb)
 @common.options(common.source, common.level, common.shapes, common.batch)
 @click.option("--nodes", metavar="LIST", default="1..64", show_default=True, callback=_read_nodes, help="Processes.")
@@ -40,6 +46,10 @@ def _read_nodes(ctx: click.Context, param: click.Parameter, value: str) -> list[
 @click.option("--loss", metavar="FUNCTION", help="Of MODEL's file, from results to a scalar. [the sum of mean squares]")
 @click.option("--optimiser", default="sgd", show_default=True, help="sgd, adam, adamw, or milliseconds.")
 @click.option("--beside", type=click.IntRange(min=0), default=0, help="Processes here that compute meanwhile. [0]")
+@click.option(
+    "--check", metavar="LIST", callback=_read_checked,
+    help="Train with so many processes of this machine over gloo, as 2,4, and print predicted beside measured.",
+)  # fmt: skip
 @click.option("--eager/--no-eager", default=True, help="Predict eager PyTorch, too.", show_default=True)
 @click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="Time for each.")
 @common.options(common.threads, common.plain)
@@ -55,6 +65,7 @@ def command(
     loss: str | None,
     optimiser: str,
     beside: int,
+    check: list[int] | None,
     eager: bool,
     seconds: float,
     threads: int | None,
@@ -64,12 +75,26 @@ def command(
 
     MODEL is an .onnx file, or file.py:function, where the function returns (model, inputs) of one process. What one process computes is
     measured: kernels in their order, and when each gradient is complete. The exchanges of the buckets are computed.
+
+    With --check that is held against training: in turns all processes measure a step alone, at once, and train together. The link is the
+    measured one of this machine, and each process has its own cores, as far as there are.
     """
     from dcir.driver import api
 
+    given = click.get_current_context().get_parameter_source
+    besides = [f"--{name}" for name in ("nodes", "link", "beside") if given(name) is not ParameterSource.DEFAULT]
+    if check is not None and besides:
+        raise click.UsageError(
+            f"--check says itself how many processes there are, and where: without {', '.join(besides)}."
+        )
+    result: Any
     with progress_bar(plain=plain, still=True) as progress:
-        result = api.scaling_file(
-            model, nodes=nodes, link=link, level=level, shapes=shapes, batch=batch, seconds=seconds, threads=threads, loss=loss,
-            optimiser=optimiser, bucket_mib=bucket, algorithm=algorithm, beside=beside, eager=eager, progress=progress,
-        )  # fmt: skip
+        settings: dict[str, Any] = {
+            "level": level, "shapes": shapes, "batch": batch, "seconds": seconds, "threads": threads, "loss": loss,
+            "optimiser": optimiser, "bucket_mib": bucket, "algorithm": algorithm, "eager": eager, "progress": progress,
+        }  # fmt: skip
+        if check is not None:
+            result = api.scaling_check_file(model, nodes=check, **settings)
+        else:
+            result = api.scaling_file(model, nodes=nodes, link=link, beside=beside, **settings)
     common.emit(result.to_text().rstrip(), result.to_json())

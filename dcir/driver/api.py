@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dcir.report.profile import Profile
     from dcir.report.roofline import Roofline
     from dcir.report.scaling import Scaling
+    from dcir.report.scaling_check import ScalingCheck
     from dcir.report.thread_plan import ThreadPlanReport
     from dcir.report.tuning import Tuning
 
@@ -432,6 +433,19 @@ def scaling_file(model: str | os.PathLike[str], *, nodes: Sequence[int], link: s
     if os.path.isfile(model) and is_artefact(model):
         raise InvalidInput("a .dcir file is forward only", where=str(model), hint="dcir scaling MODEL.onnx")
     return scaling(os.fspath(model), nodes, link, **settings)
+
+
+def scaling_check_file(model: str | os.PathLike[str], *, nodes: Sequence[int], **settings: Any) -> ScalingCheck:
+    """Predict data-parallel training on this machine's processes, and measure it; see ``driver.measure.scaling_check``.
+
+    Raises:
+        InvalidInput: a .dcir file, which is forward only.
+    """
+    from dcir.driver.measure.scaling_check import scaling_check
+
+    if os.path.isfile(model) and is_artefact(model):
+        raise InvalidInput("a .dcir file is forward only", where=str(model), hint="dcir scaling MODEL.onnx")
+    return scaling_check(os.fspath(model), nodes, **settings)
 
 
 def plan_file(model: str | os.PathLike[str], **settings: Any) -> ThreadPlanReport:

@@ -55,17 +55,25 @@ class Advice:
 
     @property
     def led_to(self) -> Led:
-        """The call that the advice leads to: all that goes together as predicted; of what was tried, the fastest that keeps numbers."""
+        """The call that the advice leads to: all that goes together as predicted; of what was tried, the fastest that keeps numbers.
+
+        Where the call of now takes more memory than there is to be, it is one that does not.
+        """
+        needed = [p for p in self.pieces if p.needed and p.call is not None]
         if not self.applied:
             items = self.now.items_per_second
+            if needed and needed[0].call is not None:
+                return Led(needed[0].call, items * needed[0].gain, measured=False)
             if self.together is None or self.together.call is None:
                 return Led(self.now.call, items, measured=True)
             return Led(self.together.call, items * self.together.gain, measured=False)
         tried = [
-            p.measured for p in (*self.pieces, self.together) if p is not None and p.exact and p.measured is not None
+            p.measured
+            for p in (needed or (*self.pieces, self.together))
+            if p is not None and p.exact and p.measured is not None
         ]
         best = max((Speed(m.call, m.items_per_second, m.ms) for m in tried), key=_rate, default=self.now)
-        best = max(self.now, best, key=_rate)
+        best = best if needed else max(self.now, best, key=_rate)
         return Led(best.call, best.items_per_second, measured=True)
 
     @property
@@ -145,8 +153,7 @@ class Advice:
 def _piece_text(number: str, p: Piece) -> list[str]:
     m: Measured | None = p.measured
     measured, spread = ("-", "-") if m is None else (f"{m.gain:.2f} x", f"{m.spread:.0%}")
-    marks = "" if p.exact else "  (changes numbers)"
-    lines = [f"{number:>3} {f'{p.gain:.2f} x':>9} {measured:>9} {spread:>6} {f'{p.slower:.2f} x':>12}  {p.what}{marks}"]
+    lines = [f"{number:>3} {f'{p.gain:.2f} x':>9} {measured:>9} {spread:>6} {f'{p.slower:.2f} x':>12}  {p.title}"]
     told = {p.basis: p.evidence, "python": p.python, "command": p.command}
     return lines + [f"      {name}: {text}" for name, text in told.items() if text]
 

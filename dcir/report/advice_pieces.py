@@ -27,6 +27,8 @@ class Call:
         turned: whether images lie the other way around: channels-last where they came in rows, and the reverse.
         half: whether weights and inputs are bfloat16.
         whole_step: whether ``dcir.train_step`` runs a training step.
+        fused: whether torch's fused form updates the parameters of a training step, where they are updated otherwise now.
+        memory_limit: of what a training step keeps and of its scratch memory, in bytes.
     """
 
     threads: int
@@ -36,13 +38,18 @@ class Call:
     turned: bool = False
     half: bool = False
     whole_step: bool = False
+    fused: bool = False
+    memory_limit: int | None = None
 
     def __str__(self) -> str:
         words = ["eager PyTorch" if self.level is None else f"-O{self.level}"]
         words += [] if self.batch is None else [f"batch {self.batch}"]
         team = f"{self.threads} thread{'s' * (self.threads != 1)}"
         words.append(team if self.streams == 1 else f"{self.streams} streams of {team}")
-        named = {"images the other way around": self.turned, "bfloat16": self.half, "train_step": self.whole_step}
+        named = {
+            "images the other way around": self.turned, "bfloat16": self.half, "train_step": self.whole_step,
+            "fused update": self.fused, f"memory_limit={self.memory_limit}": self.memory_limit is not None,
+        }  # fmt: skip
         return ", ".join([*words, *(name for name, on in named.items() if on)])
 
 
@@ -72,7 +79,7 @@ class Piece:
     """One piece of advice.
 
     Attributes:
-        rule: which gave it: batch, streams, threads, level, layout, precision, step, fallback, breaks; or "together".
+        rule: which gave it: memory, batch, streams, threads, level, layout, precision, step, update, fallback, breaks; or "together".
         what: what to change.
         gain: predicted items a second over those of now.
         slower: predicted time of one call over that of now; of a batch it is above 1 although the gain is, too.
@@ -83,6 +90,8 @@ class Piece:
         call: the model called so; None of what a person has to write.
         exact: whether numbers stay as they are but for rounding of the same type.
         measured: what it brought, once it was applied.
+        saves: bytes that a call takes less, of a piece that is given for them and may cost time.
+        needed: whether the call of now takes more memory than there is to be, so that nothing else is advised in its place.
     """
 
     rule: str
@@ -96,6 +105,8 @@ class Piece:
     call: Call | None = None
     exact: bool = True
     measured: Measured | None = None
+    saves: int = 0
+    needed: bool = False
 
     @property
     def ratio(self) -> float | None:
@@ -107,6 +118,12 @@ class Piece:
         """Whether what was measured is what was predicted, within ``TOLERANCE``; None before it is measured."""
         return None if self.ratio is None else abs(self.ratio - 1) <= TOLERANCE
 
+    @property
+    def title(self) -> str:
+        """What to change, and whether it changes numbers or saves memory."""
+        saved = f"  (saves {self.saves / 1e6:.4g} MB)" if self.saves else ""
+        return self.what + ("" if self.exact else "  (changes numbers)") + saved
+
     def applied(self, measured: Measured) -> Piece:
         """The piece with what was measured."""
         return replace(self, measured=measured)
@@ -117,5 +134,5 @@ class Piece:
 
 
 def worth_giving(pieces: list[Piece]) -> list[Piece]:
-    """Those that promise more than nothing, the largest gain first."""
-    return sorted((p for p in pieces if p.gain >= LEAST_GAIN), key=lambda p: -p.gain)
+    """Those that promise more than nothing: what saves memory first, then the largest gain."""
+    return sorted((p for p in pieces if p.saves or p.gain >= LEAST_GAIN), key=lambda p: (not p.saves, -p.gain))

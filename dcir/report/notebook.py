@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dcir.report.profile import Profile
     from dcir.report.roofline import Roofline
     from dcir.report.scaling import Scaling
+    from dcir.report.scaling_check import ScalingCheck
     from dcir.report.thread_plan import ThreadPlanReport
     from dcir.report.tuning import Tuning
 
@@ -109,7 +110,7 @@ def advice_html(advice: Advice) -> str:
     rows = [
         (
             f"{p.gain:.2f} x", None if p.measured is None else f"{p.measured.gain:.2f} x", f"{p.slower:.2f} x",
-            p.what + " (changes numbers)" * (not p.exact), f"{p.basis}: {p.evidence}", p.python or p.command,
+            p.title, f"{p.basis}: {p.evidence}", p.python or p.command,
         )
         for p in (*advice.pieces, *[advice.together] * (advice.together is not None))
         if p is not None
@@ -153,6 +154,19 @@ def scaling_html(scaling: Scaling) -> str:
         rows.append(cells)
     title = f"{scaling.model} on many processes of {scaling.threads} threads; {scaling.link}, {scaling.algorithm}"
     return shown(title, table(head, rows, ()), lines(scaling.notes))
+
+
+def scaling_check_html(check: ScalingCheck) -> str:
+    """A row for every number of processes, dcir and eager."""
+    head = ("nodes", "threads", "", "alone ms", "predicted ms", "measured ms", "ratio", "spread")
+    rows = [
+        (
+            r.nodes, r.threads, r.name, _ms(r.alone_ms), _ms(r.predicted_ms), _ms(r.measured_ms), f"{r.ratio:.2f}", f"{r.spread:.2f}",
+        )
+        for r in check.rows
+    ]  # fmt: skip
+    title = f"{check.model} trained on this machine; {check.link}, {check.algorithm}"
+    return shown(title, table(head, rows, (2,)), lines(check.all_notes()))
 
 
 def _megabytes(count: int) -> str:

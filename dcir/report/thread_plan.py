@@ -11,6 +11,7 @@ from dcir.cost.threads.planner import ALL, CHOSEN, Choice, Planner
 from dcir.cost.threads.thread_plan import GraphPlan, ThreadPlan
 from dcir.cost.threads.topology import Cores
 from dcir.cost.threads.width import Width
+from dcir.report.plan_sweep import PlanSweep
 
 _TODAY = "dcir runs each kernel on all threads, one after the other: the row {!r}. What is planned is a prediction, and not carried out"
 _GUESSES = "the machine's rates are guesses: `dcir machine` measures them"
@@ -87,6 +88,7 @@ class ThreadPlanReport:
         graphs: of a call.
         measured: settings that this machine can run.
         notes: what to know besides.
+        sweep: every way to share the cores between calls, where they were run.
     """
 
     model: str
@@ -97,6 +99,7 @@ class ThreadPlanReport:
     graphs: list[PlannedGraph] = field(default_factory=list)
     measured: list[MeasuredSetting] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    sweep: PlanSweep | None = None
 
     @property
     def plan(self) -> ThreadPlan:
@@ -143,6 +146,7 @@ class ThreadPlanReport:
                 for graph in self.graphs
             ],
             "measured": [asdict(row) for row in self.measured],
+            "sweep": None if self.sweep is None else self.sweep.to_json(),
             "notes": self.all_notes(),
         }
 
@@ -152,6 +156,7 @@ class ThreadPlanReport:
         parts = [f"{self.model}, {self.mode}; planned for {self.cores}; {self.rates.processor}, rates {kind}"]
         parts += [_graph_text(graph) for graph in self.graphs]
         parts += [self._settings_text(), self._stopping_text(limit)]
+        parts += [] if self.sweep is None else [self.sweep.to_text()]
         parts.append("\n".join(f"note: {note}" for note in self.all_notes()))
         return "\n\n".join(part for part in parts if part)
 

@@ -119,6 +119,11 @@ class ReduceBySends(DefaultReduceScatter):
     ) -> Any:
         """Fill the sum, added up in the order of the ranks.
 
+        Rounding: N - 1 additions in the tensors' type, whichever process does them, so that a sum is the same in every run and off by at
+        most (N - 1) u times the sum of the terms' absolute values, u being half of the distance from 1 to the next number; a mean is
+        divided once, exactly if N is a power of two. gloo's is off by as much at most, but adds along its ring: with two processes both
+        are equal bit by bit, with more they differ by rounding.
+
         Args:
             output_tensor: [n], filled with the sum or the mean of what N processes have for this one.
             input_tensor: [N n], what this process has for all, in the order of their ranks.

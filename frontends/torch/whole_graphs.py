@@ -25,7 +25,15 @@ def keeps_graphs_whole(backend: Any) -> Any:
 def _install() -> None:
     from torch._dynamo.backends.distributed import DDPOptimizer
 
-    cut = DDPOptimizer.compile_fn
+    begin, cut = DDPOptimizer.__init__, DDPOptimizer.compile_fn
+
+    @functools.wraps(begin)
+    def init(self: Any, bucket_bytes_cap: int, backend_compile_fn: Any, first_bucket_cap: int | None = None) -> None:
+        if first_bucket_cap is None and _is_marked(backend_compile_fn):
+            first_bucket_cap = (
+                bucket_bytes_cap  # nothing is cut, and buckets below the default first one would be refused
+            )
+        begin(self, bucket_bytes_cap, backend_compile_fn, first_bucket_cap)
 
     @functools.wraps(cut)
     def compile_fn(self: Any, gm: fx.GraphModule, example_inputs: Sequence[Any], **configs: Any) -> Any:
@@ -33,6 +41,7 @@ def _install() -> None:
             return self.backend_compile_fn(gm, example_inputs, **configs)
         return cut(self, gm, example_inputs, **configs)  # type: ignore[arg-type]
 
+    DDPOptimizer.__init__ = init  # type: ignore[method-assign]
     DDPOptimizer.compile_fn = compile_fn  # type: ignore[method-assign]
 
 

@@ -282,15 +282,19 @@ def test_roofline_advises(api, model):
         assert (name, arguments) == ("advise_file", ("net.py:make",))
         assert settings == {
             "threads": [], "batches": [], "levels": [4], "mode": "infer", "shapes": {}, "seconds": 1.0, "progress": None,
-            "optimiser": "adam", "apply": apply,
+            "optimiser": "adam", "apply": apply, "update": None, "memory": None,
         }  # fmt: skip
+    words = ["--mode", "train", "--advise", "--update", "foreach", "--memory", "2GiB"]
+    assert call("roofline", "net.py:make", *words).exit_code == 0
+    assert (api.calls[-1][2]["update"], api.calls[-1][2]["memory"]) == ("foreach", 2 << 30)
 
 
 @pytest.mark.parametrize(
     "words",
     [("--threads", "0"), ("--threads", "a"), ("--batch", "1,,2"), ("--batch", "4..1"), ("--batch", "1..4000"),
      ("--levels", "0..5"), ("--levels", ""), ("--mode", "serve"), ("-o", "r.png"), ("--apply", "0"),
-     ("--advise", "--optimiser", "lion"), ("--precision", "int8"), ("--advise", "--precision", "bf16")],
+     ("--advise", "--optimiser", "lion"), ("--precision", "int8"), ("--advise", "--precision", "bf16"),
+     ("--memory", "1GB"), ("--update", "loop"), ("--advise", "--memory", "lots"), ("--advise", "--update", "quick")],
 )  # fmt: skip
 def test_roofline_refuses_before_it_measures(api, model, words):
     api.answer("roofline_file", Picture())
@@ -315,6 +319,23 @@ def test_scaling(api, model):
     assert api.calls[1][2]["nodes"] == [1, 2, 4, 8, 16, 32, 64] and api.calls[1][2]["link"] == "10Gbit"
 
 
+def test_scaling_is_checked(api, model):
+    api.answer("scaling_check_file", Report())
+    words = ["--check", "2,4", "--optimiser", "adam", "--bucket", "1", "--no-eager", "--threads", "1"]
+    assert call("scaling", "net.py:make", *words).output == "two kernels\n"
+    assert api.calls == [
+        (
+            "scaling_check_file", ("net.py:make",), {
+                "nodes": [2, 4], "level": 4, "shapes": {}, "batch": None, "seconds": 2.0, "threads": 1, "loss": None,
+                "optimiser": "adam", "bucket_mib": 1.0, "algorithm": "ring", "eager": False, "progress": None,
+            },
+        )
+    ]  # fmt: skip
+    for more in (["--link", "10Gbit"], ["--nodes", "4"], ["--beside", "1"]):
+        done = call("scaling", model, "--check", "2", *more)
+        assert done.exit_code == 2 and f"without {more[0]}" in done.output and len(api.calls) == 1
+
+
 @pytest.mark.parametrize("nodes", ["", "0", "8..2", "1..", "two", "1,,2", "1..99999999"])
 def test_numbers_of_processes_that_are_none(nodes, api, model):
     done = call("scaling", model, "--nodes", nodes)
@@ -329,12 +350,16 @@ def test_plan(api, model):
     assert (name, arguments) == ("plan_file", ("net.py:make",))
     assert str(settings.pop("cores")) == "128 cores in 2 sockets"
     assert settings == {
-        "level": 4, "shapes": {}, "batch": 4, "mode": "train", "seconds": 0.5, "threads": 96, "progress": None,
+        "level": 4, "shapes": {}, "batch": 4, "mode": "train", "seconds": 0.5, "threads": 96, "progress": None, "sweep": False,
     }  # fmt: skip
     assert call("plan", model).exit_code == 0 and api.calls[1][2]["cores"] is None
+    assert call("plan", model, "--measure").exit_code == 0 and api.calls[2][2]["sweep"] is True
 
 
-@pytest.mark.parametrize("words", [("--cores", "0"), ("--cores", "2x"), ("--mode", "serve"), ("--threads", "0")])
+@pytest.mark.parametrize(
+    "words",
+    [("--cores", "0"), ("--cores", "2x"), ("--mode", "serve"), ("--threads", "0"), ("--cores", "2", "--measure")],
+)
 def test_plan_refuses_before_it_measures(words, api, model):
     api.answer("plan_file", Table())
     assert call("plan", model, *words).exit_code == 2 and not api.calls

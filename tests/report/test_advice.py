@@ -87,6 +87,20 @@ def test_what_was_tried_is_chosen_from_by_its_measurement():
     assert advice(measured(BATCH, 0.9), fast, together=slow, applied=True).led_to == Led(NOW.call, 50.0, measured=True)
 
 
+def test_what_makes_a_step_fit_is_advised_whatever_it_costs():
+    limit = Piece(
+        "memory", "a limit", 0.8, 1.25, BOTH, "plans", "memory_limit=7", "", Call(2, 1, memory_limit=7), saves=3 * 10**6,
+        needed=True,
+    )  # fmt: skip
+    assert worth_giving([BATCH, limit]) == [limit, BATCH]
+    assert advice(limit, BATCH).led_to == Led(limit.call, 40.0, measured=False)
+    found = advice(measured(limit, 0.9), measured(BATCH, 1.6), applied=True)
+    assert found.led_to == Led(limit.call, 45.0, measured=True), "neither the batch nor the call of now"
+    assert "a limit  (saves 3 MB)" in str(found) and "memory_limit=7" in str(limit.call)
+    offered = replace(limit, needed=False)
+    assert advice(measured(offered, 0.9), applied=True).led_to == Led(NOW.call, 50.0, measured=True)
+
+
 def test_small_gains_are_not_given():
     small = replace(BATCH, gain=1.029)
     assert worth_giving([HALF, small, BATCH]) == [BATCH, HALF]

@@ -14,7 +14,7 @@ from dcir.report.explain import Report
 from dcir.report.markup import folded, line, lines, picture, shown, table
 from dcir.report.roofline_axes import escaped
 from dcir.report.tuning import Tuning, TuningRow
-from tests.report import test_advice, test_roofline, test_scaling, test_thread_plan
+from tests.report import test_advice, test_roofline, test_scaling, test_scaling_check, test_thread_plan
 from tests.report.test_roofline import NASTY
 
 ALLOWED = {
@@ -98,6 +98,12 @@ def test_predictions_have_a_column_for_each_way():
     found = test_scaling.scaling()
     tree, _ = read(found._repr_html_())
     assert len(tree.findall(".//tbody/tr")) == len(found.nodes)
+
+
+def test_checked_predictions_have_a_row_for_each_way():
+    found = test_scaling_check.check(((10.0,), (40.0,)), notes=[NASTY])
+    tree, text = read(found._repr_html_())
+    assert len(tree.findall(".//tbody/tr")) == 1 and "0.80" in text and "<img src=x" in text
 
 
 def test_a_module_and_its_profile_are_shown():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,13 +15,14 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from dcir.cores import usable_threads
-from dcir.driver.measure.advice.facts import Facts, Update, call_of, is_image
+from dcir.driver.measure.advice.facts import Facts, Memory, Update, call_of, is_image
+from dcir.driver.measure.advice.memory_plans import memory_of
 from dcir.driver.measure.advice.rules import pieces_of, together
 from dcir.driver.measure.advice.running import Make, Running, running, taking_turns
 from dcir.driver.measure.machine import share_of_others
 from dcir.driver.measure.models import maker_of
 from dcir.driver.measure.roofline import roofline
-from dcir.driver.measure.training_step import OPTIMISERS
+from dcir.driver.measure.training_step import FORMS, OPTIMISERS
 from dcir.driver.session import Progress
 from dcir.driver.targets.host import host_machine
 from dcir.driver.training.optimiser_choice import prefer_fused
@@ -38,7 +38,8 @@ _TIMES_THE_BATCH = 4
 _PAIRS = 1.9
 # Words of memory that a fused update reads and writes, for each parameter: it, its gradient, and each moment twice.
 _WORDS = {"sgd": 5, "adam": 7, "adamw": 7}
-_UPDATES = 5
+_PARAMETER_AND_GRADIENT = 3
+_UPDATES = 10
 
 
 def advise(
@@ -52,6 +53,8 @@ def advise(
     name: str = "model",
     source: str = "MODEL",
     optimiser: str = "sgd",
+    update: str | None = None,
+    memory: int | None = None,
     apply: int = 0,
     progress: Progress | None = None,
 ) -> Advice:
@@ -66,17 +69,26 @@ def advise(
         seconds: how long to measure each.
         name, source: of the model, in texts and in commands.
         optimiser: of training steps, one of torch's by name.
+        update: how it updates now: "loop", "foreach", "fused"; as torch does for an optimised module (fused) unless given.
+        memory: bytes that a training step may take, parameters, gradients and the optimiser's state included; where it takes more,
+            advice is what keeps it. Unless given, limits are looked at where a step takes half of the machine's memory.
         apply: of how many pieces to measure what they bring, next to the model as it is called, to all that goes together, and to eager
             PyTorch.
         progress: told of settings and of calls that are compiled, and of nothing while they are measured.
 
     Raises:
-        OptionError: as ``roofline``; no such optimiser.
+        OptionError: as ``roofline``; no such optimiser, or form of one; no memory, or that of an inference.
         InvalidInput: as ``roofline``.
     """
     if optimiser not in OPTIMISERS:
         raise OptionError(
             "an optimiser is one of torch's", where=f"optimiser={optimiser!r}", hint=", ".join(OPTIMISERS)
+        )
+    if update not in FORMS:
+        raise OptionError("an update is one of torch's forms", where=f"update={update!r}", hint="loop, foreach, fused")
+    if memory is not None and (memory < 1 or mode != "train"):
+        raise OptionError(
+            "memory is what a training step may take", where=f"memory={memory}, mode={mode!r}", hint="--mode train"
         )
     make = _shared(make)
     before = torch.get_num_threads()
@@ -94,14 +106,17 @@ def advise(
         now = Setting(max(threads), batches[0], max(levels))
         found = _with_highest(found, make, now, seconds)
         items = {b: b or own for b in batches}
-        ways = _Ways(make, items, own, mode, optimiser)
+        ways = _Ways(make, items, own, mode, optimiser, update)
         runs = {r.setting: r for r in found.runs}
         times = ways.measured([call_of(s) for s in runs], seconds, progress)
         torch.set_num_threads(now.threads)
+        step, room = (
+            _training(model, inputs, call_of(now), optimiser, update, memory) if mode == "train" else (None, None)
+        )
         facts = Facts(
             now, runs, {s: m.ms for s, m in zip(runs, times, strict=True)}, items, found.rates, processors, _bytes_of(model),
             tuple(_images(inputs)), mode, _pairs_of(host_machine().isa, model),
-            _update(model, optimiser) if mode == "train" else None, source,
+            step, room, source,
         )  # fmt: skip
         del model, inputs
         pieces = pieces_of(facts)
@@ -135,11 +150,14 @@ class _Ways:
     Args:
         make: gives model and inputs.
         items: of a call, by batch; ``own`` of the model's own.
-        mode, optimiser: see ``advise``.
+        mode, optimiser, update: see ``advise``.
     """
 
-    def __init__(self, make: Make, items: Mapping[int | None, int], own: int, mode: str, optimiser: str) -> None:
-        self._make, self._items, self._own, self._mode, self._optimiser = make, items, own, mode, optimiser
+    def __init__(
+        self, make: Make, items: Mapping[int | None, int], own: int, mode: str, optimiser: str, update: str | None
+    ) -> None:
+        self._make, self._items, self._own, self._mode = make, items, own, mode
+        self._optimiser, self._update = optimiser, update
         self._made: dict[Call, Running] = {}
 
     def measured(self, calls: Sequence[Call], seconds: float, progress: Progress | None) -> list[Measured]:
@@ -147,7 +165,9 @@ class _Ways:
         for call in calls:
             if call not in self._made:
                 items = self._items.get(call.batch, call.batch or self._own)
-                self._made[call] = running(self._make, call, items, mode=self._mode, optimiser=self._optimiser)
+                self._made[call] = running(
+                    self._make, call, items, mode=self._mode, optimiser=self._optimiser, update=self._update
+                )
         return taking_turns([self._made[call] for call in calls], seconds, progress)
 
     def eager(self, now: Call) -> Call:
@@ -259,17 +279,29 @@ def _pairs_of(isa: Isa, model: Any) -> float | None:
     return _PAIRS if isa.dots else 1.0
 
 
-def _update(model: nn.Module, name: str) -> Update:
-    """An optimiser's step over a copy of the parameters, in the form that it has for an optimised module."""
+def _training(
+    model: nn.Module, inputs: Sequence[Any], now: Call, name: str, form: str | None, allowed: int | None
+) -> tuple[Update, Memory | None]:
+    """What training has besides kernels: the optimiser's step, and memory."""
+    step = _update(model, name, form)
+    parameters = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    # A moment is read and written, the gradient read.
+    state = (_WORDS[name] - _PARAMETER_AND_GRADIENT) // 2 * parameters
+    return step, memory_of(model, inputs, now, state, allowed)
+
+
+def _update(model: nn.Module, name: str, form: str | None) -> Update:
+    """An optimiser's step over a copy of the parameters, in a form of ``FORMS``; None is what it is for an optimised module."""
     twin = copy.deepcopy(model)
     prefer_fused(twin)
     parameters = [p for p in twin.parameters() if p.requires_grad]
     for p in parameters:
         p.grad = torch.zeros_like(p)
-    optimiser = OPTIMISERS[name](parameters)
+    optimiser = OPTIMISERS[name](parameters, **FORMS[form])
     times = []
     for _ in range(1 + _UPDATES):
         start = time.perf_counter()
         optimiser.step()
         times.append((time.perf_counter() - start) * 1e3)
-    return Update(name, statistics.median(times[1:]), _WORDS[name] * sum(p.nbytes for p in parameters))
+    moved = _WORDS[name] * sum(p.nbytes for p in parameters)
+    return Update(name, min(times[1:]), moved, len(parameters), form or "fused")

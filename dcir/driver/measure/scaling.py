@@ -12,7 +12,7 @@ from torch import nn
 from dcir.driver.measure.beside import beside as other_processes
 from dcir.driver.measure.beside import cores_of, pinned
 from dcir.driver.measure.local_link import link_of
-from dcir.driver.measure.models import function_of, open_model
+from dcir.driver.measure.models import BenchModel, function_of, open_model
 from dcir.driver.measure.training_step import Backwards, Loss, Replica, Training, mean_squares
 from dcir.driver.optimize import compiled_with
 from dcir.driver.session import Progress, Session
@@ -90,7 +90,7 @@ def training_steps(
         InvalidInput: nothing that can be trained, or nothing was compiled.
         OptionError: an optimiser or a loss that is not there.
     """
-    replicas = _replicas(training, eager=eager, progress=progress)
+    replicas = replicas_of(training, eager=eager, progress=progress)
     for replica in replicas.values():
         replica.warm_up()
     found = []
@@ -106,20 +106,24 @@ def training_steps(
 
 def _repeated(training: Training, eager: bool) -> dict[str, Callable[[], Any]]:
     """The steps of a process beside the measured one."""
-    replicas = _replicas(training, eager=eager, progress=None)
+    replicas = replicas_of(training, eager=eager, progress=None)
     for replica in replicas.values():
         replica.step()
     return {name: replica.step for name, replica in replicas.items()}
 
 
-def _replicas(training: Training, *, eager: bool, progress: Progress | None) -> dict[str, Replica]:
-    opened = open_model(training.source, training.shapes, training.batch)
-    module = opened.module
-    if not isinstance(module, nn.Module):
-        raise InvalidInput("only a module has parameters to train", where=opened.name)
-    if not any(p.requires_grad for p in module.parameters()):
-        raise InvalidInput("the model has no parameters to train", where=opened.name)
-    loss: Loss = mean_squares if training.loss is None else function_of(opened, training.loss)
+def replicas_of(training: Training, *, eager: bool, progress: Progress | None) -> dict[str, Replica]:
+    """A module and its loss to be trained alone: compiled, with what its backwards tell, and eager behind it if that is asked for.
+
+    Args:
+        training: what to train.
+        eager: whether there is eager, too.
+        progress: told of the steps of the compilation.
+
+    Raises:
+        InvalidInput: nothing that can be trained.
+    """
+    opened, module, loss = trained_of(training)
     watch = Backwards()
     session = Session(Options.make(level=training.level, threads=training.threads), watch=watch, progress=progress)
     twin = copy.deepcopy(module)
@@ -127,3 +131,18 @@ def _replicas(training: Training, *, eager: bool, progress: Progress | None) -> 
     if eager:
         replicas["eager"] = Replica("eager", module, module, opened, loss, training, None)
     return replicas
+
+
+def trained_of(training: Training) -> tuple[BenchModel, nn.Module, Loss]:
+    """What is trained: the opened model, its module, the loss.
+
+    Raises:
+        InvalidInput: nothing that can be trained.
+    """
+    opened = open_model(training.source, training.shapes, training.batch)
+    module = opened.module
+    if not isinstance(module, nn.Module):
+        raise InvalidInput("only a module has parameters to train", where=opened.name)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise InvalidInput("the model has no parameters to train", where=opened.name)
+    return opened, module, mean_squares if training.loss is None else function_of(opened, training.loss)

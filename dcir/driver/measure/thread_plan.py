@@ -22,19 +22,22 @@ from dcir.driver.measure.baselines import Run
 from dcir.driver.measure.kernel_graph import KernelGraph, kernel_graph
 from dcir.driver.measure.machine import rates
 from dcir.driver.measure.models import BenchModel, open_model
+from dcir.driver.measure.plan_sweep import CALLS_OF_A_STREAM, Predicted, calls_of
+from dcir.driver.measure.plan_sweep import sweep as sweep_of
 from dcir.driver.measure.profile import Recorder, measured, summary
 from dcir.driver.measure.roofline import MODES, summed
 from dcir.driver.measure.turns import measure
 from dcir.driver.optimize import compiled_with
+from dcir.driver.record import work_of
 from dcir.driver.session import Progress, Session
 from dcir.errors import InvalidInput, OptionError
 from dcir.frontends.torch.heavy_operators import heavy_operators
 from dcir.frontends.torch.importer import Imported
 from dcir.options import Options
+from dcir.report.plan_sweep import PlanSweep, Way
 from dcir.report.thread_plan import MeasuredSetting, PlannedGraph, PlannedKernel, ThreadPlanReport
 
 _ROUNDS = 3
-_CALLS_OF_A_STREAM = 2
 
 
 def plan_threads(
@@ -47,6 +50,7 @@ def plan_threads(
     mode: str = "infer",
     cores: Cores | None = None,
     seconds: float = 1.0,
+    sweep: bool = False,
     progress: Progress | None = None,
 ) -> ThreadPlanReport:
     """Plan the threads of a model's calls.
@@ -58,16 +62,19 @@ def plan_threads(
         mode: "infer"; or "train" for forward and backward of the sum of all that the model returns, in training mode.
         cores: of another machine to plan for. Kernels are measured here, with as many threads as there are.
         seconds: how long to measure each setting.
+        sweep: whether to run every way to share the cores of this machine between calls, each compiled for its threads.
         progress: told of the steps of compilations, and of measuring.
 
     Raises:
-        OptionError: another mode, or no thread.
+        OptionError: another mode, no thread, or a sweep of a machine that is not this one.
         InvalidInput: nothing was compiled in the call, or nothing that it returns has a gradient.
     """
     if mode not in MODES:
         raise OptionError(f"a mode is one of {', '.join(MODES)}", where=f"mode={mode!r}")
     if threads is not None and threads < 1:
         raise OptionError("a team has a thread at least", where=f"threads={threads}")
+    if sweep and cores is not None:
+        raise OptionError("only this machine's cores can be measured", where=f"cores={cores}", hint="leave cores out")
     before, here = torch.get_num_threads(), cores_here()
     planned = here.limited(threads or before) if cores is None else cores.limited(threads or cores.total)
     sizes = _doubling(min(here.total, planned.total))
@@ -83,6 +90,8 @@ def plan_threads(
             report.graphs = [planned_graph(graph, machine) for graph in _graphs(teams)]
             if cores is None:
                 report.measured = _settings(calls, teams, seconds, report.notes, progress)
+            if sweep:
+                report.sweep = _swept(calls, teams[0].recorder, report, seconds, progress)
     finally:
         torch.set_num_threads(before)
     return report
@@ -165,17 +174,30 @@ class _Calls:
         """A call as users have it."""
         return self._call(compiled_with(self._copied(), Session(self.options(threads))), threads)
 
-    def on_streams(self, streams: int) -> Callable[[], list[Any]]:
-        """Several calls at once, a few for each stream of one thread."""
-        options = replace(self.options(None), hint="throughput", streams=streams)
+    def on_streams(self, way: Way) -> Callable[[], list[Any]]:
+        """Several calls at once, a few for each stream (``plan_sweep.calls_of``)."""
+        whole = way.streams * way.threads
+        options = replace(self.options(whole), hint="throughput", streams=way.streams)
         fast = compiled_with(self.model.module, Session(options))
 
         def run() -> list[Any]:
-            torch.set_num_threads(streams)
-            futures = [fast.dcir.submit(*self.model.inputs) for _ in range(_CALLS_OF_A_STREAM * streams)]
+            torch.set_num_threads(whole)
+            futures = [fast.dcir.submit(*self.model.inputs) for _ in range(CALLS_OF_A_STREAM * way.streams)]
             return pytree.tree_leaves(fast.dcir.gather(futures))
 
         return run
+
+    def way(self, way: Way) -> Callable[[], list[Any]]:
+        """The calls of a way."""
+        return self.plain(way.threads) if way.streams == 1 else self.on_streams(way)
+
+    def hinted(self, cores: int) -> Way:
+        """The way that the hint of throughput has calls go on so many cores."""
+        session = Session(replace(self.options(cores), hint="throughput"))
+        torch.set_num_threads(cores)
+        compiled_with(self.model.module, session).dcir.submit(*self.model.inputs).result()
+        assert session.streams is not None, "a call was submitted"
+        return Way(session.streams.streams, session.streams.threads)
 
     def options(self, threads: int | None) -> Options:
         # Sizes do not move here, and code for sizes that might is other code.
@@ -286,10 +308,10 @@ def _settings(
     kernels = {team.threads: team.kernels_ms for team in teams}
     runs: dict[str, Run] = {"dcir": calls.plain(most)}
     runs |= {str(team.threads): calls.plain(team.threads) for team in teams[:-1]}
-    together = _CALLS_OF_A_STREAM * most
+    ones = Way(most, 1)
     if most > 1 and not calls.training:
         try:
-            on_streams = calls.on_streams(most)
+            on_streams = calls.on_streams(ones)
             on_streams()
             runs["streams"] = on_streams
         except (InvalidInput, OptionError) as e:
@@ -298,12 +320,37 @@ def _settings(
     for row in measure(runs, seconds, progress=progress):
         if row.name == "streams":
             name = f"{most} calls at once"
-            found.append(MeasuredSetting(name, None, row.median / together, row.least / together))
+            found.append(MeasuredSetting(name, None, row.median / calls_of(ones), row.least / calls_of(ones)))
             continue
         size = most if row.name == "dcir" else int(row.name)
         name = names.get(size, f"{size} threads")
         found.append(MeasuredSetting(name, kernels[size], row.median, row.least))
     return found
+
+
+def _swept(
+    calls: _Calls, recorder: _Recorder, report: ThreadPlanReport, seconds: float, progress: Progress | None
+) -> PlanSweep:
+    """Every way to share the cores, next to the hint's, and to the guideline's for the graph that takes longest."""
+    total, module = report.cores.total, calls.model.module
+    pools = min(total, max(report.graphs, key=lambda graph: graph.choice.plan.seconds).operators.pools)
+    guideline, hinted, at_once = Way(pools, total // pools), None, not calls.training
+    if at_once:
+        try:
+            hinted = calls.hinted(total)
+        except (InvalidInput, OptionError) as e:
+            at_once = False
+            report.notes.append(f"calls at once are not run: {e.message}")
+    weights = [t.nbytes for t in (*module.parameters(), *module.buffers())] if isinstance(module, nn.Module) else []
+    predicted = Predicted(
+        [graph.planner for graph in report.graphs if graph.planner is not None],
+        [row for _, done, _ in recorder.compiled for row in work_of(done.network)], sum(weights),
+        max(library.arena_bytes for _, _, library in recorder.compiled), report.rates,
+    )  # fmt: skip
+    return sweep_of(
+        total, calls.way, predicted, seconds, hinted=hinted, guideline=guideline if at_once or pools == 1 else None,
+        at_once=at_once, notes=report.notes, progress=progress,
+    )  # fmt: skip
 
 
 def _doubling(most: int) -> list[int]:

@@ -26,12 +26,19 @@ from dcir.runtime.program import Program
 
 Loss = Callable[[Any], torch.Tensor]
 
-OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     # The rate keeps weights as they are, so that no step is unlike the others.
-    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.0, momentum=0.9),
-    "adam": lambda parameters: torch.optim.Adam(parameters, 0.0),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.0),
+    "sgd": lambda parameters, **form: torch.optim.SGD(parameters, 0.0, momentum=0.9, **form),
+    "adam": lambda parameters, **form: torch.optim.Adam(parameters, 0.0, **form),
+    "adamw": lambda parameters, **form: torch.optim.AdamW(parameters, 0.0, **form),
 }
+FORMS: dict[str | None, dict[str, bool]] = {
+    None: {},
+    "loop": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+"""How an optimiser updates: as torch chooses, an operator and a tensor at a time, an operator for all tensors, one kernel for each."""
 _WARM_UP = 3
 _LEAST = 5
 _ROUNDS = 3

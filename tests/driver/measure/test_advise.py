@@ -99,9 +99,50 @@ def test_training_steps(everything):
     assert found.eager.call == Call(1, 2, None), "as many items as now"
 
 
+@pytest.mark.in_turn(3)
+def test_a_loops_update_is_advised_to_be_fused_and_tried(everything):
+    found = advise(
+        make, threads=[1], batches=[2], mode="train", optimiser="adamw", update="loop", seconds=0.01, apply=3
+    )
+    (piece,) = [p for p in found.pieces if p.rule == "update"]
+    assert piece.call == Call(1, 2, fused=True) and piece.measured is not None and "4 tensors" in piece.evidence
+    again = advise(make, threads=[1], batches=[2], mode="train", optimiser="adamw", seconds=0.01)
+    assert "update" not in [p.rule for p in again.pieces], "it is fused by itself"
+
+
+class Wide(nn.Module):
+    """Keeps more than it has parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.last(self.first(x).sigmoid().exp().tanh())
+
+
+@pytest.mark.in_turn(3)
+def test_memory_that_is_not_there_is_kept_by_a_limit(everything):
+    def wide(batch):
+        return Wide(), (torch.ones(batch or 2000, 16),)
+
+    found = advise(wide, threads=[1], batches=[2000], mode="train", memory=1000, seconds=0.01, apply=1)
+    first = found.pieces[0]
+    assert first.rule == "memory" and first.measured is not None and first.saves > 0
+    assert first.call.memory_limit < 1 << 20 and found.led_to.call == first.call and found.together is None
+    assert "memory" not in [
+        p.rule for p in advise(wide, threads=[1], batches=[2000], mode="train", seconds=0.01).pieces
+    ]
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(OptionError, match="optimiser"):
         advise(make, optimiser="lion")
+    with pytest.raises(OptionError, match="form"):
+        advise(make, mode="train", update="vectors")
+    for settings in ({"memory": 1 << 30}, {"memory": 0, "mode": "train"}):
+        with pytest.raises(OptionError, match="memory is what a training step may take"):
+            advise(make, **settings)
     with pytest.raises(OptionError, match="infer, train"):
         advise(make, threads=[1], batches=[2], mode="serve")
     with pytest.raises(InvalidInput, match="module"):

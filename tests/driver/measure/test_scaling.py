@@ -206,7 +206,7 @@ def test_two_processes_measure_it():
 
 
 def test_a_compiled_backward_has_the_parts_that_it_would_run_in(source):
-    replicas = scaling._replicas(Training(f"{source}:make"), eager=False, progress=None)
+    replicas = scaling.replicas_of(Training(f"{source}:make"), eager=False, progress=None)
     (replica,) = replicas.values()
     replica.warm_up()
     (graph,) = replica.watch.graphs

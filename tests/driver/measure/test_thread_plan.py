@@ -15,6 +15,7 @@ from dcir.cost.threads.topology import Cores
 from dcir.driver.measure import thread_plan as planning
 from dcir.driver.measure.thread_plan import plan_threads
 from dcir.errors import InvalidInput, OptionError
+from dcir.report.plan_sweep import Way
 from tests.cost.test_machine import MODEL
 
 NETWORK = """
@@ -147,14 +148,39 @@ def test_what_cannot_be_planned_is_refused(source, name, settings, error):
 
 
 def test_the_command(source):
-    done = CliRunner().invoke(main, ["plan", f"{source}:make", "--seconds", "0.02", "--plain"])
+    done = CliRunner().invoke(main, ["plan", f"{source}:make", "--seconds", "0.02", "--plain", "--measure"])
     assert done.exit_code == 0, done.output
+    assert "calls x threads" in done.output and "planned, one call at a time" in done.output
     assert "planned for 2 cores" in done.output and "heavy operators  5, depth 3" in done.output
     assert all(word in done.output for word in (ALL, ONE, "guideline", "TensorFlow's guide", "run_cpu"))
     done = CliRunner().invoke(main, ["plan", f"{source}:make", "--cores", "4x16", "--seconds", "0.02", "--json"])
     data = json.loads(done.output)
     assert data["cores"] == {"total": 64, "per_socket": 16} and data["predicted_ms"][ALL] > 0
     assert ThreadPlan.from_json(data["plan"]).cores == Cores(64, 16)
+
+
+@pytest.mark.in_turn(2)
+def test_every_way_to_share_the_cores_is_run(source):
+    found = plan_threads(f"{source}:make", seconds=0.02, sweep=True)
+    swept = found.sweep
+    assert {row.way for row in swept.rows} == {Way(1, 1), Way(1, 2), Way(2, 1)}
+    assert all(row.median_ms >= row.least_ms > 0 and row.predicted_ms > 0 for row in swept.rows)
+    whole = found.graphs[0].planner
+    assert swept.rows[0].predicted_ms == pytest.approx(whole.pools(1, 1).seconds * 1e3)
+    assert swept.hinted in (Way(1, 2), Way(2, 1)) and swept.guideline == Way(2, 1), "the ways are 1.67 wide"
+    assert len(swept.choices()) == 3 and "every way to share 2 cores" in found.to_text()
+    assert json.loads(json.dumps(found.to_json()))["sweep"]["cores"] == 2
+
+
+@pytest.mark.in_turn(4)
+def test_a_sweep_of_training_has_one_call_at_a_time(source):
+    found = plan_threads(f"{source}:make", mode="train", seconds=0.02, sweep=True)
+    assert {row.way for row in found.sweep.rows} == {Way(1, 1), Way(1, 2)} and found.sweep.hinted is None
+
+
+def test_only_this_machine_is_swept(source):
+    with pytest.raises(OptionError, match="this machine"):
+        plan_threads(f"{source}:make", cores=Cores(8, 8), sweep=True)
 
 
 def test_teams_take_turns(source, monkeypatch):

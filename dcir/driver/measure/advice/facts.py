@@ -14,11 +14,58 @@ from dcir.report.roofline_points import Run, Setting
 
 @dataclass(frozen=True)
 class Update:
-    """An optimiser's step: its name, the milliseconds it takes beside the compiled backward, and the bytes that it reads and writes."""
+    """An optimiser's step.
+
+    Attributes:
+        name: of the optimiser.
+        ms: that it takes beside the compiled backward.
+        bytes: that a fused one reads and writes: parameters, gradients, state.
+        tensors: how many parameters there are.
+        form: "loop" (an operator and a tensor at a time), "foreach", or "fused".
+    """
 
     name: str
     ms: float
     bytes: int
+    tensors: int = 1
+    form: str = "fused"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a forward keeps for its backward under a limit, planned and not run.
+
+    Attributes:
+        limit: ``memory_limit``.
+        peak: bytes of the plan: what is kept, and the larger scratch memory of forward and backward.
+        stored, again: number and bytes of the values that are kept, and of those that are computed again.
+        seconds: that computing again takes more at the machine's rates.
+    """
+
+    limit: int
+    peak: int
+    stored: tuple[int, int]
+    again: tuple[int, int]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a training step.
+
+    Attributes:
+        peak: bytes of the plan without a limit (see ``Kept``).
+        beside: bytes of parameters, gradients, the optimiser's state and inputs.
+        allowed: bytes that all of it may take.
+        asked: whether the user said so; else it is a part of the machine's memory.
+        kept: plans under limits, where it takes more.
+    """
+
+    peak: int
+    beside: int
+    allowed: int
+    asked: bool
+    kept: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,6 +84,7 @@ class Facts:
         mode: "infer" or "train".
         pairs: how many times as many products of bfloat16 as of float32 fit into a second; None where the model is of no float32.
         update: the optimiser's step of a training step.
+        memory: of a training step, where it was looked at.
         source: what the user named, for commands.
     """
 
@@ -51,6 +99,7 @@ class Facts:
     mode: str = "infer"
     pairs: float | None = None
     update: Update | None = None
+    memory: Memory | None = None
     source: str = "MODEL"
 
     @property

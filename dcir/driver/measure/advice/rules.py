@@ -8,16 +8,20 @@ from dcir.driver.measure.advice.batch import batch
 from dcir.driver.measure.advice.facts import Facts, Rule, call_of
 from dcir.driver.measure.advice.layout import layout
 from dcir.driver.measure.advice.level import level
+from dcir.driver.measure.advice.memory import memory
 from dcir.driver.measure.advice.outside import breaks, fallbacks
 from dcir.driver.measure.advice.precision import precision
 from dcir.driver.measure.advice.step import whole_step
 from dcir.driver.measure.advice.teams import python_of, streams, streams_at, threads
+from dcir.driver.measure.advice.update import update
 from dcir.report.advice_pieces import BOTH, LEAST_GAIN, Call, Piece, worth_giving
 
-RULES: tuple[Rule, ...] = (batch, streams, threads, level, layout, precision, whole_step, fallbacks, breaks)
+RULES: tuple[Rule, ...] = (
+    memory, batch, streams, threads, level, layout, precision, whole_step, update, fallbacks, breaks
+)  # fmt: skip
 
 # These change neither batch nor team, so their gains multiply those of both.
-_ALONGSIDE = ("level", "layout", "step")
+_ALONGSIDE = ("level", "layout", "step", "update")
 
 
 @dataclass(frozen=True)
@@ -39,15 +43,17 @@ def together(facts: Facts, pieces: list[Piece]) -> Piece | None:
     """The batch and the team with the most items a second, with all that goes alongside; None where that is what there is.
 
     A batch and streams each spare what the other would, so their gains do not multiply: each pair is predicted from what was measured
-    of it. What changes numbers is left out.
+    of it. What changes numbers is left out. Nothing goes together where memory does not suffice: it is the limit's plan that was made.
     """
+    if any(p.needed for p in pieces):
+        return None
     rate, ms = facts.a_second(facts.now), facts.ms(facts.now)
     now = _Way(facts.call, rate, ms, "")
     best = max(_ways(facts), key=lambda way: way.items_per_second, default=now)
     if best.items_per_second < rate * LEAST_GAIN:
         best = now
     call, gain, slower, evidence = best.call, best.items_per_second / rate, best.ms / ms, [best.evidence]
-    alongside = [p for p in pieces if p.rule in _ALONGSIDE and p.call is not None]
+    alongside = [p for p in _one_update(pieces) if p.rule in _ALONGSIDE and p.call is not None]
     for piece in alongside:
         call, gain, slower = _with(call, piece), gain * piece.gain, slower * piece.slower
         evidence.append(f"times {piece.gain:.2f} for {piece.what}")
@@ -60,6 +66,12 @@ def together(facts: Facts, pieces: list[Piece]) -> Piece | None:
         "together", f"all of it that goes together: {call}", gain, slower, BOTH, "; ".join(filter(None, evidence)),
         "; ".join([*(p.python for p in alongside), *_python(facts, call)]), facts.command(call), call,
     )  # fmt: skip
+
+
+def _one_update(pieces: list[Piece]) -> list[Piece]:
+    """Without the lesser of a whole step and the fused form, which spare the same."""
+    both = [p for p in pieces if p.rule in ("step", "update")]
+    return [p for p in pieces if p not in both or p == max(both, key=lambda p: p.gain)]
 
 
 def _ways(facts: Facts) -> list[_Way]:
@@ -83,6 +95,8 @@ def _with(call: Call, piece: Piece) -> Call:
         return replace(call, turned=True)
     if piece.rule == "step":
         return replace(call, whole_step=True)
+    if piece.rule == "update":
+        return replace(call, fused=True)
     return call if piece.call is None else replace(call, level=piece.call.level)
 
 

@@ -6,7 +6,7 @@ import collections
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.driver.measure.advice.facts import is_image
-from dcir.driver.measure.training_step import OPTIMISERS, mean_squares
+from dcir.driver.measure.training_step import FORMS, OPTIMISERS, mean_squares
 from dcir.driver.optimize import optimize
 from dcir.driver.session import Progress
 from dcir.driver.training.train_step import train_step
@@ -81,7 +81,9 @@ class Running:
         torch.set_num_threads(self.call.threads * self.call.streams)
 
 
-def running(make: Make, call: Call, items: int, *, mode: str = "infer", optimiser: str = "sgd") -> Running:
+def running(
+    make: Make, call: Call, items: int, *, mode: str = "infer", optimiser: str = "sgd", update: str | None = None
+) -> Running:
     """A model called in a way; it is compiled when it is first run.
 
     Args:
@@ -90,6 +92,7 @@ def running(make: Make, call: Call, items: int, *, mode: str = "infer", optimise
         items: of a call.
         mode: "infer"; or "train" for steps with the sum of mean squares of what the model returns as a loss.
         optimiser: of a training step, one of ``OPTIMISERS``, at a rate that keeps weights as they are.
+        update: how it updates, of ``FORMS``, unless the call has it fused.
 
     Raises:
         InvalidInput: a function that is to be trained or to be of another type.
@@ -103,7 +106,7 @@ def running(make: Make, call: Call, items: int, *, mode: str = "infer", optimise
     if call.turned:
         inputs = pytree.tree_map_only(torch.Tensor, _turned, inputs)
     if mode == "train":
-        step = _step(copy.deepcopy(model).train(), inputs, call, optimiser)
+        step = _step(copy.deepcopy(model).train(), inputs, call, optimiser, FORMS["fused" if call.fused else update])
         return Running(call, items, step, _one_by_one(step))
     fast = model if call.level is None else optimize(model, dynamic=False, **_options(call))
 
@@ -126,6 +129,8 @@ def running(make: Make, call: Call, items: int, *, mode: str = "infer", optimise
 
 def _options(call: Call) -> dict[str, Any]:
     level = 4 if call.level is None else call.level
+    if call.memory_limit is not None:
+        return {"level": level, "threads": call.threads, "memory_limit": call.memory_limit}
     if call.streams == 1:
         return {"level": level, "threads": call.threads}
     return {"level": level, "streams": call.streams, "threads": call.streams * call.threads}
@@ -139,16 +144,19 @@ def _one_by_one(once: Callable[[], Any]) -> Callable[[int], None]:
     return several
 
 
-def _step(model: nn.Module, inputs: Sequence[Any], call: Call, name: str) -> Callable[[], Any]:
+def _step(
+    model: nn.Module, inputs: Sequence[Any], call: Call, name: str, form: Mapping[str, bool]
+) -> Callable[[], Any]:
     """A training step of a module of its own."""
     if call.whole_step:
         whole = train_step(
-            model, lambda out, _: mean_squares(out), OPTIMISERS[name](model.parameters()), dynamic=False, **_options(call)
+            model, lambda out, _: mean_squares(out), OPTIMISERS[name](model.parameters(), **form), dynamic=False,
+            **_options(call),
         )  # fmt: skip
         target = torch.zeros(())
         return lambda: whole(*inputs, target)
     fast = model if call.level is None else optimize(model, dynamic=False, **_options(call))
-    optimiser = OPTIMISERS[name](model.parameters())
+    optimiser = OPTIMISERS[name](model.parameters(), **form)
 
     def once() -> Any:
         optimiser.zero_grad(set_to_none=True)

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from dcir.driver.measure.advice import running as module
 from dcir.driver.measure.advice.running import Running, running, taking_turns
-from dcir.driver.measure.training_step import mean_squares
+from dcir.driver.measure.training_step import OPTIMISERS, mean_squares
 from dcir.errors import InvalidInput
 from dcir.report.advice_pieces import Call
 
@@ -86,7 +87,11 @@ def recorded(kept):
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
-@pytest.mark.parametrize("call", [Call(1, level=None), Call(1), Call(1, 4, whole_step=True)], ids=str)
+@pytest.mark.parametrize(
+    "call",
+    [Call(1, level=None), Call(1), Call(1, 4, whole_step=True), Call(1, fused=True), Call(1, memory_limit=20_000)],
+    ids=str,
+)
 def test_steps_have_the_loss_of_eager_pytorch_and_change_nothing(call, optimiser):
     make = maker()
     model, (x,) = make(call.batch)
@@ -98,6 +103,31 @@ def test_steps_have_the_loss_of_eager_pytorch_and_change_nothing(call, optimiser
     assert not model.training and all(p.grad is None for p in model.parameters())
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "update", "stated"),
+    [
+        (Call(1), "loop", {"foreach": False, "fused": False}),
+        (Call(1, fused=True), "loop", {"fused": True}),
+        (Call(1, whole_step=True), "foreach", {"foreach": True}),
+        (Call(1), None, {}),
+    ],
+)
+def test_an_update_has_the_form_that_is_asked_for_unless_the_call_has_it_fused(call, update, stated, monkeypatch):
+    heard = []
+    sgd = OPTIMISERS["sgd"]
+    monkeypatch.setitem(OPTIMISERS, "sgd", lambda parameters, **form: heard.append(form) or sgd(parameters, **form))
+    way = running(maker(), call, 2, mode="train", update=update)
+    assert heard == [stated] and way.once() is not None
+
+
+def test_a_memory_limit_reaches_the_compilation(monkeypatch):
+    heard = []
+    own = module.optimize
+    monkeypatch.setattr(module, "optimize", lambda model, **options: heard.append(options) or own(model, **options))
+    running(maker(), Call(1, memory_limit=20_000), 2, mode="train").once()
+    assert heard == [{"dynamic": False, "level": 4, "threads": 1, "memory_limit": 20_000}]
 
 
 def test_what_is_no_module_is_refused():
