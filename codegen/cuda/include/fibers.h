@@ -36,6 +36,7 @@ struct Fiber {
     int line;
     unsigned shuffles;
     unsigned long long sent[2];
+    unsigned shown[2][6];
 };
 
 constexpr int MOST_THREADS = 1024;
@@ -54,7 +55,7 @@ struct State {
     dim3 block, grid;
     // Blocks and launches so far, and meetings of this block's threads: who touched something when.
     unsigned long long launches = 0, blocks = 0, epoch = 0;
-    unsigned long long bytes_loaded = 0, bytes_stored = 0, switches = 0;
+    unsigned long long bytes_loaded = 0, bytes_stored = 0, switches = 0, bank_conflicts = 0;
     void *main_context = nullptr;
     char *stacks[MOST_THREADS];
     Shared shared[256];

@@ -88,7 +88,10 @@ D_INLINE void d_store_vector(T *p, I at, const d_vector<T, N> &value, int line =
     __builtin_memcpy(p + at, &value, sizeof value);
 }
 
+#include "fragments.h"
+
 #include "cooperation.cuh"
+#include "matrix_unit.cuh"
 #include "prelude_special.h"
 
 #endif
