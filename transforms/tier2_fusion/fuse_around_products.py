@@ -106,8 +106,6 @@ class FuseAroundProducts(Pass):
         refused = refused_as_product(product)
         if refused is not None:
             return refused
-        if min(product.m, product.n) == 1:
-            return Refusal("it is a product of a matrix and a vector")
         while self._append(net, state, position, outcome):
             pass
         self._prepend(net, state, position, outcome)

@@ -66,13 +66,14 @@ template <bool turned> D_INLINE void d_load_matrix(unsigned (&r)[4], const unsig
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));
 }
 // c += A B on the matrix units, of 16 by 16 and 16 by 8 halves, with sums in float32; the first argument says which halves.
-#define D_MMA(H, name)                                                                                                              \
-    D_INLINE void d_mma(H, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {                                       \
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));        \
-    }
-D_MMA(bf16_t, "bf16")
-D_MMA(f16_t, "f16")
+D_INLINE void d_mma(bf16_t, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+D_INLINE void d_mma(f16_t, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 
 D_INLINE void d_store_piece(unsigned short *tile, int at, const d_vector<unsigned short, 8> &v) {
     *reinterpret_cast<d_vector<unsigned short, 8> *>(tile + at) = v;

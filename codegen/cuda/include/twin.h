@@ -12,7 +12,7 @@
 #define D_MEMBER inline
 #define D_LIBM(name) __builtin_##name
 #define __global__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __grid_constant__
 
 D_INLINE unsigned d_bits(float x) { return __builtin_bit_cast(unsigned, x); }

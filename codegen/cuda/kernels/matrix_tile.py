@@ -24,6 +24,8 @@ BLOCK = 256
 WARPS = BLOCK // WARP
 ROWS = 128
 STEPS = 32
+# Blocks of a multiprocessor: while one waits for memory another multiplies.
+RESIDENT = 2
 # Vectors of the tail's operands that a thread waits for at once.
 WAITING = 4
 
@@ -148,7 +150,7 @@ class MatrixTile:
         reduces = [x for x in self.tail.body if isinstance(x, Reduce)]
         behind = ["f32"] if self.parts > 1 else [r.dtype for r in reduces]
         types |= {f"o{len(self.tail.outputs) + k}": t for k, t in enumerate(behind)}
-        return finished([*before, *text.lines], types, self.places, grid, BLOCK)
+        return finished([*before, *text.lines], types, self.places, grid, BLOCK, resident=RESIDENT)
 
     # ------------------------------------------------------------------ operands
     def _wide(self, turned: bool, lines: int) -> int:

@@ -108,8 +108,8 @@ def refused_as_product(s: ContractionSpec) -> Refusal | None:
         return Refusal("the matrix units' kernels multiply halves of one type")
     if s.batch or s.panel or s.rounds or s.dots or s.scales is not None or s.epilogue is not None:
         return Refusal("it is more than a product of two matrices")
-    if not min(s.m, s.n, s.k):
-        return Refusal("a matrix is empty")
+    if min(s.m, s.n) < 2 or not s.k:
+        return Refusal("it is a product of a matrix and a vector")
     if 1 not in s.a or 1 not in s.b or min(*s.a, *s.b) < 0:
         return Refusal("neither rows nor columns of an operand lie side by side")
     return None
@@ -119,9 +119,10 @@ def refused_as_tail(p: LoopNest) -> Refusal | None:
     """Why a loop nest over (n,) and (m,) cannot follow a product in its kernel."""
     if (refused := _refused(p)) is not None:
         return refused
-    if any(isinstance(s, Reduce) for s in p.body):
-        return unsplittable(p)
-    return None
+    for s, (stage, full) in zip(p.body, p.levels(), strict=True):
+        if isinstance(s, Store) and (0 in s.strides if full else not stage):
+            return Refusal("a result does not depend on all of the product")
+    return unsplittable(p) if any(isinstance(s, Reduce) for s in p.body) else None
 
 
 def along(s: ContractionSpec) -> int:

@@ -97,9 +97,28 @@ def test_a_gradient_of_an_image_is_a_product_too() -> None:
 
 
 def test_what_others_read_is_still_stored() -> None:
-    net, _, done = applied(lambda x, w: (x @ w, F.relu(x @ w)), *LAYER[:2])
-    assert all(len(s.tail.outputs) == 2 for s in fused(net))
-    run_interpreted(done, LAYER[:2])
+    def both(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x @ w
+        return y, F.relu(y)
+
+    net, _, done = applied(both, *LAYER[:2])
+    assert [len(s.tail.outputs) for s in fused(net)] == [2]
+    for got, near, right in zip(
+        run_interpreted(done, LAYER[:2]), both(*LAYER[:2]), both(*map(double, LAYER[:2])), strict=True
+    ):
+        check_close(got, near, right)
+
+
+def test_an_operand_that_others_read_is_stored_beside() -> None:
+    def both(x: torch.Tensor, scale: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a = F.relu(x * scale)
+        return a, a @ w
+
+    args = rand(96, 40), rand(40), rand(40, 24)
+    net, _, done = applied(both, *args)
+    assert [(s.beside, len(s.tail.outputs)) for s in fused(net)] == [(1, 1)] and len(net.ops()) == 1
+    for got, near, right in zip(run_interpreted(done, args), both(*args), both(*map(double, args)), strict=True):
+        check_close(got, near, right)
 
 
 @pytest.mark.parametrize(("fn", "args", "why"), [

@@ -25,7 +25,7 @@ from tests.codegen.cuda.products import (
 from tests.codegen.cuda.running import planned
 from tests.codegen.cuda.twin import Twin
 
-SIZES = [(1, 8, 8), (16, 32, 32), (130, 40, 72), (128, 128, 64), (5, 7, 3), (37, 200, 33), (140, 65, 96)]
+SIZES = [(2, 8, 8), (16, 32, 32), (130, 40, 72), (128, 128, 64), (5, 7, 3), (37, 200, 33), (140, 65, 96)]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
