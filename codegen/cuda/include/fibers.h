@@ -28,6 +28,16 @@ struct dim3 {
 
 enum Waiting { FRESH, READY, BARRIER, WARP, DONE };
 
+// A piece on its way into shared memory.
+struct Copy {
+    void *tile;
+    void (*put)(void *, int, const unsigned short *, int);
+    int at, line;
+    unsigned short halves[8];
+};
+
+constexpr int MOST_COPIES = 16;
+
 struct Fiber {
     void *context;
     char *stack;
@@ -37,6 +47,8 @@ struct Fiber {
     unsigned shuffles;
     unsigned long long sent[2];
     unsigned shown[2][6];
+    Copy copies[MOST_COPIES];
+    int copying;
 };
 
 constexpr int MOST_THREADS = 1024;
@@ -109,6 +121,7 @@ inline void wait(Waiting for_whom, const char *what, int line) {
 inline void first() {
     State &s = state();
     s.run(s.body);
+    if (s.fibers[s.current].copying) fail("a copy into shared memory is not waited for", s.fibers[s.current].copies[0].line);
     s.fibers[s.current].waiting = DONE;
     leave(s.fibers[s.current]);
 }
@@ -117,6 +130,7 @@ inline void begin(Fiber &f) {
     State &s = state();
     f.stack = s.free_stacks ? s.stacks[--s.free_stacks] : (char *)malloc(STACK);
     f.shuffles = 0;
+    f.copying = 0;
 #ifdef __x86_64__
     // As after a call: 8 bytes below a multiple of 16.
     void **top = (void **)(((unsigned long long)f.stack + STACK) & ~15ull);

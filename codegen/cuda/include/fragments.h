@@ -88,6 +88,30 @@ template <class S> D_INLINE d_vector<unsigned short, 8> d_load_piece(S &tile, in
     for (int l = 0; l < 8; l++) v.of[l] = tile[dcir_twin::Place(at + l, line)];
     return v;
 }
+// A piece on its way is there once it is waited for, not before.
+template <class T, class S, class I>
+D_INLINE void d_copy_piece(S &tile, int at, const T *p, I from, int line = __builtin_LINE()) {
+    using namespace dcir_twin;
+    Fiber &f = state().fibers[state().current];
+    if (f.copying == MOST_COPIES) fail("more copies than a thread has here", line);
+    const d_vector<T, 8> v = d_load_vector<8>(p, from, line);
+    Copy &c = f.copies[f.copying++];
+    c.tile = &tile;
+    c.at = at;
+    c.line = line;
+    __builtin_memcpy(c.halves, &v, sizeof c.halves);
+    c.put = [](void *tile, int at, const unsigned short *h, int line) {
+        d_vector<unsigned short, 8> v;
+        __builtin_memcpy(&v, h, sizeof v);
+        d_store_piece(*(S *)tile, at, v, line);
+    };
+}
+D_INLINE void d_copies_wait() {
+    dcir_twin::Fiber &f = dcir_twin::state().fibers[dcir_twin::state().current];
+    const int count = f.copying;
+    f.copying = 0;
+    for (int i = 0; i < count; i++) f.copies[i].put(f.copies[i].tile, f.copies[i].at, f.copies[i].halves, f.copies[i].line);
+}
 template <class S> D_INLINE void d_store_pair(S &tile, int at, unsigned short low, unsigned short high, int line = __builtin_LINE()) {
     if (at % 2) dcir_twin::fail("a pair of shared memory begins at an odd place", line);
     tile[dcir_twin::Place(at, line)] = low;

@@ -49,6 +49,12 @@ template <int N, class T, class I> D_INLINE void d_put(T *p, I at, const d_vecto
     }
 }
 
+// A piece of which the first count halves are there into shared memory: on its way where it is whole, else by the thread itself.
+template <class S, class T, class I> D_INLINE void d_bring(S &tile, int at, const T *p, I from, int count, bool whole) {
+    if (whole && count >= 8) d_copy_piece(tile, at, p, from);
+    else d_store_piece(tile, at, d_as_piece(d_fetch<8>(p, from, count, false)));
+}
+
 // Four matrices of 8 by 8 that form one of 16 by 16: from a line and a piece on. The second lies beside the first (beside), or below it.
 template <int WIDE, bool turned, bool beside, class S>
 D_INLINE void d_load_fragment(unsigned (&r)[4], S &tile, int start, int line, int piece) {

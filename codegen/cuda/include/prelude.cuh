@@ -81,6 +81,12 @@ D_INLINE void d_store_piece(unsigned short *tile, int at, const d_vector<unsigne
 D_INLINE d_vector<unsigned short, 8> d_load_piece(const unsigned short *tile, int at) {
     return *reinterpret_cast<const d_vector<unsigned short, 8> *>(tile + at);
 }
+// Eight halves from memory into shared memory, past the registers: there for this thread when it has waited, for others behind a barrier.
+template <class T, class I> D_INLINE void d_copy_piece(unsigned short *tile, int at, const T *p, I from) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(tile + at);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p + from));
+}
+D_INLINE void d_copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 D_INLINE void d_store_pair(unsigned short *tile, int at, unsigned short low, unsigned short high) {
     *reinterpret_cast<unsigned *>(tile + at) = low | (unsigned)high << 16;
 }

@@ -1,6 +1,6 @@
 """A tile of a product of halves, as the text of the kernel that makes it on the matrix units.
 
-    block (r, c):   rows r * 128 …, columns c * C …;   every 32 steps of k: registers <- memory of the next; multiply; shared <- registers
+    block (r, c):   rows r * 128 …, columns c * C …;   every 32 steps of k: shared <- memory of the next, while this one is multiplied
     then            the tile, rounded, in shared memory; threads walk its rows in vectors of 8, apply the tail and store
 
 Blocks with the same rows are neighbours, so that A is read from memory once. Loads are masked at the edges, whatever the sizes.
@@ -108,8 +108,9 @@ class MatrixTile:
             each = ceil_div(ceil_div(s.k, self.parts), STEPS) * STEPS
             text.line(f"const int first = d_part() * {each}, last = first + {each} < {s.k} ? first + {each} : {s.k};")
             start, end = "first", "last"
-        self._fetch(start)
-        self._lay(start)
+        self._fetch(start, "0")
+        self._lay(start, "0")
+        text.line("d_copies_wait();")
         text.line("d_barrier();")
         turned = ("true" if self.a_turned else "false", "true" if self.b_turned else "false")
         a_wide, b_wide = self._wide(self.a_turned, ROWS), self._wide(self.b_turned, tile.columns)
@@ -125,11 +126,12 @@ class MatrixTile:
             text.line(f"const int now = (step - {start}) / {STEPS} % 2 * {tile.stage};")
             text.line(f"const bool more = step + {STEPS} < {end};")
             text.open("if (more)")
-            self._fetch(f"step + {STEPS}")
+            self._fetch(f"step + {STEPS}", f"{tile.stage} - now")
             text.close()
             text.line(multiply.format(now="now"))
             text.open("if (more)")
             self._lay(f"step + {STEPS}", f"{tile.stage} - now")
+            text.line("d_copies_wait();")
             text.close()
             text.line("d_barrier();")
             text.close()
@@ -169,24 +171,18 @@ class MatrixTile:
         return [i for i, x in enumerate(p.p.body) if isinstance(x, Load) and p.walks(i, 1 - along(self.s))]
 
     def _declare(self) -> None:
-        """Registers for what the next step reads."""
-        times = self._pieces_of(ROWS)
+        """Registers for what the prologue reads of the next step."""
         prologue = self._prologue()
-        if prologue is None:
-            self.text.line(f"d_vector<{CUDA_TYPE[self.s.types.a]}, {LANES}> of_a[{times}];")
-        else:
-            for i in self._early(prologue):
-                self.text.line(f"{prologue.piece_type(i)} w{i}[{times}];")
-        self.text.line(f"d_vector<{CUDA_TYPE[self.s.types.b]}, {LANES}> of_b[{self._pieces_of(self.tile.columns)}];")
+        for i in self._early(prologue) if prologue is not None else ():
+            self.text.line(f"{prologue.piece_type(i)} w{i}[{self._pieces_of(ROWS)}];")
 
-    def _fetch(self, step: str) -> None:
-        """Both operands' pieces into registers."""
+    def _fetch(self, step: str, start: str) -> None:
+        """Both operands' pieces of a step on their way to a stage of shared memory, or into registers for the prologue."""
         s, text = self.s, self.text
         prologue = self._prologue()
         self._piece(step, ROWS, "row0", s.m, turned=self.a_turned)
         if prologue is None:
-            at = f"line * {s.a[0]} + k * {s.a[1]}"
-            text.line(f"of_a[u] = d_fetch<{LANES}>(a0, {at}, count, {self._aligned('a0', s.a)});")
+            self._bring("a0", f"line * {s.a[0]} + k * {s.a[1]}", s.a, start, self._wide(self.a_turned, ROWS))
         else:
             text.line(f"const {self.index} i0 = line, i1 = k;")
             for i in self._early(prologue):
@@ -194,30 +190,25 @@ class MatrixTile:
             self._take(prologue)
         text.close()
         self._piece(step, self.tile.columns, "column0", s.n, turned=self.b_turned)
-        at = f"line * {s.b[1]} + k * {s.b[0]}"
-        text.line(f"of_b[u] = d_fetch<{LANES}>({self.b}, {at}, count, {self._aligned(self.b, s.b)});")
+        wide = self._wide(self.b_turned, self.tile.columns)
+        self._bring(self.b, f"line * {s.b[1]} + k * {s.b[0]}", s.b, f"{start} + {ROWS * STEPS}", wide)
         text.close()
 
-    def _lay(self, step: str, start: str = "0") -> None:
-        """The pieces into shared memory, A's by way of the prologue."""
-        s, text = self.s, self.text
+    def _bring(self, name: str, at: str, strides: tuple[int, ...], start: str, wide: int) -> None:
+        where = f"{start} + d_piece_at<{wide}>(which / {wide}, which % {wide})"
+        self.text.line(f"d_bring(tile, {where}, {name}, {at}, count, {self._aligned(name, strides)});")
+
+    def _lay(self, step: str, start: str) -> None:
+        """The first operand's pieces into a stage of shared memory by way of the prologue, where there is one."""
         prologue = self._prologue()
-        self._piece(step, ROWS, "row0", s.m, turned=self.a_turned)
-        found = "of_a[u]"
-        if prologue is not None:
-            text.line(f"const {self.index} i0 = line, i1 = k;")
-            found = self._made(prologue)
-        wide = self._wide(self.a_turned, ROWS)
-        text.line(
-            f"d_store_piece(tile, {start} + d_piece_at<{wide}>(which / {wide}, which % {wide}), d_as_piece({found}));"
-        )
-        text.close()
-        self._piece(step, self.tile.columns, "column0", s.n, turned=self.b_turned)
-        wide, behind = self._wide(self.b_turned, self.tile.columns), f"{start} + {ROWS * STEPS}"
-        text.line(
-            f"d_store_piece(tile, {behind} + d_piece_at<{wide}>(which / {wide}, which % {wide}), d_as_piece(of_b[u]));"
-        )
-        text.close()
+        if prologue is None:
+            return
+        self._piece(step, ROWS, "row0", self.s.m, turned=self.a_turned)
+        self.text.line(f"const {self.index} i0 = line, i1 = k;")
+        found, wide = self._made(prologue), self._wide(self.a_turned, ROWS)
+        where = f"{start} + d_piece_at<{wide}>(which / {wide}, which % {wide})"
+        self.text.line(f"d_store_piece(tile, {where}, d_as_piece({found}));")
+        self.text.close()
 
     def _made(self, p: Pieces) -> str:
         """The prologue at a piece; C++ of what it makes."""

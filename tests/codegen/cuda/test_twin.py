@@ -127,8 +127,9 @@ def _matrix_plan() -> CudaPlan:
 MATRIX_FAULTS = {
     "tiles stored without their swizzle": ("tile, 0 + d_piece_at<4>(which / 4, which % 4)", "tile, which * 8", "error"),
     "missing barrier": ("d_barrier();", "", "nobody has written|race on shared memory"),
+    "copies that nobody waits for": ("d_copies_wait();", "", "nobody has written"),
     "one buffer for two steps": (" % 2 * ", " % 1 * ", "race on shared memory|error"),
-    "a piece at an odd place": ("d_store_piece(tile, 0 + ", "d_store_piece(tile, 1 + ", "no multiple of 16 bytes"),
+    "a piece at an odd place": ("d_bring(tile, 0 + ", "d_bring(tile, 1 + ", "no multiple of 16 bytes"),
     "rows beyond the edge": ("line < 130", "line < 140", "a load outside of the operands"),
     "divergent product": ("d_multiply<", "if (d_thread() % 32) d_multiply<", "waits at the load of matrices"),
 }  # fmt: skip
