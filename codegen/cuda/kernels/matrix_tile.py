@@ -145,7 +145,9 @@ class MatrixTile:
         else:
             text.line(f"d_lay_down<{self.half}, {tile.columns // LANES}>(c, tile, own_row, own_column);")
             text.line("d_barrier();")
+            text.open("")
             before = self._tail()
+            text.close()
         grid = ceil_div(s.m, ROWS) * self.across, self.parts, 1
         types = {f"a{k}": t for k, t in enumerate(self.tail.inputs)}
         types |= {f"o{k}": t for k, t in enumerate(self.tail.outputs)}

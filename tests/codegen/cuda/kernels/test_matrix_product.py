@@ -78,6 +78,7 @@ def test_what_is_done_before(tmp_path: Path) -> None:
         FusedProduct(s, stored(s), turned(s))
         for s in (matrices(*size, a="columns") for size in ((40, 24, 1300), (13, 40, 37)))
     ]
+    specs += [FusedProduct(s, activated(s), normalised(s)) for s in (matrices(33, 24, 20),)]
     check_products(specs, tmp_path)
 
 
