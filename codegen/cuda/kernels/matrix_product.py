@@ -14,7 +14,7 @@ from dataclasses import replace
 from dcir.codegen.cuda.device import MULTIPROCESSORS, ceil_div
 from dcir.codegen.cuda.emitters import planner
 from dcir.codegen.cuda.kernels.loop_nest import Plan
-from dcir.codegen.cuda.kernels.matrix_tile import ROWS, MatrixTile, sum_bytes, tile_of
+from dcir.codegen.cuda.kernels.matrix_tile import MatrixTile, sum_bytes, tile_of
 from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.launch import CudaPlan
 from dcir.cost.cuda import CudaMachine
@@ -55,8 +55,9 @@ def plan_matrix_product(spec: FusedProduct, machine: Machine | None) -> CudaPlan
         return x.with_operand(x.operand + beside) if isinstance(x, Store) else x
 
     tail = replace(tail, inputs=inputs, outputs=outputs, body=tuple(map(moved, tail.body)))
-    tiles, before, after = ceil_div(s.m, ROWS), {}, {}
-    across = ceil_div(s.n, tile_of(s.n, sum_bytes(tail)).columns)
+    tile = tile_of(s.n, sum_bytes(tail), short=spec.prologue is not None)
+    tiles, before, after = ceil_div(s.m, tile.rows), {}, {}
+    across = ceil_div(s.n, tile.columns)
     reduces = [x for x in tail.body if isinstance(x, Reduce)]
     for k, r in enumerate(reduces):
         size = s.n * itemsize(r.dtype)

@@ -22,7 +22,6 @@ from dcir.ops.library.fused_product import FusedProduct, along
 
 BLOCK = 256
 WARPS = BLOCK // WARP
-ROWS = 128
 STEPS = 32
 # Blocks of a multiprocessor: while one waits for memory another multiplies.
 RESIDENT = 2
@@ -35,32 +34,40 @@ class Tile:
     """How a block's tile is dealt to warps.
 
     Attributes:
-        columns: of the tile.
+        rows, columns: of the tile.
         down: warps that share its rows; the others share its columns.
     """
 
+    rows: int
     columns: int
     down: int
 
     @property
     def own(self) -> tuple[int, int]:
         """Rows and columns of a warp."""
-        return ROWS // self.down, self.columns * self.down // WARPS
+        return self.rows // self.down, self.columns * self.down // WARPS
 
     @property
     def stage(self) -> int:
         """Halves of both operands' tiles."""
-        return (ROWS + self.columns) * STEPS
+        return (self.rows + self.columns) * STEPS
 
 
-def tile_of(n: int, sums: int = 0) -> Tile:
-    """The tile for so many columns: as wide as they need, that A is read once, if sums of so many bytes a column still fit."""
+def tile_of(n: int, sums: int = 0, *, short: bool = False) -> Tile:
+    """The tile for so many columns: as wide as they need, that A is read once.
+
+    Args:
+        n: columns of the product.
+        sums: bytes that sums of a column take, which have to fit beside it.
+        short: whether rows are fewer, since a prologue wants registers.
+    """
+    rows = 64 if short else 128
     if n <= 32:
-        return Tile(32, 8)
+        return Tile(rows, 32, rows // 16)
     narrow = n <= 64 or (ceil_div(n, 64) % 2 and n < 256)
-    wide = Tile(128, 4)
+    wide = Tile(rows, 128, rows // 32)
     if narrow or 4 * wide.stage + WARPS * wide.columns * sums > SHARED_BYTES:
-        return Tile(64, 4)
+        return Tile(rows, 64, 4)
     return wide
 
 
@@ -81,12 +88,12 @@ class MatrixTile:
 
     def __init__(self, spec: FusedProduct, tail: LoopNest, places: Places, parts: int = 1) -> None:
         self.spec, self.s, self.tail, self.places = spec, spec.product, tail, places
-        self.tile = tile_of(self.s.n, sum_bytes(tail))
+        self.tile = tile_of(self.s.n, sum_bytes(tail), short=spec.prologue is not None)
         self.across = ceil_div(self.s.n, self.tile.columns)
         nests = [tail, *([spec.prologue] if spec.prologue is not None else [])]
         s = self.s
         far = max(s.m * s.a[0] + s.k * s.a[1], s.k * s.b[0] + s.n * s.b[1], *(reach(p) for p in nests))
-        self.index = "int" if far + ROWS * max(*s.a, *s.b) < MOST_SHORT else "long long"
+        self.index = "int" if far + self.tile.rows * max(*s.a, *s.b) < MOST_SHORT else "long long"
         self.text = Lines(self.index)
         self.half, self.parts = CUDA_TYPE[s.types.c], parts
         self.a_turned, self.b_turned = s.a[1] != 1, s.b[1] == 1
@@ -97,9 +104,9 @@ class MatrixTile:
         text, s, tile = self.text, self.s, self.tile
         rows, columns = tile.own
         stages = min(2, ceil_div(s.k, STEPS))
-        text.line(f"D_SHARED_TILE(tile, {max(stages * tile.stage, ROWS * tile.columns)});")
+        text.line(f"D_SHARED_TILE(tile, {max(stages * tile.stage, self.tile.rows * tile.columns)});")
         text.line(f"const int column0 = d_block() % {self.across} * {tile.columns}, warp = d_thread() / {WARP};")
-        text.line(f"const {self.index} row0 = ({self.index})(d_block() / {self.across}) * {ROWS};")
+        text.line(f"const {self.index} row0 = ({self.index})(d_block() / {self.across}) * {self.tile.rows};")
         text.line(f"const int own_row = warp % {tile.down} * {rows}, own_column = warp / {tile.down} * {columns};")
         text.line(f"float c[{rows // 16}][{columns // 8}][4] = {{}};")
         self._declare()
@@ -113,10 +120,10 @@ class MatrixTile:
         text.line("d_copies_wait();")
         text.line("d_barrier();")
         turned = ("true" if self.a_turned else "false", "true" if self.b_turned else "false")
-        a_wide, b_wide = self._wide(self.a_turned, ROWS), self._wide(self.b_turned, tile.columns)
+        a_wide, b_wide = self._wide(self.a_turned, self.tile.rows), self._wide(self.b_turned, tile.columns)
         multiply = (
             f"d_multiply<{self.half}, {a_wide}, {turned[0]}, {b_wide}, {turned[1]}, {STEPS}>"
-            f"(c, tile, {{now}}, {{now}} + {ROWS * STEPS}, own_row, own_column);"
+            f"(c, tile, {{now}}, {{now}} + {self.tile.rows * STEPS}, own_row, own_column);"
         )
         if stages == 1:
             text.line(multiply.format(now="0"))
@@ -148,7 +155,7 @@ class MatrixTile:
             text.open("")
             before = self._tail()
             text.close()
-        grid = ceil_div(s.m, ROWS) * self.across, self.parts, 1
+        grid = ceil_div(s.m, self.tile.rows) * self.across, self.parts, 1
         types = {f"a{k}": t for k, t in enumerate(self.tail.inputs)}
         types |= {f"o{k}": t for k, t in enumerate(self.tail.outputs)}
         reduces = [x for x in self.tail.body if isinstance(x, Reduce)]
@@ -176,15 +183,15 @@ class MatrixTile:
         """Registers for what the prologue reads of the next step."""
         prologue = self._prologue()
         for i in self._early(prologue) if prologue is not None else ():
-            self.text.line(f"{prologue.piece_type(i)} w{i}[{self._pieces_of(ROWS)}];")
+            self.text.line(f"{prologue.piece_type(i)} w{i}[{self._pieces_of(self.tile.rows)}];")
 
     def _fetch(self, step: str, start: str) -> None:
         """Both operands' pieces of a step on their way to a stage of shared memory, or into registers for the prologue."""
         s, text = self.s, self.text
         prologue = self._prologue()
-        self._piece(step, ROWS, "row0", s.m, turned=self.a_turned)
+        self._piece(step, self.tile.rows, "row0", s.m, turned=self.a_turned)
         if prologue is None:
-            self._bring("a0", f"line * {s.a[0]} + k * {s.a[1]}", s.a, start, self._wide(self.a_turned, ROWS))
+            self._bring("a0", f"line * {s.a[0]} + k * {s.a[1]}", s.a, start, self._wide(self.a_turned, self.tile.rows))
         else:
             text.line(f"const {self.index} i0 = line, i1 = k;")
             for i in self._early(prologue):
@@ -193,7 +200,7 @@ class MatrixTile:
         text.close()
         self._piece(step, self.tile.columns, "column0", s.n, turned=self.b_turned)
         wide = self._wide(self.b_turned, self.tile.columns)
-        self._bring(self.b, f"line * {s.b[1]} + k * {s.b[0]}", s.b, f"{start} + {ROWS * STEPS}", wide)
+        self._bring(self.b, f"line * {s.b[1]} + k * {s.b[0]}", s.b, f"{start} + {self.tile.rows * STEPS}", wide)
         text.close()
 
     def _bring(self, name: str, at: str, strides: tuple[int, ...], start: str, wide: int) -> None:
@@ -205,9 +212,9 @@ class MatrixTile:
         prologue = self._prologue()
         if prologue is None:
             return
-        self._piece(step, ROWS, "row0", self.s.m, turned=self.a_turned)
+        self._piece(step, self.tile.rows, "row0", self.s.m, turned=self.a_turned)
         self.text.line(f"const {self.index} i0 = line, i1 = k;")
-        found, wide = self._made(prologue), self._wide(self.a_turned, ROWS)
+        found, wide = self._made(prologue), self._wide(self.a_turned, self.tile.rows)
         where = f"{start} + d_piece_at<{wide}>(which / {wide}, which % {wide})"
         self.text.line(f"d_store_piece(tile, {where}, d_as_piece({found}));")
         self.text.close()
@@ -289,10 +296,12 @@ class MatrixTile:
             p.given[i] = f"w{i}{'.of[l]' if p.walks(i, 0) else ''}"
         p.given |= dict.fromkeys(values, f"{self.half}{{value.of[l]}}")
         p.given |= {i: f"w{i}[u]{'.of[l]' if p.walks(i, 0) else ''}" for i in moving}
-        times = max(1, min(WAITING // max(len(moving), 1), ROWS // down))
-        while ROWS // down % times:
+        times = max(1, min(WAITING // max(len(moving), 1), self.tile.rows // down))
+        while self.tile.rows // down % times:
             times -= 1
-        p.unrolled("pass", ROWS // down // times)
+        # Passes are alike, and a long tail is long to compile.
+        p.line("#pragma unroll 1")
+        p.open(f"for (int pass = 0; pass < {self.tile.rows // down // times}; pass++)")
         for i in moving:
             p.line(f"{p.piece_type(i)} w{i}[{times}] = {{}};")
         for part in ("fetch", "compute") if moving else ("compute",):

@@ -28,6 +28,6 @@ def test_lines_of_a_matrix_lie_in_different_banks(a: str, b: str, tmp_path: Path
 def test_sums_and_tiles_fit_into_shared_memory() -> None:
     for n in (8, 32, 64, 96, 128, 192, 500, 4096):
         for sums in (0, 4, 8, 12, 24):
-            tile = tile_of(n, sums)
-            assert 2 * 2 * tile.stage + WARPS * tile.columns * sums <= SHARED_BYTES
-            assert tile.columns >= min(n, 64)
+            for tile in (tile_of(n, sums), tile_of(n, sums, short=True)):
+                assert 2 * 2 * tile.stage + WARPS * tile.columns * sums <= SHARED_BYTES
+                assert tile.columns >= min(n, 64) and min(tile.own) >= 16
