@@ -182,7 +182,9 @@ class MatrixTile:
     def _declare(self) -> None:
         """Registers for what the prologue reads of the next step."""
         prologue = self._prologue()
-        for i in self._early(prologue) if prologue is not None else ():
+        if prologue is None:
+            return
+        for i in self._early(prologue):
             self.text.line(f"{prologue.piece_type(i)} w{i}[{self._pieces_of(self.tile.rows)}];")
 
     def _fetch(self, step: str, start: str) -> None:
