@@ -55,6 +55,7 @@ def _products() -> dict[str, FusedProduct]:
     }  # fmt: skip
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", _products())
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_products_spill_nothing_and_leave_room_for_two_blocks(nvrtc: Nvrtc, name: str, arch: str) -> None:

@@ -108,6 +108,7 @@ PRELUDE_FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", PRELUDE_FAULTS)
 def test_a_wrong_fragment_makes_wrong_numbers(name: str, tmp_path: Path) -> None:
     old, new, told = PRELUDE_FAULTS[name]
@@ -135,6 +136,7 @@ MATRIX_FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", MATRIX_FAULTS)
 def test_a_fault_around_the_matrix_units_is_found(name: str, tmp_path: Path) -> None:
     old, new, told = MATRIX_FAULTS[name]

@@ -16,6 +16,9 @@ from dcir.cost.cuda import SETTING, TWIN
 from tests.harness import check_close
 
 
+pytestmark = pytest.mark.in_turn(3)
+
+
 @pytest.fixture(autouse=True)
 def twin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels run on the CPU."""
@@ -58,8 +61,7 @@ def fused(model: Any) -> int:
     return sum(p.changed for g in model.dcir.explain().graphs for p in g.passes if p.name == "fuse-around-products")
 
 
-@pytest.mark.parametrize("make", [blocks, layers])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("make", "dtype"), [(blocks, torch.bfloat16), (layers, torch.float16)])
 def test_inference(make: Any, dtype: torch.dtype) -> None:
     model, x = make(dtype)
     model.eval()
@@ -69,7 +71,6 @@ def test_inference(make: Any, dtype: torch.dtype) -> None:
     assert fused(fast) >= 1
 
 
-@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("make", [blocks, layers])
 def test_gradients(make: Any) -> None:
     """Of every parameter and of the input."""

@@ -33,6 +33,7 @@ def test_sizes(dtype: str, tmp_path: Path) -> None:
     check_products([FusedProduct(s, stored(s)) for s in (matrices(*size, dtype) for size in SIZES)], tmp_path)
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(("a", "b"), [("rows", "columns"), ("columns", "rows"), ("columns", "columns")])
 def test_layouts(a: str, b: str, tmp_path: Path) -> None:
     sizes = [(130, 72, 40), (33, 24, 70), (136, 128, 64)]
@@ -91,6 +92,7 @@ def test_what_is_done_before_is_stored_where_others_want_it(tmp_path: Path) -> N
     check_products(specs, tmp_path)
 
 
+@pytest.mark.in_turn(2)
 def test_blocks_share_the_steps_of_few_tiles(tmp_path: Path) -> None:
     """Sums of parts are joined before the tail; as a weight's gradient is, both operands may lie in columns."""
     sizes = [(40, 24, 1300, "columns"), (9, 130, 1024, "rows")]
@@ -99,6 +101,7 @@ def test_blocks_share_the_steps_of_few_tiles(tmp_path: Path) -> None:
     assert [p.launches[0].grid[1] for p in plans] == [2, 2] and all(len(p.launches) == 2 for p in plans)
 
 
+@pytest.mark.in_turn(2)
 def test_orders_of_threads_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s = matrices(200, 48, 40)
     plan = planned(spec := FusedProduct(s, summed(s)))
