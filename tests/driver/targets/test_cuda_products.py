@@ -15,7 +15,6 @@ import dcir
 from dcir.cost.cuda import SETTING, TWIN
 from tests.harness import check_close
 
-
 pytestmark = pytest.mark.in_turn(3)
 
 
