@@ -293,8 +293,7 @@ def _work(net: Network, state: _Growing, machine: CudaMachine) -> Work:
     apart = sum(net.moved_by(op) for op in state.inside)
     spec = _spec(state)
     reads, writes = spec.footprint()
-    alone = spec.beside or any(isinstance(x, Reduce) for x in spec.tail.body)
-    parts = 1 if alone else parts_of(s.m, s.n, s.k, machine.multiprocessors)
+    parts = parts_of(s.m, s.n, s.k, machine.multiprocessors) if spec.in_parts else 1
     together = sum(reads) + sum(writes)
     return Work(s.m, s.n, s.k, net.moved_by(state.product), apart, together, len(state.inside), parts)
 

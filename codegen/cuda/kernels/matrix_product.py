@@ -78,8 +78,8 @@ def plan_matrix_product(spec: FusedProduct, machine: Machine | None) -> CudaPlan
 
 
 def shared_by(spec: FusedProduct, machine: Machine | None) -> int:
-    """Blocks that share the steps of a tile: where tiles are few and steps many, and nothing wants whole columns or stores rows beside."""
-    if spec.beside or any(isinstance(x, Reduce) for x in spec.tail.body):
+    """Blocks that share the steps of a tile, where tiles are few and steps many."""
+    if not spec.in_parts:
         return 1
     many = machine.multiprocessors if isinstance(machine, CudaMachine) else MULTIPROCESSORS
     return parts_of(spec.product.m, spec.product.n, spec.product.k, many)

@@ -28,6 +28,8 @@ from dcir.ops.library.contraction import ContractionSpec
 
 MOST_STATEMENTS = 80
 """Of a prologue or a tail."""
+MOST_JOINED = 16
+"""Statements of a tail that may run where sums of parts are joined, which holds many of them in registers."""
 MOST_WAITING = 4
 """Operands of a prologue with a row of their own for every row of A: they wait in registers for a step."""
 
@@ -54,6 +56,12 @@ class FusedProduct(Operator):
     def heads(self) -> int:
         """How many inputs stand for A."""
         return 1 if self.prologue is None else len(self.prologue.inputs)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether parts of its steps may be summed apart: nothing wants whole columns, or rows stored beside, and the tail is short."""
+        tail = self.tail.body
+        return not self.beside and len(tail) <= MOST_JOINED and not any(isinstance(s, Reduce) for s in tail)
 
     @property
     def beside(self) -> int:

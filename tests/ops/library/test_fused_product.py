@@ -11,7 +11,7 @@ from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.serialize import decode, encode
 from dcir.ir.types import f32_to_bf16
 from dcir.ops.library.fused_product import FusedProduct, refused_as_prologue, refused_as_tail
-from tests.codegen.cuda.products import activated, matrices, normalised, stored, summed
+from tests.codegen.cuda.products import activated, matrices, normalised, normalised_and_kept, stored, summed
 
 S = matrices(10, 6, 4)
 
@@ -42,6 +42,12 @@ def test_neither_operand_nor_product_is_moved() -> None:
     assert reads == (2 * 40, 4 * 4, 4 * 4, 4 * 10, 2 * 24) and writes == (2 * 60, 4 * 6, 4 * 6)
     reads, writes = FusedProduct(S, stored(S)).footprint()
     assert (reads, writes) == ((80, 48), (120,))
+
+
+def test_steps_are_shared_where_nothing_wants_whole_columns() -> None:
+    kept = FusedProduct(S, stored(S), normalised_and_kept(S))
+    parts = [s.in_parts for s in (FusedProduct(S, activated(S)), FusedProduct(S, summed(S)), kept)]
+    assert parts == [True, False, False]
 
 
 def test_it_is_saved_with_all_parts() -> None:
