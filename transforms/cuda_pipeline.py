@@ -11,6 +11,7 @@ from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.tidy.trim_bodies import TrimBodies
 from dcir.transforms.tier1_operator.call_libraries import CallLibraries
 from dcir.transforms.tier1_operator.hoist_invariants import HoistInvariants
+from dcir.transforms.tier2_fusion.fuse_around_products import FuseAroundProducts
 from dcir.transforms.tier2_fusion.fuse_concatenated_writes import FuseConcatenatedWrites
 from dcir.transforms.tier2_fusion.fuse_library_bias import FuseLibraryBias
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
@@ -37,10 +38,11 @@ CUDA_PASSES: tuple[Pass, ...] = (
     # Neighbours in one nest.
     FuseProducers(spare_reads=True),
     FuseSiblings(),
-    # Layouts, and what libraries run in them.
+    # Layouts, and what runs in them: products that are bound by memory in kernels of our own, others by libraries.
     AssignLayouts(),
     SinkCopies(),
     FuseConcatenatedWrites(),
+    FuseAroundProducts(),
     FuseLibraryBias(),
     CallLibraries(),
     # What runs when, and what lies where.

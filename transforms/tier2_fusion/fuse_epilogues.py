@@ -23,10 +23,10 @@ from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
 from dcir.ir.refusal import SWITCHED_OFF, Refusal
-from dcir.ir.statements import Access, Gather, Index, Read, Reduce, Store
+from dcir.ir.statements import Access, Gather, Index, Reduce, Store
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.product import VALUE, Product, epilogue_of, is_product, packs_much, set_epilogue
+from dcir.ops.library.product import VALUE, Product, epilogue_of, is_product, packs_much, set_epilogue, value_first
 from dcir.transforms.base import Pass, PassResult
 
 LEAST_ROWS = 32
@@ -114,7 +114,7 @@ class FuseEpilogues(Pass):
         spec, old, whole, place = fitted
         results = net.result_containers()
         kept = {o.data for o in old.outs if o.data in results or set(net.readers(o.data)) - {consumer}}
-        new = _value_first(extend(
+        new = value_first(extend(
             old.program, old.ins, old.outs, replace(m, consumer=whole), ins, net.outs(consumer), numbers, place,
             keep=lambda s: old.outs[s.operand].data in kept,
         ))  # fmt: skip
@@ -279,17 +279,4 @@ def _inlined(net: Network, product: Op, producer: Op, old: Fused, data: str, sta
     if e.points() > p.points():
         return Refusal("an operand would be computed once per broadcast element")
     numbers = dict.fromkeys((i for i, _ in loads), store.args[0])
-    return _value_first(inline(p, net.ins(producer), outs, m, old.ins, old.outs, numbers, keep_stores=False))
-
-
-def _value_first(f: Fused) -> Fused:
-    """Inputs numbered by their first use, the product's value before all others."""
-    seen = dict.fromkeys(s.operand for s in f.program.body if isinstance(s, Read))
-    order = sorted(seen, key=lambda i: f.ins[i] != VALUE)
-    place = {old: new for new, old in enumerate(order)}
-    body = tuple(s.with_operand(place[s.operand]) if isinstance(s, Read) else s for s in f.program.body)
-    return Fused(
-        replace(f.program, inputs=tuple(f.program.inputs[i] for i in order), body=body),
-        tuple(f.ins[i] for i in order),
-        f.outs,
-    )
+    return value_first(inline(p, net.ins(producer), outs, m, old.ins, old.outs, numbers, keep_stores=False))

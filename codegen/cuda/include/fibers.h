@@ -28,6 +28,16 @@ struct dim3 {
 
 enum Waiting { FRESH, READY, BARRIER, WARP, DONE };
 
+// A piece on its way into shared memory.
+struct Copy {
+    void *tile;
+    void (*put)(void *, int, const unsigned short *, int);
+    int at, line;
+    unsigned short halves[8];
+};
+
+constexpr int MOST_COPIES = 16;
+
 struct Fiber {
     void *context;
     char *stack;
@@ -36,6 +46,9 @@ struct Fiber {
     int line;
     unsigned shuffles;
     unsigned long long sent[2];
+    unsigned shown[2][6];
+    Copy copies[MOST_COPIES];
+    int copying;
 };
 
 constexpr int MOST_THREADS = 1024;
@@ -54,7 +67,7 @@ struct State {
     dim3 block, grid;
     // Blocks and launches so far, and meetings of this block's threads: who touched something when.
     unsigned long long launches = 0, blocks = 0, epoch = 0;
-    unsigned long long bytes_loaded = 0, bytes_stored = 0, switches = 0;
+    unsigned long long bytes_loaded = 0, bytes_stored = 0, switches = 0, bank_conflicts = 0;
     void *main_context = nullptr;
     char *stacks[MOST_THREADS];
     Shared shared[256];
@@ -108,6 +121,7 @@ inline void wait(Waiting for_whom, const char *what, int line) {
 inline void first() {
     State &s = state();
     s.run(s.body);
+    if (s.fibers[s.current].copying) fail("a copy into shared memory is not waited for", s.fibers[s.current].copies[0].line);
     s.fibers[s.current].waiting = DONE;
     leave(s.fibers[s.current]);
 }
@@ -116,6 +130,7 @@ inline void begin(Fiber &f) {
     State &s = state();
     f.stack = s.free_stacks ? s.stacks[--s.free_stacks] : (char *)malloc(STACK);
     f.shuffles = 0;
+    f.copying = 0;
 #ifdef __x86_64__
     // As after a call: 8 bytes below a multiple of 16.
     void **top = (void **)(((unsigned long long)f.stack + STACK) & ~15ull);

@@ -27,6 +27,7 @@ struct Place {
     long long at;
     int line;
     Place(long long at, int line = __builtin_LINE()) : at(at), line(line) {}
+    operator long long() const { return at; }
 };
 
 template <class T, int N> struct SharedArray {
@@ -163,5 +164,6 @@ inline void touch(const void *p, unsigned long bytes, unsigned long alignment, b
 #else
 #define D_SHARED(T, name, n) static dcir_twin::SharedArray<T, n> name
 #endif
+#define D_SHARED_TILE(name, n) D_SHARED(unsigned short, name, n)
 
 #endif

@@ -27,6 +27,8 @@ D_INLINE int d_part() { return (int)blockIdx.y; }
 D_INLINE void d_report(int *status) { *(volatile int *)status = 1; }
 
 #define D_SHARED(T, name, n) __shared__ T name[n]
+// Halves, by their bits, in lines that begin where banks do.
+#define D_SHARED_TILE(name, n) __shared__ __align__(128) unsigned short name[n]
 D_INLINE void d_barrier() { __syncthreads(); }
 
 // The value of the thread of this warp whose number differs by the bits of mask. All 32 take part.
@@ -52,7 +54,45 @@ template <class T, int N, class I> D_INLINE void d_store_vector(T *p, I at, cons
     *reinterpret_cast<d_vector<T, N> *>(p + at) = value;
 }
 
+// Four matrices of 8 by 8 halves: the threads of each eight bring where the lines of one begin. Thread t gets of each the line t / 4 and
+// its columns t % 4 * 2 and behind; turned, column t / 4 and these lines.
+template <bool turned> D_INLINE void d_load_matrix(unsigned (&r)[4], const unsigned short *tile, int at) {
+    const unsigned from = (unsigned)__cvta_generic_to_shared(tile + at);
+    if constexpr (turned)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));
+}
+// c += A B on the matrix units, of 16 by 16 and 16 by 8 halves, with sums in float32; the first argument says which halves.
+D_INLINE void d_mma(bf16_t, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+D_INLINE void d_mma(f16_t, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+D_INLINE void d_store_piece(unsigned short *tile, int at, const d_vector<unsigned short, 8> &v) {
+    *reinterpret_cast<d_vector<unsigned short, 8> *>(tile + at) = v;
+}
+D_INLINE d_vector<unsigned short, 8> d_load_piece(const unsigned short *tile, int at) {
+    return *reinterpret_cast<const d_vector<unsigned short, 8> *>(tile + at);
+}
+// Eight halves from memory into shared memory, past the registers: there for this thread when it has waited, for others behind a barrier.
+template <class T, class I> D_INLINE void d_copy_piece(unsigned short *tile, int at, const T *p, I from) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(tile + at);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p + from));
+}
+D_INLINE void d_copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+D_INLINE void d_store_pair(unsigned short *tile, int at, unsigned short low, unsigned short high) {
+    *reinterpret_cast<unsigned *>(tile + at) = low | (unsigned)high << 16;
+}
+
 #include "cooperation.cuh"
+#include "matrix_unit.cuh"
 #include "prelude_special.h"
 
 #endif

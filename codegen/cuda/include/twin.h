@@ -12,7 +12,7 @@
 #define D_MEMBER inline
 #define D_LIBM(name) __builtin_##name
 #define __global__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __grid_constant__
 
 D_INLINE unsigned d_bits(float x) { return __builtin_bit_cast(unsigned, x); }
@@ -88,7 +88,10 @@ D_INLINE void d_store_vector(T *p, I at, const d_vector<T, N> &value, int line =
     __builtin_memcpy(p + at, &value, sizeof value);
 }
 
+#include "fragments.h"
+
 #include "cooperation.cuh"
+#include "matrix_unit.cuh"
 #include "prelude_special.h"
 
 #endif

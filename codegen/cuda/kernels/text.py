@@ -76,7 +76,13 @@ def operand_types(p: LoopNest) -> dict[str, str]:
 
 
 def finished(
-    body: Sequence[str], types: Mapping[str, str], places: Places, grid: tuple[int, int, int], block: int
+    body: Sequence[str],
+    types: Mapping[str, str],
+    places: Places,
+    grid: tuple[int, int, int],
+    block: int,
+    *,
+    resident: int = 0,
 ) -> Launch:
     """A launch of a kernel with these lines.
 
@@ -86,6 +92,7 @@ def finished(
         places: where operands are.
         grid: blocks.
         block: threads of a block.
+        resident: blocks that a multiprocessor is to hold at once, which bounds registers; 0: as it comes.
     """
     text = "\n".join(body)
     used = sorted(set(re.findall(r"\b(?:[ao]\d+|scratch|status)\b", text)), key=_rank)
@@ -105,7 +112,8 @@ def finished(
     if "status" in used:
         parameters.append("int *status")
         names.append("status")
-    head = f"__launch_bounds__({block}) KERNEL({', '.join(parameters)}) {{"
+    bounds = f"{block}, {resident}" if resident else str(block)
+    head = f"__launch_bounds__({bounds}) KERNEL({', '.join(parameters)}) {{"
     whole = "\n".join(['extern "C" __global__ void ' + head, *lines, text, "}", ""])
     name = f"k_{key_of(whole)[:20]}"
     return Launch(name, whole.replace("KERNEL", name, 1), grid, (block, 1, 1), 0, tuple(names))

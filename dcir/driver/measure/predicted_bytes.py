@@ -34,6 +34,7 @@ from dcir.ir.operator import Operator
 from dcir.ir.statements import Reduce, Store
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.fused_product import FusedProduct
 from dcir.ops.library.library_call import LibraryCall
 from dcir.ops.library.library_layouts import turned_bytes
 from dcir.ops.reach import never_run
@@ -153,8 +154,10 @@ def _count(found: Traffic, graph: str, net: Network) -> None:
         spec, moved = op.spec, net.moved_by(op)
         product = spec.of if isinstance(spec, LibraryCall) else spec
         rows = {_kind(product): moved}
+        if isinstance(product, FusedProduct):
+            product, rows = product.product, {PRODUCTS: moved}
         if isinstance(product, ConvolutionSpec | ContractionSpec):
-            found.floor += moved
+            found.floor += product.bytes_moved() if isinstance(spec, FusedProduct) else moved
             if graph != "backward":
                 found.activations += sum(product.footprint()[1])
         if isinstance(spec, LibraryCall) and isinstance(product, ConvolutionSpec):

@@ -11,6 +11,7 @@ from dcir.ir.dace.nodes import Op
 from dcir.ir.fuse import Fused
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import Network, Operand, contiguous
+from dcir.ir.statements import Read
 from dcir.isa import Isa
 from dcir.ops.library.contraction import MOST_PACKED_BYTES, ContractionSpec, packs
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -67,6 +68,19 @@ def set_epilogue(
     if before is None:
         return net.rewire(op, made, ins, epilogue.outs, made_by=by, came_from=came_from)
     return net.add_op(made, ins, epilogue.outs, came_from=(op, *came_from), made_by=by, before=before)
+
+
+def value_first(f: Fused) -> Fused:
+    """Inputs numbered by their first use, the product's value before all others."""
+    seen = dict.fromkeys(s.operand for s in f.program.body if isinstance(s, Read))
+    order = sorted(seen, key=lambda i: f.ins[i] != VALUE)
+    place = {old: new for new, old in enumerate(order)}
+    body = tuple(s.with_operand(place[s.operand]) if isinstance(s, Read) else s for s in f.program.body)
+    return Fused(
+        replace(f.program, inputs=tuple(f.program.inputs[i] for i in order), body=body),
+        tuple(f.ins[i] for i in order),
+        f.outs,
+    )
 
 
 def packs_much(net: Network, product: Op, isa: Isa) -> bool:

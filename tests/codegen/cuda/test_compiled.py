@@ -9,6 +9,7 @@ import pytest
 from dcir.codegen.cuda.nvrtc import Nvrtc
 from dcir.codegen.cuda.prelude import prelude_text
 from dcir.ir.loop_nest import LoopNest
+from dcir.ops.library.fused_product import FusedProduct
 from tests.codegen.cuda.nests import (
     batch_norm,
     biased,
@@ -19,6 +20,8 @@ from tests.codegen.cuda.nests import (
     softmax,
     transposed,
 )
+from tests.codegen.cuda.products import activated, matrices, normalised, stored, summed
+from tests.codegen.cuda.resources import most_registers, resources_of
 from tests.codegen.cuda.running import planned
 
 NESTS = {
@@ -35,6 +38,31 @@ def test_kernels_compile(nvrtc: Nvrtc, name: str, arch: str) -> None:
     nest: LoopNest = NESTS[name]
     for launch in planned(nest).launches:
         assert nvrtc.compile(prelude_text() + launch.text, arch)
+
+
+def _products() -> dict[str, FusedProduct]:
+    """At sizes of networks."""
+    narrow, wide, few = (
+        matrices(256 * 56 * 56, 64, 256),
+        matrices(256 * 56 * 56, 256, 64, b="columns"),
+        matrices(4096, 32, 96, "f16"),
+    )
+    return {
+        "plain": FusedProduct(wide, stored(wide)), "summed": FusedProduct(wide, summed(wide)),
+        "normalised": FusedProduct(narrow, summed(narrow), normalised(narrow)),
+        "activated": FusedProduct(wide, activated(wide)), "few columns": FusedProduct(few, activated(few)),
+        "gradient": FusedProduct(s := matrices(256, 512, 4096, a="columns"), stored(s)),
+    }  # fmt: skip
+
+
+@pytest.mark.in_turn(3)
+@pytest.mark.parametrize("name", _products())
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_products_spill_nothing_and_leave_room_for_two_blocks(nvrtc: Nvrtc, name: str, arch: str) -> None:
+    launch = planned(_products()[name]).launches[0]
+    found = resources_of(launch, nvrtc, arch)
+    assert not found.spilled and not found.stack
+    assert found.registers <= most_registers(launch)
 
 
 def test_the_prelude_itself_is_understood_whole(nvrtc: Nvrtc) -> None:

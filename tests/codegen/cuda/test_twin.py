@@ -13,7 +13,9 @@ from dcir.codegen.cuda.emitters import plan_of
 from dcir.codegen.cuda.launch import CudaPlan
 from dcir.codegen.cuda.prelude import twin_text
 from dcir.ir.loop_nest import LoopNest
+from dcir.ops.library.fused_product import FusedProduct
 from tests.codegen.cuda.nests import column_reduce, layer_norm, product, row_reduce, softmax
+from tests.codegen.cuda.products import matrices, run, stored
 from tests.codegen.cuda.twin import Twin, TwinFault, aligned_like, entry_text
 
 
@@ -91,6 +93,68 @@ def test_a_lost_remainder_is_seen(tmp_path: Path) -> None:
     assert twin.unwritten == 3 * 4
     twin, _ = _run(_changed(plan, "e < 1027", "e < 1024"), nest, tmp_path)
     assert twin.unwritten == 3 * 4
+
+
+MATRICES = matrices(130, 40, 72)
+PRELUDE_FAULTS = {
+    "rows of a fragment in other registers": (
+        "c[i][j], a[i], b[0], b[1])", "c[i][j], {a[i][0], a[i][2], a[i][1], a[i][3]}, b[0], b[1])", "error"
+    ),
+    "columns of a fragment changed": ("a[i], b[0], b[1])", "a[i], b[1], b[0])", "error"),
+    "a matrix turned that should not be": ("d_load_matrix<turned>(r, tile, start", "d_load_matrix<!turned>(r, tile, start", "error"),
+    "results laid in other lines": (
+        "8 * h + lane / 4, column / 8 + j)", "8 * h + lane % 4, column / 8 + j)", "nobody has written|two threads write"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.in_turn(2)
+@pytest.mark.parametrize("name", PRELUDE_FAULTS)
+def test_a_wrong_fragment_makes_wrong_numbers(name: str, tmp_path: Path) -> None:
+    old, new, told = PRELUDE_FAULTS[name]
+    assert old in twin_text()
+    plan = _matrix_plan()
+    twin = Twin(plan.launches, tmp_path, prelude=twin_text().replace(old, new))
+    with pytest.raises((AssertionError, TwinFault), match=told):
+        run(FusedProduct(MATRICES, stored(MATRICES)), plan, twin, np.random.default_rng(0))
+
+
+def _matrix_plan() -> CudaPlan:
+    plan = plan_of(FusedProduct(MATRICES, stored(MATRICES)))
+    assert isinstance(plan, CudaPlan)
+    return plan
+
+
+MATRIX_FAULTS = {
+    "tiles stored without their swizzle": ("tile, 0 + d_piece_at<4>(which / 4, which % 4)", "tile, which * 8", "error"),
+    "missing barrier": ("d_barrier();", "", "nobody has written|race on shared memory"),
+    "copies that nobody waits for": ("d_copies_wait();", "", "nobody has written"),
+    "one buffer for two steps": (" % 2 * ", " % 1 * ", "race on shared memory|error"),
+    "a piece at an odd place": ("d_bring(tile, 0 + ", "d_bring(tile, 1 + ", "no multiple of 16 bytes"),
+    "rows beyond the edge": ("line < 130", "line < 140", "a load outside of the operands"),
+    "divergent product": ("d_multiply<", "if (d_thread() % 32) d_multiply<", "waits at the load of matrices"),
+}  # fmt: skip
+
+
+@pytest.mark.in_turn(2)
+@pytest.mark.parametrize("name", MATRIX_FAULTS)
+def test_a_fault_around_the_matrix_units_is_found(name: str, tmp_path: Path) -> None:
+    old, new, told = MATRIX_FAULTS[name]
+    plan = _changed(_matrix_plan(), old, new)
+    twin = Twin(plan.launches, tmp_path)
+    with pytest.raises((AssertionError, TwinFault), match=told):
+        run(FusedProduct(MATRICES, stored(MATRICES)), plan, twin, np.random.default_rng(0))
+
+
+def test_a_missing_swizzle_is_counted(tmp_path: Path) -> None:
+    """It makes no wrong numbers."""
+    plan = _matrix_plan()
+    text = twin_text()
+    old = "(piece ^ (half_lines ? line >> 1 & 3 : line & 7))"
+    assert old in text
+    twin = Twin(plan.launches, tmp_path, prelude=text.replace(old, "piece"))
+    run(FusedProduct(MATRICES, stored(MATRICES)), plan, twin, np.random.default_rng(0))
+    assert twin.bank_conflicts > 0
 
 
 def test_partial_results_that_nobody_made_are_seen(tmp_path: Path) -> None:

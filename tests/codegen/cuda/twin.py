@@ -25,7 +25,8 @@ extern "C" void twin_buffer(void* p, unsigned long n, int result) { dcir_twin::b
 extern "C" unsigned long twin_unwritten() { return dcir_twin::unwritten(); }
 extern "C" void twin_bytes(unsigned long long* n) {
   n[0] = dcir_twin::state().bytes_loaded; n[1] = dcir_twin::state().bytes_stored;
-  dcir_twin::state().bytes_loaded = dcir_twin::state().bytes_stored = 0;
+  n[2] = dcir_twin::state().bank_conflicts;
+  dcir_twin::state().bytes_loaded = dcir_twin::state().bytes_stored = dcir_twin::state().bank_conflicts = 0;
 }
 """
 
@@ -54,20 +55,25 @@ class Twin:
     Attributes:
         bytes_loaded, bytes_stored: of the last run.
         unwritten: bytes of its results, and of scratch, that it did not write.
+        bank_conflicts: lines of matrices that waited for another in their bank, in the last run.
     """
 
-    def __init__(self, launches: Iterable[Launch], folder: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, launches: Iterable[Launch], folder: Path, flags: Sequence[str] = (), prelude: str | None = None
+    ) -> None:
         distinct = {launch.kernel: launch for launch in launches}
         text = "".join("#line 1\n" + launch.text + entry_text(launch) for launch in distinct.values())
         source = folder / "kernels.cpp"
-        source.write_text(twin_text() + text + _HARNESS)
-        path = folder / f"{key_of(text)[:16]}.so"  # a library that is loaded already is found by its path
+        source.write_text((prelude or twin_text()) + text + _HARNESS)
+        path = (
+            folder / f"{key_of(text, prelude or '')[:16]}.so"
+        )  # a library that is loaded already is found by its path
         done = subprocess.run(["g++", *FLAGS, *flags, str(source), "-o", str(path)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
         self._library = ctypes.CDLL(str(path))
         self._library.twin_fault.restype = ctypes.c_char_p
         self._library.twin_unwritten.restype = ctypes.c_ulong
-        self.bytes_loaded = self.bytes_stored = self.unwritten = 0
+        self.bytes_loaded = self.bytes_stored = self.unwritten = self.bank_conflicts = 0
 
     def run(
         self,
@@ -107,9 +113,9 @@ class Twin:
             if getattr(library, f"run_{launch.kernel}")(table, sizes):
                 raise TwinFault(library.twin_fault().decode())
         self.unwritten = library.twin_unwritten()
-        counts = (ctypes.c_ulonglong * 2)()
+        counts = (ctypes.c_ulonglong * 3)()
         library.twin_bytes(counts)
-        self.bytes_loaded, self.bytes_stored = counts
+        self.bytes_loaded, self.bytes_stored, self.bank_conflicts = counts
         return bool(status[0])
 
 
