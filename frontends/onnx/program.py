@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.traceback import annotate
 
 from dcir.errors import DcirError, InvalidInput, Unsupported
 from dcir.frontends.onnx.forms import check_form
@@ -19,6 +20,7 @@ from dcir.frontends.onnx.registry import Function, Node
 from dcir.frontends.onnx.tensors import show
 from dcir.frontends.onnx.tracing import not_entered, untraced
 from dcir.frontends.onnx.values import TEXT, Host, to_tensor
+from dcir.ir.origins import ANNOTATION
 
 Shape = tuple[int | str | None, ...] | None
 """A shape as a file has it: sizes, names of sizes, or nothing."""
@@ -52,7 +54,8 @@ class OnnxStep:
 
     def __call__(self, values: list[Any]) -> None:
         if torch.compiler.is_compiling():
-            run_step(self, values)
+            with annotate({ANNOTATION: self.node.note}):
+                run_step(self, values)
         else:
             _run_explained(self, values, run_step)
         for slot in self.free:

@@ -1,0 +1,151 @@
+"""What `dcir view` writes of real networks, forward and backward, in a browser: its size, every view, lines, reasons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("playwright.sync_api", reason="playwright, which drives a browser, is not installed")
+
+from dcir.driver.view.files import view_files
+from dcir.driver.view.view import View
+from tests.view import browser as driver
+
+pytestmark = [
+    pytest.mark.skipif(driver.BROWSER is None, reason="no Chromium is installed (Debian: chromium-headless-shell)"),
+    pytest.mark.in_turn(3),
+]
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("mlp", "resnet50", "bert")
+VIEWS = (
+    "summary", "graph/{g}?op={op}", "graph/{g}?beside=1", "graph/{g}?view=modules", "passes/{g}?pass={done}", "kernel/{g}",
+    "kernel/{g}/{kernel}", "roofline", "whatif", "memory/{g}",
+)  # fmt: skip
+MOST_BYTES, MOST_NODES, MOST_LAYOUT_MS = 1_500_000, 2000, 50.0
+
+
+@dataclass
+class Page:
+    """A page in one file, and its session."""
+
+    file: Path
+    record: dict[str, Any]
+
+    def views(self) -> Iterator[str]:
+        """Addresses of all views, of every graph."""
+        for number, g in enumerate(self.record["graphs"]):
+            done = next(p["name"] for p in g["passes"] if p["changed"])
+            known = {
+                "g": number,
+                "op": g["execution"][len(g["execution"]) // 2],
+                "done": done,
+                "kernel": next(iter(g["kernels"])),
+            }
+            yield from (f"#/{view.format(**known)}" for view in VIEWS)
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Any]:
+    with driver.browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def page_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """As `dcir view networks.py:name --mode train --seconds 0 -o name.html` writes it."""
+    torch._dynamo.reset()
+    view = view_files([f"{ROOT}/tests/view/networks.py:{request.param}"], mode="train")
+    file = tmp_path_factory.mktemp("real") / f"{request.param}.html"
+    view.save(file)
+    return Page(file, view.sessions[0])
+
+
+def test_every_view_is_drawn_without_an_error_a_request_or_too_many_nodes(started: Any, page_of: Page) -> None:
+    assert page_of.file.stat().st_size < MOST_BYTES
+    with driver.opened(started, page_of.file.as_uri()) as (page, seen):
+        page.context.set_offline(True)
+        for address in page_of.views():
+            driver.go(page, address)
+            assert len(page.inner_text("main")) > 150, address
+            assert page.evaluate("document.querySelectorAll('*').length") <= MOST_NODES, address
+            assert "failed" not in page.inner_text("main").split("\n")[0], address
+        assert seen.errors == [] and seen.requests == []
+
+
+def test_a_view_takes_less_layout_than_a_frame_or_three(started: Any, page_of: Page) -> None:
+    with driver.opened(started, page_of.file.as_uri()) as (page, _):
+        client = page.context.new_cdp_session(page)
+        client.send("Performance.enable")
+
+        def layout() -> tuple[float, float]:
+            found = {m["name"]: m["value"] for m in client.send("Performance.getMetrics")["metrics"]}
+            return found["LayoutDuration"], found["LayoutCount"]
+
+        worst = 0.0
+        for address in page_of.views():
+            before, count = layout()
+            driver.go(page, address)
+            after, done = layout()
+            worst = max(worst, (after - before) / max(done - count, 1) * 1e3)
+        assert worst <= MOST_LAYOUT_MS
+
+
+def test_a_line_of_the_model_is_found(started: Any, page_of: Page) -> None:
+    graph = page_of.record["graphs"][0]
+    used = {n for v in graph["execution"] for n in graph["ops"][v]["origins"]}
+    line = next(
+        graph["lines"][n]
+        for n in sorted(used)
+        if graph["lines"][n]["file"] == "models.py" or "mlp" in page_of.file.name
+    )
+    with driver.opened(started, page_of.file.as_uri()) as (page, _):
+        driver.go(page, "#/graph/0")
+        page.fill("#search", f"{line['file']}:{line['line']}")
+        page.wait_for_function("/^[1-9]/.test(document.querySelector('.hits').textContent)")
+        hits = int(re.match(r"\d+", page.inner_text(".hits"))[0])  # type: ignore[index]
+        named = [v for v in graph["snapshots"][-1]["order"] if _names(graph, v, line)]
+        assert hits >= len(named) > 0
+
+
+def _names(graph: dict[str, Any], version: str, line: dict[str, Any]) -> bool:
+    found = (graph["lines"][n] for n in graph["ops"][version]["origins"])
+    return any((x["file"], x["line"]) == (line["file"], line["line"]) for x in found)
+
+
+class Shared(nn.Module):
+    """The sum before an activation has another reader, so the activation cannot be part of the product that makes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(32, 64), nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.body(x)
+        return self.head(torch.relu(h)), h
+
+
+def test_a_fusion_that_is_blocked_names_both_operators_and_the_reason(started: Any, tmp_path: Path) -> None:
+    import dcir
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        view = dcir.optimize(Shared().eval()).dcir.report(torch.randn(4, 32))
+    assert isinstance(view, View)
+    view.save(tmp_path / "r.html")
+    graph = view.sessions[0]["graphs"][0]
+    missed = [r for r in graph["remarks"] if r["kind"] == "missed" and len(r["ops"]) >= 2 and "fuse" in r["pass"]]
+    assert missed, [(r["pass"], r["reason"], len(r["ops"])) for r in graph["remarks"] if r["kind"] == "missed"]
+    one = missed[0]
+    with driver.opened(started, (tmp_path / "r.html").as_uri()) as (page, seen):
+        driver.go(page, f"#/passes/0?pass={one['pass']}")
+        text = page.inner_text("[aria-labelledby=remarks]")
+        assert one["reason"] in text and all(o["label"] in text for o in one["ops"][:2])
+        assert seen.errors == []
