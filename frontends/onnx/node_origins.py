@@ -71,14 +71,18 @@ class NodeOrigin:
         name = f"{self.name}/{own.lstrip('/')}" if self.name else own
         return NodeOrigin(
             self.file, name, _module(told) or self.module or _module_of_name(name), _python(told) or self.python,
-            (*self.nodes, Frame(self.file, number, "", line)), operator,
+            (*self.nodes, Frame(self.within, number, "", line)), operator,
         )  # fmt: skip
+
+    @property
+    def within(self) -> str:
+        """The file, and the number of the node, behind those of the nodes around it."""
+        return ":".join([self.file, *(str(f.line) for f in self.nodes)])
 
     @property
     def title(self) -> str:
         """What the node is called in reports."""
-        numbers = "/".join(str(f.line) for f in self.nodes)
-        return f"{self.name} ({self.operator}, {self.file}:{numbers})"
+        return f"{self.name} ({self.operator}, {self.within})"
 
     @property
     def note(self) -> str:

@@ -64,8 +64,11 @@ def test_what_torchs_exporter_writes_is_told_without_folders_and_torchs_own_line
 def test_nodes_of_functions_and_subgraphs_stand_behind_those_that_hold_them() -> None:
     outer = FILE.at(node("Loop", "/decoder/Loop", stack_trace=TRACE), 4, 17)
     inner = outer.inside("body").at(node("Add"), 1, 17)
-    assert inner.title == "/decoder/Loop/body/Add_1 (Add, net.onnx:4/1)" and inner.python == outer.python
-    assert [f.line for f in inner.nodes] == [4, 1] and inner.module == "decoder.Loop.body"
+    assert inner.title == "/decoder/Loop/body/Add_1 (Add, net.onnx:4:1)" and inner.python == outer.python
+    assert [(f.file, f.line) for f in inner.nodes] == [
+        ("net.onnx", 4),
+        ("net.onnx:4", 1),
+    ] and inner.module == "decoder.Loop.body"
     assert NodeOrigin.of_file(None).at(node("Add"), 0, 17).title == "Add_0 (Add, model:0)"
 
 
