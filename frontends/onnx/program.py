@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.traceback import annotate
+from torch.fx.traceback import annotate, preserve_node_meta
 
 from dcir.errors import DcirError, InvalidInput, Unsupported
 from dcir.frontends.onnx.forms import check_form
@@ -53,8 +53,11 @@ class OnnxStep:
         return {name: body for name, body in self.node.attributes.items() if isinstance(body, Subprogram)}
 
     def __call__(self, values: list[Any]) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             with annotate({ANNOTATION: self.node.note}):
+                run_step(self, values)
+        elif torch.compiler.is_compiling():
+            with preserve_node_meta(), annotate({ANNOTATION: self.node.note}):
                 run_step(self, values)
         else:
             _run_explained(self, values, run_step)

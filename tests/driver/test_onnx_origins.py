@@ -12,9 +12,11 @@ import onnx
 import pytest
 import torch
 from onnx import helper, numpy_helper
+from torch import nn
 
 import dcir
 from dcir.frontends.onnx import load
+from dcir.ir.origins import source_lines
 
 HOSTILE = "<img src=x onerror=alert(1)>${oops}*/ #include <stdio.h>"
 NAMES = [
@@ -133,6 +135,28 @@ def test_profiles_traces_and_model_explorer_say_the_node(path: Path) -> None:
     assert titles()[0] in json.dumps(profile.to_chrome_trace())
     explorer = json.dumps(dcir.open(path, [x]).model_explorer())
     assert "layer1/0/conv1" in explorer and "net.onnx:0" in explorer and "layer1_" not in explorer
+
+
+class Exported(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.ReLU())
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.stem(x).mean((2, 3)))
+
+
+def test_a_file_of_torchs_exporter_tells_of_modules_and_lines_of_python(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    file = str(tmp_path / "out.onnx")
+    torch.onnx.export(Exported().eval(), (x,), file, dynamo=True, verbose=False)
+    net = dcir.open(file, [x]).network
+    places = net.origins.places
+    assert {p.module for p in places} >= {"stem.0", "head"} and all(", out.onnx:" in p.title for p in places)
+    lines = [line for line in source_lines(places) if line.file == Path(__file__).name]
+    assert {line.code for line in lines} == {"return self.head(self.stem(x).mean((2, 3)))"}
+    assert not any("torch" in line.file for line in source_lines(places))
 
 
 def test_keys_know_nothing_of_names(path: Path, tmp_path: Path) -> None:
