@@ -20,7 +20,7 @@ from tests.view import browser as driver
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "view"
 SOURCE = f"{ROOT}/tests/view/networks.py:resnet50"
-SECONDS = 4.0
+SECONDS = 1.0
 PAGES = ("summary", "advice", "graph", "modules", "passes", "kernel", "roofline", "whatif", "memory", "compare")
 WIDTH, HEIGHT = 1180, 720
 

@@ -290,8 +290,8 @@ def test_advice_stands_with_its_gain_its_reason_and_its_line_of_python(started: 
     with driver.opened(started, files["mlp"]) as (page, _):
         text = page.inner_text("[aria-labelledby=advice]")
         for part in (
-            "eager PyTorch 400 → as it is called now 900 → as advised 1,600 (predicted), 4.00× those of eager PyTorch",
-            "Run 16 images at once", "1.80× predicted", "a call takes 8.90× as long", "41 % of the bytes of a call are weights. (modelled)",
+            "eager PyTorch 400 → as it is called now 900 → as advised 1,600 (predicted), 4.0× those of eager PyTorch",
+            "Run 16 images at once", "1.8× predicted", "a call takes 8.9× as long", "41 % of the bytes of a call are weights. (modelled)",
             "fast(torch.stack(images))",
         ):  # fmt: skip
             assert part in " ".join(text.split()), part
