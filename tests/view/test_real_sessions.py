@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright, which drives a br
 
 from dcir.driver.view.files import view_files
 from dcir.driver.view.view import View
+from tests.driver.test_onnx_origins import HOSTILE, residual
 from tests.view import browser as driver
 
 pytestmark = [
@@ -119,6 +121,31 @@ def test_a_line_of_the_model_is_found(started: Any, page_of: Page) -> None:
 def _names(graph: dict[str, Any], version: str, line: dict[str, Any]) -> bool:
     found = (graph["lines"][n] for n in graph["ops"][version]["origins"])
     return any((x["file"], x["line"]) == (line["file"], line["line"]) for x in found)
+
+
+def test_nodes_of_a_file_are_found_by_their_names_which_are_text(started: Any, tmp_path: Path) -> None:
+    onnx.save(residual(), str(tmp_path / "net.onnx"))
+    torch._dynamo.reset()
+    view = view_files([str(tmp_path / "net.onnx")])
+    view.save(tmp_path / "r.html")
+    graph = view.sessions[0]["graphs"][0]
+    named = [n for n, line in enumerate(graph["lines"]) if HOSTILE in line["code"]]
+    every = [graph["ops"][v] | {"id": v} for v in graph["execution"] if v not in graph["prepared"]]
+    op = next(op for op in every if set(named) & set(op["origins"]))
+    with driver.opened(started, (tmp_path / "r.html").as_uri()) as (page, seen):
+        for address, where in (
+            (f"#/kernel/0/{op['kernel']}", "[aria-labelledby=lines]"),
+            (f"#/graph/0?op={op['id']}", ".side"),
+        ):
+            driver.go(page, address)
+            text = page.inner_text(where)
+            assert f"Add {HOSTILE}, ai.onnx opset 17" in text and "net.onnx:3" in text
+            assert page.evaluate("document.querySelectorAll('img').length") == 0
+        page.fill("#search", "/layer1/layer1.0/conv2/conv net.onnx:2")
+        page.wait_for_function("/^[1-9]/.test(document.querySelector('.hits').textContent)")
+        driver.go(page, "#/graph/0?view=modules")
+        assert "layer1" in page.inner_text(".modules")
+        assert seen.errors == []
 
 
 class Shared(nn.Module):
