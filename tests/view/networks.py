@@ -22,6 +22,13 @@ def resnet50(batch: int = 4) -> Made:
     return example_models().ResNet50(classes=100), (torch.randn(batch, 3, 64, 64),)
 
 
+def first_stages(batch: int = 4) -> Made:
+    """The first two stages of ResNet-50, at small images."""
+    (model, inputs), blocks = resnet50(batch), 7
+    model.blocks, model.head = model.blocks[:blocks], nn.Linear(512, 100)  # type: ignore[index]
+    return model, inputs
+
+
 def bert(batch: int = 2) -> Made:
     """An encoder of BERT-base's depth, a quarter as wide."""
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
-"""Takes the pictures of docs/view, of a session of ResNet-50's training that is made for it: ``python -m tests.view.pictures [folder]``.
+"""Takes the pictures of docs/view, of sessions that are made for it: ``python -m tests.view.pictures [folder]``.
 
-It compiles, measures and asks for advice, which takes some minutes; the pictures show what this machine did meanwhile.
+They are of the training of ResNet-50's first stages at small images, at levels 4 and 1; advice is of a small network's inference. All of it
+is compiled and measured, which takes minutes, and the pictures show what the machine did meanwhile.
 """
 
 from __future__ import annotations
@@ -19,19 +20,26 @@ from tests.view import browser as driver
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "view"
-SOURCE = f"{ROOT}/tests/view/networks.py:resnet50"
-SECONDS = 1.0
+SOURCE, ADVISED = "tests/view/networks.py:first_stages", "tests/view/models.py:block"
+SECONDS, THREADS = 2.0, 1
 PAGES = ("summary", "advice", "graph", "modules", "passes", "kernel", "roofline", "whatif", "memory", "compare")
-WIDTH, HEIGHT = 1180, 720
+BLOCKS = "[aria-label*=': open blocks']"
+WIDTH, HEIGHT = 1320, 760
 
 
-def sessions(source: str = SOURCE, seconds: float = SECONDS, *, advise: bool = True) -> View:
-    """A session of forward and backward with advice, and one at a lower level beside it."""
+def sessions(source: str = SOURCE, seconds: float = SECONDS) -> View:
+    """A session of forward and backward, and one at a lower level beside it."""
     torch._dynamo.reset()
-    lower = view_files([source], mode="train", seconds=seconds, level=1)
+    lower = view_files([source], mode="train", seconds=seconds, level=1, threads=THREADS)
     torch._dynamo.reset()
-    view = view_files([source], mode="train", seconds=seconds, advise=advise)
+    view = view_files([source], mode="train", seconds=seconds, threads=THREADS)
     return View(lower.sessions, view.captured, view.workshop)
+
+
+def advised(seconds: float = SECONDS) -> View:
+    """A session with advice."""
+    torch._dynamo.reset()
+    return view_files([ADVISED], seconds=seconds, advise=True, threads=THREADS)
 
 
 def heaviest(graph: dict[str, Any], words: str = "") -> tuple[str, str]:
@@ -46,9 +54,9 @@ def addresses(record: dict[str, Any]) -> dict[str, str]:
     forward = record["graphs"][0]
     version, kernel = heaviest(forward, "convolution")
     return {
-        "summary": "summary", "advice": "summary", "graph": f"graph/0?op={version}", "modules": "graph/0?view=modules",
-        "passes": "passes/0?pass=fuse-epilogues", "kernel": f"kernel/0/{kernel}", "roofline": f"roofline/0?kernel={kernel}",
-        "whatif": "whatif?disable=fuse-epilogues", "memory": "memory/0", "compare": "compare",
+        "summary": "summary", "graph": f"graph/0?op={version}", "modules": "graph/0?view=modules",
+        "passes": "passes/0?pass=fuse-producers", "kernel": f"kernel/0/{kernel}", "roofline": f"roofline/0?kernel={kernel}",
+        "whatif": "whatif?disable=fuse-producers", "memory": "memory/0", "compare": "compare",
     }  # fmt: skip
 
 
@@ -62,18 +70,18 @@ def served(view: View) -> Iterator[str]:
         server.close()
 
 
-def take(view: View, folder: Path) -> list[str]:
-    """Take all pictures; what went wrong on the page meanwhile."""
+def take(view: View, folder: Path, where: dict[str, str] | None = None) -> list[str]:
+    """Take pictures of a view at some addresses, by name, all pages unless they are given; what went wrong meanwhile."""
     folder.mkdir(exist_ok=True)
-    where = addresses(view.sessions[0])
+    where = addresses(view.sessions[0]) if where is None else where
     with (
         driver.browser() as started,
         served(view) as address,
         driver.opened(started, address, width=WIDTH, height=HEIGHT) as (page, seen),
     ):
         page.set_default_timeout(600_000)
-        for name in PAGES:
-            driver.go(page, f"#/{where[name]}")
+        for name, at in where.items():
+            driver.go(page, f"#/{at}")
             if name in BEFORE:
                 BEFORE[name](page)
             page.wait_for_timeout(300)
@@ -86,7 +94,12 @@ def _advice(page: Any) -> None:
 
 
 def _modules(page: Any) -> None:
-    page.click("[aria-label*=': open '] >> nth=0")
+    """The module that most of the time is in, opened."""
+    page.click("[aria-label*=': open '] >> nth=-1" if page.query_selector(BLOCKS) is None else BLOCKS)
+
+
+def _passes(page: Any) -> None:
+    page.evaluate("[...document.querySelectorAll('h2')].find(h => /^Difference/.test(h.textContent)).scrollIntoView()")
 
 
 def _kernel(page: Any) -> None:
@@ -96,14 +109,15 @@ def _kernel(page: Any) -> None:
 def _whatif(page: Any) -> None:
     """One pass off, predicted and measured."""
     page.click("button:text-is('Predict')")
-    page.wait_for_selector("button[aria-pressed=true]:has-text('without fuse-epilogues')")
+    page.wait_for_selector("button[aria-pressed=true]:has-text('without fuse-producers')")
     page.click("button:text-is('Measure')")
     page.wait_for_selector("tr.chosen:has-text('×')")
 
 
-BEFORE = {"advice": _advice, "modules": _modules, "kernel": _kernel, "whatif": _whatif}
+BEFORE = {"advice": _advice, "modules": _modules, "passes": _passes, "kernel": _kernel, "whatif": _whatif}
 
 
 if __name__ == "__main__":
-    wrong = take(sessions(), Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    to = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    wrong = take(advised(), to, {"advice": "summary"}) + take(sessions(), to)
     sys.exit("\n".join(wrong) or 0)

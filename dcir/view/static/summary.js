@@ -1,7 +1,7 @@
 /** Summary: where the time goes, what it could be, and what would help. */
 import { bytes, count, flops, ms, percent, ratio } from "./format.js";
 import { html } from "./lib.js";
-import { Copy, Mark, METRICS, Missing, Share, Table } from "./parts.js";
+import { BOUND, Copy, Mark, METRICS, Missing, Share, Table } from "./parts.js";
 import { link } from "./route.js";
 import { kernelRows, sum } from "./session.js";
 
@@ -105,7 +105,7 @@ function TenKernels({ session }) {
             numeric: true,
             cell: (r) => html`<${Mark} level=${METRICS.distance.level(r.distance)} of=${r.distance} /> ${ratio(r.distance)}`,
           },
-          { title: "bound by", cell: (r) => r.bound ?? "–" },
+          { title: "bound by", hint: BOUND, cell: (r) => r.bound ?? "–" },
         ]
       : [
           { title: "bytes", numeric: true, cell: (r) => bytes(r.bytes) },
