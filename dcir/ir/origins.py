@@ -9,6 +9,7 @@ labels are those of the graph in its order, so another process gives the same on
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,8 @@ from dcir.user_code import is_users
 
 Numbers = tuple[int, ...]
 """Imported operators, sorted."""
+ANNOTATION = "dcir_place"
+"""Under this name a frontend annotates what a tracer follows (``torch.fx.traceback.annotate``) with a ``note_of`` its place."""
 
 # The line of code is missing where Python has not found the file; then the next frame follows at once.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in ([^\n]*))?(?:\n(?![ \t]*File ")[ \t]+([^\n]*))?')
@@ -49,6 +52,21 @@ def innermost(frames: Sequence[Frame]) -> Frame | None:
     return next(reversed(of_users(frames)), None)
 
 
+def note_of(title: str, module: str, frames: Sequence[Frame]) -> str:
+    """A place as one text, which goes through tracers as it is; for the arguments see ``Place``."""
+    return json.dumps([title, module, frames])
+
+
+@functools.lru_cache(maxsize=4096)
+def noted(note: Any) -> tuple[str, str, tuple[Frame, ...]] | None:
+    """The title, module and frames of a note; None of what is none."""
+    try:
+        title, module, frames = json.loads(note)
+        return str(title), str(module), tuple(Frame(str(f), int(n), str(in_), str(code)) for f, n, in_, code in frames)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
 @dataclass(frozen=True)
 class Place:
     """An operator of the imported graph.
@@ -58,15 +76,20 @@ class Place:
         operator: what it calls.
         module: path of the module that it belongs to, as in ``named_modules``; "" of the model itself or where nobody knows.
         frames: lines of Python that led to it, the innermost one last; of one in a backward those of what it is the derivative of.
+            Of a node of a file its number in the file is the last line, and those before it are of the model that was exported.
+        title: what a node of a file is called, with its operator, its file and its number there.
     """
 
     label: str
     operator: str = ""
     module: str = ""
     frames: tuple[Frame, ...] = ()
+    title: str = ""
 
     def __str__(self) -> str:
         """Module and line, as short as they can be found by."""
+        if self.title:
+            return self.title
         at = innermost(self.frames)
         return " ".join(filter(None, (self.module, at and f"({at.file}:{at.line})"))) or self.label
 
@@ -115,19 +138,21 @@ class Origins:
             users = of_users(frames)
             return tuple(Frame(os.path.basename(f.file), f.line, f.function, "") for f in users)
 
-        return Origins(Place(p.label, p.operator, p.module, known(p.frames)) for p in self.places)
+        return Origins(Place(p.label, p.operator, p.module, known(p.frames), p.title) for p in self.places)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data; stacks, which many share, apart."""
         stacks: dict[tuple[Frame, ...], int] = {}
-        rows = [[p.label, p.operator, p.module, stacks.setdefault(p.frames, len(stacks))] for p in self.places]
+        rows = [[p.label, p.operator, p.module, stacks.setdefault(p.frames, len(stacks)), p.title] for p in self.places]
         return {"places": rows, "stacks": [[list(f) for f in frames] for frames in stacks]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Origins:
         """The inverse of ``to_json``; raises a ValueError, TypeError or LookupError for what that did not write."""
         stacks = [tuple(Frame(str(f), int(n), str(in_), str(code)) for f, n, in_, code in s) for s in data["stacks"]]
-        return cls(Place(str(a), str(b), str(c), stacks[int(n)]) for a, b, c, n in data["places"])
+        return cls(
+            Place(str(a), str(b), str(c), stacks[int(n)], *map(str, title)) for a, b, c, n, *title in data["places"]
+        )
 
 
 def union(sources: Iterable[Numbers]) -> Numbers:
@@ -162,5 +187,7 @@ def summary(places: Iterable[Place]) -> str:
 
 
 def _short(place: Place) -> str:
+    if place.title:
+        return place.title
     at = innermost(place.frames)
     return " ".join(filter(None, (place.module, at and f"({os.path.basename(at.file)}:{at.line})")))

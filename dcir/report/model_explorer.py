@@ -11,7 +11,7 @@ from typing import Any
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Container, Network, Operand
-from dcir.ir.places import modules_of, places_of
+from dcir.ir.places import modules_around, places_of
 
 _INPUTS, _RESULTS = "inputs", "results"
 
@@ -64,7 +64,7 @@ class _Graph:
         node = {
             "id": op.label,
             "label": op.spec.kind,
-            "namespace": "/".join(part.replace("/", "_") for part in modules_of(places[0])) if places else "",
+            "namespace": "/".join(part.replace("/", "_") for part in modules_around(op, net.origins)),
             "attrs": attributes,
             "incomingEdges": [edge for n, o in enumerate(ins) for edge in self._edges(o, n, at)],
             "inputsMetadata": [_metadata(n, o, net.containers[o.data], net) for n, o in enumerate(ins)],

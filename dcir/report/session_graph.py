@@ -255,8 +255,8 @@ def _readers(backward: KeptGraph | None, number: int) -> str:
 
 def _short(origin: str) -> str:
     """A place without the folders of its file."""
-    module, bracket, at = origin.partition("(")
-    return f"{module}({os.path.basename(at)}" if bracket else origin
+    module, bracket, at = origin.rpartition("(")
+    return f"{module}({os.path.basename(at)}" if bracket and ", " not in at else origin
 
 
 def _partition(partition: Any) -> dict[str, Any] | None:

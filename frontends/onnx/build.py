@@ -23,6 +23,7 @@ from dcir.frontends.onnx.fold import Folder
 from dcir.frontends.onnx.forms import RULES
 from dcir.frontends.onnx.frames import Frame, Scope
 from dcir.frontends.onnx.model_file import MAX_NESTING, MAX_NODES, domain_of, functions_of, opsets_of
+from dcir.frontends.onnx.node_origins import NodeOrigin
 from dcir.frontends.onnx.ops.create import constant
 from dcir.frontends.onnx.program import OnnxProgram, OnnxStep, Subprogram, locate
 from dcir.frontends.onnx.registry import Node, OperatorRow, find, find_host
@@ -42,9 +43,10 @@ class Initial:
 
 @dataclass
 class Context:
-    """What surrounds a list of nodes: operator sets, attribute bindings of the enclosing call, depth."""
+    """What surrounds a list of nodes: operator sets, attribute bindings of the enclosing call, depth, place in the file."""
 
     opsets: dict[str, int]
+    origin: NodeOrigin
     bindings: dict[str, AttributeProto] | None = None
     depth: int = 0
 
@@ -52,8 +54,9 @@ class Context:
 class Builder:
     """Builds the program of one model; unsupported operators are collected and reported together."""
 
-    def __init__(self, model: ModelProto, folder: Path | None) -> None:
+    def __init__(self, model: ModelProto, folder: Path | None, file: str | None = None) -> None:
         self.model, self.folder = model, folder
+        self.origin = NodeOrigin.of_file(file)
         self.functions = functions_of(model)
         self.unsupported: list[tuple[str, str]] = []
         self.nodes = 0
@@ -96,7 +99,7 @@ class Builder:
                 self.frame.narrow[slot] = narrow[name]
             self._declare(self.frame, slot, kinds.get(name))
             scope.names[name] = slot
-        self._nodes(graph.node, scope, Context(opsets))
+        self._nodes(graph.node, scope, Context(opsets, self.origin))
         if self.unsupported:
             raise Unsupported.collect(self.unsupported, hint="other operators or element types that mean the same")
         outputs = [self._output(value.name, scope) for value in graph.output]
@@ -153,11 +156,12 @@ class Builder:
     def _nodes(self, nodes: Iterable[NodeProto], scope: Scope, context: Context) -> None:
         if context.depth > MAX_NESTING:
             raise InvalidModel(f"graphs or functions are nested deeper than {MAX_NESTING}")
-        for node in nodes:
+        for number, node in enumerate(nodes):
             self.nodes += 1
             if self.nodes > MAX_NODES:
                 raise InvalidModel(f"the graph has more than {MAX_NODES} nodes")
-            self._node(node, scope, context)
+            origin = context.origin.at(node, number, context.opsets.get(domain_of(node.domain)))
+            self._node(node, scope, replace(context, origin=origin))
 
     def _node(self, node: NodeProto, scope: Scope, context: Context) -> None:
         label = f"node {show(node.name)} ({show(node.op_type)[1:-1]})" if node.name else show(node.op_type)[1:-1]
@@ -213,7 +217,7 @@ class Builder:
                 raise InvalidModel(f"function input {show(name)} appears twice", where=label)
             scope.names[name] = inputs[position] if position < len(inputs) else -1
         opsets = opsets_of(function.opset_import, label) or context.opsets
-        inner = Context(opsets, bindings, context.depth + 1)
+        inner = Context(opsets, context.origin, bindings, context.depth + 1)
         self._nodes(function.node, scope, inner)
         return [self._output(name, scope) for name in function.output[: len(node.output)]]
 
@@ -264,7 +268,9 @@ class Builder:
             if isinstance(given := values.get(name), Tensor):
                 values[name] = to_host(given)
         narrow = {i: frame.narrow[slot] for i, slot in enumerate(inputs) if slot in frame.narrow}
-        node = Node(proto.op_type, schema.since_version, values, len(outputs), len(outputs), label, narrow)
+        node = Node(
+            proto.op_type, schema.since_version, values, len(outputs), len(outputs), label, context.origin.note, narrow
+        )
         host = find_host(domain, proto.op_type) if not captured else None
         operands = (*inputs, *captured)
         step = OnnxStep(
@@ -320,7 +326,8 @@ class Builder:
         captured: list[int] = []
         for name, attribute in attributes.items():
             if attribute.type == AttributeProto.GRAPH:
-                program, slots = self._subgraph(attribute.g, scope, context)
+                within = replace(context, origin=context.origin.inside(name))
+                program, slots = self._subgraph(attribute.g, scope, within)
                 begin = start + len(captured)
                 captured.extend(slots)
                 values[name] = Subprogram(program, begin, begin + len(slots), declared_shapes(attribute.g))

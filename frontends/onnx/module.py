@@ -29,6 +29,7 @@ from dcir.frontends.onnx.tracing import Unlogged
 from dcir.frontends.onnx.values import HOST_LIMIT, TEXT, Host, to_host, to_tensor, torch_dtype
 
 Dim = int | str | None
+Shapes = Mapping[str, Sequence[int | str]]
 MAX_NUMBERS = 1024
 FEW_NUMBERS = 16
 """Not more integers may be a shape or the like of which tensors are computed, too."""
@@ -239,9 +240,7 @@ def _check_shape(spec: ValueSpec, shape: Sequence[int]) -> None:
         raise InvalidInput(f"input {spec.name} must have shape {list(spec.shape)}, it has {list(shape)}")
 
 
-def load(
-    source: str | os.PathLike[str] | ModelProto, *, shapes: Mapping[str, Sequence[int | str]] | None = None
-) -> OnnxModule:
+def load(source: str | os.PathLike[str] | ModelProto, *, shapes: Shapes | None = None) -> OnnxModule:
     """Read an ONNX file (or a ModelProto) as a module.
 
     Args:
@@ -253,7 +252,7 @@ def load(
         Unsupported: It uses operators or types that have no way here; all of them are listed.
     """
     try:
-        return _load(*read_model(source), shapes)
+        return _load(*read_model(source), shapes, None if isinstance(source, ModelProto) else os.fspath(source))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
         if isinstance(error, DcirError):
             raise
@@ -261,8 +260,8 @@ def load(
         raise InvalidModel(f"the file is malformed: {show(str(error))}") from error
 
 
-def _load(model: ModelProto, folder: Path | None, shapes: Mapping[str, Sequence[int | str]] | None) -> OnnxModule:
-    builder = Builder(model, folder)
+def _load(model: ModelProto, folder: Path | None, shapes: Shapes | None, file: str | None) -> OnnxModule:
+    builder = Builder(model, folder, file)
     program = builder.build()
     names = _Names()
     stored = {p.name for p in model.graph.initializer} | {p.values.name for p in model.graph.sparse_initializer}

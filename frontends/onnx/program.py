@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.traceback import annotate, preserve_node_meta
 
 from dcir.errors import DcirError, InvalidInput, Unsupported
 from dcir.frontends.onnx.forms import check_form
@@ -19,6 +20,7 @@ from dcir.frontends.onnx.registry import Function, Node
 from dcir.frontends.onnx.tensors import show
 from dcir.frontends.onnx.tracing import not_entered, untraced
 from dcir.frontends.onnx.values import TEXT, Host, to_tensor
+from dcir.ir.origins import ANNOTATION
 
 Shape = tuple[int | str | None, ...] | None
 """A shape as a file has it: sizes, names of sizes, or nothing."""
@@ -51,8 +53,12 @@ class OnnxStep:
         return {name: body for name, body in self.node.attributes.items() if isinstance(body, Subprogram)}
 
     def __call__(self, values: list[Any]) -> None:
-        if torch.compiler.is_compiling():
-            run_step(self, values)
+        if torch.compiler.is_dynamo_compiling():
+            with annotate({ANNOTATION: self.node.note}):
+                run_step(self, values)
+        elif torch.compiler.is_compiling():
+            with preserve_node_meta(), annotate({ANNOTATION: self.node.note}):
+                run_step(self, values)
         else:
             _run_explained(self, values, run_step)
         for slot in self.free:

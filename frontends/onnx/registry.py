@@ -28,6 +28,8 @@ class Node:
     used: int = 1
     """Results up to the last one that anything reads; the rest need not be computed."""
     label: str = ""
+    note: str = ""
+    """Its place in the file, for reports: what tracers are told (``node_origins.py``)."""
     narrow: dict[int, int] = field(default_factory=dict)
     """ONNX types of those operands that are held in a wider torch type (4- and 2-bit integers, 4-bit floats)."""
 

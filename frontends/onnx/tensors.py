@@ -48,6 +48,11 @@ _FIELD_OF: dict[int, str] = {
 }  # fmt: skip
 
 
+def printable(text: str) -> str:
+    """A text without what steers a terminal, or the direction of writing."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def show(name: str) -> str:
     """A name from the file, made harmless and short for a message."""
     text = ascii(name)

@@ -10,14 +10,16 @@ import torch
 from torch import fx
 
 from dcir.errors import Unsupported
-from dcir.ir.origins import Place, frames_of, innermost
+from dcir.ir.origins import ANNOTATION, Frame, Place, frames_of, innermost, noted
 from dcir.ops.lowering import Meta
 from dcir.ops.reach import elsewhere, of_unknown_type, otherwise_stored
 from dcir.ops.torch_types import TORCH_TYPES
 
 
 def describe(node: fx.Node) -> str:
-    """Place of a node in the user's model: module path and source line where known."""
+    """Place of a node in the user's model: module path and source line where known, or the node of a file."""
+    if (note := _note(node)) is not None:
+        return note[0]
     stack = node.meta.get("nn_module_stack")
     path = ""
     if stack:
@@ -26,6 +28,12 @@ def describe(node: fx.Node) -> str:
         path = re.sub(r"^(self|fn\.__self__)\b", "model", path)
     line = _line(node.meta.get("stack_trace") or "")
     return " ".join(p for p in (path, f"({line})" if line else "") if p)
+
+
+def _note(node: fx.Node) -> tuple[str, str, tuple[Frame, ...]] | None:
+    """What a frontend has said of the place; AOTAutograd hands it on to derivatives."""
+    note = (node.meta.get("custom") or {}).get(ANNOTATION)
+    return noted(note) if isinstance(note, str) else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -42,6 +50,9 @@ def origin_of(node: fx.Node, prefix: str = "") -> Place:
         node: the node.
         prefix: what its label begins with.
     """
+    if (note := _note(node)) is not None:
+        title, module, frames = note
+        return Place(prefix + node.name, str(node.target), module, frames, title)
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     module = _module_path(str(list(stack.values())[-1][0])) if stack else ""
     return Place(prefix + node.name, str(node.target), module, frames_of(node.meta.get("stack_trace") or ""))

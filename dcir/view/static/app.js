@@ -42,7 +42,7 @@ function Head({ all, page }) {
         e.preventDefault();
         document.getElementById("main").focus();
       }}>to the content</a>
-      <h1><span class="dcir">dcir</span> ${session.name}${all.length > 1 && html` <span class="versus">and ${all[1].name}</span>`}</h1>
+      <h1><span class="dcir">dcir</span> ${session.name}${all.length > 1 && html` <span class="versus">and ${all[1].name === session.name ? "another session of it" : all[1].name}</span>`}</h1>
       <p class="facts">${[...session.inputs, ...facts].filter(Boolean).join(" · ")}</p>
       <nav aria-label="views"><ul>
         ${PAGES.filter(([key]) => key !== "compare" || all.length > 1).map(

@@ -1,5 +1,5 @@
 /** Compare: two sessions, graph by graph and kernel by kernel, with what was gained. */
-import { bytes, count, flops, ms, ratio, shortened, signed } from "./format.js";
+import { bytes, count, flops, ms, plural, ratio, shortened, signed } from "./format.js";
 import { html } from "./lib.js";
 import { Missing, Table } from "./parts.js";
 import { link } from "./route.js";
@@ -51,7 +51,7 @@ function about({ made, options }) {
   const facts = [
     made.when?.replace("T", " ").slice(0, 16),
     level != null && `level ${level}`,
-    threads != null && `${threads} threads`,
+    threads != null && plural(threads, "thread"),
     skip?.length && `${skip.length} places off`,
     made.processor,
   ];

@@ -60,7 +60,7 @@ export function Lanes({
             onClick=${jump(onChoose, rows[m].id)}>↓${m}</button>`)}
           ${kept && html`<span class="badge" title=${kept.title}>${kept.sign} ${bytes(kept.bytes)}</span>`}
         </span>
-        <span role="gridcell" class="cell module" title=${op.place}>${shortened(op.module, 34)}</span>
+        <span role="gridcell" class="cell module" title=${op.place}>${shortened(op.module || op.place, 34)}</span>
       </div>`;
   };
   const y = (n) => n * ROW + ROW / 2;

@@ -1,5 +1,5 @@
 /** The tree of modules, drawn: boxes that open and close, with their figures. */
-import { count, MARKS, plural, shortened } from "./format.js";
+import { MARKS, plural, shortened } from "./format.js";
 import { html, useMemo, useState } from "./lib.js";
 import { laid } from "./module_layout.js";
 import { MOST_BOXES, visible } from "./module_tree.js";
@@ -70,7 +70,7 @@ function Box({ node, metric, most, toggle, chosen, top = false }) {
   const here = chosen != null && box.ops.some((op) => op.id === chosen);
   const size = plural(box.ops.length, "operator");
   const verb = box.kind === "op" ? "show" : node.open ? "close" : box.kind === "run" ? "unfold" : "open";
-  const below = `${text}${box.kind === "op" ? "" : ` · ${count(box.ops.length)} op`}`;
+  const below = `${text}${box.kind === "op" ? "" : ` · ${size}`}`;
   const seen = node.open ? shortened(box.title, 34) : `${shortened(box.title, 34)} ${below}`;
   const pressed = (e) => {
     if (e.key !== "Enter" && e.key !== " ") return;

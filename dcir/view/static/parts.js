@@ -56,6 +56,10 @@ export function Share({ part }) {
     <rect class="fill" width=${width} height="10" /></svg> ${percent(part)}</span>`;
 }
 
+/** What the column "bound by" says. */
+export const BOUND =
+  "what its time is nearest to: a memory, the operations (FLOP), or opening a team of threads; no roof: ten times as long as any of these explain, as where others have the processor";
+
 /** The three ways to colour operators: title, figure, level, and what the figure means. */
 export const METRICS = {
   time: {

@@ -3,7 +3,7 @@ import { bytes, flops, ms, percent, plural, rate, ratio, shortened } from "./for
 import { html, useState } from "./lib.js";
 import { Plot } from "./roofline_plot.js";
 import { measuredPoints, pointsOf, roofsOf } from "./roofline_scale.js";
-import { Choice, Mark, METRICS, Missing, Share, Table } from "./parts.js";
+import { BOUND, Choice, Mark, METRICS, Missing, Share, Table } from "./parts.js";
 import { link } from "./route.js";
 
 const settingText = (run) =>
@@ -14,8 +14,8 @@ const settingText = (run) =>
 const HELP =
   "Each dot is a kernel: its area is its part of the time, and how far it lies below the roof over it is what could be gained. " +
   "Both axes are logarithmic. The strip at the left holds kernels without operations, by GB/s.";
-const NO_ROOFS = "The machine was not measured (`dcir machine` does it), so there are no roofs.";
-const GUESSES = "The roofs are guesses, since this machine was not measured: `dcir machine` does it.";
+const NO_ROOFS = html`The machine was not measured (<code>dcir machine</code> does it), so there are no roofs.`;
+const GUESSES = html`The roofs are guesses, since this machine was not measured: <code>dcir machine</code> does it.`;
 
 /** All figures of a point. */
 function pointText(p) {
@@ -75,7 +75,7 @@ export function RooflinePage({ session, all, route }) {
     { title: "FLOP/byte", numeric: true, cell: (p) => (p.intensity == null ? "none" : p.intensity.toPrecision(3)) },
     { title: "GFLOP/s", numeric: true, cell: (p) => (p.flops ? p.gflops.toPrecision(3) : "–") },
     { title: "GB/s", numeric: true, cell: (p) => p.gbytes.toPrecision(3) },
-    { title: "bound by", cell: (p) => p.bound ?? "–" },
+    { title: "bound by", hint: BOUND, cell: (p) => p.bound ?? "–" },
     {
       title: "over floor",
       numeric: true,
@@ -93,7 +93,7 @@ export function RooflinePage({ session, all, route }) {
         other &&
         html`<${Choice} label="compare" options=${[
           ["0", "alone"],
-          ["1", `with ${other.name}`],
+          ["1", other.name === session.name ? "with the other session" : `with ${other.name}`],
         ]} value=${against} onChange=${setAgainst} />`
       }
       ${

@@ -85,7 +85,7 @@ export function Plot({ rows, roofs, picked, onPick, moved, path }) {
 }
 
 function tickText(t) {
-  return t >= 1000 ? `${t / 1000}k` : String(Number(t.toPrecision(1)));
+  return t >= 1000 ? `${t / 1000}k` : t < 1e-3 ? t.toExponential(0) : String(Number(t.toPrecision(1)));
 }
 
 /** A memory's roof until it meets the highest compute roof. */

@@ -1,7 +1,7 @@
 /** Summary: where the time goes, what it could be, and what would help. */
 import { bytes, count, flops, ms, percent, ratio } from "./format.js";
 import { html } from "./lib.js";
-import { Mark, METRICS, Missing, Share, Table } from "./parts.js";
+import { BOUND, Copy, Mark, METRICS, Missing, Share, Table } from "./parts.js";
 import { link } from "./route.js";
 import { kernelRows, sum } from "./session.js";
 
@@ -105,7 +105,7 @@ function TenKernels({ session }) {
             numeric: true,
             cell: (r) => html`<${Mark} level=${METRICS.distance.level(r.distance)} of=${r.distance} /> ${ratio(r.distance)}`,
           },
-          { title: "bound by", cell: (r) => r.bound ?? "–" },
+          { title: "bound by", hint: BOUND, cell: (r) => r.bound ?? "–" },
         ]
       : [
           { title: "bytes", numeric: true, cell: (r) => bytes(r.bytes) },
@@ -123,19 +123,34 @@ function Advice({ session }) {
   if (!advice)
     return html`<section><h2>What would help</h2><${Missing} what="No advice was asked for."
       cure=${html`<code>dcir view --advise</code> measures more settings and says what to change of a call, with what it is predicted to bring.`} /></section>`;
-  const pieces = [...(advice.pieces ?? [])].sort((a, b) => b.gain - a.gain);
+  const pieces = [...(advice.pieces ?? [])].sort((a, b) => b.gain - a.gain).slice(0, 10);
+  const { together } = advice;
+  if (together && !pieces.some((a) => JSON.stringify(a.call) === JSON.stringify(together.call))) pieces.push(together);
   return html`<section aria-labelledby="advice"><h2 id="advice">What would help</h2>
-    ${advice.advised && html`<p>As advised: ${count(Math.round(advice.advised.items_per_second))} items a second, ${ratio(advice.advised.gain_over_eager)} those of eager PyTorch.</p>`}
+    <${Speeds} advice=${advice} />
     ${pieces.length === 0 && html`<p>Nothing that the rules know of.</p>`}
-    <ol class="cards">${pieces.slice(0, 10).map(
-      (a) => html`<li>
-      <strong>${a.what}</strong> <span class="badge">${ratio(a.gain)} predicted</span>
-      ${a.measured && html` <span class="badge">${ratio(a.measured.gain)} measured</span>`}${a.exact === false && html` <span class="badge">changes numbers</span>`}
-      <p>${a.evidence} <span class="facts">(${a.basis})</span></p>
-      ${(a.python || a.command) && html`<p><code>${a.python || a.command}</code></p>`}</li>`,
-    )}
+    <ol class="cards">${pieces.map((a) => html`<${Piece} piece=${a} />`)}
     </ol>
     ${(advice.notes ?? []).map((n) => html`<p class="facts">${n}</p>`)}</section>`;
+}
+
+/** Items a second in eager PyTorch, as the model is called now, and as advised. */
+function Speeds({ advice: { eager, now, advised } }) {
+  if (!advised) return null;
+  const items = (x) => html`<strong>${count(Math.round(x.items_per_second))}</strong>`;
+  return html`<p>Items a second: ${eager && html`eager PyTorch ${items(eager)} → `}${now && html`as it is called now ${items(now)} → `}as
+    advised ${items(advised)}${advised.measured ? "" : " (predicted)"}, ${ratio(advised.gain_over_eager)} those of eager PyTorch.</p>`;
+}
+
+/** A piece of advice: what to change, what that brings, why, and how it is written. */
+function Piece({ piece: a }) {
+  const written = a.python || a.command;
+  return html`<li>
+    <strong>${a.what}</strong> <span class="badge">${ratio(a.gain)} predicted</span>
+    ${a.measured && html` <span class="badge">${ratio(a.measured.gain)} measured</span>`}${a.exact === false && html` <span class="badge">changes numbers</span>`}
+    ${a.slower > 1.05 && html` <span class="badge">a call takes ${ratio(a.slower)} as long</span>`}
+    <p>${a.evidence} <span class="facts">(${a.basis})</span></p>
+    ${written && html`<p class="bar"><code>${written}</code> <${Copy} text=${written} title="copy" /></p>`}</li>`;
 }
 
 const NOTE_TITLES = {
