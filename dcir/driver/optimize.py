@@ -306,7 +306,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     )
     quick = QuickGuards(backend)
     borrowed = keeps_graphs_whole(BorrowedBackend(quick.backend))
-    keeper = TraceKeeper(session, quick, borrowed)
+    keeper = TraceKeeper(session, quick.begin, borrowed.lend)
     if session.options.keep_traces:
         keeps_traces(borrowed, keeper)
     if isinstance(fn, FunctionType):

@@ -45,7 +45,9 @@ _NAMES = _BARE | frozenset((
     "dcir.codegen.compile.Library", "dcir.codegen.steps.Place", "dcir.driver.kept.pickles._itself",
     "dcir.driver.kept.pickles._moving_program", "dcir.driver.kept.pickles._program", "dcir.driver.kept.pickles._with",
     "dcir.driver.record.GraphRecord", "dcir.frontends.torch.as_laid_out.Laid", "dcir.frontends.torch.kept.recording.KeptCall",
+    "dcir.frontends.torch.kept.pieces.KeptPiece", "dcir.frontends.torch.kept.pieces.KeptPieces",
     "dcir.frontends.torch.kept.recording.KeptGraph", "dcir.frontends.torch.kept.wrappers.KeptWrappers",
+    "dcir.frontends.torch.shapes.batch_buckets.Batch",
     "dcir.frontends.torch.shapes.programs.Span", "dcir.frontends.torch.shapes.programs._Behind", "dcir.ir.moving_network.MovingContainer",
     "dcir.ir.moving_network.MovingResult", "dcir.ir.origins.Frame", "dcir.ir.origins.Origins", "dcir.ir.origins.Place",
     "dcir.ir.sizes.Bounds", "dcir.ir.sizes.Polynomial", "dcir.ops.library.torch_call.TorchCall", "dcir.runtime.program_info.BufferInfo",
@@ -223,7 +225,7 @@ def tell(session: Session, kept: KeptCall, add: Callable[[GraphRecord], None]) -
 def _programs(kept: KeptCall) -> list[Any]:
     """The programs in a graph's compiled form."""
     found: list[Any] = []
-    pending: list[Any] = [graph.call for graph in kept.graphs.values()]
+    pending: list[Any] = [*kept.calls]
     while pending:
         value = pending.pop(0)
         if isinstance(value, Program | MovingProgram):

@@ -11,7 +11,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ from dcir.frontends.torch.kept.unguarded import listen
 from dcir.user_code import is_users
 
 _LOG = logging.getLogger(__name__)
-_MARK = "dcir_keeps_traces"
+_MARK, _CHOICE = "dcir_keeps_traces", "dcir_chooses_keeper"
 _GRAPH = "__compiled_fn_"
 
 
@@ -61,6 +61,10 @@ class KeptFrame:
     code: KeptCode
     guards: KeptGuards
     traced: tuple[TracedCode, ...]
+
+    def under(self, condition: str) -> KeptFrame:
+        """The same for sizes under a condition (``KeptGuards.under``)."""
+        return replace(self, guards=self.guards.under(condition))
 
 
 _CLASSES = (KeptCode, KeptGuards, KeptGuard, ShapeCodeParts, _ShapeGuardsHelper, DuplicateInputs, StorageOverlap)
@@ -104,6 +108,13 @@ def keeps_traces(backend: Any, keeper: Keeper) -> Any:
     _install()
     # The backend is in tables of Dynamo's, and is not to keep anybody alive.
     setattr(backend, _MARK, weakref.ref(keeper))
+    return backend
+
+
+def chooses_keeper(backend: Any, choice: Callable[[Any], Keeper | None]) -> Any:
+    """``backend``, marked as one whose traces somebody may keep: ``choice`` says who, from what calls it for ``torch.compile``."""
+    _install()
+    setattr(backend, _CHOICE, choice)
     return backend
 
 
@@ -171,7 +182,7 @@ def _install() -> None:
         found = keeper.found(frame)
         if found is not None:
             return wrap_guarded_code(found)
-        notes = Recording()
+        notes = Recording(keeper)
         _EAR.descriptions, _EAR.guards, _EAR.traced = Descriptions(), None, ()
         try:
             with notes.under_way():
@@ -216,12 +227,16 @@ def _kept(guarded: Any) -> KeptFrame | None:
 
 
 def _keeper_of(backend: Any) -> Keeper | None:
+    outer: Any = None
     while backend is not None:
         marked: Callable[[], Keeper | None] | None = getattr(backend, _MARK, None)
         if marked is not None:
             return marked()
+        choice: Callable[[Any], Keeper | None] | None = getattr(backend, _CHOICE, None)
+        if choice is not None:
+            return choice(outer)
         inner = (getattr(backend, name, None) for name in ("_torchdynamo_orig_backend", "compiler_fn", "__wrapped__"))
-        backend = next((b for b in inner if b is not None), None)
+        outer, backend = backend, next((b for b in inner if b is not None), None)
     return None
 
 

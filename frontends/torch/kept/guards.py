@@ -95,6 +95,18 @@ class KeptGuards:
     builtins: str
     imports: Mapping[str, str]
 
+    def under(self, condition: str) -> KeptGuards:
+        """With another condition on the sizes, as code; none where it is empty.
+
+        A kept trace is not for sizes that it has no program for, however many Dynamo would let it serve: those are left to other traces.
+        """
+        if not condition or self.shapes is None:
+            return self
+        parts = self.shapes.python_code_parts
+        return replace(
+            self, shapes=replace(self.shapes, python_code_parts=replace(parts, exprs=[*parts.exprs, condition]))
+        )
+
 
 def kept_guards(
     manager: Any, builder: Any, guards: list[Any], left_out: list[Any], graph: Any, descriptions: Descriptions
