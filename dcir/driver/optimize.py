@@ -309,6 +309,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     keeper = TraceKeeper(session, quick.begin, borrowed.lend)
     if session.options.keep_traces:
         keeps_traces(borrowed, keeper)
+        session.on_late = keeper.settle
     if isinstance(fn, FunctionType):
         drop_compiled_with(fn, borrowed)
     call = torch.compile(

@@ -1,7 +1,7 @@
 """Traces of what ``torch.compile(backend="dcir")`` compiles: nobody is around its calls, so they are written as soon as they are complete.
 
-    a graph, its program made with it           -->  written when Dynamo has its code
-    a graph for all sizes, compiled when called -->  written when a program is made
+    a graph, its program made with it                              -->  written when Dynamo has its code
+    a graph for all sizes, or a backward, compiled when called     -->  written when a program is made
 
 Nor can a call be made again there: a kept trace is used where its guards say of every call whether it has a program.
 """
@@ -34,6 +34,7 @@ class BackendTraces:
     def __init__(self, options: Options) -> None:
         self.session = Session(options, name="a kept trace", next_step="dcir.sessions()")
         self._keeper = TraceKeeper(self.session, lambda: None, lambda graph: graph, repeats=False)
+        self.session.on_late = self._keeper.settle
 
     def found(self, frame: Frame) -> GuardedCode | None:
         """A frame's code from an earlier trace; None if there is none for this call."""
