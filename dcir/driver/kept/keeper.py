@@ -214,7 +214,11 @@ class TraceKeeper:
 
     def _at(self, address: str) -> list[_Entry]:
         if address not in self._entries:
-            rows = _rows(Cache.default().read(_KIND, address, _SUFFIX), address)
+            try:
+                data = Cache.default().read(_KIND, address, _SUFFIX)
+            except OSError:  # somebody has made room just now
+                data = None
+            rows = _rows(data, address)
             # Programs of constant sizes are faster, and Dynamo asks for those first as well.
             self._entries[address] = sorted((_Entry(*row[:-1]) for row in rows), key=lambda entry: entry.moves)
         return self._entries[address]

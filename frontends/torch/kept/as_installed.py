@@ -59,15 +59,13 @@ def changes(descriptions: Descriptions) -> list[str]:
     if reason is not None:
         raise Unkept(reason)
     # What a foreign function holds may change, which shows in its description alone.
-    return [f"{where} {descriptions.of(value)}" for where, value in _FUNCTIONS.found()] + [
-        *_RENAMED.found(),
-        *sorted(torch.ops.loaded_libraries),
-    ]
+    foreign = sorted(f"{where} {descriptions.of(value)}" for where, value in _FUNCTIONS.found())
+    return [*foreign, *_RENAMED.found(), *sorted(torch.ops.loaded_libraries)]
 
 
 def _traced_modules() -> list[ModuleType]:
     """The modules whose functions traces run."""
-    for name in sys.modules.keys() - _modules.keys():
+    for name in sorted(sys.modules.keys() - _modules.keys()):
         _modules[name] = name.startswith("torch") and _TRACED.fullmatch(name) is not None
     named = (sys.modules.get(name) for name, traced in _modules.items() if traced)
     return [module for module in named if isinstance(module, ModuleType)]

@@ -10,7 +10,7 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from torch._dynamo.utils import CleanupHook, CleanupManager, orig_code_map
 from torch._guards import DuplicateInputs, StorageOverlap
 from torch.fx.experimental.symbolic_shapes import _ShapeGuardsHelper
 
-from dcir.frontends.torch.kept.bytecode import KeptCode, code_again, kept_code
+from dcir.frontends.torch.kept.bytecode import KeptCode, code_again, kept_code, with_imports
 from dcir.frontends.torch.kept.descriptions import Descriptions, Unkept, code_digest, codes_of_module, module_of_file
 from dcir.frontends.torch.kept.guards import KeptGuard, KeptGuards, guards_again, kept_guards
 from dcir.frontends.torch.kept.objects import Reader, name_of
@@ -187,7 +187,7 @@ def _install() -> None:
         try:
             with notes.under_way():
                 result = compiled(code, names, scope, builtins, closure, backend, *rest, **named)
-            kept = _kept(result.guarded_code)
+            kept = _kept(result.guarded_code, names)
             if kept is not None:
                 keeper.traced(frame, kept, notes)
             return result
@@ -214,13 +214,14 @@ def _install() -> None:
     module._compile, output.build_guards, manager.serialize_guards = compile_frame, build_guards, serialize_guards
 
 
-def _kept(guarded: Any) -> KeptFrame | None:
+def _kept(guarded: Any, names: Mapping[str, Any]) -> KeptFrame | None:
     """What Dynamo has just made of a frame; None where it cannot be kept."""
     guards = _EAR.guards
     if guarded is None or guards is None:
         return None
     try:
-        return KeptFrame(kept_code(guarded.code), guards, _EAR.traced)
+        code, imports = with_imports(guarded.code, names)
+        return KeptFrame(kept_code(code), replace(guards, imports={**guards.imports, **imports}), _EAR.traced)
     except Unkept as e:
         _LOG.debug("a trace is not kept: %s", e)
         return None

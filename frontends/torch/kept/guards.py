@@ -104,7 +104,7 @@ class KeptGuards:
             return self
         parts = self.shapes.python_code_parts
         return replace(
-            self, shapes=replace(self.shapes, python_code_parts=replace(parts, exprs=[*parts.exprs, condition]))
+            self, shapes=replace(self.shapes, python_code_parts=replace(parts, exprs=[*parts.exprs, f"({condition})"]))
         )
 
 
@@ -204,7 +204,8 @@ def guards_again(
     with _marked(tensors, kept.marks):
         manager = CheckFunctionManager(code, OutputGraphCommon(graph), shape_code_parts=kept.shapes)
     if not manager.guard_manager.check(scope):
-        raise Unkept("the sizes of this call are others")
+        failed = manager.guard_manager.check_verbose(scope).verbose_code_parts
+        raise Unkept(f"a guard does not hold for this call: {'; '.join(map(str, failed))}")
     return manager.guard_manager
 
 

@@ -1,6 +1,7 @@
 """A batch of any size in pieces of constant sizes (``shapes/batch_buckets.py``) as data, and as something to call again.
 
-A kept one compiles no further pieces: it covers a batch with those that there are, and one that would take very many is traced.
+Before that is shown of a graph, its programs are for the batches that they were compiled for. A kept one compiles no further pieces: it
+covers a batch with those that there are, and one that would take very many is traced.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ class KeptPieces:
         floats: numbers of the arguments that are tensors in the place of Python's numbers.
         kind: what all else in a call has to be (``kind_of_call``).
         pieces: by their number of images.
+        whole: whether they are for whole batches alone, since nothing shows that the graph does the same to every image.
     """
 
     batch: Batch
     floats: tuple[int, ...]
     kind: Any
     pieces: Mapping[int, KeptPiece]
+    whole: bool
 
     def runs(self) -> Callable[..., Any]:
         """The graph as Dynamo calls it; a call that there are no pieces for ends in ``NoProgramForSizes``."""
@@ -61,7 +64,9 @@ class Pieces:
     def __init__(self, by_size: BySize, traces: Mapping[Any, KeptPiece]) -> None:
         self._by_size, self._traces = by_size, traces
         shown = (kind for kind, found in by_size.pieces.items() if isinstance(found, BatchBuckets))
-        self._kind = next(shown, None)  # none where the graph was not shown to do the same to every image
+        kind = next(shown, None)
+        self._whole = kind is None
+        self._kind = next(iter(by_size.by_batch), None) if kind is None else kind
 
     @property
     def programs(self) -> int:
@@ -75,7 +80,7 @@ class Pieces:
         if not sizes or len(paths) != 1:
             return ""
         least, most = reach(sizes)
-        return f"{least} <= {paths[0]} <= {most}"
+        return " or ".join(f"{paths[0]} == {n}" for n in sizes) if self._whole else f"{least} <= {paths[0]} <= {most}"
 
     def kept(self) -> KeptPieces:
         """All of them.
@@ -86,7 +91,7 @@ class Pieces:
         found, batch = self._found(), self._by_size.batch
         if not found or not isinstance(batch, Batch):
             raise Unkept("none of its programs is for a piece of any batch")
-        return KeptPieces(batch, self._by_size.floats, self._kind, found)
+        return KeptPieces(batch, self._by_size.floats, self._kind, found, self._whole)
 
     def _found(self) -> dict[int, KeptPiece]:
         made = {} if self._kind is None else self._by_size.by_batch.get(self._kind, {})
@@ -107,8 +112,9 @@ class _Covered:
 
     def __call__(self, *args: Any) -> Any:
         kept, (least, most) = self._kept, self._reach
-        if not least <= kept.batch.size(args) <= most:
-            raise NoProgramForSizes(f"there are no pieces for {kept.batch.size(args)} images")
+        images = kept.batch.size(args)
+        if not (images in kept.pieces if kept.whole else least <= images <= most):
+            raise NoProgramForSizes(f"there are no pieces for {images} images")
         if kind_of_call(args, kept.floats, kept.batch.tensors, kept.batch.numbers) != kept.kind:
             raise NoProgramForSizes("the pieces are for arguments of other forms")
         return self._buckets(*args)

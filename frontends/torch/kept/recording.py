@@ -195,7 +195,7 @@ class Recording:
         if moving is None or self._by_size is None:
             return ""
         found = dict.fromkeys(span.condition(self._by_size.paths) for span in moving.spans)
-        return "" if not all(found) else " or ".join(f"({condition})" for condition in found)
+        return "" if not all(found) else f"({' or '.join(found)})"
 
     def _pieces(self) -> Pieces | None:
         by_size = self._by_size

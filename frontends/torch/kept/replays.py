@@ -24,7 +24,7 @@ _OF_DYNAMO = frozenset(("object_new", "object_setattr_ignore_descriptor"))
 """Functions of Dynamo's own, which are there whoever's frame it is."""
 _MAKES = frozenset(f"{_NAME}{name}" for name in (
     "object.__new__", "dict.__new__", "list.__new__", "tuple.__new__", "__import_builtins.object.__new__", "__import_builtins.dict.__new__",
-    "__import_collections.OrderedDict.__new__", "__import_builtins.object.__setattr__", *_OF_DYNAMO,
+    "__import_collections.OrderedDict.__new__", "__import_collections.OrderedDict", "__import_builtins.object.__setattr__", *_OF_DYNAMO,
 ))  # fmt: skip
 _FILLS = frozenset(f"{_METHOD}{name}" for name in ("update", "clear", "extend"))
 _TAKES = {"STORE_ATTR": 2, "STORE_SUBSCR": 3, "DELETE_ATTR": 1}
@@ -103,12 +103,17 @@ class _Replayer(Follower):
             return False
         first, second = self._stack[at : at + 2]
         function = second if first == _NULL else first
-        if self._graphs != 1 or function not in _MAKES | _FILLS:
+        if self._graphs != 1 or not (function in _MAKES | _FILLS or _is_new(function)):
             return super()._call(number)
         self._take(number)
         del self._stack[-2:]
         self._stack.append(_VALUE)
         return True
+
+
+def _is_new(function: str) -> bool:
+    """Whether it makes an object of a class that is not filled yet."""
+    return function.startswith(_NAME) and function.endswith(".__new__")
 
 
 @functools.cache
