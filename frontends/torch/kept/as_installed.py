@@ -13,8 +13,8 @@ import re
 import sys
 import sysconfig
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
+from collections.abc import Iterable, Iterator
+from operator import attrgetter, itemgetter
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -44,6 +44,7 @@ _known_keys: set[str] = set()
 """Kernels from Python that have been looked at and are torch's own."""
 _own: dict[FunctionType, Any] = {}
 """Functions that have been looked at and are torch's or Python's own, and their bytecode then."""
+_FUNCTION = itemgetter(1)
 _MEMBERS = (FunctionType, staticmethod, classmethod, property)
 _modules: dict[str, bool] = {}
 """Names of modules, and whether traces run their functions."""
@@ -81,30 +82,23 @@ def _classes(modules: Iterable[ModuleType]) -> list[type]:
     return [*own, torch._C.TensorBase]
 
 
-def _function_places() -> tuple[list[type], list[FunctionType]]:
+def _function_places() -> tuple[list[type], list[tuple[str, FunctionType]]]:
     modules = _traced_modules()
     classes = _classes(modules)
-    plain = [v for module in modules for v in list(vars(module).values()) if type(v) is FunctionType]
-    return classes, [*plain, *(part for cls in classes for _, part in _methods("", cls))]
+    plain = [(f"{m.__name__}.{k}", v) for m in modules for k, v in list(vars(m).items()) if type(v) is FunctionType]
+    return classes, [*plain, *(row for cls in classes for row in _methods(f"{cls.__module__}.{cls.__name__}", cls))]
 
 
-def _function_sign(places: tuple[list[type], list[FunctionType]]) -> Sign:
+def _function_sign(places: tuple[list[type], list[tuple[str, FunctionType]]]) -> Sign:
     classes, functions = places
     modules = _traced_modules()
     held = [*contents(map(vars, modules), (FunctionType, type)), *contents(map(vars, classes), _MEMBERS)]
-    return Sign([*modules, *held, *codes(functions)], [])
+    return Sign([*modules, *held, *codes(map(_FUNCTION, functions))], [])
 
 
-def _functions() -> Iterator[tuple[str, Any]]:
+def _functions(places: tuple[list[type], list[tuple[str, FunctionType]]]) -> Iterator[tuple[str, Any]]:
     """Functions of others among those of torch, and where they are."""
-    for module in _traced_modules():
-        for key, value in list(vars(module).items()):
-            if type(value) is FunctionType and _is_foreign(value):
-                yield f"{module.__name__}.{key}", value
-    for cls in _classes(_traced_modules()):
-        for key, part in _methods(f"{cls.__module__}.{cls.__name__}", cls):
-            if _is_foreign(part):
-                yield key, part
+    return (row for row in places[1] if _is_foreign(row[1]))
 
 
 def _methods(where: str, cls: type) -> Iterator[tuple[str, FunctionType]]:
@@ -146,7 +140,7 @@ def _is_of_others(function: FunctionType) -> bool:
     return not (file.startswith("<") and str(function.__module__).partition(".")[0] == "torch")
 
 
-def _renamed() -> list[str]:
+def _renamed(places: None) -> list[str]:
     """What the names of functions that models call stand for."""
     rows = []
     for name in _NAMES:
@@ -156,11 +150,11 @@ def _renamed() -> list[str]:
     return sorted(rows)
 
 
-def _name_sign(_: None) -> Sign:
+def _name_sign(places: None) -> Sign:
     return Sign(contents([vars(sys.modules[name]) for name in _NAMES], (FunctionType, BuiltinFunctionType)), [])
 
 
-def _kernels() -> Iterator[str]:
+def _kernels(places: None) -> Iterator[str]:
     """Kernels that others have given to torch's operators from Python."""
     for key in _one_of_each_library() - _known_keys:
         space, operator, *_ = key.split("/")
@@ -177,7 +171,7 @@ def _libraries() -> list[Any]:
     return [info for info in list(ends) if info.func is torch.library._del_library]
 
 
-def _library_sign(_: None) -> Sign:
+def _library_sign(places: None) -> Sign:
     try:
         libraries = _libraries()
         return Sign(libraries, [len(torch.library._impls), *(len(info.args[1]) for info in libraries)])
@@ -202,24 +196,25 @@ def _given_elsewhere(operator: str) -> bool:
     return any(is_users(place) for place in places if not place.endswith(_NATIVE))
 
 
-def _overload_places() -> tuple[list[OpOverloadPacket[Any, Any]], list[OpOverload[Any, Any]], list[FunctionType]]:
+_Kernels = tuple[list[Any], list[Any], list[tuple[Any, FunctionType]]]
+
+
+def _overload_places() -> _Kernels:
     spaces = (torch.ops.aten, torch.ops.prims)
     packets = [p for space in spaces for p in list(vars(space).values()) if isinstance(p, OpOverloadPacket)]
     overloads = [o for packet in packets for o in list(vars(packet).values()) if isinstance(o, OpOverload)]
-    return packets, overloads, _of(k for o in overloads for k in o.py_kernels.values())
+    return packets, overloads, _python((o, k) for o in overloads if o.py_kernels for k in o.py_kernels.values())
 
 
-def _overload_sign(places: tuple[list[Any], list[Any], list[FunctionType]]) -> Sign:
+def _overload_sign(places: _Kernels) -> Sign:
     packets, overloads, functions = places
     held = contents([vars(torch.ops.aten), vars(torch.ops.prims)], OpOverloadPacket)
     held += contents(map(vars, packets), OpOverload)
-    return Sign([*held, *contents(map(_PY_KERNELS, overloads), object), *codes(functions)], [])
+    return Sign([*held, *contents(map(_PY_KERNELS, overloads), object), *codes(map(_FUNCTION, functions))], [])
 
 
-def _python_kernels() -> Iterator[str]:
-    for overload in _overload_places()[1]:
-        if any(map(_is_others, overload.py_kernels.values())):
-            yield f"{overload} has a kernel of another package"
+def _python_kernels(places: _Kernels) -> Iterator[str]:
+    return (f"{overload} has a kernel of another package" for overload, f in places[2] if _is_foreign(f))
 
 
 def _told() -> list[tuple[str, Any]]:
@@ -232,41 +227,35 @@ def _told() -> list[tuple[str, Any]]:
     return found
 
 
-def _form_sign(functions: list[FunctionType]) -> Sign:
-    return Sign([*(f for _, f in _told()), *codes(functions)], [])
+def _form_places() -> list[tuple[Any, FunctionType]]:
+    return _python(_told())
 
 
-def _forms() -> Iterator[str]:
+def _form_sign(functions: list[tuple[Any, FunctionType]]) -> Sign:
+    return Sign([*map(_FUNCTION, _told()), *codes(map(_FUNCTION, functions))], [])
+
+
+def _forms(functions: list[tuple[Any, FunctionType]]) -> Iterator[str]:
     """What others say of the results of torch's operators."""
-    for operator, function in _told():
-        if _is_others(function):
-            yield f"the form of {operator} is told by another package"
+    return (f"the form of {operator} is told by another package" for operator, f in functions if _is_foreign(f))
 
 
-def _decomposed() -> list[FunctionType]:
-    return _of(f for table in global_decomposition_table.values() for f in list(table.values()))
+def _decomposed() -> list[tuple[Any, FunctionType]]:
+    return _python(row for table in global_decomposition_table.values() for row in list(table.items()))
 
 
-def _decomposition_sign(functions: list[FunctionType]) -> Sign:
-    return Sign([*contents(global_decomposition_table.values(), object), *codes(functions)], [])
+def _decomposition_sign(functions: list[tuple[Any, FunctionType]]) -> Sign:
+    return Sign([*contents(global_decomposition_table.values(), object), *codes(map(_FUNCTION, functions))], [])
 
 
-def _decompositions() -> Iterator[str]:
-    for table in global_decomposition_table.values():
-        for operator, function in list(table.items()):
-            if _is_others(function):
-                yield f"{operator} has a decomposition of another package"
+def _decompositions(functions: list[tuple[Any, FunctionType]]) -> Iterator[str]:
+    return (f"{operator} has a decomposition of another package" for operator, f in functions if _is_foreign(f))
 
 
-def _is_others(function: Callable[..., Any]) -> bool:
-    inner = inspect.unwrap(function)
-    return isinstance(inner, FunctionType) and _is_foreign(inner)
-
-
-def _of(functions: Iterable[Any]) -> list[FunctionType]:
-    """Of functions those that are Python's, and what they wrap."""
-    every = [part for f in functions for part in (f, inspect.unwrap(f))]
-    return [f for f in every if isinstance(f, FunctionType)]
+def _python(rows: Iterable[tuple[Any, Any]]) -> list[tuple[Any, FunctionType]]:
+    """Of what is given for operators that which is Python's: the function that is wrapped, if it wraps one."""
+    inner = ((of, inspect.unwrap(f) if hasattr(f, "__wrapped__") else f) for of, f in rows)
+    return [(of, f) for of, f in inner if isinstance(f, FunctionType)]
 
 
 _PY_KERNELS = attrgetter("py_kernels")
@@ -274,5 +263,5 @@ _FUNCTIONS: Look[Any, tuple[str, Any]] = Look(_function_places, _function_sign, 
 _RENAMED: Look[Any, str] = Look(lambda: None, _name_sign, _renamed)
 _KERNELS: Look[Any, str] = Look(lambda: None, _library_sign, _kernels)
 _PYTHON_KERNELS: Look[Any, str] = Look(_overload_places, _overload_sign, _python_kernels)
-_FORMS: Look[Any, str] = Look(lambda: _of(f for _, f in _told()), _form_sign, _forms)
+_FORMS: Look[Any, str] = Look(_form_places, _form_sign, _forms)
 _DECOMPOSITIONS: Look[Any, str] = Look(_decomposed, _decomposition_sign, _decompositions)

@@ -7,19 +7,15 @@ stack or variable of it is used before it is there.
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any
 
 from dcir.frontends.torch.kept.descriptions import Unkept
+from dcir.frontends.torch.kept.imports import is_by_address
 from dcir.frontends.torch.kept.replays import replayed
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
-_BY_ADDRESS = re.compile(r"___?\w+_\d{6,}_c\d+")
-"""Names that Dynamo gives to what has none among the globals."""
 _LARGEST_STACK = 1 << 14
 
 
@@ -34,31 +30,13 @@ class KeptCode:
     form: tuple[Any, ...]
 
 
-def with_imports(code: CodeType, names: Mapping[str, Any]) -> tuple[CodeType, dict[str, str]]:
-    """Code with names of modules that Dynamo gives to its imports, in the place of those that hold an address; and which modules these are.
-
-    Args:
-        code: Dynamo's.
-        names: its globals.
-    """
-    modules = {
-        name: module.__name__
-        for name in code.co_names
-        if _BY_ADDRESS.fullmatch(name) and isinstance(module := names.get(name), ModuleType) and sys.modules.get(module.__name__) is module
-    }  # fmt: skip
-    aliases = {name: f"__import_{module.replace('.', '_dot_')}" for name, module in modules.items()}
-    return code.replace(co_names=tuple(aliases.get(n, n) for n in code.co_names)), {
-        aliases[name]: module for name, module in modules.items()
-    }
-
-
 def kept_code(code: CodeType) -> KeptCode:
     """The data of code that hands on.
 
     Raises:
         Unkept: it does more.
     """
-    if any(map(_BY_ADDRESS.fullmatch, code.co_names)):
+    if any(map(is_by_address, code.co_names)):
         raise Unkept("a frame uses what Dynamo knows by its address")
     if replayed(code) is None or not _are_plain(code.co_consts):
         raise Unkept("a frame does more than call its graph")

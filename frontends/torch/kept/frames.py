@@ -25,9 +25,10 @@ from torch._dynamo.utils import CleanupHook, CleanupManager, orig_code_map
 from torch._guards import DuplicateInputs, StorageOverlap
 from torch.fx.experimental.symbolic_shapes import _ShapeGuardsHelper
 
-from dcir.frontends.torch.kept.bytecode import KeptCode, code_again, kept_code, with_imports
+from dcir.frontends.torch.kept.bytecode import KeptCode, code_again, kept_code
 from dcir.frontends.torch.kept.descriptions import Descriptions, Unkept, code_digest, codes_of_module, module_of_file
 from dcir.frontends.torch.kept.guards import KeptGuard, KeptGuards, guards_again, kept_guards
+from dcir.frontends.torch.kept.imports import import_names, imports_of, with_names
 from dcir.frontends.torch.kept.objects import Reader, name_of
 from dcir.frontends.torch.kept.recording import Recording, recording
 from dcir.frontends.torch.kept.sources import known_sources
@@ -220,8 +221,9 @@ def _kept(guarded: Any, names: Mapping[str, Any]) -> KeptFrame | None:
     if guarded is None or guards is None:
         return None
     try:
-        code, imports = with_imports(guarded.code, names)
-        return KeptFrame(kept_code(code), replace(guards, imports={**guards.imports, **imports}), _EAR.traced)
+        known = import_names(names)
+        guards = replace(guards.named(known), imports={**guards.imports, **imports_of(guarded.code.co_names, known)})
+        return KeptFrame(kept_code(with_names(guarded.code, known)), guards, _EAR.traced)
     except Unkept as e:
         _LOG.debug("a trace is not kept: %s", e)
         return None

@@ -58,9 +58,9 @@ def kind_of(guard: Any) -> tuple[str, Parameters]:
     return name, checked_parameters(tuple(sorted(parameters.items(), key=lambda p: p[0])))
 
 
-def checked_parameters(parameters: Parameters) -> Parameters:
-    """Parameters with sources made anew."""
-    return tuple((name, checked(value) if isinstance(value, Source) else value) for name, value in parameters)
+def checked_parameters(parameters: Parameters, again: Callable[[Any], Any] = checked) -> Parameters:
+    """Parameters with sources made anew, by ``again``."""
+    return tuple((name, again(value) if isinstance(value, Source) else value) for name, value in parameters)
 
 
 def text_of(

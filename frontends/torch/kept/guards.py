@@ -26,7 +26,7 @@ from torch._dynamo.guards import (
     convert_int_to_concrete_values,
 )
 from torch._dynamo.output_graph import OutputGraphCommon, OutputGraphGuardsState, get_builtins_dict
-from torch._dynamo.source import get_global_source_name
+from torch._dynamo.source import GlobalSource, get_global_source_name
 from torch._guards import Guard, GuardsSet, Source
 from torch.autograd import forward_ad
 from torch.utils import _device, _pytree
@@ -41,6 +41,7 @@ from dcir.frontends.torch.kept.guard_texts import (
     text_of,
     text_or_kind,
 )
+from dcir.frontends.torch.kept.imports import imports_of, is_by_address, renamed
 from dcir.frontends.torch.kept.sources import check_conditions, checked
 from dcir.frontends.torch.kept.unguarded import observers
 
@@ -94,6 +95,25 @@ class KeptGuards:
     modes: str
     builtins: str
     imports: Mapping[str, str]
+
+    def named(self, known: Mapping[str, tuple[str, str]]) -> KeptGuards:
+        """With other names of modules, as ``imports.import_names`` gives them.
+
+        Raises:
+            Unkept: something else has a name that holds an address.
+        """
+        used: list[str] = []
+
+        def other(source: Source) -> Source | None:
+            name = source.global_name if isinstance(source, GlobalSource) else ""
+            if is_by_address(name) and name not in known:
+                raise Unkept("a guard looks at what Dynamo knows by its address")
+            used.append(name)
+            return renamed(known, source)
+
+        again = functools.partial(checked, renamed=other)
+        made = _with_sources(self, again)
+        return replace(made, imports={**made.imports, **imports_of(used, known)})
 
     def under(self, condition: str) -> KeptGuards:
         """With another condition on the sizes, as code; none where it is empty.
@@ -173,7 +193,7 @@ def guards_again(
     if state is None or _modes(state) != kept.modes:
         raise Unkept("the modes of the thread are others")
     _check_shapes(kept.shapes)
-    kept = _with_sources_checked(kept)
+    kept = _with_sources(kept)
     _install(kept, names)
     found: dict[Any, Any] = {}
     scopes = {"G": names, "L": scope}
@@ -265,29 +285,30 @@ def _check_shapes(shapes: Any) -> None:
     check_conditions(shapes.python_code_parts.exprs)
 
 
-def _with_sources_checked(kept: KeptGuards) -> KeptGuards:
+def _with_sources(kept: KeptGuards, again: Callable[[Any], Any] = checked) -> KeptGuards:
     """The guards with sources made anew (``sources.py``); what else they hold is compared, not evaluated."""
     shapes = kept.shapes
     if shapes is not None:  # the texts for logs are made of the others
         shapes = replace(
-            shapes, verbose_code_parts=shapes.python_code_parts, shape_env_sources=[checked(s) for s in shapes.shape_env_sources]
+            shapes, verbose_code_parts=shapes.python_code_parts, shape_env_sources=[again(s) for s in shapes.shape_env_sources]
         )  # fmt: skip
     return replace(
-        kept, rows=tuple(map(_row, kept.rows)),
-        unguarded=tuple(map(_row, kept.unguarded)), ordered=tuple(map(checked, kept.ordered)),
-        sizes={checked(source): size for source, size in kept.sizes.items()}, aliases=tuple(map(_alias, kept.aliases)), shapes=shapes,
+        kept, rows=tuple(_row(row, again) for row in kept.rows),
+        unguarded=tuple(_row(row, again) for row in kept.unguarded), ordered=tuple(map(again, kept.ordered)),
+        sizes={again(source): size for source, size in kept.sizes.items()}, aliases=tuple(_alias(guard, again) for guard in kept.aliases),
+        shapes=shapes,
     )  # fmt: skip
 
 
-def _row(row: KeptGuard) -> KeptGuard:
-    return replace(row, source=checked(row.source), parameters=checked_parameters(row.parameters))
+def _row(row: KeptGuard, again: Callable[[Any], Any]) -> KeptGuard:
+    return replace(row, source=again(row.source), parameters=checked_parameters(row.parameters, again))
 
 
-def _alias(guard: Any) -> Any:
+def _alias(guard: Any, again: Callable[[Any], Any]) -> Any:
     """What AOTAutograd asks for besides, with sources made anew."""
     values = {f.name: getattr(guard, f.name) for f in fields(guard)}
     return type(guard)(**{
-        name: checked(v) if isinstance(v, Source) else [checked(s) for s in v] if isinstance(v, list) else v
+        name: again(v) if isinstance(v, Source) else [again(s) for s in v] if isinstance(v, list) else v
         for name, v in values.items()
     })  # fmt: skip
 

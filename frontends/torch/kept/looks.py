@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 _P = TypeVar("_P")
 _F = TypeVar("_F")
 _CODE = operator.attrgetter("__code__")
+_VALUES = operator.methodcaller("values")
 
 
 class Sign(NamedTuple):
@@ -46,7 +47,9 @@ class Look(Generic[_P, _F]):
         find: looks at them.
     """
 
-    def __init__(self, places: Callable[[], _P], sign: Callable[[_P], Sign], find: Callable[[], Iterable[_F]]) -> None:
+    def __init__(
+        self, places: Callable[[], _P], sign: Callable[[_P], Sign], find: Callable[[_P], Iterable[_F]]
+    ) -> None:
         self._places_of, self._sign_of, self._find = places, sign, find
         self._known: tuple[_P, Sign, list[_F]] | None = None
 
@@ -58,7 +61,7 @@ class Look(Generic[_P, _F]):
                 return found
         places = self._places_of()
         sign = self._sign_of(places)  # before the look: what changes meanwhile is looked at again
-        found = list(self._find())
+        found = list(self._find(places))
         self._known = places, sign, found
         return found
 
@@ -67,7 +70,7 @@ def contents(tables: Iterable[Any], kinds: Any) -> list[Any]:
     """What dictionaries hold of some classes: its keys, and then itself, in order."""
     every = list(tables)
     keys = [*chain.from_iterable(every)]
-    values = [*chain.from_iterable([t.values() for t in every])]
+    values = [*chain.from_iterable(map(_VALUES, every))]
     wanted = [*map(isinstance, values, repeat(kinds))]
     return [*compress(keys, wanted), *compress(values, wanted)]
 

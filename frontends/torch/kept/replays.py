@@ -26,6 +26,8 @@ _MAKES = frozenset(f"{_NAME}{name}" for name in (
     "object.__new__", "dict.__new__", "list.__new__", "tuple.__new__", "__import_builtins.object.__new__", "__import_builtins.dict.__new__",
     "__import_collections.OrderedDict.__new__", "__import_collections.OrderedDict", "__import_builtins.object.__setattr__", *_OF_DYNAMO,
 ))  # fmt: skip
+_ASKS = frozenset((f"{_NAME}type", f"{_NAME}__import_builtins.type"))
+"""With one argument."""
 _FILLS = frozenset(f"{_METHOD}{name}" for name in ("update", "clear", "extend"))
 _TAKES = {"STORE_ATTR": 2, "STORE_SUBSCR": 3, "DELETE_ATTR": 1}
 _RECORDS = "records"
@@ -103,7 +105,8 @@ class _Replayer(Follower):
             return False
         first, second = self._stack[at : at + 2]
         function = second if first == _NULL else first
-        if self._graphs != 1 or not (function in _MAKES | _FILLS or _is_new(function)):
+        asks = function in _ASKS and number == 1
+        if self._graphs != 1 or not (asks or function in _MAKES | _FILLS or _is_new(function)):
             return super()._call(number)
         self._take(number)
         del self._stack[-2:]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo import source as sources
@@ -44,8 +45,12 @@ def known_sources() -> frozenset[type[Source]]:
     return frozenset(cls for cls in found if cls.__module__ == sources.__name__ and cls.__name__ not in _CALLING)
 
 
-def checked(source: Any) -> Any:
+def checked(source: Any, renamed: Callable[[Source], Source | None] = lambda source: None) -> Any:
     """A source again, from its parts.
+
+    Args:
+        source: the source.
+        renamed: gives another one in the place of a part; None where it stays.
 
     Raises:
         Unkept: it is none that a trace of ours has.
@@ -53,13 +58,16 @@ def checked(source: Any) -> Any:
     cls = type(source)
     if cls not in known_sources():
         raise Unkept(f"a source of the form {cls.__qualname__}")
-    given = {f.name: _part(cls, f.name, getattr(source, f.name, None)) for f in dataclasses.fields(source) if f.init}
-    return cls(**given)
+    other = renamed(source)
+    if other is not None:
+        return other
+    fields = (f.name for f in dataclasses.fields(source) if f.init)
+    return cls(**{name: _part(cls, name, getattr(source, name, None), renamed) for name in fields})
 
 
-def _part(cls: type, name: str, value: Any) -> Any:
+def _part(cls: type, name: str, value: Any, renamed: Callable[[Source], Source | None]) -> Any:
     if isinstance(value, Source):
-        return checked(value)
+        return checked(value, renamed)
     if name == "index" and type(value) is tuple:  # a slice, as a source keeps it
         if len(value) == 2 and value[0] is slice and all(type(v) in _PLAIN for v in value[1]):
             return slice(*value[1])

@@ -32,7 +32,7 @@ class Names:
     def sign(self, functions: list[FunctionType]) -> Sign:
         return Sign([*contents([self.table], FunctionType), *codes(functions)], [len(self.table)])
 
-    def find(self) -> Iterator[str]:
+    def find(self, functions: list[FunctionType]) -> Iterator[str]:
         self.looks += 1
         for name, f in self.table.items():
             if isinstance(f, FunctionType) and f.__code__.co_name == "one":
