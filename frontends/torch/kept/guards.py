@@ -42,7 +42,7 @@ from dcir.frontends.torch.kept.guard_texts import (
     text_or_kind,
 )
 from dcir.frontends.torch.kept.imports import imports_of, is_by_address, renamed
-from dcir.frontends.torch.kept.sources import check_conditions, checked
+from dcir.frontends.torch.kept.sources import Checker, check_conditions
 from dcir.frontends.torch.kept.unguarded import observers
 
 _MARKS = (
@@ -111,8 +111,7 @@ class KeptGuards:
             used.append(name)
             return renamed(known, source)
 
-        again = functools.partial(checked, renamed=other)
-        made = _with_sources(self, again)
+        made = _with_sources(self, Checker(other))
         return replace(made, imports={**made.imports, **imports_of(used, known)})
 
     def under(self, condition: str) -> KeptGuards:
@@ -147,7 +146,6 @@ def kept_guards(
     rows, marks, tensors = [], {}, []
     for guard in guards:
         kind, parameters = kind_of(guard)
-        checked(guard.originating_source)
         text = text_of(guard, kind, parameters, builder.get, descriptions)
         rows.append(KeptGuard(guard.originating_source, kind, parameters, text))
         if kind == "TENSOR_MATCH":
@@ -158,7 +156,7 @@ def kept_guards(
         kind, parameters = kind_of(guard)
         with contextlib.suppress(*_NOT_THERE):  # of an attempt that Dynamo has given up
             text = text_or_kind(guard, kind, parameters, builder.get, descriptions)
-            unguarded.append(KeptGuard(checked(guard.originating_source), kind, parameters, text))
+            unguarded.append(KeptGuard(guard.originating_source, kind, parameters, text))
     sizes = _pytree.tree_map(convert_int_to_concrete_values, dict(graph.input_source_to_sizes_strides))
     shapes = manager.shape_code_parts
     _check_shapes(shapes)
@@ -193,7 +191,7 @@ def guards_again(
     if state is None or _modes(state) != kept.modes:
         raise Unkept("the modes of the thread are others")
     _check_shapes(kept.shapes)
-    kept = _with_sources(kept)
+    kept = _with_sources(kept, Checker())
     _install(kept, names)
     found: dict[Any, Any] = {}
     scopes = {"G": names, "L": scope}
@@ -285,7 +283,7 @@ def _check_shapes(shapes: Any) -> None:
     check_conditions(shapes.python_code_parts.exprs)
 
 
-def _with_sources(kept: KeptGuards, again: Callable[[Any], Any] = checked) -> KeptGuards:
+def _with_sources(kept: KeptGuards, again: Callable[[Any], Any]) -> KeptGuards:
     """The guards with sources made anew (``sources.py``); what else they hold is compared, not evaluated."""
     shapes = kept.shapes
     if shapes is not None:  # the texts for logs are made of the others
