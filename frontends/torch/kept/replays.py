@@ -81,8 +81,9 @@ class _Replayer(Follower):
             self._take(number)
             stack.append(_VALUE)
             return True
-        if name == "LOAD_ATTR" and stack and stack[-1] == _RECORDS and what in _OF_DYNAMO:
-            stack[-1] = f"{_NAME}{what}"
+        if name in ("LOAD_ATTR", "LOAD_METHOD") and stack and stack[-1] == _RECORDS and what in _OF_DYNAMO:
+            self._take(1)
+            stack += [_NULL] * (name == "LOAD_METHOD") + [f"{_NAME}{what}"]
             return True
         if name in ("LOAD_ATTR", "LOAD_METHOD") and stack and stack[-1].startswith(_NAME):
             (of,) = self._take(1)
