@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+import torch
+
 from dcir.frontends.torch.kept.descriptions import Unkept
 from dcir.frontends.torch.kept.imports import is_by_address
 from dcir.frontends.torch.kept.replays import replayed
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
+_PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
 _LARGEST_STACK = 1 << 14
 
 

@@ -69,6 +69,11 @@ class Pieces:
         self._kind = next(iter(by_size.by_batch), None) if kind is None else kind
 
     @property
+    def floats(self) -> tuple[int, ...]:
+        """Numbers of the arguments that are tensors in the place of Python's numbers, which no guard asks for."""
+        return self._by_size.floats
+
+    @property
     def programs(self) -> int:
         """How many there are."""
         return len(self._found())
@@ -91,7 +96,7 @@ class Pieces:
         found, batch = self._found(), self._by_size.batch
         if not found or not isinstance(batch, Batch):
             raise Unkept("none of its programs is for a piece of any batch")
-        return KeptPieces(batch, self._by_size.floats, self._kind, found, self._whole)
+        return KeptPieces(batch, self.floats, self._kind, found, self._whole)
 
     def _found(self) -> dict[int, KeptPiece]:
         made = {} if self._kind is None else self._by_size.by_batch.get(self._kind, {})

@@ -217,7 +217,8 @@ class Recording:
             raise Unkept("it is not one graph")
         pieces = self._pieces()
         if pieces is not None:
-            return KeptCall(None, {}, self._overlaps.matter, moving=True, certain=False, pieces=pieces.kept())
+            certain = bool(pieces.condition) and not pieces.floats and not self._overlaps.matter
+            return KeptCall(None, {}, self._overlaps.matter, moving=True, certain=certain, pieces=pieces.kept())
         if len(self._heard) != 1:
             raise Unkept("it is not one graph")
         if self._by_size is not None and self._moving() is None:

@@ -29,6 +29,9 @@ END = """
 print("RESULT " + json.dumps({"traced": counters["stats"].get("unique_graphs", 0), "results": results, "worst": worst}))
 """
 GENERATES = """
+from tests.endtoend.test_architectures import _import_or_skip
+
+_import_or_skip("transformers")
 import transformers
 
 sizes = dict(vocab_size=101, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64)

@@ -62,7 +62,10 @@ def test_it_is_of_one_frame() -> None:
 
 def _of(text: str) -> CodeType:
     names: dict[str, Any] = {}
-    exec(f"def frame(args, kwargs):\n    (a,) = __compiled_fn_1(args)\n{textwrap.indent(text, '    ')}\n    return args", names)
+    exec(
+        f"def frame(args, kwargs):\n    (a,) = __compiled_fn_1(args)\n{textwrap.indent(text, '    ')}\n    return args",
+        names,
+    )
     code: CodeType = names["frame"].__code__
     return code
 
