@@ -56,6 +56,9 @@ _NAMES = _BARE | frozenset((
     "torch._dynamo.source.LocalSource", "torch._dynamo.source.TensorProperty", "torch._dynamo.source.TensorPropertySource",
     "torch._dynamo.source.UnspecializedBuiltinNNModuleSource", "torch._dynamo.source.UnspecializedNNModuleSource",
     "torch._dynamo.source.UnspecializedParamBufferSource", "torch.Tensor", "torch.nn.parameter.Parameter",
+    "torch._C._functionalization.InverseReturnMode", "torch.fx.experimental.symbolic_shapes.SymIntEqByExpr",
+    f"{_AOT}.functional_utils.ViewMetaSequence",
+    *(f"torch._C._functionalization.{name}" for name in dir(torch._C._functionalization) if name.endswith("ViewMeta")),
     *(f"{_AOT}.descriptors.{name}" for name in (
         "PlainAOTOutput", "TangentAOTInput", "PlainAOTInput", "ParamAOTInput", "BufferAOTInput", "InputMutationAOTOutput",
         "IntermediateBaseAOTOutput", "GradAOTOutput", "SavedForBackwardsAOTOutput",

@@ -26,7 +26,7 @@ from torch._dynamo.guards import (
     convert_int_to_concrete_values,
 )
 from torch._dynamo.output_graph import OutputGraphCommon, OutputGraphGuardsState, get_builtins_dict
-from torch._dynamo.source import GlobalSource, get_global_source_name
+from torch._dynamo.source import GlobalSource, ImportSource, get_global_source_name
 from torch._guards import Guard, GuardsSet, Source
 from torch.autograd import forward_ad
 from torch.utils import _device, _pytree
@@ -41,7 +41,7 @@ from dcir.frontends.torch.kept.guard_texts import (
     text_of,
     text_or_kind,
 )
-from dcir.frontends.torch.kept.imports import imports_of, is_by_address, renamed
+from dcir.frontends.torch.kept.imports import imports_of, is_by_address, name_of_import, renamed
 from dcir.frontends.torch.kept.sources import Checker, check_conditions
 from dcir.frontends.torch.kept.unguarded import observers
 
@@ -103,8 +103,13 @@ class KeptGuards:
             Unkept: something else has a name that holds an address.
         """
         used: list[str] = []
+        modules: dict[str, str] = {}
 
         def other(source: Source) -> Source | None:
+            if isinstance(source, ImportSource):
+                name = name_of_import(source.module_name)
+                modules[name] = source.module_name
+                return GlobalSource(name)
             name = source.global_name if isinstance(source, GlobalSource) else ""
             if is_by_address(name) and name not in known:
                 raise Unkept("a guard looks at what Dynamo knows by its address")
@@ -112,7 +117,7 @@ class KeptGuards:
             return renamed(known, source)
 
         made = _with_sources(self, Checker(other))
-        return replace(made, imports={**made.imports, **imports_of(used, known)})
+        return replace(made, imports={**made.imports, **imports_of(used, known), **modules})
 
     def under(self, condition: str) -> KeptGuards:
         """With another condition on the sizes, as code; none where it is empty.

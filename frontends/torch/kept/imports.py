@@ -33,8 +33,13 @@ def import_names(names: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for name, value in list(names.items()):
         if isinstance(value, ModuleType) and is_by_address(name) and sys.modules.get(value.__name__) is value:
-            found[name] = f"__import_{value.__name__.replace('.', '_dot_')}", value.__name__
+            found[name] = name_of_import(value.__name__), value.__name__
     return found
+
+
+def name_of_import(module: str) -> str:
+    """The global by which Dynamo knows a module that it imports."""
+    return f"__import_{module.replace('.', '_dot_')}"
 
 
 def with_names(code: CodeType, known: Mapping[str, tuple[str, str]]) -> CodeType:

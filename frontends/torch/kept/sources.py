@@ -65,11 +65,11 @@ class Checker:
         known = self._known.get(id(source))
         if known is not None:
             return known[1]
-        cls = type(source)
-        if cls not in known_sources():
-            raise Unkept(f"a source of the form {cls.__qualname__}")
+        cls: Any = type(source)
         made = self._renamed(source)
         if made is None:
+            if cls not in known_sources():
+                raise Unkept(f"a source of the form {cls.__qualname__}")
             made = cls(**{name: self._part(cls, name, getattr(source, name, None)) for name in _fields(cls)})
         self._known[id(source)] = source, made
         return made
