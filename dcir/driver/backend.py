@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from dcir.driver.team import fit_team
-from dcir.errors import MachineBusy, NotCompiledWarning, OptionError, RecompileWarning
+from dcir.errors import DcirError, MachineBusy, NotCompiledWarning, OptionError, RecompileWarning
+from dcir.frontends.torch.kept.frames import chooses_keeper
 from dcir.frontends.torch.whole_graphs import keeps_graphs_whole
 from dcir.options import Options
 from dcir.user_code import warn_user
@@ -50,6 +51,7 @@ def dcir(
     """
     from dcir.driver.compile import compiling
     from dcir.driver.graph_handle import GraphHandle, name_of
+    from dcir.driver.kept.of_backend import session_of
     from dcir.driver.limit import limited
     from dcir.driver.session import Session
     from dcir.driver.targets.of_device import reading_device, with_target
@@ -58,7 +60,7 @@ def dcir(
     _refuse(options or {})
     chosen = Options.make(**with_target(_of_mode(mode) | (options or {}), example_inputs))
     chosen.refuse_streams("what torch.compile makes")
-    session = Session(chosen, name=name_of(gm), next_step="dcir.sessions()[-1].explain()")
+    session = session_of(chosen) or Session(chosen, name=name_of(gm), next_step="dcir.sessions()[-1].explain()")
     if mode is not None and session.options.tune is not None and "tune" not in (options or {}):
         session.tuner = _tuner_of_mode(session)
     backend = dynamo_backend(
@@ -69,6 +71,19 @@ def dcir(
     compiled: Any = reading_device(backend, session)(gm, example_inputs)
     compiled.dcir = GraphHandle(session, gm, example_inputs)  # lives as long as what it tells of
     return compiled  # type: ignore[no-any-return]
+
+
+def _keeper(compile_call: Any) -> Any:
+    """Who keeps the traces of a ``torch.compile``, if anybody; what is wrong with its options is said when it compiles."""
+    from dcir.driver.kept.of_backend import traces_of
+
+    try:
+        return traces_of(compile_call, lambda mode, options: Options.make(**(_of_mode(mode) | options)))
+    except DcirError:
+        return None
+
+
+chooses_keeper(dcir, _keeper)
 
 
 def _of_mode(mode: str | None) -> dict[str, Any]:

@@ -313,7 +313,9 @@ class Compilation:
     def _backward(self, done: Imported) -> Call:
         """A backward's program; its code can wait for the first call, but its forward must know now where to put what it keeps."""
         gates = self.context.gates if self.session.watch is None else None
-        call: Call = Late(lambda: self._program(done)[0]) if gates is None else self._gated(done, gates)
+        call: Call = (
+            Late(lambda: self._program(done)[0], self.session.on_late) if gates is None else self._gated(done, gates)
+        )
         blocks, forward = backward_blocks(done.network), self.context.forward
         if blocks is None:
             return call

@@ -32,12 +32,17 @@ def one_at_a_time() -> Iterator[None]:
 class Late:
     """A program that is made when it is first called.
 
+    Args:
+        make: makes it.
+        hears: is called once it is made.
+
     Attributes:
         program: None as long as it was not.
     """
 
-    def __init__(self, make: Callable[[], Call]) -> None:
+    def __init__(self, make: Callable[[], Call], hears: Callable[[], None] | None = None) -> None:
         self._make: Callable[[], Call] | None = make
+        self._hears = hears
         self.program: Call | None = None
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
@@ -47,5 +52,7 @@ class Late:
         with one_at_a_time():
             if self._make is not None:
                 self.program, self._make = self._make(), None
+                if self._hears is not None:
+                    self._hears()
             assert self.program is not None
             return self.program

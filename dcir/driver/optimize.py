@@ -306,9 +306,10 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     )
     quick = QuickGuards(backend)
     borrowed = keeps_graphs_whole(BorrowedBackend(quick.backend))
-    keeper = TraceKeeper(session, quick, borrowed)
+    keeper = TraceKeeper(session, quick.begin, borrowed.lend)
     if session.options.keep_traces:
         keeps_traces(borrowed, keeper)
+        session.on_late = keeper.settle
     if isinstance(fn, FunctionType):
         drop_compiled_with(fn, borrowed)
     call = torch.compile(

@@ -71,6 +71,7 @@ class Session:
         without_code: whether graphs are only rewritten and planned, and then run by torch.
         architectures: of processors that code for a file is to run on; () is the one at hand.
         made: of a program, or programs for all sizes, what became of its graph, and its library.
+        on_late: is called when a backward has its program, which is made with its first call.
         module: gives the module whose calls are compiled while it is alive; None where that is something else.
     """
 
@@ -90,6 +91,7 @@ class Session:
     without_code: bool = False
     architectures: tuple[str, ...] = ()
     made: weakref.WeakKeyDictionary[Any, tuple[GraphRecord, Library]] = field(default_factory=weakref.WeakKeyDictionary)
+    on_late: Callable[[], None] | None = None
     module: Callable[[], nn.Module | None] = lambda: None
     _gathers: bool = False
 

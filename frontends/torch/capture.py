@@ -27,7 +27,7 @@ from dcir.frontends.torch.gates import gates_of_call
 from dcir.frontends.torch.gathered import is_gathered, is_written_uncounted
 from dcir.frontends.torch.gpu_forms import gpu_forms
 from dcir.frontends.torch.importer import import_graph
-from dcir.frontends.torch.kept.recording import KeptGraph, recording
+from dcir.frontends.torch.kept.recording import KeptGraph, is_noting, recording
 from dcir.frontends.torch.kept.unguarded import unseen_code
 from dcir.frontends.torch.late_graph import LateGraph
 from dcir.frontends.torch.overlapping import gradients_of_overlapping_outputs
@@ -158,17 +158,9 @@ def dynamo_backend(
                 return _traced(graph, compile_graph, settled)
 
             by_size = BySize(
-                gm,
-                example_inputs,
-                specialised,
-                traced,
-                shape_limit,
-                on_sizes,
-                inputs,
-                overlaps.of,
-                strict=strict,
-                own_first=own_first,
-            )
+                gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, overlaps.of, strict=strict,
+                own_first=own_first, noting=recording().under_way if is_noting() else contextlib.nullcontext,
+            )  # fmt: skip
             recording().sizes(by_size)
             if overlaps.traced:
                 by_size.moving = Refusal("inputs lie in each other, and some are written")
@@ -284,6 +276,7 @@ class _Tracing:
             found = TracingContext.get().fw_metadata
             if self._overlaps is not None and (found is None or any(i.mutates_data for i in found.input_info)):
                 self._overlaps.matter = True
+        notes.traced(compiled)
         return compiled
 
     def _compiler(self, kind: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import fields
 from types import MethodType
+from typing import Any
 
 import torch
 
@@ -22,6 +23,8 @@ from dcir.identity import foreign_identity, source_identity
 from dcir.ops.registry import PAGES
 
 _FUNCTION = "fn"
+_ours: set[Any] = set()
+"""What has been looked at and is dcir's own."""
 
 
 def address_of(frame: Frame, session: Session) -> str:
@@ -65,5 +68,9 @@ def foreign() -> bool:
     """Whether code of other packages, or of the user's, has a part in what dcir makes: it may change without a sign."""
     if any(entry_points_of(group) for group in GROUPS):
         return True
-    makers = (*(page.lower for page in PAGES.values()), *CppBackend().emitters.table.values())
-    return bool(foreign_identity(makers))
+    makers = {page.lower for page in PAGES.values()} | set(CppBackend().emitters.table.values())
+    new = makers - _ours
+    if new and foreign_identity(new):
+        return True
+    _ours.update(new)
+    return False

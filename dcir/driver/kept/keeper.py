@@ -21,19 +21,19 @@ import torch
 from torch._dynamo import config
 from torch._dynamo.types import GuardedCode
 
-from dcir.cache import Cache
+from dcir.cache import Cache, key_of
 from dcir.driver.kept.address import address_of, foreign
 from dcir.driver.kept.pickles import from_bytes, tell, to_bytes
 from dcir.driver.session import Session
-from dcir.frontends.torch.guards.quick import QuickGuards
 from dcir.frontends.torch.kept import objects
 from dcir.frontends.torch.kept.descriptions import Descriptions, Unkept
 from dcir.frontends.torch.kept.frames import Frame, KeptFrame, again, forget, frame_again
 from dcir.frontends.torch.kept.objects import Reader
 from dcir.frontends.torch.kept.recording import KeptCall, Recording, TracesAgain
-from dcir.frontends.torch.lifetime import BorrowedBackend
 from dcir.targets import DEFAULT
 
+Graph = Callable[..., Any]
+"""A compiled graph, as Dynamo calls it."""
 _LOG = logging.getLogger(__name__)
 _KIND, _SUFFIX = "traces", ".trace"
 _MOST = 16
@@ -59,7 +59,18 @@ class _Entry:
         self._read: KeptFrame | None = None
 
     @property
+    def readable(self) -> bool:
+        """Whether there is a frame in its bytes; if not, it is not looked at again."""
+        try:
+            return bool(self.frame)
+        except Exception as e:  # whatever bytes that nobody wrote are taken for
+            _LOG.debug("a kept trace cannot be read: %s: %s", type(e).__name__, e)
+            self.blocked = True
+            return False
+
+    @property
     def frame(self) -> KeptFrame:
+        """What Dynamo made of its frame."""
         if self._read is None:
             self._read = frame_again(self._frame)
         return self._read
@@ -87,16 +98,20 @@ class TraceKeeper:
     """The traces of one callable.
 
     Attributes:
+        session: of its compilation.
         pending: those that are to be written, or may be again.
 
     Args:
         session: of its compilation.
-        quick: its settings for guards.
-        lender: lends compiled graphs to Dynamo.
+        begin: is called before guards are built.
+        lend: makes of a compiled graph what Dynamo is given.
+        repeats: whether calls go through ``retried``; if not, no trace is used that there may be no program of for a call.
     """
 
-    def __init__(self, session: Session, quick: QuickGuards, lender: BorrowedBackend) -> None:
-        self._session, self._quick, self._lender = session, quick, lender
+    def __init__(
+        self, session: Session, begin: Callable[[], None], lend: Callable[[Graph], Graph], *, repeats: bool = True
+    ) -> None:  # fmt: skip
+        self.session, self._begin, self._lend, self._repeats = session, begin, lend, repeats
         self._addresses: dict[CodeType, str] = {}
         self._entries: dict[str, list[_Entry]] = {}
         self._used: weakref.WeakSet[_Entry] = weakref.WeakSet()
@@ -105,17 +120,22 @@ class TraceKeeper:
     def found(self, frame: Frame) -> GuardedCode | None:
         """A frame's code from an earlier trace; None if there is none for this call."""
         self._addresses.pop(frame.code, None)
-        if not _keeps(self._session):
+        reason = _refusal(self.session)
+        if reason:
+            _LOG.debug("traces are not kept: %s", reason)
             return None
         try:
-            address = self._addresses[frame.code] = address_of(frame, self._session)
+            address = self._addresses[frame.code] = address_of(frame, self.session)
         except Unkept as e:
             _LOG.debug("traces are not kept: %s", e)
             return None
+        except Exception as e:  # whatever somebody's objects make of being looked at; the call can be traced
+            _LOG.debug("traces cannot be kept: %s: %s", type(e).__name__, e)
+            return None
         for entry in self._at(address):
-            if entry.blocked:
+            if entry.blocked or not entry.readable:
                 continue
-            self._quick.begin()
+            self._begin()
             try:
                 code = again(entry.frame, frame, Descriptions(), lambda entry=entry: self._graph(entry))  # type: ignore[misc]
             except Unkept as e:
@@ -133,7 +153,9 @@ class TraceKeeper:
     def traced(self, frame: Frame, kept: KeptFrame, notes: Recording) -> None:
         """Dynamo has traced a frame."""
         address = self._addresses.get(frame.code)
-        if address is not None and not notes.reason:
+        if notes.reason:
+            _LOG.debug("a trace is not kept: %s", notes.reason)
+        elif address is not None:
             self.pending.append(_Pending(address, kept, notes))
 
     def settle(self) -> None:
@@ -179,62 +201,82 @@ class TraceKeeper:
     def _graph(self, entry: _Entry) -> Callable[..., Any]:
         cache = Cache.default()
         try:
-            kept = entry.body(self._session, cache)
+            kept = entry.body(self.session, cache)
+            if not kept.certain and not self._repeats:
+                raise Unkept("there may be no program of it for a call, which cannot be made again")
         except Unkept:
             entry.blocked = True
             raise
         runs = kept.runs(entry)
         self._used.add(entry)
-        tell(self._session, kept, self._session.add)
-        return self._lender.lend(runs)
+        tell(self.session, kept, self.session.add)
+        return self._lend(runs)
 
     def _at(self, address: str) -> list[_Entry]:
         if address not in self._entries:
-            rows = _rows(Cache.default().read(_KIND, address, _SUFFIX))
+            try:
+                data = Cache.default().read(_KIND, address, _SUFFIX)
+            except OSError:  # somebody has made room just now
+                data = None
+            rows = _rows(data, address)
             # Programs of constant sizes are faster, and Dynamo asks for those first as well.
-            self._entries[address] = sorted((_Entry(*row) for row in rows), key=lambda entry: entry.moves)
+            self._entries[address] = sorted((_Entry(*row[:-1]) for row in rows), key=lambda entry: entry.moves)
         return self._entries[address]
 
     def _write(self, pending: _Pending) -> None:
         cache = Cache.default()
-        body = to_bytes(pending.notes.kept(), self._session, cache)
-        frame = objects.to_bytes(pending.frame)
+        body = to_bytes(pending.notes.kept(), self.session, cache)
+        frame = objects.to_bytes(pending.frame.under(pending.notes.condition))
+        new = pending.name, pending.notes.moves, frame, body
         gone = {pending.name, *(e.name for e in self._entries.get(pending.address, ()) if e.blocked)}
 
         def changed(data: bytes | None) -> bytes:
-            kept = [row for row in _rows(data) if row[0] not in gone]
-            return pickle.dumps([(pending.name, pending.notes.moves, frame, body), *kept][:_MOST], protocol=5)
+            kept = [row for row in _rows(data, pending.address) if row[0] not in gone]
+            return pickle.dumps([(*new, _seal(pending.address, new)), *kept][:_MOST], protocol=5)
 
         cache.change(_KIND, pending.address, _SUFFIX, changed)
         _LOG.debug("a trace is kept: %s, %d bytes", pending.name, len(frame) + len(body))
 
 
-def _rows(data: bytes | None) -> list[Any]:
-    """The traces in a file: of each its name, whether it is for all sizes, its frame and its programs, as bytes."""
+def _rows(data: bytes | None, address: str) -> list[Any]:
+    """The traces in a file: of each its name, whether it is for all sizes, its frame and its programs as bytes, and their seal."""
     try:
         rows = [] if data is None else Reader(data, frozenset()).load()
     except Exception as e:  # whatever bytes that nobody wrote are taken for
         _LOG.debug("kept traces cannot be read: %s: %s", type(e).__name__, e)
         return []
-    form = (str, bool, bytes, bytes)
-    return [row for row in rows if type(row) is tuple and tuple(map(type, row)) == form] if type(rows) is list else []
+    form = (str, bool, bytes, bytes, str)
+    whole = [row for row in rows if type(row) is tuple and tuple(map(type, row)) == form] if type(rows) is list else []
+    return [row for row in whole if row[-1] == _seal(address, row[:-1])]
 
 
-def _keeps(session: Session) -> bool:
-    """Whether traces of a compilation are kept: nobody watches what only a new one would show, and there is one process."""
+def _seal(address: str, row: tuple[str, bool, bytes, bytes]) -> str:
+    """The digest of a trace and of where it is kept: put in another place, or together with the programs of another one, it is none."""
+    name, moves, frame, body = row
+    return key_of(address, name, str(moves), frame, body)
+
+
+def _refusal(session: Session) -> str:
+    """Why no traces are kept; empty if they are: nobody watches what only a new one would show, and there is one process."""
     options = session.options
-    watched = (
-        session.watch, session.on_import, session.on_rewritten, session.tuner, options.tune, options.debug_dir, options.until,
-        options.pipeline, options.schedule, options.memory_limit,
-    )  # fmt: skip
-    if (
-        any(w is not None for w in watched)
-        or options.remarks
-        or options.skip
-        or options.background
-        or options.verify != "off"
-    ):
-        return False
-    if options.target != DEFAULT or config.compiled_autograd or Cache.default().temporary or foreign():
-        return False
-    return not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    watched = {
+        "watch": session.watch, "on_import": session.on_import, "on_rewritten": session.on_rewritten, "tuner": session.tuner,
+        "tune": options.tune, "debug_dir": options.debug_dir, "until": options.until, "pipeline": options.pipeline,
+        "schedule": options.schedule, "memory_limit": options.memory_limit, "remarks": options.remarks or None,
+        "skip": options.skip or None,
+        "background": options.background or None, "verify": None if options.verify == "off" else options.verify,
+    }  # fmt: skip
+    asked = [name for name, value in watched.items() if value is not None]
+    if asked:
+        return f"{', '.join(asked)} is asked for"
+    if options.target != DEFAULT:
+        return f"the target is {options.target}"
+    if config.compiled_autograd:
+        return "autograd is compiled"
+    if Cache.default().temporary:
+        return "the cache ends with the process"
+    if foreign():
+        return "code of other packages has a part in what is compiled"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "there are several processes"
+    return ""

@@ -45,7 +45,9 @@ _NAMES = _BARE | frozenset((
     "dcir.codegen.compile.Library", "dcir.codegen.steps.Place", "dcir.driver.kept.pickles._itself",
     "dcir.driver.kept.pickles._moving_program", "dcir.driver.kept.pickles._program", "dcir.driver.kept.pickles._with",
     "dcir.driver.record.GraphRecord", "dcir.frontends.torch.as_laid_out.Laid", "dcir.frontends.torch.kept.recording.KeptCall",
+    "dcir.frontends.torch.kept.pieces.KeptPiece", "dcir.frontends.torch.kept.pieces.KeptPieces",
     "dcir.frontends.torch.kept.recording.KeptGraph", "dcir.frontends.torch.kept.wrappers.KeptWrappers",
+    "dcir.frontends.torch.shapes.batch_buckets.Batch",
     "dcir.frontends.torch.shapes.programs.Span", "dcir.frontends.torch.shapes.programs._Behind", "dcir.ir.moving_network.MovingContainer",
     "dcir.ir.moving_network.MovingResult", "dcir.ir.origins.Frame", "dcir.ir.origins.Origins", "dcir.ir.origins.Place",
     "dcir.ir.sizes.Bounds", "dcir.ir.sizes.Polynomial", "dcir.ops.library.torch_call.TorchCall", "dcir.runtime.program_info.BufferInfo",
@@ -54,6 +56,9 @@ _NAMES = _BARE | frozenset((
     "torch._dynamo.source.LocalSource", "torch._dynamo.source.TensorProperty", "torch._dynamo.source.TensorPropertySource",
     "torch._dynamo.source.UnspecializedBuiltinNNModuleSource", "torch._dynamo.source.UnspecializedNNModuleSource",
     "torch._dynamo.source.UnspecializedParamBufferSource", "torch.Tensor", "torch.nn.parameter.Parameter",
+    "torch._C._functionalization.InverseReturnMode", "torch.fx.experimental.symbolic_shapes.SymIntEqByExpr",
+    f"{_AOT}.functional_utils.ViewMetaSequence",
+    *(f"torch._C._functionalization.{name}" for name in dir(torch._C._functionalization) if name.endswith("ViewMeta")),
     *(f"{_AOT}.descriptors.{name}" for name in (
         "PlainAOTOutput", "TangentAOTInput", "PlainAOTInput", "ParamAOTInput", "BufferAOTInput", "InputMutationAOTOutput",
         "IntermediateBaseAOTOutput", "GradAOTOutput", "SavedForBackwardsAOTOutput",
@@ -223,7 +228,7 @@ def tell(session: Session, kept: KeptCall, add: Callable[[GraphRecord], None]) -
 def _programs(kept: KeptCall) -> list[Any]:
     """The programs in a graph's compiled form."""
     found: list[Any] = []
-    pending: list[Any] = [graph.call for graph in kept.graphs.values()]
+    pending: list[Any] = [*kept.calls]
     while pending:
         value = pending.pop(0)
         if isinstance(value, Program | MovingProgram):

@@ -72,6 +72,11 @@ def train_step(
         raise OptionError(f"no autocast to {autocast}", where="autocast", hint="torch.bfloat16")
     chosen = Options.make(level=level, **with_target(options, tensors_of(model)))
     chosen.refuse_streams("a training step")
+    if options.get("keep_traces"):
+        raise OptionError(
+            "a training step is traced in every process: its trace has no guards that another process could ask", where="keep_traces=True",
+            hint="leave it out, or dcir.optimize(model, keep_traces=True) with a loop of your own",
+        )  # fmt: skip
     if chosen.dynamic:
         raise OptionError(
             "which sizes of a batch change is found out by a training step",

@@ -8,6 +8,7 @@ Such a frame can be skipped when what it gathers is known. Anything else in it h
 from __future__ import annotations
 
 import dis
+from collections.abc import Iterable
 from types import CodeType
 
 _GRAPH = "__compiled_fn_"
@@ -29,12 +30,12 @@ def followed(code: CodeType) -> int | None:
     Nothing is believed: of code that comes from elsewhere no place on the stack is used that holds nothing, and no variable.
     """
     try:
-        return _Follower(code).follow()
+        return Follower(code).follow()
     except (IndexError, ValueError, TypeError):  # it takes what is not there
         return None
 
 
-class _Follower:
+class Follower:
     """What is known of the stack and of the variables, instruction by instruction."""
 
     def __init__(self, code: CodeType) -> None:
@@ -44,17 +45,27 @@ class _Follower:
         self._stack: list[str] = []
         self._cells = 0
         self._graphs = 0
+        self.deepest = 0
+
+    def instructions(self) -> Iterable[dis.Instruction]:
+        """Those of the code, in order."""
+        return dis.get_instructions(self._code)
 
     def follow(self) -> int | None:
-        deepest = 0
-        for instruction in dis.get_instructions(self._code):
+        """How deep the stack becomes; None if the code does something else.
+
+        Raises:
+            IndexError, ValueError, TypeError: it takes what is not there.
+        """
+        self.deepest = 0
+        for instruction in self.instructions():
             name, number = instruction.opname, instruction.arg or 0
             if name == "RETURN_VALUE":
                 self._take(1)
-                return deepest if self._graphs == 1 else None
+                return self.deepest if self._graphs == 1 else None
             if name not in _NOTHING and not self._step(name, number, instruction.argval):
                 return None
-            deepest = max(deepest, len(self._stack))
+            self.deepest = max(self.deepest, len(self._stack))
         return None
 
     def _take(self, count: int) -> list[str]:

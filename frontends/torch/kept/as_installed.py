@@ -13,7 +13,8 @@ import re
 import sys
 import sysconfig
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from operator import attrgetter, itemgetter
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch._library.simple_registry import singleton
 from torch._ops import OpOverload, OpOverloadPacket
 
 from dcir.frontends.torch.kept.descriptions import Descriptions, Unkept
+from dcir.frontends.torch.kept.looks import Look, Sign, codes, contents
 from dcir.frontends.torch.kept.unguarded import OPERATORS
 from dcir.user_code import is_users
 
@@ -40,6 +42,12 @@ _LIBRARY = sysconfig.get_path("stdlib")
 
 _known_keys: set[str] = set()
 """Kernels from Python that have been looked at and are torch's own."""
+_own: dict[FunctionType, Any] = {}
+"""Functions that have been looked at and are torch's or Python's own, and their bytecode then."""
+_FUNCTION = itemgetter(1)
+_MEMBERS = (FunctionType, staticmethod, classmethod, property)
+_modules: dict[str, bool] = {}
+"""Names of modules, and whether traces run their functions."""
 
 
 def changes(descriptions: Descriptions) -> list[str]:
@@ -48,30 +56,53 @@ def changes(descriptions: Descriptions) -> list[str]:
     Raises:
         Unkept: it cannot be described.
     """
-    reason = next((r for found in (_kernels(), _python_kernels(), _forms(), _decompositions()) for r in found), None)
+    reason = next((r for look in (_KERNELS, _PYTHON_KERNELS, _FORMS, _DECOMPOSITIONS) for r in look.found()), None)
     if reason is not None:
         raise Unkept(reason)
-    return [f"{where} {descriptions.of(value)}" for where, value in _functions()] + [
-        *_renamed(),
-        *sorted(torch.ops.loaded_libraries),
+    # What a foreign function holds may change, which shows in its description alone.
+    foreign = sorted(f"{where} {descriptions.of(value)}" for where, value in _FUNCTIONS.found())
+    return [*foreign, *_RENAMED.found(), *sorted(torch.ops.loaded_libraries)]
+
+
+def _traced_modules() -> list[ModuleType]:
+    """The modules whose functions traces run."""
+    for name in sorted(sys.modules.keys() - _modules.keys()):
+        _modules[name] = name.startswith("torch") and _TRACED.fullmatch(name) is not None
+    named = (sys.modules.get(name) for name, traced in _modules.items() if traced)
+    return [module for module in named if isinstance(module, ModuleType)]
+
+
+def _classes(modules: Iterable[ModuleType]) -> list[type]:
+    own = [
+        value
+        for module in modules
+        for value in list(vars(module).values())
+        if isinstance(value, type) and value.__module__ == module.__name__
     ]
+    return [*own, torch._C.TensorBase]
 
 
-def _functions() -> Iterator[tuple[str, Any]]:
+def _function_places() -> tuple[list[type], list[tuple[str, FunctionType]]]:
+    modules = _traced_modules()
+    classes = _classes(modules)
+    plain = [(f"{m.__name__}.{k}", v) for m in modules for k, v in list(vars(m).items()) if type(v) is FunctionType]
+    return classes, [*plain, *(row for cls in classes for row in _methods(f"{cls.__module__}.{cls.__name__}", cls))]
+
+
+def _function_sign(places: tuple[list[type], list[tuple[str, FunctionType]]]) -> Sign:
+    classes, functions = places
+    modules = _traced_modules()
+    held = [*contents(map(vars, modules), (FunctionType, type)), *contents(map(vars, classes), _MEMBERS)]
+    return Sign([*modules, *held, *codes(map(_FUNCTION, functions))], [])
+
+
+def _functions(places: tuple[list[type], list[tuple[str, FunctionType]]]) -> Iterator[tuple[str, Any]]:
     """Functions of others among those of torch, and where they are."""
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("torch") or not _TRACED.fullmatch(name) or not isinstance(module, ModuleType):
-            continue
-        for key, value in list(vars(module).items()):
-            if type(value) is FunctionType:
-                if _is_foreign(value):
-                    yield f"{name}.{key}", value
-            elif isinstance(value, type) and value.__module__ == name:
-                yield from _methods(f"{name}.{key}", value)
-    yield from _methods("torch.TensorBase", torch._C.TensorBase)
+    return (row for row in places[1] if _is_foreign(row[1]))
 
 
-def _methods(where: str, cls: type) -> Iterator[tuple[str, Any]]:
+def _methods(where: str, cls: type) -> Iterator[tuple[str, FunctionType]]:
+    """The functions in a class, and where each is."""
     for key, member in list(vars(cls).items()):
         kind = type(member)
         parts: tuple[Any, ...]
@@ -84,12 +115,22 @@ def _methods(where: str, cls: type) -> Iterator[tuple[str, Any]]:
         else:
             continue
         for part in parts:
-            if type(part) is FunctionType and _is_foreign(part):
+            if type(part) is FunctionType:
                 yield f"{where}.{key}", part
 
 
-def _is_foreign(function: Any) -> bool:
+def _is_foreign(function: FunctionType) -> bool:
     """Whether a function's code is neither torch's nor Python's own."""
+    code = function.__code__
+    if _own.get(function) is code:
+        return False
+    found = _is_of_others(function)
+    if not found:
+        _own[function] = code
+    return found
+
+
+def _is_of_others(function: FunctionType) -> bool:
     file = function.__code__.co_filename
     if file.startswith(_TORCH):
         return False
@@ -99,7 +140,7 @@ def _is_foreign(function: Any) -> bool:
     return not (file.startswith("<") and str(function.__module__).partition(".")[0] == "torch")
 
 
-def _renamed() -> list[str]:
+def _renamed(places: None) -> list[str]:
     """What the names of functions that models call stand for."""
     rows = []
     for name in _NAMES:
@@ -109,7 +150,11 @@ def _renamed() -> list[str]:
     return sorted(rows)
 
 
-def _kernels() -> Iterator[str]:
+def _name_sign(places: None) -> Sign:
+    return Sign(contents([vars(sys.modules[name]) for name in _NAMES], (FunctionType, BuiltinFunctionType)), [])
+
+
+def _kernels(places: None) -> Iterator[str]:
     """Kernels that others have given to torch's operators from Python."""
     for key in _one_of_each_library() - _known_keys:
         space, operator, *_ = key.split("/")
@@ -120,11 +165,24 @@ def _kernels() -> Iterator[str]:
             _known_keys.add(key)
 
 
+def _libraries() -> list[Any]:
+    """Those that give kernels, by what ends with them."""
+    ends = weakref.finalize._registry.values()  # type: ignore[attr-defined]
+    return [info for info in list(ends) if info.func is torch.library._del_library]
+
+
+def _library_sign(places: None) -> Sign:
+    try:
+        libraries = _libraries()
+        return Sign(libraries, [len(torch.library._impls), *(len(info.args[1]) for info in libraries)])
+    except (AttributeError, IndexError, TypeError):
+        return Sign([object()], [])  # of another torch: looked at each time
+
+
 def _one_of_each_library() -> set[str]:
     """Of all that gives kernels one of its kernels: a library has one place in a file, which is that of its kernels."""
     try:
-        ends = [info for info in weakref.finalize._registry.values() if info.func is torch.library._del_library]  # type: ignore[attr-defined]
-        given = [set(info.args[1]) for info in ends]
+        given = [set(info.args[1]) for info in _libraries()]
     except (AttributeError, IndexError, TypeError):
         return set(torch.library._impls)
     rest = torch.library._impls.difference(*given)
@@ -138,34 +196,72 @@ def _given_elsewhere(operator: str) -> bool:
     return any(is_users(place) for place in places if not place.endswith(_NATIVE))
 
 
-def _python_kernels() -> Iterator[str]:
-    for space in (torch.ops.aten, torch.ops.prims):
-        for packet in list(vars(space).values()):
-            if not isinstance(packet, OpOverloadPacket):
-                continue
-            for overload in list(vars(packet).values()):
-                if isinstance(overload, OpOverload) and any(map(_is_others, overload.py_kernels.values())):
-                    yield f"{overload} has a kernel of another package"
+_Kernels = tuple[list[Any], list[Any], list[tuple[Any, FunctionType]]]
 
 
-def _forms() -> Iterator[str]:
-    """What others say of the results of torch's operators."""
+def _overload_places() -> _Kernels:
+    spaces = (torch.ops.aten, torch.ops.prims)
+    packets = [p for space in spaces for p in list(vars(space).values()) if isinstance(p, OpOverloadPacket)]
+    overloads = [o for packet in packets for o in list(vars(packet).values()) if isinstance(o, OpOverload)]
+    return packets, overloads, _python((o, k) for o in overloads if o.py_kernels for k in o.py_kernels.values())
+
+
+def _overload_sign(places: _Kernels) -> Sign:
+    packets, overloads, functions = places
+    held = contents([vars(torch.ops.aten), vars(torch.ops.prims)], OpOverloadPacket)
+    held += contents(map(vars, packets), OpOverload)
+    return Sign([*held, *contents(map(_PY_KERNELS, overloads), object), *codes(map(_FUNCTION, functions))], [])
+
+
+def _python_kernels(places: _Kernels) -> Iterator[str]:
+    return (f"{overload} has a kernel of another package" for overload, f in places[2] if _is_foreign(f))
+
+
+def _told() -> list[tuple[str, Any]]:
+    """What is said of the results of torch's operators: of which one, by what."""
+    found = []
     for operator, entry in list(singleton._data.items()):
-        if operator.partition("::")[0] not in OPERATORS:
-            continue
-        kernels = getattr(entry.fake_impl, "kernels", None) or [entry.fake_impl.kernel]
-        for kernel in kernels:
-            if kernel is not None and _is_others(kernel.func):
-                yield f"the form of {operator} is told by another package"
+        if operator.partition("::")[0] in OPERATORS:
+            kernels = getattr(entry.fake_impl, "kernels", None) or [entry.fake_impl.kernel]
+            found += [(operator, kernel.func) for kernel in kernels if kernel is not None]
+    return found
 
 
-def _decompositions() -> Iterator[str]:
-    for table in global_decomposition_table.values():
-        for operator, function in list(table.items()):
-            if _is_others(function):
-                yield f"{operator} has a decomposition of another package"
+def _form_places() -> list[tuple[Any, FunctionType]]:
+    return _python(_told())
 
 
-def _is_others(function: Callable[..., Any]) -> bool:
-    inner = inspect.unwrap(function)
-    return isinstance(inner, FunctionType) and _is_foreign(inner)
+def _form_sign(functions: list[tuple[Any, FunctionType]]) -> Sign:
+    return Sign([*map(_FUNCTION, _told()), *codes(map(_FUNCTION, functions))], [])
+
+
+def _forms(functions: list[tuple[Any, FunctionType]]) -> Iterator[str]:
+    """What others say of the results of torch's operators."""
+    return (f"the form of {operator} is told by another package" for operator, f in functions if _is_foreign(f))
+
+
+def _decomposed() -> list[tuple[Any, FunctionType]]:
+    return _python(row for table in global_decomposition_table.values() for row in list(table.items()))
+
+
+def _decomposition_sign(functions: list[tuple[Any, FunctionType]]) -> Sign:
+    return Sign([*contents(global_decomposition_table.values(), object), *codes(map(_FUNCTION, functions))], [])
+
+
+def _decompositions(functions: list[tuple[Any, FunctionType]]) -> Iterator[str]:
+    return (f"{operator} has a decomposition of another package" for operator, f in functions if _is_foreign(f))
+
+
+def _python(rows: Iterable[tuple[Any, Any]]) -> list[tuple[Any, FunctionType]]:
+    """Of what is given for operators that which is Python's: the function that is wrapped, if it wraps one."""
+    inner = ((of, inspect.unwrap(f) if hasattr(f, "__wrapped__") else f) for of, f in rows)
+    return [(of, f) for of, f in inner if isinstance(f, FunctionType)]
+
+
+_PY_KERNELS = attrgetter("py_kernels")
+_FUNCTIONS: Look[Any, tuple[str, Any]] = Look(_function_places, _function_sign, _functions)
+_RENAMED: Look[Any, str] = Look(lambda: None, _name_sign, _renamed)
+_KERNELS: Look[Any, str] = Look(lambda: None, _library_sign, _kernels)
+_PYTHON_KERNELS: Look[Any, str] = Look(_overload_places, _overload_sign, _python_kernels)
+_FORMS: Look[Any, str] = Look(_form_places, _form_sign, _forms)
+_DECOMPOSITIONS: Look[Any, str] = Look(_decomposed, _decomposition_sign, _decompositions)

@@ -1,8 +1,8 @@
 """The bytecode that Dynamo has a frame run instead, as data: read again, it can do nothing but call the frame's graph.
 
 Bytecode is not marshalled: whatever reads that must believe it. Its parts are put in the place of those of the frame's own code, and
-followed first (``guards/hands_on.py``): it gathers inputs, calls one graph and hands its results on, and no stack or variable of it is
-used before it is there.
+followed first (``replays.py``): it gathers inputs, calls one graph, makes the objects that it returns and writes what was written, and no
+stack or variable of it is used before it is there.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from dcir.frontends.torch.guards.hands_on import followed
-from dcir.frontends.torch.kept.descriptions import Unkept
+import torch
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
+from dcir.frontends.torch.kept.descriptions import Unkept
+from dcir.frontends.torch.kept.imports import is_by_address
+from dcir.frontends.torch.kept.replays import replayed
+
+_PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
 _LARGEST_STACK = 1 << 14
 
 
@@ -35,7 +40,9 @@ def kept_code(code: CodeType) -> KeptCode:
     Raises:
         Unkept: it does more.
     """
-    if followed(code) is None or not _are_plain(code.co_consts):
+    if any(map(is_by_address, code.co_names)):
+        raise Unkept("a frame uses what Dynamo knows by its address")
+    if replayed(code) is None or not _are_plain(code.co_consts):
         raise Unkept("a frame does more than call its graph")
     return KeptCode(code.co_code, code.co_consts, code.co_names, code.co_varnames, _form(code))
 
@@ -56,7 +63,7 @@ def code_again(kept: KeptCode, own: CodeType) -> CodeType:
             co_code=kept.code, co_consts=kept.constants, co_names=kept.names, co_varnames=kept.variables, co_nlocals=len(kept.variables),
             co_exceptiontable=b"", co_linetable=b"", co_stacksize=1,
         )  # fmt: skip
-        depth = followed(made)
+        depth = replayed(made)
     except (ValueError, TypeError, IndexError) as e:
         raise Unkept("bytecode of another form") from e
     if depth is None or depth > _LARGEST_STACK:

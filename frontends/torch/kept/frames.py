@@ -10,8 +10,8 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from torch.fx.experimental.symbolic_shapes import _ShapeGuardsHelper
 from dcir.frontends.torch.kept.bytecode import KeptCode, code_again, kept_code
 from dcir.frontends.torch.kept.descriptions import Descriptions, Unkept, code_digest, codes_of_module, module_of_file
 from dcir.frontends.torch.kept.guards import KeptGuard, KeptGuards, guards_again, kept_guards
+from dcir.frontends.torch.kept.imports import import_names, imports_of, with_names
 from dcir.frontends.torch.kept.objects import Reader, name_of
 from dcir.frontends.torch.kept.recording import Recording, recording
 from dcir.frontends.torch.kept.sources import known_sources
@@ -35,7 +36,7 @@ from dcir.frontends.torch.kept.unguarded import listen
 from dcir.user_code import is_users
 
 _LOG = logging.getLogger(__name__)
-_MARK = "dcir_keeps_traces"
+_MARK, _CHOICE = "dcir_keeps_traces", "dcir_chooses_keeper"
 _GRAPH = "__compiled_fn_"
 
 
@@ -61,6 +62,10 @@ class KeptFrame:
     code: KeptCode
     guards: KeptGuards
     traced: tuple[TracedCode, ...]
+
+    def under(self, condition: str) -> KeptFrame:
+        """The same for sizes under a condition (``KeptGuards.under``)."""
+        return replace(self, guards=self.guards.under(condition))
 
 
 _CLASSES = (KeptCode, KeptGuards, KeptGuard, ShapeCodeParts, _ShapeGuardsHelper, DuplicateInputs, StorageOverlap)
@@ -104,6 +109,13 @@ def keeps_traces(backend: Any, keeper: Keeper) -> Any:
     _install()
     # The backend is in tables of Dynamo's, and is not to keep anybody alive.
     setattr(backend, _MARK, weakref.ref(keeper))
+    return backend
+
+
+def chooses_keeper(backend: Any, choice: Callable[[Any], Keeper | None]) -> Any:
+    """``backend``, marked as one whose traces somebody may keep: ``choice`` says who, from what calls it for ``torch.compile``."""
+    _install()
+    setattr(backend, _CHOICE, choice)
     return backend
 
 
@@ -171,12 +183,12 @@ def _install() -> None:
         found = keeper.found(frame)
         if found is not None:
             return wrap_guarded_code(found)
-        notes = Recording()
+        notes = Recording(keeper)
         _EAR.descriptions, _EAR.guards, _EAR.traced = Descriptions(), None, ()
         try:
             with notes.under_way():
                 result = compiled(code, names, scope, builtins, closure, backend, *rest, **named)
-            kept = _kept(result.guarded_code)
+            kept = _kept(result.guarded_code, names)
             if kept is not None:
                 keeper.traced(frame, kept, notes)
             return result
@@ -203,25 +215,31 @@ def _install() -> None:
     module._compile, output.build_guards, manager.serialize_guards = compile_frame, build_guards, serialize_guards
 
 
-def _kept(guarded: Any) -> KeptFrame | None:
+def _kept(guarded: Any, names: Mapping[str, Any]) -> KeptFrame | None:
     """What Dynamo has just made of a frame; None where it cannot be kept."""
     guards = _EAR.guards
     if guarded is None or guards is None:
         return None
     try:
-        return KeptFrame(kept_code(guarded.code), guards, _EAR.traced)
+        known = import_names(names)
+        guards = replace(guards.named(known), imports={**guards.imports, **imports_of(guarded.code.co_names, known)})
+        return KeptFrame(kept_code(with_names(guarded.code, known)), guards, _EAR.traced)
     except Unkept as e:
         _LOG.debug("a trace is not kept: %s", e)
         return None
 
 
 def _keeper_of(backend: Any) -> Keeper | None:
+    outer: Any = None
     while backend is not None:
         marked: Callable[[], Keeper | None] | None = getattr(backend, _MARK, None)
         if marked is not None:
             return marked()
+        choice: Callable[[Any], Keeper | None] | None = getattr(backend, _CHOICE, None)
+        if choice is not None:
+            return choice(outer)
         inner = (getattr(backend, name, None) for name in ("_torchdynamo_orig_backend", "compiler_fn", "__wrapped__"))
-        backend = next((b for b in inner if b is not None), None)
+        outer, backend = backend, next((b for b in inner if b is not None), None)
     return None
 
 

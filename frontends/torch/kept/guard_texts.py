@@ -11,7 +11,6 @@ from torch._dynamo.guards import GuardBuilder, match_on_id_for_tensor
 from torch._guards import Source
 
 from dcir.frontends.torch.kept.descriptions import Descriptions, Unkept
-from dcir.frontends.torch.kept.sources import checked
 
 Parameters = tuple[tuple[str, Any], ...]
 """Of a guard besides its source, by name."""
@@ -55,12 +54,12 @@ def kind_of(guard: Any) -> tuple[str, Parameters]:
     if getattr(GuardBuilder, name, None) is not create:
         raise Unkept(f"a guard of a kind that is not Dynamo's: {name}")
     parameters.pop("value", None)
-    return name, checked_parameters(tuple(sorted(parameters.items(), key=lambda p: p[0])))
+    return name, tuple(sorted(parameters.items(), key=lambda p: p[0]))
 
 
-def checked_parameters(parameters: Parameters) -> Parameters:
-    """Parameters with sources made anew."""
-    return tuple((name, checked(value) if isinstance(value, Source) else value) for name, value in parameters)
+def checked_parameters(parameters: Parameters, again: Callable[[Any], Any]) -> Parameters:
+    """Parameters with sources made anew, by ``again``."""
+    return tuple((name, again(value) if isinstance(value, Source) else value) for name, value in parameters)
 
 
 def text_of(

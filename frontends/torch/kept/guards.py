@@ -26,7 +26,7 @@ from torch._dynamo.guards import (
     convert_int_to_concrete_values,
 )
 from torch._dynamo.output_graph import OutputGraphCommon, OutputGraphGuardsState, get_builtins_dict
-from torch._dynamo.source import get_global_source_name
+from torch._dynamo.source import GlobalSource, ImportSource, get_global_source_name
 from torch._guards import Guard, GuardsSet, Source
 from torch.autograd import forward_ad
 from torch.utils import _device, _pytree
@@ -41,7 +41,8 @@ from dcir.frontends.torch.kept.guard_texts import (
     text_of,
     text_or_kind,
 )
-from dcir.frontends.torch.kept.sources import check_conditions, checked
+from dcir.frontends.torch.kept.imports import imports_of, is_by_address, name_of_import, renamed
+from dcir.frontends.torch.kept.sources import Checker, check_conditions
 from dcir.frontends.torch.kept.unguarded import observers
 
 _MARKS = (
@@ -95,6 +96,41 @@ class KeptGuards:
     builtins: str
     imports: Mapping[str, str]
 
+    def named(self, known: Mapping[str, tuple[str, str]]) -> KeptGuards:
+        """With other names of modules, as ``imports.import_names`` gives them.
+
+        Raises:
+            Unkept: something else has a name that holds an address.
+        """
+        used: list[str] = []
+        modules: dict[str, str] = {}
+
+        def other(source: Source) -> Source | None:
+            if isinstance(source, ImportSource):
+                name = name_of_import(source.module_name)
+                modules[name] = source.module_name
+                return GlobalSource(name)
+            name = source.global_name if isinstance(source, GlobalSource) else ""
+            if is_by_address(name) and name not in known:
+                raise Unkept("a guard looks at what Dynamo knows by its address")
+            used.append(name)
+            return renamed(known, source)
+
+        made = _with_sources(self, Checker(other))
+        return replace(made, imports={**made.imports, **imports_of(used, known), **modules})
+
+    def under(self, condition: str) -> KeptGuards:
+        """With another condition on the sizes, as code; none where it is empty.
+
+        A kept trace is not for sizes that it has no program for, however many Dynamo would let it serve: those are left to other traces.
+        """
+        if not condition or self.shapes is None:
+            return self
+        parts = self.shapes.python_code_parts
+        return replace(
+            self, shapes=replace(self.shapes, python_code_parts=replace(parts, exprs=[*parts.exprs, f"({condition})"]))
+        )
+
 
 def kept_guards(
     manager: Any, builder: Any, guards: list[Any], left_out: list[Any], graph: Any, descriptions: Descriptions
@@ -115,7 +151,6 @@ def kept_guards(
     rows, marks, tensors = [], {}, []
     for guard in guards:
         kind, parameters = kind_of(guard)
-        checked(guard.originating_source)
         text = text_of(guard, kind, parameters, builder.get, descriptions)
         rows.append(KeptGuard(guard.originating_source, kind, parameters, text))
         if kind == "TENSOR_MATCH":
@@ -126,7 +161,7 @@ def kept_guards(
         kind, parameters = kind_of(guard)
         with contextlib.suppress(*_NOT_THERE):  # of an attempt that Dynamo has given up
             text = text_or_kind(guard, kind, parameters, builder.get, descriptions)
-            unguarded.append(KeptGuard(checked(guard.originating_source), kind, parameters, text))
+            unguarded.append(KeptGuard(guard.originating_source, kind, parameters, text))
     sizes = _pytree.tree_map(convert_int_to_concrete_values, dict(graph.input_source_to_sizes_strides))
     shapes = manager.shape_code_parts
     _check_shapes(shapes)
@@ -161,7 +196,7 @@ def guards_again(
     if state is None or _modes(state) != kept.modes:
         raise Unkept("the modes of the thread are others")
     _check_shapes(kept.shapes)
-    kept = _with_sources_checked(kept)
+    kept = _with_sources(kept, Checker())
     _install(kept, names)
     found: dict[Any, Any] = {}
     scopes = {"G": names, "L": scope}
@@ -192,7 +227,8 @@ def guards_again(
     with _marked(tensors, kept.marks):
         manager = CheckFunctionManager(code, OutputGraphCommon(graph), shape_code_parts=kept.shapes)
     if not manager.guard_manager.check(scope):
-        raise Unkept("the sizes of this call are others")
+        failed = manager.guard_manager.check_verbose(scope).verbose_code_parts
+        raise Unkept(f"a guard does not hold for this call: {'; '.join(map(str, failed))}")
     return manager.guard_manager
 
 
@@ -252,29 +288,30 @@ def _check_shapes(shapes: Any) -> None:
     check_conditions(shapes.python_code_parts.exprs)
 
 
-def _with_sources_checked(kept: KeptGuards) -> KeptGuards:
+def _with_sources(kept: KeptGuards, again: Callable[[Any], Any]) -> KeptGuards:
     """The guards with sources made anew (``sources.py``); what else they hold is compared, not evaluated."""
     shapes = kept.shapes
     if shapes is not None:  # the texts for logs are made of the others
         shapes = replace(
-            shapes, verbose_code_parts=shapes.python_code_parts, shape_env_sources=[checked(s) for s in shapes.shape_env_sources]
+            shapes, verbose_code_parts=shapes.python_code_parts, shape_env_sources=[again(s) for s in shapes.shape_env_sources]
         )  # fmt: skip
     return replace(
-        kept, rows=tuple(map(_row, kept.rows)),
-        unguarded=tuple(map(_row, kept.unguarded)), ordered=tuple(map(checked, kept.ordered)),
-        sizes={checked(source): size for source, size in kept.sizes.items()}, aliases=tuple(map(_alias, kept.aliases)), shapes=shapes,
+        kept, rows=tuple(_row(row, again) for row in kept.rows),
+        unguarded=tuple(_row(row, again) for row in kept.unguarded), ordered=tuple(map(again, kept.ordered)),
+        sizes={again(source): size for source, size in kept.sizes.items()}, aliases=tuple(_alias(guard, again) for guard in kept.aliases),
+        shapes=shapes,
     )  # fmt: skip
 
 
-def _row(row: KeptGuard) -> KeptGuard:
-    return replace(row, source=checked(row.source), parameters=checked_parameters(row.parameters))
+def _row(row: KeptGuard, again: Callable[[Any], Any]) -> KeptGuard:
+    return replace(row, source=again(row.source), parameters=checked_parameters(row.parameters, again))
 
 
-def _alias(guard: Any) -> Any:
+def _alias(guard: Any, again: Callable[[Any], Any]) -> Any:
     """What AOTAutograd asks for besides, with sources made anew."""
     values = {f.name: getattr(guard, f.name) for f in fields(guard)}
     return type(guard)(**{
-        name: checked(v) if isinstance(v, Source) else [checked(s) for s in v] if isinstance(v, list) else v
+        name: again(v) if isinstance(v, Source) else [again(s) for s in v] if isinstance(v, list) else v
         for name, v in values.items()
     })  # fmt: skip
 

@@ -252,15 +252,22 @@ def _again(known: Known, name: str, *parts: Any) -> Any:
         text, assumed = parts
         if type(text) is str and all(type(v) is bool for v in assumed.values()):
             return sympy.Symbol(text, **assumed)
-    elif parts and all(type(p) is int for p in parts):
+    elif parts and all(type(p) is int and abs(p) < _LARGEST for p in parts):
         return sympy.Rational(*parts)
     elif name in ("BooleanTrue", "BooleanFalse"):
         return sympy.true if name == "BooleanTrue" else sympy.false
-    elif name in _EXPRESSIONS and all(isinstance(p, sympy.Basic) for p in parts):
+    elif name in _EXPRESSIONS and all(isinstance(p, sympy.Basic) for p in parts) and not _is_huge(name, parts):
         return (getattr(sympy, name, None) or getattr(functions, name))(*parts)
     raise Unkept(f"an expression {name}")
 
 
+def _is_huge(name: str, parts: tuple[Any, ...]) -> bool:
+    """Whether it is a power that is a very long number."""
+    return name == "Pow" and len(parts) == 2 and bool(parts[1].is_number) and abs(parts[1]) > _LARGEST_POWER
+
+
+_LARGEST, _LARGEST_POWER = 1 << 128, 64
+"""Of numbers in expressions on sizes, and of exponents there."""
 _EXPRESSIONS = frozenset((
     "Add", "Mul", "Pow", "Equality", "Unequality", "LessThan", "StrictLessThan", "GreaterThan", "StrictGreaterThan", "And", "Or", "Not",
     "Max", "Min", "FloorDiv", "Mod", "PythonMod", "CleanDiv", "CeilToInt", "FloorToInt", "ModularIndexing", "Where",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dcir.frontends.torch.as_laid_out import Laid, as_laid_out
 from dcir.frontends.torch.kept.descriptions import Unkept
+from dcir.frontends.torch.kept.pieces import KeptPiece, KeptPieces, Pieces
 from dcir.frontends.torch.kept.wrappers import KeptWrappers, listening
 from dcir.frontends.torch.overlapping_inputs import Overlaps, overlap
 from dcir.frontends.torch.shapes.moving_sizes import Moving
@@ -56,21 +57,38 @@ class KeptCall:
         graphs: its graphs by their kind: "inference", or "forward" and "backward".
         apart: whether inputs must not lie in each other.
         moving: whether the graphs are for all sizes.
+        certain: whether there is a program for every call that its guards let through.
+        pieces: of a batch that moves, in the place of findings and graphs.
     """
 
-    wrappers: KeptWrappers
+    wrappers: KeptWrappers | None
     graphs: dict[str, KeptGraph]
     apart: bool
     moving: bool
+    certain: bool
+    pieces: KeptPieces | None = None
+
+    @property
+    def calls(self) -> list[Call]:
+        """What was compiled."""
+        pieces = () if self.pieces is None else self.pieces.pieces.values()
+        return [graph.call for graph in (*self.graphs.values(), *(piece.graph for piece in pieces))]
 
     def runs(self, trace: Any) -> Callable[..., Any]:
         """The graph as Dynamo calls it; a call that there is nothing to run for ends in ``TracesAgain``, with ``trace``."""
-        first = self.graphs.get("forward") or self.graphs["inference"]
-        behind = self.graphs.get("backward")
-        whole = self.wrappers.around(first.boxed(), None if behind is None else behind.boxed())
+        whole = self._whole()
         if not self.apart and not self.moving:
             return whole
         return choosing(_Again(whole, trace, apart=self.apart))
+
+    def _whole(self) -> Callable[..., Any]:
+        if self.pieces is not None:
+            return self.pieces.runs()
+        if self.wrappers is None:
+            raise Unkept("no findings of AOTAutograd's")
+        first = self.graphs.get("forward") or self.graphs["inference"]
+        behind = self.graphs.get("backward")
+        return self.wrappers.around(first.boxed(), None if behind is None else behind.boxed())
 
 
 class _Again:
@@ -91,15 +109,21 @@ class _Again:
 class Recording:
     """Notes on one frame that Dynamo traces.
 
+    Args:
+        keeper: who takes them.
+
     Attributes:
+        keeper: as given.
         reason: why its trace cannot be kept; empty while it can.
         unguarded: guards that Dynamo has left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: Any = None) -> None:
+        self.keeper = keeper
         self.reason = ""
         self.unguarded: dict[Any, None] = {}
         self._heard: list[KeptWrappers] = []
+        self._traces: dict[Any, KeptPiece] = {}
         self._graphs: dict[str, KeptGraph] = {}
         self._overlaps: Overlaps | None = None
         self._by_size: BySize | None = None
@@ -124,6 +148,11 @@ class Recording:
         self._graphs = {}
         self._heard.clear()
 
+    def traced(self, whole: Callable[..., Any]) -> None:
+        """AOTAutograd has traced, and made something to call."""
+        if len(self._heard) == 1 and self._graphs.keys() == {"inference"}:
+            self._traces[whole] = KeptPiece(self._heard[0], self._graphs["inference"])
+
     def graph(self, kind: str, graph: KeptGraph) -> None:
         """A graph is compiled."""
         self._graphs[kind] = graph
@@ -139,6 +168,9 @@ class Recording:
     @property
     def programs(self) -> int:
         """How many programs there are so far; more may come with other sizes."""
+        pieces = self._pieces()
+        if pieces is not None:
+            return pieces.programs
         moving = self._moving()
         return 1 if moving is None else moving.programs
 
@@ -146,12 +178,28 @@ class Recording:
     def moves(self) -> bool:
         """Whether there is one program for all sizes, or one may still be made."""
         moving = self._moving()
-        return moving is not None and not moving.hopeless
+        return (moving is not None and not moving.hopeless) or self._pieces() is not None
 
     @property
     def trains(self) -> bool:
         """Whether there is a backward, which may be compiled later."""
         return "backward" in self._graphs
+
+    @property
+    def condition(self) -> str:
+        """On the sizes of a call, as code: whether there is a program for them. Empty if there is one for all of the trace."""
+        pieces = self._pieces()
+        if pieces is not None:
+            return pieces.condition
+        moving = self._moving()
+        if moving is None or self._by_size is None:
+            return ""
+        found = dict.fromkeys(span.condition(self._by_size.paths) for span in moving.spans)
+        return "" if not all(found) else f"({' or '.join(found)})"
+
+    def _pieces(self) -> Pieces | None:
+        by_size = self._by_size
+        return Pieces(by_size, self._traces) if by_size is not None and by_size.only_batch else None
 
     def _moving(self) -> Moving | None:
         found = None if self._by_size is None else self._by_size.moving
@@ -165,14 +213,35 @@ class Recording:
         """
         if self.reason:
             raise Unkept(self.reason)
-        if self._overlaps is None or self._overlaps.traced or len(self._heard) != 1:
+        if self._overlaps is None or self._overlaps.traced:
             raise Unkept("it is not one graph")
-        if self._by_size is not None and (self._moving() is None or self._by_size.only_batch):
+        pieces = self._pieces()
+        if pieces is not None:
+            certain = bool(pieces.condition) and not pieces.floats and not self._overlaps.matter
+            return KeptCall(None, {}, self._overlaps.matter, moving=True, certain=certain, pieces=pieces.kept())
+        if len(self._heard) != 1:
+            raise Unkept("it is not one graph")
+        if self._by_size is not None and self._moving() is None:
             raise Unkept("it is not one program for all sizes")
         kinds = {"inference"} if self._heard[0].behind is None else {"forward", "backward"}
         if self._graphs.keys() != kinds:
             raise Unkept("not all of its graphs are compiled")
-        return KeptCall(self._heard[0], dict(self._graphs), self._overlaps.matter, self._by_size is not None)
+        moving, apart = self._by_size is not None, self._overlaps.matter
+        certain = not apart and (not moving or self._is_whole_condition())
+        return KeptCall(self._heard[0], dict(self._graphs), apart, moving, certain)
+
+    def _is_whole_condition(self) -> bool:
+        """Whether a call under ``condition`` has a program."""
+        moving = self._moving()
+        if moving is None or self._by_size is None or moving.conditional or not moving.spans:
+            return False
+        return all(span.bounds.keys() <= self._by_size.paths.keys() for span in moving.spans)
+
+    def when_made(self, hears: Callable[[], None]) -> None:
+        """Have somebody hear of every further program."""
+        moving = self._moving()
+        if moving is not None:
+            moving.when_made(hears)
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:

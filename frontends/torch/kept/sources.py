@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo import source as sources
@@ -44,33 +45,64 @@ def known_sources() -> frozenset[type[Source]]:
     return frozenset(cls for cls in found if cls.__module__ == sources.__name__ and cls.__name__ not in _CALLING)
 
 
+class Checker:
+    """Makes sources again from their parts, each once: what several begin with is one object again.
+
+    Args:
+        renamed: gives another one in the place of a part; None where it stays.
+    """
+
+    def __init__(self, renamed: Callable[[Source], Source | None] = lambda source: None) -> None:
+        self._renamed = renamed
+        self._known: dict[int, tuple[Any, Source]] = {}
+
+    def __call__(self, source: Any) -> Any:
+        """A source again.
+
+        Raises:
+            Unkept: it is none that a trace of ours has.
+        """
+        known = self._known.get(id(source))
+        if known is not None:
+            return known[1]
+        cls: Any = type(source)
+        made = self._renamed(source)
+        if made is None:
+            if cls not in known_sources():
+                raise Unkept(f"a source of the form {cls.__qualname__}")
+            made = cls(**{name: self._part(cls, name, getattr(source, name, None)) for name in _fields(cls)})
+        self._known[id(source)] = source, made
+        return made
+
+    def _part(self, cls: type, name: str, value: Any) -> Any:
+        if isinstance(value, Source):
+            return self(value)
+        if name == "index" and type(value) is tuple:  # a slice, as a source keeps it
+            if len(value) == 2 and value[0] is slice and all(type(v) in _PLAIN for v in value[1]):
+                return slice(*value[1])
+        elif name == "index_is_slice":
+            return False  # follows from the index
+        elif type(value) is str:
+            if name in _ANY_TEXT or cls.__name__ in _ATTRIBUTES or all(map(str.isidentifier, value.split("."))):
+                return value
+        elif type(value) in _PLAIN:
+            return value
+        raise Unkept(f"a source with {name}={value!r}")
+
+
 def checked(source: Any) -> Any:
-    """A source again, from its parts.
+    """One source again, from its parts.
 
     Raises:
         Unkept: it is none that a trace of ours has.
     """
-    cls = type(source)
-    if cls not in known_sources():
-        raise Unkept(f"a source of the form {cls.__qualname__}")
-    given = {f.name: _part(cls, f.name, getattr(source, f.name, None)) for f in dataclasses.fields(source) if f.init}
-    return cls(**given)
+    return Checker()(source)
 
 
-def _part(cls: type, name: str, value: Any) -> Any:
-    if isinstance(value, Source):
-        return checked(value)
-    if name == "index" and type(value) is tuple:  # a slice, as a source keeps it
-        if len(value) == 2 and value[0] is slice and all(type(v) in _PLAIN for v in value[1]):
-            return slice(*value[1])
-    elif name == "index_is_slice":
-        return False  # follows from the index
-    elif type(value) is str:
-        if name in _ANY_TEXT or cls.__name__ in _ATTRIBUTES or all(map(str.isidentifier, value.split("."))):
-            return value
-    elif type(value) in _PLAIN:
-        return value
-    raise Unkept(f"a source with {name}={value!r}")
+@functools.cache
+def _fields(cls: Any) -> tuple[str, ...]:
+    """The names of what a source is made of."""
+    return tuple(f.name for f in dataclasses.fields(cls) if f.init)
 
 
 def check_conditions(texts: Any) -> None:

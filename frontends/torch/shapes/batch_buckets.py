@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator
 
-from dcir.batch_buckets import cover
+from dcir.batch_buckets import SIZES, cover
 from dcir.frontends.torch.context import Sizes
 from dcir.frontends.torch.importer import Imported
 from dcir.frontends.torch.recurrent import layers_as_loops
@@ -203,6 +203,7 @@ class BatchBuckets:
         batch: where the batch is.
         traced: the graph for some numbers of images.
         specialise: compiles the graph for arguments, of so many images, or takes what was traced for them.
+        sizes: of the pieces, ascending.
     """
 
     def __init__(
@@ -210,17 +211,18 @@ class BatchBuckets:
         batch: Batch,
         traced: dict[int, Traced],
         specialise: Callable[[Sequence[Any], int, Traced | None], Callable[..., Any]],
+        sizes: tuple[int, ...] = SIZES,
     ) -> None:
-        self._batch, self._traced, self._specialise = batch, traced, specialise
+        self._batch, self._traced, self._specialise, self._sizes = batch, traced, specialise, sizes
         self.programs: dict[int, Callable[..., Any]] = {}
 
     def ready(self, args: Sequence[Any]) -> bool:
         """Whether nothing has to be compiled for a call."""
-        return all(size in self.programs for _, size in cover(self._batch.size(args)))
+        return all(size in self.programs for _, size in cover(self._batch.size(args), self._sizes))
 
     def prepare(self, args: Sequence[Any]) -> None:
         """Compile what a call needs."""
-        for _, size in cover(self._batch.size(args)):
+        for _, size in cover(self._batch.size(args), self._sizes):
             if size not in self.programs:
                 self.programs[size] = self._specialise(
                     self._batch.examples(args, size), size, self._traced.pop(size, None)
@@ -230,7 +232,7 @@ class BatchBuckets:
         images = self._batch.size(args)
         whole: list[torch.Tensor] | None = None
         kind: Any = tuple
-        for start, size in cover(images):
+        for start, size in cover(images, self._sizes):
             part = self.programs[size](*self._batch.part(args, start, size))
             if size == images:
                 return part

@@ -43,6 +43,7 @@ class MovingSizes(Programs):
     Attributes:
         backward: those of its backward, where there is one: a forward that has run has to be followed by it.
         in_torch: how many calls torch ran while a program was made.
+        hears: is called when there is another program.
         refused: bounds that there is no program for, and what is equal there.
         reason: why there is none for the last of them.
         hopeless: whether nothing more is tried.
@@ -62,10 +63,16 @@ class MovingSizes(Programs):
         self._limits, self._rows, self._together = _limits(gm), _rows_of_products(gm), _sizes_of_tensors(gm)
         self.refused: set[tuple[tuple[Bounds, ...], tuple[int, ...]]] = set()
         self.reason, self.hopeless, self.in_torch = "", False, 0
+        self.hears: Callable[[], None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """As of any programs."""
-        return super().__getstate__() | {"_later": None, "_under_way": False, "_failed": None}
+        return super().__getstate__() | {"_later": None, "_under_way": False, "_failed": None, "hears": None}
+
+    @property
+    def conditional(self) -> bool:
+        """Whether there are conditions on sizes besides Dynamo's and the bounds of programs."""
+        return self._conditions is not None
 
     def values(self, args: Sequence[Any]) -> dict[str, int]:
         """Those of the graph's symbols in a list of arguments."""
@@ -87,6 +94,8 @@ class MovingSizes(Programs):
             self.reason = f"the trace is for sizes with {condition}"
             raise NoProgramForSizes(self.reason)
         ones = self._ones(values)
+        if self.gm is None:  # of a kept trace, which has the programs that it has
+            return self.found(values, ones) or super().wanted(values)
         if self._later is not None and (
             found := self.found(values, ones) or self._meanwhile(values, ones, self._later)
         ):
@@ -155,6 +164,8 @@ class MovingSizes(Programs):
                 break
             else:
                 self.made.append((reach, call))
+                if self.hears is not None:
+                    self.hears()
                 if reach.holds(values):
                     return call
                 self.refused.add(key)
@@ -279,6 +290,20 @@ class Moving:
     def programs(self) -> int:
         """How many there are so far."""
         return len(self._sizes.made)
+
+    @property
+    def spans(self) -> list[Span]:
+        """What each of them is for."""
+        return [span for span, _ in self._sizes.made]
+
+    @property
+    def conditional(self) -> bool:
+        """Whether there are conditions on sizes besides Dynamo's and those of ``spans``."""
+        return self._sizes.conditional
+
+    def when_made(self, hears: Callable[[], None]) -> None:
+        """Have somebody hear of every further program."""
+        self._sizes.hears = hears
 
     @property
     def reason(self) -> str:

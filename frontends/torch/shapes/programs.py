@@ -45,6 +45,19 @@ class Span:
             for name, value in values.items()
         )
 
+    def condition(self, paths: Mapping[str, str]) -> str:
+        """What it asks of values, as code, without those that have no path; empty if that is nothing.
+
+        Args:
+            paths: of each symbol where its value is found, as code.
+        """
+        rows = [f"{low} <= {paths[name]} <= {high}" for name, (low, high) in self.bounds.items() if name in paths]
+        heads: dict[str, str] = {}
+        for name, head in self.first.items():
+            if name in paths and heads.setdefault(head, name) != name:
+                rows.append(f"{paths[heads[head]]} == {paths[name]}")
+        return " and ".join(rows)
+
     def within(self, other: Span) -> Span:
         """What both are for; the other may have less symbols."""
         bounds = dict(self.bounds)

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -52,20 +53,28 @@ class BySize:
         inputs: names of positional arguments, where the traced frame has ``*args`` in their place.
         own_first: whether the first combinations may have programs of their own where those are much faster.
         overlap: whether arguments lie in each other so that the graph has to run in torch; known once it is traced.
+        noting: a context in which what is traced for pieces of a batch is noted.
+
+    Attributes:
+        paths: of each symbol where Dynamo's guards find it, as code.
+        by_batch: where a batch moves, the programs by all else that they depend on, and by their number of images.
     """
 
     def __init__(
         self, gm: fx.GraphModule, examples: Sequence[Any], specialise: Specialise, trace: Callable[[fx.GraphModule], Trace], limit: int,
         on_sizes: OnSizes | None = None, inputs: Sequence[str] = (), overlap: Callable[[Sequence[Any]], bool] = lambda _: False,
         *, strict: bool = False, own_first: bool = True,
+        noting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:  # fmt: skip
         self.gm, self._specialise, self._limit, self._on_sizes = gm, specialise, limit, on_sizes
-        self._trace, self._overlap = trace, overlap
+        self._trace, self._overlap, self._noting = trace, overlap, noting
+        self.by_batch: dict[Any, dict[int, Callable[..., Any]]] = {}
         self.batch = find_batch(gm)
         self.pieces: dict[Any, BatchBuckets | Refusal] = {}
         found = symbolic_places(gm, examples, inputs)
         self.places = dict(found.values())
         self.names = {symbol: name for symbol, (name, _) in found.items()}
+        self.paths = {symbol: path for symbol, (_, place) in found.items() if (path := _path(gm, *place))}
         self._numbers = _number_places(gm)
         self._trains = trains(gm, examples)
         self.programs: dict[Any, Callable[..., Any]] = {}
@@ -81,7 +90,7 @@ class BySize:
         if program is None:
             program = self._in_pieces(args)
         if program is None and self.only_batch and self.made and self._key(args) not in self.programs:
-            with compile_lock, _told():
+            with compile_lock, _told(), self._noted():
                 self._split(args)  # what cannot be run in pieces may still be one program for all sizes
         # Where DistributedDataParallel cuts a graph, Dynamo asks for the results of a part with fake tensors: then it is traced.
         moving = self.moving if not self.only_batch and TracingContext.try_get() is None else None
@@ -93,9 +102,12 @@ class BySize:
         if program is None:
             # Tracing is as little safe among threads here as within Dynamo, and other threads' calls must be told of it the same way.
             key = self._key(args)
-            with compile_lock, _told():
+            with compile_lock, _told(), self._noted():
                 program = self.programs.get(key) or self._new(key, args)
         return program(*args)
+
+    def _noted(self) -> AbstractContextManager[None]:
+        return self._noting() if self.only_batch else contextlib.nullcontext()
 
     def _own(self, moving: Moving) -> bool:
         """Whether the next combination of sizes had better have a program of its own."""
@@ -109,18 +121,12 @@ class BySize:
 
     def _key(self, args: Sequence[Any], but: Sequence[int] = (), numbers: Sequence[int] = ()) -> Any:
         """What a program belongs to; without the first dimension of the arguments ``but``, and without ``numbers``."""
-        return (
-            torch.is_grad_enabled(),
-            tuple(args[i].item() for i in self._numbers.values()),
-            tuple(
-                (tuple(a.shape[i in but :]), tuple(a.stride()), a.dtype, a.requires_grad)
-                if isinstance(a, torch.Tensor)
-                else None
-                if i in numbers
-                else a
-                for i, a in enumerate(args)
-            ),
-        )
+        return kind_of_call(args, tuple(self._numbers.values()), but, numbers)
+
+    @property
+    def floats(self) -> tuple[int, ...]:
+        """Numbers of the arguments that are tensors in the place of Python's numbers."""
+        return tuple(self._numbers.values())
 
     def _in_pieces(self, args: Sequence[Any]) -> Callable[..., Any] | None:
         """The program of any batch, if it is ready for this one."""
@@ -195,6 +201,9 @@ class BySize:
         else:
             program = self._specialise(self._with_numbers(args), args, sizes, remark)
         self.made.append(sizes)
+        if isinstance(self.batch, Batch):
+            alike = self.by_batch.setdefault(self._key(args, self.batch.tensors, self.batch.numbers), {})
+            alike[self.batch.size(args)] = program
         return program
 
     def _piece(self, like: Sequence[Any], images: int, traced: Traced | None) -> Callable[..., Any]:
@@ -217,6 +226,31 @@ class BySize:
             found = in_pieces(self._trace(self._with_numbers(args)), batch, args, results)
             self.pieces[key] = found if isinstance(found, Refusal) else BatchBuckets(batch, found, self._piece)
         return self.pieces[key]
+
+
+def kind_of_call(
+    args: Sequence[Any], floats: Sequence[int], but: Sequence[int] = (), numbers: Sequence[int] = ()
+) -> Any:  # fmt: skip
+    """What a program for the sizes of a call belongs to.
+
+    Args:
+        args: of the call.
+        floats: numbers of those that are tensors in the place of Python's numbers.
+        but: numbers of those whose first dimension does not count.
+        numbers: numbers of those that do not count.
+    """
+    return (
+        torch.is_grad_enabled(),
+        tuple(args[i].item() for i in floats),
+        tuple(
+            (tuple(a.shape[i in but :]), tuple(a.stride()), a.dtype, a.requires_grad)
+            if isinstance(a, torch.Tensor)
+            else None
+            if i in numbers
+            else a
+            for i, a in enumerate(args)
+        ),
+    )
 
 
 def trains(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
@@ -274,10 +308,22 @@ def _note(found: dict[str, Any], size: Any, name: str, place: tuple[int, int | N
         found.setdefault(str(size.node.expr), (name, place))
 
 
+def _path(gm: fx.GraphModule, argument: int, dim: int | None) -> str | None:
+    """Where Dynamo's guards find a size of an argument, or an argument that is one; None if they do not."""
+    node = [n for n in gm.graph.nodes if n.op == "placeholder"][argument]
+    source = _source(node)
+    return source if source is None or dim is None else f"{source}.size()[{dim}]"
+
+
+def _source(node: fx.Node) -> str | None:
+    source = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", None)
+    return source if isinstance(source, str) else None
+
+
 def _name(node: fx.Node, inputs: Sequence[str]) -> str:
     """A placeholder's source as the user would write it."""
-    source = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", None)
-    if not isinstance(source, str):
+    source = _source(node)
+    if source is None:
         return str(node.name)
     return argument_name(source, inputs)
 
