@@ -15,6 +15,7 @@ from dcir.transforms.tier2_fusion.fuse_library_bias import FuseLibraryBias
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 from dcir.transforms.tier2_fusion.fuse_siblings import FuseSiblings
 from dcir.transforms.tier3_layout.assign_layouts import AssignLayouts
+from dcir.transforms.tier3_layout.read_joined_in_place import ReadJoinedInPlace
 from dcir.transforms.tier3_layout.sink_copies import SinkCopies
 from dcir.transforms.tier4_movement.keep_in_place import KeepInPlace
 from dcir.transforms.tier4_movement.leave_results_to_libraries import LeaveResultsToLibraries
@@ -36,6 +37,7 @@ CUDA_PASSES: tuple[Pass, ...] = (
     FuseSiblings(),
     # Layouts, and what libraries run in them.
     AssignLayouts(),
+    ReadJoinedInPlace(),
     SinkCopies(),
     FuseConcatenatedWrites(),
     FuseLibraryBias(),
