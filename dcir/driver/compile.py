@@ -337,6 +337,8 @@ class Compilation:
         library = self._library(done.network, in_parts=in_parts)
         program = self.target.load(done, library, self.session.arenas, prepare=self.options.prepare)
         program.name = self._call_name
+        if self.options.cuda_graphs and self.session.watch is None:
+            self._replay(program)
         self.session.programs.add(program)
         self.session.made[program] = self.record, library
         watch = self.session.watch
@@ -344,6 +346,14 @@ class Compilation:
         self._clock.lap("load")
         self._finish(done.network)
         return call, program
+
+    def _replay(self, program: Program) -> None:
+        """Have calls be replays of one that is recorded, where that is possible."""
+        self.record.unrecorded = self.target.replay(program)
+        if self.record.unrecorded and self.options.strict:
+            raise Unsupported.collect(
+                [(f"a graph of CUDA's: {self.record.unrecorded}", "")], hint="strict=False, or cuda_graphs=False"
+            )
 
     def _whole(self, done: Imported) -> Call | None:
         """What runs a rewritten graph if another compiler makes all of its code."""

@@ -48,6 +48,7 @@ class GraphRecord:
         kernel_origins: of all kernels, in the order of ``schedules``, and behind them of operators that run through torch.
         origins: the imported operators.
         key: what the library is found again by.
+        unrecorded: why calls are not replayed though that is asked for (``Options.cuda_graphs``).
     """
 
     kind: str
@@ -77,6 +78,7 @@ class GraphRecord:
     kernel_origins: list[KernelOrigin] = field(default_factory=list)
     origins: Origins = field(default_factory=Origins)
     key: str = ""
+    unrecorded: str = ""
 
     @property
     def state(self) -> str:

@@ -146,6 +146,8 @@ class Report:
             lines.append(
                 f"  kept for the backward {_size(g.saved_bytes)}, planned peak of both {_size(self.peak_bytes(g))}"
             )
+        if g.unrecorded:
+            lines.append(f"  no graph of CUDA's: {g.unrecorded}")
         if g.parts > 1:
             lines.append(f"  runs in {g.parts} parts: gradients are handed over as they are complete")
         if g.partition is not None:

@@ -25,6 +25,7 @@ from dcir.driver.placement import chosen_strides
 from dcir.driver.session import Session
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.context import CompiledGraph, GraphContext
+from dcir.frontends.torch.gpu_forms import in_gpu_forms
 from dcir.frontends.torch.partition.cut_for import cuts_for
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import side_by_side
@@ -138,7 +139,8 @@ def rewritten_graphs(model: nn.Module, inputs: Sequence[Any], options: Options) 
         return CompiledGraph(call, chosen_strides(done))
 
     torch._dynamo.reset()
-    with never_run(), cuts_for(target_class(options.target).cuts):
+    target = target_class(options.target)
+    with never_run(), cuts_for(target.cuts), in_gpu_forms(wanted=not target.attends):
         torch.compile(model, backend=dynamo_backend(compiled), dynamic=False)(*inputs)
     return found
 

@@ -32,6 +32,8 @@ class DriverTarget(Target):
         saves_sizes: whether such a file may be for sizes within bounds.
         profiles: whether its driver measures steps.
         records: whether its driver can tell torch's profiler of its steps.
+        replays: whether calls can be recorded and replayed (``Options.cuda_graphs``).
+        attends: whether it has kernels of attention; else that is traced as products and a softmax.
         cuts: how joint graphs are cut in forward and backward for it.
         shortens: whether repeated calls may go straight to its library (``calls/fast_path.py``), which has the entry for them.
     """
@@ -42,6 +44,8 @@ class DriverTarget(Target):
     saves_sizes: ClassVar[bool] = False
     profiles: ClassVar[bool] = False
     records: ClassVar[bool] = False
+    replays: ClassVar[bool] = False
+    attends: ClassVar[bool] = True
     cuts: ClassVar[CutFor] = CutFor()
     shortens: ClassVar[bool] = True
 
@@ -91,6 +95,10 @@ class DriverTarget(Target):
             keep: hears the name and the text of every source.
         """
         return None
+
+    def replay(self, program: Any) -> str:
+        """Have the calls of a program that ``load`` has made be replays; why not, "" if they are. Asked of targets that say so alone."""
+        raise NotImplementedError
 
     def load(self, done: Imported, library: Library, arenas: Arenas | None, *, prepare: str) -> Program:
         """The callable program of a library.

@@ -35,6 +35,9 @@ class CudaTarget(DriverTarget):
 
     name: ClassVar[str] = "cuda"
     saves: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
+    attends: ClassVar[bool] = False
+    profiles: ClassVar[bool] = True
     # Products in TF32, 402 TFLOP/s, and a copy, 4.17 TB/s, of an H200 (docs/measurements/gpu.md).
     cuts: ClassVar[CutFor] = CutFor(repeats_written=True, flops_per_byte=96.0)
     shortens: ClassVar[bool] = False
@@ -94,6 +97,10 @@ class CudaTarget(DriverTarget):
                     hint="'sm_80' (A100), 'sm_90a' (H100, H200)",
                 )
         return replace(self, machine=replace(self.gpu, asked=tuple(dict.fromkeys(names))))
+
+    def replay(self, program: CudaProgram) -> str:
+        """Have calls be replays of one that is recorded."""
+        return program.replay_calls()
 
     def load(self, done: Imported, library: Library, arenas: Arenas | None, *, prepare: str) -> Any:
         """The callable program; its scratch memory is PyTorch's."""
