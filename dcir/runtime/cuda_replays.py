@@ -155,7 +155,7 @@ class Replays:
 
     def _replayed(
         self, state: _Stream, kept: Captured, args: Sequence[Any], device: torch.device
-    ) -> list[torch.Tensor]:
+    ) -> list[torch.Tensor | None]:
         """Copy in, replay, copy out."""
         moving = sorted(state.moving)
         _copy([kept.given[i] for i in moving], [args[i] for i in moving])

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from dcir.codegen.compile import Library
 from dcir.cost.target import Target
 from dcir.driver.assemble import assemble
+from dcir.driver.targets.host import host_machine
 from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
 from dcir.frontends.torch.partition.cut_for import CutFor
@@ -61,6 +62,16 @@ class DriverTarget(Target):
         Raises:
             OptionError: this is one.
         """
+
+    @classmethod
+    def rates(cls) -> Any:
+        """Rates of what its code runs on, of which floors are made (``MachineRates`` or ``DeviceRates``)."""
+        return host_machine().rates
+
+    @classmethod
+    def profiled_on(cls) -> str:
+        """The device that a profile's times are of; "" of threads of the CPU."""
+        return ""
 
     @abstractmethod
     def pipeline(self, level: int) -> tuple[Pass, ...]:

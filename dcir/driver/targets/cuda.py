@@ -13,6 +13,7 @@ from dcir.codegen.compile import Library
 from dcir.codegen.cuda.backend import CudaBackend
 from dcir.cost.costs import Costs
 from dcir.cost.cuda import SETTING, TWIN, CudaMachine, cuda_costs, cuda_machine, is_twin
+from dcir.cost.device_rates import DeviceRates
 from dcir.driver.assemble import program_info
 from dcir.driver.targets.base import DriverTarget
 from dcir.errors import OptionError
@@ -50,6 +51,20 @@ class CudaTarget(DriverTarget):
     def device(cls) -> str:
         """The GPU; of kernels that run on the CPU that."""
         return "cpu" if is_twin() else "cuda"
+
+    @classmethod
+    def rates(cls) -> DeviceRates:
+        """The GPU's."""
+        from dcir.driver.measure.device_rates import device_rates
+
+        return device_rates()
+
+    @classmethod
+    def profiled_on(cls) -> str:
+        """The GPU."""
+        from dcir.driver.measure.device_rates import device_name
+
+        return device_name()
 
     @property
     def gpu(self) -> CudaMachine:
