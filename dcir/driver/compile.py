@@ -381,9 +381,10 @@ class Compilation:
             MemoryLimitTooLow: the graph needs more memory than the options allow.
         """
         self._tune(done.network)
+        self.record.library_bytes = self.target.beside_plan(done.network)
         limit = self.options.memory_limit
         if limit is not None:
-            needed = self.record.saved_bytes + planned_bytes(done.network)
+            needed = self.record.saved_bytes + planned_bytes(done.network) + self.record.library_bytes
             if needed > limit:
                 raise MemoryLimitTooLow.of(limit, needed)
 

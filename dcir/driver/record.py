@@ -32,6 +32,7 @@ class GraphRecord:
         kernels, calls: distinct kernels and driver steps.
         generated: kernels generated now (0: the library came from the cache).
         arena_bytes: planned scratch memory of one call.
+        library_bytes: what libraries make and take in a call, at most at one time, beside that.
         together: a number that a forward and its backward have in common.
         saved_bytes: what a forward keeps for its backward, beyond its inputs and what its caller gets.
         partition: what was decided under a limit of memory (``frontends.torch.partition.Partition``); only of a forward.
@@ -79,6 +80,7 @@ class GraphRecord:
     origins: Origins = field(default_factory=Origins)
     key: str = ""
     unrecorded: str = ""
+    library_bytes: int = 0
 
     @property
     def state(self) -> str:

@@ -37,6 +37,7 @@ from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.library_call import LibraryCall
 from dcir.ops.library.library_layouts import turned_bytes
+from dcir.ops.library.library_memory import copied_bytes
 from dcir.ops.reach import never_run
 from dcir.options import Options
 from dcir.targets import target_class
@@ -162,6 +163,8 @@ def _count(found: Traffic, graph: str, net: Network) -> None:
         if isinstance(spec, LibraryCall) and isinstance(product, ConvolutionSpec):
             rows[TURNED] = turned_bytes(product, last_alone=product.dtype in last_alone)
             rows[COPIED] = 0 if _in_place(net, op, spec) else 2 * sum(product.footprint()[1])
+        if isinstance(spec, LibraryCall) and isinstance(product, ContractionSpec):
+            rows[COPIED] = 2 * copied_bytes(product)
         if isinstance(spec, LoopNest):
             rows[AGAIN] = _again(spec, costs.memory.row_bytes, costs.memory.far_bytes)
         found.steps += [Step(graph, spec.describe(), kind, n) for kind, n in rows.items() if n]

@@ -14,6 +14,7 @@ from dcir.driver.targets.host import host_machine
 from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
 from dcir.frontends.torch.partition.cut_for import CutFor
+from dcir.ir.network import Network
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
 from dcir.transforms.base import Pass
@@ -106,6 +107,10 @@ class DriverTarget(Target):
             keep: hears the name and the text of every source.
         """
         return None
+
+    def beside_plan(self, net: Network) -> int:
+        """Bytes that a call of a network takes beside its planned scratch memory, its arguments and its results, at most at one time."""
+        return 0
 
     def replay(self, program: Any) -> str:
         """Have the calls of a program that ``load`` has made be replays; why not, "" if they are. Asked of targets that say so alone."""

@@ -15,6 +15,7 @@ from dcir.cost.costs import Costs
 from dcir.cost.cuda import SETTING, TWIN, CudaMachine, cuda_costs, cuda_machine, is_twin
 from dcir.cost.device_rates import DeviceRates
 from dcir.driver.assemble import program_info
+from dcir.driver.library_memory import library_bytes
 from dcir.driver.targets.base import DriverTarget
 from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
@@ -112,6 +113,10 @@ class CudaTarget(DriverTarget):
                     hint="'sm_80' (A100), 'sm_90a' (H100, H200)",
                 )
         return replace(self, machine=replace(self.gpu, asked=tuple(dict.fromkeys(names))))
+
+    def beside_plan(self, net: Network) -> int:
+        """What libraries make and take."""
+        return library_bytes(net)
 
     def replay(self, program: CudaProgram) -> str:
         """Have calls be replays of one that is recorded."""

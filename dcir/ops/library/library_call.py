@@ -190,7 +190,7 @@ def _multiply(ins: Sequence[torch.Tensor], c: torch.Tensor) -> None:
     if len(ins) > 2:
         torch.addmm(ins[2], ins[0], ins[1], out=c)
         return
-    a, b, c = _joined(ins[0], ins[1], c)
+    a, b, c = joined(ins[0], ins[1], c)
     if c.dtype != a.dtype:
         _multiply_wide(a, b, c)
     elif c.dim() == 2:
@@ -215,7 +215,7 @@ def _multiply_wide(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         c.copy_(_aten.bmm.dtype(a, b, c.dtype).unflatten(0, batch))
 
 
-def _joined(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def joined(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same with as few dimensions of the batch as their strides allow."""
     ones = tuple(d for d in range(c.dim() - 2) if c.shape[d] == 1)
     made = [t.squeeze(ones) for t in (a, b, c)]
