@@ -16,6 +16,7 @@ import dcir
 from dcir.cost.cuda import SETTING, TWIN
 from dcir.driver.backend import dcir as backend
 from dcir.errors import IndexOutOfRange, OptionError, Unsupported
+from dcir.runtime import cuda_program
 from dcir.runtime.cuda_capture import TwinCapture
 from tests.harness import check_close
 
@@ -108,6 +109,20 @@ def test_what_is_written_lies_where_it_did() -> None:
             assert fast(x, other).tolist() == [2.0] * 4
     assert [t.tolist() for t in others] == [[1.0] * 4] * 6
     assert "other addresses every time" in program.replays.why_not()
+
+
+def test_in_a_capture_of_the_users_a_call_is_no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anything asked that a capture forbids: whether earlier calls met a bad index."""
+    table = torch.randn(5, 3)
+    fast = dcir.optimize(lambda i: table[i] * 2, target="cuda", cuda_graphs=True)
+    x = torch.tensor([0, 4, 2])
+    for _ in range(3):
+        fast(x)
+    (program,) = programs(fast)
+    monkeypatch.setattr(cuda_program, "capturing", lambda device: True)
+    monkeypatch.setattr(program.replays, "called", None)
+    monkeypatch.setattr(program.replays, "words", None)
+    torch.testing.assert_close(fast(x), table[x] * 2)
 
 
 def test_random_numbers_are_drawn_once_a_call() -> None:
