@@ -48,8 +48,11 @@ class StatusWords:
         """The first operator that met a bad index, once the copy has arrived; None if none did, or it is still on its way."""
         if not self._under_way:
             return None
-        if self._event is not None and not wait and not self._event.query():
-            return None
+        if self._event is not None:
+            if wait:
+                self._event.synchronize()
+            elif not self._event.query():
+                return None
         self._under_way = False
         bad = self._seen.nonzero()
         if len(bad) == 0:

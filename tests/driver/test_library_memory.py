@@ -70,4 +70,4 @@ def test_a_batch_of_one_stride_is_not_copied() -> None:
     one = ContractionSpec(alike("f32"), (2, 3), 5, 4, 6, (90, 30, 6, 1), (72, 24, 4, 1), (60, 20, 4, 1))
     apart = ContractionSpec(alike("f32"), (2, 3), 5, 4, 6, (90, 6, 18, 1), (72, 24, 4, 1), (60, 20, 4, 1))
     assert copied_bytes(one) == 0
-    assert copied_bytes(apart) == 4 * 6 * (30 + 24 + 20) == own_bytes(LibraryCall(apart))
+    assert copied_bytes(apart) == 4 * 6 * 30 == own_bytes(LibraryCall(apart))

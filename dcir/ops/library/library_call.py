@@ -191,28 +191,33 @@ def _multiply(ins: Sequence[torch.Tensor], c: torch.Tensor) -> None:
         torch.addmm(ins[2], ins[0], ins[1], out=c)
         return
     a, b, c = joined(ins[0], ins[1], c)
+    if c.dtype != a.dtype and not a.is_cuda:  # sums of half types as they are: only cuBLAS has it
+        a, b = a.to(c.dtype), b.to(c.dtype)
+    if c.dim() <= 3:
+        _multiply_into(a, b, c)
+        return
+    a, b = (t.flatten(0, -3) for t in (a, b))  # copies what lies in no one stride
+    if in_one_stride(c):
+        _multiply_into(a, b, c.view(-1, *c.shape[-2:]))
+        return
+    made = torch.empty((len(a), *c.shape[-2:]), dtype=c.dtype, device=c.device)
+    _multiply_into(a, b, made)
+    c.copy_(made.view(c.shape))
+
+
+def _multiply_into(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    """One call, of matrices or of a batch with one dimension."""
     if c.dtype != a.dtype:
-        _multiply_wide(a, b, c)
+        (_aten.mm if c.dim() == 2 else _aten.bmm).dtype_out(a, b, c.dtype, out=c)
     elif c.dim() == 2:
         torch.mm(a, b, out=c)
-    elif c.dim() == 3:
+    else:
         torch.bmm(a, b, out=c)
-    else:
-        c.copy_(torch.matmul(a, b))
 
 
-def _multiply_wide(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    """The product of half types as float32."""
-    if not a.is_cuda:  # only cuBLAS has it
-        _multiply((a.to(c.dtype), b.to(c.dtype)), c)
-    elif c.dim() == 2:
-        _aten.mm.dtype_out(a, b, c.dtype, out=c)
-    elif c.dim() == 3:
-        _aten.bmm.dtype_out(a, b, c.dtype, out=c)
-    else:
-        batch = c.shape[:-2]
-        a, b = (t.expand(*batch, *t.shape[-2:]).flatten(0, -3) for t in (a, b))
-        c.copy_(_aten.bmm.dtype(a, b, c.dtype).unflatten(0, batch))
+def in_one_stride(t: torch.Tensor) -> bool:
+    """Whether the dimensions of a batch of matrices lie as one dimension would."""
+    return all(t.stride(d) == t.shape[d + 1] * t.stride(d + 1) for d in range(t.dim() - 3))
 
 
 def joined(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

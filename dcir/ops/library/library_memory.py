@@ -9,7 +9,7 @@ import torch
 from dcir.ir.types import compute_type, itemsize
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
-from dcir.ops.library.library_call import LibraryCall, joined
+from dcir.ops.library.library_call import LibraryCall, in_one_stride, joined
 from dcir.ops.library.library_layouts import turned_bytes
 from dcir.ops.library.sort import SortSpec
 from dcir.ops.library.torch_call import TorchCall
@@ -36,11 +36,12 @@ def own_bytes(spec: LibraryCall | TorchCall, *, last_alone: bool = False) -> int
 
 
 def copied_bytes(spec: ContractionSpec) -> int:
-    """Bytes of the copies of its operands and of its result that ``torch.matmul`` makes, of a batch that lies in no one stride; else 0."""
+    """Bytes of the operands and of the result whose batch lies in no one stride, so that they are copied."""
     if len(spec.batch) < 2:
         return 0
     at, types = (spec.a, spec.b, spec.c), (spec.types.a, spec.types.b, spec.types.c)
     a, b, c = (torch.empty_strided(s, st, device="meta") for s, st in zip(spec.shapes, at, strict=True))
-    if joined(a, b, c)[2].dim() <= 3:
+    found = joined(a, b, c)
+    if found[2].dim() <= 3:
         return 0
-    return sum(math.prod(s) * itemsize(t) for s, t in zip(spec.shapes, types, strict=True))
+    return sum(t.numel() * itemsize(dtype) for t, dtype in zip(found, types, strict=True) if not in_one_stride(t))

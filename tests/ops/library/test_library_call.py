@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from dcir.ir.network import contiguous
 from dcir.ir.serialize import decode, encode
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.library_call import InLibraries, LibraryCall, refused_by_library
+from dcir.ops.library.library_memory import copied_bytes
 from dcir.ops.library.operand_types import OperandTypes, alike
 from dcir.ops.torch_types import FROM_NAME
 from tests.transforms.imported import imported
@@ -135,6 +137,20 @@ def test_sums_of_half_types_in_float32(batch: Any, a: Any, b: Any) -> None:
     types = OperandTypes("bf16", "bf16", "f32", "f32")
     c = contiguous((*batch, 5, 3))
     check(ContractionSpec(types, batch, 5, 3, 7, a, b, c))
+
+
+@pytest.mark.parametrize("apart", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_only_what_lies_apart_is_copied(apart: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads side by side in a position's row: the batch has no one stride. What has one is read and written where it lies."""
+    shapes = (2, 3, 5, 6), (2, 3, 6, 4), (2, 3, 5, 4)
+    at = [(s[1] * s[2] * s[3], s[3], s[1] * s[3], 1) if i in apart else contiguous(s) for i, s in enumerate(shapes)]
+    seen: list[Any] = []
+    multiply = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *given, out: (seen.append([*given, out]), multiply(*given, out=out))[1])
+    spec = ContractionSpec(alike("f32"), (2, 3), 5, 4, 6, *at)
+    check(spec)
+    assert copied_bytes(spec) == sum(4 * math.prod(shapes[i]) for i in apart)
+    assert len(seen) == 1 and all(t.dim() == 3 for t in seen[0])
 
 
 def test_matrices_that_heads_share_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
