@@ -12,7 +12,7 @@ import torch
 from dcir.cache import Cache
 from dcir.cost.cuda import is_twin
 from dcir.cost.device_rates import DeviceRates, remember_device, remembered_device
-from dcir.driver.targets.cuda import CudaTarget
+from dcir.targets import target_class
 
 TWIN_NAME = "the twin of a GPU's kernels on this processor"
 _BYTES, _ROWS = 1 << 28, 8192
@@ -47,11 +47,12 @@ def measure_device(*, again: bool = False, cache: Cache | None = None) -> Device
     Raises:
         OptionError: the machine has no GPU.
     """
-    CudaTarget.check_host()
+    target = target_class("cuda")
+    target.check_host()
     known = None if again else remembered_device(device_name(), cache)
     if known is not None:
         return known
-    twin, device = is_twin(), CudaTarget.device()
+    twin, device = is_twin(), target.device()
     nbytes, rows = (_TWIN_BYTES, _TWIN_ROWS) if twin else (_BYTES, _ROWS)
     x = torch.ones(nbytes // 4, device=device)
     y = torch.empty_like(x)

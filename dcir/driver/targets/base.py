@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from dcir.codegen.compile import Library
 from dcir.cost.target import Target
 from dcir.driver.assemble import assemble
-from dcir.driver.targets.host import host_machine
 from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
 from dcir.frontends.torch.partition.cut_for import CutFor
@@ -66,8 +65,8 @@ class DriverTarget(Target):
 
     @classmethod
     def rates(cls) -> Any:
-        """Rates of what its code runs on, of which floors are made (``MachineRates`` or ``DeviceRates``)."""
-        return host_machine().rates
+        """Rates of the device that its code runs on, of which floors are made; None where that is this machine's processor."""
+        return None
 
     @classmethod
     def profiled_on(cls) -> str:
