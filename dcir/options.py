@@ -76,6 +76,9 @@ class Options:
         keep_traces: Whether what PyTorch finds out by tracing is kept in the cache, and used by later processes instead of a new trace,
             as long as the model's code and all that the trace depended on are the same. ``DCIR_KEEP_TRACES=1`` has them kept where
             nothing is said.
+        cuda_graphs: Whether repeated calls on a GPU are replays of one that is recorded, one launch in place of one a kernel
+            (``runtime/cuda_replays.py``). What moves between calls is copied in, results are copied out; a program that cannot be recorded
+            runs as without, which ``strict`` forbids. ``torch.compile(mode="reduce-overhead")`` asks for it.
         own_exchange: Whether dcir sends what ``fully_shard`` gathers and reduces over gloo, where all processes run it, and the
             process keeps the memory that comes free with every exchange.
     """
@@ -105,6 +108,7 @@ class Options:
     record_function: bool = False
     keep_traces: bool = field(default_factory=lambda: os.environ.get(KEEP_NAME) == "1")
     own_exchange: bool = False
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         if not _is_int(self.level) or self.level not in LEVELS:
@@ -150,6 +154,12 @@ class Options:
             raise _not_yet("tune", self.tune, f"target={DEFAULT!r}; {self.target} makes its kernels in one way")
         if self.record_function and not target_class(self.target).records:
             raise _not_yet("record_function", True, f"target={DEFAULT!r}; {self.target} tells of calls alone")
+        if self.cuda_graphs and not target_class(self.target).replays:
+            raise OptionError(
+                f"target {self.target!r} has no graphs of CUDA to replay",
+                where="cuda_graphs=True",
+                hint="target='cuda'",
+            )
         if self.precision in NOT_YET_PRECISIONS:
             raise _not_yet("precision", self.precision, "precision='fp32'")
         _check_choice("precision", self.precision, ("fp32",))
@@ -190,14 +200,14 @@ class Options:
 
         Options that only watch (verify, debug_dir, record_function, remarks, history), only refuse (strict), concern no code of ours
         (fused_optimizers) or lead to what is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit,
-        prepare, background, keep_traces) or who exchanges it (own_exchange), are left out.
+        prepare, background, keep_traces, cuda_graphs) or who exchanges it (own_exchange), are left out.
 
         Raises:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
         watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
         watching |= {"hint", "streams", "record_function", "remarks", "background", "history"}
-        watching |= {"keep_traces", "own_exchange"}
+        watching |= {"keep_traces", "own_exchange", "cuda_graphs"}
         watching |= {"skip"} if not self.skip else set()
         parts = (
             f"{field.name}={_stable(frozenset(self.skip) if field.name == 'skip' else getattr(self, field.name))}"

@@ -17,6 +17,7 @@ from dcir.transforms.tier2_fusion.fuse_library_bias import FuseLibraryBias
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 from dcir.transforms.tier2_fusion.fuse_siblings import FuseSiblings
 from dcir.transforms.tier3_layout.assign_layouts import AssignLayouts
+from dcir.transforms.tier3_layout.read_joined_in_place import ReadJoinedInPlace
 from dcir.transforms.tier3_layout.sink_copies import SinkCopies
 from dcir.transforms.tier4_movement.keep_in_place import KeepInPlace
 from dcir.transforms.tier4_movement.leave_results_to_libraries import LeaveResultsToLibraries
@@ -40,6 +41,7 @@ CUDA_PASSES: tuple[Pass, ...] = (
     FuseSiblings(),
     # Layouts, and what runs in them: products that are bound by memory in kernels of our own, others by libraries.
     AssignLayouts(),
+    ReadJoinedInPlace(),
     SinkCopies(),
     FuseConcatenatedWrites(),
     FuseAroundProducts(),

@@ -91,9 +91,7 @@ class CudaBackend:
 
     def driver_text(self, steps: Steps, *, profile: bool) -> str:
         """C++ of the driver."""
-        if profile:
-            raise Unsupported.collect([("a driver that measures its steps on a GPU", "")])
-        return driver_text(steps)
+        return driver_text(steps, profile=profile)
 
     def kernel_text(self, kernel: Kernel) -> str:
         """CUDA C++ of what a kernel starts, and of the function that does."""

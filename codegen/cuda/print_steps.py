@@ -29,7 +29,7 @@ def step_lines(step: AnyStep, checked: Mapping[int, int]) -> list[str]:
     word = checked.get(step.number, 0)
     arguments = ", ".join(["stream", *(_operand(o) for o in step.operands), f"status + {word}"])
     return [
-        f"  if (const int e = {SYMBOL}{step.kernel}({arguments})) return e * {FAILED} + {step.number + 1};",
+        f"  if (const int e = {SYMBOL}{step.kernel}({arguments})) return {_error(step.number)};",
     ]
 
 
@@ -56,7 +56,7 @@ def _loop(loop: Loop, checked: Mapping[int, int]) -> list[str]:
     else:
         assert loop.flag is not None
         lines += ["  for (;;) {", *_all(loop.condition, checked)]
-        lines.append(f"  if (!dcir_flag({_address(loop.flag)}, stream)) break;")
+        lines += [*_flag(loop.flag, loop.number), "  if (!flag) break;"]
     lines += _all(loop.steps, checked)
     for c in loop.carried:
         lines.append(f"  {c.read} = {c.written}; {c.written} = {_next(c)}; {_next(c)} = {c.read};")
@@ -65,7 +65,8 @@ def _loop(loop: Loop, checked: Mapping[int, int]) -> list[str]:
     if loop.trips is None:
         for c in loop.carried:
             last = _address(c.last)
-            lines.append(f"  if ({c.read} != {last}) dcir_move({last}, {c.read}, {_number(c.nbytes)}, stream);")
+            moved = f"dcir_move({last}, {c.read}, {_number(c.nbytes)}, stream)"
+            lines += [f"  if ({c.read} != {last})", f"    if (const int e = {moved}) return {_error(loop.number)};"]
     return [*lines, "  }"]
 
 
@@ -73,13 +74,25 @@ def _branch(branch: Branch, checked: Mapping[int, int]) -> list[str]:
     return [
         "  {",
         *_pointers(branch.windows),
-        f"  if (dcir_flag({_address(branch.flag)}, stream)) {{",
+        *_flag(branch.flag, branch.number),
+        "  if (flag) {",
         *_all(branch.then, checked),
         "  } else {",
         *_all(branch.otherwise, checked),
         "  }",
         "  }",
     ]
+
+
+def _flag(place: Place, number: int) -> list[str]:
+    """``flag``, as it is on the device. Nothing in a capture can wait for that: then the run ends with the driver's error."""
+    read = f"dcir_flag({_address(place)}, stream, &flag)"
+    return ["  bool flag;", f"  if (const int e = {read}) return {_error(number)};"]
+
+
+def _error(number: int) -> str:
+    """What a run returns for an error ``e`` of the driver's at an operator."""
+    return f"e * {FAILED} + {number + 1}"
 
 
 def _pointers(windows: Sequence[Window]) -> list[str]:

@@ -9,7 +9,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,6 +17,8 @@ import click
 
 from dcir.cache import Cache
 from dcir.cli import common
+from dcir.cli.diagnosis import Diagnosis
+from dcir.cli.doctor_gpu import gpu_findings
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.cores import usable_threads
 from dcir.driver.targets.host import host_machine
@@ -31,16 +33,6 @@ extern "C" __attribute__((visibility("default"))) int dcir_team_size() {
     return size;
 }
 """
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """One line of the doctor: what was looked at, whether it is well, what was found, and what to do if not."""
-
-    name: str
-    ok: bool
-    found: str
-    remedy: str = ""
 
 
 @click.command("doctor", cls=common.Verb)
@@ -73,6 +65,7 @@ def examine() -> Iterator[Diagnosis]:
     yield compiler
     if compiler.ok:
         yield _guarded("openmp", _openmp)
+    yield from gpu_findings()
     yield Diagnosis("processor", True, _instruction_sets())
     yield Diagnosis("cores", True, f"{usable_threads()} of {os.cpu_count()} may be used")
 

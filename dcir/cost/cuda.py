@@ -99,7 +99,7 @@ def cuda_machine(host: Machine) -> CudaMachine:
     """The GPU at hand, with its host; an H100 where there is none or kernels run on the CPU."""
     # The CPU's vectors have no part in it: no pass is to wait for them.
     host = replace(host, isa=ISAS["generic"])
-    known = ("sm_90a", 132) if is_twin() else _device()
+    known = ("sm_90a", 132) if is_twin() else _at_hand()
     return CudaMachine(host.isa, host.threads, host.identity, *known, is_twin(), tf32=_convolves_in_tf32())
 
 
@@ -109,13 +109,17 @@ def _convolves_in_tf32() -> bool:
     return str(torch.backends.cudnn.conv.fp32_precision) == "tf32"  # type: ignore[attr-defined]  # made when it is asked for
 
 
-@functools.cache
-def _device() -> tuple[str, int]:
+def _at_hand() -> tuple[str, int]:
     import torch
 
-    if not torch.cuda.is_available():
-        return "sm_90a", 132
-    p = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return _device(torch.cuda.current_device()) if torch.cuda.is_available() else ("sm_90a", 132)
+
+
+@functools.cache
+def _device(number: int) -> tuple[str, int]:
+    import torch
+
+    p = torch.cuda.get_device_properties(number)
     # Code for exactly this architecture may use all that it has; before the ninth there was no such form.
     return f"sm_{p.major}{p.minor}" + "a" * (p.major >= 9), p.multi_processor_count
 

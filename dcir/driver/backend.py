@@ -13,6 +13,7 @@ from dcir.errors import DcirError, MachineBusy, NotCompiledWarning, OptionError,
 from dcir.frontends.torch.kept.frames import chooses_keeper
 from dcir.frontends.torch.whole_graphs import keeps_graphs_whole
 from dcir.options import Options
+from dcir.targets import DEFAULT, target_class
 from dcir.user_code import warn_user
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
-    "reduce-overhead": {},  # a call is one call of C with planned memory in every mode
+    "reduce-overhead": {"cuda_graphs": True},  # on a CPU a call is one call of C with planned memory in every mode
     "max-autotune": {"tune": True},
     "max-autotune-no-cudagraphs": {"tune": True},
 }
-"""The modes of ``torch.compile``, and which options each stands for; there are no graphs of CUDA to do without."""
+"""The modes of ``torch.compile``, and which options each stands for, as far as the target has them."""
 
 # This is read when torch.compile looks the backend up, before it traces.
 fit_team()
@@ -58,7 +59,7 @@ def dcir(
     from dcir.frontends.torch.capture import dynamo_backend
 
     _refuse(options or {})
-    chosen = Options.make(**with_target(_of_mode(mode) | (options or {}), example_inputs))
+    chosen = Options.make(**_of_mode(mode, with_target(options or {}, example_inputs)))
     chosen.refuse_streams("what torch.compile makes")
     session = session_of(chosen) or Session(chosen, name=name_of(gm), next_step="dcir.sessions()[-1].explain()")
     if mode is not None and session.options.tune is not None and "tune" not in (options or {}):
@@ -78,7 +79,7 @@ def _keeper(compile_call: Any) -> Any:
     from dcir.driver.kept.of_backend import traces_of
 
     try:
-        return traces_of(compile_call, lambda mode, options: Options.make(**(_of_mode(mode) | options)))
+        return traces_of(compile_call, lambda mode, options: Options.make(**_of_mode(mode, options)))
     except DcirError:
         return None
 
@@ -86,10 +87,17 @@ def _keeper(compile_call: Any) -> Any:
 chooses_keeper(dcir, _keeper)
 
 
-def _of_mode(mode: str | None) -> dict[str, Any]:
+def _of_mode(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with those that a mode stands for and the target has."""
     if mode is not None and mode not in MODES:
         raise OptionError(f"there is no mode {mode!r}", where=f"mode={mode!r}", hint="one of " + ", ".join(MODES))
-    return MODES[mode or "default"]
+    meant = dict(MODES[mode or "default"])
+    target = target_class(options.get("target", DEFAULT))
+    if not target.replays:
+        meant.pop("cuda_graphs", None)
+    if not target.tunes:
+        meant.pop("tune", None)
+    return meant | options
 
 
 def _tuner_of_mode(session: Session) -> Any:

@@ -339,6 +339,8 @@ class Compilation:
         library = self._library(done.network, in_parts=in_parts)
         program = self.target.load(done, library, self.session.arenas, prepare=self.options.prepare)
         program.name = self._call_name
+        if self.options.cuda_graphs and self.session.watch is None:
+            self._replay(program)
         self.session.programs.add(program)
         self.session.made[program] = self.record, library
         watch = self.session.watch
@@ -346,6 +348,14 @@ class Compilation:
         self._clock.lap("load")
         self._finish(done.network)
         return call, program
+
+    def _replay(self, program: Program) -> None:
+        """Have calls be replays of one that is recorded, where that is possible."""
+        self.record.unrecorded = self.target.replay(program)
+        if self.record.unrecorded and self.options.strict:
+            raise Unsupported.collect(
+                [(f"a graph of CUDA's: {self.record.unrecorded}", "")], hint="strict=False, or cuda_graphs=False"
+            )
 
     def _whole(self, done: Imported) -> Call | None:
         """What runs a rewritten graph if another compiler makes all of its code."""
@@ -373,9 +383,10 @@ class Compilation:
             MemoryLimitTooLow: the graph needs more memory than the options allow.
         """
         self._tune(done.network)
+        self.record.library_bytes = self.target.beside_plan(done.network)
         limit = self.options.memory_limit
         if limit is not None:
-            needed = self.record.saved_bytes + planned_bytes(done.network)
+            needed = self.record.saved_bytes + planned_bytes(done.network) + self.record.library_bytes
             if needed > limit:
                 raise MemoryLimitTooLow.of(limit, needed)
 

@@ -6,13 +6,16 @@ import torch
 from torch import fx
 
 from dcir.codegen.compile import planned_bytes
+from dcir.cost.target import target_of
 from dcir.driver.compile import rewritten
 from dcir.driver.measure.machine import rates
 from dcir.driver.placement import saved_bytes
 from dcir.driver.session import Session
+from dcir.driver.targets.base import DriverTarget
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.partition.cut import Limited, Plan
 from dcir.frontends.torch.partition.model import Rates
+from dcir.ir.network import Network
 
 
 def limited(session: Session) -> Limited | None:
@@ -50,4 +53,11 @@ def plan(session: Session, forward: fx.GraphModule, backward: fx.GraphModule, re
     finally:
         for node, old in before:
             node.meta = old
-    return Plan(saved_bytes(done, results), planned_bytes(done.network), planned_bytes(second.network))
+    return Plan(saved_bytes(done, results), _scratch(done.network), _scratch(second.network))
+
+
+def _scratch(net: Network) -> int:
+    """Memory of a call beside arguments and results."""
+    target = target_of(net)
+    beside = target.beside_plan(net) if isinstance(target, DriverTarget) else 0
+    return planned_bytes(net) + beside

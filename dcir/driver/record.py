@@ -32,6 +32,7 @@ class GraphRecord:
         kernels, calls: distinct kernels and driver steps.
         generated: kernels generated now (0: the library came from the cache).
         arena_bytes: planned scratch memory of one call.
+        library_bytes: what libraries make and take in a call, at most at one time, beside that.
         together: a number that a forward and its backward have in common.
         saved_bytes: what a forward keeps for its backward, beyond its inputs and what its caller gets.
         partition: what was decided under a limit of memory (``frontends.torch.partition.Partition``); only of a forward.
@@ -48,6 +49,7 @@ class GraphRecord:
         kernel_origins: of all kernels, in the order of ``schedules``, and behind them of operators that run through torch.
         origins: the imported operators.
         key: what the library is found again by.
+        unrecorded: why calls are not replayed though that is asked for (``Options.cuda_graphs``).
     """
 
     kind: str
@@ -77,6 +79,8 @@ class GraphRecord:
     kernel_origins: list[KernelOrigin] = field(default_factory=list)
     origins: Origins = field(default_factory=Origins)
     key: str = ""
+    unrecorded: str = ""
+    library_bytes: int = 0
 
     @property
     def state(self) -> str:

@@ -71,7 +71,7 @@ class Report:
         Both use the same scratch memory in turn. Parameters, inputs, results and gradients are their owners'.
         """
         both = [g for g in self.graphs if g is graph or (g.together is not None and g.together == graph.together)]
-        return int(sum(g.saved_bytes for g in both) + max(g.arena_bytes for g in both))
+        return int(sum(g.saved_bytes for g in both) + max(g.arena_bytes + g.library_bytes for g in both))
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -135,6 +135,7 @@ class Report:
         sizes = _sizes(g.sizes) + _bounds(g.bounds)
         done = f"{g.operators} operators -> {g.calls} calls of {g.kernels} kernels ({g.state})"
         traffic = f"traffic {_size(g.bytes_before)} -> {_size(g.bytes_moved)}, scratch {_size(g.arena_bytes)}"
+        traffic += f" and {_size(g.library_bytes)} of libraries" if g.library_bytes else ""
         lines = [
             f"graph {number} ({g.kind}{sizes}): {done}",
             f"  {'at the upper ends: ' * bool(g.bounds)}{traffic}, prepared {_size(g.prepared_bytes)}; {time}",
@@ -146,6 +147,8 @@ class Report:
             lines.append(
                 f"  kept for the backward {_size(g.saved_bytes)}, planned peak of both {_size(self.peak_bytes(g))}"
             )
+        if g.unrecorded:
+            lines.append(f"  no graph of CUDA's: {g.unrecorded}")
         if g.parts > 1:
             lines.append(f"  runs in {g.parts} parts: gradients are handed over as they are complete")
         if g.partition is not None:

@@ -25,7 +25,8 @@ class ProfileStep:
         flops, bytes: exact work and distinct bytes touched.
         ms, least_ms: median and minimum over the measured calls; for a roofline, the mean over the faster half of them.
         floor_ms: a time that no kernel for this work goes below; None on a machine that was not measured.
-        dtype: of the arithmetic, as peaks know it: "f64" where an operand is a float64, else "f32".
+        dtype: of the arithmetic, as peaks know it: "f64" where an operand is a float64, that of a library's product of half types, else
+            "f32".
         counted: distinct bytes that were counted as the reference ran, where that was asked for and takes no long time.
         places: every line of the model whose work it does.
         torch: whether it is a call into torch.
@@ -84,6 +85,7 @@ class Profile:
         team_ms: opening and closing teams of threads, median per call.
         graphs: kinds of the graphs that ran.
         steps: all steps in order.
+        device: that the times of the steps are of, by its own clock; "" where they are of the threads.
     """
 
     threads: int
@@ -94,6 +96,7 @@ class Profile:
     team_ms: float
     graphs: list[str] = field(default_factory=list)
     steps: list[ProfileStep] = field(default_factory=list)
+    device: str = ""
 
     @property
     def kernel_ms(self) -> float:
@@ -156,9 +159,9 @@ class Profile:
         """The rows for people, at most ``limit`` of them."""
         rows = self.rows()
         lines = [
-            f"{', '.join(self.graphs)}; {self.threads} threads, {self.calls} calls measured",
+            f"{', '.join(self.graphs)}; {self.device or f'{self.threads} threads'}, {self.calls} calls measured",
             f"call {self.wall_ms:.3f} ms (least {self.least_wall_ms:.3f}): medians of kernels {self.kernel_ms:.3f}, "
-            f"teams {self.team_ms:.3f}, Python and PyTorch around them {self.around_ms:.3f}",
+            f"{f'teams {self.team_ms:.3f}, ' * (not self.device)}Python and PyTorch around them {self.around_ms:.3f}",
             f"{'calls':>5} {'ms':>9} {'least':>9} {'share':>6} {'GFLOP/s':>8} {'GB/s':>7} {'floor':>6}  kernel  (place in the model)",
         ]
         for r in rows[:limit]:
@@ -176,7 +179,8 @@ class Profile:
                 f"{sum(r.share for r in rest):>6.1%} {'':>8} {'':>7} {'':>6}  {len(rest)} more kernels"
             )
         if self.floor_ms is None:
-            lines.append("floor: unknown before `dcir machine` has measured this machine")
+            verb = "dcir machine --target cuda" if self.device else "dcir machine"
+            lines.append(f"floor: unknown before `{verb}` has measured this machine")
         else:
             lines.append(f"floor of all kernels {self.floor_ms:.3f} ms; a row's floor is over its least time")
         return "\n".join(lines)

@@ -110,7 +110,7 @@ class GraphRows:
             "operators_before": r.operators, "operators_after": len(self.net.ops()), "kernels": r.kernels, "calls": r.calls,
             "bytes_before": r.bytes_before, "bytes_after": r.bytes_moved, "flops": sum(f for f, _ in r.work),
             "arena_bytes": r.arena_bytes, "saved_bytes": r.saved_bytes, "prepared_bytes": r.prepared_bytes,
-            "peak_bytes": r.saved_bytes + r.arena_bytes, "floor_ms": floor, "parts": r.parts, "threads": r.threads,
+            "peak_bytes": r.saved_bytes + r.arena_bytes + r.library_bytes, "floor_ms": floor, "parts": r.parts, "threads": r.threads,
             "generated": r.generated, "seconds": dict(r.seconds), "key": r.key,
         }  # fmt: skip
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
+from dcir.ops.library.torch_call import TorchCall, calls_graphs
+from dcir.ops.registry import overload
 from dcir.ops.torch_types import FROM_NAME
 
 
@@ -29,7 +32,34 @@ Place = tuple[int, int]
 _Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
-def call_on_device(spec: Any, ins: Sequence[Place], outs: Sequence[Place]) -> CallBack:
+@dataclass(frozen=True)
+class DeviceCall:
+    """A call back.
+
+    Attributes:
+        run: does it.
+        makes: slot and form of the tensor that it makes and puts where nothing was; None: it writes into memory that is there.
+        lets_go: slots of tensors that nobody reads from here on. Kernels that read them may still be waiting on the stream; so does
+            whoever PyTorch gives the memory to.
+        unrecorded: why a graph of CUDA's cannot hold it; "" if it can.
+    """
+
+    run: CallBack
+    makes: tuple[int, _Form] | None = None
+    lets_go: tuple[int, ...] = ()
+    unrecorded: str = ""
+
+    def __call__(self, frame: Bases) -> None:
+        self.release(frame)
+        self.run(frame)
+
+    def release(self, frame: Bases) -> None:
+        """Let go of what nobody reads any more."""
+        for slot in self.lets_go:
+            frame.bases[slot] = None
+
+
+def call_on_device(spec: Any, ins: Sequence[Place], outs: Sequence[Place]) -> DeviceCall:
     """The call back of one operator that runs through torch (it says its windows as ``ins`` and ``outs``, and how to ``call``)."""
     reads, writes = _windows(spec.ins, ins), _windows(spec.outs, outs)
 
@@ -38,10 +68,10 @@ def call_on_device(spec: Any, ins: Sequence[Place], outs: Sequence[Place]) -> Ca
         with torch.no_grad():
             spec.call(*([tensor_in(bases[slot], *rest) for slot, *rest in side] for side in (reads, writes)))
 
-    return call
+    return DeviceCall(call, unrecorded=waits_for_device(spec))
 
 
-def made_on_device(spec: Any, ins: Sequence[Place], slot: int) -> CallBack:
+def made_on_device(spec: Any, ins: Sequence[Place], slot: int) -> DeviceCall:
     """The call back of one operator whose result is a tensor that the library makes: it is put at a slot, where nothing was."""
     reads, form = _windows(spec.ins, ins), _form(spec.outs[0])
 
@@ -51,21 +81,29 @@ def made_on_device(spec: Any, ins: Sequence[Place], slot: int) -> CallBack:
             t = spec.made([tensor_in(bases[s], *rest) for s, *rest in reads])
             frame.put(slot, t if (t.shape, t.stride(), t.dtype) == form else _as(t, *form))
 
-    return call
+    return DeviceCall(call, (slot, form))
 
 
-def letting_go(call: CallBack, slots: Sequence[int]) -> CallBack:
-    """A call back before which tensors are let go of that nobody reads any more.
+def letting_go(call: DeviceCall, slots: Sequence[int]) -> DeviceCall:
+    """A call back before which tensors are let go of that nobody reads any more."""
+    return replace(call, lets_go=(*call.lets_go, *slots))
 
-    Kernels that read them may still be waiting on the stream; so does whoever PyTorch gives the memory to.
-    """
 
-    def run(frame: Bases) -> None:
-        for slot in slots:
-            frame.bases[slot] = None
-        call(frame)
+_WAITING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+# These read the device's memory although no tag says so, or may do.
+_ALSO_WAITING = ("aten.bincount", "aten.histc", "aten.linalg_", "aten._linalg_", "aten.multinomial", "aten.index")
 
-    return run
+
+def waits_for_device(spec: Any) -> str:
+    """Why an operator that runs through torch cannot be in a graph of CUDA's; "" if it can, as far as torch's tags say."""
+    if not isinstance(spec, TorchCall):
+        return ""
+    op = overload(spec.name)
+    if op is None or calls_graphs(spec):
+        return f"{spec.name} may do anything"
+    if any(t in op.tags for t in _WAITING) or spec.name.startswith(_ALSO_WAITING):
+        return f"{spec.name} may wait for the device"
+    return ""
 
 
 def _as(t: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -21,7 +21,7 @@ class CudaDriver:
     """The loaded driver.
 
     Attributes:
-        launch, copy, move, wait: addresses of the functions that a library is bound to (``codegen/cuda/print_driver.py``).
+        launch, copy, move, wait, record: addresses of the functions that a library is bound to (``codegen/cuda/print_driver.py``).
     """
 
     def __init__(self) -> None:
@@ -46,8 +46,9 @@ class CudaDriver:
         call.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
         call.cuCtxGetCurrent.argtypes = [ctypes.c_void_p]
         self._check(call.cuInit(0))
-        names = ("cuLaunchKernel", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuStreamSynchronize")
-        self.launch, self.copy, self.move, self.wait = (ctypes.cast(getattr(call, n), ctypes.c_void_p) for n in names)
+        names = "cuLaunchKernel", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuStreamSynchronize", "cuEventRecord"
+        found = [ctypes.cast(getattr(call, n), ctypes.c_void_p) for n in names]
+        self.launch, self.copy, self.move, self.wait, self.record = found
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._here = threading.local()
 
@@ -112,6 +113,10 @@ class Kernels:
             driver._check(call.cuLibraryGetKernel(ctypes.byref(kernel), library, name.encode()), name)
             self.table[i] = kernel.value
         self.ready(device)
+
+    def is_ready(self, device: int) -> bool:
+        """Whether ``ready`` has nothing to do."""
+        return device in self._asked
 
     def ready(self, device: int) -> None:
         """Load for a device what is loaded late otherwise, which a capture of a graph forbids."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,18 @@ import torch
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
-from dcir.errors import ArtefactInvalid, DcirError, FallbackFailed, IndexOutOfRange
-from dcir.kernel_images import architecture_for, image_name, images_of
+from dcir.errors import ArtefactInvalid, DcirError, FallbackFailed, IndexOutOfRange, InvalidInput
+from dcir.kernel_images import image_name, images_of
 from dcir.ops.reach import check_call
 from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime.blocks import Arenas
-from dcir.runtime.cuda_calls import Bases, tensor_in
+from dcir.runtime.cuda_calls import DeviceCall, tensor_in
+from dcir.runtime.cuda_capture import DeviceCapture, TwinCapture
+from dcir.runtime.cuda_clock import StepClock, steps_of
+from dcir.runtime.cuda_device import architecture_of, capturing, device_of
 from dcir.runtime.cuda_driver import CudaDriver, Kernels, cuda_driver
+from dcir.runtime.cuda_replays import Captured, Replays
+from dcir.runtime.cuda_status import StatusWords
 from dcir.runtime.frame import CALL_BACK
 from dcir.runtime.part_by_part import PartByPart
 from dcir.runtime.preparation import Preparation
@@ -37,17 +42,25 @@ _CPU = torch.device("cpu")
 
 
 class _Frame:
-    """One call's table of pointers and of the tensors behind them."""
+    """One call's table of pointers and of the tensors behind them.
 
-    def __init__(self, slots: int, callbacks: Mapping[int, Callable[[Bases], None]]) -> None:
+    Attributes:
+        twin: what notes calls into torch in place of their being made.
+    """
+
+    def __init__(self, slots: int, callbacks: Mapping[int, DeviceCall]) -> None:
         self.table = (ctypes.c_void_p * max(slots, 1))()
         self.bases: list[torch.Tensor | None] = [None] * max(slots, 1)
         self.address = ctypes.addressof(self.table)
         self.error: BaseException | None = None
+        self.twin: TwinCapture | None = None
 
         def call(number: int) -> int:
             try:
-                callbacks[number](self)
+                if self.twin is not None:
+                    self.twin.call(callbacks[number], self)
+                else:
+                    callbacks[number](self)
             except BaseException as e:
                 self.error = e
                 return 1
@@ -74,6 +87,9 @@ class CudaProgram(Program):
         path, info, constants: as of a program on the CPU.
         made: table slots of buffers whose tensors calls into torch make; what is no result they may let go of again.
         twin: whether tensors and kernels are the CPU's.
+
+    Attributes:
+        replays: the calls that are replays of a recorded one; None where nobody wants that.
     """
 
     def __init__(
@@ -104,7 +120,10 @@ class CudaProgram(Program):
         self._on: dict[torch.device, list[torch.Tensor]] = {}
         self._driver: CudaDriver | None = None
         self._kernels: Kernels | None = None
-        self._words: list[_StatusWords] = []
+        self._words: list[StatusWords] = []
+        self._clocks: dict[torch.device, StepClock] = {}
+        self._clock: StepClock | None = None
+        self.replays: Replays | None = None
 
     def _load(self, path: Path) -> None:
         try:
@@ -116,6 +135,7 @@ class CudaProgram(Program):
             names = (ctypes.c_char_p * max(count, 1)).in_dll(self._library, "dcir_kernels")
             shared = (ctypes.c_int * max(count, 1)).in_dll(self._library, "dcir_shared")
             self._needed = [((names[i] or b"").decode(), shared[i]) for i in range(count)]
+            self._decides = bool(ctypes.c_int.in_dll(self._library, "dcir_decides").value)
         except (OSError, AttributeError, ValueError) as e:
             details = [("system", str(e))]
             raise ArtefactInvalid("a compiled library cannot be loaded", where=str(path), details=details) from e
@@ -140,38 +160,79 @@ class CudaProgram(Program):
             ArtefactInvalid: the device refuses a kernel.
         """
         check_call(args)
-        device = _CPU if self._twin else _device_of(args, self.constants)
+        device = _CPU if self._twin else device_of(args, self.constants)
         if device.type == "cuda" and torch.cuda.current_device() != device.index:
             with torch.cuda.device(device):
                 return self._called(args, device)
         return self._called(args, device)
 
+    def replay_calls(self) -> str:
+        """Have calls be replays of one that is recorded; why not, "" if they are."""
+        refused = next((c.unrecorded for c in self.info.callbacks.values() if c.unrecorded), "")  # type: ignore[attr-defined]
+        if self._decides:
+            refused = "what comes next depends on a bool on the device"
+        self.replays = Replays(self.info, self._recorded, refused)
+        return refused
+
     def _called(self, args: Sequence[Any], device: torch.device) -> list[Any]:
-        for words in self._words:
-            self._tell(words.seen(wait=False))
-        frame = self._frames.pop() if self._frames else _Frame(self.info.table_size, self.info.callbacks)
-        words = self._take_words(device)
+        in_capture = capturing(device)
+        if not in_capture:  # a capture forbids to ask whether something has arrived
+            for words in (*self._words, *(self.replays.words() if self.replays is not None else ())):
+                self._tell(words.seen(wait=False))
+            if self.replays is not None:
+                stream = 0 if self._twin else self._stream(device)
+                replayed = self.replays.called(args, device, stream)
+                if replayed is not None:
+                    for words in self.replays.words() if self._twin else ():
+                        self._tell(words.seen(wait=True))
+                    return self._results(replayed, args)
+        frame = self._frames.pop() if self._frames else self._frame()
+        words = self._take_words(device, any_of_them=in_capture)
         try:
-            given, buffers = self._with_tensors(frame, args, device)
-            stream = None if self._twin else self._stream(device)
-            if profiler._is_profiler_enabled:
-                with _RecordFunctionFast(self.name):
-                    code = self._run(frame.address, frame.call_back, stream, words.address)
-            else:
-                code = self._run(frame.address, frame.call_back, stream, words.address)
-            if code:
-                self._refused(code, frame)
+            given, whole = self._put_on_stream(frame, args, device, words)
             if words.count:
                 words.send()
             if self._twin:
                 self._tell(words.seen(wait=True))
             self._write_back(args, given)
-            whole = self._complete(buffers, frame)
         finally:
             frame.clear()
             self._frames.append(frame)
             self._words.append(words)
         return self._results(whole, args)
+
+    def _frame(self) -> _Frame:
+        return _Frame(self.info.table_size, self.info.callbacks)  # type: ignore[arg-type]
+
+    def _put_on_stream(
+        self, frame: _Frame, args: Sequence[Any], device: torch.device, words: StatusWords
+    ) -> tuple[list[Any], list[Any]]:
+        """All of a call; its arguments as they are on the device, and what it writes its results to."""
+        given, buffers = self._with_tensors(frame, args, device)
+        if self._twin:
+            stream = None if frame.twin is None else frame.twin.stream
+        else:
+            stream = self._stream(device)
+        if profiler._is_profiler_enabled:
+            with _RecordFunctionFast(self.name):
+                code = self._run(frame.address, frame.call_back, stream, words.address)
+        else:
+            code = self._run(frame.address, frame.call_back, stream, words.address)
+        if code:
+            self._refused(code, frame)
+        return given, self._complete(buffers, frame)
+
+    def _recorded(self, given: list[Any], device: torch.device, stream: int) -> Captured:
+        """A call that is recorded and has not run."""
+        frame, words = self._frame(), StatusWords(len(self._checked), device)
+        if self._twin:
+            frame.twin = twin = TwinCapture(self._library)
+            _, whole = twin.record(lambda: self._put_on_stream(frame, given, device, words))
+            return Captured(twin, given, whole, words, frame)
+        capture = DeviceCapture(device, stream)
+        _, whole = capture.record(lambda: self._put_on_stream(frame, given, device, words))
+        frame.clear()  # its scratch memory is the graph's, and that of other graphs in turn
+        return Captured(capture, given, whole, words)
 
     def _complete(self, buffers: Sequence[torch.Tensor | None], frame: _Frame) -> list[Any]:
         """The buffers with those that calls into torch have made; None of those that are gone."""
@@ -189,6 +250,11 @@ class CudaProgram(Program):
     ) -> tuple[list[Any], list[torch.Tensor | None]]:
         """The arguments as they are on the device, and new buffers; the frame has them all."""
         info, given = self.info, list(args)
+        if device.type == "cuda" and capturing(device) and any(given[i].device != device for i, _ in self._inputs):
+            raise InvalidInput(
+                "a tensor on the CPU cannot be read in a captured call", where=self.name,
+                hint="move it to the GPU before torch.cuda.graph",
+            )  # fmt: skip
         for i, slot in self._inputs:
             if given[i].device != device:
                 given[i] = given[i].to(device, non_blocking=True)
@@ -232,6 +298,11 @@ class CudaProgram(Program):
         if self._driver is None:
             self._driver = cuda_driver()
         self._driver.enter(device.index)
+        if (self._kernels is None or not self._kernels.is_ready(device.index)) and capturing(device):
+            raise InvalidInput(
+                "the first call on a device cannot be captured: its kernels are loaded there", where=self.name,
+                hint="call the model once before torch.cuda.graph",
+            )  # fmt: skip
         if self._kernels is None:
             images, arch = images_of(self._path), ""
             if images:
@@ -241,13 +312,21 @@ class CudaProgram(Program):
             driver = self._driver
             self._library.dcir_bind(driver.launch, driver.copy, driver.move, driver.wait, self._kernels.table)
         self._kernels.ready(device.index)
+        if (steps := steps_of(self._library)) and not capturing(device):
+            if device not in self._clocks:
+                self._clocks[device] = StepClock(self._library, self._driver.record, steps)
+            self._clock = self._clocks[device].chosen()
         return int(torch._C._cuda_getCurrentRawStream(device.index))
 
-    def _take_words(self, device: torch.device) -> _StatusWords:
+    def _take_words(self, device: torch.device, *, any_of_them: bool) -> StatusWords:
         for i, words in enumerate(self._words):
-            if words.device == device and words.idle:
+            if words.device == device and (words.idle or any_of_them):
                 return self._words.pop(i)
-        return _StatusWords(len(self._checked), device)
+        return StatusWords(len(self._checked), device)
+
+    def ticks(self, steps: int) -> list[int]:
+        """Nanoseconds of each step of the last call, and 0 for teams of threads; of a library that was built to be profiled."""
+        return super().ticks(steps) if self._clock is None else self._clock.ticks()
 
     def _tell(self, bad: int | None) -> None:
         """Say that an operator met a bad index."""
@@ -288,82 +367,3 @@ class CudaProgram(Program):
             DcirError: always.
         """
         raise DcirError("a program on a GPU has no blocks of a backward")
-
-
-class _StatusWords:
-    """A word for each operator that may meet a bad index, on the device, and a copy of them that is on its way.
-
-    Args:
-        count: how many.
-        device: where.
-    """
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        self.count, self.device = count, device
-        self._words = torch.zeros(max(count, 1), dtype=torch.int32, device=device)
-        on_device = device.type == "cuda"
-        self._seen = self._words
-        if on_device:
-            self._seen = torch.zeros(max(count, 1), dtype=torch.int32, device=_CPU, pin_memory=True)
-        self._event = torch.cuda.Event() if on_device else None
-        self._under_way = False
-        self.address = self._words.data_ptr()
-
-    @property
-    def idle(self) -> bool:
-        """Whether nobody's answer is still to be read."""
-        return not self._under_way
-
-    def send(self) -> None:
-        """Put the copy on the stream, behind what was launched; not in a capture, whose replays nobody looks at."""
-        if self._event is None:
-            self._under_way = True
-            return
-        if torch.cuda.is_current_stream_capturing():
-            return
-        self._seen.copy_(self._words, non_blocking=True)
-        self._event.record()
-        self._under_way = True
-
-    def seen(self, *, wait: bool) -> int | None:
-        """The first operator that met a bad index, once the copy has arrived; None if none did, or it is still on its way."""
-        if not self._under_way:
-            return None
-        if self._event is not None and not wait and not self._event.query():
-            return None
-        self._under_way = False
-        bad = self._seen.nonzero()
-        if len(bad) == 0:
-            return None
-        self._words.zero_()
-        return int(bad[0])
-
-
-def architecture_of(device: int, made: Collection[str]) -> str:
-    """The architecture whose machine code a GPU runs, of those that there is code for.
-
-    Args:
-        device: the GPU's number.
-        made: architectures with code.
-
-    Raises:
-        ArtefactInvalid: it runs none of them.
-    """
-    capability = torch.cuda.get_device_capability(device)
-    found = architecture_for(capability, made)
-    if found is None:
-        own = "sm_{}{}".format(*capability)
-        raise ArtefactInvalid(
-            f"there is code for GPUs of {', '.join(sorted(made))}, and this one is {own}",
-            where=torch.cuda.get_device_name(device),
-            hint=f"compile again, for {own} too",
-        )
-    return found
-
-
-def _device_of(args: Sequence[Any], constants: Sequence[torch.Tensor]) -> torch.device:
-    """The GPU that a call's tensors are on."""
-    for t in (*args, *constants):
-        if isinstance(t, torch.Tensor) and t.is_cuda:
-            return t.device
-    return torch.device("cuda", torch.cuda.current_device())

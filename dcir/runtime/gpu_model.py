@@ -13,7 +13,8 @@ from torch import Tensor
 from dcir.cost.cuda import SETTING, TWIN, is_twin
 from dcir.errors import ArtefactInvalid
 from dcir.runtime.cuda_calls import call_on_device, made_on_device
-from dcir.runtime.cuda_program import CudaProgram, architecture_of
+from dcir.runtime.cuda_device import architecture_of
+from dcir.runtime.cuda_program import CudaProgram
 from dcir.runtime.described import described
 from dcir.runtime.manifest import Manifest, ManifestGpu, torch_call
 

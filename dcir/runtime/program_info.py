@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,7 +68,7 @@ class ProgramInfo:
     buffers: tuple[BufferInfo, ...]
     buffer_slots: tuple[int, ...]
     results: tuple[ResultInfo, ...]
-    callbacks: dict[int, Callable[[Any], None]]
+    callbacks: Mapping[int, Callable[[Any], None]]
     origins: tuple[str, ...]
     updates: tuple[tuple[int, int], ...] = ()
     prepared_bytes: int = 0

@@ -79,11 +79,27 @@ def check_graph(gm: fx.GraphModule, inputs: Sequence[str]) -> str | None:
             what = otherwise_stored(part)
             if what is not None:
                 return f"{t.name} is {what}"
+    if device() != "cpu" and (places := several_devices(_values(gm))):
+        return f"its tensors are on several devices: {', '.join(places)}"
     for t in given:
         what = next(filter(None, map(of_unknown_type, _parts(t.tensor))), None)
         if what is not None:
             raise t.error(what, _KNOWN_TYPE)
     return None
+
+
+def several_devices(tensors: Iterable[torch.Tensor]) -> list[str]:
+    """The devices that tensors are on, if these are several; a program runs on one. Numbers of the CPU's go with any."""
+    found = {str(t.device) for t in tensors if t.device.type != "cpu"}
+    return sorted(found) if len(found) > 1 else []
+
+
+def _values(gm: fx.GraphModule) -> Iterator[torch.Tensor]:
+    """Every tensor of a graph, as Dynamo has traced it."""
+    for node in gm.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("example_value")):
+            if isinstance(value, torch.Tensor):
+                yield value
 
 
 def of_unknown_size(gm: fx.GraphModule) -> str | None:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from dcir.ops.reach import device
+
 LEAST_STEPS = 3
 """Fewer are no loop."""
 _COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -65,7 +67,7 @@ def _autocast(node: fx.Node, arguments: tuple[Any, ...]) -> torch.dtype | None:
 def _in_type(function: Any, dtype: torch.dtype, *args: Any) -> Any:
     """A layer of operands in another type."""
     cast = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, args)
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast(device(), enabled=False):
         return function(*cast)
 
 

@@ -250,12 +250,19 @@ def own_exchange(tmp_path: Any) -> None:
             assert keep.called is wish
 
 
+def cuda_graphs(tmp_path: Any) -> None:
+    with mock.patch.dict("os.environ", {"DCIR_CUDA": "twin"}):
+        for wish in (False, True):
+            fast, _ = made(target="cuda", cuda_graphs=wish)
+            assert [p.replays is not None for p in fast.dcir.session.programs] == [wish]
+
+
 EFFECTS = {
     f.__name__: f
     for f in (
         level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, schedule, debug_dir, memory_limit, precision,
         fused_optimizers, tune, prepare, hint, streams, record_function, remarks, skip, background,
-        history, keep_traces, own_exchange,
+        history, keep_traces, own_exchange, cuda_graphs,
     )
 }  # fmt: skip
 

@@ -23,7 +23,6 @@ import torch
 from torch import nn
 from torch._dynamo.exc import TorchRuntimeError
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from dcir.cost.cuda import SETTING, TWIN
@@ -94,8 +93,8 @@ def of_tests() -> Iterator[Subject]:
 
 
 def predicted(subject: Subject, dtype: torch.dtype, *, train: bool) -> Traffic:
-    """What a step, or a call in inference, moves on the target for GPUs; attention is traced as it is there (``gpu_forms.py``)."""
-    with FakeTensorMode(allow_non_fake_inputs=True), sdpa_kernel(SDPBackend.MATH):
+    """What a step, or a call in inference, moves on the target for GPUs."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
         model, inputs, target = _made(subject, dtype)
         model = model.train(train)
         inputs, target = pytree.tree_map(

@@ -1,6 +1,6 @@
 """The GPU day: everything that wants a device, as one command that goes on after failures, writes JSON after every case and a table last.
 
-    python -m tests.gpu.day --out FOLDER --budget 540 [--only smoke,samples,networks,bench] [--workers 8]
+    python -m tests.gpu.day --out FOLDER --budget 540 [--only smoke,running,samples,networks,bench] [--workers 8]
 
 Each part runs in processes of its own, since an access outside of memory ends all CUDA work of a process. ``FOLDER/<part>.jsonl`` has a
 row a case, ``FOLDER/day.json`` the summary. ``smoke`` needs nothing but PyTorch and the folder ``codegen/cuda``.
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PARTS = {"smoke": 0.1, "samples": 0.35, "networks": 0.25, "bench": 0.3}
+PARTS = {"smoke": 0.1, "running": 0.1, "samples": 0.3, "networks": 0.25, "bench": 0.25}
 """Each part's share of the budget; what one leaves is the next one's."""
 _PARALLEL = {"samples", "networks"}
 _RESTARTS = 12

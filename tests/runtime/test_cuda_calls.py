@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dcir.runtime.cuda_calls import call_on_device, letting_go, made_on_device, tensor_in
+from dcir.runtime.cuda_calls import DeviceCall, call_on_device, letting_go, made_on_device, tensor_in
 
 
 def test_a_window_of_a_tensor_of_the_same_type() -> None:
@@ -70,5 +70,5 @@ def test_what_a_library_makes_is_copied_where_it_lies_otherwise() -> None:
 
 def test_what_nobody_reads_any_more_is_let_go_of_before_the_call() -> None:
     frame, seen = Frame([torch.ones(1), torch.ones(2), torch.ones(3)]), []
-    letting_go(lambda f: seen.append([t is None for t in f.bases]), [1])(frame)
+    letting_go(DeviceCall(lambda f: seen.append([t is None for t in f.bases])), [1])(frame)
     assert seen == [[False, True, False]]

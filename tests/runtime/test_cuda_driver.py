@@ -40,6 +40,7 @@ int cuLaunchKernel() { return 0; }
 int cuMemcpyDtoHAsync_v2() { return 0; }
 int cuMemcpyDtoDAsync_v2() { return 0; }
 int cuStreamSynchronize() { return 0; }
+int cuEventRecord() { return 0; }
 }
 """
 
@@ -85,7 +86,7 @@ def test_code_that_the_device_does_not_take_is_told(driver: CudaDriver) -> None:
 
 
 def test_the_functions_that_a_library_is_bound_to_are_there(driver: CudaDriver) -> None:
-    assert all(f.value for f in (driver.launch, driver.copy, driver.move, driver.wait))
+    assert all(f.value for f in (driver.launch, driver.copy, driver.move, driver.wait, driver.record))
 
 
 def test_a_machine_without_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def _refuse(fast: Any, leaves: Iterable[Any]) -> None:
                 hint="submit inside torch.no_grad(); call the module itself to train it",
             )  # fmt: skip
     modes = {
-        "torch.autocast": torch.is_autocast_enabled("cpu"),
+        "torch.autocast": torch._C._is_any_autocast_enabled(),
         "a mode of torch functions, such as a default device": torch._C._len_torch_function_stack() > 0,
         "a dispatch mode": torch._C._len_torch_dispatch_stack() > 0,
         "a transform of torch.func": torch._C._functorch.peek_interpreter_stack() is not None

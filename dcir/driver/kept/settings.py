@@ -63,7 +63,8 @@ def _of_torch() -> list[Any]:
     native = [getattr(torch._C, name)() for name in _SWITCHES if hasattr(torch._C, name)]
     return [
         *native, torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy,
-        torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled(),
+        *(asked(kind) for kind in ("cpu", "cuda") for asked in (torch.is_autocast_enabled, torch.get_autocast_dtype)),
+        torch.is_autocast_cache_enabled(),
         torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled(), torch.is_inference_mode_enabled(),
         graph._allow_mutation_on_saved_tensors_enabled, torch.__future__.get_overwrite_module_params_on_conversion(),
         torch.__future__.get_swap_module_params_on_conversion(), torch.distributions.Distribution._validate_args,

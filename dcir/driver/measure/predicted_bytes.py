@@ -25,6 +25,7 @@ from dcir.driver.placement import chosen_strides
 from dcir.driver.session import Session
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.frontends.torch.context import CompiledGraph, GraphContext
+from dcir.frontends.torch.gpu_forms import in_gpu_forms
 from dcir.frontends.torch.partition.cut_for import cuts_for
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_forms import side_by_side
@@ -37,6 +38,7 @@ from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.fused_product import FusedProduct
 from dcir.ops.library.library_call import LibraryCall
 from dcir.ops.library.library_layouts import turned_bytes
+from dcir.ops.library.library_memory import copied_bytes
 from dcir.ops.reach import never_run
 from dcir.options import Options
 from dcir.targets import target_class
@@ -139,7 +141,8 @@ def rewritten_graphs(model: nn.Module, inputs: Sequence[Any], options: Options) 
         return CompiledGraph(call, chosen_strides(done))
 
     torch._dynamo.reset()
-    with never_run(), cuts_for(target_class(options.target).cuts):
+    target = target_class(options.target)
+    with never_run(), cuts_for(target.cuts), in_gpu_forms(wanted=not target.attends):
         torch.compile(model, backend=dynamo_backend(compiled), dynamic=False)(*inputs)
     return found
 
@@ -163,6 +166,8 @@ def _count(found: Traffic, graph: str, net: Network) -> None:
         if isinstance(spec, LibraryCall) and isinstance(product, ConvolutionSpec):
             rows[TURNED] = turned_bytes(product, last_alone=product.dtype in last_alone)
             rows[COPIED] = 0 if _in_place(net, op, spec) else 2 * sum(product.footprint()[1])
+        if isinstance(spec, LibraryCall) and isinstance(product, ContractionSpec):
+            rows[COPIED] = 2 * copied_bytes(product)
         if isinstance(spec, LoopNest):
             rows[AGAIN] = _again(spec, costs.memory.row_bytes, costs.memory.far_bytes)
         found.steps += [Step(graph, spec.describe(), kind, n) for kind, n in rows.items() if n]

@@ -21,6 +21,7 @@ from dcir.errors import InvalidInput, OptionError
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import sources
 from dcir.ir.origins import source_lines
+from dcir.ops.library.library_call import LibraryCall
 from dcir.options import Options
 from dcir.report.profile import Profile, ProfileStep, middle
 from dcir.runtime.program import Program
@@ -109,7 +110,7 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
         spec = ops[number].spec
         name = kernel if kernel is not None else spec.calls_out
         net, op = done.network, ops[number]
-        dtype = "f64" if any(net.containers[o.data].dtype == "f64" for o in (*net.ins(op), *net.outs(op))) else "f32"
+        dtype = _arithmetic([net.containers[o.data].dtype for o in (*net.ins(op), *net.outs(op))], spec)
         places = source_lines(net.origins.of(sources(op)))
         steps.append(
             ProfileStep(
@@ -125,6 +126,13 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
             )
         )
     return steps
+
+
+def _arithmetic(types: Sequence[str], spec: Any) -> str:
+    """The element type of an operator's arithmetic: a library's product of half types is one of these, all else is of float32 or 64."""
+    if "f64" in types:
+        return "f64"
+    return str(spec.of.types.a) if isinstance(spec, LibraryCall) and hasattr(spec.of, "types") else "f32"
 
 
 def profile(
@@ -159,8 +167,9 @@ def profile(
         OptionError: a target whose code is not ours to measure.
         InvalidInput: nothing was compiled in the call, or the model's parameters are sharded.
     """
-    if not target_class(options.target).profiles:
-        raise OptionError(f"only target {DEFAULT!r} can be profiled", where=f"target={options.target!r}")
+    target = target_class(options.target)
+    if not target.profiles:
+        raise OptionError(f"only targets {DEFAULT!r} and 'cuda' can be profiled", where=f"target={options.target!r}")
     if isinstance(model, nn.Module) and is_sharded(model):
         raise InvalidInput(
             "a model under fully_shard cannot be profiled", where=type(model).__name__,
@@ -185,7 +194,11 @@ def profile(
     walls, around = measured(call, recorder, seconds)
     if not recorder.graphs:
         raise InvalidInput("nothing was compiled in this call, so there are no kernels to measure")
-    return summary(recorder, walls, around, options.threads or torch.get_num_threads(), adds_up=adds_up)
+    found = summary(
+        recorder, walls, around, options.threads or torch.get_num_threads(), adds_up=adds_up, model=target.rates()
+    )
+    found.device = target.profiled_on()
+    return found
 
 
 def measured(call: Callable[[], None], recorder: Recorder, seconds: float) -> tuple[list[float], list[float]]:
@@ -207,10 +220,14 @@ def measured(call: Callable[[], None], recorder: Recorder, seconds: float) -> tu
 
 
 def summary(
-    recorder: Recorder, walls: Sequence[float], around: Sequence[float], threads: int, *, adds_up: bool = False
-) -> Profile:
-    """The recorder's samples as a profile (see ``profile``). A graph that runs n times per call counts n times."""
-    model = rates()
+    recorder: Recorder, walls: Sequence[float], around: Sequence[float], threads: int, *, adds_up: bool = False,
+    model: Any = None,
+) -> Profile:  # fmt: skip
+    """The recorder's samples as a profile (see ``profile``). A graph that runs n times per call counts n times.
+
+    ``model`` has the rates of which floors are made; None: this machine's.
+    """
+    model = rates() if model is None else model
     typical = middle(walls)
     quiet = [i for i, wall in enumerate(walls) if wall <= typical] if adds_up else []
 

@@ -13,6 +13,7 @@ from dcir.driver.assemble import assemble
 from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
 from dcir.frontends.torch.partition.cut_for import CutFor
+from dcir.ir.network import Network
 from dcir.runtime.blocks import Arenas
 from dcir.runtime.program import Program
 from dcir.transforms.base import Pass
@@ -32,6 +33,8 @@ class DriverTarget(Target):
         saves_sizes: whether such a file may be for sizes within bounds.
         profiles: whether its driver measures steps.
         records: whether its driver can tell torch's profiler of its steps.
+        replays: whether calls can be recorded and replayed (``Options.cuda_graphs``).
+        attends: whether it has kernels of attention; else that is traced as products and a softmax.
         cuts: how joint graphs are cut in forward and backward for it.
         shortens: whether repeated calls may go straight to its library (``calls/fast_path.py``), which has the entry for them.
     """
@@ -42,6 +45,8 @@ class DriverTarget(Target):
     saves_sizes: ClassVar[bool] = False
     profiles: ClassVar[bool] = False
     records: ClassVar[bool] = False
+    replays: ClassVar[bool] = False
+    attends: ClassVar[bool] = True
     cuts: ClassVar[CutFor] = CutFor()
     shortens: ClassVar[bool] = True
 
@@ -57,6 +62,16 @@ class DriverTarget(Target):
         Raises:
             OptionError: this is one.
         """
+
+    @classmethod
+    def rates(cls) -> Any:
+        """Rates of the device that its code runs on, of which floors are made; None where that is this machine's processor."""
+        return None
+
+    @classmethod
+    def profiled_on(cls) -> str:
+        """The device that a profile's times are of; "" of threads of the CPU."""
+        return ""
 
     @abstractmethod
     def pipeline(self, level: int) -> tuple[Pass, ...]:
@@ -91,6 +106,14 @@ class DriverTarget(Target):
             keep: hears the name and the text of every source.
         """
         return None
+
+    def beside_plan(self, net: Network) -> int:
+        """Bytes that a call of a network takes beside its planned scratch memory, its arguments and its results, at most at one time."""
+        return 0
+
+    def replay(self, program: Any) -> str:
+        """Have the calls of a program that ``load`` has made be replays; why not, "" if they are. Asked of targets that say so alone."""
+        raise NotImplementedError
 
     def load(self, done: Imported, library: Library, arenas: Arenas | None, *, prepare: str) -> Program:
         """The callable program of a library.

@@ -13,7 +13,9 @@ from dcir.codegen.compile import Library
 from dcir.codegen.cuda.backend import CudaBackend
 from dcir.cost.costs import Costs
 from dcir.cost.cuda import SETTING, TWIN, CudaMachine, cuda_costs, cuda_machine, is_twin
+from dcir.cost.device_rates import DeviceRates
 from dcir.driver.assemble import program_info
+from dcir.driver.library_memory import library_bytes
 from dcir.driver.targets.base import DriverTarget
 from dcir.errors import OptionError
 from dcir.frontends.torch.importer import Imported
@@ -35,6 +37,9 @@ class CudaTarget(DriverTarget):
 
     name: ClassVar[str] = "cuda"
     saves: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
+    attends: ClassVar[bool] = False
+    profiles: ClassVar[bool] = True
     # Products in TF32, 402 TFLOP/s, and a copy, 4.17 TB/s, of an H200 (docs/measurements/gpu.md).
     cuts: ClassVar[CutFor] = CutFor(repeats_written=True, flops_per_byte=96.0)
     shortens: ClassVar[bool] = False
@@ -47,6 +52,20 @@ class CudaTarget(DriverTarget):
     def device(cls) -> str:
         """The GPU; of kernels that run on the CPU that."""
         return "cpu" if is_twin() else "cuda"
+
+    @classmethod
+    def rates(cls) -> DeviceRates:
+        """The GPU's."""
+        from dcir.driver.measure.device_rates import device_rates
+
+        return device_rates()
+
+    @classmethod
+    def profiled_on(cls) -> str:
+        """The GPU."""
+        from dcir.driver.measure.device_rates import device_name
+
+        return device_name()
 
     @property
     def gpu(self) -> CudaMachine:
@@ -94,6 +113,14 @@ class CudaTarget(DriverTarget):
                     hint="'sm_80' (A100), 'sm_90a' (H100, H200)",
                 )
         return replace(self, machine=replace(self.gpu, asked=tuple(dict.fromkeys(names))))
+
+    def beside_plan(self, net: Network) -> int:
+        """What libraries make and take."""
+        return library_bytes(net)
+
+    def replay(self, program: CudaProgram) -> str:
+        """Have calls be replays of one that is recorded."""
+        return program.replay_calls()
 
     def load(self, done: Imported, library: Library, arenas: Arenas | None, *, prepare: str) -> Any:
         """The callable program; its scratch memory is PyTorch's."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dcir.driver.session import Session
+from dcir.frontends.torch.gpu_forms import in_gpu_forms
 from dcir.frontends.torch.partition.cut_for import CutFor, cuts_for
 from dcir.ops.reach import on_device
 from dcir.options import Options
@@ -41,19 +42,20 @@ def device_of(options: Options) -> str:
 
 
 def reading_device(call: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """``call``, in which tensors of the target's device are those that code can read, and graphs are cut as the target wants it.
+    """``call``, in which tensors of the target's device are those that code can read, and graphs are traced and cut as the target wants
+    it.
 
     Raises:
         OptionError: the machine has none such.
     """
     kind = device_of(session.options)
     target = target_class(session.options.target)
-    if kind == "cpu" and target.cuts == CutFor():
+    if kind == "cpu" and target.cuts == CutFor() and target.attends:
         return call
 
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with on_device(kind), cuts_for(target.cuts):
+        with on_device(kind), cuts_for(target.cuts), in_gpu_forms(wanted=not target.attends):
             return call(*args, **kwargs)
 
     return run

@@ -99,7 +99,9 @@ class ReplicatedStep(TrainStep):
     def _differentiated(self, batch: Sequence[Any]) -> Tensor:
         """Forward and backward; the averaged gradients are in ``p.grad`` then."""
         cast = (
-            torch.autocast("cpu", self._autocast, cache_enabled=False) if self._autocast else contextlib.nullcontext()
+            torch.autocast(self._device, self._autocast, cache_enabled=False)
+            if self._autocast
+            else contextlib.nullcontext()
         )
         with torch.enable_grad(), gradients_written_to(self._memory()):
             with cast:

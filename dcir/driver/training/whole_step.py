@@ -18,12 +18,14 @@ from dcir.driver.training.distributed import spread_by
 from dcir.driver.training.optimiser_steps import Held, OptimiserSteps, Row, rows_of
 from dcir.errors import Unsupported
 from dcir.frontends.torch.admission import of_module, refuse_unless_plain
+from dcir.frontends.torch.gpu_forms import in_gpu_forms
 from dcir.frontends.torch.shapes.batch_sizes import BatchSizes, Pattern
 from dcir.frontends.torch.shapes.moving_sizes import MovingSizes
 from dcir.frontends.torch.shapes.programs import NoProgramForSizes
 from dcir.frontends.torch.training import CapturedStep, Clip, capture_step
 from dcir.ops.reach import device, on_device, out_of_reach
 from dcir.options import Options
+from dcir.targets import target_class
 
 HINT = "dcir.optimize(model), with the loss and the optimiser's step around it"
 """What to try where a step cannot be one."""
@@ -232,10 +234,11 @@ class TrainStep:
             *inputs, target = frame.filled(tensors)
             return self.loss_fn(model(*inputs), target)
 
-        step = capture_step(
-            self.model, loss, batch if sizes is None else sizes.examples, updates, hyper, clip=self._clip,
-            autocast=self._autocast, accumulated=accumulated,
-        )  # fmt: skip
+        with in_gpu_forms(wanted=not target_class(self.dcir.options.target).attends):
+            step = capture_step(
+                self.model, loss, batch if sizes is None else sizes.examples, updates, hyper, clip=self._clip,
+                autocast=self._autocast, accumulated=accumulated,
+            )  # fmt: skip
         compile_graph = compiling(self.dcir.session)
         if sizes is None:
             return _Compiled(step, compile_graph(step.graph, replace(step.context, remark=remark)).call)

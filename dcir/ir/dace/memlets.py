@@ -54,7 +54,10 @@ class OperandMemlet(dace.Memlet):  # type: ignore[misc]
     @functools.cached_property
     def _volume(self) -> Any:
         found = self._elements()
-        return Integer(self._most() if found is None else found.size)
+        # What an update leaves as it was is not moved: the operator knows how many elements that are, not which.
+        if found is None or self._spec.updates_first_input:
+            return Integer(self._most())
+        return Integer(found.size)
 
     @functools.cached_property
     def _dynamic(self) -> bool:

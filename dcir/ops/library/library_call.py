@@ -157,7 +157,7 @@ def refused_by_library(spec: InLibraries) -> Refusal | None:
     """Why an operator cannot be a call of a library; None if it can."""
     if isinstance(spec, RowSpec):
         return None
-    if not (spec.dtype in FLOATS or spec.dtype in HALVES) or spec.types.a != spec.types.b:
+    if not (spec.dtype in FLOATS or spec.dtype in HALVES or _keeps_sums(spec)) or spec.types.a != spec.types.b:
         return Refusal("libraries multiply floating-point numbers of one type")
     if spec.panel or spec.scales is not None or (spec.epilogue is not None and _bias_step(spec) is None):
         return Refusal("it is more than a product")
@@ -166,6 +166,12 @@ def refused_by_library(spec: InLibraries) -> Refusal | None:
     if spec.winograd:
         return Refusal("it is in Winograd's form")
     return None if _high_padding(spec) is not None else Refusal("no padding of both sides gives its sizes")
+
+
+def _keeps_sums(spec: ContractionSpec | ConvolutionSpec) -> bool:
+    """Whether a product of half types stores its sums as they are, in float32."""
+    types = spec.types
+    return isinstance(spec, ContractionSpec) and types.a in HALVES and types.accumulator == types.c == "f32"
 
 
 def _bias_step(spec: ContractionSpec | ConvolutionSpec) -> int | None:
@@ -184,35 +190,67 @@ def _multiply(ins: Sequence[torch.Tensor], c: torch.Tensor) -> None:
     if len(ins) > 2:
         torch.addmm(ins[2], ins[0], ins[1], out=c)
         return
-    a, b, c = _joined(ins[0], ins[1], c)
-    if c.dim() == 2:
+    a, b, c = joined(ins[0], ins[1], c)
+    if c.dtype != a.dtype and not a.is_cuda:  # sums of half types as they are: only cuBLAS has it
+        a, b = a.to(c.dtype), b.to(c.dtype)
+    if c.dim() <= 3:
+        _multiply_into(a, b, c)
+        return
+    a, b = (t.flatten(0, -3) for t in (a, b))  # copies what lies in no one stride
+    if in_one_stride(c):
+        _multiply_into(a, b, c.view(-1, *c.shape[-2:]))
+        return
+    made = torch.empty((len(a), *c.shape[-2:]), dtype=c.dtype, device=c.device)
+    _multiply_into(a, b, made)
+    c.copy_(made.view(c.shape))
+
+
+def _multiply_into(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    """One call, of matrices or of a batch with one dimension."""
+    if c.dtype != a.dtype:
+        (_aten.mm if c.dim() == 2 else _aten.bmm).dtype_out(a, b, c.dtype, out=c)
+    elif c.dim() == 2:
         torch.mm(a, b, out=c)
-    elif c.dim() == 3:
-        torch.bmm(a, b, out=c)
     else:
-        c.copy_(torch.matmul(a, b))
+        torch.bmm(a, b, out=c)
 
 
-def _joined(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def in_one_stride(t: torch.Tensor) -> bool:
+    """Whether the dimensions of a batch of matrices lie as one dimension would."""
+    return all(t.stride(d) == t.shape[d + 1] * t.stride(d + 1) for d in range(t.dim() - 3))
+
+
+def joined(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same with as few dimensions of the batch as their strides allow."""
-    made = [a, b, c]
-    while made[2].dim() > 2 and made[2].shape[0] == 1:
-        made = [t[0] for t in made]
+    ones = tuple(d for d in range(c.dim() - 2) if c.shape[d] == 1)
+    made = [t.squeeze(ones) for t in (a, b, c)]
+    if made[2].dim() > 3 and _shared(*made):
+        made = [_rows(made[0]), made[1].select(-3, 0), _rows(made[2])]
     while made[2].dim() > 3:
         inner = made[2].shape[1]
         if not all(t.stride(0) == inner * t.stride(1) for t in made):
             break
         made = [t.flatten(0, 1) if t.is_contiguous() else _flat(t) for t in made]
-    # A matrix that all of a batch share multiplies all of their rows at once.
     x, y, z = made
-    if z.dim() == 3 and y.stride(0) == 0 and all(t.stride(0) == t.shape[1] * t.stride(1) for t in (x, z)):
-        return _flat(x), y[0], _flat(z)
-    return x, y, z
+    return (_rows(x), y[0], _rows(z)) if z.dim() == 3 and _shared(x, y, z) else (x, y, z)
+
+
+def _shared(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> bool:
+    """Whether the matrices of the last dimension of a batch are one, which multiplies all rows of the other operand at once."""
+    one = x.shape[-2] == 1
+    return y.stride(-3) == 0 and all(one or t.stride(-3) == t.shape[-2] * t.stride(-2) for t in (x, z))
 
 
 def _flat(t: torch.Tensor) -> torch.Tensor:
     """The first two dimensions, which lie in one stride, as one."""
     return torch.as_strided(t, (t.shape[0] * t.shape[1], *t.shape[2:]), t.stride()[1:], t.storage_offset())
+
+
+def _rows(t: torch.Tensor) -> torch.Tensor:
+    """The last dimension of a batch and the rows, which lie in one stride, as rows."""
+    step = t.stride(-3) if t.shape[-2] == 1 else t.stride(-2)
+    shape, strides = (*t.shape[:-3], t.shape[-3] * t.shape[-2], t.shape[-1]), (*t.stride()[:-3], step, t.stride(-1))
+    return torch.as_strided(t, shape, strides, t.storage_offset())
 
 
 def _high_padding(spec: ConvolutionSpec) -> tuple[int, ...] | None:

@@ -22,6 +22,7 @@ from dcir.codegen.cuda.nvrtc import find_nvrtc
 from dcir.cost.cuda import SETTING, TWIN
 from dcir.driver.compile import Compilation
 from dcir.driver.session import Session
+from dcir.driver.targets.of_device import reading_device
 from dcir.frontends.torch.capture import dynamo_backend
 from dcir.options import Options
 from tests.codegen.cuda.resources import most_registers, resources_of
@@ -177,7 +178,10 @@ def _planning() -> Iterator[tuple[Any, list[Launch]]]:
         patch.setattr(CudaEmitters, "plan", planned)
         patch.setenv(SETTING, TWIN)
         session = Session(Options.make(target="cuda"), without_code=True)
-        yield dynamo_backend(lambda gm, context: Planning(session, context).compiled(gm)), found
+        yield (
+            reading_device(dynamo_backend(lambda gm, context: Planning(session, context).compiled(gm)), session),
+            found,
+        )
 
 
 def main() -> None:

@@ -247,3 +247,22 @@ print([m for m in sys.modules if m.startswith("dcir.") and "cuda" in m])
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_attention_is_products_of_libraries_and_a_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device: also a backward in bfloat16, whose products are no loop nests."""
+    from dcir.driver.measure.predicted_bytes import rewritten_graphs
+    from dcir.ops.library.attention import AttentionSpec
+    from dcir.ops.library.contraction import ContractionSpec
+    from dcir.ops.library.library_call import LibraryCall
+    from dcir.options import Options
+
+    model = Transformer(32).bfloat16()
+    fn = nn.Sequential(model, nn.Flatten(0))
+    nets = [
+        net for _, net in rewritten_graphs(fn, (torch.zeros(3, 6, dtype=torch.int64),), Options.make(target="cuda"))
+    ]
+    specs = [op.spec for net in nets for op in net.ops()]
+    batched = [s for s in specs if isinstance(s, LibraryCall) and isinstance(s.of, ContractionSpec) and s.of.batch]
+    assert len(nets) == 2 and len(batched) == 6
+    assert not any(isinstance(s, AttentionSpec | ContractionSpec) for s in specs)

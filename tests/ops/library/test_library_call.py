@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dcir.ir.network import contiguous
 from dcir.ir.serialize import decode, encode
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.library_call import InLibraries, LibraryCall, refused_by_library
-from dcir.ops.library.operand_types import alike
+from dcir.ops.library.library_memory import copied_bytes
+from dcir.ops.library.operand_types import OperandTypes, alike
 from dcir.ops.torch_types import FROM_NAME
 from tests.transforms.imported import imported
 
@@ -67,6 +70,8 @@ def specs(fn: Callable[..., Any], *args: torch.Tensor) -> list[Any]:
     (torch.matmul, (rand(2, 3, 5, 7), rand(7, 4))),
     (lambda a, b: torch.matmul(a.transpose(1, 2), b.transpose(1, 2)), (rand(2, 5, 3, 7), rand(2, 7, 3, 4))),
     (lambda x, w: F.linear(x, w), (rand(2, 5, 7), rand(3, 7))),
+    (torch.matmul, (rand(2, 3, 4, 1, 7), rand(2, 3, 1, 7, 5).expand(2, 3, 4, 7, 5))),
+    (torch.matmul, (rand(2, 1, 3, 6, 7), rand(2, 1, 1, 7, 5).expand(2, 1, 3, 7, 5))),
 ])  # fmt: skip
 def test_products(fn: Any, args: Any) -> None:
     found = specs(fn, *args)
@@ -122,6 +127,42 @@ def test_sorts_and_scans(fn: Any, args: Any) -> None:
     assert found
     for spec in found:
         check(spec)
+
+
+@pytest.mark.parametrize(("batch", "a", "b"), [
+    ((), (7, 1), (3, 1)), ((4,), (35, 7, 1), (21, 1, 7)), ((2, 3), (35, 70, 7, 1), (0, 21, 3, 1)),
+])  # fmt: skip
+def test_sums_of_half_types_in_float32(batch: Any, a: Any, b: Any) -> None:
+    """As partial sums are stored; the last of these lies so that its batch has no one stride."""
+    types = OperandTypes("bf16", "bf16", "f32", "f32")
+    c = contiguous((*batch, 5, 3))
+    check(ContractionSpec(types, batch, 5, 3, 7, a, b, c))
+
+
+@pytest.mark.parametrize("apart", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_only_what_lies_apart_is_copied(apart: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads side by side in a position's row: the batch has no one stride. What has one is read and written where it lies."""
+    shapes = (2, 3, 5, 6), (2, 3, 6, 4), (2, 3, 5, 4)
+    at = [(s[1] * s[2] * s[3], s[3], s[1] * s[3], 1) if i in apart else contiguous(s) for i, s in enumerate(shapes)]
+    seen: list[Any] = []
+    multiply = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *given, out: (seen.append([*given, out]), multiply(*given, out=out))[1])
+    spec = ContractionSpec(alike("f32"), (2, 3), 5, 4, 6, *at)
+    check(spec)
+    assert copied_bytes(spec) == sum(4 * math.prod(shapes[i]) for i in apart)
+    assert len(seen) == 1 and all(t.dim() == 3 for t in seen[0])
+
+
+def test_matrices_that_heads_share_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query of each of four heads with the keys of one: a product of four rows."""
+    spec = ContractionSpec(alike("f32"), (2, 3, 4), 1, 9, 8, (96, 32, 8, 8, 1), (216, 72, 0, 1, 8), (108, 36, 9, 9, 1))
+    seen: list[Any] = []
+    multiply = torch.bmm
+    monkeypatch.setattr(
+        torch, "bmm", lambda *given, **named: (seen.append(given[1].shape), multiply(*given, **named))[1]
+    )
+    check(spec)
+    assert seen == [(6, 8, 9)]
 
 
 def test_what_a_library_does_not_have_is_refused() -> None:
