@@ -16,8 +16,8 @@ PEAK = 989e12 / 132
 """Operations on halves of a multiprocessor's matrix units a second (NVIDIA H100/H200 data sheet, SXM, dense)."""
 
 OWN_SHARE = 0.3
-"""Of it for kernels of ``mma.sync`` with one step of k in flight: an assumption on the careful side, not measured. Only ``wgmma`` reaches the
-peak of this machine, and copies that do not run beside the products cost about as much time as these."""
+"""Of it for kernels of ``mma.sync`` with one step of k in flight: an assumption on the careful side, not measured. Only ``wgmma`` reaches
+the peak of this machine, and copies that do not run beside the products cost about as much time as these."""
 
 LIBRARY_SHARE = 0.6
 """Of it for cuBLAS and cuDNN at sizes of networks: 781 of 989 TFLOP/s at 8192 x 8192 x 8192 (docs/measurements/gpu.md), less at

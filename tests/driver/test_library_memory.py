@@ -16,6 +16,8 @@ from dcir.ops.library.library_call import LibraryCall
 from dcir.ops.library.library_memory import copied_bytes, own_bytes
 from dcir.ops.library.operand_types import alike
 
+pytestmark = pytest.mark.in_turn(3)
+
 IMAGE = 8 * 2 * 4 * 8 * 8  # bytes of what one convolution makes; of float64, which no library turns around
 
 

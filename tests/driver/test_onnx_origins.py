@@ -18,6 +18,8 @@ import dcir
 from dcir.frontends.onnx import load
 from dcir.ir.origins import source_lines
 
+pytestmark = pytest.mark.in_turn(3)
+
 HOSTILE = "<img src=x onerror=alert(1)>${oops}*/ #include <stdio.h>"
 NAMES = [
     "/layer1/layer1.0/conv1/Conv", "/layer1/layer1.0/relu/Relu", "/layer1/layer1.0/conv2/Conv", HOSTILE, "/layer1/layer1.0/Relu",

@@ -20,6 +20,8 @@ from dcir.runtime import cuda_program
 from dcir.runtime.cuda_capture import TwinCapture
 from tests.harness import check_close
 
+pytestmark = pytest.mark.in_turn(3)
+
 
 @pytest.fixture(autouse=True)
 def twin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -22,7 +22,7 @@ def test_every_page_has_a_picture_in_the_documentation() -> None:
     assert sum(f.stat().st_size for f in pictures.FOLDER.glob("*.png")) < 2_000_000
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(12)
 @pytest.mark.skipif(driver.BROWSER is None, reason="no Chromium is installed (Debian: chromium-headless-shell)")
 def test_they_are_taken_of_a_real_session(tmp_path: Path) -> None:
     pytest.importorskip("playwright.sync_api", reason="playwright, which drives a browser, is not installed")

@@ -22,7 +22,7 @@ from tests.view import browser as driver
 
 pytestmark = [
     pytest.mark.skipif(driver.BROWSER is None, reason="no Chromium is installed (Debian: chromium-headless-shell)"),
-    pytest.mark.in_turn(3),
+    pytest.mark.in_turn(12),
 ]
 
 ROOT = Path(__file__).parents[2]

@@ -16,6 +16,8 @@ from dcir.cost.device_rates import DeviceRates, remember_device, remembered_devi
 from dcir.driver.measure.device_rates import TWIN_NAME, device_rates, measure_device
 from dcir.errors import OptionError
 
+pytestmark = pytest.mark.in_turn(3)
+
 RATES = DeviceRates("a GPU", 4e12, {"f32": 50e12, "bf16": 800e12}, measured=True)
 
 
