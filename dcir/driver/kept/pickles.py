@@ -50,7 +50,7 @@ _NAMES = _BARE | frozenset((
     "dcir.frontends.torch.shapes.batch_buckets.Batch",
     "dcir.frontends.torch.shapes.programs.Span", "dcir.frontends.torch.shapes.programs._Behind", "dcir.ir.moving_network.MovingContainer",
     "dcir.ir.moving_network.MovingResult", "dcir.ir.origins.Frame", "dcir.ir.origins.Origins", "dcir.ir.origins.Place",
-    "dcir.ir.sizes.Bounds", "dcir.ir.sizes.Polynomial", "dcir.ops.library.torch_call.TorchCall", "dcir.runtime.program_info.BufferInfo",
+    "dcir.ir.sizes.Bounds", "dcir.ir.sizes.Polynomial", "dcir.ops.analysis.size_axes.Axis", "dcir.ops.analysis.size_ladders.Ladder", "dcir.ops.library.torch_call.TorchCall", "dcir.runtime.program_info.BufferInfo",
     "dcir.runtime.program_info.ProgramInfo", "dcir.runtime.program_info.ResultInfo", "dcir.transforms.runner.PassRecord",
     "torch._dynamo.source.AttrSource", "torch._dynamo.source.DictGetItemSource", "torch._dynamo.source.GetItemSource",
     "torch._dynamo.source.LocalSource", "torch._dynamo.source.TensorProperty", "torch._dynamo.source.TensorPropertySource",

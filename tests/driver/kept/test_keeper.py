@@ -55,7 +55,19 @@ class Rows(nn.Module):
         return F.softmax(self.two(F.gelu(self.one(x))), -1)
 
 
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU())
+        self.out = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x):
+        return F.interpolate(self.out(self.down(x)), size=x.shape[2:], mode="bilinear")
+
+
 def inputs(net, n, g):
+    if net == "Images":
+        return (torch.randn(1, 3, 4 * n, 8 * n, generator=g),)
     if net in ("Writing", "Rows"):
         return (torch.randn(n, 16, generator=g),)
     mask = (torch.arange(n)[None] < torch.tensor([[n], [n // 2]])).long()
@@ -131,6 +143,15 @@ def test_buffers_that_a_graph_writes_and_random_numbers_are_as_in_eager_mode(tmp
     again = place.run(net="Writing", train=True, lengths=[6, 6, 6])
     assert again["traced"] == 0
     assert again["results"] == first["results"]
+
+
+def test_images_of_any_size_are_kept(tmp_path: Path) -> None:
+    place = Place(tmp_path, MODEL)
+    first = place.run(net="Images", lengths=[5, 8, 6, 11])
+    assert first["traced"] >= 1
+    again = place.run(net="Images", lengths=[5, 8, 6, 11, 7])
+    assert again["traced"] == 0
+    assert again["results"][:4] == first["results"]
 
 
 def test_nothing_is_kept_or_used_unless_asked_for(tmp_path: Path) -> None:
