@@ -199,9 +199,9 @@ def _swapped(files: _Files, draw: random.Random) -> None:
 
 def _mixed(files: _Files, draw: random.Random) -> None:
     """The guards of one trace with the programs of another one."""
-    every = [row for data in files.kept.values() for row in _rows(data)]
+    every = {row[3] for data in files.kept.values() for row in _rows(data)}
     for key in files.keys:
-        rows = [(n, m, f, draw.choice(every)[3], s) for n, m, f, _, s in _rows(files.kept[key])]
+        rows = [(n, m, f, draw.choice(sorted(every - {own})), s) for n, m, f, own, s in _rows(files.kept[key])]
         files.put(key, pickle.dumps(rows))
 
 
