@@ -21,6 +21,7 @@ from dcir.errors import InvalidInput, OptionError
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import sources
 from dcir.ir.origins import source_lines
+from dcir.ops.library.fused_product import FusedProduct
 from dcir.ops.library.library_call import LibraryCall
 from dcir.options import Options
 from dcir.report.profile import Profile, ProfileStep, middle
@@ -129,10 +130,11 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
 
 
 def _arithmetic(types: Sequence[str], spec: Any) -> str:
-    """The element type of an operator's arithmetic: a library's product of half types is one of these, all else is of float32 or 64."""
+    """The element type of an operator's arithmetic: products of half types on a GPU are of these, all else is of float32 or 64."""
     if "f64" in types:
         return "f64"
-    return str(spec.of.types.a) if isinstance(spec, LibraryCall) and hasattr(spec.of, "types") else "f32"
+    product = spec.of if isinstance(spec, LibraryCall) else spec.product if isinstance(spec, FusedProduct) else None
+    return str(product.types.a) if hasattr(product, "types") else "f32"
 
 
 def profile(

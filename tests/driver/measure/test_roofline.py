@@ -139,9 +139,9 @@ def test_the_call_is_kernels_teams_and_what_is_around(mode, monkeypatch):
     """To the nanosecond, whatever the machine does meanwhile: no graph is lost, and nothing counts twice."""
     kept = []
 
-    def summary(recorder, walls, around, threads, *, adds_up):
+    def summary(recorder, walls, around, threads, **settings):
         kept.append((recorder, walls, around))
-        return original(recorder, walls, around, threads, adds_up=adds_up)
+        return original(recorder, walls, around, threads, **settings)
 
     original = profiling.summary
     monkeypatch.setattr(profiling, "summary", summary)
