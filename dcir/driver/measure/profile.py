@@ -133,7 +133,9 @@ def _arithmetic(types: Sequence[str], spec: Any) -> str:
     """The element type of an operator's arithmetic: products of half types on a GPU are of these, all else is of float32 or 64."""
     if "f64" in types:
         return "f64"
-    product = spec.of if isinstance(spec, LibraryCall) else spec.product if isinstance(spec, FusedProduct) else None
+    product: Any = (
+        spec.of if isinstance(spec, LibraryCall) else spec.product if isinstance(spec, FusedProduct) else None
+    )
     return str(product.types.a) if hasattr(product, "types") else "f32"
 
 
