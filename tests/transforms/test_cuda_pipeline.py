@@ -21,9 +21,9 @@ def test_nothing_is_rewritten_behind_what_is_final() -> None:
 
 
 def test_the_order_is_that_of_the_other_pipeline() -> None:
-    order = {p.name: i for i, p in reversed(list(enumerate(PASSES)))}
-    shared = [order[p.name] for p in CUDA_PASSES if p.name in order]
-    assert shared == sorted(shared)
+    left = iter([p.name for p in PASSES])  # some passes run twice
+    shared = [p.name for p in CUDA_PASSES if p.name in {q.name for q in PASSES}]
+    assert [name for name in shared if name not in left] == []
 
 
 @pytest.mark.parametrize("name", ["use-winograd", "pack-weights", "run-per-image", "lower-to-im2col", "use-dots"])
