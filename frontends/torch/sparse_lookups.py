@@ -7,6 +7,7 @@ A sparse gradient is no numbers in strides, so no program can make it; the rows 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ from torch.nn import functional as F
 _PLACES: dict[Any, tuple[int, int]] = {F.embedding: (1, 6), F.embedding_bag: (1, 7), torch.embedding: (0, 4)}
 """Of functions that look up, where the table and the wish for a sparse gradient are among their arguments."""
 _TABLE = "weight"
+_SETS = ("_enter", "_exit", "_set", "set_")
+"""How functions begin that open, close or set something, such as autocast."""
+_RANDOM = re.compile("rand|bernoulli|multinomial|normal|poisson|dropout|exponential|geometric|cauchy|gumbel|rrelu")
 SPARSE, DENSE = "a table's gradient is sparse", "sparse=False"
 """What is said of such a graph, and what to try."""
 
@@ -50,11 +54,11 @@ def sparse_lookups(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def split_off(gm: fx.GraphModule, lookups: Sequence[fx.Node]) -> Split | None:
-    """Take look-ups, and what their indices are computed by, out of a graph; None where something may be written before they are done."""
+    """Take look-ups, and what their indices are computed by, out of a graph; None where what comes before them may not come behind."""
     early = _needed(lookups)
     order = list(gm.graph.nodes)
     last = max(map(order.index, lookups))
-    if any(_writes(n) for n in order[:last]):
+    if any(map(_has_effects, order[:last])) or any(map(_draws, early)):
         return None
     handed = [n for n in order if n in early and any(u not in early for u in n.users)]
     first, rest = fx.Graph(), fx.Graph()
@@ -87,8 +91,9 @@ def _is_sparse(node: fx.Node) -> bool:
     table_at, sparse_at = _PLACES[node.target]
     sparse = node.args[sparse_at] if len(node.args) > sparse_at else node.kwargs.get("sparse", False)
     table = node.args[table_at] if len(node.args) > table_at else node.kwargs.get(_TABLE)
-    value = table.meta.get("example_value") if isinstance(table, fx.Node) else None
-    return sparse is True and isinstance(value, torch.Tensor) and value.requires_grad
+    values = [n.meta.get("example_value") if isinstance(n, fx.Node) else None for n in (table, node)]
+    # In a part without gradients the rows need none, and are looked up as any others.
+    return sparse is True and all(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
 
 
 def _needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
@@ -103,15 +108,23 @@ def _needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _writes(node: fx.Node) -> bool:
-    """Whether a node may change a value that is there, or draws random numbers, or calls what nobody has looked at."""
+def _has_effects(node: fx.Node) -> bool:
+    """Whether a node may change a value that is there, or a setting, or calls what nobody has looked at."""
     if node.op in ("placeholder", "get_attr"):
         return False
-    if node.op == "call_module" or "out" in node.kwargs:
+    # What nobody reads is there for what it does.
+    if node.op == "call_module" or "out" in node.kwargs or not node.users:
         return True
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    name = _name(node)
     if node.op == "call_function" and getattr(node.target, "__module__", "") in ("_operator", "operator"):
-        return name in ("setitem", "delitem") or (
-            name.startswith("i") and name not in ("index", "inv", "invert", "is_", "is_not")
-        )
-    return name.endswith("_") and not name.endswith("__")
+        return name.startswith("i") and name not in ("index", "inv", "invert", "is_", "is_not")
+    return name.startswith(_SETS) or (name.endswith("_") and not name.endswith("__"))
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether a node draws random numbers, which must stay in their order."""
+    return _RANDOM.search(_name(node)) is not None
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")

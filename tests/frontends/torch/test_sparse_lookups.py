@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,44 @@ class Clamped(nn.Module):
         return self.table(ids).sin()
 
 
+class Frozen(Ranking):
+    """Looks up without gradients, and again with them."""
+
+    def forward(self, item: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            fixed = self.items(item)
+        return self.tower(torch.cat([fixed, self.words(words)], -1))
+
+
+class Sampled(Ranking):
+    """Draws what it looks up, after other random numbers."""
+
+    def forward(self, item: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(len(item), 8)
+        drawn = torch.randint(0, 40, item.shape)
+        return self.tower(torch.cat([self.items(drawn) + noise, self.words(words)], -1))
+
+
+@pytest.mark.parametrize("cls", [Frozen, Sampled])
+def test_gradients_and_random_numbers_stay_where_they_are(cls: type[Ranking]) -> None:
+    torch.manual_seed(0)
+    net = cls()
+    eager = copy.deepcopy(net)
+    (args,) = _calls([6])
+    found = []
+    for call, owner in ((dcir.optimize(net), net), (eager, eager)):
+        torch.manual_seed(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotCompiledWarning)
+            out = call(*args)
+        (out * torch.linspace(0, 1, 8)).sum().backward()
+        found.append((out.detach(), torch.rand(2), owner.items.weight.grad, owner.words.weight.grad.to_dense()))
+    for a, b in zip(*found, strict=True):
+        assert (a is None) == (b is None) == (cls is Frozen and a is found[0][2])
+        if a is not None:
+            torch.testing.assert_close(a.to_dense(), b.to_dense(), rtol=1e-4, atol=1e-5)
+
+
 def test_what_may_be_written_before_is_left_to_pytorch_and_said() -> None:
     torch.manual_seed(0)
     net = Clamped()
@@ -117,8 +156,8 @@ def test_what_may_be_written_before_is_left_to_pytorch_and_said() -> None:
     assert "sparse" in str(fast.dcir.explain())
 
 
-def _graph(*steps: Any) -> fx.GraphModule:
-    """A graph as Dynamo makes it: look-ups in a table, with steps before them."""
+def _graph(*steps: Any, indices: Any = lambda graph, ids: ids) -> fx.GraphModule:
+    """A graph as Dynamo makes it: look-ups in a table, with steps before them, at indices that are made of its input."""
     graph = fx.Graph()
     ids, table = graph.placeholder("ids"), graph.placeholder("table")
     for place in (ids, table):
@@ -127,8 +166,8 @@ def _graph(*steps: Any) -> fx.GraphModule:
     table.meta["example_value"] = torch.randn(5, 2, requires_grad=True)
     for step in steps:
         step(graph, ids)
-    rows = graph.call_function(F.embedding, (ids, table, None, None, 2.0, False, True))
-    rows.meta["example_value"] = torch.randn(3, 2)
+    rows = graph.call_function(F.embedding, (indices(graph, ids), table, None, None, 2.0, False, True))
+    rows.meta["example_value"] = torch.randn(3, 2, requires_grad=True)
     graph.output((graph.call_function(torch.sin, (rows,)),))
     return fx.GraphModule(nn.Module(), graph)
 
@@ -154,8 +193,9 @@ def test_a_graph_is_cut_behind_its_look_ups_and_stays_as_it_was() -> None:
         lambda graph, ids: graph.call_function(operator.iadd, (ids, 1)),
         lambda graph, ids: graph.call_function(torch.add, (ids, 1), {"out": ids}),
         lambda graph, ids: graph.call_function(torch.relu_, (ids,)),
+        lambda graph, ids: graph.call_function(torch._C._set_grad_enabled, (False,)),
     ],
-    ids=["method", "setitem", "iadd", "out", "function"],
+    ids=["method", "setitem", "iadd", "out", "function", "setting"],
 )  # fmt: skip
 def test_it_is_not_cut_where_something_may_be_written_before(step: Any) -> None:
     gm = _graph(step)
@@ -163,9 +203,14 @@ def test_it_is_not_cut_where_something_may_be_written_before(step: Any) -> None:
 
 
 def test_comparisons_and_calls_of_plain_names_write_nothing() -> None:
-    gm = _graph(
-        lambda graph, ids: graph.call_method("clamp", (ids, 1)),
-        lambda graph, ids: graph.call_function(operator.invert, (ids,)),
-        lambda graph, ids: graph.call_method("__and__", (ids, 1)),
-    )
+    def steps(graph: fx.Graph, ids: fx.Node) -> fx.Node:
+        inverted = graph.call_function(operator.invert, (graph.call_method("clamp", (ids, 1)),))
+        return graph.call_method("__and__", (inverted, ids))
+
+    gm = _graph(indices=steps)
     assert split_off(gm, sparse_lookups(gm)) is not None
+
+
+def test_indices_that_are_drawn_stay_where_they_are() -> None:
+    gm = _graph(indices=lambda graph, ids: graph.call_function(torch.randint_like, (ids, 5)))
+    assert split_off(gm, sparse_lookups(gm)) is None

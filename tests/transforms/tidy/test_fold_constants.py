@@ -150,3 +150,32 @@ def test_numbers_outside(other: float | None) -> None:
     outside = other or 0.0
     # Places -3, -1, 1, 3, 5, 7 of 4.
     assert got.tolist() == [outside, outside, 5.0, 5.0 if other is None else other, outside, outside]
+
+
+def test_a_long_expression_goes_into_constants_and_into_nothing_else() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(6)
+        for k in range(1, 10):
+            i = i * k + k
+        return x * i
+
+    x = torch.randn(4, 6)
+    net = imported(fn, x).network
+    outcome = FoldConstants().apply(net)
+    constant, reader = net.ops()
+    assert not net.ins(constant) and sum(s.op in ("mul", "add") for s in constant.spec.body) >= 18
+    assert len(net.ins(reader)) == 2
+    assert "the constant costs more to compute than to read" in {str(r) for r in outcome.refused}
+    same_numbers(fn, x, passes=(FoldConstants(),))
+
+
+def test_a_long_expression_is_not_computed_for_more_elements() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(6)
+        for k in range(1, 10):
+            i = i * k + k
+        return x + (i[None] + torch.zeros(4, 1, dtype=torch.int64)).to(torch.float32)
+
+    net = imported(fn, torch.randn(4, 6)).network
+    FoldConstants().apply(net)
+    assert all(op.spec.points() == 6 or sum(s.op == "mul" for s in op.spec.body) < 9 for op in net.ops())

@@ -18,6 +18,7 @@ from dcir.ir.network import Network
 from dcir.ir.statements import Compute, Gather
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Ref
+from dcir.transforms.pipelines import PASSES, same_at_all_sizes
 from dcir.transforms.tidy.shorten_indices import Form, ShortenIndices, form_of
 from tests.transforms.build import network
 from tests.transforms.random_network import results
@@ -143,3 +144,19 @@ def test_images_of_other_sizes_are_those_of_eager_mode(how: dict[str, object], t
         found.append([out.detach(), *([y.grad] if train else [])])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op", "by", "least", "most"), [("shr", 2, -2, 4), ("idiv_floor", 5, -2, 3), ("shr", 0, None, None)]
+)
+def test_bounds_of_a_quotient(op: str, by: int, least: int | None, most: int | None) -> None:
+    def index(b: LoopNestBuilder, i: Expr) -> Expr:
+        return b.op(op, i - 6, b.const(by, "i64"))
+
+    nest = _nest(_gathered(index))
+    (gather,) = (s for s in nest.body if isinstance(s, Gather))
+    assert short_values(nest).get(gather.indices[0]) == (None if least is None else (least, most))
+
+
+def test_a_network_for_all_sizes_has_no_forms_of_one() -> None:
+    assert not any(isinstance(p, ShortenIndices) for p in same_at_all_sizes(PASSES))

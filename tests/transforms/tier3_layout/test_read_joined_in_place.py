@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import pytest
@@ -23,36 +22,7 @@ from dcir.transforms.tier3_layout.read_joined_in_place import ReadJoinedInPlace
 from dcir.transforms.tier3_layout.sink_copies import SinkCopies
 from tests.harness import check_close, double, run_interpreted
 from tests.transforms.imported import imported
-
-
-def values(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
-
-
-def pieces(
-    m: int, kept: int, new: int, d: int = 16, h: int = 3, dtype: torch.dtype = torch.float32, rows: bool = False
-) -> list[Tensor]:
-    """A query, keys and values of a cache, and what is new; ``rows``: heads lie side by side in a position's row."""
-
-    def heads(n: int, seed: int) -> Tensor:
-        shape = (2, n, h, d) if rows else (2, h, n, d)
-        made = values(*shape, seed=seed, dtype=dtype)
-        return made.transpose(1, 2) if rows else made
-
-    return [heads(m, 1), heads(kept, 2), heads(kept, 3), heads(new, 4), heads(new, 5)]
-
-
-def decode_step(q: Tensor, k: Tensor, v: Tensor, k2: Tensor, v2: Tensor) -> Tensor:
-    k, v = torch.cat([k, k2 * 2], 2), torch.cat([v, v2], 2)
-    return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v
-
-
-def grouped(q: Tensor, k: Tensor, v: Tensor, k2: Tensor, v2: Tensor) -> Tensor:
-    """All queries of several heads on one head of keys."""
-    b, h, m, d = q.shape
-    k, v = torch.cat([k[:, :1], k2[:, :1] * 2], 2), torch.cat([v[:, :1], v2[:, :1]], 2)
-    s = q.reshape(b, 1, h * m, d) @ k.transpose(-1, -2)
-    return (torch.softmax(s, -1) @ v).view(b, h, m, d)
+from tests.transforms.tier3_layout.decoding import grouped, pieces, values, written_out
 
 
 def rewritten(fn: Any, inputs: list[Tensor]) -> tuple[Network, Any, Any]:
@@ -70,13 +40,13 @@ def products(net: Network) -> list[ContractionSpec]:
 
 
 CASES = [
-    ("one query", decode_step, pieces(1, 127, 1, 64), 3),
-    ("one query, rows of heads", decode_step, pieces(1, 60, 1, 32, rows=True), 3),
-    ("few queries", decode_step, pieces(3, 40, 3), 3),
-    ("few queries, many new", decode_step, pieces(3, 90, 20), 4),
-    ("double", decode_step, pieces(1, 30, 3, dtype=torch.float64), 3),
-    ("bf16", decode_step, pieces(1, 70, 1, dtype=torch.bfloat16), 3),
-    ("f16, many new", decode_step, pieces(1, 70, 17, dtype=torch.float16), 4),
+    ("one query", written_out, pieces(1, 127, 1, 64), 3),
+    ("one query, rows of heads", written_out, pieces(1, 60, 1, 32, rows=True), 3),
+    ("few queries", written_out, pieces(3, 40, 3), 3),
+    ("few queries, many new", written_out, pieces(3, 90, 20), 4),
+    ("double", written_out, pieces(1, 30, 3, dtype=torch.float64), 3),
+    ("bf16", written_out, pieces(1, 70, 1, dtype=torch.bfloat16), 3),
+    ("f16, many new", written_out, pieces(1, 70, 17, dtype=torch.float16), 4),
     ("grouped", grouped, pieces(1, 31, 1, 64), 3),
 ]
 
@@ -106,7 +76,7 @@ def test_two_pieces(fn: Any, inputs: list[Tensor], count: int) -> None:
 
 def test_sums_of_half_types_are_rounded_once() -> None:
     """Partial sums are kept in float32 until both are there."""
-    net, outcome, _ = rewritten(decode_step, pieces(1, 70, 1, dtype=torch.bfloat16))
+    net, outcome, _ = rewritten(written_out, pieces(1, 70, 1, dtype=torch.bfloat16))
     assert outcome.changed == 2
     types = [p.types for p in products(net)]
     assert [t.c for t in types] == ["bf16", "bf16", "f32"] and all(t.a == t.b == "bf16" for t in types)
