@@ -135,7 +135,7 @@ def test_images_of_other_sizes_are_those_of_eager_mode(how: dict[str, object], t
     torch.manual_seed(0)
     x = torch.randn(2, 3, 8, 10)
     found = []
-    for net in (dcir.optimize(Resize(**how)), Resize(**how)):
+    for net in (dcir.optimize(Resize(**how), strict=True), Resize(**how)):
         y = x.clone().requires_grad_(train)
         with torch.set_grad_enabled(train):
             out = net(y)
