@@ -58,7 +58,7 @@ def command(
     stream of calls: the median, the 95th and the 99th of a hundred calls, and a whole pass. With --hint throughput several calls run at
     once: dcir's streams, OpenVINO's, and as many threads of the others as there are processors.
     """
-    from dcir.driver import api
+    from dcir.driver.measure import api
 
     baselines = [name.strip() for name in against.split(",") if name.strip()]
     if sizes is not None and batch is not None:

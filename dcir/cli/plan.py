@@ -66,7 +66,7 @@ def command(
     --measure compiles the model for every team, and runs as many calls at a time as have cores of their own: how good the planned way,
     the hint's, and the guideline's pools are, each pool a call.
     """
-    from dcir.driver import api
+    from dcir.driver.measure import api
 
     if sweep and cores is not None:
         raise click.UsageError("--measure runs on this machine, and --cores is another one.")

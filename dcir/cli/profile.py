@@ -36,7 +36,7 @@ def command(
     MODEL is an .onnx file, or file.py:function, where the function returns (model, inputs). The floor needs the constants
     that `dcir machine` measures.
     """
-    from dcir.driver import api
+    from dcir.driver.measure import api
     from dcir.report.profile import check_trace
 
     if output is not None:

@@ -126,7 +126,7 @@ def command(
     With --advise the model is looked at with one thread and all, its own batch (the first of --batch) and a larger one, unless they are
     named. --apply includes --advise.
     """
-    from dcir.driver import api
+    from dcir.driver.measure import api
     from dcir.report.roofline import check_picture
 
     if output is not None:

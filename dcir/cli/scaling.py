@@ -79,7 +79,7 @@ def command(
     With --check that is held against training: in turns all processes measure a step alone, at once, and train together. The link is the
     measured one of this machine, and each process has its own cores, as far as there are.
     """
-    from dcir.driver import api
+    from dcir.driver.measure import api
 
     given = click.get_current_context().get_parameter_source
     besides = [f"--{name}" for name in ("nodes", "link", "beside") if given(name) is not ParameterSource.DEFAULT]

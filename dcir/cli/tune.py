@@ -46,7 +46,7 @@ def command(
     MODEL is an .onnx file, or file.py:function, where the function returns (model, inputs). Kernels that take most of the time
     come first, those with a verdict in the cache are not measured again, and the next compilation uses what won.
     """
-    from dcir.driver import api
+    from dcir.driver.measure import api
 
     with progress_bar(plain=plain, still=True) as progress:
         result = api.tune_file(

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import dcir.driver
+import dcir.driver.measure
 from dcir import errors
 from dcir.cache import Cache, key_of
 from dcir.cli import common, doctor
@@ -76,8 +77,9 @@ def api(monkeypatch):
     stub.answer("bisect_file", types.SimpleNamespace(finding=None, calls=0, path=None))
     stub.answer("list_passes", [Pass(options={"width": 4}), Pass(options=["a"]), Pass()])
     stub.answer("run_file", lambda model, inputs: {"y": np.ones((2, 3), np.float32)})
-    monkeypatch.setitem(sys.modules, "dcir.driver.api", stub)
-    monkeypatch.setattr(dcir.driver, "api", stub, raising=False)
+    for package in (dcir.driver, dcir.driver.measure):
+        monkeypatch.setitem(sys.modules, f"{package.__name__}.api", stub)
+        monkeypatch.setattr(package, "api", stub, raising=False)
     return stub
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from dcir.driver import api
 from dcir.driver.measure import advise as advising
+from dcir.driver.measure import api
 from dcir.driver.measure import roofline as measuring
 from dcir.driver.measure.advise import advise
 from dcir.errors import InvalidInput, OptionError

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dcir.driver import api
+from dcir.driver.measure import api
 from dcir.driver.measure import profile as profiling
 from dcir.driver.measure import roofline as measuring
 from dcir.driver.measure.roofline import roofline

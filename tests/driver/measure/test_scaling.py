@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from dcir.cache import Cache
 from dcir.cli.main import main
 from dcir.cost.links import Link
-from dcir.driver import api
-from dcir.driver.measure import local_link, scaling
+from dcir.driver.measure import api, local_link, scaling
 from dcir.driver.measure.beside import beside, cores_of, pinned
 from dcir.driver.measure.scaling import training_steps
 from dcir.driver.measure.training_step import Training, mean_squares

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from dcir.cli.main import main
 from dcir.cost.links import Link
-from dcir.driver import api
+from dcir.driver.measure import api
 from dcir.driver.measure import scaling_check as checking
 from dcir.errors import InvalidInput, OptionError
 from tests.driver.measure.test_scaling import NETWORK

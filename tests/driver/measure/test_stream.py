@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 from dcir.cli.main import main
-from dcir.driver import api
-from dcir.driver.measure import stream
+from dcir.driver.api import compile_file
+from dcir.driver.measure import api, stream
 from dcir.errors import InvalidInput, OptionError
 
 SIZES = "batch=2 s=3\nbatch=5 s=40\nbatch=2 s=3\nbatch=1 s=9\n"
@@ -95,9 +95,9 @@ def test_what_is_refused(model, sizes, tmp_path):
     (tmp_path / "nets.py").write_text(SOURCE)
     (tmp_path / "other.txt").write_text("c=4")
     fixed = tmp_path / "m.dcir"
-    api.compile_file(model, fixed, shapes={"x": [2, 3, 5]})
+    compile_file(model, fixed, shapes={"x": [2, 3, 5]})
     moving = tmp_path / "n.dcir"
-    api.compile_file(model, moving, bounds={"batch": (2, 4), "s": (2, 30)})
+    compile_file(model, moving, bounds={"batch": (2, 4), "s": (2, 30)})
     for source, listed, error, words in (
         (fixed, sizes, InvalidInput, "are fixed"),
         (moving, tmp_path / "other.txt", InvalidInput, "named batch, s"),
