@@ -54,23 +54,25 @@ struct Fiber {
 constexpr int MOST_THREADS = 1024;
 constexpr unsigned long STACK = 256 << 10;
 
+// A shared array of a kernel. The state is that of all libraries of the process, so they are as many as these have.
 struct Shared {
     void *object;
     void (*reset)(void *);
     const char *kernel;
+    Shared *next;
 };
 
 struct State {
     Fiber fibers[MOST_THREADS];
     int order[MOST_THREADS];
-    int threads = 0, current = 0, free_stacks = 0, shared_count = 0;
+    int threads = 0, current = 0, free_stacks = 0;
     dim3 block, grid;
     // Blocks and launches so far, and meetings of this block's threads: who touched something when.
     unsigned long long launches = 0, blocks = 0, epoch = 0;
     unsigned long long bytes_loaded = 0, bytes_stored = 0, switches = 0, bank_conflicts = 0;
     void *main_context = nullptr;
     char *stacks[MOST_THREADS];
-    Shared shared[256];
+    Shared *shared = nullptr;
     void (*run)(void *) = nullptr;
     void *body = nullptr;
     const char *kernel = "";
@@ -199,8 +201,8 @@ inline void run_block() {
     State &s = state();
     s.blocks++;
     s.epoch++;
-    for (int i = 0; i < s.shared_count; i++)
-        if (s.shared[i].kernel == s.kernel) s.shared[i].reset(s.shared[i].object);
+    for (Shared *a = s.shared; a; a = a->next)
+        if (a->kernel == s.kernel) a->reset(a->object);
     for (int t = 0; t < s.threads; t++) s.fibers[t].waiting = FRESH;
     for (;;) {
         bool moved = false;

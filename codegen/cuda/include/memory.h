@@ -34,10 +34,12 @@ template <class T, int N> struct SharedArray {
     T data[N];
     Mark wrote[N], read[N];
     bool written[N];
+    Shared here;
 
     SharedArray() {
         State &s = state();
-        if (s.shared_count < 256) s.shared[s.shared_count++] = {this, [](void *a) { ((SharedArray *)a)->reset(); }, s.kernel};
+        here = {this, [](void *a) { ((SharedArray *)a)->reset(); }, s.kernel, s.shared};
+        s.shared = &here;
         reset();
     }
     void reset() {

@@ -207,3 +207,16 @@ def test_the_twin_runs_under_sanitizers(faulty: bool, tmp_path: Path) -> None:
     )
     assert (done.returncode != 0) == faulty, done.stderr
     assert ("heap-buffer-overflow" in done.stderr) == faulty
+
+
+def test_each_block_begins_with_unwritten_shared_memory_however_many_arrays_there_are(tmp_path: Path) -> None:
+    plan = _planned(LONG)
+    assert plan.launches[0].grid[0] * plan.launches[0].grid[1] > 1
+    arrays = "".join(f"D_SHARED(float, own{i}, 1);\nif (d_thread() == 0) own{i}[0] = 1.0f;\n" for i in range(300))
+    text = plan.launches[0].text.replace("{\n", "{\n" + arrays, 1)
+    many = replace(plan, launches=(replace(plan.launches[0], text=text), *plan.launches[1:]))
+    found = []
+    for name, made in (("few", plan), ("many", many)):
+        (tmp_path / name).mkdir()
+        found.append(_run(made, LONG, tmp_path / name)[1][0])
+    np.testing.assert_array_equal(*found)
