@@ -169,6 +169,8 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gates: Gates, numbers: list[int], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.gates, ctx.numbers = gates, numbers
+        # A parameter that the graph has no gradient for gets none, as without a gate: zeros would make a sparse one dense.
+        ctx.set_materialize_grads(False)
         return tensors
 
     @staticmethod

@@ -127,6 +127,27 @@ def accumulated(rank: int, order: str) -> None:
     same(*models)
 
 
+def with_a_table(rank: int, order: str) -> None:
+    """A table's gradient is sparse, and exchanged as such; what is behind it is compiled."""
+
+    def ranking() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(20, SIDE, sparse=True), nn.Linear(SIDE, 4), nn.GELU())
+
+    models = both(ranking, order)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in models]
+    for ids in ([rank, 3, 3], [2 + rank, 5, 1]):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss(model, torch.tensor(ids)).backward()
+            assert [p.grad.is_sparse for p in model.parameters() if p.grad is not None] == [True, False, False]
+            optimizer.step()
+        for e, f in zip(*(m.parameters() for m in models), strict=True):
+            torch.testing.assert_close(f.grad.to_dense(), e.grad.to_dense(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(f, e, rtol=1e-4, atol=1e-5)
+    assert graphs(models[1]) == {"forward": 1, "backward": 1}
+
+
 def of_changing_sizes(rank: int) -> None:
     models = both(layers, "optimize inside")
     for x in batches(rank, 6, 4):

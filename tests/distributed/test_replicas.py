@@ -39,6 +39,11 @@ def test_accumulated_gradients_and_a_kept_graph(pair: Pair, order: str) -> None:
     pair.run(replicas.accumulated, order)
 
 
+@pytest.mark.parametrize("order", ["optimize inside", "optimize outside"])
+def test_a_table_with_a_sparse_gradient(pair: Pair, order: str) -> None:
+    pair.run(replicas.with_a_table, order)
+
+
 def test_changing_sizes(pair: Pair) -> None:
     pair.run(replicas.of_changing_sizes)
 

@@ -166,11 +166,9 @@ _EAR = _Ear()
 
 @functools.cache
 def _install() -> None:
-    listen()
+    """Ask for a keeper wherever Dynamo compiles a frame; without one it does what it does."""
     module: Any = convert_frame
-    manager: Any = CheckFunctionManager
-    output = module.DynamoOutput
-    compiled, serialized, built = module._compile, manager.serialize_guards, output.build_guards
+    compiled = module._compile
 
     @functools.wraps(compiled)
     def compile_frame(
@@ -179,6 +177,7 @@ def _install() -> None:
         keeper = _keeper_of(backend)
         if keeper is None:
             return compiled(code, names, scope, builtins, closure, backend, *rest, **named)
+        _listen()
         frame = Frame(code, names, scope, named.get("compile_id"))
         found = keeper.found(frame)
         if found is not None:
@@ -194,6 +193,17 @@ def _install() -> None:
             return result
         finally:
             _EAR.descriptions, _EAR.guards = None, None
+
+    module._compile = compile_frame
+
+
+@functools.cache
+def _listen() -> None:
+    """Hear what Dynamo makes of frames; from the first keeper on, for a process without one is to have Dynamo as it is."""
+    listen()
+    manager: Any = CheckFunctionManager
+    output: Any = convert_frame.DynamoOutput
+    serialized, built = manager.serialize_guards, output.build_guards
 
     @functools.wraps(built)
     def build_guards(self: Any, code: CodeType, hooks: Any = None, save: bool = False, **named: Any) -> Any:
@@ -212,7 +222,7 @@ def _install() -> None:
             _LOG.debug("a trace is not kept: %s: %s", type(e).__name__, e)
         return b""
 
-    module._compile, output.build_guards, manager.serialize_guards = compile_frame, build_guards, serialize_guards
+    output.build_guards, manager.serialize_guards = build_guards, serialize_guards
 
 
 def _kept(guarded: Any, names: Mapping[str, Any]) -> KeptFrame | None:

@@ -145,7 +145,8 @@ def _noting_attributes(ask: Callable[..., Any]) -> Callable[..., Any]:
         except ObservedAttributeError:
             _note_attribute(self.source, name)
             raise
-        if isinstance(found, ConstantVariable) and found.value is False:
+        # What isinstance asks of a variable that nobody has looked at yet, Dynamo answers by looking: it would trace otherwise.
+        if type(found) is ConstantVariable and found.value is False:
             _note_attribute(self.source, name)
         return found
 

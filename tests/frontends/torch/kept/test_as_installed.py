@@ -9,8 +9,10 @@ import torch
 from torch._decomp import global_decomposition_table
 from torch.nn import functional as F
 
+from dcir.frontends.torch.kept import as_installed
 from dcir.frontends.torch.kept.as_installed import changes
 from dcir.frontends.torch.kept.descriptions import Descriptions, Unkept
+from dcir.frontends.torch.kept.looks import Look
 
 
 def other(x: Any, *rest: Any) -> Any:
@@ -78,6 +80,11 @@ def calls_of(run: Callable[[], object]) -> int:
     return count
 
 
-def test_a_second_look_takes_few_calls() -> None:
+def test_a_second_look_takes_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are at all depends on what is imported."""
     found()
-    assert calls_of(found) < 6000
+    second = calls_of(found)
+    for look in vars(as_installed).values():
+        if isinstance(look, Look):
+            monkeypatch.setattr(look, "_known", None)
+    assert second < calls_of(found) / 4

@@ -25,7 +25,8 @@ def strides(layout, cin, cout):
     return (9 * cin, 1, 3 * cin, cin) if layout == "last" else (9, 9 * cout, 3, 1)  # of a data gradient
 
 
-CASES = taken(list(itertools.product(SIZES, ("plain", "last", "exchanged"), ISA_TYPES, ((2, 4), (4, 2), (2, 2)))), 36)
+ALL = list(itertools.product(SIZES, ("plain", "last", "exchanged"), ISA_TYPES, ((2, 4), (4, 2), (2, 2))))
+CASES = taken(ALL, 36)
 
 
 def spec_of(case):
@@ -53,13 +54,23 @@ def test_equals_program(kernels, case):
     np.testing.assert_allclose(got, wanted, rtol=4 * units, atol=4 * units)
 
 
+def for_any_sizes(cases):
+    """Of those of one tile and of two vectors, and their instructions."""
+    cases = [c for c in cases if c[3] == (2, 4) and c[2] in (("avx512", "f32"), ("generic", "f32"))]
+    return cases, [isa_of(c[2][0]) for c in cases]
+
+
+def test_sizes_share_kernels():
+    cases, isas = for_any_sizes(ALL)
+    kernels = {(size_generic_weights(spec_of(c), isa, 2)[0], isa) for c, isa in zip(cases, isas, strict=True)}
+    assert len(kernels) < len(cases)
+
+
 def test_equals_for_any_sizes():
     """One kernel of an order of weights gives what those of its sizes give."""
-    cases = [c for c in CASES if c[3] == (2, 4) and c[2] in (("avx512", "f32"), ("generic", "f32"))]
-    isas = [isa_of(c[2][0]) for c in cases]
+    cases, isas = for_any_sizes(CASES)
     found = [size_generic_weights(spec_of(c), isa, 2) for c, isa in zip(cases, isas, strict=True)]
     distinct = dict.fromkeys((s, isa) for (s, _), isa in zip(found, isas, strict=True))
-    assert len(distinct) < len(cases)
     plans = [(plan_size_generic_weights(s, isa), ("f32", "i64"), ("f32",)) for s, isa in distinct]
     kernels = dict(zip(distinct, compile_plans(plans, ["-O1"]), strict=True))
     for case, (spec, table), isa in zip(cases, found, isas, strict=True):
