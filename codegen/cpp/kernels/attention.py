@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dcir.codegen.cpp.emitters import planner
 from dcir.codegen.cpp.kernels.attention_backward import place_function, plan_backward, scratch_at
+from dcir.codegen.cpp.kernels.attention_pairs import plan_pairs, takes_pairs
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, Runs, Split, ceil_div, core, lanes, round_up, sized
 from dcir.codegen.plan import KernelPlan, Phase
@@ -90,7 +91,10 @@ def plan_attention(spec: AttentionSpec, machine: Machine) -> KernelPlan:
     """The kernel of an attention or of its gradients."""
     isa = machine.isa
     operator.index(spec.d)  # registers are dealt out by it: it is a constant, or there is no kernel
-    return plan_backward(spec, isa) if spec.grads else _forward(_Blocks(spec, isa))
+    if spec.grads:
+        return plan_backward(spec, isa)
+    blocks = _Blocks(spec, isa)
+    return plan_pairs(spec, isa) if takes_pairs(spec, isa) and not blocks.few else _forward(blocks)
 
 
 def _rows(b: _Blocks, name: str, strides: tuple[int, ...], *more: tuple[int, ...]) -> str:
@@ -116,7 +120,7 @@ def _common(b: _Blocks) -> str:
     flat = not spec.mask or spec.mask[2] == 0
     queries = b.queries
     uneven = isinstance(queries, Split) and queries.larger < queries.parts
-    return text_of.common(
+    return text_of.numbers() + text_of.common(
         S=STORED[spec.dtype], acc=acc, wide=wide, bv=queries.size, nb=b.nb, d=spec.d, dp=b.dp,
         m=spec.m, n=spec.n, first=spec.first, heads=spec.heads, qblocks=queries.parts, larger=queries.larger, uneven=int(uneven),
         scale=repr(float(spec.scale)), causal=int(spec.causal), masked=int(bool(spec.mask)), flat=int(flat),

@@ -17,6 +17,7 @@ from dcir.isa import Isa
 from dcir.ops.library.attention import AttentionSpec
 
 text_of = templates("attention/backward")
+numbers_of = templates("attention/attention")
 
 # Rows by vectors of a register tile: what 32 or 16 vector registers hold besides the operands.
 TILES = {"avx512": (6, 4), "avx2": (6, 2), "generic": (6, 2)}
@@ -131,7 +132,7 @@ def _common(b: _BackwardBlocks) -> str:
         {"most_queries": most(b.qb)}, mr=mr, nv=nv, qb=b.qb, nb=b.nb, d=spec.d, dp=b.dp,
         m=spec.m, n=spec.n, heads=spec.heads, group=spec.group, qblocks=b.query_blocks, kblocks=b.key_blocks,
     )  # fmt: skip
-    return text_of.common(
+    return numbers_of.numbers() + text_of.common(
         S=STORED[spec.dtype], extents=extents, scale=repr(float(spec.scale)),
         causal=int(spec.causal), masked=int(bool(spec.mask)), places="\n".join(lines),
         count=", L keys" if b.moving else "", keys="keys" if b.moving else "NB",

@@ -14,9 +14,14 @@ ANYTHING: Mapping[str, object] = {
 """What a tile does meanwhile: whatever its caller says."""
 
 
+def unit_registers() -> str:
+    """C++ of the tile registers: ``Tiles`` lays them out, macros use them."""
+    return text_of.registers()
+
+
 def unit_support() -> str:
-    """C++ of the parts."""
-    return text_of.support(least=LEAST)
+    """C++ of the registers and of the parts."""
+    return unit_registers() + text_of.support(least=LEAST)
 
 
 def unit_tile(pieces: int, meanwhile: Mapping[str, object]) -> str:
