@@ -16,6 +16,7 @@ from dcir.transforms.tidy.shorten_indices import ShortenIndices
 from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
 from dcir.transforms.tidy.trim_bodies import TrimBodies
 from dcir.transforms.tier1_operator.hoist_invariants import HoistInvariants
+from dcir.transforms.tier1_operator.know_halves import KnowHalves
 from dcir.transforms.tier1_operator.lower_to_im2col import LowerToIm2col
 from dcir.transforms.tier1_operator.pack_weights import PackWeights
 from dcir.transforms.tier1_operator.split_reduction import SplitReduction
@@ -77,6 +78,7 @@ PASSES: tuple[Pass, ...] = (
     SinkCopies(),
     # Products and convolutions in the form that suits their sizes, their weights in the order in which that reads them.
     MergeSummedConvolutions(),
+    KnowHalves(),
     UseWinograd(),
     LowerToIm2col(),
     UseDots(),
@@ -89,6 +91,7 @@ PASSES: tuple[Pass, ...] = (
     FuseProducers(),
     SplitReduction(),
     FuseConcatenatedWrites(),
+    KnowHalves(),
     # Nothing is rewritten any more: what runs when, and what lies where.
     PrepareStatic(),
     OrderExecution(),

@@ -8,6 +8,7 @@ depend on what a measurement on a busy machine came to, and equal networks have 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from dcir.cost.costs import Costs, LayoutCosts, MemoryCosts
 from dcir.cost.matrix_unit import DEPTH, MatrixUnit
@@ -26,6 +27,11 @@ MATRIX_UNIT = MatrixUnit(
     clock=3.5e9,
 )
 """Fitted to measurements of 40 products on a Xeon with AMX."""
+
+HALVES_UNIT = replace(
+    MATRIX_UNIT, step_cycles=110, tile_cycles=700, rows_cycles=400, panel_cycles=200, strips=21, least_tiles=4
+)
+"""The same of numbers of bf16, which have one part: of 64 products measured, those of 16 rows and more were faster so."""
 
 MEMORY = MemoryCosts(
     # What ``RunPerImage`` was fitted with, for a core with AVX-512.

@@ -8,21 +8,18 @@ widened product does: twice the multiplications per second. What an operand hold
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dcir.cost.target import target_of
 from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
-from dcir.ir.loop_nest import LoopNest
-from dcir.ir.network import Network, Operand
+from dcir.ir.network import Network
 from dcir.ir.refusal import Refusal
-from dcir.ir.statements import Narrow, Read, Store
 from dcir.ops.library.contraction import ContractionSpec, pairs_pay
+from dcir.transforms.held_halves import holds_halves
 from dcir.transforms.rule import Rule
-
-_HALF = "bf16"
 
 
 @dataclass
@@ -54,7 +51,7 @@ class UseDots(Rule[_Operands | None, Op]):
         if known is None or not isinstance(spec, ContractionSpec) or op in known.ready:
             return None
         plain = spec.dtype == "f32" and not spec.panel and not spec.dots
-        return op if plain and all(_holds_halves(net, o, known.halves) for o in net.ins(op)[:2]) else None
+        return op if plain and all(holds_halves(net, o, known.halves) for o in net.ins(op)[:2]) else None
 
     def check(self, net: Network, match: Op, known: _Operands | None) -> Refusal | int:
         """It saves time, and moves what it moved."""
@@ -68,45 +65,3 @@ class UseDots(Rule[_Operands | None, Op]):
         """Mark the product."""
         net.rewire(match, replace(match.known(ContractionSpec), dots=True), net.ins(match), net.outs(match))
         return ()
-
-
-def _holds_halves(net: Network, operand: Operand, known: dict[str, bool]) -> bool:
-    """Whether whoever writes the operand's container stores nothing there but numbers of bf16."""
-    data = operand.data
-    if data not in known:
-        known[data] = False  # of a circle: two programs that copy from each other in place
-        container = net.containers[data]
-        writers = net.writers(data)
-        known[data] = (
-            container.role == "transient"
-            and bool(writers)
-            and all(all(_stores_halves(net, writer, data, known)) for writer in writers)
-        )
-    return known[data]
-
-
-def _stores_halves(net: Network, writer: Op, data: str, known: dict[str, bool]) -> Iterator[bool]:
-    """For each store of ``writer`` into the container whether its value is a number of bf16."""
-    spec, ins, outs = writer.spec, net.ins(writer), net.outs(writer)
-    if not isinstance(spec, LoopNest):
-        # Of an epilogue's inputs the first is the product's result, which is nothing that anybody reads.
-        epilogue = spec.epilogue if isinstance(spec, ContractionSpec) else None
-        if epilogue is None:
-            yield False
-            return
-        spec, ins = epilogue, [ins[0], *ins[2:]]
-        product = True
-    else:
-        product = False
-    for s in spec.body:
-        if not isinstance(s, Store) or outs[s.operand].data != data:
-            continue
-        value = spec.body[s.args[0]]
-        if isinstance(value, Narrow):
-            yield value.storage == _HALF
-        elif isinstance(value, Read) and not (product and value.operand == 0):
-            source = spec.inputs[value.operand]
-            same = source == "f32" and _holds_halves(net, ins[value.operand], known)
-            yield not value.guard and (source == _HALF or same)
-        else:
-            yield False

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from dcir.cost.matrix_unit import DEPTH
 from dcir.cost.target import target_of
 from dcir.cost.winograd import WinogradCosts
 from dcir.ir.dace.nodes import Op
@@ -29,6 +30,7 @@ from dcir.transforms.base import Pass, PassResult
 
 _Made = dict[tuple[Operand, object], Operand]
 _TOO_LITTLE = Refusal("the transforms would cost more than they save")
+_HALVES = Refusal("a unit multiplies numbers of bf16 as they are, which those of the transforms are not")
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,9 @@ class UseWinograd(Pass):
                     outcome.missed(refusal, (op,))
                 continue
             flipped = spec.kind == "backward_data"
+            if spec.halves:
+                outcome.missed(_HALVES, (op,))
+                continue
             if flipped:
                 spec = _as_forward(spec)
             refusal = refused_by_winograd(spec)
@@ -98,6 +103,8 @@ class UseWinograd(Pass):
     def _gradient(self, net: Network, op: Op, spec: ConvolutionSpec, made: _Made) -> Refusal | None:
         """A weight gradient in this form; or why not."""
         costs = target_of(net).costs.winograd
+        if spec.halves and spec.x[1] == spec.y[1] == 1 and spec.cin % DEPTH == spec.cout % DEPTH == 0:
+            return _HALVES
         refusal = refused_by_winograd(spec) or (None if spec.cout % costs.lanes == 0 else NO_VECTORS)
         if refusal is not None:
             return refusal

@@ -8,8 +8,8 @@
 A value is static if it depends on nothing but parameters, buffers and constants (``Network.static``). The largest static expressions
 of a pointwise program or an epilogue become programs of their own over just the loops they walk; they run when parameters change.
 A chain of additions and multiplications by static values is a * x + c. A product with static weights takes over the factor if all
-that is made of its value has the same one, and it varies along the weights' own dimensions. Results change by rounding alone. Saves
-operations per element, and the traffic of the parameters.
+that is made of its value has the same one, and it varies along the weights' own dimensions; not where a matrix unit multiplies numbers
+of bf16, which scaled ones are not. Results change by rounding alone. Saves operations per element, and the traffic of the parameters.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.product import VALUE, Product, epilogue_of, is_product, set_epilogue
 from dcir.transforms.base import Pass, PassResult
+from dcir.transforms.held_halves import multiplies_halves
 from dcir.transforms.tier2_fusion.static.affine_chains import Chains
 from dcir.transforms.tier2_fusion.static.static_values import (
     alone,
@@ -93,6 +94,8 @@ class FoldStatic(Pass):
         side = _weights(spec, net.ins(op), static) if factor is not None else None
         if factor is not None and isinstance(side, int) and not rewriting.walks(factor) <= set(_along(spec, side)):
             side = Refusal("the factor varies along other dimensions than the weights")
+        if isinstance(side, int) and multiplies_halves(net, op):
+            side = Refusal("the matrix unit multiplies weights of bf16 as they are")
         if factor is None or not isinstance(side, int):
             if isinstance(side, Refusal):
                 outcome.missed(side, (op,))

@@ -57,6 +57,7 @@ class ContractionSpec(Operator):
         epilogue: what is done to C's elements before they are stored (``epilogue.py``); it owns the stores, and ``c`` equals the
             strides of the first of them.
         scales: what integers stand for; there is neither a panel nor an epilogue then, and C is of a floating-point type.
+        halves: both operands hold nothing but numbers of bf16, whatever they are stored in, and the processor has a unit for those.
     """
 
     types: OperandTypes
@@ -72,6 +73,7 @@ class ContractionSpec(Operator):
     rounds: str = ""
     dots: bool = False
     scales: Scales | None = None
+    halves: bool = False
 
     kind = "contraction"
 

@@ -39,6 +39,7 @@ class ConvolutionFields(Operator, partial=True):
             it owns the stores, and ``y`` equals the strides of the first of them.
         scales: forward only: what integers stand for, with padding that counts as zero; there is neither a panel nor an epilogue then,
             and y is of a floating-point type. Their inputs come behind x and w.
+        halves: what is multiplied holds nothing but numbers of bf16, whatever it is stored in, and the processor has a unit for those.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class ConvolutionFields(Operator, partial=True):
     epilogue: LoopNest | None = None
     winograd: tuple[int, ...] = ()
     scales: Scales | None = None
+    halves: bool = False
 
     @property
     def dtype(self) -> str:

@@ -47,7 +47,7 @@ def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPla
         spec = _bias_first(spec)
     elif last and _stores_from_tiles(spec):
         spec = replace(spec, epilogue=identity_epilogue(spec.shapes[2], spec.dtype, spec.y))
-    elif last and _gradient_of_groups(spec):
+    elif last and (_gradient_of_groups(spec) or _gradient_of_halves(spec)):
         spec = replace(spec, epilogue=identity_epilogue(spec.shapes[0], spec.dtype, spec.x))
     inputs = {"forward": 3 if spec.bias else 2}.get(spec.kind, 2)
     if spec.dtype not in HALF:
@@ -93,6 +93,18 @@ def _gradient_of_groups(spec: ConvolutionSpec) -> bool:
     """Whether a data gradient is a grouped convolution itself, and so stores through an epilogue, too."""
     grouped = spec.groups > 1 and spec.cin > 1 and spec.cout > 1
     return grouped and spec.kind == "backward_data" and all(s == 1 for s in spec.stride) and spec.epilogue is None
+
+
+def _gradient_of_halves(spec: ConvolutionSpec) -> bool:
+    """Whether a data gradient is a convolution on the matrix unit for its numbers, which stores through an epilogue, too."""
+    dense = spec.groups == 1 and spec.cin > 1 and spec.cout > 1
+    return (
+        dense
+        and spec.halves
+        and spec.kind == "backward_data"
+        and all(s == 1 for s in spec.stride)
+        and not spec.epilogue
+    )
 
 
 def _bias_first(spec: ConvolutionSpec) -> ConvolutionSpec:

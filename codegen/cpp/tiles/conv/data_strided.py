@@ -98,7 +98,9 @@ def _packed_bytes(p: ConvolutionProblem) -> int:
 def _product(name: str, p: ConvolutionProblem, threads: int) -> Draft:
     """One residue's product over all its pixels, B in panels at a1."""
     d, h, w = p.out
-    spec = ContractionSpec(alike(p.dtype), (), p.n * d * h * w, p.co, p.taps * p.ci, (1, 0), (0, 0), (0, 1), COLUMNS)
+    spec = ContractionSpec(
+        alike(p.dtype), (), p.n * d * h * w, p.co, p.taps * p.ci, (1, 0), (0, 0), (0, 1), COLUMNS, halves=p.halves
+    )
     form = ProductForm(spec, None, ())
     rows = pixel_rows(replace(p, panel=COLUMNS), form)
     text = text_of.result(

@@ -18,6 +18,7 @@ from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import Draft
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm, normal_form
 from dcir.codegen.cpp.tiles.gemm.matrix import matrix_refusal, product_draft
+from dcir.codegen.cpp.tiles.gemm.unit import parts_of
 from dcir.codegen.cpp.tiles.gemm.unit_blocking import ROWS_COST, Rows
 from dcir.cost.matrix_unit import DEPTH, ROWS
 from dcir.ir.loop_nest import LoopNest
@@ -28,7 +29,7 @@ from dcir.ops.library.operand_types import alike
 
 text_of = templates("conv/matrix")
 
-PIXEL_BYTES = 192  # of 32 channels in parts
+PIXEL_BYTES = 64  # of a part of 32 channels
 COPY_COST = 1.0  # of a strip whose rows are in parts already
 BLOCK_BYTES = 1 << 20  # of strips beside the image they are copied from, which is read again for every block only
 OVERLAP = 1.5  # taps that read a pixel, from which on splitting it once pays
@@ -81,7 +82,9 @@ def _form(p: ConvolutionProblem, epilogue: LoopNest) -> ProductForm:
     c = (*p.ys[:2], *p.ys[3:], p.ys[2])
     epilogue = epilogue.reorder((0, 1, 3, 4, 5, 2), ())
     return normal_form(
-        ContractionSpec(alike(p.dtype), (p.n, p.groups, d, h), w, p.co, steps, a, (0,) * 6, c, p.panel, epilogue)
+        ContractionSpec(
+            alike(p.dtype), (p.n, p.groups, d, h), w, p.co, steps, a, (0,) * 6, c, p.panel, epilogue, halves=p.halves
+        )
     )
 
 
@@ -98,7 +101,7 @@ def _values(p: ConvolutionProblem) -> dict[str, object]:
         names |= {what + axis: size for axis, size in zip("dhw", sizes, strict=True)}
     names |= {"xn": p.xs[0], "xd": p.xs[3], "xh": p.xs[4], "xw": p.xs[5], "ci": p.ci}
     names |= {"oplane": p.out[1] * p.out[2], "oimage": math.prod(p.out), "kplane": p.ker[1] * p.ker[2]}
-    return {**names, "plane": p.inp[1] * p.inp[2], "pixel_bytes": p.ci // DEPTH * PIXEL_BYTES}
+    return {**names, "plane": p.inp[1] * p.inp[2], "pixel_bytes": p.ci // DEPTH * PIXEL_BYTES * parts_of(p.halves)}
 
 
 def _bytes(p: ConvolutionProblem, form: ProductForm) -> Callable[[int], int]:
@@ -129,6 +132,6 @@ def _bytes(p: ConvolutionProblem, form: ProductForm) -> Callable[[int], int]:
                 last = min(rows, first + strips * ROWS) - 1
                 found = reach(base + last * step, last=True) - reach(base + first * step, last=False) + 1
                 pixels = max(pixels, found)
-        return pixels * (p.ci // DEPTH) * PIXEL_BYTES
+        return pixels * (p.ci // DEPTH) * PIXEL_BYTES * parts_of(p.halves)
 
     return most

@@ -47,7 +47,7 @@ WAITING = 128  # pixels of a row that are stored together where results lie in p
 
 
 def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
-    if p.bias or p.family or p.y0 or (p.w0 and not p.moves):
+    if p.bias or p.family or p.y0 or (p.w0 and not p.moves and not p.halves):
         return Refusal("a bias that is not the epilogue's, or a part of a result")
     if p.panel:
         return Refusal("panels of another width") if p.panel % lanes(isa, p.dtype) else None

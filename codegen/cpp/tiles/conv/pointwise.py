@@ -65,7 +65,7 @@ def _rows_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Dra
         epilogue = epilogue.reorder((0, 1, 3, 4, 5, 2), ())
     spec = ContractionSpec(
         alike(p.dtype), (p.n, p.groups, *outer), w, p.co, p.ci, (*p.xs[:2], *p.xs[3:], p.xs[2]), b,
-        (*p.ys[:2], *p.ys[3:], p.ys[2]), p.panel, epilogue,
+        (*p.ys[:2], *p.ys[3:], p.ys[2]), p.panel, epilogue, halves=p.halves,
     )  # fmt: skip
     return replace(gemm_draft(spec, isa, threads), name=name)
 
@@ -88,8 +88,9 @@ def _columns_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> 
     """Y[n,g] = W[g] X[n,g]."""
     pixels = p.out[2]
     spec = ContractionSpec(
-        alike(p.dtype), (p.n, p.groups), p.co, pixels, p.ci, (0, *p.ws[:3]), (*p.xs[:3], p.xs[5]), (*p.ys[:3], 1)
-    )
+        alike(p.dtype), (p.n, p.groups), p.co, pixels, p.ci, (0, *p.ws[:3]), (*p.xs[:3], p.xs[5]), (*p.ys[:3], 1),
+        halves=p.halves,
+    )  # fmt: skip
     draft = gemm_draft(spec, isa, threads, (0, p.co) if p.bias else None)
     # The product's left operand is the weight, the convolution's is the image.
     return replace(draft, name=name, swapped=not draft.swapped)

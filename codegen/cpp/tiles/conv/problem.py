@@ -46,6 +46,7 @@ class ConvolutionProblem:
         panel: if not 0, w is packed in panels of so many output channels (``library/packing.py``), and ``ws`` says nothing.
         epilogue: what is done before storing, over (n, group, channel, 3 spatial); ``ys`` are the strides of its first store.
         winograd: if not empty, the form of the weights: transformed for tiles of so many results.
+        halves: what is multiplied holds nothing but numbers of bf16.
         family: if not empty, as many problems in one, with these in place of w0, y0 and base; ``out`` is the largest.
     """
 
@@ -69,6 +70,7 @@ class ConvolutionProblem:
     panel: int = 0
     epilogue: LoopNest | None = None
     winograd: tuple[int, ...] = ()
+    halves: bool = False
     family: tuple[Residue, ...] = ()
 
     @property
@@ -141,6 +143,7 @@ def forward_problem(s: ConvolutionSpec) -> ConvolutionProblem:
             _three(s.stride, 1), low, _three(s.dilation, 1), _channels(s.x, s.cin), _channels(s.y, s.cout),
             (s.w[0] * s.cout, s.w[0], s.w[1], *_three(s.w[2:], 0)), bias=s.bias and s.kind == "forward",
             panel=s.panel, epilogue=_six_loops(s, s.cout) if s.kind == "forward" else None, winograd=s.winograd,
+            halves=s.halves,
         )
     )  # fmt: skip
 
@@ -184,7 +187,7 @@ def data_problems(s: ConvolutionSpec) -> Iterator[ConvolutionProblem]:
                 f.dtype, f.n, f.groups, f.co, f.ci, f.out, _as_three(ker), _as_three(out), (1, 1, 1), _as_three(base),
                 _as_three(dil), f.ys, (*f.xs[:3], *(a * b for a, b in zip(f.xs[3:], f.stride, strict=True))),
                 (g, i, o, *wk), y0, w0,
-                epilogue=_six_loops(s, s.cin) if f.stride == (1, 1, 1) else None,
+                epilogue=_six_loops(s, s.cin) if f.stride == (1, 1, 1) else None, halves=s.halves,
             )
         )  # fmt: skip
 

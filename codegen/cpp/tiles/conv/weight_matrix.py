@@ -17,15 +17,15 @@ from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.conv.weight import finish_text
 from dcir.codegen.cpp.tiles.emit import Draft, Split, TileStep, ceil_div, round_up
-from dcir.codegen.cpp.tiles.gemm.unit import unit_support
+from dcir.codegen.cpp.tiles.gemm.unit import parts_of, unit_support
+from dcir.codegen.cpp.tiles.gemm.unit_blocking import PART_BYTES
 from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
-from dcir.cost.cpu import MATRIX_UNIT
+from dcir.cost.cpu import HALVES_UNIT, MATRIX_UNIT
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
 
 text_of = templates("conv/weight_matrix")
 
-STEP_BYTES = 6144
 DEEPEST = 768  # positions of a block
 MOST_PHASES = 4  # of an image: beyond, few taps share what is split
 LEAST_WORK = 1 << 22  # multiply-adds below which nothing is gained
@@ -75,7 +75,7 @@ def weight_matrix_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int
     vectors = Split.at_most(p.co // 16, 2)
     per_lane = p.ci * p.taps
     share_size = p.co * per_lane
-    job_bytes = panels * planes.size * steps * STEP_BYTES + round_up(3 * 32 * pitch, 64)
+    job_bytes = parts_of(p.halves) * (panels * planes.size * steps * PART_BYTES + 32 * pitch)
     at = round_up(shares * share_size * 4, 64)
     values: dict[str, object] = {
         "sh": p.stride[1], "sw": p.stride[2], "bh": p.base[1], "bw": p.base[2], "dh": p.dil[1], "dw": p.dil[2], "ih": p.inp[1],
@@ -85,7 +85,7 @@ def weight_matrix_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int
         "broad": ", ".join(map(str, broad.phases)), "highs": len(high.phases), "broads": len(broad.phases),
         "offsets": ", ".join(map(str, taps)),
     }  # fmt: skip
-    text = unit_support()
+    text = unit_support(halves=p.halves)
     text += text_of.blocks(
         values, wide=wide, steps=steps, segment=segment, panels=panels, pitch=pitch, column_blocks=columns.parts,
         row_blocks=rows.parts, per_images=rows.parts * columns.parts, n_start=planes.start("nb"),
@@ -94,8 +94,9 @@ def weight_matrix_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int
     )  # fmt: skip
     text += text_of.gradient(values)
     per_row = "q.c1 - q.c0" if p.taps == 1 else f"({p.inp[2] + p.stride[2] - 1} - g) / {p.stride[2]}"
-    text += text_of.image(values, odd=", ".join(map(str, range(1, 64, 2))), columns=per_row)
-    text += text_of.tile(values)
+    line = (text_of.line_of_halves if p.halves else text_of.line_of_parts)(odd=", ".join(map(str, range(1, 64, 2))))
+    text += text_of.image(values, columns=per_row, line=line)
+    text += text_of.tile({**values, **_products(p)})
     text += text_of.run(
         values, parts=parts, shares=shares, share_size=share_size, at=at, job_bytes=job_bytes, blocks=blocks,
         strips=strips,
@@ -103,6 +104,14 @@ def weight_matrix_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int
     text += finish_text(whole, vectors, shares, share_size, share_size, per_lane)
     work = (TileStep(shares * parts, "partial"), TileStep(vectors.parts, "finish"))
     return Draft(name, p.dtype, text, work, at + shares * parts * round_up(job_bytes, 64))
+
+
+def _products(p: ConvolutionProblem) -> dict[str, str]:
+    """C++ of the products of a step, before the sums are fetched and after it."""
+    if p.halves:
+        return {"first": "D_NEW_ROWS(0)", "rest": ""}
+    first = "D_NEW_ROWS(2)\n            D_NEW_ROWS(1)\n            D_NEW_COLUMNS(1)"
+    return {"first": first, "rest": "D_NEW_ROWS(0)\n            D_NEW_COLUMNS(2)\n            D_NEW_COLUMNS(0)"}
 
 
 def _merged(p: ConvolutionProblem) -> ConvolutionProblem:
@@ -196,8 +205,9 @@ def _cycles(p: ConvolutionProblem) -> float:
     strips, panels = p.ci // 32, p.co // 32
     steps = planes.size * ceil_div(rows.size * wide, 32)
     halo = _phases(p) * (1 + _walk(p, 1).halo / rows.size)
-    tiles = strips * panels * p.taps * (steps * MATRIX_UNIT.step_cycles * 1.15 + MATRIX_UNIT.tile_cycles)
-    splitting = steps * (strips * MATRIX_UNIT.rows_cycles * halo + panels * MATRIX_UNIT.panel_cycles * 1.5)
+    unit = HALVES_UNIT if p.halves else MATRIX_UNIT
+    tiles = strips * panels * p.taps * (steps * unit.step_cycles * 1.15 + unit.tile_cycles)
+    splitting = steps * (strips * unit.rows_cycles * halo + panels * unit.panel_cycles * 1.5)
     return planes.parts * rows.parts * columns.parts * (tiles + splitting)
 
 

@@ -17,8 +17,8 @@ from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import Draft, Split, TileStep, ceil_div, exchanges, render, round_up
-from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, unit_support, unit_tile
-from dcir.codegen.cpp.tiles.gemm.unit_blocking import STEP_BYTES
+from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, parts_of, unit_support, unit_tile
+from dcir.codegen.cpp.tiles.gemm.unit_blocking import PART_BYTES
 from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
 from dcir.cost.cpu import MATRIX_UNIT
 from dcir.ir.refusal import Refusal
@@ -33,6 +33,7 @@ GAIN = 0.8  # of the time of multiply-adds that the model must stay below
 # Cycles of a core, fitted to 14 layers measured: of making a step of a channel, which is as fast as memory, of multiplying a step of a tile
 # meanwhile, or of that alone, of adding a tile to the sums, and of adding the shares' sums up.
 CHANNEL_CYCLES, TILE_CYCLES, ALONE_CYCLES, SUMS_CYCLES, FINISH_CYCLES = 34, 440, 825, 500, 2000
+HALVES_SHARE = 0.3  # of a tile's cycles, of numbers of one part
 
 # What is done with a row of a tile, and after its rows: columns side by side in w, rows side by side, or neither.
 ALONG = ("store_part(to + i * ${wr}LL, v, width);", "")
@@ -86,7 +87,7 @@ def weight_pointwise_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: 
     if one_walk(p):
         oh, ow = 1, positions
     wide = ceil_div(panels, division.parts)
-    half_bytes = (strips + wide) * steps * STEP_BYTES
+    half_bytes = (strips + wide) * steps * PART_BYTES * parts_of(p.halves)
     share_size = strips * panels * 1024
     at = round_up(division.shares * share_size * 4, 64)
     jobs = division.shares * division.parts
@@ -96,7 +97,7 @@ def weight_pointwise_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: 
     tiles, vectors = tile % 2, "64"
     if 0 < height % 32 <= 16:
         tiles, vectors = f"if (t < STRIPS - 1) {tile % 2} else {tile % 1}", "(t < STRIPS - 1 ? 64 : 32)"
-    text = unit_support() + unit_tile(1, ANYTHING)
+    text = unit_support(halves=p.halves) + unit_tile(1, ANYTHING, halves=p.halves)
     text += text_of.positions(
         steps=steps, strips=strips, most=round_up(width, 32), positions=positions, ow=ow, oh=oh,
         plane=oh * ow, rn=rows[0], rh=rows[1], rw=rows[2], cn=columns[0], ch=columns[1], cw=columns[2],
@@ -110,6 +111,7 @@ def weight_pointwise_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: 
     text += text_of.run(
         parts=division.parts, shares=division.shares, panels=panels, share_size=share_size, at=at,
         job_bytes=2 * half_bytes, half_bytes=half_bytes, blocks=ceil_div(positions, steps * 32), positions=positions,
+        pauses=parts_of(p.halves),
         rows="a1" if turned else "a0", columns="a0" if turned else "a1", height=height, columns_all=width, tile=tiles, vectors=vectors,
         width=f"m.width = {width} - g0 * 32;" if cut else "", wr=wr, wc=wc, put=render(put, {"wr": wr}),
         place=render(place, {"wr": wr, "wc": wc}),
@@ -139,14 +141,15 @@ def _divisions(p: ConvolutionProblem, threads: int) -> list[_Division]:
     found = []
     for shares, parts in dict.fromkeys(((threads, 1), (1, threads), (1, 1))):
         wide = ceil_div(panels, parts)
-        most = BLOCK_BYTES // (2 * (strips + wide) * STEP_BYTES)
+        most = BLOCK_BYTES // (2 * (strips + wide) * PART_BYTES * parts_of(p.halves))
         if parts > panels or shares * LEAST_STEPS > steps or most < LEAST_STEPS:
             continue
         block = Split.at_most(ceil_div(steps, shares), min(most, MOST_STEPS)).size
         blocks = ceil_div(ceil_div(steps, block), shares)
         tiles = strips * wide
         making = (strips + wide) * 32 * CHANNEL_CYCLES
-        step = max(tiles * ALONE_CYCLES, making + tiles * TILE_CYCLES)
+        share = HALVES_SHARE if p.halves else 1.0
+        step = max(tiles * share * ALONE_CYCLES, making + tiles * share * TILE_CYCLES)
         adding = blocks * tiles * SUMS_CYCLES + shares * panels * strips * FINISH_CYCLES / threads
         cycles = (blocks * step + making) * block + adding
         found.append(_Division(shares, parts, block, cycles))

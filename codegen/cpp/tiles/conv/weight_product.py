@@ -83,7 +83,9 @@ def weight_panels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int
 def _form(p: ConvolutionProblem) -> ProductForm:
     (_, _, x), (_, _, y) = pitches(p)
     return normal_form(
-        ContractionSpec(alike(p.dtype), (), p.ci, p.co, p.n * math.prod(p.out), (1, x), (y, 1), (p.ws[2], p.ws[1]))
+        ContractionSpec(
+            alike(p.dtype), (), p.ci, p.co, p.n * math.prod(p.out), (1, x), (y, 1), (p.ws[2], p.ws[1]), halves=p.halves
+        )
     )
 
 

@@ -21,11 +21,11 @@ from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import EPILOGUE_PARAMETER, Draft, TileStep, ceil_div, unravel
 from dcir.codegen.cpp.tiles.gemm.ending import Ending, ending
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
-from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, quarters, splitting, unit_support, unit_tile
+from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, parts_of, quarters, splitting, unit_support, unit_tile
 from dcir.codegen.cpp.tiles.gemm.unit_blocking import Rows, UnitBlocking, unit_blocking
 from dcir.codegen.cpp.tiles.method import LAST, ON_UNIT, Method
 from dcir.codegen.symbolic import moves
-from dcir.cost.cpu import MATRIX_UNIT
+from dcir.cost.cpu import HALVES_UNIT, MATRIX_UNIT
 from dcir.cost.matrix_unit import COLUMNS, ROWS
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
@@ -51,9 +51,10 @@ def matrix_refusal(spec: ContractionSpec, isa: Isa) -> Refusal | None:
         return Refusal(f"numbers of {spec.dtype}")
     if spec.panel not in (0, COLUMNS):
         return Refusal(f"panels of {spec.panel} columns")
-    if spec.stored:
+    if spec.stored and not (spec.halves and spec.stored == "bf16"):
         return Refusal(f"B is kept in {spec.stored}")
-    if not MATRIX_UNIT.wins(math.prod(spec.batch), spec.m, spec.n, spec.k):
+    unit = HALVES_UNIT if spec.halves else MATRIX_UNIT
+    if not unit.wins(math.prod(spec.batch), spec.m, spec.n, spec.k):
         return Refusal("multiply-adds are faster by the model")
     return None
 
@@ -66,11 +67,13 @@ class Columns:
         text: C++ functions that the others call: ``panel_at``, ``columns_at`` and ``split_panel``.
         n: columns of B, if the last panel is cut off there, else 0.
         together: pairs of rows that are split at once.
+        halves: whether numbers have one part.
     """
 
     text: str
     n: int = 0
     together: int = 1
+    halves: bool = False
 
     @property
     def names(self) -> dict[str, object]:
@@ -83,19 +86,21 @@ class Columns:
 
     def meanwhile(self, ready: bool) -> Mapping[str, object]:
         """What a tile does meanwhile: whatever its caller says, if panels are ``ready``, or splitting the next."""
-        return ANYTHING if ready else splitting(self.together, cut=self.n > 0)
+        return ANYTHING if ready else splitting(self.together, cut=self.n > 0, halves=self.halves)
 
 
 def _columns(spec: ContractionSpec) -> Columns:
     cut = 0 if spec.panel or spec.n % COLUMNS == 0 else spec.n
-    columns = Columns("", cut, 1 if spec.panel or spec.b[-1] == 1 else 8)
+    columns = Columns("", cut, 1 if spec.panel or spec.b[-1] == 1 else 8, spec.halves)
     facts: dict[str, object] = {
         "bk": spec.b[-2],
         "bn": spec.b[-1],
         "whole": "valid" if cut else COLUMNS,
         **columns.names,
     }
-    if spec.panel:
+    if spec.stored:
+        text = text_of.packed_halves(panel=spec.k * spec.panel // 2)
+    elif spec.panel:
         text = text_of.packed(facts, panel=spec.k * spec.panel) + text_of.split_panel(facts)
     elif spec.b[-1] == 1:
         text = text_of.rows_of_b(facts) + text_of.split_panel(facts)
@@ -139,8 +144,10 @@ def product_draft(name: str, form: ProductForm, rows: Rows, threads: int, *, sou
     if not body:
         sums["pc"] = (0, spec.c[:-2])
     offsets = unravel(f"j / {made.p * made.q}", spec.batch, sums, names if body else ())
-    text = unit_support() + rows.text
-    text += columns.text + unit_tile(ROWS // end_of.rows, columns.meanwhile(made.ready))
+    if spec.stored:
+        source = f"(const T *)((const unsigned short *)({source.removesuffix(' + pb')}) + pb)"
+    text = unit_support(halves=spec.halves) + rows.text
+    text += columns.text + unit_tile(ROWS // end_of.rows, columns.meanwhile(made.ready), halves=spec.halves)
     text += text_of.finish_tile(to=end_of.to, stop=end_of.stop, k=spec.k)
     text += text_of.product(
         _finish_text(form, made, end_of, rows.row),
@@ -186,7 +193,8 @@ def _body_text(spec: ContractionSpec, made: UnitBlocking, end_of: Ending, rows: 
         "together": columns.together, "strip": made.strip, "unit": rows.unit, "depth": spec.k, "m": spec.m, "fill": rows.fill,
         "of_first": columns.left("g0"), "of_next": columns.left("g_next"), "tile": tile,
         "finish": _by_strip(([text_of.next()] if whole else []) + last, whole),
-        "parts": parts, "add_parts": add_parts, "ahead": ahead, "k_loop": k_loop, "k_end": "}" if made.blocked else "",
+        "parts": parts, "pauses": parts_of(spec.halves), "add_parts": add_parts,
+        "ahead": ahead, "k_loop": k_loop, "k_end": "}" if made.blocked else "",
     }  # fmt: skip
     return (text_of.strips if made.ready else text_of.blocks)(values)
 

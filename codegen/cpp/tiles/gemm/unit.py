@@ -19,29 +19,38 @@ def unit_registers() -> str:
     return text_of.registers()
 
 
-def unit_support() -> str:
-    """C++ of the registers and of the parts."""
-    return unit_registers() + text_of.support(least=LEAST)
+def parts_of(halves: bool) -> int:
+    """Of bf16's numbers there are as many parts as there are pauses in a step of a tile, in which the processor does something else."""
+    return 1 if halves else 3
 
 
-def unit_tile(pieces: int, meanwhile: Mapping[str, object]) -> str:
+def unit_support(*, halves: bool = False) -> str:
+    """C++ of the registers, and of the parts of a number; ``halves``: of one of bf16."""
+    return unit_registers() + (text_of.halves() if halves else text_of.support(least=LEAST))
+
+
+def unit_tile(pieces: int, meanwhile: Mapping[str, object], *, halves: bool = False) -> str:
     """C++ of the tile.
 
     Args:
         pieces: pieces of the last results that are finished while a tile is computed.
         meanwhile: what else is done: ANYTHING, or ``splitting``.
+        halves: whether numbers have one part.
     """
-    return text_of.tile(meanwhile, pieces=pieces)
+    products = (text_of.products_of_halves if halves else text_of.products_of_parts)({**meanwhile, "pieces": pieces})
+    awake = "if (steps > 8 && s % $ == @) D_KEEP_AWAKE(t);"
+    every = 16 if halves else 4  # steps with some hundred products
+    return text_of.tile(meanwhile, products=products, awake=awake.replace("$", str(every)).replace("@", str(every - 1)))
 
 
-def splitting(together: int, *, cut: bool) -> Mapping[str, object]:
+def splitting(together: int, *, cut: bool, halves: bool = False) -> Mapping[str, object]:
     """What a tile does meanwhile: pairs of the next panel are split, so many of them in a pause; ``cut``, if some have fewer columns."""
     valid, passed = (", L valid", ", valid") if cut else ("", "")
     call = f"split_panel(next, to, u, u + {together}, depth{passed});"
     return {
         "type": "",
         "given": f"const T *next, B *to, L u, L end, L depth{valid}",
-        "before": f"const int pauses = 3 * (int)steps, groups = (int)(end - u) / {together}; int due = 0;",
+        "before": f"const int pauses = {parts_of(halves)} * (int)steps, groups = (int)(end - u) / {together}; int due = 0;",
         "meanwhile": f"for (due += groups; due >= pauses; due -= pauses, u += {together}) {call}",
     }
 

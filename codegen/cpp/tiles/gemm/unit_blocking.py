@@ -11,19 +11,21 @@ from dcir.codegen.choices import decide
 from dcir.codegen.cpp.tiles.emit import Split, ceil_div, round_up
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.tiles_blocking import loops_of, parallel_of
+from dcir.codegen.cpp.tiles.gemm.unit import parts_of
 from dcir.cost.matrix_unit import COLUMNS, DEPTH, ROWS
 from dcir.ir.schedule import Schedule
 from dcir.ir.statements import Load
 from dcir.ops.library.contraction import ContractionSpec
 
-STEP_BYTES = 6 * ROWS * DEPTH  # of the parts of either operand
+PART_BYTES = 2 * ROWS * DEPTH  # of a step of either operand
+STEP_BYTES = 3 * PART_BYTES  # of its parts
 BLOCK_BYTES = 768 << 10  # of rows in parts, beside two panels, in the second-level cache
 OTHER_BLOCK_BYTES = (512 << 10, 1152 << 10)
 LEAST_STRIPS = 4  # in a block, however long
 READY_STRIPS = 8  # of a job, for which all its panels are split before
 KEPT_BYTES = 256 << 10  # of the image in parts, where panels stay
 READY_BYTES = 512 << 10  # of all panels of a job, for which they stay there too
-DEEPEST = 768  # steps of k that are summed in one go
+DEEPEST, DEEPEST_HALVES = 768, 3072  # steps of k that are summed in one go
 TILE_BYTES = 4 * ROWS * COLUMNS
 SUMS_BYTES = 1 << 20  # of two blocks of sums
 STREAMS, STREAMED_BYTES = 2, 1 << 20  # matrices, and of how many bytes, that are read in the order of memory
@@ -141,8 +143,8 @@ def unit_blocking(form: ProductForm, rows: Rows, threads: int, *, sums: bool) ->
     spec = form.spec
     strips, panels = ceil_div(spec.m, ROWS), ceil_div(spec.n, COLUMNS)
     unit = DEPTH if rows.even else 1
-    depth = Split.at_most(spec.k // unit, DEEPEST // unit)
-    strip = ceil_div(depth.size * unit, DEPTH) * STEP_BYTES
+    depth = Split.at_most(spec.k // unit, (DEEPEST_HALVES if spec.halves else DEEPEST) // unit)
+    strip = ceil_div(depth.size * unit, DEPTH) * PART_BYTES * parts_of(spec.halves)
     p, q = _grid(spec, strips, panels, math.prod(spec.batch), threads, max(1, rows.block // strip), rows.cost)
     tall, wide = ceil_div(strips, p), ceil_div(panels, q)
     by_rows = _by_rows(form) and not sums

@@ -108,7 +108,7 @@ def test_memory_for_the_image_holds_every_row():
     epilogue = identity_epilogue((2, 1, 61, 1, height, width), "f32", apart.ys)
     form = conv_matrix._form(apart, epilogue)
     assert form.spec.m == width
-    assert conv_matrix._bytes(apart, form)(2) == 3 * width * conv_matrix.PIXEL_BYTES
+    assert conv_matrix._bytes(apart, form)(2) == 3 * width * 3 * conv_matrix.PIXEL_BYTES
 
 
 @needs_unit

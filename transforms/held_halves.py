@@ -1,0 +1,102 @@
+"""Which containers of f32 hold nothing but numbers of bf16: read off the stores of those who write them.
+
+Half types are storage, and products of them are those of widened operands (``transforms/tier1_operator/widen_products.py``), so numbers of
+bf16 lie in f32 wherever a product reads them. Where a processor multiplies bf16 itself, this is what says that it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dcir.cost.target import target_of
+from dcir.ir.dace.nodes import Op
+from dcir.ir.loop_nest import LoopNest
+from dcir.ir.network import Network, Operand
+from dcir.ir.statements import Compute, Const, Narrow, Read, Statement, Store
+from dcir.ir.types import bf16_to_f32, f32_to_bf16
+from dcir.ops.library.contraction import ContractionSpec
+from dcir.ops.library.convolution import ConvolutionSpec
+
+HALF = "bf16"
+_KEEPING = frozenset(("max", "min", "neg", "abs", "where"))
+"""Operators whose result is one of their values, or that with another sign."""
+
+
+def multiplies_halves(net: Network, op: Op, known: dict[str, bool] | None = None) -> bool:
+    """Whether ``op`` is a product of f32 whose operands hold nothing but numbers of bf16, on a processor that has a matrix unit for those.
+
+    Args:
+        net: the network.
+        op: any operator.
+        known: what is known of containers already; what is found out is added.
+    """
+    spec = op.spec
+    if not target_of(net).machine.isa.matrix_unit or not isinstance(spec, ContractionSpec | ConvolutionSpec):
+        return False
+    # Numbers of Winograd's transforms are of f32.
+    if spec.dtype != "f32" or (isinstance(spec, ConvolutionSpec) and spec.winograd):
+        return False
+    known = {} if known is None else known
+    left, right, *_ = net.ins(op)
+    rounded = isinstance(spec, ContractionSpec) and spec.rounds == HALF
+    return holds_halves(net, left, known) and (rounded or holds_halves(net, right, known))
+
+
+def holds_halves(net: Network, operand: Operand, known: dict[str, bool]) -> bool:
+    """Whether whoever writes the operand's container stores nothing there but numbers of bf16; ``known``: of containers, filled here."""
+    data = operand.data
+    if data not in known:
+        known[data] = False  # of a circle: two programs that copy from each other in place
+        container = net.containers[data]
+        writers = net.writers(data)
+        known[data] = container.dtype == HALF or (
+            container.role == "transient"
+            and bool(writers)
+            and all(all(_stores_halves(net, writer, data, known)) for writer in writers)
+        )
+    return known[data]
+
+
+def _stores_halves(net: Network, writer: Op, data: str, known: dict[str, bool]) -> Iterator[bool]:
+    """For each store of ``writer`` into the container whether its value is a number of bf16."""
+    spec, ins, outs = writer.spec, net.ins(writer), net.outs(writer)
+    product = not isinstance(spec, LoopNest)
+    if product:
+        # Of an epilogue's inputs the first is the product's result, which is nothing that anybody reads.
+        epilogue = spec.epilogue if isinstance(spec, ContractionSpec | ConvolutionSpec) else None
+        if epilogue is None or (isinstance(spec, ConvolutionSpec) and spec.bias):
+            yield False
+            return
+        spec, ins = epilogue, [ins[0], *ins[2:]]
+    assert isinstance(spec, LoopNest)
+    read = [holds_halves(net, i, known) if n or not product else False for n, i in enumerate(ins[: len(spec.inputs)])]
+    held = _held(spec.body, read)
+    for s in spec.body:
+        if isinstance(s, Store) and outs[s.operand].data == data:
+            yield held[s.args[0]] and not s.added
+
+
+def _held(body: Sequence[Statement], read: Sequence[bool]) -> list[bool]:
+    """Of each value of a body whether it is a number of bf16; ``read``: of each input whether it holds such."""
+    held: list[bool] = []
+    for s in body:
+        if isinstance(s, Narrow):
+            held.append(s.storage == HALF)
+        elif isinstance(s, Const):
+            held.append(_is_half(s.value))
+        elif isinstance(s, Read):
+            held.append(read[s.operand] and all(held[a] for a in s.guard[1:]))
+        elif isinstance(s, Compute) and s.op in _KEEPING:
+            values = s.args[1:] if s.op == "where" else s.args
+            held.append(s.dtype == "f32" and all(held[a] for a in values))
+        else:
+            held.append(False)
+    return held
+
+
+def _is_half(value: float) -> bool:
+    """Whether bf16 has that number."""
+    one = np.array([value], np.float32)
+    return float(bf16_to_f32(f32_to_bf16(one))[0]) == value
