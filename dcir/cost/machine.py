@@ -32,6 +32,8 @@ _TEAM_SCALING = 2
 _REGION_SECONDS = 5e-6
 _BARRIER_SECONDS = 2e-6
 _CACHES = {1: 32 << 10, 2: 256 << 10, 3: 4 << 20}
+# Multiply-adds of bfloat16 for each of float32 by vectors: tiles of a matrix unit do 512 a cycle, where two vectors do 32.
+_HALVES = {"amx": 512 / 32, "avx512bf16": 2.0}
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,17 @@ class MachineRates:
     spread: float = 0.0
     others: float = 0.0
 
+    @property
+    def arithmetic(self) -> tuple[str, ...]:
+        """The types that have peaks of their own."""
+        return ("f32", "f64", *(("bf16",) if self.isa in _HALVES else ()))
+
     def flops(self, threads: int | None = None, dtype: str = "f32") -> float:
-        """Peak operations per second of a team (all threads unless given)."""
+        """Peak operations per second of a team (all threads unless given); of a type that has none of its own those of float32."""
         rate = self.flops_f64 if dtype == "f64" else self.flops_f32
-        # Tiles of a matrix unit do 512 multiply-adds of bfloat16 a cycle, six of which make one of float32; two vectors do 32.
-        faster = 512 / 6 / 32 if dtype == "f32" and self.isa == "amx" else 1.0
+        faster = _HALVES.get(self.isa, 1.0) if dtype == "bf16" else 1.0
+        if dtype != "f64" and dtype != "bf16" and self.isa == "amx":
+            faster = _HALVES["amx"] / 6  # products of parts make one of float32
         return rate.of(threads or self.threads, self.threads) * faster
 
     def read_rate(self, bytes_touched: int, threads: int | None = None) -> float:

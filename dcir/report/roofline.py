@@ -65,8 +65,7 @@ class Roofline:
             for name, rate in zip(r.memory_names(), r.reads, strict=True)
         ]
         return rows + [
-            Ceiling(name, "GFLOP/s", r.flops(1, name) * 1e-9, r.flops(r.threads, name) * 1e-9)
-            for name in ("f32", "f64")
+            Ceiling(name, "GFLOP/s", r.flops(1, name) * 1e-9, r.flops(r.threads, name) * 1e-9) for name in r.arithmetic
         ]
 
     def to_json(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def _ceilings(machine: MachineRates) -> list[dict[str, Any]]:
             "name": n, "unit": "GFLOP/s", "one": machine.flops(1, n) * 1e-9,
             "all": machine.flops(machine.threads, n) * 1e-9,
         }
-        for n in ("f32", "f64")
+        for n in machine.arithmetic
     ]  # fmt: skip
 
 

@@ -95,6 +95,16 @@ def test_nothing_needs_a_measurement():
     assert "assumed" in model.to_text()
 
 
+@pytest.mark.parametrize(("isa", "half"), [("amx", 16), ("avx512bf16", 2), ("avx512", 1), ("avx2", 1)])
+def test_peaks_of_bf16_where_a_processor_multiplies_it(isa, half):
+    model = assumed(ISAS[isa])
+    assert model.flops(1, "bf16") == half * model.flops_f32.one
+    assert model.flops(1, "f64") == model.flops_f64.one
+    assert model.arithmetic == (("f32", "f64", "bf16") if half > 1 else ("f32", "f64"))
+    # Of float32 a matrix unit makes one product of six.
+    assert model.flops(1) == pytest.approx(model.flops_f32.one * (16 / 6 if isa == "amx" else 1))
+
+
 def test_a_model_is_remembered_and_replaced(cache):
     assert remembered("cpu", cache) is None
     remember(MODEL, "cpu", cache)

@@ -34,8 +34,8 @@ from dcir.report.roofline import Roofline
 from dcir.report.roofline_points import Setting
 
 _TIMES_THE_BATCH = 4
-# Of the operations a second of float32, as measured on products (docs/measurements/2026-11-25-zen4.md).
-_PAIRS = 1.9
+# Of the operations a second of float32, as measured on products (docs/measurements/2026-11-25-zen4.md, half-types.md).
+_PAIRS, _ON_UNIT = 1.9, 3.3
 # Words of memory that a fused update reads and writes, for each parameter: it, its gradient, and each moment twice.
 _WORDS = {"sgd": 5, "adam": 7, "adamw": 7}
 _PARAMETER_AND_GRADIENT = 3
@@ -276,7 +276,7 @@ def _pairs_of(isa: Isa, model: Any) -> float | None:
     types = {p.dtype for p in model.parameters() if p.is_floating_point()} if isinstance(model, nn.Module) else set()
     if types != {torch.float32}:
         return None
-    return _PAIRS if isa.dots else 1.0
+    return _PAIRS if isa.dots else _ON_UNIT if isa.matrix_unit else 1.0
 
 
 def _training(

@@ -21,6 +21,7 @@ from dcir.errors import InvalidInput, OptionError
 from dcir.frontends.torch.importer import Imported
 from dcir.ir.network import sources
 from dcir.ir.origins import source_lines
+from dcir.ops.library.attention import AttentionSpec
 from dcir.ops.library.fused_product import FusedProduct
 from dcir.ops.library.library_call import LibraryCall
 from dcir.options import Options
@@ -130,9 +131,13 @@ def _steps(graph: int, done: Imported, library: Library) -> list[ProfileStep]:
 
 
 def _arithmetic(types: Sequence[str], spec: Any) -> str:
-    """The element type of an operator's arithmetic: products of half types on a GPU are of these, all else is of float32 or 64."""
+    """The element type of an operator's arithmetic: that of float32 or 64, but for products of half types where a processor has those."""
     if "f64" in types:
         return "f64"
+    if getattr(spec, "halves", False) or getattr(spec, "dots", False):
+        return "bf16"
+    if isinstance(spec, AttentionSpec) and not spec.grads:
+        return spec.dtype
     product: Any = (
         spec.of if isinstance(spec, LibraryCall) else spec.product if isinstance(spec, FusedProduct) else None
     )

@@ -100,7 +100,9 @@ def test_what_is_no_longer_so_is_found_out() -> None:
     """An operand that a rewrite has scaled since."""
     _, net = rewritten(lambda x, y: (x @ y, x.float() * 1.5), (rand(64, 64), rand(64, 64)), PLAIN)
     (op,) = (op for op in net.ops() if isinstance(op.spec, ContractionSpec))
-    scaled = next(o for other in net.ops() if other is not op for o in net.outs(other) if net.containers[o.data].role == "result")
+    scaled = next(
+        o for other in net.ops() if other is not op for o in net.outs(other) if net.containers[o.data].role == "result"
+    )
     net.rewire(op, op.spec, [scaled, *net.ins(op)[1:]], net.outs(op))
     assert KnowHalves().apply(net).changed == 1
     assert [s.halves for s in products(net)] == [False]
