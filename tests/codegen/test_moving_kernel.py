@@ -24,7 +24,7 @@ from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import panel_width
 from dcir.ops.library.winograd import WinogradWeightsSpec
 from tests.codegen.cpp.tiles.gemm.test_epilogues import _epilogue
-from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
+from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of, matrix_everywhere
 
 pytestmark = pytest.mark.in_turn(2)
 
@@ -175,7 +175,7 @@ PRODUCTS = [
         (96, 64, "none"), (100, 96, "bias"), (70, 1024, "gelu"), (256, 512, "residual"), (40, 30, "place"), (768, 700, "bias"),
         (33, 5000, "bias"),
     )
-    for isa in ("avx512", "avx2")
+    for isa in ("amx", "avx512", "avx2")
 ]  # fmt: skip
 
 
@@ -197,8 +197,10 @@ def products():
         machine = Machine(isa_of(case[-1]), 2)
         nest = product(8, *case).epilogue
         more = () if nest is None else nest.inputs[1:]
-        plan = moving_kernel(EMITTERS, spec, Names.of(BOUNDS, {"s0": 128}), machine, 2 + len(more))
+        with matrix_everywhere():
+            plan = moving_kernel(EMITTERS, spec, Names.of(BOUNDS, {"s0": 128}), machine, 2 + len(more))
         assert not isinstance(plan, Refusal), plan.reason
+        assert ("tdpbf16ps" in plan.globals) == machine.isa.matrix_unit
         entries.append((plan, ("f32", "f32", *more, "i64"), ("f32",) if nest is None else nest.outputs))
     return dict(zip(PRODUCTS, compile_plans(entries), strict=True))
 

@@ -161,19 +161,23 @@ def parts_of(total: int, size: int) -> Split | Runs:
     return Runs(total, min(size, most(total))) if isinstance(total, Symbolic) else Split.at_most(total, size)
 
 
+OUTSIDE, INSIDE = "// From here on nothing depends on sizes.\n", "// To here.\n"
+_APART = re.compile(f"{re.escape(OUTSIDE)}(.*?){re.escape(INSIDE)}", re.DOTALL)
 _CONSTANT = re.compile(r"^constexpr (.*;)$", re.MULTILINE)
 
 
 def sized(text: str) -> tuple[str, str]:
     """Functions that compute with sizes, as members of what holds these; and what stands before the name of one that is called.
 
-    A function sees a size where it is asked for, as it sees a constant where sizes do not move.
+    A function sees a size where it is asked for, as it sees a constant where sizes do not move. What is between OUTSIDE and INSIDE has
+    nothing to do with sizes, and stays out.
     """
     names = sizes_in(text)
     if not names:
         return text, ""
+    before = "".join(_APART.findall(text))
     # Without a name around it, the linker would take one kernel's functions for all kernels'.
-    return f"namespace {{\n{holder('Sized', text)}\n}}\n", f"Sized{{{', '.join(names)}}}."
+    return f"namespace {{\n{before}{holder('Sized', _APART.sub('', text))}\n}}\n", f"Sized{{{', '.join(names)}}}."
 
 
 def holder(name: str, text: str) -> str:

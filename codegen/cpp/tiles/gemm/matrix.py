@@ -24,7 +24,7 @@ from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, parts_of, quarters, splitting, unit_support, unit_tile
 from dcir.codegen.cpp.tiles.gemm.unit_blocking import Rows, UnitBlocking, unit_blocking
 from dcir.codegen.cpp.tiles.method import LAST, ON_UNIT, Method
-from dcir.codegen.symbolic import moves
+from dcir.codegen.symbolic import most, moves, smaller, usual
 from dcir.cost.cpu import HALVES_UNIT, MATRIX_UNIT
 from dcir.cost.matrix_unit import COLUMNS, ROWS
 from dcir.ir.refusal import Refusal
@@ -45,8 +45,8 @@ def matrix_refusal(spec: ContractionSpec, isa: Isa) -> Refusal | None:
     """Why the product, once its B is packed, is not better computed on the matrix unit than with multiply-adds."""
     if not isa.matrix_unit:
         return Refusal("the processor has no matrix unit")
-    if moves(*spec.batch, spec.m, spec.n, spec.k):
-        return Refusal("its strips are constants")
+    if moves(*spec.batch, spec.n, spec.k) or (moves(spec.m, *spec.a) and not spec.panel):
+        return Refusal("its panels are constants")
     if spec.dtype != "f32":
         return Refusal(f"numbers of {spec.dtype}")
     if spec.panel not in (0, COLUMNS):
@@ -54,7 +54,7 @@ def matrix_refusal(spec: ContractionSpec, isa: Isa) -> Refusal | None:
     if spec.stored and not (spec.halves and spec.stored == "bf16"):
         return Refusal(f"B is kept in {spec.stored}")
     unit = HALVES_UNIT if spec.halves else MATRIX_UNIT
-    if not unit.wins(math.prod(spec.batch), spec.m, spec.n, spec.k):
+    if not unit.wins(math.prod(spec.batch), usual(spec.m), spec.n, spec.k):
         return Refusal("multiply-adds are faster by the model")
     return None
 
@@ -137,7 +137,7 @@ def product_draft(name: str, form: ProductForm, rows: Rows, threads: int, *, sou
     made = unit_blocking(form, rows, threads, sums=end_of.sums)
     columns = _columns(spec)
     items = math.prod(spec.batch) * made.p * made.q
-    jobs = min(items, threads)
+    jobs = smaller(items, threads)
     names = [f"x{d}" for d in range(len(spec.batch))]
     sums = {"pa": (0, spec.a[:-2]), "pb": (0, spec.b[: len(spec.batch)])}
     body = form.epilogue is not None
@@ -164,7 +164,7 @@ def product_draft(name: str, form: ProductForm, rows: Rows, threads: int, *, sou
         spec.dtype,
         text,
         (TileStep(jobs, "product"),),
-        scratch + jobs * made.job_bytes,
+        scratch + most(jobs) * made.job_bytes,
         epilogue=end_of.epilogue,
         sums=end_of.sums,
         schedule=as_known(lambda: made.schedule(spec)),
@@ -173,7 +173,8 @@ def product_draft(name: str, form: ProductForm, rows: Rows, threads: int, *, sou
 
 def _body_text(spec: ContractionSpec, made: UnitBlocking, end_of: Ending, rows: Rows, columns: Columns) -> str:
     """C++ of the blocks of a job."""
-    whole, left = divmod(spec.m, ROWS)
+    moving = moves(spec.m)
+    whole, left = (1, 0) if moving else divmod(spec.m, ROWS)
     sizes = ([ROWS] if whole else []) + ([left] if left else [])
     k_loop, ahead = f"const L k0 = 0, depth = {spec.k};", "" if made.by_rows else end_of.ahead
     parts = add_parts = ""
@@ -192,7 +193,7 @@ def _body_text(spec: ContractionSpec, made: UnitBlocking, end_of: Ending, rows: 
     values = {
         "together": columns.together, "strip": made.strip, "unit": rows.unit, "depth": spec.k, "m": spec.m, "fill": rows.fill,
         "of_first": columns.left("g0"), "of_next": columns.left("g_next"), "tile": tile,
-        "finish": _by_strip(([text_of.next()] if whole else []) + last, whole),
+        "finish": text_of.next_of_any(m=spec.m) if moving else _by_strip(([text_of.next()] if whole else []) + last, whole),
         "parts": parts, "pauses": parts_of(spec.halves), "add_parts": add_parts,
         "ahead": ahead, "k_loop": k_loop, "k_end": "}" if made.blocked else "",
     }  # fmt: skip
@@ -211,6 +212,10 @@ def _finish_text(form: ProductForm, made: UnitBlocking, end_of: Ending, row: str
             "rows_left": text_of.rows_left(pitch=pitch, piece=PIECE, indices=form.indices(names, "m", "n")),
             "last_rows": text_of.last_rows(),
         }
+    if moves(spec.m):
+        tile, row_ = (text_of.finish(mr=n, arguments=end_of.arguments, n=spec.n, row=row) for n in (end_of.rows, 1))
+        pending = text_of.pending_of_any(rows=end_of.rows, finish=tile, finish_row=row_)
+        return {"pending": pending, "flush": text_of.flush_of_any(), "rows_left": "", "last_rows": ""}
     if spec.m < ROWS:
         return {"pending": text_of.alone(), "flush": "", "rows_left": "", "last_rows": ""}
     finish = text_of.finish(mr=end_of.rows, arguments=end_of.arguments, n=spec.n, row=row)

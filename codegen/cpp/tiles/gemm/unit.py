@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles.emit import INSIDE, OUTSIDE
 
 text_of = templates("gemm/matrix")
 LEAST = f"0x{(127 - 86) << 23:x}u"  # 2^-86: of smaller results the parts have lost bits
@@ -16,7 +17,7 @@ ANYTHING: Mapping[str, object] = {
 
 def unit_registers() -> str:
     """C++ of the tile registers: ``Tiles`` lays them out, macros use them."""
-    return text_of.registers()
+    return f"{OUTSIDE}{text_of.registers()}\n{INSIDE}"
 
 
 def parts_of(halves: bool) -> int:

@@ -12,6 +12,7 @@ from dcir.codegen.cpp.tiles.emit import Split, ceil_div, round_up
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.tiles_blocking import loops_of, parallel_of
 from dcir.codegen.cpp.tiles.gemm.unit import parts_of
+from dcir.codegen.symbolic import moves, smaller, usual
 from dcir.cost.matrix_unit import COLUMNS, DEPTH, ROWS
 from dcir.ir.schedule import Schedule
 from dcir.ir.statements import Load
@@ -145,16 +146,21 @@ def unit_blocking(form: ProductForm, rows: Rows, threads: int, *, sums: bool) ->
     unit = DEPTH if rows.even else 1
     depth = Split.at_most(spec.k // unit, (DEEPEST_HALVES if spec.halves else DEEPEST) // unit)
     strip = ceil_div(depth.size * unit, DEPTH) * PART_BYTES * parts_of(spec.halves)
-    p, q = _grid(spec, strips, panels, math.prod(spec.batch), threads, max(1, rows.block // strip), rows.cost)
-    tall, wide = ceil_div(strips, p), ceil_div(panels, q)
-    by_rows = _by_rows(form) and not sums
-    ready = not by_rows and depth.parts == 1 and wide * strip <= READY_BYTES and tall >= READY_STRIPS
+    moving = moves(strips)
+    if moving:  # shares of as many strips as there are when it runs
+        p, q = smaller(strips, threads), 1
+    else:
+        p, q = _grid(spec, strips, panels, math.prod(spec.batch), threads, max(1, rows.block // strip), rows.cost)
+    tall, wide = usual(ceil_div(strips, p)), ceil_div(panels, q)
+    by_rows = not moving and _by_rows(form) and not sums
+    ready = not moving and not by_rows and depth.parts == 1 and wide * strip <= READY_BYTES and tall >= READY_STRIPS
     if by_rows:
         per_block = min(tall, max(LEAST_STRIPS, SUMS_BYTES // (2 * wide * TILE_BYTES)))
     elif ready:
         each = max(1, rows.bytes(LEAST_STRIPS) // LEAST_STRIPS)
         per_block = min(tall, max(LEAST_STRIPS, KEPT_BYTES // each))
     else:
+        tall = max(tall, LEAST_STRIPS) if moving else tall
         offered = [max(1, min(tall, max(LEAST_STRIPS, size // strip))) for size in (rows.block, *OTHER_BLOCK_BYTES)]
         per_block = decide("strips", list(dict.fromkeys(offered)))
     if asked().tiles is not None:

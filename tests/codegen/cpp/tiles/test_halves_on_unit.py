@@ -9,15 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from dcir.codegen.cpp.emitters import plan
+from dcir.codegen.cpp.emitters import EMITTERS, plan
 from dcir.codegen.cpp.tiles.conv import weight_matrix, weight_pointwise, weight_product
 from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
 from dcir.codegen.cpp.tiles.gemm.matrix import matrix_refusal
+from dcir.codegen.moving_kernel import moving_kernel
+from dcir.codegen.symbolic import Names
 from dcir.cost.machine import Machine
 from dcir.ir.loop_nest_builder import LoopNestBuilder
+from dcir.ir.refusal import Refusal
 from dcir.ir.run_nest import run_program
+from dcir.ir.sizes import Bounds
 from dcir.ir.types import bf16_to_f32, f32_to_bf16
 from dcir.isa import ISAS
+from dcir.ops.analysis.size_unification import chosen_samples, unified_rows
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import pack_program
@@ -79,9 +84,8 @@ def products():
     return dict(zip(CASES, compile_plans(entries, ["-O1"]), strict=True))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)).replace(" ", "_"))
-def test_products(products, case):
-    m, n, k, where, bias, _ = case
+def check_product(call, m, n, k, where, bias):
+    """A product is that of float64, up to f32's sums."""
     rng = np.random.default_rng(m * n)
     a, b = rounded(rng.standard_normal((m, k))), rounded(rng.standard_normal((k, n)))
     add = rng.standard_normal(n).astype("f4")
@@ -95,10 +99,44 @@ def test_products(products, case):
         right = {"rows": b, "columns": b.T, "packed in a call": np.repeat(b, 2, 1)}[where]
         right = np.ascontiguousarray(right).ravel()
     c = np.full((m, n), np.nan, "f4")
-    products[case](*map(torch.from_numpy, (a.ravel(), right, *([add] if bias else []), c.ravel())))
+    call(*map(torch.from_numpy, (a.ravel(), right, *([add] if bias else []), c.ravel())))
     exact = a.astype("f8") @ b.astype("f8")
     wanted = np.maximum(exact + add, 0) if bias else exact
     np.testing.assert_allclose(c, wanted, rtol=1e-5, atol=2e-6 * k**0.5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)).replace(" ", "_"))
+def test_products(products, case):
+    m, n, k, where, bias, _ = case
+    check_product(products[case], m, n, k, where, bias)
+
+
+MOVING = [
+    (n, k, where, bias) for n, k in ((97, 190), (64, 96), (130, 4100)) for where in WHERE for bias in (False, True)
+]
+BOUNDS = {"s0": Bounds(2, 400)}
+
+
+@pytest.fixture(scope="module")
+def moving_products():
+    entries = []
+    for n, k, where, bias in MOVING:
+        _, samples = chosen_samples(BOUNDS)
+        (spec,) = unified_rows([(product(s["s0"], n, k, where, bias),) for s in samples], samples)
+        with matrix_everywhere():
+            made = moving_kernel(EMITTERS, spec, Names.of(BOUNDS, {"s0": 128}), Machine(AMX, 2), 2 + bias)
+        assert not isinstance(made, Refusal), made.reason
+        # What is not packed is put into panels first, or goes to multiply-adds.
+        assert one_part(made.globals) or where in ("rows", "columns", "packed in a call")
+        entries.append((made, ("f32", spec.types.b, *("f32",) * bias, "i64"), ("f32",)))
+    return dict(zip(MOVING, compile_plans(entries, ["-O1"]), strict=True))
+
+
+@pytest.mark.parametrize("case", MOVING, ids=lambda c: "-".join(map(str, c)).replace(" ", "_"))
+def test_one_kernel_takes_any_number_of_rows(moving_products, case):
+    n, k, where, bias = case
+    for m in (2, 4, 5, 31, 32, 33, 63, 64, 65, 127, 200, 257, 400):
+        check_product(lambda *t, m=m: moving_products[case](*t[:-1], torch.tensor([m]), t[-1]), m, n, k, where, bias)
 
 
 def test_infinities_and_nan_stay_what_they_are(products):
