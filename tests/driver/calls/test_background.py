@@ -54,7 +54,7 @@ def test_calls_run_in_torch_until_the_program_is_there(dynamic: bool | None, mon
     assert not fast.dcir.session.graphs, "nothing is compiled yet, and three calls are done"
     assert "which PyTorch runs until then" in str(fast.dcir.explain())
     gate.opened.set()
-    assert fast.dcir.wait(60)
+    assert fast.dcir.wait(600)
     assert "which PyTorch runs until then" not in str(fast.dcir.explain())
     assert [g.kind for g in fast.dcir.session.graphs] == ["inference"]
     programs = {id(p) for p in fast.dcir.session.programs}
@@ -75,11 +75,11 @@ def test_sizes_that_move_run_in_torch_until_one_program_serves_them(monkeypatch:
         torch.testing.assert_close(fast(x), net(x))
     assert not fast.dcir.session.graphs
     gate.opened.set()
-    assert fast.dcir.wait(60)
+    assert fast.dcir.wait(600)
     for b, s in ((3, 8), (5, 11), (2, 50)):
         x = ids(b, s)
         torch.testing.assert_close(fast(x), net(x))
-    assert fast.dcir.wait(60)
+    assert fast.dcir.wait(600)
     (graph,) = fast.dcir.session.graphs
     assert len(graph.bounds) == 2
 
@@ -90,7 +90,7 @@ def test_a_call_that_is_repeated_becomes_short_once_the_program_is_there() -> No
     fast = dcir.optimize(net, background=True)
     x = ids(4, 9)
     fast(x)
-    assert fast.dcir.wait(60)
+    assert fast.dcir.wait(600)
     wanted = net(x)
     for _ in range(20):
         torch.testing.assert_close(fast(x), wanted)
@@ -142,7 +142,7 @@ def test_an_error_behind_the_calls_reaches_a_call(monkeypatch: pytest.MonkeyPatc
     with torch.no_grad():
         torch.testing.assert_close(fast(x), net(x))
         gate.opened.set()
-        assert fast.dcir.wait(60)
+        assert fast.dcir.wait(600)
         with pytest.raises(Unsupported, match="nothing is compiled today"):
             fast(x)
 
