@@ -6,7 +6,7 @@ bf16 lie in f32 wherever a product reads them. Where a processor multiplies bf16
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from dcir.cost.target import target_of
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network, Operand
-from dcir.ir.statements import Compute, Const, Narrow, Read, Statement, Store
+from dcir.ir.statements import Compute, Const, Narrow, Read, Store
 from dcir.ir.types import bf16_to_f32, f32_to_bf16
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
@@ -64,36 +64,30 @@ def _stores_halves(net: Network, writer: Op, data: str, known: dict[str, bool]) 
     spec, ins, outs = writer.spec, net.ins(writer), net.outs(writer)
     product = not isinstance(spec, LoopNest)
     if product:
-        # Of an epilogue's inputs the first is the product's result, which is nothing that anybody reads.
         epilogue = spec.epilogue if isinstance(spec, ContractionSpec | ConvolutionSpec) else None
         if epilogue is None or (isinstance(spec, ConvolutionSpec) and spec.bias):
             yield False
             return
         spec, ins = epilogue, [ins[0], *ins[2:]]
     assert isinstance(spec, LoopNest)
-    read = [holds_halves(net, i, known) if n or not product else False for n, i in enumerate(ins[: len(spec.inputs)])]
-    held = _held(spec.body, read)
-    for s in spec.body:
-        if isinstance(s, Store) and outs[s.operand].data == data:
-            yield held[s.args[0]] and not s.added
+    body = spec.body
 
-
-def _held(body: Sequence[Statement], read: Sequence[bool]) -> list[bool]:
-    """Of each value of a body whether it is a number of bf16; ``read``: of each input whether it holds such."""
-    held: list[bool] = []
-    for s in body:
+    def held(number: int) -> bool:
+        s = body[number]
         if isinstance(s, Narrow):
-            held.append(s.storage == HALF)
-        elif isinstance(s, Const):
-            held.append(_is_half(s.value))
-        elif isinstance(s, Read):
-            held.append(read[s.operand] and all(held[a] for a in s.guard[1:]))
-        elif isinstance(s, Compute) and s.op in _KEEPING:
+            return s.storage == HALF
+        if isinstance(s, Const):
+            return _is_half(s.value)
+        if isinstance(s, Compute):
             values = s.args[1:] if s.op == "where" else s.args
-            held.append(s.dtype == "f32" and all(held[a] for a in values))
-        else:
-            held.append(False)
-    return held
+            return s.op in _KEEPING and s.dtype == "f32" and all(map(held, values))
+        if not isinstance(s, Read) or (product and s.operand == 0):
+            return False  # of an epilogue's inputs the first is the product's result
+        return all(map(held, s.guard[1:])) and holds_halves(net, ins[s.operand], known)
+
+    for s in body:
+        if isinstance(s, Store) and outs[s.operand].data == data:
+            yield not s.added and held(s.args[0])
 
 
 def _is_half(value: float) -> bool:
