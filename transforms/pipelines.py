@@ -87,11 +87,11 @@ PASSES: tuple[Pass, ...] = (
     RoundAsPacked(),
     FoldChannelScales(),
     FuseChannelStatistics(),
+    KnowHalves(),
     # What the statistics have left.
     FuseProducers(),
     SplitReduction(),
     FuseConcatenatedWrites(),
-    KnowHalves(),
     # Nothing is rewritten any more: what runs when, and what lies where.
     PrepareStatic(),
     OrderExecution(),

@@ -3,7 +3,7 @@
     x' = f32(bf16(x)); w' = f32(bf16(w)); y = x' @ w'    -->    the same operators, y's known to be of bf16
 
 A float32 takes the unit six products of parts, a number of bf16 one. Nothing else changes, neither types nor layouts; so what is known
-early, when forms are chosen, is looked at again when nothing is rewritten any more.
+early, when forms are chosen, is looked at again behind all that gives products other operands.
 """
 
 from __future__ import annotations
