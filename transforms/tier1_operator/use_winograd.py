@@ -68,11 +68,11 @@ class UseWinograd(Pass):
                     outcome.missed(refusal, (op,))
                 continue
             flipped = spec.kind == "backward_data"
-            if spec.halves:
-                outcome.missed(_HALVES, (op,))
-                continue
             if flipped:
                 spec = _as_forward(spec)
+            if _multiplied_as_they_are(spec):
+                outcome.missed(_HALVES, (op,))
+                continue
             refusal = refused_by_winograd(spec)
             tile = None if refusal else self._choose(costs, op, spec, outcome, static=ins[1].data in static)
             if tile is None:
@@ -103,7 +103,7 @@ class UseWinograd(Pass):
     def _gradient(self, net: Network, op: Op, spec: ConvolutionSpec, made: _Made) -> Refusal | None:
         """A weight gradient in this form; or why not."""
         costs = target_of(net).costs.winograd
-        if spec.halves and spec.x[1] == spec.y[1] == 1 and spec.cin % DEPTH == spec.cout % DEPTH == 0:
+        if _multiplied_as_they_are(spec) and spec.y[1] == 1 and spec.cout % DEPTH == 0:
             return _HALVES
         refusal = refused_by_winograd(spec) or (None if spec.cout % costs.lanes == 0 else NO_VECTORS)
         if refusal is not None:
@@ -160,6 +160,11 @@ class UseWinograd(Pass):
             made[key] = Operand(net.add_container(shape, dtype, "transient", last))
             net.add_op(program, [image], [made[key]], came_from=(op,), made_by=self.name, before=op)
         return made[key], last
+
+
+def _multiplied_as_they_are(spec: ConvolutionSpec) -> bool:
+    """Whether a matrix unit takes the direct form of a convolution of bf16's numbers: of images that it can gather rows of."""
+    return spec.halves and spec.groups == 1 and spec.x[1] == 1 and spec.cin % DEPTH == 0
 
 
 def _as_forward(spec: ConvolutionSpec) -> ConvolutionSpec:

@@ -28,12 +28,12 @@ from dcir.codegen.cpp.tiles.gemm.matrix import MATRIX, matrix_refusal
 from dcir.codegen.cpp.tiles.gemm.packing import PACKING, PANELS
 from dcir.codegen.cpp.tiles.gemm.tiles import TILES, tiles_draft
 from dcir.codegen.cpp.tiles.method import Method, Methods, choose, drafted
-from dcir.codegen.plan import KernelPlan
-from dcir.codegen.symbolic import moves, usually
+from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.symbolic import least, moves, usually
 from dcir.cost.matrix_unit import COLUMNS
 from dcir.ir.schedule import Schedule
 from dcir.ir.types import FLOATS
-from dcir.isa import Isa
+from dcir.isa import ISAS, Isa
 from dcir.ops.library.contraction import ContractionSpec, pairs_pay, rows_suit
 from dcir.ops.library.operand_types import alike
 
@@ -42,6 +42,9 @@ PRODUCTS: Methods[ProductForm] = Methods((MATRIX, DOT, TILES, PACKING), decision
 of A times vectors of B, whatever the strides; from panels that B is put into first."""
 
 
+# Rows from which the matrix unit is faster where they move: 512 x 512, us on the unit and with multiply-adds, float32 8 rows 248 : 46,
+# 24 110 : 109, 48 151 : 255, numbers of bf16 8 rows 72 : 49, 12 40 : 50, 32 75 : 131.
+ENOUGH, ENOUGH_HALVES = 32, 12
 _SWAPPED = {"m": "n", "n": "m", "A": "B", "B": "A"}
 
 
@@ -57,12 +60,30 @@ def supports_product(spec: ContractionSpec) -> bool:
 def plan_gemm(spec: ContractionSpec, isa: Isa, threads: int) -> KernelPlan:
     """The kernel of C[b,m,n] = sum_k A[b,m,k] B[b,k,n]; inputs a0 = A, a1 = B and the epilogue's, outputs C or the epilogue's."""
     if spec.dtype not in HALF:
-        return assemble(gemm_draft(spec, isa, threads), isa, 2, casts=bool(spec.stored))
+        made = assemble(gemm_draft(spec, isa, threads), isa, 2, casts=bool(spec.stored))
+        rows = normal_form(spec).spec.m
+        enough = ENOUGH_HALVES if spec.halves else ENOUGH
+        if not isa.matrix_unit or not moves(rows) or least(rows) >= enough or "tdpbf16ps" not in made.globals:
+            return made
+        few = plan_gemm(replace(spec, halves=False), replace(ISAS["avx512"], slow_fills=isa.slow_fills), threads)
+        return _either(few, made, rows, enough)
     a = TileOperand((*spec.batch, spec.m, spec.k), spec.a)
     b = TileOperand((*spec.batch, spec.k, spec.n), spec.b)
     c = TileOperand((*spec.batch, spec.m, spec.n), spec.c)
     dense = replace(spec, types=alike("f32"), a=a.dense().strides, b=b.dense().strides, c=c.dense().strides)
     return assemble_half(gemm_draft(dense, isa, threads), isa, spec.dtype, (a, b), c, threads)
+
+
+def _either(few: KernelPlan, many: KernelPlan, rows: int, enough: int) -> KernelPlan:
+    """One of two kernels, by how many rows there are when it runs."""
+    phases = [
+        Phase(p.jobs, f"if ({rows} < {enough}) {{ {p.code.replace('dcir_tile', 'dcir_few')} }}") for p in few.phases
+    ]
+    phases += [Phase(p.jobs, f"if ({rows} >= {enough}) {{ {p.code} }}") for p in many.phases]
+    return replace(
+        many, globals=few.globals.replace("dcir_tile", "dcir_few") + many.globals, phases=tuple(phases),
+        scratch=max(few.scratch, many.scratch),
+    )  # fmt: skip
 
 
 def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, ...] | None = None) -> Draft:
