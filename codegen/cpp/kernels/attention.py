@@ -11,10 +11,11 @@ import operator
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.emitters import planner
-from dcir.codegen.cpp.kernels.attention_backward import place_function, plan_backward, scratch_at
+from dcir.codegen.cpp.kernels.attention_backward import plan_backward, scratch_at
 from dcir.codegen.cpp.kernels.attention_pairs import plan_pairs, takes_pairs
+from dcir.codegen.cpp.kernels.attention_text import common_text, dealt, hidden_text
 from dcir.codegen.cpp.template import templates
-from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, STORED, Runs, Split, ceil_div, core, lanes, round_up, sized
+from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Runs, Split, ceil_div, core, lanes, round_up, sized
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.symbolic import Symbolic, most
 from dcir.cost.machine import Machine
@@ -52,10 +53,7 @@ class _Blocks:
     @property
     def queries(self) -> Split | Runs:
         """Vectors of queries dealt to blocks."""
-        vectors, whole = ceil_div(self.spec.m, self.vl), max(1, QUERY_BLOCK // self.vl)
-        if isinstance(self.spec.m, Symbolic):
-            return Runs(vectors, min(whole, most(vectors)))
-        return Split.at_most(vectors, whole)
+        return dealt(self.spec.m, self.vl, QUERY_BLOCK)
 
     @property
     def nb(self) -> int:
@@ -106,40 +104,20 @@ def _rows(b: _Blocks, name: str, strides: tuple[int, ...], *more: tuple[int, ...
 
 def _common(b: _Blocks) -> str:
     """What all kernels of attention are made of, behind the core."""
-    spec, (acc, wide) = b.spec, b.tile
-    none = (0, 0, 0, 0)
-    k2, v2 = spec.more or (none, none)
-    places = {"q": spec.q, "k": spec.k, "v": spec.v, "k2": k2, "v2": v2, "o": spec.o}
-    lines = [
-        place_function(name, st, "b", "h", "i", "e", group=spec.group if name[0] in "kv" else 1)
-        for name, st in places.items()
-    ]
-    lines.append(place_function("lse", spec.lse, "b", "h", "i"))
-    lines.append(place_function("mask", spec.mask or none, "b", "h", "i", "c"))
-    lines += [_rows(b, "K", spec.k, *spec.more[:1]), _rows(b, "V", spec.v, *spec.more[1:])]
-    flat = not spec.mask or spec.mask[2] == 0
-    queries = b.queries
-    uneven = isinstance(queries, Split) and queries.larger < queries.parts
-    return text_of.numbers() + text_of.common(
-        S=STORED[spec.dtype], acc=acc, wide=wide, bv=queries.size, nb=b.nb, d=spec.d, dp=b.dp,
-        m=spec.m, n=spec.n, first=spec.first, heads=spec.heads, qblocks=queries.parts, larger=queries.larger, uneven=int(uneven),
-        scale=repr(float(spec.scale)), causal=int(spec.causal), masked=int(bool(spec.mask)), flat=int(flat),
-        selects=int(spec.mask_dtype == "bool"), strict=int(spec.strict),
-        places="\n".join(lines),
-    )  # fmt: skip
+    rows = [_rows(b, "K", b.spec.k, *b.spec.more[:1]), _rows(b, "V", b.spec.v, *b.spec.more[1:])]
+    return common_text(b.spec, b.queries, b.nb, b.dp, rows, b.tile)
 
 
 def _forward(b: _Blocks) -> KernelPlan:
     kv = "a1, a2, a3, a4" if b.spec.more else "a1, a2, nullptr, nullptr"
     mask = f"a{1 + len(b.spec.pieces())}" if b.spec.mask else "nullptr"
-    # A mask of bools becomes zeros and minus infinity: no other number hides anything.
-    numbers = bool(b.spec.mask) and b.spec.mask_dtype != "bool"
-    common = _common(b) + (text_of.least() if numbers else "")
+    least, hidden = hidden_text(b.spec)
+    common = _common(b) + least
     before = core(b.isa, b.spec.compute, text_of.common.text)
     if b.few:
         rows, padded = b.all_heads * b.spec.m, round_up(b.spec.n + (b.vl if b.spec.more else 0), 16)
         some = {"hidden": "== -INF", "most": "", "seen": ""}
-        if numbers:
+        if least:
             some = {
                 "hidden": "<= most",
                 "most": " T most = -INF;",
@@ -149,7 +127,6 @@ def _forward(b: _Blocks) -> KernelPlan:
         text = f"namespace dcir_attention {{{before}{own}}}\n"
         phase = Phase(rows, f"dcir_attention::{holder}attend(j, a0, {kv}, {mask}, {scratch_at(0)}, o0, o1);")
         return KernelPlan("attention_few", text, (phase,), rows * padded * ELEMENT_BYTES[b.spec.compute], bool(holder))
-    hidden = "hidden<W>(add, cols, high)" if numbers else "hidden<W>(add, cols)"
     own, holder = sized(common + text_of.forward(hidden=hidden))
     text = f"namespace dcir_attention {{{before}{own}}}\n"
     phase = Phase(b.all_heads * b.queries.parts, f"dcir_attention::{holder}attend(j, a0, {kv}, {mask}, o0, o1);")

@@ -13,9 +13,9 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 
-from dcir.codegen.cpp.kernels.attention_backward import place_function
+from dcir.codegen.cpp.kernels.attention_text import common_text, dealt, hidden_text
 from dcir.codegen.cpp.template import templates
-from dcir.codegen.cpp.tiles.emit import STORED, Runs, Split, ceil_div, core, exchanges, lanes, round_up, sized
+from dcir.codegen.cpp.tiles.emit import Runs, Split, ceil_div, core, exchanges, lanes, round_up, sized
 from dcir.codegen.cpp.tiles.gemm.unit import unit_registers
 from dcir.codegen.cpp.tiles.half_dots import functions
 from dcir.codegen.plan import KernelPlan, Phase
@@ -24,11 +24,11 @@ from dcir.isa import Isa
 from dcir.ops.library.attention import AttentionSpec
 
 text_of = templates("attention/pairs")
-shared = templates("attention/attention")
 
 # A block of scores goes from one product to the next by way of the nearest cache (docs/measurements/attention.md).
 QUERY_BLOCK = 32
 UNIT_KEYS, DOT_KEYS = 32, 64
+_COPIED = "constexpr bool K_IN_PLACE = false, V_IN_PLACE = false;\nconstexpr L K_ROW = 0, K_STEP = 0;"
 PACKED = 128  # keys that a job packs
 """A multiple of 32, as blocks of keys are."""
 
@@ -51,10 +51,7 @@ class PairBlocks:
 
     @property
     def queries(self) -> Split | Runs:
-        vectors, whole = ceil_div(self.spec.m, self.vl), QUERY_BLOCK // self.vl
-        if isinstance(self.spec.m, Symbolic):
-            return Runs(vectors, min(whole, most(vectors)))
-        return Split.at_most(vectors, whole)
+        return dealt(self.spec.m, self.vl, QUERY_BLOCK)
 
     @property
     def nb(self) -> int:
@@ -95,12 +92,12 @@ def plan_pairs(spec: AttentionSpec, isa: Isa) -> KernelPlan:
     """The kernel of an attention in pairs."""
     operator.index(spec.d)
     b = PairBlocks(spec, isa)
-    numbers = bool(spec.mask) and spec.mask_dtype != "bool"
-    text = _common(b) + (shared.least() if numbers else "") + _pack(b)
+    least, hidden = hidden_text(spec)
+    text = common_text(spec, b.queries, b.nb, b.dp, [_COPIED]) + least + _pack(b)
     text += text_of.registers() if isa.matrix_unit else text_of.dots()
     text += text_of.attend(
         near_q=_flag(near(spec.q)), apart_q=spec.q[3],
-        hidden="hidden<W>(add, cols, high)" if numbers else "hidden<W>(add, cols)",
+        hidden=hidden,
         tiles="Tiles registers;" if isa.matrix_unit else "",
     )  # fmt: skip
     before = core(isa, "f32", text) + (unit_registers() if isa.matrix_unit else "") + functions()
@@ -119,29 +116,6 @@ def plan_pairs(spec: AttentionSpec, isa: Isa) -> KernelPlan:
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
-
-
-def _common(b: PairBlocks) -> str:
-    """What all kernels of attention are made of."""
-    spec, none = b.spec, (0, 0, 0, 0)
-    k2, v2 = spec.more or (none, none)
-    places = {"q": spec.q, "k": spec.k, "v": spec.v, "k2": k2, "v2": v2, "o": spec.o}
-    lines = [
-        place_function(name, st, "b", "h", "i", "e", group=spec.group if name[0] in "kv" else 1)
-        for name, st in places.items()
-    ]
-    lines.append(place_function("lse", spec.lse, "b", "h", "i"))
-    lines.append(place_function("mask", spec.mask or none, "b", "h", "i", "c"))
-    lines.append("constexpr bool K_IN_PLACE = false, V_IN_PLACE = false;\nconstexpr L K_ROW = 0, K_STEP = 0;")
-    queries = b.queries
-    return shared.numbers() + shared.common(
-        S=STORED[spec.dtype], acc=1, wide=1, bv=queries.size, nb=b.nb, d=spec.d, dp=b.dp,
-        m=spec.m, n=spec.n, first=spec.first, heads=spec.heads, qblocks=queries.parts, larger=queries.larger,
-        uneven=int(isinstance(queries, Split) and queries.larger < queries.parts),
-        scale=repr(float(spec.scale)), causal=int(spec.causal), masked=int(bool(spec.mask)),
-        flat=int(not spec.mask or spec.mask[2] == 0), selects=int(spec.mask_dtype == "bool"), strict=int(spec.strict),
-        places="\n".join(lines),
-    )  # fmt: skip
 
 
 def _pack(b: PairBlocks) -> str:
