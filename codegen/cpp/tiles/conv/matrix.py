@@ -18,7 +18,7 @@ from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import Draft
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm, normal_form
 from dcir.codegen.cpp.tiles.gemm.matrix import matrix_refusal, product_draft
-from dcir.codegen.cpp.tiles.gemm.unit import parts_of
+from dcir.codegen.cpp.tiles.gemm.unit import parts_of_number
 from dcir.codegen.cpp.tiles.gemm.unit_blocking import ROWS_COST, Rows
 from dcir.cost.matrix_unit import DEPTH, ROWS
 from dcir.ir.loop_nest import LoopNest
@@ -101,7 +101,11 @@ def _values(p: ConvolutionProblem) -> dict[str, object]:
         names |= {what + axis: size for axis, size in zip("dhw", sizes, strict=True)}
     names |= {"xn": p.xs[0], "xd": p.xs[3], "xh": p.xs[4], "xw": p.xs[5], "ci": p.ci}
     names |= {"oplane": p.out[1] * p.out[2], "oimage": math.prod(p.out), "kplane": p.ker[1] * p.ker[2]}
-    return {**names, "plane": p.inp[1] * p.inp[2], "pixel_bytes": p.ci // DEPTH * PIXEL_BYTES * parts_of(p.halves)}
+    return {
+        **names,
+        "plane": p.inp[1] * p.inp[2],
+        "pixel_bytes": p.ci // DEPTH * PIXEL_BYTES * parts_of_number(p.halves),
+    }
 
 
 def _bytes(p: ConvolutionProblem, form: ProductForm) -> Callable[[int], int]:
@@ -132,6 +136,6 @@ def _bytes(p: ConvolutionProblem, form: ProductForm) -> Callable[[int], int]:
                 last = min(rows, first + strips * ROWS) - 1
                 found = reach(base + last * step, last=True) - reach(base + first * step, last=False) + 1
                 pixels = max(pixels, found)
-        return pixels * (p.ci // DEPTH) * PIXEL_BYTES * parts_of(p.halves)
+        return pixels * (p.ci // DEPTH) * PIXEL_BYTES * parts_of_number(p.halves)
 
     return most

@@ -17,7 +17,7 @@ from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.conv.weight import finish_text
 from dcir.codegen.cpp.tiles.emit import Draft, Split, TileStep, ceil_div, round_up
-from dcir.codegen.cpp.tiles.gemm.unit import parts_of, unit_support
+from dcir.codegen.cpp.tiles.gemm.unit import parts_of_number, unit_support
 from dcir.codegen.cpp.tiles.gemm.unit_blocking import PART_BYTES
 from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
 from dcir.cost.cpu import HALVES_UNIT, MATRIX_UNIT
@@ -75,7 +75,7 @@ def weight_matrix_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int
     vectors = Split.at_most(p.co // 16, 2)
     per_lane = p.ci * p.taps
     share_size = p.co * per_lane
-    job_bytes = parts_of(p.halves) * (panels * planes.size * steps * PART_BYTES + 32 * pitch)
+    job_bytes = parts_of_number(p.halves) * (panels * planes.size * steps * PART_BYTES + 32 * pitch)
     at = round_up(shares * share_size * 4, 64)
     values: dict[str, object] = {
         "sh": p.stride[1], "sw": p.stride[2], "bh": p.base[1], "bw": p.base[2], "dh": p.dil[1], "dw": p.dil[2], "ih": p.inp[1],

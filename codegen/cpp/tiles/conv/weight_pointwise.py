@@ -17,7 +17,7 @@ from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem
 from dcir.codegen.cpp.tiles.emit import Draft, Split, TileStep, ceil_div, exchanges, render, round_up
-from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, parts_of, unit_support, unit_tile
+from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, parts_of_number, unit_support, unit_tile
 from dcir.codegen.cpp.tiles.gemm.unit_blocking import PART_BYTES
 from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
 from dcir.cost.cpu import MATRIX_UNIT
@@ -87,7 +87,7 @@ def weight_pointwise_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: 
     if one_walk(p):
         oh, ow = 1, positions
     wide = ceil_div(panels, division.parts)
-    half_bytes = (strips + wide) * steps * PART_BYTES * parts_of(p.halves)
+    half_bytes = (strips + wide) * steps * PART_BYTES * parts_of_number(p.halves)
     share_size = strips * panels * 1024
     at = round_up(division.shares * share_size * 4, 64)
     jobs = division.shares * division.parts
@@ -111,7 +111,7 @@ def weight_pointwise_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: 
     text += text_of.run(
         parts=division.parts, shares=division.shares, panels=panels, share_size=share_size, at=at,
         job_bytes=2 * half_bytes, half_bytes=half_bytes, blocks=ceil_div(positions, steps * 32), positions=positions,
-        pauses=parts_of(p.halves),
+        pauses=parts_of_number(p.halves),
         rows="a1" if turned else "a0", columns="a0" if turned else "a1", height=height, columns_all=width, tile=tiles, vectors=vectors,
         width=f"m.width = {width} - g0 * 32;" if cut else "", wr=wr, wc=wc, put=render(put, {"wr": wr}),
         place=render(place, {"wr": wr, "wc": wc}),
@@ -141,7 +141,7 @@ def _divisions(p: ConvolutionProblem, threads: int) -> list[_Division]:
     found = []
     for shares, parts in dict.fromkeys(((threads, 1), (1, threads), (1, 1))):
         wide = ceil_div(panels, parts)
-        most = BLOCK_BYTES // (2 * (strips + wide) * PART_BYTES * parts_of(p.halves))
+        most = BLOCK_BYTES // (2 * (strips + wide) * PART_BYTES * parts_of_number(p.halves))
         if parts > panels or shares * LEAST_STEPS > steps or most < LEAST_STEPS:
             continue
         block = Split.at_most(ceil_div(steps, shares), min(most, MOST_STEPS)).size

@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 
 from dcir.codegen.asked import asked, asking
+from dcir.codegen.choices import Choice, deciding
 from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import (
     HALF,
@@ -31,7 +32,7 @@ from dcir.codegen.cpp.tiles.method import Method, Methods, choose, drafted
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.symbolic import least, moves, usually
 from dcir.cost.matrix_unit import COLUMNS
-from dcir.ir.schedule import Schedule
+from dcir.ir.schedule import OPEN, Schedule
 from dcir.ir.types import FLOATS
 from dcir.isa import ISAS, Isa
 from dcir.ops.library.contraction import ContractionSpec, pairs_pay, rows_suit
@@ -65,7 +66,9 @@ def plan_gemm(spec: ContractionSpec, isa: Isa, threads: int) -> KernelPlan:
         enough = ENOUGH_HALVES if spec.halves else ENOUGH
         if not isa.matrix_unit or not moves(rows) or least(rows) >= enough or "tdpbf16ps" not in made.globals:
             return made
-        few = plan_gemm(replace(spec, halves=False), replace(ISAS["avx512"], slow_fills=isa.slow_fills), threads)
+        # A schedule, and a tuner's choice, are those of the kernel for many rows.
+        with asking(OPEN), deciding(Choice()):
+            few = plan_gemm(replace(spec, halves=False), replace(ISAS["avx512"], slow_fills=isa.slow_fills), threads)
         return _either(few, made, rows, enough)
     a = TileOperand((*spec.batch, spec.m, spec.k), spec.a)
     b = TileOperand((*spec.batch, spec.k, spec.n), spec.b)

@@ -21,7 +21,7 @@ from dcir.codegen.cpp.template import templates
 from dcir.codegen.cpp.tiles.emit import EPILOGUE_PARAMETER, Draft, TileStep, ceil_div, unravel
 from dcir.codegen.cpp.tiles.gemm.ending import Ending, ending
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
-from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, parts_of, quarters, splitting, unit_support, unit_tile
+from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, parts_of_number, quarters, splitting, unit_support, unit_tile
 from dcir.codegen.cpp.tiles.gemm.unit_blocking import Rows, UnitBlocking, unit_blocking
 from dcir.codegen.cpp.tiles.method import LAST, ON_UNIT, Method
 from dcir.codegen.symbolic import most, moves, smaller, usual
@@ -194,7 +194,7 @@ def _body_text(spec: ContractionSpec, made: UnitBlocking, end_of: Ending, rows: 
         "together": columns.together, "strip": made.strip, "unit": rows.unit, "depth": spec.k, "m": spec.m, "fill": rows.fill,
         "of_first": columns.left("g0"), "of_next": columns.left("g_next"), "tile": tile,
         "finish": text_of.next_of_any(m=spec.m) if moving else _by_strip(([text_of.next()] if whole else []) + last, whole),
-        "parts": parts, "pauses": parts_of(spec.halves), "add_parts": add_parts,
+        "parts": parts, "pauses": parts_of_number(spec.halves), "add_parts": add_parts,
         "ahead": ahead, "k_loop": k_loop, "k_end": "}" if made.blocked else "",
     }  # fmt: skip
     return (text_of.strips if made.ready else text_of.blocks)(values)

@@ -20,7 +20,7 @@ def unit_registers() -> str:
     return f"{OUTSIDE}{text_of.registers()}\n{INSIDE}"
 
 
-def parts_of(halves: bool) -> int:
+def parts_of_number(halves: bool) -> int:
     """Of bf16's numbers there are as many parts as there are pauses in a step of a tile, in which the processor does something else."""
     return 1 if halves else 3
 
@@ -51,7 +51,7 @@ def splitting(together: int, *, cut: bool, halves: bool = False) -> Mapping[str,
     return {
         "type": "",
         "given": f"const T *next, B *to, L u, L end, L depth{valid}",
-        "before": f"const int pauses = {parts_of(halves)} * (int)steps, groups = (int)(end - u) / {together}; int due = 0;",
+        "before": f"const int pauses = {parts_of_number(halves)} * (int)steps, groups = (int)(end - u) / {together}; int due = 0;",
         "meanwhile": f"for (due += groups; due >= pauses; due -= pauses, u += {together}) {call}",
     }
 

@@ -11,7 +11,7 @@ from dcir.codegen.choices import decide
 from dcir.codegen.cpp.tiles.emit import Split, ceil_div, round_up
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.tiles_blocking import loops_of, parallel_of
-from dcir.codegen.cpp.tiles.gemm.unit import parts_of
+from dcir.codegen.cpp.tiles.gemm.unit import parts_of_number
 from dcir.codegen.symbolic import moves, smaller, usual
 from dcir.cost.matrix_unit import COLUMNS, DEPTH, ROWS
 from dcir.ir.schedule import Schedule
@@ -145,7 +145,7 @@ def unit_blocking(form: ProductForm, rows: Rows, threads: int, *, sums: bool) ->
     strips, panels = ceil_div(spec.m, ROWS), ceil_div(spec.n, COLUMNS)
     unit = DEPTH if rows.even else 1
     depth = Split.at_most(spec.k // unit, (DEEPEST_HALVES if spec.halves else DEEPEST) // unit)
-    strip = ceil_div(depth.size * unit, DEPTH) * PART_BYTES * parts_of(spec.halves)
+    strip = ceil_div(depth.size * unit, DEPTH) * PART_BYTES * parts_of_number(spec.halves)
     moving = moves(strips)
     if moving:  # shares of as many strips as there are when it runs
         p, q = smaller(strips, threads), 1
