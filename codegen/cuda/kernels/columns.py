@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from dcir.codegen.cuda.device import MULTIPROCESSORS, SHARED_BYTES, WARP, ceil_div, power_of_two
 from dcir.codegen.cuda.kernels.flight import at_once
-from dcir.codegen.cuda.kernels.statements import KernelText, Visits
+from dcir.codegen.cuda.kernels.statements import KernelText
 from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.kernels.types import Join
+from dcir.codegen.cuda.kernels.visits import Visits
 from dcir.codegen.cuda.kernels.widths import vector_width
 from dcir.codegen.cuda.launch import Launch
 from dcir.codegen.schedule import outer_stores, roots_of, stages_of
@@ -162,6 +163,8 @@ class _Columns:
         text, shape, p = self.text, self.shape, self.p
         times = self.times
         start, end = ("lo", "hi") if shape.parts > 1 else ("0", str(shape.rows))
+        if not text.checked:
+            text.outer_lanes([*stores, *reduces])
         guards = [] if not stores or (p.outer[-1] // shape.width) % shape.across == 0 else ["live"]
         if shape.parts > 1 or shape.rows % (times * shape.down):
             guards.append(f"e < {end}")

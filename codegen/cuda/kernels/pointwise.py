@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 
 from dcir.codegen.cuda.device import VECTOR_BYTES, WANTED_THREADS, ceil_div
-from dcir.codegen.cuda.kernels.statements import KernelText, Visits
+from dcir.codegen.cuda.kernels.statements import KernelText
 from dcir.codegen.cuda.kernels.text import Places
+from dcir.codegen.cuda.kernels.visits import Visits
 from dcir.codegen.cuda.kernels.widths import vector_width
 from dcir.codegen.cuda.launch import Launch
 from dcir.ir.loop_nest import LoopNest

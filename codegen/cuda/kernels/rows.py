@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 from dcir.codegen.cuda.device import MOST_BLOCK, WANTED_THREADS, WARP, ceil_div, power_of_two, register_words
 from dcir.codegen.cuda.kernels.flight import at_once
-from dcir.codegen.cuda.kernels.statements import KernelText, Visits
+from dcir.codegen.cuda.kernels.statements import KernelText
 from dcir.codegen.cuda.kernels.text import Lines, Places
 from dcir.codegen.cuda.kernels.types import Join
+from dcir.codegen.cuda.kernels.visits import Visits
 from dcir.codegen.cuda.kernels.widths import vector_width
 from dcir.codegen.cuda.launch import Launch
 from dcir.codegen.schedule import needed, outer_stores, roots_of, stages_of

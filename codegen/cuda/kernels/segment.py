@@ -12,9 +12,10 @@ from dcir.codegen.cpp.scalar_ops import SCALAR_OPS, cast_expr
 from dcir.codegen.cuda.device import ceil_div
 from dcir.codegen.cuda.emitters import planner
 from dcir.codegen.cuda.kernels.loop_nest import Plan, nest_refusal
-from dcir.codegen.cuda.kernels.statements import KernelText, Visits
+from dcir.codegen.cuda.kernels.statements import KernelText
 from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.kernels.types import CUDA_TYPE, constant
+from dcir.codegen.cuda.kernels.visits import Visits
 from dcir.codegen.cuda.launch import CudaPlan, Launch
 from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest

@@ -7,44 +7,22 @@ side by side; then piece by piece and lane by lane the statements run; results a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from dcir.codegen.cpp.scalar_ops import cast_expr
 from dcir.codegen.cuda.device import register_words
 from dcir.codegen.cuda.kernels.text import Places, finished, operand_types
 from dcir.codegen.cuda.kernels.types import CUDA_TYPE, Join
 from dcir.codegen.cuda.kernels.values import Values
+from dcir.codegen.cuda.kernels.visits import Visits
 from dcir.codegen.cuda.kernels.widths import is_vector_gather
 from dcir.codegen.cuda.launch import Launch
 from dcir.codegen.schedule import needed
 from dcir.ir.loop_nest import LoopNest
-from dcir.ir.statements import Access, Gather, Index, Load, Reduce, Store
+from dcir.ir.statements import Access, Const, Gather, Index, Load, Reduce, Store
 from dcir.ir.types import compute_type, itemsize
 
-
-@dataclass(frozen=True)
-class Visits:
-    """Pieces of points that a thread visits.
-
-    Attributes:
-        times: how many pieces.
-        loops: the loops that a piece's number stands for.
-        element: C++ of a piece's first point, in row-major order over these, from its number ``u``.
-        guard: the condition under which the piece is there; "" if all are.
-        count: C++ of how many of its points are there; "" if all are.
-        before: lines of a piece before its statements.
-        begin: lines of a piece before its loop variables.
-        variables: loop variables that follow from ``e`` in a way of their own, and C++ of each.
-    """
-
-    times: int
-    loops: Sequence[int]
-    element: str
-    guard: str = ""
-    count: str = ""
-    variables: Sequence[tuple[int, str]] = ()
-    before: Sequence[str] = ()
-    begin: Sequence[str] = ()
+OUTER_WORDS = 32
+"""Of 4 bytes, that wait in registers for all inner points: what normalisation by columns takes in vectors of halves, and one more."""
 
 
 class KernelText(Values):
@@ -76,6 +54,44 @@ class KernelText(Values):
             if level == (stage, False) and not isinstance(self.p.body[i], (Reduce, Store)):
                 self.statement(i, "")
                 self.known.add(i)
+
+    def outer_lanes(self, roots: Sequence[int]) -> None:
+        """What ``roots`` need that is the same for all inner points and differs by lane: once, if it fits into registers."""
+        p = self.p
+        wanted = needed(p, roots, self.known)
+        ahead = [i for i in wanted if not self.levels[i][1] and not isinstance(p.body[i], (Const, Index))]
+        within = [i for i in wanted if self.levels[i][1]]
+        used = {a for i in (*within, *roots) for a in p.body[i].args}
+        moves = self._moving(wanted, set())
+        kept = [i for i in ahead if i in used and i in moves]
+        if sum(max(1, itemsize(p.body[i].dtype) // 4) * self.width for i in kept) > OUTER_WORDS:
+            return
+        for i in ahead:
+            if i not in moves:
+                self.statement(i, "")
+                self.known.add(i)
+        for i in kept:
+            self.line(f"{CUDA_TYPE['i32' if i in self.short else p.body[i].dtype]} k{i}[{self.width}];")
+        self.open("")
+        loads = {i for i in ahead if i in moves and self._is_loaded(i)}
+        self.late |= loads
+        for i in sorted(loads):
+            self.line(f"{self._piece_type(i)} w{i};")
+        if loads:
+            self.open("if constexpr (whole)")
+            for i in sorted(loads):
+                self._load_piece(i)
+            self.close()
+        self.unrolled("l", self.width)
+        for i in ahead:
+            if i in moves:
+                self._in_lane(i, "l", keep=False)
+        for i in kept:
+            self.line(f"k{i}[l] = v{i};")
+        self.close()
+        self.close()
+        self.known.update(kept)
+        self.by_lane.update(kept)
 
     def visit(
         self, visits: Visits, stores: Sequence[int], reduces: Sequence[int] = (), hold: Iterable[int] = ()
@@ -256,7 +272,7 @@ class KernelText(Values):
 
     def _moving(self, values: Sequence[int], kept: set[int]) -> set[int]:
         """Which of some values differ from lane to lane; those kept in registers have a place for every lane."""
-        found: set[int] = set()
+        found = set(self.by_lane)
         along = -1 if self.along is None else self.along
         for i in values:
             s = self.p.body[i]

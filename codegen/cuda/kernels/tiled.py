@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 
 from dcir.codegen.cuda.device import SHARED_BYTES, ceil_div
-from dcir.codegen.cuda.kernels.statements import KernelText, Visits
+from dcir.codegen.cuda.kernels.statements import KernelText
 from dcir.codegen.cuda.kernels.text import Places
 from dcir.codegen.cuda.kernels.types import CUDA_TYPE
+from dcir.codegen.cuda.kernels.visits import Visits
 from dcir.codegen.cuda.launch import Launch
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Load, Store

@@ -21,6 +21,7 @@ class Values(Lines):
         columns: whether a reduce has a result for every lane.
         rows: how many rows of a reduction a thread visits at once; the one at hand is C++'s ``mine`` where they are several.
         checked: whether an index may lie outside.
+        by_lane: values that wait in registers for every lane, the same for all inner points.
     """
 
     def __init__(self, p: LoopNest, along: int | None, width: int, points: int) -> None:
@@ -29,6 +30,7 @@ class Values(Lines):
         self.levels = p.levels()
         self.columns = False
         self.rows = 1
+        self.by_lane: set[int] = set()
         self.short = short_values(p)
         self.checked = any(isinstance(s, Gather) and s.checked for s in p.body)
 
@@ -48,6 +50,8 @@ class Values(Lines):
             return f"({'int' if i in self.short else 'long long'}){at}"
         if isinstance(s, Reduce) and (self.columns or self.rows > 1):
             return f"v{i}[{'l' if self.columns else 'mine'}]"
+        if i in self.by_lane:
+            return f"k{i}[l]"
         return f"v{i}"
 
     def address(self, strides: Sequence[int], lane: str) -> str:

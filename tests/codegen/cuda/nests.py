@@ -45,6 +45,15 @@ def column_reduce(rows: int, columns: int, kind: str = "sum", dtype: str = "f32"
     return b.finish()
 
 
+def normalised_sums(rows: int, columns: int, dtype: str = "f32") -> LoopNest:
+    """y[j] = sum_i (x[i, j] - m[j]) / sqrt(1 + v[j] ** 2)."""
+    b = LoopNestBuilder((columns,), (rows,))
+    x, mean, spread = (b.load(b.input(dtype), strides) for strides in ((1, columns), (1, 0), (1, 0)))
+    found = b.reduce("sum", (x - mean) * b.op("rsqrt", spread * spread + 1.0))
+    b.store(b.output(dtype), (1, 0), found)
+    return b.finish()
+
+
 def softmax(rows: int, columns: int, dtype: str = "f32") -> LoopNest:
     """y[i] = softmax(x[i])."""
     b = LoopNestBuilder((rows,), (columns,))
