@@ -17,10 +17,13 @@ from dcir.ops.torch_types import TORCH_TYPES
 
 
 def describe(node: fx.Node) -> str:
-    """Place of a node in the user's model: module path and source line where known, or the node of a file."""
+    """Place of a node in the user's model: module path and source line where known, or the node of a file.
+
+    A derivative's is that of what it is the derivative of.
+    """
     if (note := _note(node)) is not None:
         return note[0]
-    stack = node.meta.get("nn_module_stack")
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     path = ""
     if stack:
         path = str(list(stack.values())[-1][0])

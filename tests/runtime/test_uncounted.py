@@ -451,3 +451,40 @@ def test_torch_is_as_it_was() -> None:
     assert "aten.detach" in torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.data + 1)(torch.ones(2)).code
     with torch._subclasses.FakeTensorMode():
         assert torch.ones(2).data.shape == (2,)
+
+
+class Words(nn.Module):
+    """A product whose weight the exporter to ONNX stores transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(48, 96), nn.Linear(96, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def test_an_export_to_onnx_leaves_nothing_to_compare(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    model, x = Words().eval(), torch.randn(2, 5, 48)
+    fast = dcir.optimize(model)
+    with torch.no_grad():
+        fast(x)
+        program = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
+        program.save(str(tmp_path / "m.onnx"))  # type: ignore[union-attr]
+        arrays = [v.const_value.numpy() for v in program.model.graph.initializers.values()]  # type: ignore[union-attr]
+        shared = [
+            a
+            for a in arrays
+            for p in model.parameters()
+            if a.__array_interface__["data"][0] == p.untyped_storage().data_ptr()
+        ]
+        assert shared and not any(a.flags.writeable for a in shared)
+        fast(x)
+        assert uncounted.loose(list(model.parameters())) == {}
+        model.up.weight.data[3] = 2
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+        array = model.down.weight.detach().numpy()  # of ours: it can be written, and is looked at
+        fast(x)
+        array[5] = 3
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)

@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("mlp", "resnet50", "bert")
+SOURCES = (("mlp", "train"), ("resnet50", "infer"), ("resnet50", "train"), ("bert", "train"))
 VIEWS = (
     "summary", "graph/{g}?op={op}", "graph/{g}?beside=1", "graph/{g}?view=modules", "passes/{g}?pass={done}", "kernel/{g}",
     "kernel/{g}/{kernel}", "roofline", "whatif", "memory/{g}",
@@ -60,12 +60,13 @@ def started() -> Iterator[Any]:
         yield found
 
 
-@pytest.fixture(scope="module", params=SOURCES)
+@pytest.fixture(scope="module", params=SOURCES, ids=" ".join)
 def page_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Page:
     """As `dcir view networks.py:name --mode train --seconds 0 -o name.html` writes it."""
     torch._dynamo.reset()
-    view = view_files([f"{ROOT}/tests/view/networks.py:{request.param}"], mode="train")
-    file = tmp_path_factory.mktemp("real") / f"{request.param}.html"
+    name, mode = request.param
+    view = view_files([f"{ROOT}/tests/view/networks.py:{name}"], mode=mode)
+    file = tmp_path_factory.mktemp("real") / f"{name}.html"
     view.save(file)
     return Page(file, view.sessions[0])
 
