@@ -75,8 +75,7 @@ def _restore(module: nn.Module, options: Options) -> nn.Module:
 def _plain(module: Any) -> nn.Module:
     """The user's module again, sharing everything."""
     plain = _plain_class(type(module))
-    twin: nn.Module = plain.__new__(plain)
-    twin.__class__ = plain  # that of fully_shard makes an object of another one
+    twin: nn.Module = object.__new__(plain)
     state = dict(module.__dict__)
     for name in ("dcir", "_compiled_call_impl"):
         state.pop(name, None)
@@ -145,7 +144,8 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
         cls = type(module)
     # A second object of a subclass over the same dictionaries: parameters, buffers, children and hooks stay shared, and
     # code that asks isinstance(m, UserModule) goes on working.
-    fast: Any = cls.__new__(cls)
+    # Not by its own __new__: that of fully_shard makes an object of the class that was sharded, and hands its arguments on to that.
+    fast: Any = object.__new__(cls)
     fast.__dict__.update(module.__dict__)
     fast.__dict__.pop("_compiled_call_impl", None)
     fast.__class__ = _optimized_class(cls)

@@ -20,19 +20,21 @@ SIDE = 64
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, side: int) -> None:
         super().__init__()
-        self.wide, self.narrow = nn.Linear(SIDE, 2 * SIDE), nn.Linear(2 * SIDE, SIDE)
+        self.wide, self.narrow = nn.Linear(side, 2 * side), nn.Linear(2 * side, side)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.narrow(torch.relu(self.wide(x)))
 
 
 class Network(nn.Module):
-    def __init__(self) -> None:
+    """Its constructor wants an argument, as most do: what is sharded has a class whose ``__new__`` calls it."""
+
+    def __init__(self, side: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block() for _ in range(3)])
-        self.last = nn.Linear(SIDE, SIDE)
+        self.blocks = nn.ModuleList([Block(side) for _ in range(3)])
+        self.last = nn.Linear(side, side)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -42,7 +44,7 @@ class Network(nn.Module):
 
 def network() -> Any:
     torch.manual_seed(0)
-    return Network()
+    return Network(SIDE)
 
 
 def shard(model: Any, layers: bool, **options: Any) -> None:
