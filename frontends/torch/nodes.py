@@ -23,10 +23,8 @@ def describe(node: fx.Node) -> str:
     """
     if (note := _note(node)) is not None:
         return note[0]
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    path = ""
-    if stack:
-        path = str(list(stack.values())[-1][0])
+    path = _module(node)
+    if path:
         path = re.sub(r"L\['(\w+)'\]", r"\1", path).replace("._modules[", ".").replace("['", "").replace("']", "")
         path = re.sub(r"^(self|fn\.__self__)\b", "model", path)
     line = _line(node.meta.get("stack_trace") or "")
@@ -56,9 +54,14 @@ def origin_of(node: fx.Node, prefix: str = "") -> Place:
     if (note := _note(node)) is not None:
         title, module, frames = note
         return Place(prefix + node.name, str(node.target), module, frames, title)
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    module = _module_path(str(list(stack.values())[-1][0])) if stack else ""
+    module = _module_path(_module(node))
     return Place(prefix + node.name, str(node.target), module, frames_of(node.meta.get("stack_trace") or ""))
+
+
+def _module(node: fx.Node) -> str:
+    """The expression by which PyTorch reached the module of a node, or of what it is the derivative of; "" outside of modules."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    return str(list(stack.values())[-1][0]) if stack else ""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -62,7 +62,7 @@ def started() -> Iterator[Any]:
 
 @pytest.fixture(scope="module", params=SOURCES, ids=" ".join)
 def page_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """As `dcir view networks.py:name --mode train --seconds 0 -o name.html` writes it."""
+    """As `dcir view networks.py:name --mode train --seconds 0 -o name.html` writes it, or with `--mode infer`."""
     torch._dynamo.reset()
     name, mode = request.param
     view = view_files([f"{ROOT}/tests/view/networks.py:{name}"], mode=mode)

@@ -163,8 +163,7 @@ class _Columns:
         text, shape, p = self.text, self.shape, self.p
         times = self.times
         start, end = ("lo", "hi") if shape.parts > 1 else ("0", str(shape.rows))
-        if not text.checked:
-            text.outer_lanes([*stores, *reduces])
+        text.outer_lanes([*stores, *reduces])
         guards = [] if not stores or (p.outer[-1] // shape.width) % shape.across == 0 else ["live"]
         if shape.parts > 1 or shape.rows % (times * shape.down):
             guards.append(f"e < {end}")

@@ -64,7 +64,7 @@ class KernelText(Values):
         used = {a for i in (*within, *roots) for a in p.body[i].args}
         moves = self._moving(wanted, set())
         kept = [i for i in ahead if i in used and i in moves]
-        if sum(max(1, itemsize(p.body[i].dtype) // 4) * self.width for i in kept) > OUTER_WORDS:
+        if sum(self.words(i, held=True) for i in kept) > OUTER_WORDS:
             return
         for i in ahead:
             if i not in moves:
@@ -204,6 +204,7 @@ class KernelText(Values):
     def _early(self, loads: Sequence[int], hold: set[int], times: int) -> list[int]:
         """Loads of all pieces that are waited for together: those that are held, and others while registers last."""
         left = self.room - sum(self.words(i, held=True) * times for i in hold | self.held)
+        left -= sum(self.words(i, held=True) for i in self.by_lane)
         found = [i for i in loads if i in hold]
         for i in loads:
             if i not in hold and (times == 1 or self.words(i, held=False) * times <= left):
