@@ -74,6 +74,28 @@ def test_small_nests_stay_on_one_thread() -> None:
     assert schedule(pointwise(64 * side, side), ONE).jobs == 1
 
 
+def test_arithmetic_counts_as_well_as_points() -> None:
+    """The gates of a recurrent layer's step are few points with long functions; of a row's own functions there are as many as rows."""
+
+    def gates(rows: int, columns: int) -> LoopNest:
+        body = LoopNestBuilder((rows, columns))
+        value = body.load(body.input("f32"), (columns, 1))
+        for name in ("sigmoid", "tanh", "sigmoid", "tanh", "sigmoid"):
+            value = body.op(name, value) * value
+        body.store(body.output("f32"), (columns, 1), value)
+        return body.finish()
+
+    assert SERIAL_POINTS > 20 * 650
+    assert schedule(gates(20, 650), TEAM).jobs > 1 == schedule(gates(20, 650), ONE).jobs
+    assert schedule(gates(2, 650), TEAM).jobs == schedule(pointwise(20, 650), TEAM).jobs == 1
+    rows = LoopNestBuilder((100,), (100,))
+    value = rows.reduce("sum", rows.load(rows.input("f32"), (100, 1)))
+    for _ in range(50):
+        value = rows.op("tanh", value)
+    rows.store(rows.output("f32"), (1, 0), value)
+    assert schedule(rows.finish(), TEAM).jobs == 1
+
+
 def test_a_single_row_is_dealt_out_in_tiles() -> None:
     made = schedule(pointwise(1, 1 << 16), TEAM)
     assert made.tile == Tile(4096, True) and made.jobs == 16

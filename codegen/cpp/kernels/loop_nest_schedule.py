@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from dcir.codegen.cpp.kernels.loop_nest_request import Request
+from dcir.codegen.cpp.scalar_ops import SCALAR_OPS
 from dcir.codegen.schedule import (
     Block,
     ScheduledLoopNest,
@@ -22,8 +23,9 @@ from dcir.ir.schedule import OPEN
 from dcir.ir.statements import Access, Const, Index, Reduce, Store
 from dcir.ir.types import HALVES, compute_type
 
-# Below this many points a second thread costs more than it brings (a parallel region is about 1 us).
+# Below this many points, and this much arithmetic, a second thread costs more than it brings (a parallel region is about 1 us).
 SERIAL_POINTS = 16384
+SERIAL_FLOPS = 1 << 18
 # Columns of a job at most, where reductions run side by side.
 COLUMN_BLOCK = 64
 # The same where operands are of half types: 64 of them are two cache lines of a row, too few for memory to be read at its speed
@@ -52,6 +54,16 @@ ROW_BUFFER_BYTES = 32768
 SUM_BLOCK = 64
 # Partial results of a reduction along a row.
 ROW_LANES = (64, 32, 16)
+
+
+def worth_a_team(p: LoopNest) -> bool:
+    """Whether one thread takes longer for a nest than dividing it costs."""
+    points, rows = usual(p.points()), usual(math.prod(p.outer))
+    work = 0
+    for s, (_, full) in zip(p.body, p.levels(), strict=True):
+        if s.op in SCALAR_OPS:
+            work += SCALAR_OPS[s.op].flops * (points if full else rows)
+    return points >= SERIAL_POINTS or work >= SERIAL_FLOPS
 
 
 def schedule(p: LoopNest, machine: Machine, request: Request | None = None) -> ScheduledLoopNest:
@@ -97,7 +109,7 @@ class _Scheduler:
         block = (HALF_COLUMN_BLOCK if halves else COLUMN_BLOCK) if self.columns else 0
         if (asked := self.request.jobs(p, lanes, block)) is not None:
             return asked
-        if usual(p.points()) < SERIAL_POINTS or threads == 1:
+        if threads == 1 or not worth_a_team(p):
             return 0, block, 1, False
         prefix, jobs = 0, 1
         while prefix < len(rows) and usual(jobs) < 8 * threads:

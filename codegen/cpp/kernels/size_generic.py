@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dcir.codegen.cpp.emitters import planner
-from dcir.codegen.cpp.kernels.loop_nest_schedule import SERIAL_POINTS
+from dcir.codegen.cpp.kernels.loop_nest_schedule import worth_a_team
 from dcir.codegen.cpp.kernels.loop_nest_statements import Statements
 from dcir.codegen.cpp.tiles.conv.winograd_weights import size_generic_weights
 from dcir.codegen.plan import KernelPlan, Phase, SizeGeneric
@@ -78,7 +78,7 @@ def _program(program: LoopNest) -> tuple[SizeGenericNest, tuple[int, ...]] | Non
         return s.over_loops(wider, lambda d: d + missing)
 
     pattern = replace(p, outer=(2,) * rank, body=tuple(in_table(s) for s in p.body))
-    return SizeGenericNest(pattern, p.points() >= SERIAL_POINTS), tuple(numbers)
+    return SizeGenericNest(pattern, worth_a_team(p)), tuple(numbers)
 
 
 @planner(SizeGenericNest)
