@@ -20,6 +20,7 @@ from dcir.driver.ahead.artefact import Compiled, write_artefact
 from dcir.driver.ahead.compile import compile_module, compile_onnx, is_artefact
 from dcir.driver.ahead.compile_sizes import Bounds, compile_file_for_sizes, compile_for_sizes, dimensions_of
 from dcir.driver.ahead.sized_artefact import write_sized_artefact
+from dcir.driver.example_call import example_arguments
 from dcir.driver.measure.machine import rates
 from dcir.driver.optimize import optimize
 from dcir.driver.record import GraphRecord
@@ -69,7 +70,7 @@ def load(path: str | os.PathLike[str], **options: Any) -> nn.Module:
 
 def save(
     module: nn.Module | torch.export.ExportedProgram,
-    inputs: Sequence[Any],
+    inputs: Sequence[Any] | torch.Tensor,
     path: str | os.PathLike[str],
     *,
     named: Mapping[str, Any] | None = None,
@@ -80,7 +81,7 @@ def save(
 
     Args:
         module: in the mode to compile, which should be eval mode.
-        inputs, named: arguments of the example call; values that are no tensors are fixed.
+        inputs, named: arguments of the example call, a tensor alone being the only one; values that are no tensors are fixed.
         path: the file to write.
         arch: with ``target="cuda"``, the GPUs that the file is for (["sm_80", "sm_90a"]), none of which need be here; else the one at hand.
         options: as in ``dcir.optimize``; ``dynamic={input: {dimension: Dim(name, min=..., max=...)}}`` says which sizes may
@@ -91,9 +92,11 @@ def save(
         What was done.
 
     Raises:
+        InvalidInput: the arguments are no tuple.
         Unsupported: the forward pass cannot be captured as one graph, or sizes within the bounds take too many programs.
         OptionError: sizes without bounds, or of inputs that are not there; or an architecture that is none, or of another target.
     """
+    inputs = example_arguments(inputs)
     session = Session(Options.make(**options), architectures=tuple(arch))
     session.options.refuse_streams("a .dcir file")
     dynamic = session.options.dynamic

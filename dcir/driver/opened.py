@@ -17,6 +17,7 @@ from dcir.codegen.cpp.toolchain import cpu_identity
 from dcir.driver.ahead.artefact import closed, write_artefact
 from dcir.driver.ahead.build import build_imported
 from dcir.driver.ahead.compile import example_inputs, named_as_compiled
+from dcir.driver.example_call import example_arguments
 from dcir.driver.session import Session
 from dcir.driver.targets.host import host_target
 from dcir.driver.verify.check_model_file import lasting
@@ -157,18 +158,19 @@ class Opened:
 
 def open_model(
     model: nn.Module | torch.export.ExportedProgram | str | os.PathLike[str],
-    inputs: Sequence[Any] | None = None,
+    inputs: Sequence[Any] | torch.Tensor | None = None,
     named: Mapping[str, Any] | None = None,
 ) -> Opened:
     """Open a model.
 
     Args:
         model: a module in the mode to open, which should be eval mode; or the path of an ONNX file.
-        inputs, named: arguments of an example call, whose sizes the network has; of a file that says its sizes, none.
+        inputs, named: arguments of an example call, whose sizes the network has, a tensor alone being the only one; of a file that
+            says its sizes, none.
 
     Raises:
         InvalidModel: the file is broken or hostile.
-        InvalidInput: a file leaves sizes open, and no example says them.
+        InvalidInput: a file leaves sizes open, and no example says them; or the arguments are no tuple.
         Unsupported: the forward pass cannot be captured as one graph.
     """
     names: list[str] | None = None
@@ -179,5 +181,5 @@ def open_model(
         names = [spec.name for spec in module.input_specs]
         outputs = [spec.original for spec in module.output_specs]
         model = module.eval()
-    exported = export_inference(model, inputs or (), named)
+    exported = export_inference(model, () if inputs is None else example_arguments(inputs), named)
     return Opened(exported, import_graph(closed(exported), GraphContext()), names, outputs)
