@@ -118,8 +118,15 @@ def test_autocast_decides_the_type(steps: int) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return layer(x)
 
+    def eager() -> Any:
+        try:
+            return fn(x)
+        except RuntimeError:  # oneDNN has no layers of bf16 for processors without AVX-512
+            with torch.backends.mkldnn.flags(enabled=False):
+                return copy.deepcopy(layer).bfloat16()(x.bfloat16())
+
     with torch.no_grad():
-        (want, states), (got, others) = fn(x), dcir.optimize(fn)(x)
+        (want, states), (got, others) = eager(), dcir.optimize(fn)(x)
         exact = copy.deepcopy(layer).double()(x.double())[0]
     assert [t.dtype for t in (got, *others)] == [t.dtype for t in (want, *states)] == [torch.bfloat16] * 3
     assert (got - exact).abs().max() <= 3 * (want - exact).abs().max()

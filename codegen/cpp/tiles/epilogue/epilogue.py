@@ -7,7 +7,7 @@ How a tile emitter uses it:
   2. ``Draft(..., epilogue=epilogue)``. ``assemble`` puts ``epilogue.text(isa)`` before the draft's text, and every step's function
      gets one more parameter, ``const Operands &e``, last; its ``o0`` is a null pointer then: only the epilogue stores.
   3. In the text, with i0, i1, … the program's loop variables (of type L) at the first value, dimension ``vector`` included:
-       ``finish_row<NV>(e, i0, i1, …, v, n)``   const V *v: a row of NV vectors in registers, of which n lanes are results;
+       ``finish_row<NV>(e, i0, i1, …, v, n)``   const V *v: NV vectors in registers; of n lanes from here on, those they have are results;
        ``finish(e, i0, i1, …, t, n)``           const T *t: n results in memory (say, on the stack), side by side.
      Both compute and store. ``prefetch_row<N>(e, i0, i1, …)`` asks for what a row of N values will read, which pays where
      ``epilogue.streams``: before the sum over k. ``IN_REGISTERS`` (constexpr) says that ``finish_row`` is short code made of

@@ -188,7 +188,8 @@ $noinline void rows(L j, const T *a0, const T *, const T *, T *, unsigned char *
     const Operands e = operands;
     const L i = j / 5, r = j % 5;
     if (j % 2) return finish(e, i, r, 0, a0 + j * 43, 43);
-    for (L n = 0; n < 43; n += 2 * VL) {
+    // From the end on, as other threads may: what is behind a call's vectors is not its business, however many lanes are results.
+    for (L n = 42 / (2 * VL) * (2 * VL); n >= 0; n -= 2 * VL) {
         alignas(64) T t[2 * VL] = {};
         for (L l = 0; l < 2 * VL && n + l < 43; l++) t[l] = a0[j * 43 + n + l];
         const V v[2] = {load(t), load(t + VL)};
