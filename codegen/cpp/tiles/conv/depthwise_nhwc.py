@@ -95,15 +95,17 @@ def channels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> 
     in_tile = epilogue is None or epilogue.in_registers or (epilogue.grouped and not partial)
     waits = not in_tile and row_bytes <= ROW_BYTES
     sums = epilogue is not None and epilogue.sums > 0
+    # What the vector before has finished is not finished again where an epilogue may read what it has stored there.
+    again = epilogue is not None and not waits and not partial and p.groups % width > 0 and epilogue.may_update
     made: dict[str, str] = {}
 
     def call(t: DepthwiseTile, column: str, more: str = "") -> str:
         """C++ that runs a tile from a column on for all channels, neighbouring lines one after the other."""
         if t.name not in made:
-            made[t.name] = _tile_text(p, t, wh, ww, epilogue, padded=padded, partial=partial, waits=waits)
+            made[t.name] = _tile_text(p, t, wh, ww, epilogue, padded=padded, partial=partial, waits=waits, again=again)
         to = f"y + g + {scaled(column, p.ys[5])}"
         if epilogue is not None:
-            to = f"e, n, g, r, {column}{', v * VL - g' if sums else ''}"
+            to = f"e, n, g, r, {column}{', v * VL - g' if sums or again else ''}"
         to = f"row + {column} * {padded} + g" if waits else to
         first = scaled(column, p.stride[2] * p.xs[5], p.base[2] * p.xs[5])
         return (
@@ -209,14 +211,15 @@ def _row_blocks(p: ConvolutionProblem, threads: int) -> int:
 
 
 def _tile_text(
-    p: ConvolutionProblem, t: DepthwiseTile, wh: int, ww: int, epilogue: Epilogue | None, *, padded: int, partial: bool, waits: bool
+    p: ConvolutionProblem, t: DepthwiseTile, wh: int, ww: int, epilogue: Epilogue | None, *, padded: int, partial: bool, waits: bool,
+    again: bool,
 ) -> str:  # fmt: skip
     lanes_of = p.groups if partial else 0
     get = f"load_part({{}}, {lanes_of})" if partial else "load({})"
     if t.edge:
         kernel, image = get.format(f"q + kw * {ww}LL"), get.format(f"p + kw * {p.dil[2] * p.xs[5]}LL")
         told = [text_of.edge_taps(get_w=kernel, get_x=image)]
-        return _finished_tile(p, t, wh, epilogue, [], told, padded=padded, partial=partial, waits=waits)
+        return _finished_tile(p, t, wh, epilogue, [], told, padded=padded, partial=partial, waits=waits, again=again)
     uses = t.uses(p)
     wanted = sorted({kw for pairs in uses.values() for _, kw in pairs})
     weights = [f"        const V w{kw} = {get.format(f'q + {kw * ww}LL')};" for kw in wanted]
@@ -224,12 +227,12 @@ def _tile_text(
     for column, pairs in sorted(uses.items()):
         adds = " ".join(f"y{i} += w{kw} * s;" for i, kw in pairs)
         taps.append(f"        {{ const V s = {get.format(f'p + {column * p.xs[5]}LL')}; {adds} }}")
-    return _finished_tile(p, t, wh, epilogue, weights, taps, padded=padded, partial=partial, waits=waits)
+    return _finished_tile(p, t, wh, epilogue, weights, taps, padded=padded, partial=partial, waits=waits, again=again)
 
 
 def _finished_tile(
     p: ConvolutionProblem, t: DepthwiseTile, wh: int, epilogue: Epilogue | None, weights: list[str], taps: list[str], *,
-    padded: int, partial: bool, waits: bool,
+    padded: int, partial: bool, waits: bool, again: bool,
 ) -> str:  # fmt: skip
     """The function of a tile: sums over rows of the kernel, and what is done with them."""
     lanes_of = p.groups if partial else 0
@@ -249,10 +252,25 @@ def _finished_tile(
                 stop.append(f"    {{ const V v[] = {{{', '.join(row)}}}; finish_group<{len(row)}, 1>({place}, v); }}")
             else:
                 stop.append(f"    finish_row<1>(e, n, g, 0, 0, r, c + {i}, &y{i}, {valid});")
+        stored = [
+            f"    alignas(64) T t[{t.pixels} * VL];",
+            *(f"    store(t + {i} * VL, y{i});" for i in range(t.pixels)),
+        ]
+        if again:
+            rest = f"for (L i = 0; i < {t.pixels}; i++) finish(e, n, g + done, 0, 0, r, c + i, t + i * VL + done, VL - done);"
+            stop = [
+                "    if (done == 0) {",
+                *stop,
+                "    } else {",
+                *([] if epilogue.sums else stored),
+                f"    {rest}",
+                "    }",
+            ]
         if epilogue.sums:
+            stop = [*stored, *stop]
+        if epilogue.sums or again:
             to += ", L done"
-            stop.append(f"    alignas(64) T t[{t.pixels} * VL];")
-            stop += [f"    store(t + {i} * VL, y{i});" for i in range(t.pixels)]
+        if epilogue.sums:
             stop.append(f"    add_sums(e, n, g, 0, 0, r, c, t, VL, {t.pixels}, done, {valid});")
     else:
         put = f"store_part(y + {{}}LL, y{{}}, {lanes_of});" if partial else "store(y + {}LL, y{});"

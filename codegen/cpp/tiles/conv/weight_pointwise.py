@@ -145,6 +145,8 @@ def _divisions(p: ConvolutionProblem, threads: int) -> list[_Division]:
         if parts > panels or shares * LEAST_STEPS > steps or most < LEAST_STEPS:
             continue
         block = Split.at_most(ceil_div(steps, shares), min(most, MOST_STEPS)).size
+        if ceil_div(steps, block) < shares:
+            continue  # a share without a block would leave its sums as they are
         blocks = ceil_div(ceil_div(steps, block), shares)
         tiles = strips * wide
         making = (strips + wide) * 32 * CHANNEL_CYCLES

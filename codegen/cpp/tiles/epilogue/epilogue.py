@@ -33,7 +33,7 @@ from dcir.codegen.cpp.tiles.epilogue.scalars import lane_statements
 from dcir.codegen.cpp.tiles.epilogue.sums import only_sums, pitch, sums_of, sums_text, without_sums
 from dcir.codegen.cpp.tiles.epilogue.vectors import all_simple, is_simple, roundings, vector_lines, vector_math
 from dcir.ir.loop_nest import LoopNest
-from dcir.ir.statements import Cast, Gather, Reduce, Store
+from dcir.ir.statements import Cast, Gather, Load, Reduce, Store
 from dcir.ir.types import FLOATS
 from dcir.isa import Isa
 
@@ -88,6 +88,14 @@ class Epilogue:
         """Elements of a job's sums (``epilogue/sums.py``); 0 if it only stores."""
         found = sums_of(self.program)
         return len(found) * pitch(self.program) if found else 0
+
+    @property
+    def may_update(self) -> bool:
+        """Whether a result may lie where an operand does (``ir/updates.py``): no element must be finished twice then."""
+        p = self.program
+        stored = {(s.strides, p.outputs[s.operand]) for s in p.body if isinstance(s, Store)}
+        read = [s for s in p.body if isinstance(s, Load) and s.operand > 0]
+        return any((s.strides, p.inputs[s.operand]) in stored for s in read)
 
     def operands(self, sums: int = 0) -> str:
         """A C++ expression of the operands' pointers, over the kernel's; ``sums``: where in its scratch the jobs' sums are."""

@@ -78,7 +78,8 @@ def merge_batch(form: ProductForm) -> ProductForm:
 
 def _merge_one(form: ProductForm) -> ProductForm | None:
     s, places = form.spec, form.places
-    for d, extent in enumerate(s.batch):
+    # The innermost first: the one row of a product becomes those that lie next to each other.
+    for d, extent in reversed(list(enumerate(s.batch))):
         drop = extent == 1
         rows = s.b[d] == 0 and (s.m == 1 or (s.a[d], s.c[d]) == (s.a[-2] * s.m, s.c[-2] * s.m))
         rows = rows and (s.m == 1 or _walks_on(form.epilogue, places[d], places[-2], s.m))

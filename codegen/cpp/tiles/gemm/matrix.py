@@ -189,7 +189,7 @@ def _body_text(spec: ContractionSpec, made: UnitBlocking, end_of: Ending, rows: 
         (f"matrix_tile<{ceil_div(size, ROWS // 2)}>(ta, cur, c_, steps, {split}, ahead, finish_piece);" for size in sizes),
         whole,
     )  # fmt: skip
-    last = [text_of.finish(mr=left, arguments=end_of.arguments, n=spec.n, row=rows.row)] if left else []
+    last = [_finished(left, end_of, spec, rows.row)] if left else []
     values = {
         "together": columns.together, "strip": made.strip, "unit": rows.unit, "depth": spec.k, "m": spec.m, "fill": rows.fill,
         "of_first": columns.left("g0"), "of_next": columns.left("g_next"), "tile": tile,
@@ -213,15 +213,22 @@ def _finish_text(form: ProductForm, made: UnitBlocking, end_of: Ending, row: str
             "last_rows": text_of.last_rows(),
         }
     if moves(spec.m):
-        tile, row_ = (text_of.finish(mr=n, arguments=end_of.arguments, n=spec.n, row=row) for n in (end_of.rows, 1))
+        tile = _finished(end_of.rows, end_of, spec, row)
+        # Rows are looked at by fours, and the last ones of a tile have none behind them.
+        row_ = _finished(1, end_of, spec, row, four="sums_[turn ^ 1] + (m - m_left) / 4 * 128")
         pending = text_of.pending_of_any(rows=end_of.rows, finish=tile, finish_row=row_)
         return {"pending": pending, "flush": text_of.flush_of_any(), "rows_left": "", "last_rows": ""}
     if spec.m < ROWS:
         return {"pending": text_of.alone(), "flush": "", "rows_left": "", "last_rows": ""}
-    finish = text_of.finish(mr=end_of.rows, arguments=end_of.arguments, n=spec.n, row=row)
+    finish = _finished(end_of.rows, end_of, spec, row)
     return {
         "pending": text_of.pending(rows=end_of.rows, finish=finish), "flush": text_of.flush(), "rows_left": "", "last_rows": ""
     }  # fmt: skip
+
+
+def _finished(rows: int, end_of: Ending, spec: ContractionSpec, row: str, four: str = "c_") -> str:
+    """C++ that finishes so many rows from ``c_`` on, if they are sound from ``four`` on."""
+    return text_of.finish(mr=rows, arguments=end_of.arguments, n=spec.n, row=row, four=four)
 
 
 def _by_strip(calls: Iterable[str], whole: int) -> str:

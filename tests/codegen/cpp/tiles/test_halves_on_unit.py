@@ -33,8 +33,8 @@ from tests.codegen.cpp.tiles.conv import (
     test_weight_matrix,
     test_weight_pointwise,
 )
-from tests.codegen.cpp.tiles.conv.gradient_harness import check, gradient_spec, needs_unit, operands
-from tests.codegen.cpp.tiles.tile_harness import compile_plans, matrix_everywhere
+from tests.codegen.cpp.tiles.conv.gradient_harness import check, gradient_spec, operands
+from tests.codegen.cpp.tiles.tile_harness import compile_plans, matrix_everywhere, needs_unit
 
 pytestmark = [needs_unit, pytest.mark.in_turn(2)]
 

@@ -17,6 +17,7 @@ from dcir.codegen.cpp.toolchain import HEADERS, default_flags, find_compiler
 from dcir.codegen.symbolic import sizes_from
 from dcir.cost.cpu import MATRIX_UNIT
 from dcir.isa import ISAS, Isa, host_isa
+from tests.codegen.cpp.tiles.matrix_unit_twin import HERE, USED, on_twin
 from tests.conftest import COMPILED_ONLY, WHY_NOT_RUN
 
 PROCESSOR = host_isa().processor if COMPILED_ONLY else "native"
@@ -31,9 +32,14 @@ RUNNABLE = [host_isa().name] if COMPILED_ONLY else list(ISAS)[list(ISAS).index(h
 """Names of the instruction sets that kernels are made for, the widest first: those that can run here, or the one to compile for."""
 
 
+needs_unit = pytest.mark.skipif(
+    not HERE, reason="this processor has no matrix unit, and no vectors for one in software"
+)
+
+
 def isa_of(name: str) -> Isa:
-    """The instruction set of that name, or, where this processor lacks it, the widest it has: its code is to run here."""
-    return ISAS[name if name in RUNNABLE else RUNNABLE[0]]
+    """The instruction set of that name, or, where this processor lacks it (and its twin), the widest it has: its code is to run here."""
+    return ISAS[name if name in RUNNABLE or (name == "amx" and USED) else RUNNABLE[0]]
 
 
 @contextmanager
@@ -51,7 +57,7 @@ def wrap(plan, ins, outs, name):
     """
     if isinstance(ins, str):
         ins, outs = (ins,) * outs, (ins,)
-    lines = [f"namespace {name} {{", plan.globals, f'extern "C" void {name}(void **p) {{']
+    lines = [f"namespace {name} {{", on_twin(plan.globals), f'extern "C" void {name}(void **p) {{']
     lines += [f"const {CPP_TYPE[t]} *a{i} = (const {CPP_TYPE[t]} *)p[{i}];" for i, t in enumerate(ins)]
     lines += [f"{CPP_TYPE[t]} *o{i} = ({CPP_TYPE[t]} *)p[{len(ins) + i}];" for i, t in enumerate(outs)]
     lines.append(f"unsigned char *scratch = (unsigned char *)p[{len(ins) + len(outs)}];")

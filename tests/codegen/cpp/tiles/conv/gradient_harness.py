@@ -3,18 +3,15 @@
 import math
 
 import numpy as np
-import pytest
 import torch
 
 from dcir.ir.network import contiguous
-from dcir.isa import host_isa
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.operand_types import alike
 from tests.codegen.cpp.tiles.conv.test_weight_nhwc import last
 from tests.codegen.cpp.tiles.conv.test_winograd import window
 from tests.codegen.cpp.tiles.tile_harness import compile_plans
 
-needs_unit = pytest.mark.skipif(host_isa().name != "amx", reason="this processor has no matrix unit")
 BAD_VALUES = [np.inf, np.nan, 3.4e38, 1e-33]  # the last parts of the last are lost
 
 

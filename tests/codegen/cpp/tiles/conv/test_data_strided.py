@@ -14,10 +14,9 @@ from tests.codegen.cpp.tiles.conv.gradient_harness import (
     check_spoiled,
     gradient_spec,
     kernels_of,
-    needs_unit,
     square_spec,
 )
-from tests.codegen.cpp.tiles.tile_harness import matrix_everywhere
+from tests.codegen.cpp.tiles.tile_harness import matrix_everywhere, needs_unit
 from tests.rotation import taken
 
 # n, cin, cout, in_size, kernel, stride, low padding, high padding, dilation

@@ -1,5 +1,6 @@
 """Convolutions with epilogues and packed weights, in all layouts and instruction sets, against the specs' references."""
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -114,7 +115,9 @@ def problem(name, dtype, x_layout, y_layout, gap, packed, kind, bias):
     return spec, given, made
 
 
-CASES = taken(cases(), 44)
+IN_PLACE = [("depthwise", dtype, isa, "last", "last", 0, packed, "residual")
+            for dtype, isa, packed in itertools.product(("f32", "f64"), ("avx512", "avx2", "generic"), (True, False))]  # fmt: skip
+CASES = list(dict.fromkeys(taken(cases(), 44) + IN_PLACE))
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +143,12 @@ def test_equals_reference(compiled, number):
     depth = spec.cin * int(np.prod(spec.kernel))
     tolerance = (2e-6 if spec.dtype == "f32" else 1e-13) * (4 + depth**0.5)
     np.testing.assert_allclose(got[0].numpy(), wanted[0], rtol=tolerance, atol=tolerance)
+    if CASES[number][-1] == "residual":  # where the operand that is added lies, too
+        update = torch.from_numpy(given[-1].copy())
+        call(*(torch.from_numpy(g) for g in given[:-1]), update, update)
+        shape = (spec.n, spec.groups * spec.cout, *spec.out_size)
+        places = sum(i * s for i, s in zip(np.indices(shape), spec.y, strict=True)).ravel()
+        np.testing.assert_allclose(update.numpy()[places], wanted[0][places], rtol=tolerance, atol=tolerance)
     if len(got) > 1:  # a comparison may fall out differently only where the value is next to the border
         assert (got[1].numpy() != wanted[1]).mean() < 1e-3
 

@@ -17,10 +17,10 @@ from tests.codegen.cpp.tiles.conv.gradient_harness import (
     check_spoiled,
     gradient_spec,
     kernels_of,
-    needs_unit,
     operands,
     square_spec,
 )
+from tests.codegen.cpp.tiles.tile_harness import needs_unit
 from tests.rotation import taken
 
 # n, cin, cout, in_size, kernel, stride, low padding, high padding, dilation

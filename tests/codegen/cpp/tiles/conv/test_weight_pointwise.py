@@ -20,10 +20,10 @@ from tests.codegen.cpp.tiles.conv.gradient_harness import (
     check_spoiled,
     gradient_spec,
     kernels_of,
-    needs_unit,
     operands,
     square_spec,
 )
+from tests.codegen.cpp.tiles.tile_harness import needs_unit
 from tests.rotation import taken
 
 # n, cin, cout, in_size, stride
@@ -133,3 +133,13 @@ def test_which_problems_have_this_form():
     assert not suits(8, 256, 128, 56, isa="avx512") and not suits(8, 256, 128, 56, k=3)
     assert not suits(8, 2048, 512, 7)  # two blocks and the sums do not fit into the second-level cache
     assert not suits(8, 16, 96, 112)  # making both operands takes longer than multiply-adds
+
+
+@pytest.mark.parametrize("steps", range(1, 60))
+@pytest.mark.parametrize("threads", [2, 5, 12])
+def test_every_share_has_a_block(steps, threads):
+    """A share of none would leave what lay in its place of the sums: 12 threads, 256 to 512 channels, 3 images of 28 x 28."""
+    shape = (1, 64, 64, (steps * 32,), (1,), (1,), (0,), (0,), (1,))
+    problem = flat(forward_problem(gradient_spec("backward_weight", shape, 0)))
+    for found in conv_weight_pointwise._divisions(problem, threads):
+        assert -(-steps // found.steps) >= found.shares

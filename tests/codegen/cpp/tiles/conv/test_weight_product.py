@@ -15,11 +15,10 @@ from tests.codegen.cpp.tiles.conv.gradient_harness import (
     check_random,
     check_spoiled,
     kernels_of,
-    needs_unit,
     square_spec,
 )
 from tests.codegen.cpp.tiles.conv.test_weight_pointwise import spec_of
-from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of
+from tests.codegen.cpp.tiles.tile_harness import compile_plans, isa_of, needs_unit
 from tests.rotation import taken
 
 SHAPES = ("square", "more-out", "more-in", "few-out", "few-in", "odd", "seventeen", "long", "short")
