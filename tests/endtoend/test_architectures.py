@@ -21,7 +21,7 @@ from tests.endtoend.plain_architectures import PLAIN
 from tests.endtoend.plain_images import PLAIN_IMAGES
 from tests.rotation import chosen
 
-_AT_ONCE = 8
+_AT_ONCE = 5
 _ALWAYS = PLAIN | PLAIN_IMAGES
 
 
@@ -65,6 +65,7 @@ def test_installed(name: str, train: bool, record_property: Callable[[str, objec
     assert done.operators
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", sorted(TRAINED_IN_DOUBLE))
 def test_trained_in_double(name: str) -> None:
     """Outputs and gradients to ten digits: kinks that float32 cannot tell apart are none in float64."""

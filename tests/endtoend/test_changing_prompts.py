@@ -9,7 +9,7 @@ import dcir
 from tests.endtoend.test_architectures import _import_or_skip
 from tests.endtoend.test_changing_sizes import NETWORKS, bounded
 
-pytestmark = pytest.mark.in_turn(3)
+pytestmark = pytest.mark.in_turn(6)
 
 PROMPTS = ((1, 7), (1, 4), (2, 11), (1, 12), (3, 19))
 

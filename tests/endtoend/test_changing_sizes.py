@@ -13,7 +13,7 @@ from tests.endtoend.test_architectures import _import_or_skip
 from tests.harness import check_close
 from tests.moving import Encoder
 
-pytestmark = pytest.mark.in_turn(3)
+pytestmark = pytest.mark.in_turn(6)
 
 
 def bounded(fast):

@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.in_turn(2)
 CONVERGENCE = Path(__file__).parents[2] / "examples" / "convergence.py"
 
 

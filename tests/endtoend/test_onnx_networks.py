@@ -14,7 +14,7 @@ import dcir
 from dcir.frontends.onnx import load as load_eager
 from tests.harness import example_models
 
-pytestmark = pytest.mark.in_turn(3)
+pytestmark = pytest.mark.in_turn(6)
 
 models = example_models()
 

@@ -15,7 +15,7 @@ import dcir
 from dcir.errors import OptionError
 from tests.endtoend.test_architectures import _import_or_skip
 
-pytestmark = pytest.mark.in_turn(3)
+pytestmark = pytest.mark.in_turn(6)
 
 BEGIN = """
 import copy, json, sys

@@ -7,7 +7,7 @@ import pytest
 
 from tests.driver.kept.places import Place
 
-pytestmark = pytest.mark.in_turn(3)
+pytestmark = pytest.mark.in_turn(6)
 
 MODEL = """
 import torch

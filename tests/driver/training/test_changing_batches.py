@@ -10,7 +10,7 @@ import dcir
 from dcir.errors import IndexOutOfRange
 from tests.moving import Encoder
 
-pytestmark = pytest.mark.in_turn(3)
+pytestmark = pytest.mark.in_turn(6)
 
 
 class Classifier(nn.Module):
