@@ -383,6 +383,10 @@ class _Importer:
                 self.done.outputs.append(("argument", value.index) if given else ("literal", value))
                 continue
             ref = self._presentable(out, self.env[out], free=number >= saved)
+            if self.context.kind == "backward" and any(r.data == ref.data for r in self.net.results):
+                ref = self._own(
+                    out, ref
+                )  # autograd keeps gradients as they come, and whoever scales one would scale both
             self.net.promote(ref.data)
             if number >= saved:
                 self.net.free.add(len(self.net.results))
@@ -391,11 +395,15 @@ class _Importer:
 
     def _update(self, node: fx.Node, source: str) -> None:
         """Write a node's value in place of the input ``source``; the caller gets nothing for it."""
-        value = self.env[node]
+        value, c = self.env[node], self.net.containers[source]
         self.done.outputs.append(("literal", None))
-        if value.data == source:
+        walks = zip(value.strides, c.strides, c.shape, strict=False)
+        if (
+            value.data == source
+            and (value.offset, value.shape) == (0, c.shape)
+            and all(a == b or d == 1 for a, b, d in walks)
+        ):  # any other window of it, transposed or repeated, is written to it
             return
-        c = self.net.containers[source]
         name = self.net.add_container(c.shape, c.dtype, "transient", c.strides)
         self._at(node)
         self.ctx.copy(value, Ref(name, c.shape, c.strides, 0, c.dtype))
@@ -423,7 +431,12 @@ class _Importer:
         own = not constant and self.owner[ref.data] is self.root[node] is node
         if free and own and all(is_dense(ref.shape, s) for s in (ref.strides, meta.strides)):
             return ref
-        # The exact strides, gaps and all: the backward graph was made for tensors that have them.
+        return self._own(node, ref)
+
+    def _own(self, node: fx.Node, ref: Ref) -> Ref:
+        """A copy with the exact strides, gaps and all: the backward graph was made for tensors that have them."""
+        meta = meta_of(node.meta["val"])
+        assert meta is not None
         name = self.net.add_container(meta.shape, meta.dtype, "transient", meta.strides)
         self._at(node)
         return self.ctx.copy(ref, Ref(name, meta.shape, meta.strides, 0, meta.dtype))

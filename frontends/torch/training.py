@@ -99,8 +99,80 @@ class _Loss(nn.Module):
         context = (
             torch.autocast(device(), self.autocast, cache_enabled=False) if self.autocast else contextlib.nullcontext()
         )
+        before = _State.of(self.model)
         with context:
-            return (self.loss(self.model, *batch),)
+            loss = self.loss(self.model, *batch)
+        before.keep()
+        return (loss,)
+
+
+_PLAIN = (bool, int, float, str, type(None), Tensor)
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a model holds when its forward pass begins. The pass is traced, not run: what it assigns would be lost without a word.
+
+    Attributes:
+        tensors: module, its parameters or its buffers, name, tensor.
+        plain: module, attribute, number, text, None or tensor.
+        names: of every module, its attributes.
+    """
+
+    tensors: tuple[tuple[nn.Module, dict[str, Any], str, Tensor | None], ...]
+    plain: tuple[tuple[nn.Module, str, object], ...]
+    names: tuple[tuple[nn.Module, frozenset[str]], ...]
+
+    @staticmethod
+    def of(model: nn.Module) -> _State:
+        every = list(model.modules())
+        return _State(
+            tuple((m, held, n, t) for m in every for held in _held(m) for n, t in held.items()),
+            tuple((m, n, v) for m in every for n, v in vars(m).items() if isinstance(v, _PLAIN)),
+            tuple((m, frozenset(vars(m))) for m in every),
+        )
+
+    def keep(self) -> None:
+        """Write new buffers where the old ones lie.
+
+        Raises:
+            Unsupported: something else was assigned, or a buffer of another shape or type, or one that is part of the graph.
+        """
+        assigned = []
+        for m, held, n, old in self.tensors:
+            new, held[n] = held.get(n), old
+            if new is old:
+                continue
+            if held is not m._buffers or old is None or new is None or new.requires_grad or not _alike(old, new):
+                assigned.append((m, n))
+            else:
+                with torch.no_grad():
+                    old.copy_(new)
+        for m, n, value in self.plain:
+            now, vars(m)[n] = vars(m).get(n), value
+            if now is not value and (isinstance(value, Tensor) or type(now) is not type(value) or now != value):
+                assigned.append((m, n))
+        for m, names in self.names:
+            for n in vars(m).keys() - names:
+                if isinstance(vars(m)[n], _PLAIN):
+                    assigned.append((m, n))
+                    del vars(m)[n]
+        # Weights that a hook computes before every call (torch.nn.utils.weight_norm) are attributes, too.
+        assigned = [(m, n) for m, n in assigned if not (m._forward_pre_hooks and isinstance(vars(m).get(n), Tensor))]
+        if assigned:
+            module, name = assigned[0]
+            raise Unsupported(
+                f"the forward pass assigns to {name}", where=type(module).__name__,
+                hint="keep it in a buffer of one shape, without gradients, or use dcir.optimize(model) with torch's own optimiser",
+            )  # fmt: skip
+
+
+def _held(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._parameters, module._buffers
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
 
 
 def capture_step(

@@ -303,3 +303,99 @@ def test_large_matrices(batch, spoil):
         step(x, y)
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=2e-6, equal_nan=True)
+
+
+class _Assigning(nn.Module):
+    """A linear layer whose forward pass assigns to itself."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.layer, self.what, self.count = nn.Linear(2, 2, dtype=torch.float64), what, 0
+        self.register_buffer("mean", torch.zeros(2, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        if self.what == "buffer":
+            self.mean: Tensor = 0.5 * self.mean + y.detach().mean(0)
+            y = y - self.mean
+        elif self.what == "buffer of the graph":
+            self.mean = 0.5 * self.mean + y.mean(0)
+        elif self.what == "buffer of another shape":
+            self.mean = y.detach()
+        elif self.what == "attribute":
+            self.last = y
+        elif self.what == "number":
+            self.count += 1
+            y = y * self.count
+        return y
+
+
+def test_an_assigned_buffer_is_written() -> None:
+    torch.manual_seed(0)
+    model = _Assigning("buffer")
+    twin, loss = copy.deepcopy(model), nn.MSELoss()
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
+    step = dcir.train_step(model, loss, ours)
+    for rows in (2, 3, 4, 5):
+        x, y = torch.randn(2, rows, 2, dtype=torch.float64)
+        theirs.zero_grad()
+        want = loss(twin(x), y)
+        want.backward()
+        theirs.step()
+        torch.testing.assert_close(step(x, y), want.detach())
+        torch.testing.assert_close(model.mean, twin.mean)
+    assert isinstance(model.mean, Tensor) and not model.mean.requires_grad
+
+
+@pytest.mark.parametrize("what", ["buffer of the graph", "buffer of another shape", "number", "attribute"])
+def test_what_a_program_cannot_assign_is_refused(what: str) -> None:
+    """It would be assigned while the step is traced, and never again."""
+    model = _Assigning(what)
+    step = dcir.train_step(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(Unsupported, match=r"the forward pass assigns to (mean|count|last)"):
+        step(torch.ones(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64))
+    assert model.count == 0 and model.mean.tolist() == [0, 0] and not hasattr(model, "last")
+
+
+def test_weights_that_a_hook_computes() -> None:
+    torch.manual_seed(0)
+    with pytest.warns(FutureWarning):
+        model = nn.utils.weight_norm(nn.Linear(3, 2))
+    twin, loss = nn.Linear(3, 2), nn.MSELoss()
+    step = dcir.train_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.0))
+    twin.load_state_dict({"weight": model.weight.detach(), "bias": model.bias.detach()})
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    torch.testing.assert_close(step(x, y), loss(twin(x), y).detach())
+
+
+def test_numbers_and_hooks_of_modules_are_asked_for_every_time() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Softplus(), nn.Linear(8, 4))
+    loss = nn.CrossEntropyLoss()
+    step = dcir.train_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.0))
+    x, y = torch.randn(6, 3), torch.randint(0, 4, (6,))
+
+    def change(number: int) -> None:
+        if number == 1:
+            model[2].beta = 3.0
+        elif number == 2:
+            loss.label_smoothing = 0.5
+        elif number == 3:
+            model[1].eps = 1.0
+        elif number == 4:
+            model[0].register_forward_hook(lambda module, args, result: result * 2)
+        elif number == 5:
+            model[2] = nn.Tanh()
+        elif number == 6:
+            model[1].momentum = 1.0
+
+    seen = []
+    for number in range(7):
+        change(number)
+        twin = copy.deepcopy(model)
+        want = loss(twin(x), y).item()
+        assert step(x, y).item() == pytest.approx(want, rel=1e-5)
+        torch.testing.assert_close(model[1].running_mean, twin[1].running_mean)
+        seen.append(want)
+    assert len(set(seen)) == 6  # the momentum is no part of the loss
+    assert step(x, y).item() == pytest.approx(seen[-1], rel=1e-5)
