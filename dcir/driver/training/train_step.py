@@ -42,7 +42,8 @@ def train_step(
     it is, and again when a size of it changes: for all sizes if that can be had, else for each combination (``explain()`` says why).
 
     A batch may be nested (a tuple of targets, a dict). Every value of a plain number or string in it has a program of its own, so
-    what changes from step to step belongs in a tensor.
+    what changes from step to step belongs in a tensor. So have the numbers, texts and hooks of the model's and the loss function's
+    modules. A buffer that the forward pass assigns is written where it lies; a tensor or number that it keeps elsewhere is refused.
 
     Under ``DistributedDataParallel`` (``dcir.train_step(DDP(model), ...)``) a step is forward and loss in one program, a backward that
     hands its gradients to torch's reducer part by part, with the hooks and options that it has, and the update in another one. It
