@@ -372,21 +372,21 @@ class _Importer:
     def _output(self, node: fx.Node) -> None:
         flat = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
         saved = len(flat) if self.context.first_saved is None else self.context.first_saved
-        updates = self.context.updates
+        updates, given = self.context.updates, set[str]()
         for number, out in enumerate(flat):
             if number in updates:
                 self._update(out, self.net.inputs[updates[number]])
                 continue
             if not isinstance(out, fx.Node) or not isinstance(self.env[out], Ref):
                 value = self.env[out] if isinstance(out, fx.Node) else out
-                given = isinstance(value, Opaque)
-                self.done.outputs.append(("argument", value.index) if given else ("literal", value))
+                opaque = isinstance(value, Opaque)
+                self.done.outputs.append(("argument", value.index) if opaque else ("literal", value))
                 continue
             ref = self._presentable(out, self.env[out], free=number >= saved)
-            if self.context.kind == "backward" and any(r.data == ref.data for r in self.net.results):
-                ref = self._own(
-                    out, ref
-                )  # autograd keeps gradients as they come, and whoever scales one would scale both
+            # Autograd keeps gradients as they come, and whoever scales one would scale the other.
+            if self.context.kind == "backward" and ref.data in given:
+                ref = self._own(out, ref)
+            given.add(ref.data)
             self.net.promote(ref.data)
             if number >= saved:
                 self.net.free.add(len(self.net.results))

@@ -1,47 +1,37 @@
-"""What a traced step depends on besides tensors: classes, numbers, texts and hooks of modules, read anew for every step."""
+"""What a traced step depends on besides tensors: classes, attributes and hooks of modules, read anew for every step."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as _torch_module
 
-_PLAIN = (bool, int, float, complex, str, type(None))
-
-
-class ModuleStates:
-    """Reads the plain state of modules, of 300 in a fifth of a millisecond: which attributes are plain is looked up once."""
-
-    def __init__(self) -> None:
-        self._readers: dict[int, tuple[type, int, Callable[[dict[str, Any]], Any]]] = {}
-
-    def of(self, module: nn.Module) -> Any:
-        """Something hashable that is another thing once the module's class, its numbers and texts or its hooks are."""
-        held = vars(module)
-        known = self._readers.get(id(module))
-        if known is None or known[0] is not type(module) or known[1] != len(held):
-            known = self._readers[id(module)] = type(module), len(held), _reader(held)
-        try:
-            return known[0], known[2](held)
-        except (KeyError, TypeError):  # an attribute has gone, another one has come
-            del self._readers[id(module)]
-            return known[0], _reader(held)(held)
+# What every module has; parameters, buffers and children are looked at elsewhere.
+_EVERY = frozenset(vars(nn.Module())) - {"training"}
+_HOOKS = tuple(sorted(n for n in _EVERY if n.endswith("_hooks") and "state_dict" not in n))
 
 
-def _reader(held: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
-    names = [n for n, v in held.items() if _plain(v)]
-    plain: Callable[[Any], Any] = operator.itemgetter(*names) if names else lambda _: ()
+def module_state(module: nn.Module) -> Any:
+    """Something hashable that is another thing once the module's class, its attributes or its hooks are.
 
-    def read(held: dict[str, Any]) -> Any:
-        hooks = held.get("_forward_hooks"), held.get("_forward_pre_hooks")
-        value = plain(held), held.get("forward"), *(tuple(h) if h else () for h in hooks)
-        hash(value)
-        return value
-
-    return read
+    Numbers and texts count by value and type, in lists, tuples, dicts and sets, too; other objects by who they are.
+    """
+    held = vars(module)
+    hooks = tuple((n, tuple(held[n])) for n in _HOOKS if held.get(n))
+    return type(module), hooks, tuple((n, _frozen(v)) for n, v in held.items() if n not in _EVERY)
 
 
-def _plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_plain, value)))
+def global_hooks() -> Any:
+    """The same of the hooks of all modules."""
+    found = vars(_torch_module)
+    return tuple((n, tuple(v)) for n, v in found.items() if n.startswith("_global_") and n.endswith("_hooks") and v)
+
+
+def _frozen(value: Any) -> Any:
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return kind, tuple(map(_frozen, value))
+    if kind is dict:
+        return kind, tuple((k, _frozen(v)) for k, v in value.items())
+    return kind, value if kind.__hash__ is not None else id(value)

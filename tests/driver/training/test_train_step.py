@@ -311,6 +311,7 @@ class _Assigning(nn.Module):
     def __init__(self, what: str) -> None:
         super().__init__()
         self.layer, self.what, self.count = nn.Linear(2, 2, dtype=torch.float64), what, 0
+        self.log: list[Tensor] = []
         self.register_buffer("mean", torch.zeros(2, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -324,10 +325,25 @@ class _Assigning(nn.Module):
             self.mean = y.detach()
         elif self.what == "attribute":
             self.last = y
+        elif self.what == "list":
+            self.log.append(y.detach())
         elif self.what == "number":
             self.count += 1
             y = y * self.count
         return y
+
+
+class _Scaled(nn.Linear):
+    """Scales that are in a list."""
+
+    scales: list[float]
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.scales = [1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * sum(self.scales)
 
 
 def test_an_assigned_buffer_is_written() -> None:
@@ -347,14 +363,15 @@ def test_an_assigned_buffer_is_written() -> None:
     assert isinstance(model.mean, Tensor) and not model.mean.requires_grad
 
 
-@pytest.mark.parametrize("what", ["buffer of the graph", "buffer of another shape", "number", "attribute"])
+@pytest.mark.parametrize("what", ["buffer of the graph", "buffer of another shape", "number", "attribute", "list"])
 def test_what_a_program_cannot_assign_is_refused(what: str) -> None:
     """It would be assigned while the step is traced, and never again."""
     model = _Assigning(what)
     step = dcir.train_step(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(Unsupported, match=r"the forward pass assigns to (mean|count|last)"):
+    with pytest.raises(Unsupported, match=r"the forward pass assigns to (mean|count|last|log)"):
         step(torch.ones(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64))
     assert model.count == 0 and model.mean.tolist() == [0, 0] and not hasattr(model, "last")
+    assert not model.log
 
 
 def test_weights_that_a_hook_computes() -> None:
@@ -370,7 +387,7 @@ def test_weights_that_a_hook_computes() -> None:
 
 def test_numbers_and_hooks_of_modules_are_asked_for_every_time() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Softplus(), nn.Linear(8, 4))
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Softplus(), _Scaled(8, 4))
     loss = nn.CrossEntropyLoss()
     step = dcir.train_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.0))
     x, y = torch.randn(6, 3), torch.randint(0, 4, (6,))
@@ -388,14 +405,16 @@ def test_numbers_and_hooks_of_modules_are_asked_for_every_time() -> None:
             model[2] = nn.Tanh()
         elif number == 6:
             model[1].momentum = 1.0
+        elif number == 7:
+            model[3].scales.append(4.0)
 
     seen = []
-    for number in range(7):
+    for number in range(8):
         change(number)
         twin = copy.deepcopy(model)
         want = loss(twin(x), y).item()
         assert step(x, y).item() == pytest.approx(want, rel=1e-5)
         torch.testing.assert_close(model[1].running_mean, twin[1].running_mean)
         seen.append(want)
-    assert len(set(seen)) == 6  # the momentum is no part of the loss
+    assert len(set(seen)) == 7  # the momentum is no part of the loss
     assert step(x, y).item() == pytest.approx(seen[-1], rel=1e-5)

@@ -20,7 +20,6 @@ from dcir.codegen.cpp.tiles.gemm.form import ProductForm, normal_form
 from dcir.codegen.cpp.tiles.gemm.matrix import matrix_refusal, product_draft
 from dcir.codegen.cpp.tiles.gemm.unit import parts_of_number
 from dcir.codegen.cpp.tiles.gemm.unit_blocking import ROWS_COST, Rows
-from dcir.codegen.symbolic import moves
 from dcir.cost.matrix_unit import DEPTH, ROWS
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.refusal import Refusal
@@ -44,10 +43,7 @@ def matrix_last_refusal(p: ConvolutionProblem, epilogue: LoopNest, isa: Isa) -> 
         return Refusal(f"channels that do not lie side by side in steps of {DEPTH}")
     if max(p.inp) >= 1 << 30:
         return Refusal("positions are numbered in 32 bits")
-    spec = _form(p, epilogue).spec
-    if not moves(spec.m) and spec.m > 1 and spec.a[-2] != 1:
-        return Refusal("rows of the product that are no pixels side by side")
-    return matrix_refusal(spec, isa)
+    return matrix_refusal(_form(p, epilogue).spec, isa)
 
 
 def matrix_last_draft(
