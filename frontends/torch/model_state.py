@@ -59,7 +59,10 @@ class ModelState:
                 _refill(before[n], content)
         # Weights that a hook computes before every call (torch.nn.utils.weight_norm) are attributes, too.
         assigned = [
-            (m, n) for m, n in assigned if all(getattr(h, "name", "") != n for h in m._forward_pre_hooks.values())
+            (m, n)
+            for m, n in assigned
+            if all(getattr(h, "name", "") != n for h in m._forward_pre_hooks.values())
+            and not (isinstance(m, nn.RNNBase) and n in _FLAT)
         ]
         if assigned:
             module, name = assigned[0]
@@ -99,6 +102,8 @@ def _differ(a: Any, b: Any) -> bool:
 
 _EVERY = frozenset(vars(nn.Module()))
 """Attributes of every module."""
+_FLAT = {"_flat_weights", "_flat_weight_refs"}
+"""What torch's recurrent layers remember of their parameters, and renew in a forward pass that sees others."""
 
 
 def _held(module: nn.Module) -> tuple[dict[str, Any], ...]:
