@@ -18,12 +18,13 @@ from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.dense_forms import dense_form
 from dcir.frontends.torch.nodes import describe, meta_of, origin_of
 from dcir.frontends.torch.regions import ImportedBody, lower_region
+from dcir.frontends.torch.results import Results
 from dcir.ir.memory_plan import BufferPart
 from dcir.ir.network import Network, Result, contiguous
 from dcir.ir.origins import Numbers
 from dcir.ops.library.subgraphs import Subgraph
 from dcir.ops.library.torch_call import TorchCall, calls_graphs, pack
-from dcir.ops.lowering import Lowering, Meta, NotNative, Ref, Storage, is_dense
+from dcir.ops.lowering import Lowering, Meta, NotNative, Ref, Storage
 from dcir.ops.reach import QUANTISED
 from dcir.ops.registry import HIGHER_ORDER, pages
 
@@ -372,71 +373,27 @@ class _Importer:
     def _output(self, node: fx.Node) -> None:
         flat = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
         saved = len(flat) if self.context.first_saved is None else self.context.first_saved
-        updates, given = self.context.updates, set[str]()
+        results = Results(self.ctx, self.env, self.root, self.owner, self._at)
+        if self.context.kind != "backward":
+            results.joined(out for number, out in enumerate(flat[:saved]) if number not in self.context.updates)
+        given = set[str]()
         for number, out in enumerate(flat):
-            if number in updates:
-                self._update(out, self.net.inputs[updates[number]])
+            if number in self.context.updates:
+                results.update(out, self.net.inputs[self.context.updates[number]])
+                self.done.outputs.append(("literal", None))
                 continue
             if not isinstance(out, fx.Node) or not isinstance(self.env[out], Ref):
                 value = self.env[out] if isinstance(out, fx.Node) else out
                 opaque = isinstance(value, Opaque)
                 self.done.outputs.append(("argument", value.index) if opaque else ("literal", value))
                 continue
-            ref = self._presentable(out, self.env[out], free=number >= saved)
+            ref = results.presentable(out, free=number >= saved)
             # Autograd keeps gradients as they come, and whoever scales one would scale the other.
             if self.context.kind == "backward" and ref.data in given:
-                ref = self._own(out, ref)
+                ref = results.own(out)
             given.add(ref.data)
             self.net.promote(ref.data)
             if number >= saved:
                 self.net.free.add(len(self.net.results))
             self.net.results.append(Result(ref.data, ref.shape, ref.strides, ref.offset, ref.dtype))
             self.done.outputs.append(("result", len(self.net.results) - 1))
-
-    def _update(self, node: fx.Node, source: str) -> None:
-        """Write a node's value in place of the input ``source``; the caller gets nothing for it."""
-        value, c = self.env[node], self.net.containers[source]
-        self.done.outputs.append(("literal", None))
-        walks = zip(value.strides, c.strides, c.shape, strict=False)
-        if (
-            value.data == source
-            and (value.offset, value.shape) == (0, c.shape)
-            and all(a == b or d == 1 for a, b, d in walks)
-        ):  # any other window of it, transposed or repeated, is written to it
-            return
-        name = self.net.add_container(c.shape, c.dtype, "transient", c.strides)
-        self._at(node)
-        self.ctx.copy(value, Ref(name, c.shape, c.strides, 0, c.dtype))
-        self.net.promote(name)
-        self.net.results.append(Result(name, c.shape, c.strides, 0, c.dtype))
-        self.net.updates[name] = source
-
-    def _as_torch_says(self, ref: Ref, strides: tuple[int, ...]) -> Ref:
-        """``ref`` with torch's strides in dimensions of extent 1, which other graphs take for a sign of channels-last."""
-        if ref.strides == strides:
-            return ref
-        c = self.net.containers[ref.data]
-        if c.role == "transient" and (c.shape, c.strides, ref.offset) == (ref.shape, ref.strides, 0):
-            c.strides = strides
-        return replace(ref, strides=strides)
-
-    def _presentable(self, node: fx.Node, ref: Ref, *, free: bool) -> Ref:
-        """``ref`` as callers may hold it: aliasing only what torch's result would alias, with torch's strides unless ``free``."""
-        meta = meta_of(node.meta["val"])
-        assert meta is not None
-        same = all(a == b or d == 1 for a, b, d in zip(ref.strides, meta.strides, ref.shape, strict=True))
-        constant = self.net.containers[ref.data].role == "constant"
-        if same and self.owner[ref.data] is self.root[node] and not constant:
-            return self._as_torch_says(ref, meta.strides)
-        own = not constant and self.owner[ref.data] is self.root[node] is node
-        if free and own and all(is_dense(ref.shape, s) for s in (ref.strides, meta.strides)):
-            return ref
-        return self._own(node, ref)
-
-    def _own(self, node: fx.Node, ref: Ref) -> Ref:
-        """A copy with the exact strides, gaps and all: the backward graph was made for tensors that have them."""
-        meta = meta_of(node.meta["val"])
-        assert meta is not None
-        name = self.net.add_container(meta.shape, meta.dtype, "transient", meta.strides)
-        self._at(node)
-        return self.ctx.copy(ref, Ref(name, meta.shape, meta.strides, 0, meta.dtype))

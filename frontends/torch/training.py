@@ -36,6 +36,9 @@ from dcir.frontends.torch.gpu_forms import gpu_forms
 from dcir.frontends.torch.model_state import ModelState
 from dcir.ops.reach import device
 
+OF_LOSS = "(loss_fn)."
+"""What names of the loss function's tensors begin with."""
+
 # (parameter, gradient, state by name, hyperparameters by name) -> (new parameter, new state by name)
 Rule = Callable[[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 
@@ -90,30 +93,38 @@ class CapturedStep:
 
 
 class _Loss(nn.Module):
-    """The function whose derivative is taken, as a module."""
+    """The function whose derivative is taken, as a module with the model and, where it is one, the loss function in it."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], autocast: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Tensor],
+        batch_of: Callable[..., Any],
+        autocast: torch.dtype | None,
+    ) -> None:
         super().__init__()
-        self.model, self.loss, self.autocast = model, loss, autocast
+        self.model, self.loss_fn, self.batch_of, self.autocast = model, loss_fn, batch_of, autocast
 
     def forward(self, *batch: Any) -> tuple[Tensor]:
+        inputs, target = self.batch_of(batch)
         context = (
             torch.autocast(device(), self.autocast, cache_enabled=False) if self.autocast else contextlib.nullcontext()
         )
-        before = ModelState.of(self.model)
+        before = ModelState.of(self)
         with context:
-            loss = self.loss(self.model, *batch)
+            loss = self.loss_fn(self.model(*inputs), target)
         before.keep()
         return (loss,)
 
 
 def capture_step(
     model: nn.Module,
-    loss: Callable[..., Tensor],
+    loss_fn: Callable[..., Tensor],
     batch: Sequence[Tensor],
     updates: Sequence[Update],
     hyper: int,
     *,
+    batch_of: Callable[[Sequence[Tensor]], tuple[Sequence[Any], Any]],
     clip: Clip,
     autocast: torch.dtype | None = None,
     accumulated: Sequence[str] = (),
@@ -122,10 +133,11 @@ def capture_step(
 
     Args:
         model: in the mode (training or not) it is to run in.
-        loss: from the model and the batch to a scalar.
+        loss_fn: from the model's result and the target to a scalar; parameters and buffers of a module are inputs as the model's.
         batch: example tensors; fake ones may have symbolic sizes.
         updates: one for each parameter that the optimiser holds.
         hyper: number of hyperparameters of all groups.
+        batch_of: the model's arguments and the target, of the tensors of a batch.
         clip: gradient clipping.
         autocast: element type of an autocast region around forward and loss.
         accumulated: names of parameters that have a gradient already, to which the new one is added.
@@ -133,7 +145,7 @@ def capture_step(
     Raises:
         Unsupported: forward and backward cannot be traced as one graph.
     """
-    wrapped = _Loss(model, loss, autocast)
+    wrapped = _Loss(model, loss_fn, batch_of, autocast)
     try:
         joint = _joint(wrapped, batch)
         written = [d for d in joint.mutated if not isinstance(d, BufferAOTInput)]
@@ -144,6 +156,11 @@ def capture_step(
     except DcirError:
         raise
     except Exception as e:
+        if "convert all Tensors to FakeTensors" in str(e):
+            raise Unsupported(
+                "the model or the loss function uses a tensor that is no parameter or buffer of either", where=type(model).__name__,
+                hint="register it as a buffer; of a loss that is a function, make a module (nn.CrossEntropyLoss(weight=…))",
+            ) from e  # fmt: skip
         raise Unsupported(
             f"the training step cannot be captured as one graph: {(str(e).strip().splitlines() or ['?'])[0][:300]}",
             where=type(model).__name__,
@@ -199,7 +216,8 @@ def _joint(wrapped: nn.Module, batch: Sequence[Tensor]) -> _Joint:
 
 
 def _plain(name: str) -> str:
-    return name.removeprefix("model.")
+    head, _, rest = name.partition(".")
+    return rest if head == "model" else OF_LOSS + rest
 
 
 def _with_updates(

@@ -52,8 +52,9 @@ def train_step(
 
     Args:
         model: trained in the mode (``train()`` or ``eval()``) it is in when called.
-        loss_fn: from the model's result and the last member of the batch to a scalar.
-        optimizer: torch.optim.SGD, Adam, AdamW or RMSprop over (some of) the model's parameters.
+        loss_fn: from the model's result and the last member of the batch to a scalar. Tensors that it holds (class weights, a learned
+            temperature) are parameters or buffers of a module.
+        optimizer: torch.optim.SGD, Adam, AdamW or RMSprop over (some of) the parameters of the model and of the loss function.
         clip_grad_norm, clip_grad_value: clip gradients as torch.nn.utils.clip_grad_norm_ and clip_grad_value_ do.
         autocast: ``torch.bfloat16`` runs forward and loss under autocast.
         level, options: as for ``dcir.optimize``.

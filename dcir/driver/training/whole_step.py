@@ -23,7 +23,7 @@ from dcir.frontends.torch.gpu_forms import in_gpu_forms
 from dcir.frontends.torch.shapes.batch_sizes import BatchSizes, Pattern
 from dcir.frontends.torch.shapes.moving_sizes import MovingSizes
 from dcir.frontends.torch.shapes.programs import NoProgramForSizes
-from dcir.frontends.torch.training import CapturedStep, Clip, capture_step
+from dcir.frontends.torch.training import OF_LOSS, CapturedStep, Clip, capture_step
 from dcir.ops.reach import device, on_device, out_of_reach
 from dcir.options import Options
 from dcir.targets import target_class
@@ -37,7 +37,7 @@ class _Seen:
     """A model at the beginning of a step.
 
     Attributes:
-        tensors: its parameters and buffers by every name they have.
+        tensors: its parameters and buffers by every name they have, and those of the loss function.
         names: id of each of them -> its first name.
         states: of every module, and of the loss function's, what a trace depends on besides them.
     """
@@ -52,7 +52,9 @@ def _seen(model: nn.Module, loss_fn: Callable[..., Tensor]) -> _Seen:
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
     states = [global_hooks()]
-    left = [("", model)]
+    left: list[tuple[str, nn.Module]] = [("", model)]
+    if isinstance(loss_fn, nn.Module):
+        left.insert(0, (OF_LOSS, loss_fn))
     while left:
         prefix, module = left.pop()
         states.append(module_state(module))
@@ -65,8 +67,6 @@ def _seen(model: nn.Module, loss_fn: Callable[..., Tensor]) -> _Seen:
                 tensors[prefix + n] = b
                 names.setdefault(id(b), prefix + n)
         left += [(f"{prefix}{n}.", m) for n, m in reversed(module._modules.items()) if m is not None]
-    if isinstance(loss_fn, nn.Module):
-        states += map(module_state, loss_fn.modules())
     return _Seen(tensors, names, tuple(states))
 
 
@@ -92,8 +92,8 @@ class TrainStep:
         autocast: torch.dtype | None, options: Options,
     ) -> None:  # fmt: skip
         self._device = device()
-        self._refuse(model)
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
+        self._refuse(model)
         self.dcir = Handle(Session(options), type(model).__name__)
         self.grad_norm: Tensor | None = None
         self._clip, self._autocast = clip, autocast
@@ -114,7 +114,9 @@ class TrainStep:
                 f"a training step is compiled for one process, the model is under {spread}",
                 where=type(model).__name__, hint=HINT if spread == "fully_shard" else f"{spread} around the whole model, or {HINT}",
             )  # fmt: skip
-        refuse_unless_plain(of_module(model))
+        for m in (model, self.loss_fn):
+            if isinstance(m, nn.Module):
+                refuse_unless_plain(of_module(m))
 
     def __call__(self, *batch: Any) -> Tensor:
         """One step.
@@ -233,14 +235,14 @@ class TrainStep:
         self._refuse(self.model)  # it may have changed
         updates, hyper = self._steps.updates(held, rows)
 
-        def loss(model: nn.Module, *tensors: Tensor) -> Tensor:
+        def batch_of(tensors: Sequence[Tensor]) -> tuple[Sequence[Any], Any]:
             *inputs, target = frame.filled(tensors)
-            return self.loss_fn(model(*inputs), target)
+            return inputs, target
 
         with in_gpu_forms(wanted=not target_class(self.dcir.options.target).attends):
             step = capture_step(
-                self.model, loss, batch if sizes is None else sizes.examples, updates, hyper, clip=self._clip,
-                autocast=self._autocast, accumulated=accumulated,
+                self.model, self.loss_fn, batch if sizes is None else sizes.examples, updates, hyper, batch_of=batch_of,
+                clip=self._clip, autocast=self._autocast, accumulated=accumulated,
             )  # fmt: skip
         compile_graph = compiling(self.dcir.session)
         if sizes is None:

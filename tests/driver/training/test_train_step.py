@@ -274,10 +274,61 @@ def test_untied():
         torch.testing.assert_close(p, q)
 
 
+class Scaled(nn.Module):
+    """Class weights, a learned temperature, a running mean, and a tensor of the model's."""
+
+    def __init__(self, shared: nn.Parameter):
+        super().__init__()
+        self.shared = shared
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+        self.inner = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, out, y):
+        loss = self.inner(out / self.temperature, y)
+        self.mean.lerp_(loss.detach(), 0.1)
+        return loss + self.shared.square().sum()
+
+
+@pytest.mark.parametrize("kind", ["weights", "own parameters"])
+def test_a_loss_function_with_tensors_of_its_own(kind):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])) if kind == "weights" else Scaled(model.weight)
+    own, own_loss = copy.deepcopy((model, loss_fn))
+
+    def optimiser(*modules):
+        return torch.optim.AdamW({id(p): p for m in modules for p in m.parameters()}.values(), lr=1e-2)
+
+    step, eager = dcir.train_step(model, loss_fn, optimiser(model, loss_fn)), optimiser(own, own_loss)
+    for turn in range(4):
+        if turn == 2:
+            for m in (loss_fn, own_loss):
+                (m if kind == "weights" else m.inner).weight.mul_(0.5)
+        x, y = torch.randn(4 + turn, 5), torch.randint(0, 3, (4 + turn,))
+        want = own_loss(own(x), y)
+        eager.zero_grad()
+        want.backward()
+        eager.step()
+        torch.testing.assert_close(step(x, y), want.detach())
+    for a, b in ((model, own), (loss_fn, own_loss)):
+        torch.testing.assert_close(a.state_dict(), b.state_dict())
+
+
+def test_a_loose_tensor_is_named():
+    model, weight = nn.Linear(5, 3), torch.tensor([1.0, 2.0, 3.0])
+    step = dcir.train_step(
+        model, lambda out, y: nn.functional.cross_entropy(out, y, weight=weight), torch.optim.SGD(model.parameters())
+    )
+    with pytest.raises(dcir.errors.Unsupported, match="no parameter or buffer"):
+        step(torch.randn(4, 5), torch.tensor([0, 1, 2, 1]))
+
+
 def test_units_stay_whole():
     """Operators with a kernel of their own arrive as such, even where torch could take them apart."""
     model = nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 1))
-    step = capture_step(model, lambda m, x: m(x).sum(), [torch.randn(3, 4)], [], 0, clip=Clip())
+    batch = [torch.randn(3, 4)]
+    step = capture_step(model, lambda out, _: out.sum(), batch, [], 0, batch_of=lambda b: (b, None), clip=Clip())
     assert torch.ops.aten.silu_backward.default in {n.target for n in step.graph.graph.nodes}
 
 

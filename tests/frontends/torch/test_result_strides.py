@@ -42,6 +42,36 @@ def test_parts_share_a_container() -> None:
     assert len(import_graph(gm).network.ops()) == 1
 
 
+ALIASES: dict[str, Callable[[Any], Any]] = {
+    "a clone and its view": lambda x: (lambda y: (y, y.view(-1)))(x.clone()),
+    "views of a clone": lambda x: (lambda y: (y[0], y.t(), y[:, 1:3], y[1]))(x.clone()),
+    "a clone of another layout": lambda x: (lambda y: (y.t(), y[1]))(
+        x.t().clone(memory_format=torch.contiguous_format)
+    ),
+    "the same twice": lambda x: (lambda y: (y, y))(x.contiguous().clone()),
+    "two clones": lambda x: (x.clone(), x.clone()),
+    "a view and a copy": lambda x: (lambda y: (y.view(-1), y.view(-1).clone()))(x * 2),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_what_is_written_to_one_result_is_read_in_those_that_share_its_memory(name: str) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return ALIASES[name](x)
+
+    x = torch.arange(60, dtype=torch.float32).reshape(3, 20)
+    with torch.no_grad():
+        got, want = dcir.optimize(Net())(x), Net()(x)
+    for number in range(len(want)):
+        got[number].fill_(-number)
+        want[number].fill_(-number)
+        for g, w in zip(got, want, strict=True):
+            assert g.stride() == w.stride()
+            assert torch.equal(g, w)
+    assert torch.equal(x, torch.arange(60, dtype=torch.float32).reshape(3, 20))
+
+
 def two_orders(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Torch lays a sum out as its first operand, here by columns."""
     total = x.t() + y
