@@ -240,8 +240,10 @@ def _with_updates(
         gradients.setdefault(known_as[_plain(n)], []).append(i)
     mutated = {known_as[_plain(d.target)]: i for i, d in enumerate(joint.mutated)}  # type: ignore[attr-defined]
     loss_at = len(joint.mutated)
-    live = tuple(u for u in updates if u.name in gradients)
-    added = tuple(name for name in accumulated if name in gradients)
+    # What has a gradient from before is updated by it, as in torch, even if this step adds nothing to it.
+    live = tuple(u for u in updates if u.name in gradients or u.name in accumulated)
+    updated = {u.name for u in live}
+    added = tuple(name for name in accumulated if name in updated)
     n_state = sum(len(u.state) for u in live)
 
     def step(*values: Tensor) -> list[Tensor]:
@@ -260,8 +262,9 @@ def _with_updates(
             *(by_name[known_as[n]] for n in every), *own[len(parameters) + len(buffers) :], one,
             enable_io_processing=False,
         )  # fmt: skip
-        grads = {u.name: functools.reduce(operator.add, (out[i] for i in gradients[u.name])) for u in live}
-        grads = {n: g + before[n] if n in before else g for n, g in grads.items()}
+        parts = {u.name: [out[i] for i in gradients.get(u.name, ())] for u in live}
+        sums = {n: functools.reduce(operator.add, found) for n, found in parts.items() if found}
+        grads = {n: sums[n] + before[n] if n in sums and n in before else sums.get(n, before.get(n)) for n in parts}
         grads, norm = _clipped(grads, clip)
         replaced = [*(out[i] for i in mutated.values()), *_updated(live, by_name, grads, states, table)]
         return [out[loss_at], *([norm] if norm is not None else []), *replaced]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dcir.driver.training.optimisers import Family, family
+from dcir.errors import Unsupported
 from dcir.frontends.torch.training import Update
 
 _FORMS = ("fused", "foreach")
@@ -40,17 +41,25 @@ class OptimiserSteps:
         self._family: Family = family(optimizer)
 
     def held(self, names: Mapping[int, str], idle: Collection[str] = ()) -> list[Held]:
-        """The parameters that want gradients, by their names.
+        """The parameters that want gradients or have some, by their names.
 
         Args:
             names: id of a parameter -> its name; others are left out.
-            idle: names of those that are left out, too.
+            idle: names of those that are left out, too, as long as they have no gradient.
+
+        Raises:
+            Unsupported: one that has a gradient has no name; torch's step would update it.
         """
         found = []
         for i, group in enumerate(self.optimizer.param_groups):
             for p in group["params"]:
                 name = names.get(id(p))
-                if name is not None and p.requires_grad and name not in idle:
+                if name is None and p.grad is not None:
+                    raise Unsupported(
+                        "the optimiser holds a parameter with a gradient that is in neither the model nor the loss function",
+                        where=f"parameter group {i}", hint="zero_grad() before the step, or a module around both",
+                    )  # fmt: skip
+                if name is not None and (p.grad is not None or (p.requires_grad and name not in idle)):
                     found.append(Held(name, p, group, (i, self._steps(p))))
         return found
 

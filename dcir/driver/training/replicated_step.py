@@ -25,7 +25,7 @@ from dcir.driver.training.whole_step import HINT, TrainStep
 from dcir.errors import InvalidInput, NotCompiledWarning, Unsupported
 from dcir.frontends.torch.admission import of_module, refuse_unless_plain
 from dcir.frontends.torch.gates import gradients_written_to
-from dcir.frontends.torch.training import CapturedStep, Clip, capture_update
+from dcir.frontends.torch.training import OF_LOSS, CapturedStep, Clip, capture_update
 from dcir.ops.reach import out_of_reach
 from dcir.options import Options
 from dcir.user_code import warn_user
@@ -81,6 +81,8 @@ class ReplicatedStep(TrainStep):
         self._call = calling(model, compiled)
         # The reducer has its parameters from when it was made, whatever the model's become.
         self._names = {id(p): n for n, p in model.named_parameters()}
+        if isinstance(loss_fn, nn.Module):  # which no reducer knows: each replica has gradients of its own, as by torch
+            self._names = {id(p): OF_LOSS + n for n, p in loss_fn.named_parameters()} | self._names
         self._updates: dict[Any, _Update] = {}
         # Parameters, and where the reducer had their gradients in the last step.
         self._views: list[tuple[nn.Parameter, Tensor]] = []

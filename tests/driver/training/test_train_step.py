@@ -315,6 +315,53 @@ def test_a_loss_function_with_tensors_of_its_own(kind):
         torch.testing.assert_close(a.state_dict(), b.state_dict())
 
 
+class Heads(nn.Module):
+    """One of two heads, as it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.head, self.other = nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+        self.uses_other = False
+
+    def forward(self, x):
+        x = self.trunk(x)
+        return self.other(x) if self.uses_other else self.head(x)
+
+
+def test_what_a_step_does_not_use_is_updated_by_the_gradient_that_it_has():
+    torch.manual_seed(0)
+    model = Heads()
+    own = copy.deepcopy(model)
+    step = dcir.train_step(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    eager = torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9)
+    for turn in range(4):
+        x, y = torch.randn(3, 4), torch.randn(3, 2)
+        if turn % 2:
+            for m in (model, own):
+                m.uses_other = True
+                nn.functional.mse_loss(m(x), y).backward()
+                m.uses_other = False
+        if turn == 3:
+            for m in (model, own):
+                m.trunk.bias.requires_grad_(False)
+        step(x, y)
+        nn.functional.mse_loss(own(x), y).backward()
+        eager.step()
+        eager.zero_grad()
+        for p, q in zip(model.parameters(), own.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+            assert p.grad is None
+
+
+def test_a_gradient_of_another_module_is_not_forgotten():
+    model, another = nn.Linear(4, 2), nn.Parameter(torch.ones(3))
+    step = dcir.train_step(model, nn.MSELoss(), torch.optim.SGD([*model.parameters(), another]))
+    step(torch.randn(3, 4), torch.randn(3, 2))
+    another.sum().backward()
+    with pytest.raises(dcir.errors.Unsupported, match="in neither the model nor"):
+        step(torch.randn(3, 4), torch.randn(3, 2))
+
+
 def test_a_loose_tensor_is_named():
     model, weight = nn.Linear(5, 3), torch.tensor([1.0, 2.0, 3.0])
     step = dcir.train_step(
