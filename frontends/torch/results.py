@@ -51,9 +51,9 @@ class Results:
 
     def presentable(self, node: fx.Node, *, free: bool) -> Ref:
         """A node's value as callers may hold it: aliasing only what torch's result would alias, with torch's strides unless ``free``."""
-        ref, meta = self.env[node], meta_of(node.meta["val"])
+        ref: Ref = self.env[node]
+        meta, root = meta_of(node.meta["val"]), self.root[node]
         assert meta is not None
-        root = self.root[node]
         if not free and root in self._shared and self._can_join(node, root):
             whole = self._shared[root] or self.own(root)
             self._shared[root] = whole

@@ -262,9 +262,10 @@ def _with_updates(
             *(by_name[known_as[n]] for n in every), *own[len(parameters) + len(buffers) :], one,
             enable_io_processing=False,
         )  # fmt: skip
-        parts = {u.name: [out[i] for i in gradients.get(u.name, ())] for u in live}
-        sums = {n: functools.reduce(operator.add, found) for n, found in parts.items() if found}
-        grads = {n: sums[n] + before[n] if n in sums and n in before else sums.get(n, before.get(n)) for n in parts}
+        grads = {}
+        for u in live:
+            made = [*(out[i] for i in gradients.get(u.name, ())), *([before[u.name]] if u.name in before else [])]
+            grads[u.name] = functools.reduce(operator.add, made)
         grads, norm = _clipped(grads, clip)
         replaced = [*(out[i] for i in mutated.values()), *_updated(live, by_name, grads, states, table)]
         return [out[loss_at], *([norm] if norm is not None else []), *replaced]
