@@ -23,6 +23,7 @@ from dcir.frontends.torch.shapes.given_sizes import (
     fractions,
     places,
     symbols,
+    unknown_sizes,
     value_of,
 )
 from dcir.ir.cost_answers import CostAnswers, for_many_sizes, repeating, taking
@@ -128,6 +129,10 @@ def moving_graph(
     Raises:
         InvalidInput: the bounds hold too few values.
     """
+    if unknown_sizes(gm):
+        return Refusal(
+            "the trace does not know the size of a slice whose bound is a difference of sizes; their least values may tell"
+        )
     moving = _Symbols.of(gm, bounds, context)
     names = moving.names
     if not 1 <= len(names) <= MOST_AXES:

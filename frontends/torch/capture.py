@@ -19,7 +19,7 @@ from dcir.frontends.torch.admission import check_graph, of_unknown_size
 from dcir.frontends.torch.arguments import lazy_places, without_classes
 from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.as_laid_out import laid_out
-from dcir.frontends.torch.constant_sizes import constant_sizes
+from dcir.frontends.torch.constant_sizes import constant_sizes, is_symbolic, without_unknown_sizes
 from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, Sizes
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.forward_and_backward import donated, first_read, lay_out, report_strides
@@ -146,7 +146,7 @@ def dynamo_backend(
             recording().refuse("parameters are gathered for every call")
         overlaps = Overlaps(gm, on_plain)
         recording().overlaps(overlaps)
-        if any(_is_symbolic(x) for x in example_inputs):
+        if any(is_symbolic(x) for x in example_inputs):
 
             def specialised(
                 graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str
@@ -197,12 +197,6 @@ def break_text(ended: Any) -> tuple[str, str]:
     frame = next((f for f in reversed(frames) if is_users(f.filename)), frames[-1] if frames else None)
     place = f"({frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})" if frame is not None else ""
     return shown or (lines[0] if lines else "graph break"), place
-
-
-def _is_symbolic(x: Any) -> bool:
-    if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return True
-    return isinstance(x, torch.Tensor) and any(isinstance(d, torch.SymInt) for d in (*x.shape, *x.stride()))
 
 
 def _ahead_of_time(
@@ -260,7 +254,10 @@ class _Tracing:
         # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
         known = TracingContext.try_get() is not None
         context = contextlib.nullcontext() if known else tracing(TracingContext(constant_sizes(gm)))
-        with context, gradients_of_overlapping_outputs(), decomposed_as_eager(), gpu_forms(), _BOTH_AT_ONCE:
+        with (
+            context, without_unknown_sizes(gm, inputs), gradients_of_overlapping_outputs(), decomposed_as_eager(), gpu_forms(),
+            _BOTH_AT_ONCE,
+        ):  # fmt: skip
             compiled: Callable[..., Any] = aot_module_simplified(
                 gm,
                 list(inputs),
@@ -365,7 +362,7 @@ def _moving(
         late.append(LateGraph(graph, context))
         return CompiledGraph(late[-1])
 
-    environments = {number.node.shape_env for x in inputs for number in _numbers_of(x) if _is_symbolic(number)}
+    environments = {number.node.shape_env for x in inputs for number in _numbers_of(x) if is_symbolic(number)}
     with contextlib.ExitStack() as asked:
         conditions = [asked.enter_context(asked_sizes(environment)) for environment in environments]
         try:

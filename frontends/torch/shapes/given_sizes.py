@@ -89,6 +89,12 @@ def fractions(gm: fx.GraphModule) -> list[tuple[Any, Any]]:
     return list(dict.fromkeys(p.args for p in parts if isinstance(p, IntTrueDiv)))
 
 
+def unknown_sizes(gm: fx.GraphModule) -> list[str]:
+    """Symbols in a graph that are not ``symbols``: sizes of slices whose bounds the trace could not compare with nothing."""
+    known = set(symbols(gm))
+    return sorted({str(s) for e in _expressions(gm) for s in getattr(e, "free_symbols", ())} - known)
+
+
 def value_of(expression: Any, values: Mapping[str, int]) -> int:
     """What an expression is for values of all symbols in it."""
     return int(expression.xreplace({s: sympy.Integer(values[str(s)]) for s in expression.free_symbols}))
