@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from dcir.cost.target import Target
 from dcir.errors import InvalidGraph
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.importer import Imported, import_graph
-from dcir.frontends.torch.shapes.conditions import Conditions
+from dcir.frontends.torch.shapes.conditions import Conditions, branches, holds
 from dcir.frontends.torch.shapes.given_sizes import (
     GivenSizes,
     divisions,
@@ -29,7 +30,7 @@ from dcir.frontends.torch.shapes.given_sizes import (
 from dcir.ir.cost_answers import CostAnswers, for_many_sizes, repeating, taking
 from dcir.ir.moving_network import MovingNetwork, fixed, set_floats, usual_sizes
 from dcir.ir.refusal import Refusal
-from dcir.ir.sizes import Bounds, Sizes
+from dcir.ir.sizes import Bounds, Sizes, corners, never_negative
 from dcir.ir.verify_moving import verify_moving
 from dcir.ops.analysis.size_axes import MOST_AXES, Axes, Axis, axis, near
 from dcir.ops.analysis.size_ladders import ladder
@@ -137,6 +138,11 @@ def moving_graph(
     names = moving.names
     if not 1 <= len(names) <= MOST_AXES:
         return Refusal(f"{len(names)} sizes move")
+    ends = corners({n: Bounds(*bounds) for n, bounds in moving.bounds.items() if n in names})
+    for branch in branches(gm):
+        # Of conditions of the context every call is asked; of a file's, none is.
+        if branch not in context.conditions and not all(holds(branch, moving.values(list(e.values()))) for e in ends):
+            return Refusal(f"a number in the graph is another one where {branch} does not hold")
     conditions = Conditions(gm, context.conditions)
     seeing = _images(gm, moving, conditions)
     if seeing is None:
@@ -152,28 +158,29 @@ def moving_graph(
 
     divided = _fractions(gm, moving, seeing.samples)
     images = any(node.target in _CONVOLUTIONS for node in gm.graph.nodes)
-    answers, sized = CostAnswers(), GivenSizes(gm)
+    sized = GivenSizes(gm)
 
-    def rewritten(
-        sample: tuple[int, ...], costs: Callable[[CostAnswers], AbstractContextManager[None]] = repeating
-    ) -> _Sample:
+    def rewritten(sample: tuple[int, ...], costs: AbstractContextManager[None], *, believing: bool) -> _Sample:
         exact = {pair: over / under for pair, values in divided.items() for over, under in [values[sample]]}
         marked = {pair: v * (1 + (k + 1) * _MARK) for k, (pair, v) in enumerate(exact.items())}
         given = moving.values(sample)
         laid = None if context.layouts is None else context.layouts(given)
         graph = sized.at(given, marked, laid)
-        with for_many_sizes():
+        with for_many_sizes(believing=believing) as margins:
             made = import_graph(graph, replace(context, donated={}))
-        net = made.network
-        net.target = target
-        operators, traffic = len(net.ops()), net.bytes_moved()
-        with costs(answers):
-            done = run_passes(net, same_at_all_sizes(passes, images=images), remarks=remarks, skip=skip)
+            net = made.network
+            net.target = target
+            operators, traffic = len(net.ops()), net.bytes_moved()
+            with costs:
+                done = run_passes(net, same_at_all_sizes(passes, images=images), remarks=remarks, skip=skip)
         set_floats(net, {mark: exact[pair] for pair, mark in marked.items()})
-        return _Sample(sample, made, operators, traffic, done)
+        return _Sample(sample, made, operators, traffic, done, tuple(margins))
 
     try:
-        return _seen(gm, rewritten, moving, seeing, list(divided.values()))
+        try:
+            return _seen(gm, partial(rewritten, believing=True), moving, seeing, list(divided.values()))
+        except _NotEverywhere:
+            return _seen(gm, partial(rewritten, believing=False), moving, seeing, list(divided.values()))
     except InvalidGraph as e:
         # Dynamo keeps calls of such sizes away, by guards that tell of several sizes at once and are not looked at here.
         return Refusal(f"the graph is none at some sizes within the bounds: {e.message}")
@@ -186,18 +193,23 @@ def _seen(
     seeing: _Seeing,
     divided: Sequence[Mapping[tuple[int, ...], tuple[int, int]]],
 ) -> MovingGraph | Refusal:
-    """The graph for all sizes, from what it becomes at samples."""
+    """The graph for all sizes, from what it becomes at samples.
+
+    Raises:
+        _NotEverywhere: a rewriting was right at the samples, and may not be at other sizes.
+    """
+    answers = CostAnswers()
     # What pays is decided near the usual sizes, for all. Then both ends: where the networks differ, they mostly do there.
     samples, last = seeing.samples, len(seeing.samples) - 1
     usual = min(seeing.turns[0], key=lambda i: _apart(seeing.parts(samples[i]), usual_sizes(seeing.sizes)))
-    seen = {usual: rewritten(samples[usual], taking)}
-    seen |= {i: rewritten(samples[i]) for i in (0, last) if i not in seen}
+    seen = {usual: rewritten(samples[usual], taking(answers))}
+    seen |= {i: rewritten(samples[i], repeating(answers)) for i in (0, last) if i not in seen}
     refusal = unlike([seen[i].done.network for i in (0, last)], [seeing.parts(samples[i]) for i in (0, last)])
     if refusal is not None:
         return refusal
     found: MovingGraph | Refusal = Refusal("")
     for numbers in seeing.turns:
-        seen |= {i: rewritten(samples[i]) for i in numbers if i not in seen}
+        seen |= {i: rewritten(samples[i], repeating(answers)) for i in numbers if i not in seen}
         found = _joined(gm, [seen[i] for i in numbers], moving, seeing, numbers, divided)
         if isinstance(found, MovingGraph):
             break
@@ -302,6 +314,11 @@ class _Sample:
     operators: int
     bytes_before: int
     passes: list[PassRecord]
+    margins: tuple[int, ...]
+
+
+class _NotEverywhere(Exception):
+    """A rewriting is right at the samples, and may not be at other sizes."""
 
 
 def _fractions(
@@ -347,6 +364,9 @@ def _joined(
     found = unified([s.network for s in seen], samples, seeing.sizes, fit, pairs, remainders)  # type: ignore[arg-type]
     if isinstance(found, Refusal):
         return found
+    margins = unified_rows([tuple(m for m in s.margins if m) for s in given], samples, fit)
+    if margins is None or not all(never_negative(m, seeing.sizes) for m in margins):
+        raise _NotEverywhere
     try:
         verify_moving(found)
     except InvalidGraph as e:

@@ -34,20 +34,53 @@ class _Asking:
 
 
 _CURRENT: ContextVar[_Asking | None] = ContextVar("cost_answers", default=None)
-_MANY: ContextVar[bool] = ContextVar("many_sizes", default=False)
+
+
+@dataclass
+class _Many:
+    believing: bool
+    margins: list[int] = field(default_factory=list)
+
+
+_MANY: ContextVar[_Many | None] = ContextVar("many_sizes", default=None)
 
 
 def many_sizes() -> bool:
-    """Whether a graph for many sizes is being imported: a form that is right at some of them alone must not be chosen."""
-    return _MANY.get()
+    """Whether a graph for many sizes is at hand: a form that is right at some of them alone must not be chosen."""
+    return _MANY.get() is not None
+
+
+def never_less(*margins: int) -> bool:
+    """Whether numbers that follow from extents are 0 or more, at all sizes that the graph is for.
+
+    Of a graph for one size they are what they are. Of one for many they are noted, and whoever looks at the samples has to show that they
+    hold between them (``moving_graph.py``); or they are not believed, but for 0, which is 0 at all samples or makes other networks.
+    """
+    if any(m < 0 for m in margins):
+        return False
+    many = _MANY.get()
+    if many is None:
+        return True
+    if not many.believing:
+        return not any(margins)
+    many.margins += margins
+    return True
 
 
 @contextmanager
-def for_many_sizes() -> Iterator[None]:
-    """What is imported inside is a sample of a graph for many sizes."""
-    token = _MANY.set(True)
+def for_many_sizes(*, believing: bool) -> Iterator[list[int]]:
+    """What is imported and rewritten inside is a sample of a graph for many sizes.
+
+    Args:
+        believing: whether ``never_less`` believes what holds at the sample.
+
+    Yields:
+        what it has believed.
+    """
+    many = _Many(believing)
+    token = _MANY.set(many)
     try:
-        yield
+        yield many.margins
     finally:
         _MANY.reset(token)
 

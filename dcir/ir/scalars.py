@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dcir.ir.cost_answers import many_sizes
 from dcir.ir.statements import Cast, Compute, Narrow, Statement
 from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
 
@@ -184,13 +185,27 @@ def reference(name: str) -> Fn:
     return _cast(name[5:]) if name.startswith("cast:") else TABLE[name]
 
 
+_SMOOTH = frozenset({"add", "sub", "mul", "neg", "div", "pow", "sqrt", "exp", "log"})
+
+
+def _the_same_beyond(s: Statement, arguments: Sequence[tuple[Any, str]]) -> bool:
+    if isinstance(s, Cast):
+        return s.dtype != "bool" and all(float(v).is_integer() for v, _ in arguments)
+    return isinstance(s, Compute) and (s.op in _SMOOTH or all(t == "bool" for _, t in arguments))
+
+
 def evaluate(s: Statement, arguments: Sequence[tuple[Any, str]]) -> bool | int | float | None:
     """The value of one scalar statement whose arguments are numbers, or None where it has none.
+
+    None, too, in a graph for many sizes, if it is another function of its arguments beyond some number, as ``min`` and ``floor`` are: an
+    argument may be a size.
 
     Args:
         s: a ``Compute``, ``Cast`` or ``Narrow``; others have no value of their own.
         arguments: (value, element type) of each argument.
     """
+    if many_sizes() and not _the_same_beyond(s, arguments):
+        return None
     arrays = [np.full((1,), v, to_numpy(t)) for v, t in arguments]
     with np.errstate(all="ignore"):
         if isinstance(s, Narrow):

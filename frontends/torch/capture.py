@@ -39,7 +39,7 @@ from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
 from dcir.frontends.torch.recurrent import lower_layers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
-from dcir.frontends.torch.shapes.conditions import OneSize, asked_sizes
+from dcir.frontends.torch.shapes.conditions import OneSize, asked_sizes, branches
 from dcir.frontends.torch.shapes.moving_sizes import Later, Moving, MovingSizes
 from dcir.frontends.torch.shapes.programs import Programs
 from dcir.frontends.torch.shapes.size_one import hold_for_one, set_one_apart
@@ -377,7 +377,9 @@ def _moving(
     first, backward = kinds.get("forward") or kinds.get("inference"), kinds.get("backward")
     if first is None or len(late) != len(kinds) or (backward is None) != (first.context.kind == "inference"):
         return Refusal(f"it is {len(late)} graphs")
-    under = tuple(c for found in conditions for c in found)
+    graphs = [first.graph] if backward is None else [first.graph, backward.graph]
+    found = (*(c for asked_for in conditions for c in asked_for), *(c for graph in graphs for c in branches(graph)))
+    under = tuple(dict.fromkeys(found))
     context = replace(first.context, conditions=under)
     try:
         if backward is not None:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from dcir.ir.cost_answers import many_sizes, never_less
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.loop_nest_builder import LoopNestBuilder
@@ -28,14 +29,16 @@ from dcir.ir.statements import Access, Cast, Compute, Const, Gather, Index, Load
 from dcir.ir.types import FLOATS, keeps_values
 from dcir.transforms.base import Pass, PassResult
 
-_COMPARE: dict[str, tuple[Callable[[int, int, int, int], bool], Callable[[int, int, int, int], bool]]] = {
-    # Over the ranges a..b and c..d of both sides: when always true, and when never.
-    "lt": (lambda a, b, c, d: b < c, lambda a, b, c, d: a >= d),
-    "le": (lambda a, b, c, d: b <= c, lambda a, b, c, d: a > d),
-    "gt": (lambda a, b, c, d: a > d, lambda a, b, c, d: b <= c),
-    "ge": (lambda a, b, c, d: a >= d, lambda a, b, c, d: b < c),
-    "eq": (lambda a, b, c, d: a == b == c == d, lambda a, b, c, d: b < c or d < a),
-    "ne": (lambda a, b, c, d: b < c or d < a, lambda a, b, c, d: a == b == c == d),
+_Margins = tuple[tuple[int, ...], ...]
+_COMPARE: dict[str, Callable[[int, int], tuple[_Margins, _Margins]]] = {
+    # ``below``: how far the highest on the left is below the lowest on the right; ``above``: the lowest above the highest. Always true
+    # if, of one of the first tuples, no number is negative; never, of one of the second.
+    "lt": lambda below, above: (((below - 1,),), ((above,),)),
+    "le": lambda below, above: (((below,),), ((above - 1,),)),
+    "gt": lambda below, above: (((above - 1,),), ((below,),)),
+    "ge": lambda below, above: (((above,),), ((below - 1,),)),
+    "eq": lambda below, above: (((below, above),), ((below - 1,), (above - 1,))),
+    "ne": lambda below, above: (((below - 1,), (above - 1,)), ((below, above),)),
 }
 
 
@@ -170,13 +173,13 @@ class _Simplifier:
         x, v, span = s.args[0], self.value(s.args[1]), self.range(s.args[0])
         if v == 1:
             return x
-        if v is not None and v > 0 and span is not None and span[0] >= 0 and span[1] < v:
+        if v is not None and v > 0 and span is not None and never_less(span[0], v - 1 - span[1]):
             return self.const(0, s.dtype)
         return None
 
     def mod(self, s: Statement) -> int | None:
         x, v, span = s.args[0], self.value(s.args[1]), self.range(s.args[0])
-        inside = v is not None and span is not None and span[0] >= 0 and span[1] < v
+        inside = v is not None and span is not None and never_less(span[0], v - 1 - span[1])
         return x if inside else None
 
     def pow(self, s: Statement) -> int | None:
@@ -241,8 +244,9 @@ class _Simplifier:
         left, right = self.range(s.args[0]), self.range(s.args[1])
         if left is None or right is None:
             return None
-        for known, answer in zip(_COMPARE[s.op], (True, False), strict=True):
-            if known(*left, *right):
+        ways = _COMPARE[s.op](right[0] - left[1], left[0] - right[1])
+        for margins, answer in zip(ways, (True, False), strict=True):
+            if any(never_less(*m) for m in margins):
                 return self.const(answer, "bool")
         return None
 
@@ -281,7 +285,7 @@ class _Simplifier:
 
     def _inside(self, index: int, extent: int) -> bool:
         span = self.range(index)
-        return span is not None and span[0] >= 0 and span[1] < extent
+        return span is not None and never_less(span[0], extent - 1 - span[1])
 
     # ------------------------------------------------------------------ ranges of whole numbers
     def range(self, n: int) -> tuple[int, int] | None:
@@ -307,6 +311,10 @@ class _Simplifier:
             span = left[0] + right[0], left[1] + right[1]
         elif s.op == "sub":
             span = left[0] - right[1], left[1] - right[0]
+        elif many_sizes():
+            if not never_less(left[0], right[0]):
+                return None
+            span = left[0] * right[0], left[1] * right[1]
         else:
             ends = [a * b for a in left for b in right]
             span = min(ends), max(ends)

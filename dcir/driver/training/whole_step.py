@@ -21,6 +21,7 @@ from dcir.errors import Unsupported
 from dcir.frontends.torch.admission import of_module, refuse_unless_plain
 from dcir.frontends.torch.gpu_forms import in_gpu_forms
 from dcir.frontends.torch.shapes.batch_sizes import BatchSizes, Pattern
+from dcir.frontends.torch.shapes.conditions import branches
 from dcir.frontends.torch.shapes.moving_sizes import MovingSizes
 from dcir.frontends.torch.shapes.programs import NoProgramForSizes
 from dcir.frontends.torch.training import OF_LOSS, CapturedStep, Clip, capture_step
@@ -247,5 +248,5 @@ class TrainStep:
         compile_graph = compiling(self.dcir.session)
         if sizes is None:
             return _Compiled(step, compile_graph(step.graph, replace(step.context, remark=remark)).call)
-        context = replace(step.context, conditions=sizes.conditions)
+        context = replace(step.context, conditions=(*sizes.conditions, *branches(step.graph)))
         return _Compiled(step, MovingSizes(step.graph, context, compile_graph, sizes.names), sizes)

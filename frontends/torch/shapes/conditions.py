@@ -10,7 +10,11 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from dcir.frontends.torch.shapes.given_sizes import expressions
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LOG = logging.getLogger("torch.fx.experimental.symbolic_shapes")
@@ -28,15 +32,11 @@ class Conditions:
     def __init__(self, gm: fx.GraphModule, more: Sequence[Any] = (), *, rests: bool = True) -> None:
         self._known: dict[tuple[Any, tuple[int, ...]], bool] = {}
         self._all: list[tuple[Any, list[Any]]] = []
-        for node in gm.graph.find_nodes(op="placeholder"):
-            value = node.meta.get("val")
-            numbers = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
-            environment = next((n.node.shape_env for n in numbers if isinstance(n, _SYMBOLIC)), None)
-            if environment is not None:
-                guards = dict.fromkeys(guard.expr for guard in environment.guards if not _chooses_kernel(guard))
-                asked = [g for g in (*guards, *more) if rests or not _divides(g)]
-                self._all = [(g, sorted(g.free_symbols, key=str)) for g in asked]
-                break
+        environment = next((n.node.shape_env for n in _symbolic(gm)), None)
+        if environment is not None:
+            guards = dict.fromkeys(guard.expr for guard in environment.guards if not _chooses_kernel(guard))
+            asked = [g for g in (*guards, *more) if rests or not _divides(g)]
+            self._all = [(g, sorted(g.free_symbols, key=str)) for g in asked]
 
     def __getstate__(self) -> dict[str, Any]:
         """The conditions, not what was asked of them."""
@@ -69,6 +69,50 @@ def holds(condition: Any, values: Mapping[str, int]) -> bool:
         return bool(condition.xreplace(known))
     except ZeroDivisionError:  # there is nothing that it could be asked of
         return False
+
+
+def branches(gm: fx.GraphModule) -> list[Any]:
+    """What holds at the sizes of a trace wherever a number in its graph is another function of them beyond some size.
+
+    ``min(3, n)`` is traced without a guard; at many sizes it is 3, of which nothing shows that it is not so at all of them.
+    """
+    environment = next((n.node.shape_env for n in _symbolic(gm)), None)
+    if environment is None:
+        return []
+    hints = {s: sympy.Integer(int(v)) for s, v in environment.backed_var_to_val.items()}
+    found: dict[Any, None] = {}
+
+    def here(expression: Any) -> Any:
+        return expression.xreplace(hints)
+
+    for expression in expressions(gm):
+        for part in sympy.preorder_traversal(expression):
+            if isinstance(part, (Min, Max, sympy.Min, sympy.Max)):
+                least = isinstance(part, (Min, sympy.Min))
+                chosen = (min if least else max)(part.args, key=here)
+                found |= {(sympy.Le if least else sympy.Ge)(chosen, other): None for other in part.args}
+            elif isinstance(part, sympy.Abs):
+                found[(sympy.Ge if here(part.args[0]) >= 0 else sympy.Le)(part.args[0], 0)] = None
+            elif isinstance(part, sympy.core.relational.Relational):
+                found[part if here(part) == sympy.true else sympy.Not(part)] = None
+    return [c for c in found if c != sympy.true and not _always(c)]
+
+
+def _always(condition: Any) -> bool:
+    """Whether a condition holds for all sizes from 1 on, as far as one glance tells."""
+    if not isinstance(condition, sympy.Le | sympy.Ge):
+        return False
+    more, less = (condition.lhs, condition.rhs) if isinstance(condition, sympy.Ge) else (condition.rhs, condition.lhs)
+    spans = dict.fromkeys(condition.free_symbols, ValueRanges(1, int_oo))
+    return bool(bound_sympy(more - less, spans).lower >= 0)
+
+
+def _symbolic(gm: fx.GraphModule) -> Iterator[Any]:
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for n in (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(n, _SYMBOLIC):
+                yield n
 
 
 class OneSize(Exception):

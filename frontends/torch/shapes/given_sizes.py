@@ -75,7 +75,7 @@ def extents(gm: fx.GraphModule) -> set[int]:
 def divisions(gm: fx.GraphModule) -> dict[str, list[Callable[[int], int]]]:
     """Of every size the functions of it alone that are rounded quotients in a graph."""
     found: dict[str, dict[Any, Callable[[int], int]]] = {name: {} for name in symbols(gm)}
-    for expression in _expressions(gm):
+    for expression in expressions(gm):
         for part in sympy.preorder_traversal(expression):
             if isinstance(part, _ROUNDED) and len(part.free_symbols) == 1:
                 (symbol,) = part.free_symbols
@@ -85,14 +85,14 @@ def divisions(gm: fx.GraphModule) -> dict[str, list[Callable[[int], int]]]:
 
 def fractions(gm: fx.GraphModule) -> list[tuple[Any, Any]]:
     """What is divided by what, to a float, in a graph: expressions for ``value_of``."""
-    parts = (p for expression in _expressions(gm) for p in sympy.preorder_traversal(expression))
+    parts = (p for expression in expressions(gm) for p in sympy.preorder_traversal(expression))
     return list(dict.fromkeys(p.args for p in parts if isinstance(p, IntTrueDiv)))
 
 
 def unknown_sizes(gm: fx.GraphModule) -> list[str]:
     """Symbols in a graph that are not ``symbols``: sizes of slices whose bounds the trace could not compare with nothing."""
     known = set(symbols(gm))
-    return sorted({str(s) for e in _expressions(gm) for s in getattr(e, "free_symbols", ())} - known)
+    return sorted({str(s) for e in expressions(gm) for s in getattr(e, "free_symbols", ())} - known)
 
 
 def value_of(expression: Any, values: Mapping[str, int]) -> int:
@@ -111,7 +111,7 @@ def _function(expression: Any, symbol: Any) -> Callable[[int], int]:
     return of
 
 
-def _expressions(gm: fx.GraphModule) -> list[Any]:
+def expressions(gm: fx.GraphModule) -> list[Any]:
     """The distinct expressions of sizes in a graph."""
     found: dict[Any, None] = {}
 

@@ -34,6 +34,8 @@ _FEW_ROWS = 3
 """Where no product with weights has more rows than these, reading the weights is what takes time, and sizes of 1 are better constants."""
 _OWN_FIRST = 3
 """Combinations of sizes of images in training that are compiled by themselves: their programs take two thirds of the time."""
+_LARGEST = 2**24
+"""Numbers beyond (seeds, times) are constants of programs; samples are primes, which take long to find there."""
 _CONVOLUTION = torch.ops.aten.convolution.default
 
 
@@ -146,6 +148,9 @@ class MovingSizes(Programs):
         return ones if len(ones) < len(values) else frozenset()
 
     def _new(self, values: Mapping[str, int], ones: Collection[str]) -> Call:
+        if (most := max(values.values(), default=0)) > _LARGEST:
+            self.reason = f"{most} is no size"
+            raise NoProgramForSizes(self.reason)
         first = equal_sizes(values)
         if any(len({first[name] for name in names}) < len(names) for names in self._together):
             self.reason, self.hopeless = "sizes of one input are equal", not self.made

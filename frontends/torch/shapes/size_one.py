@@ -109,8 +109,8 @@ def hold_for_one(gm: fx.GraphModule, *, breaks: bool = False) -> None:
     environment = sizes[0].node.shape_env
     known = environment.backed_var_to_val
     hints = [int(known.get(size.node.expr, 0)) for size in sizes]
-    if 0 in hints:
-        _apart("sizes of 0")
+    if any(hint < 1 for hint in hints):
+        _apart("sizes of 0, or numbers that are no sizes")
     if breaks:
         set_one_apart("the graph breaks")
     apart = _different_at_one(gm, sizes)
