@@ -142,7 +142,7 @@ def moving_graph(
     for branch in branches(gm):
         # Of conditions of the context every call is asked; of a file's, none is.
         if branch not in context.conditions and not all(holds(branch, moving.values(list(e.values()))) for e in ends):
-            return Refusal(f"a number in the graph is another one where {branch} does not hold")
+            return Refusal(f"the trace is for sizes with {branch}")
     conditions = Conditions(gm, context.conditions)
     seeing = _images(gm, moving, conditions)
     if seeing is None:

@@ -87,6 +87,8 @@ def branches(gm: fx.GraphModule) -> list[Any]:
 
     for expression in expressions(gm):
         for part in sympy.preorder_traversal(expression):
+            if not part.free_symbols <= hints.keys():  # for these there is no program for all sizes
+                continue
             if isinstance(part, (Min, Max, sympy.Min, sympy.Max)):
                 least = isinstance(part, (Min, sympy.Min))
                 chosen = (min if least else max)(part.args, key=here)
