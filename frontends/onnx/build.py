@@ -27,7 +27,7 @@ from dcir.frontends.onnx.node_origins import NodeOrigin
 from dcir.frontends.onnx.ops.create import constant
 from dcir.frontends.onnx.program import OnnxProgram, OnnxStep, Subprogram, locate
 from dcir.frontends.onnx.registry import Node, OperatorRow, find, find_host
-from dcir.frontends.onnx.repeatable import declared_shapes
+from dcir.frontends.onnx.repeatable import declared_shapes, types_of
 from dcir.frontends.onnx.tensors import NARROW_TYPES, read_sparse, read_value, show
 from dcir.frontends.onnx.values import Host, to_host
 
@@ -293,6 +293,8 @@ class Builder:
         if node.op in ("Cast", "CastLike", "QuantizeLinear", "DequantizeLinear"):
             named = {"Cast": node.get("to"), "CastLike": node.narrow.get(1), "QuantizeLinear": node.narrow.get(2)}
             code = node.get("output_dtype") or named.get(node.op)
+        if node.op in ("Shape", "Size", "NonZero", "ArgMax", "ArgMin"):  # whatever they are of, int64
+            code = None
         if node.op == "Constant" and not node.narrow:
             code = node.get("value_type")
         if code in NARROW_TYPES:
@@ -330,7 +332,8 @@ class Builder:
                 program, slots = self._subgraph(attribute.g, scope, within)
                 begin = start + len(captured)
                 captured.extend(slots)
-                values[name] = Subprogram(program, begin, begin + len(slots), declared_shapes(attribute.g))
+                shapes, types = declared_shapes(attribute.g), types_of(attribute.g.output)
+                values[name] = Subprogram(program, begin, begin + len(slots), shapes, types)
             else:
                 values[name] = read_attribute(attribute, self.folder, label)
                 if attribute.type == AttributeProto.TENSOR and attribute.t.data_type in NARROW_TYPES:
@@ -346,12 +349,17 @@ class Builder:
             inner.names[value.name] = slot = frame.slot()
             frame.inputs.append(slot)
             self._declare(frame, slot, type_of(value.type))
+            if value.type.tensor_type.elem_type in NARROW_TYPES:
+                frame.narrow[slot] = value.type.tensor_type.elem_type
+        narrow = {p.name: p.data_type for p in graph.initializer if p.data_type in NARROW_TYPES}
         for name, tensor in self._initials(graph).items():
             if name not in inner.names:
                 if isinstance(tensor, Host):
                     inner.names[name] = self._words(name, tensor, frame)
                 else:
-                    inner.names[name] = frame.constant(tensor)
+                    inner.names[name] = slot = frame.constant(tensor)
+                    if name in narrow:
+                        frame.narrow[slot] = narrow[name]
         self._nodes(graph.node, inner, replace(context, depth=context.depth + 1))
         if self.unsupported:
             return OnnxProgram(frame.count, tuple(frame.inputs), (), (), ()), [slot for slot, _ in frame.captures]

@@ -15,6 +15,7 @@ from dcir.frontends.onnx.registry import Node, host_op
 from dcir.frontends.onnx.tensors import NARROW_TYPES
 from dcir.frontends.onnx.values import (
     TEXT,
+    WIDE_UNSIGNED,
     Host,
     axes_of_list,
     axis_of,
@@ -74,9 +75,18 @@ def _elementwise(function: Callable[..., Any], dtype: torch.dtype | None = None)
             values = tuple(function(*parts) for parts in zip(*(v.values for v in operands), strict=True))
         else:
             values = tuple(function(*(_at(v, index) for v in operands)) for index in _indices(shape))
-        return Host(values, shape, dtype or operands[-1].dtype)
+        kind = dtype or operands[-1].dtype
+        return Host(tuple(_wrapped(v, kind) for v in values), shape, kind)
 
     return call
+
+
+def _wrapped(value: Any, dtype: Any) -> Any:
+    """A whole number as its element type holds it; of a symbolic one nothing is asked."""
+    if type(value) is not int or not (dtype in _INTEGERS or dtype in WIDE_UNSIGNED):
+        return value
+    info = torch.iinfo(dtype)
+    return value if info.min <= value <= info.max else (value - info.min) % (info.max - info.min + 1) + info.min
 
 
 def _rounding(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +105,7 @@ def _rounding(function: Callable[..., Any]) -> Callable[..., Any]:
 def _divide(a: Any, b: Any) -> Any:
     if isinstance(a, float) or isinstance(b, float):
         if b == 0:
-            raise InvalidModel("a shape computation divides by zero")
+            return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1, b)
         return a / b
     if b == 0:
         raise InvalidModel("a shape computation divides by zero")
@@ -114,6 +124,10 @@ def _modulo(node: Node, a: Host, b: Host) -> Any:
     return NotImplemented if a.dtype not in _INTEGERS else _elementwise(one)(node, a, b)
 
 
+def _first_nan(values: tuple[Any, ...]) -> float | None:
+    return next((v for v in values if isinstance(v, float) and math.isnan(v)), None)
+
+
 def _power(node: Node, a: Host, b: Host) -> Any:
     # Powers of file-given numbers can be astronomically long; only small exponents stay here.
     if any(not isinstance(v, (int, float)) or not 0 <= v <= 8 for v in b.values):
@@ -129,13 +143,13 @@ host_op("Mul")(_rounding(lambda a, b: a * b))
 host_op("Div")(_rounding(_divide))
 host_op("Mod")(_modulo)
 host_op("Pow")(_power)
-host_op("Max")(_elementwise(lambda *v: max(v)))
-host_op("Min")(_elementwise(lambda *v: min(v)))
+host_op("Max")(_elementwise(lambda *v: _first_nan(v) or max(v)))
+host_op("Min")(_elementwise(lambda *v: _first_nan(v) or min(v)))
 host_op("Neg")(_elementwise(lambda a: -a))
 host_op("Abs")(_elementwise(lambda a: abs(a)))
-host_op("Sqrt")(_rounding(lambda a: math.sqrt(a)))
-host_op("Floor")(_elementwise(lambda a: float(math.floor(a)) if isinstance(a, float) else a))
-host_op("Ceil")(_elementwise(lambda a: float(math.ceil(a)) if isinstance(a, float) else a))
+host_op("Sqrt")(_rounding(lambda a: math.sqrt(a) if not a < 0 else math.nan))
+host_op("Floor")(_elementwise(lambda a: float(math.floor(a)) if isinstance(a, float) and math.isfinite(a) else a))
+host_op("Ceil")(_elementwise(lambda a: float(math.ceil(a)) if isinstance(a, float) and math.isfinite(a) else a))
 host_op("StringConcat")(_elementwise(lambda a, b: a + b))
 host_op("Equal")(_elementwise(lambda a, b: a == b, torch.bool))
 host_op("Greater")(_elementwise(lambda a, b: a > b, torch.bool))
@@ -267,6 +281,8 @@ def slice_(node: Node, x: Host, *operands: Host | None) -> Any:
     check_slice(starts or (), ends or (), axes, steps)
     chosen = [list(range(d)) for d in x.shape]
     for start, end, dim, step in zip(starts or (), ends or (), axes_of_list(axes, len(x.shape)), steps, strict=True):
+        if step < 0 and start < -x.shape[dim]:
+            start = -x.shape[dim]  # ONNX begins at the first element then, Python before it
         chosen[dim] = chosen[dim][slice(start, end if step > 0 or end >= -x.shape[dim] else None, step)]
     new = tuple(len(c) for c in chosen)
     picks = [tuple(c[i] for c, i in zip(chosen, at, strict=True)) for at in _indices(new)]

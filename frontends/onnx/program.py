@@ -152,6 +152,7 @@ class Subprogram:
 
     Attributes:
         declared: shapes of its inputs and of its results as the file has them: sizes, names, or None.
+        types: element types of its results, as numbers of the file format; 0 for unknown.
         repeatable: it runs on tensors alone, and does the same in every round.
         nested: it has control flow of its own.
         shared: operands that it captures and that may share memory with others.
@@ -161,6 +162,7 @@ class Subprogram:
     start: int
     stop: int
     declared: tuple[tuple[Shape, ...], tuple[Shape, ...]] = ((), ())
+    types: tuple[int, ...] = ()
     repeatable: bool = False
     nested: bool = False
     shared: tuple[int, ...] = ()

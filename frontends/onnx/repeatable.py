@@ -89,6 +89,11 @@ def declared_shapes(graph: GraphProto) -> tuple[tuple[Shape, ...], tuple[Shape, 
     return _shapes(graph.input), _shapes(graph.output)
 
 
+def types_of(values: Iterable[ValueInfoProto]) -> tuple[int, ...]:
+    """Element types as the file has them; 0 where it has none."""
+    return tuple(value.type.tensor_type.elem_type for value in values)
+
+
 def _shapes(values: Iterable[ValueInfoProto]) -> tuple[Shape, ...]:
     return tuple(_shape(value) for value in values)
 

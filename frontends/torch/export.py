@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_export_module
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental import _config
@@ -97,10 +97,15 @@ def _flattened(
     flat = _Flat(module, _slots(args, kwargs))
     # Fake tensors bring their own mode.
     mode = None if any(isinstance(t, FakeTensor) for t in tensors) else TracingContext(constant_sizes(module))
-    with torch.no_grad(), decomposed_as_eager(), contextlib.nullcontext() if mode is None else tracing(mode):
-        graph, signature = aot_export_module(
-            flat, (*given, *tensors), trace_joint=False, decompositions=decompositions()
-        )
+    try:
+        with torch.no_grad(), decomposed_as_eager(), contextlib.nullcontext() if mode is None else tracing(mode):
+            graph, signature = aot_export_module(
+                flat, (*given, *tensors), trace_joint=False, decompositions=decompositions()
+            )
+    except (DynamicOutputShapeException, DataDependentOutputException) as e:
+        raise Unsupported(
+            f"{e.func} asks for data, or makes a result of a size that data tell", hint="dcir.optimize(module) has PyTorch run it",
+        ) from e  # fmt: skip
     assert isinstance(graph, fx.GraphModule)
     _drop_tokens(graph, len(signature.input_tokens))
     _refuse_writes(graph, [*(s.name for s in state), *inputs], signature)

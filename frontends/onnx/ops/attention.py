@@ -101,7 +101,7 @@ def _explicit(
     if repeat > 1:
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
     root = math.sqrt(scale)
-    scores = torch.matmul(q * root, (k * root).transpose(2, 3))
+    scores = raw = torch.matmul(q * root, (k * root).transpose(2, 3))
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
     exposed = scores
@@ -110,6 +110,8 @@ def _explicit(
         scores = scores + additive
         hidden = torch.amax(additive, -1, keepdim=True) == -math.inf
     mode = node.get("qk_matmul_output_mode", 0)
+    if mode == 0:
+        exposed = raw
     if mode == 2:
         exposed = scores
     wide = torch_dtype(node["softmax_precision"]) if node.get("softmax_precision") else scores.dtype

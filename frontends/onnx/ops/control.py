@@ -16,7 +16,7 @@ from dcir.frontends.onnx.program import Subprogram
 from dcir.frontends.onnx.regions import chosen, own_operands, repeated, repeated_while, tensors_of
 from dcir.frontends.onnx.registry import Node, onnx_op
 from dcir.frontends.onnx.tracing import untraced
-from dcir.frontends.onnx.values import Host, axis_of, scalar, to_tensor
+from dcir.frontends.onnx.values import Host, axis_of, scalar, to_tensor, torch_dtype
 
 MAX_TRIPS = 1 << 31
 
@@ -84,7 +84,8 @@ def loop(node: Node, trips: Any, condition: Any, *rest: Any) -> Any:
             scan.append(to_tensor(value))
         running = proceed is None or bool(_asked(proceed))
         trip += 1
-    return (*carried, *(_stacked(scan) for scan in scans))
+    first = len(body.program.outputs) - len(scans)
+    return (*carried, *(_stacked(scan, body, first + i) for i, scan in enumerate(scans)))
 
 
 def _as_operator(body: Subprogram, operands: tuple[Any, ...], carried: list[Any]) -> tuple[Any, ...] | None:
@@ -116,9 +117,14 @@ def _as_operator(body: Subprogram, operands: tuple[Any, ...], carried: list[Any]
     return None if last is None else tuple(last)
 
 
-def _stacked(parts: list[Any]) -> Any:
-    # A loop that never runs has no element whose shape could be known.
-    return torch.stack(parts) if parts else torch.empty(0)
+def _stacked(parts: list[Any], body: Subprogram, number: int) -> Any:
+    """Results of all rounds together; of none, as the body declares result ``number``, with 0 for what it leaves open."""
+    if parts:
+        return torch.stack(parts)
+    shape = body.declared[1][number] if number < len(body.declared[1]) else None
+    code = body.types[number] if number < len(body.types) else 0
+    sizes = [d if isinstance(d, int) else 0 for d in shape or ()]
+    return torch.empty([0, *sizes], dtype=torch_dtype(code) if code else torch.float32)
 
 
 @onnx_op("Scan", since=8, raw=True)

@@ -7,9 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcir.frontends.onnx.registry import Node, onnx_op
+from dcir.frontends.onnx.unsigned import widened
 
 
 @onnx_op("MatMul")
+@widened
 def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(a, b)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -116,7 +117,7 @@ def power(node: Node, a: Operand, b: Operand) -> Tensor:
     if not isinstance(x, Tensor):
         x = torch.full((), x, dtype=dtype, device=y.device)
     if not isinstance(y, Tensor):
-        if float(y) == int(y):
+        if math.isfinite(y) and float(y) == int(y):
             y = int(y)
         if not dtype.is_floating_point and (isinstance(y, float) or y < 0):
             return torch.pow(x.to(torch.float64), y).to(dtype)
@@ -183,6 +184,8 @@ def absolute(node: Node, x: Tensor) -> Tensor:
 
 @onnx_op("Sign", since=9)
 def sign(node: Node, x: Tensor) -> Tensor:
+    if x.is_floating_point():
+        return torch.where(torch.isnan(x), x, torch.sign(x))
     return torch.sign(x) if x.dtype.is_signed else (x != 0).to(x.dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -40,6 +41,9 @@ def _normalised(x: Tensor, scale: Tensor, b: Tensor, mean: Tensor, var: Tensor, 
 
 @onnx_op("InstanceNormalization")
 def instance_normalization(node: Node, x: Tensor, scale: Tensor, b: Tensor) -> Tensor:
+    if math.prod(x.shape[2:]) == 1:  # which torch refuses: all that is left of it is the shift
+        shape = (1, -1, *(1,) * (x.ndim - 2))
+        return (x - x) * scale.reshape(shape) + b.reshape(shape)
     return F.instance_norm(x, weight=scale, bias=b, eps=node["epsilon"])
 
 
@@ -57,7 +61,7 @@ def layer_normalization(node: Node, x: Tensor, scale: Tensor, b: Tensor | None =
     centred = wide - mean
     inverse = torch.rsqrt(torch.mean(centred * centred, dims, keepdim=True) + node["epsilon"])
     y = (centred * inverse).to(x.dtype) * scale
-    return y if b is None else y + b, mean, inverse
+    return y if b is None else y + b, mean.to(stash), inverse.to(stash)
 
 
 @onnx_op("RMSNormalization", since=23)

@@ -23,7 +23,7 @@ def _spread(node: Node, part: Tensor, x: Tensor) -> Tensor:
     if part.numel() == 1 and part.ndim <= 1:
         return part.reshape(())
     axis = axis_of(node.get("axis", 1), x.ndim)
-    if part.ndim == 1:
+    if part.ndim == 1 and not (x.ndim == 1 and node.get("block_size", 0)):
         if part.shape[0] != x.shape[axis]:
             raise InvalidModel(f"{part.shape[0]} scales do not fit axis {axis} of shape {list(x.shape)}")
         return part.reshape(-1, *(1,) * (x.ndim - axis - 1))
@@ -46,7 +46,7 @@ def quantize_linear(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = 
         wide = x.dtype
     y = x.to(wide) / _spread(node, scale, x).to(wide)
     if code in RANGES:
-        shift = _spread(node, zero, x).to(wide) if zero is not None else 0
+        shift = _spread(node, zero, x).to(torch.float32) if zero is not None else 0
         low, high = RANGES[code]
         return (torch.round(y.to(torch.float32)) + shift).clamp(low, high).to(torch.int32).to(torch_dtype(code))
     y = y.to(torch.float32)

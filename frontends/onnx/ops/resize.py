@@ -99,7 +99,9 @@ def _resize(
     for i in work:
         box = (roi[i], roi[i + len(dims)]) if roi else None
         wide = _axis(wide, dims[i], scales[i], sizes[i], options, box)
-    return wide.to(x.dtype) if x.is_floating_point() else torch.round(wide).to(x.dtype)
+    if x.is_floating_point():
+        return wide.to(x.dtype)
+    return torch.round(wide).clamp(torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max).to(x.dtype)
 
 
 def _fast(
@@ -151,8 +153,10 @@ def _source(size: int, length: int, scale: float, mode: str, roi: Any, device: t
         span = (roi[1] - roi[0]) * (length - 1)
         inner = torch.full_like(y, span / 2) if scaled == 1 else y * span / (scaled - 1)
         return inner + roi[0] * (length - 1)
-    if mode == "pytorch_half_pixel" and scaled == 1:
-        return torch.full_like(y, -0.5)
+    if mode == "pytorch_half_pixel" and size == 1:
+        return torch.zeros_like(y)
+    if mode == "tf_half_pixel_for_nn":
+        return (y + 0.5) / scale
     centred = (y + 0.5) / scale - 0.5
     if mode == "half_pixel_symmetric":
         return centred + length / 2 * (1 - size / scaled)

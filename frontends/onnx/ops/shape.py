@@ -232,7 +232,7 @@ def _slice_one(x: Tensor, dim: int, start: int, end: int, step: int) -> Any:
     # torch has no negative steps: take the same elements upwards, then turn them round.
     length = x.shape[dim]
     start = start + length if start < 0 else start
-    start = min(max(start, -1), length - 1)
+    start = min(max(start, 0), length - 1)
     end = end + length if end < 0 else end
     end = min(max(end, -1), length - 1)
     count = -((start - end) // step) if start > end else 0
@@ -282,6 +282,9 @@ def pad_by(x: Tensor, pads: list[int], mode: str, value: Any) -> Tensor:
             flat = flat[:-2]
         if x.dtype == torch.bool:
             return F.pad(x.to(torch.uint8), flat, value=int(value)).to(torch.bool)
+        if not x.is_floating_point() and not x.is_complex():  # F.pad takes a float
+            exact: Tensor = torch.ops.aten.constant_pad_nd(x, flat, int(value))
+            return exact
         return F.pad(x, flat, value=value)
     for dim in range(x.ndim):
         before, after = pads[dim], pads[dim + x.ndim]

@@ -128,7 +128,7 @@ def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
     pooled = []
     for roi in rois.tolist():
         image = x[int(roi[0])]
-        left, top, right, bottom = (round(v * node["spatial_scale"]) for v in roi[1:])
+        left, top, right, bottom = (math.floor(v * node["spatial_scale"] + 0.5) for v in roi[1:])
         height, width = max(bottom - top + 1, 1), max(right - left + 1, 1)
         cells = []
         for i in range(rows):
