@@ -19,8 +19,12 @@ def constant_sizes(gm: fx.GraphModule) -> FakeTensorMode:
     ``while_loop`` asks for an environment of sizes, though it has none; other graphs have none, since AOTAutograd would make a symbol of
     each number among their arguments.
     """
-    calls_graphs = any(isinstance(node.target, HigherOrderOperator) for node in gm.graph.nodes)
-    return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True) if calls_graphs else FakeTensorMode()
+    return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True) if calls_graphs(gm) else FakeTensorMode()
+
+
+def calls_graphs(gm: fx.GraphModule) -> bool:
+    """Whether there is control flow in a graph."""
+    return any(isinstance(node.target, HigherOrderOperator) for node in gm.graph.nodes)
 
 
 @contextmanager

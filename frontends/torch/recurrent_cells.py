@@ -93,7 +93,7 @@ def rnn_tanh_backward(carried: Tensors, moving: Tensors, fixed: Tensors) -> tupl
 
 def rnn_relu_backward(carried: Tensors, moving: Tensors, fixed: Tensors) -> tuple[Tensors, Tensors]:
     """As ``rnn_tanh_backward``."""
-    made = torch.where(moving[1] > 0, carried[0] + moving[0], 0)
+    made = torch.where(moving[1] <= 0, 0, carried[0] + moving[0])
     return (made @ fixed[0],), (made,)
 
 

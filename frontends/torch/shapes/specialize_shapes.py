@@ -21,6 +21,7 @@ from torch._guards import TracingContext
 
 from dcir.errors import RecompileWarning, Unsupported
 from dcir.frontends.torch.admission import argument_name
+from dcir.frontends.torch.constant_sizes import calls_graphs
 from dcir.frontends.torch.context import Sizes
 from dcir.frontends.torch.shapes.batch_buckets import Batch, BatchBuckets, Trace, Traced, find_batch, in_pieces
 from dcir.frontends.torch.shapes.moving_sizes import Moving, equal_sizes
@@ -147,10 +148,17 @@ class BySize:
         return len(set(equal_sizes(values).values()))
 
     def _with_numbers(self, args: Sequence[Any]) -> fx.GraphModule:
-        """The graph with the Python numbers of a call, which Dynamo passes as tensors, as constants."""
-        if not self._numbers:
+        """The graph with the Python numbers of a call, which Dynamo passes as tensors, as constants.
+
+        Where there is control flow, its whole numbers, too: what such a graph is traced in would make a symbol of each.
+        """
+        whole = {i: a for i, a in enumerate(args) if type(a) is int} if calls_graphs(self.gm) else {}
+        if not self._numbers and not whole:
             return self.gm
         graph = copy.deepcopy(self.gm.graph)
+        for i, place in enumerate(graph.find_nodes(op="placeholder")):
+            for user in list(place.users) if i in whole else ():
+                user.args, user.kwargs = _put((user.args, user.kwargs), place, whole[i])
         for node in list(graph.nodes):
             if _is_item(node) and node.args[0].name in self._numbers:
                 value = args[self._numbers[node.args[0].name]].item()

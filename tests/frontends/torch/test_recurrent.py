@@ -175,6 +175,21 @@ def test_a_step_of_training_with_dropout_between_layers() -> None:
     torch.testing.assert_close(list(layer.parameters()), list(other.parameters()))
 
 
+def test_gradients_pass_a_state_that_is_no_number() -> None:
+    """As through ReLU: what is not known to be below 0 lets them pass."""
+    torch.manual_seed(0)
+    layer = nn.RNN(3, 4, nonlinearity="relu")
+    other = copy.deepcopy(layer)
+    x = torch.randn(5, 2, 3)
+    x[2, 0, 0] = torch.nan
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    dcir.optimize(layer)(a)[0].sum().backward()
+    other(b)[0].sum().backward()
+    torch.testing.assert_close(a.grad, b.grad, equal_nan=True)
+    for p, q in zip(layer.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, equal_nan=True)
+
+
 def test_packed_sequences() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
