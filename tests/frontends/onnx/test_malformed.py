@@ -42,6 +42,8 @@ ENDLESS = {"Loop: without operand 0"}
 AGAINST_THE_TEXT = ("ConvTranspose: output_shape = ",)
 """ONNX's evaluator takes paddings for 0 there; the text has them computed of the shape."""
 DIFFERENT = {
+    "Attention: qk_matmul_output_mode = 0": "the evaluator's has the cap; the operator's function has the product itself",
+    "Attention: without qk_matmul_output_mode": "which is 0 then",
     "DynamicQuantizeLinear: operand 0 as a scalar": "the text's scale of a range of 0 is 0",
     "GlobalMaxPool: operand 0 with a dimension more": "the evaluator keeps the third dimension",
     "Loop: operand 2 with a dimension more": "the evaluator joins results of rounds that the text stacks",
