@@ -21,6 +21,7 @@ from torch._dynamo.output_graph import graph_break_reasons  # type: ignore[attr-
 from dcir.errors import NotCompiledWarning, Unsupported
 from dcir.frontends.torch.capture import break_text
 from dcir.frontends.torch.layer_shapes import shapes_from_one_step
+from dcir.frontends.torch.packed_calls import CUT, packed_forms
 from dcir.frontends.torch.tape import programs_run
 from dcir.user_code import warn_user
 
@@ -99,7 +100,10 @@ class Coverage:
         if self.recurrent and not allowed:
             config.allow_rnn = True
         try:
-            with shapes_from_one_step() if self.recurrent else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                if self.recurrent:
+                    stack.enter_context(shapes_from_one_step())
+                    stack.enter_context(packed_forms())
                 yield
         except (exc.Unsupported, exc.UserError, exc.FailOnRecompileLimitHit) as error:
             if not self._strict:
@@ -117,7 +121,8 @@ class Coverage:
         nothing = programs_run() == ran
         if nothing or len(graph_break_reasons) > first:
             own = [reason for reason in skipped if reason.startswith(f"{name} (")]
-            self._look(graph_break_reasons[first:], own, transform, nothing=nothing)
+            broken = [b for b in graph_break_reasons[first:] if CUT not in str(b.reason)]
+            self._look(broken, own, transform, nothing=nothing)
 
     def tell(self, uncompiled: Uncompiled) -> None:
         """Warn of something that runs in PyTorch, once.

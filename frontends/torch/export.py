@@ -93,7 +93,7 @@ def _flattened(
         given = [v for v in values if isinstance(v, torch.Tensor)][: len(state)]
     # A graph of its own, over the same tensors.
     module = fx.GraphModule(program.graph_module, copy.deepcopy(program.graph_module.graph))
-    lower_layers(module, through_torch=False)
+    lower_layers(module)
     flat = _Flat(module, _slots(args, kwargs))
     # Fake tensors bring their own mode.
     mode = None if any(isinstance(t, FakeTensor) for t in tensors) else TracingContext(constant_sizes(module))

@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 _LAYERS = ("one_layer_rnn", "one_layer_lstm")
+_OF_PACKED = ("one_layer_rnn_data", "one_layer_lstm_data")
+"""Of packed sequences: how many each step has is in a tensor, whose numbers a fake one has not."""
 
 
 class _Active(threading.local):
@@ -43,6 +45,22 @@ def _install() -> None:
     """Once and for good: what another thread is doing at the moment must not depend on when this one is done."""
     for name in _LAYERS:
         setattr(decompositions, name, _of_one_step(getattr(decompositions, name)))
+    for name in _OF_PACKED:
+        setattr(decompositions, name, _of_one_element(getattr(decompositions, name)))
+
+
+def _of_one_element(layer: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensor, Any]]:
+    @functools.wraps(layer)
+    def shaped(data: Tensor, hidden: Any, *args: Any, **options: Any) -> tuple[Tensor, Any]:
+        if not _active.depth or not isinstance(data, FakeTensor) or get_proxy_mode() is not None:
+            return layer(data, hidden, *args, **options)
+        states = hidden if isinstance(hidden, list | tuple) else (hidden,)
+        first = [s[:1] for s in states]
+        options["batch_sizes"] = [1]
+        output, _ = layer(data[:1], tuple(first) if len(first) > 1 else first[0], *args, **options)
+        return output.repeat(data.shape[0], 1), hidden
+
+    return shaped
 
 
 def _of_one_step(layer: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensor, Any]]:

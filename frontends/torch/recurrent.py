@@ -1,8 +1,6 @@
-"""Recurrent layers become products and loops; those of packed sequences stay one call each through torch.
+"""Recurrent layers become products and loops, for sequences of one length and for packed ones (``recurrent_layers.py``).
 
-lstm of sequences of one length  --> products and loops (``recurrent_layers.py``)
-lstm of packed sequences         --> dcir::recurrent, a call through torch (``recurrent_operator.py``)
-fewer steps than make a loop     --> as it is: AOTAutograd unrolls it
+Fewer steps than make a loop stay as they are: AOTAutograd unrolls them.
 """
 
 from __future__ import annotations
@@ -27,11 +25,8 @@ _KINDS: dict[Any, str] = {
 """As Dynamo's graphs have them, and as exported ones do."""
 
 
-def lower_layers(gm: fx.GraphModule, *, through_torch: bool = True) -> None:
-    """Make recurrent layers loops in a graph before AOTAutograd, those of packed sequences one operator each.
-
-    Without ``through_torch`` the latter are left as they are: for graphs that files are made of.
-    """
+def lower_layers(gm: fx.GraphModule) -> None:
+    """Make recurrent layers loops in a graph before AOTAutograd."""
     changed = False
     for node in gm.graph.nodes:
         kind = _KINDS.get(node.target) if node.op == "call_function" else None
@@ -42,10 +37,8 @@ def lower_layers(gm: fx.GraphModule, *, through_torch: bool = True) -> None:
             continue
         target, args = node.target, node.args
         if _is_loop(arguments):
-            kind, data, _, *rest = arguments
-            target, args = _loops(), (kind, data, *rest)
-        elif through_torch and arguments[2] is not None:
-            target, args = _operator(), arguments
+            kind, data, sizes, *rest = arguments
+            target, args = _loops(sizes is not None), (kind, data, *([] if sizes is None else [sizes]), *rest)
         if (dtype := _autocast(node, arguments)) is not None:
             # PyTorch's decompositions would leave the result in the type of what is multiplied in it last.
             target, args = _in_type, (target, dtype, *args)
@@ -72,25 +65,27 @@ def _in_type(function: Any, dtype: torch.dtype, *args: Any) -> Any:
 
 
 def _is_loop(arguments: tuple[Any, ...]) -> bool:
-    """Whether all sequences are of one length, and the numbers of a type that is computed with."""
-    _, data, sizes, state, weights, _, _, _, _, _, batch_first = arguments
+    """Whether the numbers are of a type that is computed with, and the steps are worth a loop; packed ones have no other form."""
+    _, data, sizes, state, weights, *_, first = arguments
     values = [_value(t) for t in (data, *state, *weights)]
-    if sizes is not None:
-        return False
     tensors = [v for v in values if isinstance(v, Tensor)]
-    if len(tensors) < len(values) or len({v.dtype for v in tensors}) > 1 or tensors[0].ndim != 3:
+    if len(tensors) < len(values) or len({v.dtype for v in tensors}) > 1:
         return False
     if tensors[0].dtype not in _COMPUTED or any(type(d) is int and not d for v in tensors for d in v.shape):
         return False
-    steps = tensors[0].shape[1 if batch_first else 0]
+    if sizes is not None:
+        return isinstance(_value(sizes), Tensor) and tensors[0].ndim == 2
+    if tensors[0].ndim != 3:
+        return False
+    steps = tensors[0].shape[1 if first else 0]
     return type(steps) is not int or steps >= LEAST_STEPS
 
 
-def _loops() -> Any:
+def _loops(packed: bool) -> Any:
     """The function; its operator takes torch 30 ms, too."""
-    from dcir.frontends.torch.recurrent_layers import recurrent_layers
+    from dcir.frontends.torch.recurrent_layers import packed_layers, recurrent_layers
 
-    return recurrent_layers
+    return packed_layers if packed else recurrent_layers
 
 
 def layers_as_loops() -> tuple[Any, ...]:
@@ -104,15 +99,11 @@ def _value(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
-def _operator() -> Any:
-    """The operator; to define it takes torch 30 ms, which only its users shall wait for."""
-    from dcir.frontends.torch import recurrent_operator  # noqa: F401  # defines it
-
-    return torch.ops.dcir.recurrent.default
-
-
 def _arguments(kind: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Those of ``dcir::recurrent``; None of a form that torch does not document."""
+    """(kind, data, sizes or None, states, weights, biases, layers, dropout, train, both, batch first unless packed).
+
+    None of a form that torch does not document.
+    """
     if len(args) != 9:
         return None
     packed = isinstance(args[3], list | tuple)  # (data, sizes, hx, weights, ...) or (data, hx, weights, ...)
@@ -120,4 +111,4 @@ def _arguments(kind: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     if not isinstance(weights, list | tuple) or not all(isinstance(v, bool | int | float) for v in rest):
         return None
     state = list(hx) if isinstance(hx, list | tuple) else [hx]
-    return (kind, data, sizes, state, list(weights), *rest, *([False] if packed else []))
+    return (kind, data, sizes, state, list(weights), *rest)

@@ -97,9 +97,26 @@ def rnn_relu_backward(carried: Tensors, moving: Tensors, fixed: Tensors) -> tupl
     return (made @ fixed[0],), (made,)
 
 
-STEPS: dict[str, Step] = {
-    f.__name__: f
-    for f in (lstm, lstm_backward, gru, gru_backward, rnn_tanh, rnn_relu, rnn_tanh_backward, rnn_relu_backward)
+def of_some(step: Step, back: bool) -> Step:
+    """A step for sequences of several lengths: what moves last says, [batch, 1], which of them have an element there.
+
+    The others hand on what they were given. Their parts of what else a step gives are used by nobody; those of a gradient are 0.
+    """
+
+    def some(carried: Tensors, moving: Tensors, fixed: Tensors) -> tuple[Tensors, Tensors]:
+        *own, there = moving
+        made, given = step(carried, tuple(own), fixed)
+        made = tuple(torch.where(there, new, old) for new, old in zip(made, carried, strict=True))
+        if back:
+            return made, tuple(torch.where(there, g, 0) for g in given)
+        return made, (*made, *given[len(made) :])
+
+    return some
+
+
+_WHOLE = (lstm, lstm_backward, gru, gru_backward, rnn_tanh, rnn_relu, rnn_tanh_backward, rnn_relu_backward)
+STEPS: dict[str, Step] = {f.__name__: f for f in _WHOLE} | {
+    f"{f.__name__}_of_some": of_some(f, f.__name__.endswith("_backward")) for f in _WHOLE
 }
 """By name, as a graph has them."""
 

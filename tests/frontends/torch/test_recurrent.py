@@ -1,4 +1,4 @@
-"""Recurrent layers are products and loops, for any number of steps; those of packed sequences one operator through torch."""
+"""Recurrent layers are products and loops, for any number of steps."""
 
 from __future__ import annotations
 
@@ -188,32 +188,6 @@ def test_gradients_pass_a_state_that_is_no_number() -> None:
     torch.testing.assert_close(a.grad, b.grad, equal_nan=True)
     for p, q in zip(layer.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, equal_nan=True)
-
-
-def test_packed_sequences() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    layer = nn.LSTM(5, 7)
-    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(6, 3, 5), torch.tensor([6, 4, 1]))
-
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, data: Tensor, sizes: Tensor) -> Tensor:
-            y, (h, c) = self.layer(nn.utils.rnn.PackedSequence(data, sizes))
-            return y.data.sum() + h.sum() * c.sum()
-
-    model = Packed()
-    fast = dcir.optimize(model)
-    results = []
-    for m in (model, fast):
-        m.zero_grad()
-        loss = m(packed.data, packed.batch_sizes)
-        loss.backward()
-        results.append([loss.detach(), *(p.grad.clone() for p in m.parameters())])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_gradient_of_part_of_the_results() -> None:
