@@ -7,16 +7,20 @@ leaves a layer to Python for that, with all around it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import skip_code
 from torch.nn.utils.rnn import PackedSequence
 
 LAYERS = (nn.RNN, nn.LSTM, nn.GRU)
-CUT = "the sizes of a packed sequence say how many sequences there are; its layer is compiled behind a cut"
+CUT = "how many sequences are packed is a number in a tensor (enforce_sorted=False, or states that are given, have it as a size)"
 """Why Dynamo ends a graph in front of a layer: nothing of it runs in PyTorch."""
 _FUNCTIONS: dict[str, Any] = {
     "LSTM": torch.lstm,
@@ -24,6 +28,9 @@ _FUNCTIONS: dict[str, Any] = {
     "RNN_TANH": torch.rnn_tanh,
     "RNN_RELU": torch.rnn_relu,
 }
+_NUMBERS = itertools.count()
+_frames: WeakKeyDictionary[nn.Module, FunctionType] = WeakKeyDictionary()
+"""Of each layer behind a cut: Dynamo learns per frame what changes from call to call, which must not mix layers."""
 
 
 def _form(kind: type[nn.RNNBase], own: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,6 +45,8 @@ def _form(kind: type[nn.RNNBase], own: Callable[..., Any]) -> Callable[..., Any]
             return _layer(self, input, _zeros(self, input.data, input.sorted_indices.shape[0]))
         return _layer(self, input, self.permute_hidden(hx, input.sorted_indices))
 
+    # Called by Python, behind a cut, it is no frame to compile; called in one it is followed all the same.
+    skip_code(forward.__code__)
     forward.__doc__, forward.__qualname__ = own.__doc__, f"{kind.__qualname__}.forward"
     return forward
 
@@ -45,7 +54,11 @@ def _form(kind: type[nn.RNNBase], own: Callable[..., Any]) -> Callable[..., Any]
 @torch._dynamo.disable(recursive=False, reason=CUT)  # type: ignore[untyped-decorator]
 def _counted(layer: Any, input: PackedSequence) -> Any:
     """Out of Dynamo's sight, what it calls is in it again."""
-    return _layer(layer, input, _counted_zeros(layer, input.data, int(input.batch_sizes[0])))
+    frame = _frames.get(layer)
+    if frame is None:
+        code = _layer.__code__.replace(co_name=f"_layer_{next(_NUMBERS)}")
+        frame = _frames[layer] = FunctionType(code, _layer.__globals__)
+    return frame(layer, input, _counted_zeros(layer, input.data, int(input.batch_sizes[0])))
 
 
 def _zeros(layer: Any, data: Tensor, sequences: int) -> Any:
@@ -70,7 +83,7 @@ def _layer(layer: Any, input: PackedSequence, hx: Any) -> Any:
     else:
         layer.check_hidden_size(hx, (places, hx.shape[1], width))
     y, *last = _FUNCTIONS[layer.mode](
-        data, sizes, hx, layer._flat_weights, layer.bias, layer.num_layers, float(layer.dropout), layer.training,
+        data, sizes, hx, layer._flat_weights, layer.bias, layer.num_layers, layer.dropout, layer.training,
         layer.bidirectional,
     )  # fmt: skip
     state = tuple(last) if layer.mode == "LSTM" else last[0]

@@ -164,3 +164,24 @@ def test_sizes_of_no_packed_sequence(sizes: list[int]) -> None:
     fast(data, torch.tensor([3, 2, 1, 1]), torch.zeros(1, 3, 7))
     with pytest.raises(IndexError):
         fast(data, torch.tensor(sizes), torch.zeros(1, 3, 7))
+
+
+def test_many_layers_of_a_process() -> None:
+    """Each has a frame of its own, whose number of programs is limited by PyTorch."""
+    torch._dynamo.reset()
+    packed = pack_padded_sequence(torch.randn(3, 2, 5), torch.tensor([3, 2]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dcir.errors.NotCompiledWarning)
+        for width in range(3, 13):
+            layer = nn.RNN(5, width, num_layers=2, dropout=width / 20).eval()
+            fast = dcir.optimize(layer)
+            torch.testing.assert_close(fast(packed)[0].data, layer(packed)[0].data)
+
+
+def test_a_cut_is_refused_where_all_is_to_be_compiled() -> None:
+    torch._dynamo.reset()
+    fast = dcir.optimize(nn.GRU(5, 7), strict=True)
+    x, lengths = torch.randn(3, 2, 5), torch.tensor([3, 2])
+    with pytest.raises(dcir.errors.Unsupported, match="enforce_sorted=False"):
+        fast(pack_padded_sequence(x, lengths))
+    assert fast(pack_padded_sequence(x, lengths, enforce_sorted=False))[0].data.shape == (5, 7)
