@@ -57,9 +57,22 @@ _HOOKED = Uncompiled(
 
 
 class _Optimized:
-    """Mixed into the class of an optimised module; keeps copies and pickles optimised."""
+    """Mixed into the class of an optimised module; keeps copies and pickles optimised.
+
+    What such a module has for itself is its class's, made for it alone: its dictionary is that of the module that was optimised.
+    """
 
     dcir: Handle
+    _dcir_call: Callable[..., Any] | None = None
+
+    @property
+    def _compiled_call_impl(self) -> Callable[..., Any] | None:
+        """What ``nn.Module.__call__`` runs; a property, as the user's module may have one in the dictionary."""
+        return type(self)._dcir_call
+
+    @_compiled_call_impl.setter
+    def _compiled_call_impl(self, call: Callable[..., Any] | None) -> None:
+        type(self)._dcir_call = None if call is None else staticmethod(call)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _optimized_module(copy.deepcopy(_plain(self), memo), Session(self.dcir.options))
@@ -74,16 +87,25 @@ def _restore(module: nn.Module, options: Options) -> nn.Module:
 
 def _plain(module: Any) -> nn.Module:
     """The user's module again, sharing everything."""
-    plain = _plain_class(type(module))
-    twin: nn.Module = object.__new__(plain)
-    state = dict(module.__dict__)
-    for name in ("dcir", "_compiled_call_impl"):
-        state.pop(name, None)
-    twin.__dict__.update(state)
-    share_state(twin, module)
+    twin = _twin(module, _plain_class(type(module)))
     inner: Any = inside(twin)
     if isinstance(inner, _Optimized):
         put_inside(twin, _plain(inner))
+    return twin
+
+
+def _twin(module: nn.Module, cls: Any) -> nn.Module:
+    """Another object of a class over a module's one dictionary: what is set on either, or learnt by it, is set on both.
+
+    But for what holds another module inside than its twin does.
+    """
+    # Not by its own __new__: that of fully_shard makes an object of the class that was sharded, and hands its arguments on to that.
+    twin: nn.Module = object.__new__(cls)
+    if inside(module) is None:
+        object.__setattr__(twin, "__dict__", module.__dict__)
+    else:
+        twin.__dict__.update(module.__dict__)
+    share_state(twin, module)
     return twin
 
 
@@ -142,22 +164,17 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     if isinstance(module, _Optimized):
         module = _plain(module)
         cls = type(module)
-    # A second object of a subclass over the same dictionaries: parameters, buffers, children and hooks stay shared, and
-    # code that asks isinstance(m, UserModule) goes on working.
-    # Not by its own __new__: that of fully_shard makes an object of the class that was sharded, and hands its arguments on to that.
-    fast: Any = object.__new__(cls)
-    fast.__dict__.update(module.__dict__)
-    fast.__dict__.pop("_compiled_call_impl", None)
+    # Of a subclass: code that asks isinstance(m, UserModule) goes on working.
+    fast: Any = _twin(module, cls)
     fast.__class__ = _optimized_class(cls)
     # What is compiled and the handle reach this; a module that they held would be held by its own compiled frame, for ever.
     here = weakref.ref(fast)
     session.module = here
     frame = _frame_of_its_own(fast._call_impl)
     submissions = Submissions(session, cls.__name__, here, functools.partial(reset_code, frame.__code__))
-    fast.__dict__["dcir"] = Handle(
+    type(fast).dcir = Handle(
         session, type(module).__name__, functools.partial(_plain, fast), compiled_with, submissions
     )
-    share_state(fast, module)
     inner = inside(module)
     if inner is not None:
         put_inside(fast, _optimized_module(inner, session))
@@ -171,13 +188,16 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
         call = _quick(long_way, QuickCalls(frame, fast._call_impl, calls.check), fast._call_impl, session)
     else:
         call = _unless_hooked(long_way, fast._call_impl, session)
-    fast._compiled_call_impl = initialised_first(as_a_stream(call, session), fast, module, _optimized_class)
+    as_settled = functools.partial(_optimized_class, like=type(fast))
+    fast._compiled_call_impl = initialised_first(as_a_stream(call, session), fast, module, as_settled)
     result: nn.Module = fast
     return result
 
 
-def _optimized_class(cls: Any) -> Any:
-    return type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+def _optimized_class(cls: Any, like: Any = None) -> Any:
+    """A class for one optimised module of a class; ``like`` is what it had before its module's class changed."""
+    own = {} if like is None else {name: vars(like)[name] for name in ("dcir", "_dcir_call") if name in vars(like)}
+    return type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__, **own})
 
 
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:

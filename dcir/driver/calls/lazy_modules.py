@@ -1,7 +1,7 @@
 """A lazy module (``nn.LazyLinear``) makes its parameters before its first compiled call, as eager does at its first call.
 
 Its hook for that changes the class of the module it runs for. The optimised module keeps a class of its own over the new one, and the
-user's module, which shares the parameters, becomes the same.
+user's module, which shares all else, becomes the same.
 """
 
 from __future__ import annotations
@@ -45,11 +45,5 @@ def _initialise(
     ours = type(fast)
     fast._infer_parameters(fast, args, kwargs)
     fast.__class__ = ours if settled is None else optimised(settled)
-    if user is None:
-        return
-    for name in ("_initialize_hook", "_load_hook"):
-        user.__dict__.pop(name, None)
-    # What the hook found out, such as the number of features.
-    user.__dict__.update({n: v for n, v in fast.__dict__.items() if n in user.__dict__ and n != "_compiled_call_impl"})
-    if settled is not None:
+    if user is not None and settled is not None:
         user.__class__ = settled
