@@ -42,12 +42,13 @@ def tensor_parallel(rank: int) -> Counter[str]:
     plain, fast = Network(), dcir.optimize(parallel())
     x = torch.randn(6, SIDE, generator=torch.Generator().manual_seed(1))
     for model in (plain, fast):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
+        optimizer.register_step_pre_hook(lambda o, args, kwargs, seen=seen: seen.append(o.param_groups[0]["fused"]))
         for _ in range(3):
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-        assert optimizer.param_groups[0]["fused"] is None
+        assert seen == [None] * 3
     for p, f in zip(plain.parameters(), fast.parameters(), strict=True):
         assert isinstance(f, DTensor)
         torch.testing.assert_close(f.full_tensor(), p)
