@@ -62,6 +62,10 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         group["fused"] = None
 
 
+STEP_HOOKS = (_before_step, _after_step)
+"""Those of all optimisers that are dcir's."""
+
+
 def _choose(optimizer: torch.optim.Optimizer) -> None:
     ours = {id(p) for module in _modules for p in module.parameters()}
     chosen = _chosen.setdefault(optimizer, [])

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer as _torch_optimizer
 
+from dcir.driver.training.optimiser_choice import STEP_HOOKS
 from dcir.driver.training.optimisers import Family, family
 from dcir.errors import Unsupported
 from dcir.frontends.torch.training import Update
 
 _FORMS = ("fused", "foreach")
 """Options that say how torch itself computes a step."""
+_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 Row = tuple[int, int]
 """Number of a parameter group, and of the steps that were made with a parameter of it: they say which numbers it is updated with."""
 
@@ -48,8 +51,9 @@ class OptimiserSteps:
             idle: names of those that are left out, too, as long as they have no gradient.
 
         Raises:
-            Unsupported: one that has a gradient has no name; torch's step would update it.
+            Unsupported: one that has a gradient has no name, which torch's step would update; or there are hooks around torch's step.
         """
+        self._refuse_hooks()
         found = []
         for i, group in enumerate(self.optimizer.param_groups):
             for p in group["params"]:
@@ -62,6 +66,17 @@ class OptimiserSteps:
                 if name is not None and (p.grad is not None or (p.requires_grad and name not in idle)):
                     found.append(Held(name, p, group, (i, self._steps(p))))
         return found
+
+    def _refuse_hooks(self) -> None:
+        own, everyone = vars(self.optimizer), vars(_torch_optimizer)
+        before, behind = own["_optimizer_step_pre_hooks"], own["_optimizer_step_post_hooks"]
+        hooks = [*before.values(), *behind.values()]
+        hooks += [h for n in _OF_ALL for h in everyone[n].values() if h not in STEP_HOOKS]
+        if hooks:
+            raise Unsupported(
+                "a compiled step has no gradients to show to the optimiser's hooks", where=type(self.optimizer).__name__,
+                hint="remove them, or dcir.optimize(model), which leaves the step to your optimiser",
+            )  # fmt: skip
 
     def _steps(self, p: nn.Parameter) -> int:
         """Steps that the optimiser has made with a parameter; without a counter, whether it has made any."""
@@ -79,7 +94,17 @@ class OptimiserSteps:
         )  # fmt: skip
 
     def updates(self, held: Sequence[Held], rows: Sequence[Row]) -> tuple[list[Update], int]:
-        """The formula of each parameter, and how many hyperparameters all rows have together."""
+        """The formula of each parameter, and how many hyperparameters all rows have together.
+
+        Raises:
+            Unsupported: a parameter of complex numbers, whose parts the formula would have to take apart.
+        """
+        for h in held:
+            if h.parameter.is_complex() and self._family.counts:
+                raise Unsupported(
+                    f"no compiled update of complex numbers by {type(self.optimizer).__name__}", where=h.name,
+                    hint="torch.optim.SGD, or dcir.optimize(model), which leaves the step to your optimiser",
+                )  # fmt: skip
         make, groups = self._family, self.optimizer.param_groups
         first, at = {}, 0
         for row in rows:
@@ -101,7 +126,11 @@ class OptimiserSteps:
         return made if device.type == "cpu" else made.to(device, non_blocking=True)
 
     def states(self, h: Held) -> list[Tensor]:
-        """The optimiser's state of a parameter in the order of its formula, made as torch makes it."""
+        """The optimiser's state of a parameter in the order of its formula, made as torch makes it, lying as the parameter does.
+
+        Raises:
+            Unsupported: it is of another type or shape than the parameter has by now.
+        """
         names = self._family.state(h.group)
         if not names and not self._family.counts:  # to look is to make an entry
             return []
@@ -111,8 +140,8 @@ class OptimiserSteps:
         found = []
         for name in names:
             if not isinstance(state.get(name), Tensor):
-                state[name] = torch.zeros_like(h.parameter, memory_format=torch.preserve_format)
-            found.append(state[name])
+                state[name] = _like(h.parameter).zero_()
+            found.append(_fitting(h, state, name))
         return found
 
     def done(self, updated: Sequence[Held], written: Sequence[Tensor]) -> None:
@@ -130,6 +159,30 @@ class OptimiserSteps:
         torch.autograd.graph.increment_version(written)
         # Schedulers warn where they see no step.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def _like(p: Tensor) -> Tensor:
+    """Memory that lies as a parameter does, which may be a part of a larger tensor."""
+    return torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device)
+
+
+def _fitting(h: Held, state: dict[str, Any], name: str) -> Tensor:
+    tensor: Tensor = state[name]
+    p = h.parameter
+    if tensor.dtype != p.dtype or tensor.shape != p.shape:
+        raise Unsupported(
+            f"the optimiser's {name} is {tensor.dtype} {list(tensor.shape)}, the parameter {p.dtype} {list(p.shape)}",
+            where=h.name, hint="a new optimiser, or its state_dict in the type of the parameters",
+        )  # fmt: skip
+    if tensor.stride() != p.stride():  # a checkpoint's, or from before model.to(memory_format=...)
+        tensor = state[name] = _like(p).copy_(tensor)
+    return tensor
+
+
+def laid_as(p: nn.Parameter) -> None:
+    """Have the gradient of a parameter lie as the parameter does."""
+    if p.grad is not None and p.grad.stride() != p.stride():
+        p.grad = _like(p).copy_(p.grad)
 
 
 def rows_of(held: Sequence[Held]) -> list[Row]:

@@ -15,8 +15,8 @@ from dcir.driver.handle import Handle
 from dcir.driver.session import Session
 from dcir.driver.training.batch import Alike, StepFrame, layout, shapes, split_batch
 from dcir.driver.training.distributed import spread_by
-from dcir.driver.training.module_state import global_hooks, module_state
-from dcir.driver.training.optimiser_steps import Held, OptimiserSteps, Row, rows_of
+from dcir.driver.training.module_state import function_state, global_hooks, module_state
+from dcir.driver.training.optimiser_steps import Held, OptimiserSteps, Row, laid_as, rows_of
 from dcir.errors import Unsupported
 from dcir.frontends.torch.admission import of_module, refuse_unless_plain
 from dcir.frontends.torch.gpu_forms import in_gpu_forms
@@ -52,13 +52,14 @@ def _seen(model: nn.Module, loss_fn: Callable[..., Tensor]) -> _Seen:
     """One walk over the modules, in the order of ``named_modules``: torch's own generators take 3 ms a step of 300 modules."""
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
-    states = [global_hooks()]
+    objects: dict[int, Any] = {}
+    states = [global_hooks(), function_state(loss_fn, objects)]
     left: list[tuple[str, nn.Module]] = [("", model)]
     if isinstance(loss_fn, nn.Module):
         left.insert(0, (OF_LOSS, loss_fn))
     while left:
         prefix, module = left.pop()
-        states.append(module_state(module))
+        states.append(module_state(module, objects))
         for n, p in module._parameters.items():
             if p is not None:
                 tensors[prefix + n] = p
@@ -144,6 +145,7 @@ class TrainStep:
             return self._step(tensors, frame)
 
     def _step(self, batch: Sequence[Tensor], frame: StepFrame) -> Tensor:
+        self._refuse_autocast()
         seen = _seen(self.model, self.loss_fn)
         kind = frame, self._kind(batch, seen)
         alike = self._alike.get(kind) or self._alike.setdefault(kind, Alike(batch))
@@ -163,6 +165,13 @@ class TrainStep:
         remark = f"each combination is compiled for itself: {reason}" if reason else ""
         return self._run((kind, lies), batch, frame, seen, remark=remark)
 
+    def _refuse_autocast(self) -> None:
+        if torch.is_autocast_enabled(self._device) and torch.get_autocast_dtype(self._device) != self._autocast:
+            raise Unsupported(
+                "a step has its own autocast, one around it has no effect", where="torch.autocast",
+                hint="train_step(..., autocast=torch.bfloat16), and no autocast around its calls",
+            )  # fmt: skip
+
     def _run(
         self, call: Any, batch: Sequence[Tensor], frame: StepFrame, seen: _Seen, pattern: Pattern | None = None,
         remark: str = "",
@@ -179,10 +188,12 @@ class TrainStep:
         """
         held, rows, key = self._known(call, seen)
         for h in held:
+            _refuse_hooks_of(h)
             if h.parameter.grad is not None and (what := out_of_reach(h.parameter.grad)) is not None:
                 raise Unsupported(
                     f"the gradient of {h.name} so far is {what}", where=h.name, hint="zero_grad() before the step"
                 )
+            laid_as(h.parameter)
         found = self._compiled.get(key)
         if found is None:
             sizes = None if pattern is None else BatchSizes(batch, pattern)
@@ -250,3 +261,16 @@ class TrainStep:
             return _Compiled(step, compile_graph(step.graph, replace(step.context, remark=remark)).call)
         context = replace(step.context, conditions=(*sizes.conditions, *branches(step.graph)))
         return _Compiled(step, MovingSizes(step.graph, context, compile_graph, sizes.names), sizes)
+
+
+def _refuse_hooks_of(h: Held) -> None:
+    """Refuse hooks on a parameter, which a compiled step would not call.
+
+    Raises:
+        Unsupported: there are any.
+    """
+    if h.parameter._backward_hooks or h.parameter._post_accumulate_grad_hooks:
+        raise Unsupported(
+            "a compiled step has no gradients to show to a parameter's hooks", where=h.name,
+            hint="remove them, or " + HINT,
+        )  # fmt: skip

@@ -1,0 +1,207 @@
+"""A training step follows what it depends on besides tensors, tensors that lie otherwise than their parameters, or refuses them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import dcir
+from dcir.errors import Unsupported
+
+OPTIMISERS: dict[str, Callable[..., Any]] = {
+    "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+    "adamw": partial(torch.optim.AdamW, lr=0.01),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.01),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+def squares(y: Tensor, target: Tensor) -> Tensor:
+    return (y - target).square().mean()
+
+
+def compared(
+    model: nn.Module, change: Callable[[Any, Any, int], None], name: str, shape: tuple[int, ...], steps: int = 5
+) -> None:
+    """Steps by eager and compiled, both changed in front of each; the same losses and parameters."""
+    found = []
+    for compiled in (False, True):
+        own = copy.deepcopy(model)
+        optimizer = OPTIMISERS[name](own.parameters())
+        step = dcir.train_step(own, squares, optimizer) if compiled else None
+        losses = []
+        for number in range(steps):
+            change(own, optimizer, number)
+            g = torch.Generator().manual_seed(number)
+            x, target = torch.randn(4, *shape, generator=g), torch.randn(4, 2, generator=g)
+            if step is not None:
+                losses.append(step(x, target))
+                continue
+            loss = squares(own(x), target)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        found.append([*losses, *(p.detach() for p in own.parameters())])
+    for e, d in zip(*found, strict=True):
+        torch.testing.assert_close(d, e, rtol=1e-4, atol=1e-5)
+
+
+def images() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_state_that_lies_otherwise(name: str) -> None:
+    def change(model: Any, optimizer: Any, number: int) -> None:
+        if number == 2:
+            model.to(memory_format=torch.channels_last)
+
+    compared(images(), change, name, (3, 6, 6))
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_gradients_from_before_that_lie_otherwise(name: str) -> None:
+    def change(model: Any, optimizer: Any, number: int) -> None:
+        p = model[0].weight
+        g = torch.randn(p.shape, generator=torch.Generator().manual_seed(9))
+        p.grad = g.contiguous(memory_format=torch.channels_last) if number % 2 else g.mT.contiguous().mT
+
+    compared(images(), change, name, (3, 6, 6))
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_parameter_that_is_a_part(name: str) -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.whole = torch.full((8, 6), 3.0)
+            with torch.no_grad():
+                self.whole[:, :2] = torch.randn(8, 2)
+            self.weight = nn.Parameter(self.whole[:, :2])
+
+        def __deepcopy__(self, memo: Any) -> Part:
+            torch.manual_seed(0)
+            return Part()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    model: Any = Part()
+    compared(model, lambda m, o, n: None, name, (8,))
+    step = dcir.train_step(model, squares, OPTIMISERS[name](model.parameters()))
+    for _ in range(3):
+        step(torch.randn(4, 8), torch.randn(4, 2))
+    assert (model.whole[:, 2:] == 3).all()
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_state_of_another_type_is_refused(name: str) -> None:
+    model = nn.Linear(8, 2)
+    step = dcir.train_step(model, squares, OPTIMISERS[name](model.parameters()))
+    step(torch.randn(4, 8), torch.randn(4, 2))
+    model.double()
+    with pytest.raises(Unsupported, match=r"is torch\.float32 .* the parameter torch\.float64"):
+        step(torch.randn(4, 8).double(), torch.randn(4, 2).double())
+
+
+@pytest.mark.parametrize("how", ["gradient", "accumulated", "before", "behind", "all"])
+def test_hooks_that_no_step_would_call(how: str) -> None:
+    """Refused, also where they come after the first step, and no longer once they are gone."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = dcir.train_step(model, squares, optimizer)
+    batch = torch.randn(4, 8), torch.randn(4, 2)
+    step(*batch)
+    hooked: dict[str, Callable[[], Any]] = {
+        "gradient": lambda: model.weight.register_hook(lambda g: g * 0),
+        "accumulated": lambda: model.bias.register_post_accumulate_grad_hook(lambda p: None),
+        "before": lambda: optimizer.register_step_pre_hook(lambda o, a, k: None),
+        "behind": lambda: optimizer.register_step_post_hook(lambda o, a, k: None),
+        "all": lambda: register_optimizer_step_post_hook(lambda o, a, k: None),
+    }
+    handle = hooked[how]()
+    try:
+        with pytest.raises(Unsupported, match="hooks"):
+            step(*batch)
+    finally:
+        handle.remove()
+    assert step(*batch).isfinite()
+
+
+def test_complex_numbers_by_adam_are_refused() -> None:
+    model = nn.Linear(8, 2).to(torch.complex64)
+    step = dcir.train_step(model, lambda y, t: (y - t).abs().mean(), torch.optim.Adam(model.parameters()))
+    with pytest.raises(Unsupported, match="complex numbers by Adam"):
+        step(torch.randn(4, 8, dtype=torch.complex64), torch.randn(4, 2, dtype=torch.complex64))
+
+
+def test_an_autocast_around_a_step_is_refused() -> None:
+    model = nn.Linear(8, 2)
+    step = dcir.train_step(model, squares, torch.optim.SGD(model.parameters(), lr=0.1))
+    with torch.autocast("cpu"), pytest.raises(Unsupported, match="its own autocast"):
+        step(torch.randn(4, 8), torch.randn(4, 2))
+
+
+FACTOR = 1.0
+
+
+def test_numbers_that_a_loss_function_holds() -> None:
+    """In its closure, its defaults, a partial's arguments, a global, and an object that it is a method of."""
+    held = 1.0
+    place = SimpleNamespace(weight=1.0, inner=SimpleNamespace(weight=1.0))
+
+    def closure(y: Tensor, t: Tensor) -> Tensor:
+        return held * squares(y, t)
+
+    def default(y: Tensor, t: Tensor, by: float = 1.0) -> Tensor:
+        return by * squares(y, t)
+
+    def named(y: Tensor, t: Tensor) -> Tensor:
+        return FACTOR * squares(y, t)
+
+    class Own:
+        by = 1.0
+
+        def loss(self, y: Tensor, t: Tensor) -> Tensor:
+            return self.by * squares(y, t)
+
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * place.weight * self.place.inner.weight
+
+    own = Own()
+    x, t = torch.randn(4, 8), torch.randn(4, 2)
+
+    def steps(loss: Any, change: Callable[[float], None], model: nn.Module | None = None) -> None:
+        model = nn.Linear(8, 2) if model is None else model
+        step = dcir.train_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.01))
+        for value in (1.0, 2.0, 3.0):
+            change(value)
+            want = loss(model(x), t).detach()
+            torch.testing.assert_close(step(x, t), want)
+
+    def in_closure(value: float) -> None:
+        nonlocal held
+        held = value
+
+    steps(closure, in_closure)
+    steps(default, lambda v: setattr(default, "__defaults__", (v,)))
+    steps(named, lambda v: globals().update(FACTOR=v))
+    steps(own.loss, lambda v: setattr(own, "by", v))
+    model: Any = Scaled(8, 2)
+    model.place = place
+    steps(squares, lambda v: setattr(place.inner, "weight", v), model)
