@@ -337,8 +337,11 @@ def _report_of(data: Mapping[str, Any], path: str | os.PathLike[str]) -> Report:
 
 def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     try:
-        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
-    except TypeError as error:
+        here = array.astype(
+            array.dtype.newbyteorder("="), order="C", copy=False
+        )  # a file may have the other order of bytes
+        return torch.from_numpy(here)
+    except (TypeError, ValueError) as error:
         raise InvalidInput(f"an array of type {array.dtype} is no input of a network") from error
 
 

@@ -15,6 +15,8 @@ from dcir.errors import InvalidInput
 from dcir.ops.torch_types import TORCH_TYPES
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_TRACE = "trace the model itself, not what dcir.optimize, dcir.load or torch.compile made of it"
 QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
@@ -95,19 +97,39 @@ def check_call(args: Sequence[Any]) -> None:
     """Guard a call of compiled code.
 
     Raises:
-        InvalidInput: it is called while tensors without values are made of everything, or with forward derivatives.
+        InvalidInput: it is called while tensors without values are made of everything, or calls are traced, or with forward derivatives.
     """
     if torch._C._get_dispatch_mode(_FAKE) is not None:
         raise InvalidInput(
             "compiled code cannot run under FakeTensorMode, where tensors have no values",
             where="FakeTensorMode",
-            hint="trace the model itself, not what dcir.optimize or torch.compile made of it",
+            hint=_TRACE,
+        )
+    if torch._C._get_dispatch_mode(_PROXY) is not None or torch._C._get_tracing_state() is not None:
+        raise InvalidInput(
+            "compiled code cannot be traced: its results would be constants of the trace",
+            where="torch.fx.experimental.proxy_tensor.make_fx, or torch.jit.trace",
+            hint=_TRACE,
         )
     if forward_ad._current_level >= 0 and any(map(_has_tangent, args)):
         raise InvalidInput(
             "compiled code has no forward-mode derivatives",
             where="torch.autograd.forward_ad",
             hint="torch.func.jvp, for which PyTorch computes with the model; or backward()",
+        )
+
+
+def refuse_batches(args: Sequence[Any]) -> None:
+    """Refuse tensors that stand for many; to look for them takes longer than a short call may.
+
+    Raises:
+        InvalidInput: there are any.
+    """
+    if any(isinstance(t, torch.Tensor) and not torch._C._has_storage(t) for t in args):
+        raise InvalidInput(
+            "compiled code cannot read tensors that stand for many, which have no memory of their own",
+            where="vmap, is_grads_batched or vectorize",
+            hint="torch.func.vmap of what dcir.optimize made; gradients one by one; a .dcir file for the batch",
         )
 
 

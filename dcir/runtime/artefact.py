@@ -8,6 +8,7 @@ expressions of an SDFG file.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -42,6 +43,16 @@ _MAX_TEXT = 1 << 28
 _MAX_LIBRARY = 1 << 31
 
 
+_BROKEN = (zipfile.BadZipFile, NotImplementedError, EOFError, OSError)
+
+
+def _broken(error: Exception, where: str) -> Exception:
+    """What to raise of an archive that cannot be read; a file that cannot be, or is not there, stays what it is."""
+    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a place before the beginning
+        return error
+    return ArtefactInvalid("not a .dcir file, or it is cut off", where=where)
+
+
 def digest_of(data: bytes) -> str:
     """The blake2b digest by which a manifest names a member's content."""
     return hashlib.blake2b(data, digest_size=20).hexdigest()
@@ -68,8 +79,8 @@ def load_artefact(path: str | os.PathLike[str], *, identity: str, cache: Cache |
     except ArtefactInvalid as error:
         error.where = error.where or where
         raise
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise ArtefactInvalid("not a .dcir file, or it is cut off", where=where) from error
+    except _BROKEN as error:
+        raise _broken(error, where) from error
 
 
 def _model(archive: zipfile.ZipFile, programs: int, identity: str, cache: Cache, report: ReadReport) -> CompiledModel:
@@ -137,8 +148,8 @@ def read_report(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         with _open(path) as file, zipfile.ZipFile(file) as archive:
             _check_members(archive)
             report = _json(_read(archive, REPORT, _MAX_TEXT), REPORT)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise ArtefactInvalid("not a .dcir file, or it is cut off", where=str(path)) from error
+    except _BROKEN as error:
+        raise _broken(error, str(path)) from error
     if not isinstance(report, dict):
         raise ArtefactInvalid("the report is broken", where=str(path))
     return report

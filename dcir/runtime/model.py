@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn, strided
+from torch.nn.modules.module import _global_forward_hooks as _FORWARD_HOOKS
+from torch.nn.modules.module import _global_forward_pre_hooks as _FORWARD_PRE_HOOKS
 
 from dcir.errors import ArtefactInvalid, InvalidInput
 from dcir.ops.reach import device, on_device, out_of_reach
@@ -44,10 +46,23 @@ class Loaded:
         return self._report()
 
 
+class _Weights(dict[str, Any]):
+    """The buffers of a module, none of which gives its place to another: compiled code reads them where they lie."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self and self[name] is not value:
+            raise InvalidInput(
+                f"{name} of a compiled file cannot be another tensor", where=name,
+                hint="copy into it: load_state_dict without assign=True, or x.copy_(); or dcir.optimize(model)",
+            )  # fmt: skip
+        super().__setitem__(name, value)
+
+
 class CompiledModel(nn.Module):
     """Calls a compiled library.
 
-    Its weights are buffers under their original names; ``load_state_dict`` copies into them and the next call sees it.
+    Its weights are buffers under their original names; ``load_state_dict`` copies into them and the next call sees it. Another tensor in
+    the place of one is refused.
     It computes what the model computed in eval mode, records no gradients, and stays on its device in its own types.
     """
 
@@ -73,7 +88,8 @@ class CompiledModel(nn.Module):
         """See ``forward``."""
         state = self.__dict__
         layouts, on_gpu = state["_layouts"], state["_on_gpu"]
-        if named or len(inputs) != len(layouts) or state["_forward_hooks"] or state["_forward_pre_hooks"]:
+        hooks = state["_forward_hooks"] or state["_forward_pre_hooks"] or _FORWARD_HOOKS or _FORWARD_PRE_HOOKS
+        if named or len(inputs) != len(layouts) or hooks:
             return super().__call__(*inputs, **named)
         for x, (dtype, shape, strides) in zip(inputs, layouts, strict=True):
             if (
@@ -172,6 +188,8 @@ def _register(model: nn.Module, constant: Constant, name: str, tensor: Tensor) -
             child = module._modules[part]
             assert child is not None
             module = child
+        if type(module._buffers) is not _Weights:
+            module._buffers = _Weights(module._buffers)
         module.register_buffer(last, tensor)
     except (KeyError, TypeError) as e:
         raise ArtefactInvalid(f"the manifest is broken: {name!r} cannot be the name of a {constant.role}") from e

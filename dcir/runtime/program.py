@@ -18,7 +18,7 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
 from dcir.errors import ArtefactInvalid, FallbackFailed, IndexOutOfRange
-from dcir.ops.reach import check_call
+from dcir.ops.reach import check_call, refuse_batches
 from dcir.ops.torch_types import FROM_NAME
 from dcir.runtime import uncounted
 from dcir.runtime.backward_blocks import BackwardBlocks
@@ -187,6 +187,9 @@ class Program:
                 code = self._enter(self._run, frame.address, frame.call_back)
             if code:
                 self._fail(code, frame)
+        except RuntimeError:
+            refuse_batches(args)
+            raise
         finally:
             self.arenas.give(arena)
             self._free.append(frame)

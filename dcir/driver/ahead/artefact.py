@@ -134,8 +134,8 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 def as_json(value: Any) -> bytes:
-    """A document, the same bytes for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    """A document, the same bytes for values that were made in the same way: what a model returns in a dict keeps its order."""
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def manifest_of(compiled: Compiled) -> tuple[schema.Manifest, dict[str, torch.Tensor]]:
