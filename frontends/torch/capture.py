@@ -40,6 +40,7 @@ from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak,
 from dcir.frontends.torch.recurrent import lower_layers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
 from dcir.frontends.torch.shapes.conditions import OneSize, asked_sizes, branches
+from dcir.frontends.torch.shapes.given_sizes import symbols
 from dcir.frontends.torch.shapes.moving_sizes import Later, Moving, MovingSizes
 from dcir.frontends.torch.shapes.programs import Programs
 from dcir.frontends.torch.shapes.size_one import hold_for_one, set_one_apart
@@ -378,6 +379,8 @@ def _moving(
     if first is None or len(late) != len(kinds) or (backward is None) != (first.context.kind == "inference"):
         return Refusal(f"it is {len(late)} graphs")
     graphs = [first.graph] if backward is None else [first.graph, backward.graph]
+    if not symbols(first.graph):
+        return Refusal("the trace for all sizes has none: the graph takes each for a constant")
     found = (*(c for asked_for in conditions for c in asked_for), *(c for graph in graphs for c in branches(graph)))
     under = tuple(dict.fromkeys(found))
     context = replace(first.context, conditions=under)

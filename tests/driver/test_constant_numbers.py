@@ -1,0 +1,73 @@
+"""Whole numbers that a trace takes for constants: as arguments of training, and as what a call leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dcir
+
+CASES: dict[str, Any] = {
+    "softmax": lambda x, d: x.softmax(d),
+    "sum": lambda x, d: x.sum(d),
+    "cumsum": lambda x, d: x.cumsum(d),
+    "flip": lambda x, d: x.flip(d),
+    "topk": lambda x, d: x.topk(d + 1)[0],
+    "chunk": lambda x, d: x.chunk(d + 1)[0],
+    "places": lambda x, d: x[:, [0, d]],
+    "round": lambda x, d: x.round(decimals=d) + x,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_arguments_of_training(name: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor, d: int) -> Tensor:
+            result: Tensor = CASES[name](x, d)
+            return result
+
+    model = Net()
+    fast = dcir.optimize(model)
+    for d in (2, 1, 0, 2):
+        x = torch.randn(4, 6, 8)
+        seen = []
+        for m in (model, fast):
+            given = x.clone().requires_grad_()
+            m(given, d).square().sum().backward()
+            seen.append(given.grad)
+        torch.testing.assert_close(seen[1], seen[0])
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (3, 4, 5, 6)], ids=["equal sizes", "moving sizes"])
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_numbers_that_are_left_behind(train: bool, sizes: tuple[int, ...]) -> None:
+    """They are Python's, whether the trace had them as constants or as sizes."""
+    torch._dynamo.reset()
+
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n, self.seen, self.factor = 0, 0, nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            n = self.n
+            self.n, self.seen = n + 1, self.seen + x.shape[1]
+            for _ in range(n):
+                x = x * 1.5
+            return x * self.factor
+
+    model, plain = Counter(), Counter()
+    fast = dcir.optimize(model)
+    for size in sizes:
+        x = torch.randn(2, size)
+        with torch.set_grad_enabled(train):
+            torch.testing.assert_close(fast(x), plain(x))
+        assert (type(fast.n), type(fast.seen)) == (int, int)
+        assert (fast.n, fast.seen) == (plain.n, plain.seen)
+        hash((fast.n, fast.seen))
