@@ -48,6 +48,17 @@ class Verb(click.Command):
         self.params.append(click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object."))
         self.params.append(click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; what is wrong with them is an object, too, where one was asked for."""
+        wants_object = "--json" in args
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if wants_object:
+                told = {"kind": type(error).__name__, "message": error.format_message(), "where": ctx.command_path}
+                click.echo(json.dumps({"error": told | {"try": f"{ctx.command_path} --help", "details": []}}))
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; see `exit_code` for what an error turns into."""
         ctx.meta["dcir.json"] = ctx.params.pop("as_json")

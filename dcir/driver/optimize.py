@@ -123,8 +123,8 @@ def optimize(model: Any, /, *, level: int | str = 4, **options: Any) -> Any:
     """Compile a module, a function, or an exported program.
 
     Args:
-        model: an ``nn.Module`` (the result is a module of a subclass of its class that shares its parameters, buffers,
-            submodules and hooks, so ``state_dict`` and optimisers see the same tensors), a function over tensors, or a
+        model: an ``nn.Module`` (the result is a module of a subclass of its class over the same dictionary: parameters, buffers,
+            submodules, hooks, modes and attributes are those of both), a function over tensors, or a
             ``torch.export.ExportedProgram``.
         level: 0 to 4, how many tiers of passes run.
         options: see ``dcir.options.Options``. With ``hint="throughput"`` or ``streams=N`` calls run at once that are handed to

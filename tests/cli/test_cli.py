@@ -182,6 +182,15 @@ def test_exit_codes(api, model, error, code):
     assert json.loads(done.stdout)["error"]["kind"] == type(error).__name__
 
 
+@pytest.mark.parametrize("wrong", [("-O", "nine"), ("--shape", "x"), ("--nosuch",)])
+def test_wrong_arguments_are_an_object_too(model, wrong):
+    done = call("compile", model, "--json", *wrong)
+    told = json.loads(done.stdout)["error"]
+    assert done.exit_code == 2 and told["message"] and "Usage:" in done.stderr
+    assert set(told) == {"kind", "message", "where", "try", "details"}
+    assert not call("compile", model, *wrong).stdout
+
+
 def test_debug_lets_the_traceback_through(api, model):
     error = errors.InvalidModel("broken")
     api.answer("compile_file", raising(error))
