@@ -59,20 +59,23 @@ _HOOKED = Uncompiled(
 class _Optimized:
     """Mixed into the class of an optimised module; keeps copies and pickles optimised.
 
-    What such a module has for itself is its class's, made for it alone: its dictionary is that of the module that was optimised.
+    What such a module has for itself is in slots: its dictionary is that of the module that was optimised. (Its class may not reach it:
+    Dynamo's guards hold the class, out of the collector's sight.)
     """
 
+    __slots__ = ("_dcir_call", "dcir")
+
     dcir: Handle
-    _dcir_call: Callable[..., Any] | None = None
+    _dcir_call: Callable[..., Any] | None
 
     @property
     def _compiled_call_impl(self) -> Callable[..., Any] | None:
         """What ``nn.Module.__call__`` runs; a property, as the user's module may have one in the dictionary."""
-        return type(self)._dcir_call
+        return self._dcir_call
 
     @_compiled_call_impl.setter
     def _compiled_call_impl(self, call: Callable[..., Any] | None) -> None:
-        type(self)._dcir_call = None if call is None else staticmethod(call)
+        self._dcir_call = call
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _optimized_module(copy.deepcopy(_plain(self), memo), Session(self.dcir.options))
@@ -165,16 +168,14 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
         module = _plain(module)
         cls = type(module)
     # Of a subclass: code that asks isinstance(m, UserModule) goes on working.
-    fast: Any = _twin(module, cls)
-    fast.__class__ = _optimized_class(cls)
+    fast: Any = _twin(module, _optimized_class(cls))
+    fast._dcir_call = None
     # What is compiled and the handle reach this; a module that they held would be held by its own compiled frame, for ever.
     here = weakref.ref(fast)
     session.module = here
     frame = _frame_of_its_own(fast._call_impl)
     submissions = Submissions(session, cls.__name__, here, functools.partial(reset_code, frame.__code__))
-    type(fast).dcir = Handle(
-        session, type(module).__name__, functools.partial(_plain, fast), compiled_with, submissions
-    )
+    fast.dcir = Handle(session, type(module).__name__, functools.partial(_plain, fast), compiled_with, submissions)
     inner = inside(module)
     if inner is not None:
         put_inside(fast, _optimized_module(inner, session))
@@ -188,16 +189,13 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
         call = _quick(long_way, QuickCalls(frame, fast._call_impl, calls.check), fast._call_impl, session)
     else:
         call = _unless_hooked(long_way, fast._call_impl, session)
-    as_settled = functools.partial(_optimized_class, like=type(fast))
-    fast._compiled_call_impl = initialised_first(as_a_stream(call, session), fast, module, as_settled)
+    fast._compiled_call_impl = initialised_first(as_a_stream(call, session), fast, module, _optimized_class)
     result: nn.Module = fast
     return result
 
 
-def _optimized_class(cls: Any, like: Any = None) -> Any:
-    """A class for one optimised module of a class; ``like`` is what it had before its module's class changed."""
-    own = {} if like is None else {name: vars(like)[name] for name in ("dcir", "_dcir_call") if name in vars(like)}
-    return type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__, **own})
+def _optimized_class(cls: Any) -> Any:
+    return type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:

@@ -65,7 +65,7 @@ def both(make: Callable[[], nn.Module], order: str, **options: Any) -> tuple[Any
 
 def graphs(model: nn.Module) -> Counter[str]:
     """How many graphs of which kind were compiled for a model that ``dcir.optimize`` made."""
-    session = next(m.dcir.session for m in model.modules() if "dcir" in m.__dict__)
+    session = next(m.dcir.session for m in model.modules() if hasattr(m, "dcir"))
     return Counter(g.kind for g in session.graphs)
 
 

@@ -78,7 +78,7 @@ def plain(layers: bool, **options: Any) -> Any:
 
 def graphs(model: nn.Module) -> Counter[str]:
     """How many graphs of which kind were compiled."""
-    sessions = {id(m.dcir.session): m.dcir.session for m in model.modules() if "dcir" in m.__dict__}
+    sessions = {id(m.dcir.session): m.dcir.session for m in model.modules() if hasattr(m, "dcir")}
     return Counter(g.kind for s in sessions.values() for g in s.graphs)
 
 

@@ -42,8 +42,10 @@ def _initialise(
     fast: Any, user: Any, args: tuple[Any, ...], kwargs: dict[str, Any], optimised: Callable[[Any], Any]
 ) -> None:
     settled = fast.cls_to_become
-    ours = type(fast)
-    fast._infer_parameters(fast, args, kwargs)
-    fast.__class__ = ours if settled is None else optimised(settled)
-    if user is not None and settled is not None:
-        user.__class__ = settled
+    if user is None:  # what it shared is here, and the hook wants a class without slots
+        plain = next(c for c in type(fast).__mro__ if issubclass(c, nn.Module) and c is not type(fast))
+        user = object.__new__(plain)
+        object.__setattr__(user, "__dict__", fast.__dict__)
+    user._infer_parameters(user, args, kwargs)
+    if settled is not None:
+        fast.__class__ = optimised(settled)
