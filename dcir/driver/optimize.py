@@ -189,7 +189,7 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
         call = _quick(long_way, QuickCalls(frame, fast._call_impl, calls.check), fast._call_impl, session)
     else:
         call = _unless_hooked(long_way, fast._call_impl, session)
-    fast._compiled_call_impl = initialised_first(as_a_stream(call, session), fast, module, _optimized_class)
+    fast._compiled_call_impl = initialised_first(as_a_stream(call, session), fast, module, _optimized_class, _plain)
     result: nn.Module = fast
     return result
 

@@ -14,8 +14,9 @@ from torch.autograd import forward_ad
 from dcir.errors import InvalidInput
 from dcir.ops.torch_types import TORCH_TYPES
 
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_C: Any = torch._C
+_FAKE, _PROXY = _C._TorchDispatchModeKey.FAKE, _C._TorchDispatchModeKey.PROXY
+_MODES = _C.DispatchKey.Python
 _TRACE = "trace the model itself, not what dcir.optimize, dcir.load or torch.compile made of it"
 QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
@@ -99,23 +100,29 @@ def check_call(args: Sequence[Any]) -> None:
     Raises:
         InvalidInput: it is called while tensors without values are made of everything, or calls are traced, or with forward derivatives.
     """
-    if torch._C._get_dispatch_mode(_FAKE) is not None:
-        raise InvalidInput(
-            "compiled code cannot run under FakeTensorMode, where tensors have no values",
-            where="FakeTensorMode",
-            hint=_TRACE,
-        )
-    if torch._C._get_dispatch_mode(_PROXY) is not None or torch._C._get_tracing_state() is not None:
-        raise InvalidInput(
-            "compiled code cannot be traced: its results would be constants of the trace",
-            where="torch.fx.experimental.proxy_tensor.make_fx, or torch.jit.trace",
-            hint=_TRACE,
-        )
+    # One question for all modes, which are seldom: a short call is made of little else.
+    if _C._dispatch_tls_is_dispatch_key_included(_MODES) or _C._get_tracing_state() is not None:
+        _refuse_modes()
     if forward_ad._current_level >= 0 and any(map(_has_tangent, args)):
         raise InvalidInput(
             "compiled code has no forward-mode derivatives",
             where="torch.autograd.forward_ad",
             hint="torch.func.jvp, for which PyTorch computes with the model; or backward()",
+        )
+
+
+def _refuse_modes() -> None:
+    if _C._get_dispatch_mode(_FAKE) is not None:
+        raise InvalidInput(
+            "compiled code cannot run under FakeTensorMode, where tensors have no values",
+            where="FakeTensorMode",
+            hint=_TRACE,
+        )
+    if _C._get_dispatch_mode(_PROXY) is not None or _C._get_tracing_state() is not None:
+        raise InvalidInput(
+            "compiled code cannot be traced: its results would be constants of the trace",
+            where="torch.fx.experimental.proxy_tensor.make_fx, or torch.jit.trace",
+            hint=_TRACE,
         )
 
 
@@ -125,7 +132,7 @@ def refuse_batches(args: Sequence[Any]) -> None:
     Raises:
         InvalidInput: there are any.
     """
-    if any(isinstance(t, torch.Tensor) and not torch._C._has_storage(t) for t in args):
+    if any(isinstance(t, torch.Tensor) and not _C._has_storage(t) for t in args):
         raise InvalidInput(
             "compiled code cannot read tensors that stand for many, which have no memory of their own",
             where="vmap, is_grads_batched or vectorize",

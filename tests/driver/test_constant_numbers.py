@@ -42,6 +42,8 @@ def test_arguments_of_training(name: str) -> None:
             m(given, d).square().sum().backward()
             seen.append(given.grad)
         torch.testing.assert_close(seen[1], seen[0])
+    found = fast.dcir.explain()
+    assert {g.kind for g in found.graphs} == {"forward", "backward"} and not found.uncompiled
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (3, 4, 5, 6)], ids=["equal sizes", "moving sizes"])
@@ -71,3 +73,4 @@ def test_numbers_that_are_left_behind(train: bool, sizes: tuple[int, ...]) -> No
         assert (type(fast.n), type(fast.seen)) == (int, int)
         assert (fast.n, fast.seen) == (plain.n, plain.seen)
         hash((fast.n, fast.seen))
+    assert fast.dcir.explain().graphs and not fast.dcir.explain().uncompiled

@@ -69,49 +69,6 @@ def test_state_is_shared():
     close(fast(x), module(x))
 
 
-class Root(nn.Module):
-    """What it depends on besides children is its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, self.scale, self.calls = nn.Linear(4, 4), 1.0, 0
-
-    def forward(self, x):
-        self.calls += 1
-        return nn.functional.dropout(self.linear(x), 0.5, self.training) * self.scale
-
-
-def test_attributes_of_the_module_itself_are_shared():
-    """Whichever of the two they are set on, as with torch.compile."""
-    module = Root()
-    fast, x = dcir.optimize(module), torch.ones(3, 4)
-    fast(x)
-    module.eval()
-    assert not fast.training
-    close(fast(x), module(x))
-    fast.scale = 3.0
-    close(module(x), module.linear(x) * 3)
-    close(fast(x), module(x))
-    assert module.calls == fast.calls == 6
-    module.linear = nn.Linear(4, 4)
-    close(fast(x), module(x))
-    assert fast.train() is fast and module.training and "dcir" not in vars(module)
-    assert (
-        type(module) is Root
-        and type(copy.deepcopy(module)) is Root
-        and type(pickle.loads(pickle.dumps(module))) is Root
-    )
-
-
-def test_a_module_that_has_a_compiled_call_keeps_it():
-    module = mlp()
-    module._compiled_call_impl = lambda x: "the user's"
-    fast, x = dcir.optimize(module), torch.randn(5, 6)
-    assert module(x) == "the user's" and fast(x).shape == (5, 3)
-    fast._compiled_call_impl = None
-    close(fast(x), fast.forward(x))
-
-
 def test_training_steps_like_eager():
     module = mlp()
     twin = copy.deepcopy(module)
@@ -378,6 +335,15 @@ def test_gradients_of_inputs():
     fast(a).square().sum().backward()
     module(b).square().sum().backward()
     close(a.grad, b.grad)
+
+
+def test_a_result_without_part_in_the_loss():
+    """Zeros, not None, as with torch.compile."""
+    model = Nested()
+    model.other = nn.Linear(4, 4)
+    model.forward = lambda x: (model.linear(x), model.other(x))
+    dcir.optimize(model)(torch.ones(2, 4))[0].sum().backward()
+    assert model.linear.weight.grad.any() and not model.other.weight.grad.any()
 
 
 def test_gradients_of_gradients_are_refused_or_right():

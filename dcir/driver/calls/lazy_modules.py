@@ -15,7 +15,11 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 
 def initialised_first(
-    call: Callable[..., Any], fast: nn.Module, user: nn.Module, optimised: Callable[[Any], Any]
+    call: Callable[..., Any],
+    fast: nn.Module,
+    user: nn.Module,
+    optimised: Callable[[Any], Any],
+    plain: Callable[[Any], nn.Module],
 ) -> Callable[..., Any]:
     """``call``, before which the parameters of a lazy module are made if they are not there.
 
@@ -24,6 +28,7 @@ def initialised_first(
         fast: the optimised module.
         user: the module that was optimised.
         optimised: makes the class of an optimised module of the class of the user's.
+        plain: makes a module like the user's of the optimised one.
     """
     if not isinstance(fast, LazyModuleMixin):
         return call
@@ -32,20 +37,11 @@ def initialised_first(
     def run(*args: Any, **kwargs: Any) -> Any:
         lazy: Any = here()
         if isinstance(lazy, LazyModuleMixin) and "_initialize_hook" in lazy.__dict__:
-            _initialise(lazy, there(), args, kwargs, optimised)
+            settled = lazy.cls_to_become
+            own: Any = there() or plain(lazy)  # whose class the hook can change
+            own._infer_parameters(own, args, kwargs)
+            if settled is not None:
+                lazy.__class__ = optimised(settled)
         return call(*args, **kwargs)
 
     return run
-
-
-def _initialise(
-    fast: Any, user: Any, args: tuple[Any, ...], kwargs: dict[str, Any], optimised: Callable[[Any], Any]
-) -> None:
-    settled = fast.cls_to_become
-    if user is None:  # what it shared is here, and the hook wants a class without slots
-        plain = next(c for c in type(fast).__mro__ if issubclass(c, nn.Module) and c is not type(fast))
-        user = object.__new__(plain)
-        object.__setattr__(user, "__dict__", fast.__dict__)
-    user._infer_parameters(user, args, kwargs)
-    if settled is not None:
-        fast.__class__ = optimised(settled)

@@ -52,14 +52,14 @@ def _seen(model: nn.Module, loss_fn: Callable[..., Tensor]) -> _Seen:
     """One walk over the modules, in the order of ``named_modules``: torch's own generators take 3 ms a step of 300 modules."""
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
-    objects: dict[int, Any] = {}
-    states = [global_hooks(), function_state(loss_fn, objects)]
+    records: dict[int, Any] = {}
+    states = [global_hooks(), function_state(loss_fn, records)]
     left: list[tuple[str, nn.Module]] = [("", model)]
     if isinstance(loss_fn, nn.Module):
         left.insert(0, (OF_LOSS, loss_fn))
     while left:
         prefix, module = left.pop()
-        states.append(module_state(module, objects))
+        states.append(module_state(module, records))
         for n, p in module._parameters.items():
             if p is not None:
                 tensors[prefix + n] = p

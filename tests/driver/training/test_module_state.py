@@ -205,3 +205,29 @@ def test_numbers_that_a_loss_function_holds() -> None:
     model: Any = Scaled(8, 2)
     model.place = place
     steps(squares, lambda v: setattr(place.inner, "weight", v), model)
+
+
+def test_numbers_that_nobody_reads_make_no_program() -> None:
+    """A trainer counts its steps, and a model's logger its calls."""
+
+    class Logger:
+        def __init__(self) -> None:
+            self.calls, self.last = 0, torch.zeros(1)
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.steps, self.scale = 0, 2.0
+
+        def loss(self, y: Tensor, t: Tensor) -> Tensor:
+            return self.scale * squares(y, t)
+
+    trainer = Trainer()
+    model: Any = nn.Linear(8, 2)
+    model.logger = Logger()
+    step = dcir.train_step(model, trainer.loss, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in range(4):
+        step(torch.randn(4, 8), torch.randn(4, 2))
+        trainer.steps += 1
+        model.logger.calls += 1
+        model.logger.last = torch.zeros(1)
+    assert len(step.dcir.explain().graphs) == 1
