@@ -55,7 +55,7 @@ if COMPILED_ONLY:
     def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         """Libraries are made and not loaded, a backward's with its forward's: it would be made when it is first called."""
         monkeypatch.setattr("dcir.driver.targets.cpp.require_executable", lambda isa: None)
-        monkeypatch.setattr("dcir.driver.compile.Late", lambda make: make())
+        monkeypatch.setattr("dcir.driver.compile.Late", lambda make, hears=None: make())
         monkeypatch.setattr("dcir.driver.assemble.Program", _CompiledOnly)
 
 
