@@ -26,6 +26,7 @@ PREPARE = ("version", "always", "frozen")
 HINTS = ("latency", "throughput")
 
 KEEP_NAME = "DCIR_KEEP_TRACES"
+KEEP_GRAPHS_NAME = "DCIR_KEEP_GRAPHS"
 
 # Accepted by name so that a program written for a later version gets a clear answer instead of a guess.
 NOT_YET_PRECISIONS = ("bf16", "fp16", "int8")
@@ -76,6 +77,8 @@ class Options:
         keep_traces: Whether what PyTorch finds out by tracing is kept in the cache, and used by later processes instead of a new trace,
             as long as the model's code and all that the trace depended on are the same. ``DCIR_KEEP_TRACES=1`` has them kept where
             nothing is said.
+        keep_graphs: Whether what becomes of the graphs that PyTorch traces is kept in the cache, and found again by later processes that
+            trace the same ones. ``DCIR_KEEP_GRAPHS=0`` keeps none where nothing is said.
         cuda_graphs: Whether repeated calls on a GPU are replays of one that is recorded, one launch in place of one a kernel
             (``runtime/cuda_replays.py``). What moves between calls is copied in, results are copied out; a program that cannot be recorded
             runs as without, which ``strict`` forbids. ``torch.compile(mode="reduce-overhead")`` asks for it.
@@ -107,6 +110,7 @@ class Options:
     background: bool = False
     record_function: bool = False
     keep_traces: bool = field(default_factory=lambda: os.environ.get(KEEP_NAME) == "1")
+    keep_graphs: bool = field(default_factory=lambda: os.environ.get(KEEP_GRAPHS_NAME) != "0")
     own_exchange: bool = False
     cuda_graphs: bool = False
 
@@ -200,14 +204,14 @@ class Options:
 
         Options that only watch (verify, debug_dir, record_function, remarks, history), only refuse (strict), concern no code of ours
         (fused_optimizers) or lead to what is in the cache (tune), or decide what is compiled or computed when (dynamic, shape_limit,
-        prepare, background, keep_traces, cuda_graphs) or who exchanges it (own_exchange), are left out.
+        prepare, background, keep_traces, keep_graphs, cuda_graphs) or who exchanges it (own_exchange), are left out.
 
         Raises:
             OptionError: An entry of the pipeline cannot be described by name and fields.
         """
         watching = {"verify", "debug_dir", "strict", "fused_optimizers", "tune", "dynamic", "shape_limit", "prepare"}
         watching |= {"hint", "streams", "record_function", "remarks", "background", "history"}
-        watching |= {"keep_traces", "own_exchange", "cuda_graphs"}
+        watching |= {"keep_traces", "keep_graphs", "own_exchange", "cuda_graphs"}
         watching |= {"skip"} if not self.skip else set()
         parts = (
             f"{field.name}={_stable(frozenset(self.skip) if field.name == 'skip' else getattr(self, field.name))}"

@@ -22,7 +22,8 @@ WHY_NOT_RUN = f"compiled for {host_isa().name}, which this processor cannot run"
 def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A fresh cache for the session, or the folder DCIR_TEST_CACHE, which makes repeated runs quick.
 
-    Processes that share a session (pytest-xdist) share its cache: each kernel is built by one of them.
+    Processes that share a session (pytest-xdist) share its cache: each kernel is built by one of them. What graphs become is not found
+    there: a test compiles what it says that it compiles, whatever others compiled before (``tests/driver/kept`` is about that).
     """
     kept = os.environ.get("DCIR_TEST_CACHE")
     together = tmp_path_factory.getbasetemp().parent / "dcir-cache"
@@ -34,6 +35,7 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         folder = str(tmp_path_factory.mktemp("dcir-cache"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DCIR_CACHE_DIR", folder)
+        patch.setenv("DCIR_KEEP_GRAPHS", "0")
         yield
 
 

@@ -52,6 +52,7 @@ def dcir(
     """
     from dcir.driver.compile import compiling
     from dcir.driver.graph_handle import GraphHandle, name_of
+    from dcir.driver.kept.graph_keeper import GraphsKeeper
     from dcir.driver.kept.of_backend import session_of
     from dcir.driver.limit import limited
     from dcir.driver.session import Session
@@ -64,10 +65,13 @@ def dcir(
     session = session_of(chosen) or Session(chosen, name=name_of(gm), next_step="dcir.sessions()[-1].explain()")
     if mode is not None and session.options.tune is not None and "tune" not in (options or {}):
         session.tuner = _tuner_of_mode(session)
+    graphs = GraphsKeeper(session, at_once=True)
+    if not session.options.keep_traces:
+        session.on_late = graphs.settle
     backend = dynamo_backend(
         compiling(session), _tell_break, limited(session), shape_limit=session.options.shape_limit,
         on_sizes=functools.partial(_tell, set()), on_plain=session.coverage.leave, strict=session.options.strict,
-        later=session.later,
+        later=session.later, keeper=graphs,
     )  # fmt: skip
     compiled: Any = reading_device(backend, session)(gm, example_inputs)
     compiled.dcir = GraphHandle(session, gm, example_inputs)  # lives as long as what it tells of

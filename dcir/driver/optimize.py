@@ -27,6 +27,7 @@ from dcir.driver.calls.lazy_modules import initialised_first
 from dcir.driver.calls.submissions import Submissions, as_a_stream, with_streams
 from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
+from dcir.driver.kept.graph_keeper import GraphsKeeper
 from dcir.driver.kept.keeper import TraceKeeper
 from dcir.driver.limit import limited
 from dcir.driver.session import Session
@@ -311,6 +312,8 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     limit = session.options.shape_limit
     compile_graph = calls.watched(compiling(session))
     coverage = session.coverage
+    graphs = GraphsKeeper(session)
+    session.on_late = graphs.settle
     backend = dynamo_backend(
         compile_graph,
         None,
@@ -321,6 +324,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
         strict=session.options.strict,
         own_first=session.options.dynamic is None,
         later=session.later,
+        keeper=graphs,
     )
     quick = QuickGuards(backend)
     borrowed = keeps_graphs_whole(BorrowedBackend(quick.backend))
@@ -365,5 +369,7 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
                 quick.end()
             if keeper.pending and not is_dynamo_compiling():
                 keeper.settle()
+            if graphs.pending and not is_dynamo_compiling():
+                graphs.settle()
 
     return run

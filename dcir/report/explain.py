@@ -131,7 +131,7 @@ class Report:
         return report_html(self)
 
     def _graph(self, number: int, g: Any) -> list[str]:
-        time = ", ".join(f"{k} {v:.2f} s" for k, v in g.seconds.items())
+        time = ", ".join(f"{k} {v:.2f} s" for k, v in g.seconds.items()) or "as an earlier compilation left it"
         sizes = _sizes(g.sizes) + _bounds(g.bounds)
         done = f"{g.operators} operators -> {g.calls} calls of {g.kernels} kernels ({g.state})"
         traffic = f"traffic {_size(g.bytes_before)} -> {_size(g.bytes_moved)}, scratch {_size(g.arena_bytes)}"

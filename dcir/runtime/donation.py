@@ -79,4 +79,8 @@ class _Spared:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Whoever makes it anew tells the forward where its results belong.
-        return Donation.backward, (self._donation, self._call, self._blocks)
+        return _spared, (self._donation, self._call, self._blocks)
+
+
+def _spared(donation: Donation, call: Call, blocks: BackwardBlocks) -> Call:
+    return donation.backward(call, blocks)

@@ -22,6 +22,7 @@ from dcir.errors import (
     Unsupported,
     VerificationFailed,
 )
+from dcir.frontends.torch import ahead_of_time
 from dcir.ir.network import Network
 from dcir.ir.schedule import Schedule
 from dcir.options import Options
@@ -225,6 +226,18 @@ def keep_traces(tmp_path: Any) -> None:
         assert [graphs_traced(), graphs_traced()] == [1, 0]
 
 
+def keep_graphs(tmp_path: Any) -> None:
+    with mock.patch.dict("os.environ", {"DCIR_CACHE_DIR": str(tmp_path)}):
+        for wish in (False, True):
+            for _ in range(2):
+                torch._dynamo.reset()
+                with mock.patch.object(
+                    ahead_of_time, "aot_module_simplified", wraps=ahead_of_time.aot_module_simplified
+                ) as traced:
+                    made(Net().eval(), keep_graphs=wish)
+            assert traced.called is not wish
+
+
 def remarks(tmp_path: Any) -> None:
     assert len(made(remarks=True)[0].dcir.remarks()) > 0
     with pytest.raises(OptionError):
@@ -264,7 +277,7 @@ EFFECTS = {
     for f in (
         level, target, verify, strict, threads, until, dynamic, shape_limit, pipeline, schedule, debug_dir, memory_limit, precision,
         fused_optimizers, tune, prepare, hint, streams, record_function, remarks, skip, background,
-        history, keep_traces, own_exchange, cuda_graphs,
+        history, keep_traces, keep_graphs, own_exchange, cuda_graphs,
     )
 }  # fmt: skip
 

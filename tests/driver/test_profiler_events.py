@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import dcir
 from dcir.errors import OptionError
-from dcir.frontends.torch import capture
+from dcir.frontends.torch import ahead_of_time
 from dcir.frontends.torch.gates import Gates
 from dcir.ir.places import titled
 from dcir.runtime import watch
@@ -99,7 +99,7 @@ def test_forward_and_backward_are_told_apart():
 
 
 def test_a_backward_that_runs_in_parts_has_an_event_for_each(monkeypatch):
-    monkeypatch.setattr(capture, "gates_of_call", Gates)  # as in a DistributedDataParallel
+    monkeypatch.setattr(ahead_of_time, "gates_of_call", Gates)  # as in a DistributedDataParallel
     fast = dcir.optimize(nn.Sequential(*(nn.Linear(160, 160) for _ in range(6))), record_function=True)
     x = torch.randn(8, 160)
 

@@ -1,8 +1,9 @@
-"""Where the traces of a frame are kept: by all that decides what a trace becomes and that no guard asks for."""
+"""Where the traces of a frame are kept, and what graphs become: by all that decides what a trace becomes and that no guard asks for."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from dataclasses import fields
 from types import MethodType
 from typing import Any
@@ -33,13 +34,34 @@ def address_of(frame: Frame, session: Session) -> str:
     Raises:
         Unkept: there is none.
     """
+    return key_of(*_around(session), *_what(frame))
+
+
+def address_of_graph(rows: Iterable[str], session: Session) -> str:
+    """The key of what a graph of Dynamo's becomes, by rows of text that say all of it.
+
+    Raises:
+        Unkept: there is none.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Unkept("a transformation of functions is under way")
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        raise Unkept("there are hooks on saved tensors")
+    if torch._C._len_torch_dispatch_stack():
+        raise Unkept("a mode sees every operator")
+    # What guards ask for of a kept trace.
+    state = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+    return key_of(*_around(session), *map(repr, state), *rows)
+
+
+def _around(session: Session) -> list[str]:
+    """What decides what becomes of any trace, and no guard asks for."""
     options = session.options
     rows = [f"{f.name}={getattr(options, f.name)!r}" for f in fields(options)]
-    parts = (
+    return [
         source_identity(), platform.python_version(), *rows, repr(host_machine(session.team)), *settings(),
-        *changes(Descriptions()), *_tuned(), *_what(frame),
-    )  # fmt: skip
-    return key_of(*parts)
+        *changes(Descriptions()), *_tuned(),
+    ]  # fmt: skip
 
 
 def _what(frame: Frame) -> list[str]:

@@ -10,7 +10,6 @@ call first want it. A kept trace that has no program for a call is forgotten, an
 from __future__ import annotations
 
 import logging
-import pickle
 import secrets
 import weakref
 from collections.abc import Callable
@@ -21,14 +20,14 @@ import torch
 from torch._dynamo import config
 from torch._dynamo.types import GuardedCode
 
-from dcir.cache import Cache, key_of
+from dcir.cache import Cache
 from dcir.driver.kept.address import address_of, foreign
 from dcir.driver.kept.pickles import from_bytes, tell, to_bytes
+from dcir.driver.kept.rows import Row, add_row, read_rows
 from dcir.driver.session import Session
 from dcir.frontends.torch.kept import objects
 from dcir.frontends.torch.kept.descriptions import Descriptions, Unkept
 from dcir.frontends.torch.kept.frames import Frame, KeptFrame, again, forget, frame_again
-from dcir.frontends.torch.kept.objects import Reader
 from dcir.frontends.torch.kept.recording import KeptCall, Recording, TracesAgain
 from dcir.targets import DEFAULT
 
@@ -36,8 +35,6 @@ Graph = Callable[..., Any]
 """A compiled graph, as Dynamo calls it."""
 _LOG = logging.getLogger(__name__)
 _KIND, _SUFFIX = "traces", ".trace"
-_MOST = 16
-"""Traces of one callable, the last ones that came."""
 _TRIES = 8
 """How often a trace is written, or looked at whether it can be: what is still not complete then is left."""
 
@@ -120,7 +117,7 @@ class TraceKeeper:
     def found(self, frame: Frame) -> GuardedCode | None:
         """A frame's code from an earlier trace; None if there is none for this call."""
         self._addresses.pop(frame.code, None)
-        reason = _refusal(self.session)
+        reason = refusal(self.session)
         if reason:
             _LOG.debug("traces are not kept: %s", reason)
             return None
@@ -214,49 +211,20 @@ class TraceKeeper:
 
     def _at(self, address: str) -> list[_Entry]:
         if address not in self._entries:
-            try:
-                data = Cache.default().read(_KIND, address, _SUFFIX)
-            except OSError:  # somebody has made room just now
-                data = None
-            rows = _rows(data, address)
+            rows = read_rows(Cache.default(), _KIND, address, _SUFFIX)
             # Programs of constant sizes are faster, and Dynamo asks for those first as well.
-            self._entries[address] = sorted((_Entry(*row[:-1]) for row in rows), key=lambda entry: entry.moves)
+            self._entries[address] = sorted((_Entry(*row) for row in rows), key=lambda entry: entry.moves)
         return self._entries[address]
 
     def _write(self, pending: _Pending) -> None:
         cache = Cache.default()
         body = to_bytes(pending.notes.kept(), self.session, cache)
         frame = objects.to_bytes(pending.frame.under(pending.notes.condition))
-        new = pending.name, pending.notes.moves, frame, body
-        gone = {pending.name, *(e.name for e in self._entries.get(pending.address, ()) if e.blocked)}
-
-        def changed(data: bytes | None) -> bytes:
-            kept = [row for row in _rows(data, pending.address) if row[0] not in gone]
-            return pickle.dumps([(*new, _seal(pending.address, new)), *kept][:_MOST], protocol=5)
-
-        cache.change(_KIND, pending.address, _SUFFIX, changed)
-        _LOG.debug("a trace is kept: %s, %d bytes", pending.name, len(frame) + len(body))
+        gone = {e.name for e in self._entries.get(pending.address, ()) if e.blocked}
+        add_row(cache, _KIND, pending.address, _SUFFIX, Row(pending.name, pending.notes.moves, frame, body), gone)
 
 
-def _rows(data: bytes | None, address: str) -> list[Any]:
-    """The traces in a file: of each its name, whether it is for all sizes, its frame and its programs as bytes, and their seal."""
-    try:
-        rows = [] if data is None else Reader(data, frozenset()).load()
-    except Exception as e:  # whatever bytes that nobody wrote are taken for
-        _LOG.debug("kept traces cannot be read: %s: %s", type(e).__name__, e)
-        return []
-    form = (str, bool, bytes, bytes, str)
-    whole = [row for row in rows if type(row) is tuple and tuple(map(type, row)) == form] if type(rows) is list else []
-    return [row for row in whole if row[-1] == _seal(address, row[:-1])]
-
-
-def _seal(address: str, row: tuple[str, bool, bytes, bytes]) -> str:
-    """The digest of a trace and of where it is kept: put in another place, or together with the programs of another one, it is none."""
-    name, moves, frame, body = row
-    return key_of(address, name, str(moves), frame, body)
-
-
-def _refusal(session: Session) -> str:
+def refusal(session: Session) -> str:
     """Why no traces are kept; empty if they are: nobody watches what only a new one would show, and there is one process."""
     options = session.options
     watched = {

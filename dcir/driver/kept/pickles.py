@@ -7,7 +7,7 @@ of is left out for good: networks, graphs, what compiles.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from dcir.driver.moving_program import MovingProgram
 from dcir.driver.one_at_a_time import Late
 from dcir.driver.record import GraphRecord
 from dcir.driver.session import Session
-from dcir.frontends.torch.capture import new_pair
+from dcir.frontends.torch.ahead_of_time import new_pair
 from dcir.frontends.torch.kept.descriptions import Unkept
 from dcir.frontends.torch.kept.objects import UNWRITTEN, Reader, Writer, name_of
-from dcir.frontends.torch.kept.recording import KeptCall
+from dcir.frontends.torch.kept.recording import Call, KeptCall
 from dcir.ir.moving_network import MovingNetwork
 from dcir.ir.network import Network
 from dcir.runtime.program import Program
@@ -48,6 +48,7 @@ _NAMES = _BARE | frozenset((
     "dcir.frontends.torch.kept.pieces.KeptPiece", "dcir.frontends.torch.kept.pieces.KeptPieces",
     "dcir.frontends.torch.kept.recording.KeptGraph", "dcir.frontends.torch.kept.wrappers.KeptWrappers",
     "dcir.frontends.torch.shapes.batch_buckets.Batch",
+    "dcir.runtime.backward_blocks.BackwardBlocks", "dcir.runtime.donation._spared",
     "dcir.frontends.torch.shapes.programs.Span", "dcir.frontends.torch.shapes.programs._Behind", "dcir.ir.moving_network.MovingContainer",
     "dcir.ir.moving_network.MovingResult", "dcir.ir.origins.Frame", "dcir.ir.origins.Origins", "dcir.ir.origins.Place",
     "dcir.ir.sizes.Bounds", "dcir.ir.sizes.Polynomial", "dcir.ops.analysis.size_axes.Axis", "dcir.ops.analysis.size_ladders.Ladder",
@@ -57,8 +58,8 @@ _NAMES = _BARE | frozenset((
     "torch._dynamo.source.LocalSource", "torch._dynamo.source.TensorProperty", "torch._dynamo.source.TensorPropertySource",
     "torch._dynamo.source.UnspecializedBuiltinNNModuleSource", "torch._dynamo.source.UnspecializedNNModuleSource",
     "torch._dynamo.source.UnspecializedParamBufferSource", "torch.Tensor", "torch.nn.parameter.Parameter",
-    "torch._C._functionalization.InverseReturnMode", "torch.fx.experimental.symbolic_shapes.SymIntEqByExpr",
-    f"{_AOT}.functional_utils.ViewMetaSequence",
+    "torch._C._functionalization.InverseReturnMode", "torch.SymInt", "torch.fx.experimental.symbolic_shapes.SymIntEqByExpr",
+    f"{_AOT}.functional_utils.MetadataKey", f"{_AOT}.functional_utils.ViewMetaSequence",
     *(f"torch._C._functionalization.{name}" for name in dir(torch._C._functionalization) if name.endswith("ViewMeta")),
     *(f"{_AOT}.descriptors.{name}" for name in (
         "PlainAOTOutput", "TangentAOTInput", "PlainAOTInput", "ParamAOTInput", "BufferAOTInput", "InputMutationAOTOutput",
@@ -218,7 +219,7 @@ def _moving_program(session: Session, state: dict[str, Any], record: GraphRecord
 def tell(session: Session, kept: KeptCall, add: Callable[[GraphRecord], None]) -> None:
     """Have ``add`` hear of what became of the graphs, as if they were compiled now."""
     pair = new_pair()
-    for program in _programs(kept):
+    for program in sorted(_programs(kept), key=lambda p: p in session.made and session.made[p][0].kind == "backward"):
         if program in session.made:
             record, library = session.made[program]
             told = replace(record, together=pair)
@@ -226,16 +227,23 @@ def tell(session: Session, kept: KeptCall, add: Callable[[GraphRecord], None]) -
             add(told)
 
 
+def is_complete(calls: Iterable[Call]) -> bool:
+    """Whether what was compiled has its programs: a backward gets its own when it is first called."""
+    return not any(isinstance(part, Late) and part.program is None for part in _parts(calls))
+
+
 def _programs(kept: KeptCall) -> list[Any]:
     """The programs in a graph's compiled form."""
-    found: list[Any] = []
-    pending: list[Any] = [*kept.calls]
+    return [part for part in _parts(kept.calls) if isinstance(part, Program | MovingProgram)]
+
+
+def _parts(calls: Iterable[Call]) -> Iterator[Any]:
+    """What is called within what was compiled, down to the programs."""
+    pending: list[Any] = [*calls]
     while pending:
         value = pending.pop(0)
-        if isinstance(value, Program | MovingProgram):
-            found.append(value)
-            continue
-        inner = (getattr(value, name, None) for name in ("program", "_call"))
-        pending += [v for v in inner if v is not None]
-        pending += [call for _, call in getattr(value, "made", ())]
-    return found
+        yield value
+        if not isinstance(value, Program | MovingProgram):
+            inner = (getattr(value, name, None) for name in ("program", "_call"))
+            pending += [v for v in inner if v is not None]
+            pending += [call for _, call in getattr(value, "made", ())]

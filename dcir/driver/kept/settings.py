@@ -14,7 +14,7 @@ from torch.fx.experimental import _config as shapes
 
 from dcir.cache import ENVIRONMENT_NAME
 from dcir.cache_room import SIZE_NAME
-from dcir.options import KEEP_NAME
+from dcir.options import KEEP_GRAPHS_NAME, KEEP_NAME
 
 _OURS = frozenset((
     "use_recursive_dict_tags_for_guards", "max_saved_pointers_for_recursive_dict_tags_check", "skip_nnmodule_hook_guards",
@@ -24,7 +24,8 @@ _OURS = frozenset((
 _VARIABLES = ("DCIR_", "TORCH", "PYTORCH", "ATEN_", "OMP_", "MKL_", "ONEDNN_", "DNNL_")
 """How environment variables begin that libraries which traces run may read."""
 _WITHOUT_EFFECT = frozenset((
-    ENVIRONMENT_NAME, SIZE_NAME, KEEP_NAME, "TORCH_LOGS", "TORCH_LOGS_FORMAT", "TORCH_LOGS_OUT", "TORCH_TRACE", "TORCH_HOME",
+    ENVIRONMENT_NAME, SIZE_NAME, KEEP_NAME, KEEP_GRAPHS_NAME,
+    "TORCH_LOGS", "TORCH_LOGS_FORMAT", "TORCH_LOGS_OUT", "TORCH_TRACE", "TORCH_HOME",
     "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCH_EXTENSIONS_DIR",
 ))  # fmt: skip
 

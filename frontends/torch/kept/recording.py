@@ -13,7 +13,7 @@ from dcir.frontends.torch.kept.descriptions import Unkept
 from dcir.frontends.torch.kept.pieces import KeptPiece, KeptPieces, Pieces
 from dcir.frontends.torch.kept.wrappers import KeptWrappers, listening
 from dcir.frontends.torch.overlapping_inputs import Overlaps, overlap
-from dcir.frontends.torch.shapes.moving_sizes import Moving
+from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes
 from dcir.frontends.torch.shapes.programs import NoProgramForSizes
 from dcir.frontends.torch.tape import boxed, choosing
 
@@ -76,12 +76,24 @@ class KeptCall:
 
     def runs(self, trace: Any) -> Callable[..., Any]:
         """The graph as Dynamo calls it; a call that there is nothing to run for ends in ``TracesAgain``, with ``trace``."""
-        whole = self._whole()
+        whole = self.whole()
         if not self.apart and not self.moving:
             return whole
         return choosing(_Again(whole, trace, apart=self.apart))
 
-    def _whole(self) -> Callable[..., Any]:
+    @property
+    def sizes(self) -> MovingSizes:
+        """Its programs, where they are for all sizes."""
+        late: Any = (self.graphs.get("forward") or self.graphs["inference"]).call
+        found: MovingSizes = late.program
+        return found
+
+    def whole(self) -> Callable[..., Any]:
+        """The graph as Dynamo calls it, for calls that there is a program for, of inputs that share no memory.
+
+        Raises:
+            Unkept: there is none.
+        """
         if self.pieces is not None:
             return self.pieces.runs()
         if self.wrappers is None:

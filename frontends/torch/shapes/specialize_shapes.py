@@ -23,7 +23,7 @@ from dcir.errors import RecompileWarning, Unsupported
 from dcir.frontends.torch.admission import argument_name
 from dcir.frontends.torch.constant_sizes import calls_graphs
 from dcir.frontends.torch.context import Sizes
-from dcir.frontends.torch.shapes.batch_buckets import Batch, BatchBuckets, Trace, Traced, find_batch, in_pieces
+from dcir.frontends.torch.shapes.batch_buckets import SHOWN, Batch, BatchBuckets, Trace, Traced, find_batch, in_pieces
 from dcir.frontends.torch.shapes.moving_sizes import Moving, equal_sizes
 from dcir.frontends.torch.shapes.programs import NoProgramForSizes
 from dcir.ir.refusal import Refusal
@@ -33,6 +33,9 @@ OnSizes = Callable[[Sizes, Sequence[Sizes]], None]
 """Called with the sizes that are about to be compiled, and those that were before."""
 Specialise = Callable[[fx.GraphModule, Sequence[Any], Sizes, str], Callable[..., Any]]
 """From a graph, its arguments, their sizes and a remark to what runs it."""
+Pieces = dict[int, Traced] | Refusal
+Judged = Callable[[fx.GraphModule, Sequence[Any], Callable[[], Pieces]], Pieces]
+"""From a graph, arguments that it would be looked at for, and what looks at it, to whether it can be run in pieces."""
 
 # Dynamo's note that a trace is being made, where this torch has it.
 _told = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)
@@ -54,6 +57,7 @@ class BySize:
         inputs: names of positional arguments, where the traced frame has ``*args`` in their place.
         own_first: whether the first combinations may have programs of their own where those are much faster.
         overlap: whether arguments lie in each other so that the graph has to run in torch; known once it is traced.
+        judged: says whether a graph can be run in pieces: by arguments that it would be looked at for, and by what looks at it.
         noting: a context in which what is traced for pieces of a batch is noted.
 
     Attributes:
@@ -65,10 +69,11 @@ class BySize:
         self, gm: fx.GraphModule, examples: Sequence[Any], specialise: Specialise, trace: Callable[[fx.GraphModule], Trace], limit: int,
         on_sizes: OnSizes | None = None, inputs: Sequence[str] = (), overlap: Callable[[Sequence[Any]], bool] = lambda _: False,
         *, strict: bool = False, own_first: bool = True,
+        judged: Judged = lambda gm, like, judge: judge(),
         noting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:  # fmt: skip
         self.gm, self._specialise, self._limit, self._on_sizes = gm, specialise, limit, on_sizes
-        self._trace, self._overlap, self._noting = trace, overlap, noting
+        self._trace, self._overlap, self._judged, self._noting = trace, overlap, judged, noting
         self.by_batch: dict[Any, dict[int, Callable[..., Any]]] = {}
         self.batch = find_batch(gm)
         self.pieces: dict[Any, BatchBuckets | Refusal] = {}
@@ -231,7 +236,9 @@ class BySize:
         if key not in self.pieces:
             (output,) = (n for n in self.gm.graph.nodes if n.op == "output")
             results = len(output.args[0]) if isinstance(output.args[0], tuple | list) else 1
-            found = in_pieces(self._trace(self._with_numbers(args)), batch, args, results)
+            graph = self._with_numbers(args)
+            like = batch.examples(args, SHOWN[0])
+            found = self._judged(graph, like, lambda: in_pieces(self._trace(graph), batch, args, results))
             self.pieces[key] = found if isinstance(found, Refusal) else BatchBuckets(batch, found, self._piece)
         return self.pieces[key]
 

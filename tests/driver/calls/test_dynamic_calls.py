@@ -26,7 +26,7 @@ def fresh():
 def traces(monkeypatch):
     """How often Dynamo hands a graph on."""
     made = []
-    for name in ("_ahead_of_time", "BySize"):
+    for name in ("ahead_of_time", "BySize"):
         real = getattr(capture, name)
 
         def counting(*args, real=real, name=name, **options):
@@ -65,7 +65,7 @@ def test_sizes_become_symbolic_at_the_first_change(traces):
     fast = dcir.optimize(module := Two().eval())
     for n in (3, 5, 7, 5):
         agree(module, fast, torch.randn(n, 6))
-    assert traces.count("BySize") == 1 and traces[0] == "_ahead_of_time"
+    assert traces.count("BySize") == 1 and traces[0] == "ahead_of_time"
     assert [dict(g.sizes) for g in fast.dcir.session.graphs] == [{}, {"x[0]": 5}, {"x[0]": 4}]
 
 
@@ -83,7 +83,7 @@ def test_false_traces_every_size(traces):
     with pytest.warns(RecompileWarning, match="dynamic=False"):
         for n in (3, 5, 7):
             agree(module, fast, torch.randn(n, 6))
-    assert traces == ["_ahead_of_time"] * 3
+    assert traces == ["ahead_of_time"] * 3
 
 
 def test_false_holds_for_what_another_program_has_seen(traces):
@@ -95,7 +95,7 @@ def test_false_holds_for_what_another_program_has_seen(traces):
     assert noted
     traces.clear()
     fast(x)
-    assert traces == ["_ahead_of_time"] and x.__dict__ == noted
+    assert traces == ["ahead_of_time"] and x.__dict__ == noted
 
 
 @pytest.mark.parametrize("key", ["x", 0])

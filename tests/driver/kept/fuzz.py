@@ -1,7 +1,9 @@
 """Damages files of kept traces in all ways but one that forges their digests: every call is traced again then, or gets the right numbers.
 
     python -m tests.driver.kept.fuzz --seed 1 --cases 500
+    python -m tests.driver.kept.fuzz --seed 1 --cases 500 --graphs
 
+With ``--graphs`` it is the files of what graphs become.
 The networks are small, and compiled once. Where a damaged file leaves nothing to use, the trace that would follow is made for one case in
 twenty; the others end there. Prints a line of JSON: how often a trace was used and how often not, by kind of damage.
 """
@@ -24,14 +26,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
 import dcir
 from dcir.cache import ENVIRONMENT_NAME, Cache
 from dcir.driver.kept.keeper import TraceKeeper
+from dcir.driver.kept.pickles import from_bytes
+from dcir.driver.session import Session
+from dcir.frontends.torch import ahead_of_time
 from dcir.frontends.torch.kept.frames import frame_again
+from dcir.options import Options
 
-_KIND, _SUFFIX = "traces", ".trace"
+_SUFFIXES = {"traces": ".trace", "graphs": ".graph"}
 _TOLERANCE = 1e-4
 _REAL = 20
 """One case in so many is traced where nothing is kept."""
@@ -91,7 +98,8 @@ class _Refused(Exception):
 
 @contextmanager
 def _ended_before_a_trace() -> Iterator[None]:
-    found = TraceKeeper.found
+    """While it lasts, Dynamo does not trace what no trace is kept of, nor AOTAutograd what there are no graphs of."""
+    found, ahead = TraceKeeper.found, ahead_of_time.aot_module_simplified
 
     def known(self: TraceKeeper, frame: Any) -> Any:
         code = found(self, frame)
@@ -99,17 +107,26 @@ def _ended_before_a_trace() -> Iterator[None]:
             raise _Refused
         return code
 
+    def refused(*_: Any, **__: Any) -> Any:
+        raise _Refused
+
     TraceKeeper.found = known  # type: ignore[method-assign]
+    ahead_of_time.aot_module_simplified = refused
     try:
         yield
+    except BackendCompilerFailed as e:
+        if not isinstance(e.inner_exception, _Refused):
+            raise
+        raise _Refused from None
     finally:
-        TraceKeeper.found = found  # type: ignore[method-assign]
+        TraceKeeper.found, ahead_of_time.aot_module_simplified = found, ahead  # type: ignore[method-assign]
 
 
-def _run(subject: _Subject) -> list[Tensor]:
+def _run(subject: _Subject, kind: str) -> list[Tensor]:
     """Results of all calls, compiled; gradients and buffers of training steps with them."""
     torch._dynamo.reset()
-    return _results(dcir.optimize(copy.deepcopy(subject.module()), keep_traces=True, **subject.options), subject)
+    wish = {"keep_traces": kind == "traces", "keep_graphs": kind == "graphs"}
+    return _results(dcir.optimize(copy.deepcopy(subject.module()), **wish, **subject.options), subject)
 
 
 def _results(module: nn.Module, subject: _Subject) -> list[Tensor]:
@@ -137,24 +154,24 @@ def _check(subject: _Subject, got: Sequence[Tensor]) -> None:
 class _Files:
     """The files of kept traces as they were written."""
 
-    def __init__(self) -> None:
-        self.cache = Cache.default()
-        self.kept = {e.key: e.path.read_bytes() for e in self.cache.ls(_KIND)}
+    def __init__(self, kind: str) -> None:
+        self.cache, self._kind = Cache.default(), kind
+        self.kept = {e.key: e.path.read_bytes() for e in self.cache.ls(kind)}
         self.keys = sorted(self.kept)
 
     def put(self, key: str, data: bytes) -> None:
         """Give a file other contents, sealed as the cache does it."""
-        self.cache.change(_KIND, key, _SUFFIX, lambda _: data)
+        self.cache.change(self._kind, key, _SUFFIXES[self._kind], lambda _: data)
 
     def restore(self) -> None:
-        for entry in self.cache.ls(_KIND):
+        for entry in self.cache.ls(self._kind):
             if entry.key not in self.kept:
                 entry.path.unlink()
         for key, data in self.kept.items():
             self.put(key, data)
 
     def path(self, key: str) -> Path:
-        return self.cache.folder / _KIND / key[:2] / (key + _SUFFIX)
+        return self.cache.folder / self._kind / key[:2] / (key + _SUFFIXES[self._kind])
 
 
 def _flipped(data: bytes, draw: random.Random) -> bytes:
@@ -218,31 +235,32 @@ def _parts(files: _Files, draw: random.Random) -> None:
 _DAMAGES = (_written_to, _flips, _truncated, _reordered, _swapped, _mixed, _parts)
 
 
-def _read_flipped(files: _Files, draw: random.Random, count: int) -> Counter[str]:
-    """Frames with bytes changed, read without any seal: something is made of them or not, and nothing else happens."""
-    frames = [row[2] for data in files.kept.values() for row in _rows(data)]
+def _read_flipped(files: _Files, kind: str, draw: random.Random, count: int) -> Counter[str]:
+    """Frames, or graphs, with bytes changed, read without any seal: something is made of them or not, and nothing else happens."""
+    parts = [row[2 if kind == "traces" else 3] for data in files.kept.values() for row in _rows(data) if row[3]]
+    session = Session(Options.make())
     said: Counter[str] = Counter()
     for _ in range(count):
-        made = "an object"
+        made, data = "an object", _flipped(draw.choice(parts), draw)
         try:
-            frame_again(_flipped(draw.choice(frames), draw))
-        except Exception as error:  # which the keeper takes for no frame
+            _ = frame_again(data) if kind == "traces" else from_bytes(data, session, files.cache)
+        except Exception as error:  # which the keeper takes for none
             made = type(error).__name__
         said[made] += 1
     return said
 
 
-def fuzzed(seed: int, cases: int) -> dict[str, Any]:
+def fuzzed(seed: int, cases: int, kind: str) -> dict[str, Any]:
     """Compile the networks, and damage what was kept in so many ways; the cache of the process is written to.
 
     Raises:
         AssertionError: a call got other numbers.
     """
     draw = random.Random(seed)
-    before = [_run(subject) for subject in _SUBJECTS]
+    before = [_run(subject, kind) for subject in _SUBJECTS]
     for subject, want in zip(_SUBJECTS, before, strict=True):
         _check(subject, want)
-    files = _Files()
+    files = _Files(kind)
     used, refused, traced = Counter[str](), Counter[str](), 0
     for case in range(cases):
         damage = _DAMAGES[case % len(_DAMAGES)]
@@ -250,8 +268,8 @@ def fuzzed(seed: int, cases: int) -> dict[str, Any]:
         for subject, want in zip(_SUBJECTS, before, strict=True):
             name = damage.__name__.strip("_")
             got = None
-            with _ended_before_a_trace(), suppress(_Refused):
-                got = _run(subject)
+            with suppress(_Refused), _ended_before_a_trace():
+                got = _run(subject, kind)
             if got is None:
                 refused[name] += 1
             else:
@@ -260,13 +278,13 @@ def fuzzed(seed: int, cases: int) -> dict[str, Any]:
         if case % _REAL == 0:
             subject = draw.choice(_SUBJECTS)
             counters.clear()
-            _check(subject, _run(subject))
+            _check(subject, _run(subject, kind))
             traced += counters["stats"].get("unique_graphs", 0)
         files.restore()
     with _ended_before_a_trace():  # nothing of all this has spoilt anything
         for subject, want in zip(_SUBJECTS, before, strict=True):
-            assert all(map(torch.equal, _run(subject), want)), subject
-    read = _read_flipped(files, draw, 4 * cases)
+            assert all(map(torch.equal, _run(subject, kind), want)), subject
+    read = _read_flipped(files, kind, draw, 4 * cases)
     return {"used": used, "refused": refused, "traced": traced, "read": read}
 
 
@@ -275,10 +293,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument("--graphs", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ[ENVIRONMENT_NAME] = folder
-        print(json.dumps(fuzzed(given.seed, given.cases)))
+        print(json.dumps(fuzzed(given.seed, given.cases, "graphs" if given.graphs else "traces")))
 
 
 if __name__ == "__main__":

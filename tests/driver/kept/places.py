@@ -11,7 +11,18 @@ SCRIPT = """
 import copy, importlib, json, sys
 import torch, dcir
 import model
+from dcir.frontends.torch import ahead_of_time
 from torch._dynamo.utils import counters
+
+TRACE, RAN = ahead_of_time.aot_module_simplified, []
+
+
+def counted(*args, **named):
+    RAN.append(1)
+    return TRACE(*args, **named)
+
+
+ahead_of_time.aot_module_simplified = counted
 
 GELU, LINEAR, THREADS = torch.nn.functional.gelu, torch.nn.Linear.forward, torch.get_num_threads()
 
@@ -19,6 +30,7 @@ GELU, LINEAR, THREADS = torch.nn.functional.gelu, torch.nn.Linear.forward, torch
 def tried(what):
     torch._dynamo.reset()
     counters.clear()
+    RAN.clear()
     torch.manual_seed(0)
     net = getattr(model, what.get("net", "Net"))(**what.get("made", {}))
     net = net.to(getattr(torch, what.get("dtype", "float32")))
@@ -26,7 +38,8 @@ def tried(what):
     names = {"net": net, "model": model, "torch": torch}
     exec(what.get("before", ""), names)
     own = copy.deepcopy(net)
-    wish = {} if what.get("keep", True) is None else {"keep_traces": what.get("keep", True)}
+    keep = what.get("keep", True)
+    wish = {} if keep is None else {"keep_traces": keep is True, "keep_graphs": keep == "graphs"}
     fast = dcir.optimize(own, **wish, **what.get("options", {}))
     results, worst = [], 0.0
 
@@ -55,7 +68,7 @@ def tried(what):
     torch.nn.functional.gelu, torch.nn.Linear.forward = GELU, LINEAR
     torch.set_num_threads(THREADS)
     importlib.reload(model)
-    return {"traced": counters["stats"].get("unique_graphs", 0), "results": results, "worst": worst, "graphs": graphs}
+    return {"traced": counters["stats"].get("unique_graphs", 0), "ahead": len(RAN), "results": results, "worst": worst, "graphs": graphs}
 
 
 print("RESULT " + json.dumps([tried(what) for what in json.loads(sys.argv[1])]))
@@ -81,6 +94,10 @@ class Place:
     def files(self) -> list[Path]:
         """Where traces are kept."""
         return sorted((self.folder / "cache").glob("v1/traces/*/*.trace"))
+
+    def graphs(self) -> list[Path]:
+        """Where it is kept what graphs become."""
+        return sorted((self.folder / "cache").glob("v1/graphs/*/*.graph"))
 
     def run(self, **what: Any) -> dict[str, Any]:
         """One process that tries one thing."""

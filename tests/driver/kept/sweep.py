@@ -1,6 +1,9 @@
 """Keeps the traces of real networks in one process, runs them in another: what is traced there, what refused, whether numbers agree.
 
     python -m tests.driver.kept.sweep --bench models.py --modes inference training --sizes constant changing --only resnet
+    python -m tests.driver.kept.sweep --graphs --only Llama
+
+With ``--graphs`` it is what graphs become that is kept, and what AOTAutograd traces that is counted.
 
 A line of JSON for each case. The networks are those of ``tests/endtoend/architectures.py``, and those of a file with ``NAMES`` and
 ``build(name, batch, train)``, such as a benchmark's. It is no test: it takes half an hour for all of them.
@@ -31,6 +34,7 @@ from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 import dcir
+from dcir.frontends.torch import ahead_of_time
 from tests.endtoend.architectures import ARCHITECTURES
 
 _LOGS = ("dcir.driver.kept", "dcir.frontends.torch.kept")
@@ -66,6 +70,22 @@ def _listening() -> Iterator[list[str]]:
     finally:
         for logger in loggers:
             logger.removeHandler(heard)
+
+
+@contextlib.contextmanager
+def counted_traces() -> Iterator[list[int]]:
+    """While it lasts: one number for every graph that AOTAutograd traces."""
+    known, ran = ahead_of_time.aot_module_simplified, list[int]()
+
+    def counted(*args: Any, **named: Any) -> Any:
+        ran.append(len(ran))
+        return known(*args, **named)
+
+    ahead_of_time.aot_module_simplified = counted
+    try:
+        yield ran
+    finally:
+        ahead_of_time.aot_module_simplified = known
 
 
 def _of_file(path: str) -> ModuleType:
@@ -159,7 +179,7 @@ def _digest(results: Sequence[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _tried(case: Case, bench: str | None) -> dict[str, Any]:
+def _tried(case: Case, bench: str | None, *, graphs: bool) -> dict[str, Any]:
     """One case in this process."""
     name, mode, sizes = case
     train = mode == "training"
@@ -169,38 +189,41 @@ def _tried(case: Case, bench: str | None) -> dict[str, Any]:
     module.train(train)
     calls = _calls(given, sizes)
     own = copy.deepcopy(module)
-    fast = dcir.optimize(own, keep_traces=True, fused_optimizers=False)
+    fast = dcir.optimize(own, keep_traces=not graphs, keep_graphs=graphs, fused_optimizers=False)
+    what = "a kept graph is used:" if graphs else "a kept trace is used:"
     digests, worst, seconds, traced = [], 0.0, [], []
-    with _listening() as heard, torch.set_grad_enabled(train):
+    with _listening() as heard, counted_traces() as ran, torch.set_grad_enabled(train):
         for i, call in enumerate(calls):
             start = sum(os.times()[:4])
             got = _step(fast, call, i, train=train)
             seconds.append(round(sum(os.times()[:4]) - start, 2))
-            traced.append(int(counters["stats"].get("unique_graphs", 0)))
+            traced.append(len(ran) if graphs else int(counters["stats"].get("unique_graphs", 0)))
             digests.append(_digest(got))
             worst = max(worst, _worst(got, _step(module, call, i, train=train)))
     kept = sum(line.startswith("a trace is kept:") for line in heard)
-    used = sum(line.startswith("a kept trace is used:") for line in heard)
-    rest = [line for line in heard if not line.startswith(("a trace is kept:", "a kept trace is used:"))]
+    used = sum(line.startswith(what) for line in heard)
+    rest = [line for line in heard if not line.startswith(("a trace is kept:", what))]
     return {
         "traced": traced, "kept": kept, "used": used, "said": list(dict.fromkeys(rest)), "digests": digests, "worst": worst,
         "seconds": seconds,
     }  # fmt: skip
 
 
-def _child(cases: Sequence[Case], bench: str | None) -> None:
+def _child(cases: Sequence[Case], bench: str | None, *, graphs: bool) -> None:
     for case in cases:
         try:
-            found = _tried(case, bench)
+            found = _tried(case, bench, graphs=graphs)
         except BaseException as error:  # of one network; pytest's skip among them
             found = {"error": f"{type(error).__name__}: {error}"[:300]}
         print("RESULT " + json.dumps([case, found]), flush=True)
         gc.collect()
 
 
-def _process(cases: Sequence[Case], bench: str | None, cache: str, seconds: float) -> dict[Case, dict[str, Any]]:
+def _process(
+    cases: Sequence[Case], bench: str | None, cache: str, seconds: float, *, graphs: bool
+) -> dict[Case, dict[str, Any]]:
     command = [sys.executable, "-m", "tests.driver.kept.sweep", "--child", json.dumps(cases)]
-    command += ["--bench", bench] if bench else []
+    command += (["--bench", bench] if bench else []) + ["--graphs"] * graphs
     found: dict[Case, dict[str, Any]] = {}
     try:
         done = subprocess.run(
@@ -228,7 +251,7 @@ def _row(case: Case, first: dict[str, Any], second: dict[str, Any]) -> dict[str,
 
 
 def swept(
-    cases: Sequence[Case], bench: str | None, cache: str, *, at_once: int = 6, seconds: float = 600.0,
+    cases: Sequence[Case], bench: str | None, cache: str, *, at_once: int = 6, seconds: float = 600.0, graphs: bool = False,
     tell: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The cases, each in two processes one after another, several in a process.
@@ -239,13 +262,14 @@ def swept(
         cache: folder in which traces are kept.
         at_once: how many cases a process has.
         seconds: how long a process may take.
+        graphs: whether it is what graphs become that is kept.
         tell: hears of every case.
     """
     rows = []
     for start in range(0, len(cases), at_once):
         some = cases[start : start + at_once]
-        first = _process(some, bench, cache, seconds)
-        second = _process(some, bench, cache, seconds)
+        first = _process(some, bench, cache, seconds, graphs=graphs)
+        second = _process(some, bench, cache, seconds, graphs=graphs)
         for case in some:
             rows.append(_row(case, first[case], second[case]))
             tell(rows[-1])
@@ -263,10 +287,11 @@ def main() -> None:
     parser.add_argument("--cache", help="where traces and code are kept; a new folder if it is not said")
     parser.add_argument("--at-once", type=int, default=6, help="cases of a process")
     parser.add_argument("--seconds", type=float, default=600.0, help="of a process, at most")
+    parser.add_argument("--graphs", action="store_true", help="keep what graphs become, not traces")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        _child([(n, m, s) for n, m, s in json.loads(given.child)], given.bench)
+        _child([(n, m, s) for n, m, s in json.loads(given.child)], given.bench, graphs=given.graphs)
         return
     names = given.names or [*(_of_file(given.bench).NAMES if given.bench else ()), *ARCHITECTURES]
     # A decoder's step has no backward in the benchmark.
@@ -277,7 +302,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         start = time.time()
         rows = swept(
-            cases, given.bench, given.cache or folder, at_once=given.at_once, seconds=given.seconds,
+            cases, given.bench, given.cache or folder, at_once=given.at_once, seconds=given.seconds, graphs=given.graphs,
             tell=lambda row: print(json.dumps(row), flush=True),
         )  # fmt: skip
     again = [row for row in rows if row["second"].get("traced", [1])[-1]]

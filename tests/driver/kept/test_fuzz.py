@@ -9,8 +9,10 @@ import pytest
 pytestmark = pytest.mark.in_turn(3)
 
 
-def test_damaged_files_are_traced_again_or_right() -> None:
+@pytest.mark.parametrize("kind", ["traces", "graphs"])
+def test_damaged_files_are_traced_again_or_right(kind: str) -> None:
     command = [sys.executable, "-m", "tests.driver.kept.fuzz", "--seed", "60", "--cases", "21"]
+    command += ["--graphs"] * (kind == "graphs")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

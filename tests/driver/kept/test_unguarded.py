@@ -409,3 +409,13 @@ def test_the_derivative_of_a_function_depends_on_what_it_reads(tmp_path: Path) -
     assert place.run(**one)["traced"] == 1
     again, other = place.runs([one, {**one, "before": "model.GRADIENT = 7.0"}])
     assert (again["traced"], other["traced"]) == (0, 1)
+
+
+def test_graphs_that_are_the_same_in_spite_of_it_give_the_numbers_of_eager_mode(known: Place) -> None:
+    every = (*KEPT, *NOT_KEPT, *OTHERS)
+    first = known.runs([_one(name, keep="graphs") for name in every])
+    again = known.runs([_one(name, keep="graphs") for name in every])
+    assert all(f["ahead"] for f in first)
+    left = {"Allowed", "NonStrict", "Operator"}  # code that no graph shows
+    assert {n for n, f in zip(every, again, strict=True) if f["ahead"]} == left
+    known.runs([_one(name, keep="graphs", **state) for name, state in STATE.items()])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dcir
 from dcir.errors import IndexOutOfRange
-from dcir.frontends.torch import capture
+from dcir.frontends.torch import ahead_of_time
 from dcir.frontends.torch.gates import Gates, gradients_written_to
 from dcir.runtime.part_by_part import PartByPart
 from dcir.runtime.program import Program
@@ -36,7 +36,7 @@ class _Layers(nn.Module):
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PartByPart]]:
     """The backward passes that began; graphs have gates as in a ``DistributedDataParallel``."""
-    monkeypatch.setattr(capture, "gates_of_call", Gates)
+    monkeypatch.setattr(ahead_of_time, "gates_of_call", Gates)
     begun: list[PartByPart] = []
     part_by_part = Program.part_by_part
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import dcir
-from dcir.frontends.torch import capture
+from dcir.frontends.torch import ahead_of_time
 from dcir.frontends.torch.partition.keep_random import keep_random
 
 pytestmark = pytest.mark.in_turn(2)
@@ -86,13 +86,13 @@ def test_it_computes_what_eager_mode_computes(name: str, selective: bool, option
 
 def _graphs(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[fx.GraphModule, fx.GraphModule]:
     found = []
-    cut = capture._partition
+    cut = ahead_of_time._partition
 
     def seen(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         found.append(cut(joint, *args, **kwargs))
         return found[-1]
 
-    monkeypatch.setattr(capture, "_partition", seen)
+    monkeypatch.setattr(ahead_of_time, "_partition", seen)
     net = Checkpointed(PARTS[name])
     _step(dcir.optimize(net), net)
     return found[-1]

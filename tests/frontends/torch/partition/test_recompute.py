@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import dcir
-from dcir.frontends.torch import capture
+from dcir.frontends.torch import ahead_of_time
 from dcir.frontends.torch.partition.cut_for import CutFor, cuts_for
 from dcir.frontends.torch.partition.expose_norms import NORMS, expose_norms
 from dcir.frontends.torch.partition.recompute import recompute_cheap
@@ -48,16 +48,16 @@ ACTIVATIONS: dict[str, Fn] = {
 def joint(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[fx.GraphModule, int]:
     """A module's joint graph as it is captured, and how many of its results are the forward's."""
     seen: list[tuple[fx.GraphModule, int]] = []
-    cut = capture.min_cut_rematerialization_partition
+    cut = ahead_of_time.min_cut_rematerialization_partition
 
     def watched(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         seen.append((copy.deepcopy(graph), kwargs["num_fwd_outputs"]))
         return cut(graph, *args, **kwargs)
 
     with monkeypatch.context() as m:
-        m.setattr(capture, "min_cut_rematerialization_partition", watched)
-        m.setattr(capture, "expose_norms", lambda graph: 0)
-        m.setattr(capture, "recompute_cheap", lambda graph, outputs: 0)
+        m.setattr(ahead_of_time, "min_cut_rematerialization_partition", watched)
+        m.setattr(ahead_of_time, "expose_norms", lambda graph: 0)
+        m.setattr(ahead_of_time, "recompute_cheap", lambda graph, outputs: 0)
         dcir.optimize(module, level=0)(torch.randn(2, 3, 6, 6, requires_grad=True))
     return seen[0]
 
@@ -65,7 +65,7 @@ def joint(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[fx.GraphM
 def crossing(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of what an optimised module's forward stores for its backward."""
     shapes: list[tuple[int, ...]] = []
-    cut = capture.min_cut_rematerialization_partition
+    cut = ahead_of_time.min_cut_rematerialization_partition
 
     def watched(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         forward, backward = cut(graph, *args, **kwargs)
@@ -74,7 +74,7 @@ def crossing(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
         shapes.extend(tuple(n.meta["val"].shape) for n in stored)
         return forward, backward
 
-    monkeypatch.setattr(capture, "min_cut_rematerialization_partition", watched)
+    monkeypatch.setattr(ahead_of_time, "min_cut_rematerialization_partition", watched)
     x = torch.randn(2, 3, 6, 6, requires_grad=True)
     dcir.optimize(module, level=2)(x).sum().backward()
     return shapes

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import dcir
-from dcir.frontends.torch import capture
+from dcir.frontends.torch import ahead_of_time
 from dcir.frontends.torch.partition.rematerialize_large import eager_peak, rematerialize_large
 from tests.endtoend.follows_eager import follow
 from tests.frontends.torch.partition.test_recompute import Moved
@@ -61,7 +61,7 @@ def as_far_as_possible(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(rematerialize_large(forward, backward, results, 0, worth=0, dearest=float("inf")))
         return counts[-1]
 
-    monkeypatch.setattr(capture, "rematerialize_large", spare)
+    monkeypatch.setattr(ahead_of_time, "rematerialize_large", spare)
     return counts
 
 
@@ -80,7 +80,7 @@ def cut(module: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> 
         return 0
 
     with monkeypatch.context() as m:
-        m.setattr(capture, "rematerialize_large", watched)
+        m.setattr(ahead_of_time, "rematerialize_large", watched)
         dcir.optimize(module, level=0)(x)
     return seen[0]
 
@@ -233,7 +233,7 @@ def test_a_network_above_eager_needs_less(monkeypatch: pytest.MonkeyPatch) -> No
     def saved(goal: float) -> int:
         torch._dynamo.reset()
         with monkeypatch.context() as m:
-            m.setattr(capture, "GOAL", goal)
+            m.setattr(ahead_of_time, "GOAL", goal)
             fast = dcir.optimize(module)
             fast(x).sum().backward()
         return sum(g.saved_bytes for g in fast.dcir.session.graphs)
