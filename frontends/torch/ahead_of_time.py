@@ -46,6 +46,7 @@ from dcir.frontends.torch.shapes.moving_sizes import Later, Moving, MovingSizes
 from dcir.frontends.torch.shapes.programs import Programs
 from dcir.frontends.torch.shapes.size_one import set_one_apart
 from dcir.frontends.torch.shapes.specialize_shapes import trains
+from dcir.frontends.torch.transform_levels import levels_end_with_errors
 from dcir.frontends.torch.written_inputs import WrittenElsewhere, updates_at_the_end
 from dcir.ir.refusal import Refusal
 
@@ -149,7 +150,7 @@ class _Tracing:
         asked = len(opened.guards_context.aotautograd_guards) if opened else 0
         with (
             context, hearing as heard, without_unknown_sizes(gm, inputs), gradients_of_overlapping_outputs(), decomposed_as_eager(),
-            gpu_forms(), _BOTH_AT_ONCE,
+            gpu_forms(), levels_end_with_errors(), _BOTH_AT_ONCE,
         ):  # fmt: skip
             compiled: Callable[..., Any] = aot_module_simplified(
                 gm,
