@@ -142,7 +142,6 @@ class _Tracing:
         notes.trace()
         if self._gates is not None:
             notes.refuse("gradients pass gates")
-            self._refuse("gradients pass gates")
         # AOTAutograd leaves what it finds out about the inputs in the context that Dynamo opened, or in ours.
         opened = TracingContext.try_get()
         context = contextlib.nullcontext(opened) if opened else tracing(TracingContext(_fake_mode(gm, inputs)))
@@ -169,8 +168,8 @@ class _Tracing:
                 self._overlaps.matter = True
         if self._notes is not None:
             self._notes.heard = heard
-        if opened is not None and len(opened.guards_context.aotautograd_guards) > asked:
-            self._refuse("AOTAutograd has guards of its own")
+            if opened is not None and len(opened.guards_context.aotautograd_guards) > asked:
+                self._notes.reason = "AOTAutograd has guards of its own"
         notes.traced(compiled)
         return compiled
 
@@ -193,10 +192,6 @@ class _Tracing:
             return made.boxed()
 
         return run
-
-    def _refuse(self, reason: str) -> None:
-        if self._notes is not None:
-            self._notes.reason = self._notes.reason or reason
 
     def _context(self, kind: str, updates: Mapping[int, int]) -> GraphContext:
         """What the importer cannot see: which inputs are parameters, which results are saved, how saved tensors lie."""

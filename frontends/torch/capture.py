@@ -116,6 +116,7 @@ def dynamo_backend(
         gathered = any(map(is_gathered, places))
         if gathered:
             recording().refuse("parameters are gathered for every call")
+        kept_by = None if gathered else keeper
         overlaps = Overlaps(gm, on_plain)
         recording().overlaps(overlaps)
         if any(is_symbolic(x) for x in example_inputs):
@@ -124,14 +125,14 @@ def dynamo_backend(
                 graph: fx.GraphModule, args: Sequence[Any], sizes: Sizes, remark: str
             ) -> Callable[..., Any]:
                 context = GraphContext(sizes=sizes, remark=remark, gathered=gathered)
-                return ahead_of_time(graph, args, compile_graph, limited, settled, context, overlaps, keeper)
+                return ahead_of_time(graph, args, compile_graph, limited, settled, context, overlaps, kept_by)
 
             def traced(graph: fx.GraphModule) -> Trace:
-                return traced_late(graph, compile_graph, settled, overlaps, keeper)
+                return traced_late(graph, compile_graph, settled, overlaps, kept_by)
 
             by_size = BySize(
                 gm, example_inputs, specialised, traced, shape_limit, on_sizes, inputs, overlaps.of, strict=strict,
-                own_first=own_first, judged=functools.partial(judged, keeper=keeper),
+                own_first=own_first, judged=functools.partial(judged, keeper=kept_by),
                 noting=recording().under_way if is_noting() else contextlib.nullcontext,
             )  # fmt: skip
             recording().sizes(by_size)
@@ -140,7 +141,7 @@ def dynamo_backend(
             elif not by_size.only_batch:
                 move = by_size.how_many_move(example_inputs)
                 by_size.moving = (
-                    moving(gm, example_inputs, compile_graph, settled, by_size.names, overlaps, later, keeper)
+                    moving(gm, example_inputs, compile_graph, settled, by_size.names, overlaps, later, kept_by)
                     if move <= MOST_AXES
                     else Refusal(f"{move} sizes move")
                 )
@@ -148,7 +149,7 @@ def dynamo_backend(
 
         def at_once(args: Sequence[Any]) -> Callable[..., Any]:
             context = GraphContext(gathered=gathered)
-            return ahead_of_time(gm, args, compile_graph, limited, settled, context, overlaps, keeper)
+            return ahead_of_time(gm, args, compile_graph, limited, settled, context, overlaps, kept_by)
 
         return overlaps.chosen(gm, at_once, example_inputs)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+from dcir.frontends.torch.gates import gates_of_call
 from dcir.frontends.torch.kept.descriptions import Unkept
 from dcir.frontends.torch.kept.recording import KeptCall, KeptGraph, is_noting
 from dcir.frontends.torch.kept.wrappers import KeptWrappers
@@ -92,5 +93,7 @@ class GraphKeeper(Protocol):
 
 
 def address_in(keeper: GraphKeeper | None, rows: Callable[[], Iterable[str]]) -> str | None:
-    """Where a graph is kept; None if nobody keeps it, or the whole trace that it is from is kept (``recording``)."""
-    return None if keeper is None or is_noting() else keeper.address(rows)
+    """Where a graph is kept; None: nobody keeps it, its gradients pass gates, or all of its trace is kept (``recording``)."""
+    if keeper is None or is_noting() or gates_of_call() is not None:
+        return None
+    return keeper.address(rows)

@@ -11,18 +11,8 @@ SCRIPT = """
 import copy, importlib, json, sys
 import torch, dcir
 import model
-from dcir.frontends.torch import ahead_of_time
+from tests.driver.kept.counted import counted_traces
 from torch._dynamo.utils import counters
-
-TRACE, RAN = ahead_of_time.aot_module_simplified, []
-
-
-def counted(*args, **named):
-    RAN.append(1)
-    return TRACE(*args, **named)
-
-
-ahead_of_time.aot_module_simplified = counted
 
 GELU, LINEAR, THREADS = torch.nn.functional.gelu, torch.nn.Linear.forward, torch.get_num_threads()
 
@@ -30,7 +20,6 @@ GELU, LINEAR, THREADS = torch.nn.functional.gelu, torch.nn.Linear.forward, torch
 def tried(what):
     torch._dynamo.reset()
     counters.clear()
-    RAN.clear()
     torch.manual_seed(0)
     net = getattr(model, what.get("net", "Net"))(**what.get("made", {}))
     net = net.to(getattr(torch, what.get("dtype", "float32")))
@@ -48,7 +37,7 @@ def tried(what):
         torch.manual_seed(seed)
         return f(*model.inputs(what.get("net", "Net"), n, g))
 
-    with torch.set_grad_enabled(net.training):
+    with counted_traces() as ran, torch.set_grad_enabled(net.training):
         for i, n in enumerate(what.get("lengths", [7, 12, 9])):
             exec(what.get("each", ""), names)
             got, want = call(fast, n, i), call(net, n, i)
@@ -68,7 +57,7 @@ def tried(what):
     torch.nn.functional.gelu, torch.nn.Linear.forward = GELU, LINEAR
     torch.set_num_threads(THREADS)
     importlib.reload(model)
-    return {"traced": counters["stats"].get("unique_graphs", 0), "ahead": len(RAN), "results": results, "worst": worst, "graphs": graphs}
+    return {"traced": counters["stats"].get("unique_graphs", 0), "ahead": len(ran), "results": results, "worst": worst, "graphs": graphs}
 
 
 print("RESULT " + json.dumps([tried(what) for what in json.loads(sys.argv[1])]))

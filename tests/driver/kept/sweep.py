@@ -34,7 +34,7 @@ from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 import dcir
-from dcir.frontends.torch import ahead_of_time
+from tests.driver.kept.counted import counted_traces
 from tests.endtoend.architectures import ARCHITECTURES
 
 _LOGS = ("dcir.driver.kept", "dcir.frontends.torch.kept")
@@ -70,22 +70,6 @@ def _listening() -> Iterator[list[str]]:
     finally:
         for logger in loggers:
             logger.removeHandler(heard)
-
-
-@contextlib.contextmanager
-def counted_traces() -> Iterator[list[int]]:
-    """While it lasts: one number for every graph that AOTAutograd traces."""
-    known, ran = ahead_of_time.aot_module_simplified, list[int]()
-
-    def counted(*args: Any, **named: Any) -> Any:
-        ran.append(len(ran))
-        return known(*args, **named)
-
-    ahead_of_time.aot_module_simplified = counted
-    try:
-        yield ran
-    finally:
-        ahead_of_time.aot_module_simplified = known
 
 
 def _of_file(path: str) -> ModuleType:

@@ -22,11 +22,15 @@ import copy, json, sys
 import torch, dcir
 from torch import nn
 from torch._dynamo.utils import counters
+from tests.driver.kept.counted import counted_traces
 
+counting = counted_traces()
+ran = counting.__enter__()
 torch.manual_seed(0)
 """
 END = """
-print("RESULT " + json.dumps({"traced": counters["stats"].get("unique_graphs", 0), "results": results, "worst": worst}))
+traced = counters["stats"].get("unique_graphs", 0)
+print("RESULT " + json.dumps({"traced": traced, "ahead": len(ran), "results": results, "worst": worst}))
 """
 GENERATES = """
 from tests.endtoend.test_architectures import _import_or_skip
@@ -64,7 +68,8 @@ class Net(nn.Module):
         self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 8)
 
     def forward(self, x):
-        return self.two(torch.relu(self.one(x))) * SCALE
+        x = torch.relu(self.one(x))
+        return self.two(x) * SCALE
 
 
 SCALE = float(sys.argv[1])
@@ -161,6 +166,12 @@ def test_a_training_step_says_that_it_is_traced_in_every_process() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(OptionError, match="traced in every process"):
         dcir.train_step(model, nn.MSELoss(), optimizer, keep_traces=True)
+
+
+def test_a_training_step_says_that_it_is_compiled_in_every_process() -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(OptionError, match="compiled in every process"):
+        dcir.train_step(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), keep_graphs=True)
 
 
 def test_where_keeping_is_the_default_a_training_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import dcir
+from dcir.frontends.torch.kept import graphs as kept
 from tests.driver.kept.places import Place
-from tests.driver.kept.test_doors import process
+from tests.driver.kept.test_doors import COMPILES, process
 from tests.driver.kept.test_keeper import MODEL, OTHERS
 
 pytestmark = pytest.mark.in_turn(3)
@@ -86,14 +87,11 @@ def test_code_that_was_edited_is_compiled(tmp_path: Path) -> None:
 
 def test_nothing_is_kept_or_used_where_that_is_not_wanted(tmp_path: Path) -> None:
     place = Place(tmp_path, MODEL)
-    for options in (
-        {"verify": "passes"},
-        {"remarks": True},
-        {"history": True},
-        {"memory_limit": 1 << 30},
-        {"background": True},
-    ):
-        place.runs([{"lengths": [7], "keep": "graphs", "options": options}])
+    for_looking: list[dict[str, Any]] = [
+        {"verify": "passes"}, {"remarks": True}, {"history": True}, {"memory_limit": 1 << 30}, {"background": True},
+        {"debug_dir": str(tmp_path / "debug")}, {"record_function": True},
+    ]  # fmt: skip
+    graphs(place, *({"lengths": [7], "options": options} for options in for_looking))
     place.run(lengths=[7], keep=False)
     assert not place.graphs()
     # As it is for users.
@@ -132,12 +130,6 @@ def test_explain_tells_the_same_of_a_graph_that_was_found(tmp_path: Path, monkey
 
 
 WRITES = """
-from dcir.frontends.torch import ahead_of_time
-
-trace, ran = ahead_of_time.aot_module_simplified, []
-ahead_of_time.aot_module_simplified = lambda *a, **k: ran.append(1) or trace(*a, **k)
-
-
 def plain(x, y):
     x.mul_(2)
     y.add_(1)
@@ -153,55 +145,34 @@ for together in (False, True, False):
         found = [f(*pair), *pair]
         results.append([float(v.double().sum()) for v in found])
     worst = max(worst, *(abs(a - b) for a, b in zip(*results[-2:])))
-results.append(len(ran))
-"""
-COMPILES = """
-from dcir.frontends.torch import ahead_of_time
-
-trace, ran = ahead_of_time.aot_module_simplified, []
-ahead_of_time.aot_module_simplified = lambda *a, **k: ran.append(1) or trace(*a, **k)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x):
-        x = torch.relu(self.one(x))
-        torch._dynamo.graph_break()
-        return self.two(x)
-
-
-train = sys.argv[1] == "training"
-plain = Net().train(train)
-own = copy.deepcopy(plain)
-fast = torch.compile(own, backend="dcir", options={"keep_graphs": True})
-results, worst = [], 0.0
-with torch.set_grad_enabled(train):
-    for rows in (4, 7, 5):
-        x = torch.randn(rows, 8)
-        got, want = fast(x), plain(x)
-        pairs = [(got, want)]
-        if train:
-            for m, r in ((own, got), (plain, want)):
-                m.zero_grad()
-                r.pow(2).mean().backward()
-            pairs += [(a.grad, b.grad) for a, b in zip(own.parameters(), plain.parameters())]
-        worst = max(worst, *(float((a - b).abs().max()) for a, b in pairs))
-        results.append([float(a.double().sum()) for a, _ in pairs])
-results.append(len(ran))
 """
 
 
 def test_inputs_that_lie_in_each_other_are_left_to_torch_as_ever(tmp_path: Path) -> None:
     first, again = process(tmp_path, WRITES), process(tmp_path, WRITES)
-    assert (first["results"][-1], again["results"][-1]) == (1, 0)
-    assert first["results"][:-1] == again["results"][:-1]
+    assert (first["ahead"], again["ahead"]) == (1, 0)
+    assert first["results"] == again["results"]
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_torch_compile_and_parts_between_graph_breaks(tmp_path: Path, mode: str) -> None:
-    first, again = process(tmp_path, COMPILES, mode), process(tmp_path, COMPILES, mode)
-    assert again["results"][-1] == 0
-    assert first["results"][:-1] == again["results"][:-1]
+    broken = COMPILES.replace("keep_traces", "keep_graphs").replace(
+        "return self.two", "torch._dynamo.graph_break(); return self.two"
+    )
+    first, again = (process(tmp_path, broken, 2.0, mode, "4 7 5") for _ in range(2))
+    assert first["ahead"] >= 4
+    assert again["ahead"] == 0
+    assert first["results"] == again["results"]
+
+
+def test_graphs_whose_gradients_pass_gates_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Keeper:
+        def address(self, rows: Any) -> str:
+            return "somewhere"
+
+    def asked() -> str | None:
+        return kept.address_in(Keeper(), list)  # type: ignore[arg-type]
+
+    assert asked() == "somewhere"
+    monkeypatch.setattr(kept, "gates_of_call", object)
+    assert asked() is None
