@@ -11,6 +11,7 @@ SCRIPT = """
 import copy, importlib, json, sys
 import torch, dcir
 import model
+from dcir.frontends.torch.tape import programs_run
 from tests.driver.kept.counted import counted_traces
 from torch._dynamo.utils import counters
 
@@ -30,7 +31,7 @@ def tried(what):
     keep = what.get("keep", True)
     wish = {} if keep is None else {"keep_traces": keep is True, "keep_graphs": keep == "graphs"}
     fast = dcir.optimize(own, **wish, **what.get("options", {}))
-    results, worst = [], 0.0
+    results, worst, before = [], 0.0, programs_run()
 
     def call(f, n, seed):
         g = torch.Generator().manual_seed(seed)
@@ -57,7 +58,10 @@ def tried(what):
     torch.nn.functional.gelu, torch.nn.Linear.forward = GELU, LINEAR
     torch.set_num_threads(THREADS)
     importlib.reload(model)
-    return {"traced": counters["stats"].get("unique_graphs", 0), "ahead": len(ran), "results": results, "worst": worst, "graphs": graphs}
+    traced = counters["stats"].get("unique_graphs", 0)
+    return {
+        "traced": traced, "ahead": len(ran), "programs": programs_run() - before, "results": results, "worst": worst, "graphs": graphs,
+    }
 
 
 print("RESULT " + json.dumps([tried(what) for what in json.loads(sys.argv[1])]))

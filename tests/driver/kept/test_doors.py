@@ -22,6 +22,7 @@ import copy, json, sys
 import torch, dcir
 from torch import nn
 from torch._dynamo.utils import counters
+from dcir.frontends.torch.tape import programs_run
 from tests.driver.kept.counted import counted_traces
 
 counting = counted_traces()
@@ -30,7 +31,8 @@ torch.manual_seed(0)
 """
 END = """
 traced = counters["stats"].get("unique_graphs", 0)
-print("RESULT " + json.dumps({"traced": traced, "ahead": len(ran), "results": results, "worst": worst}))
+found = {"traced": traced, "ahead": len(ran), "programs": programs_run(), "results": results, "worst": worst}
+print("RESULT " + json.dumps(found))
 """
 GENERATES = """
 from tests.endtoend.test_architectures import _import_or_skip

@@ -37,6 +37,7 @@ def test_a_second_process_has_dynamo_trace_and_nothing_else(known: tuple[Place, 
     )
     assert (again["traced"], again["ahead"]) == (2, 0)
     assert (again["results"], again["graphs"]) == (first["results"], first["graphs"])
+    assert all(f["programs"] >= 1 for f in (again, others, weights))
     assert (others["ahead"], weights["ahead"]) == (1, 0)  # the first length has a program of its own
     assert weights["results"] != first["results"]
 
@@ -61,6 +62,7 @@ def test_what_else_is_kept(tmp_path: Path, what: dict[str, Any], lengths: list[i
     first, again = (graphs(place, {**what, "lengths": lengths})[0] for _ in range(2))
     assert first["ahead"] >= 1
     assert again["ahead"] == 0
+    assert again["programs"] >= 1
     assert again["results"] == first["results"]
     assert sorted(again["graphs"]) == sorted(first["graphs"])
 
@@ -151,6 +153,7 @@ for together in (False, True, False):
 def test_inputs_that_lie_in_each_other_are_left_to_torch_as_ever(tmp_path: Path) -> None:
     first, again = process(tmp_path, WRITES), process(tmp_path, WRITES)
     assert (first["ahead"], again["ahead"]) == (1, 0)
+    assert first["programs"] >= 1 <= again["programs"]  # the first call at least
     assert first["results"] == again["results"]
 
 
@@ -162,7 +165,8 @@ def test_torch_compile_and_parts_between_graph_breaks(tmp_path: Path, mode: str)
     first, again = (process(tmp_path, broken, 2.0, mode, "4 7 5") for _ in range(2))
     assert first["ahead"] >= 4
     assert again["ahead"] == 0
-    assert first["results"] == again["results"]
+    assert (first["programs"], first["results"]) == (again["programs"], again["results"])
+    assert first["programs"] >= 6  # two parts in each of three calls
 
 
 def test_graphs_whose_gradients_pass_gates_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
