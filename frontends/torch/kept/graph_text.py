@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensor
 
 from dcir.frontends.torch.kept.descriptions import Unkept
 from dcir.frontends.torch.kept.unguarded import unseen_code
+from dcir.frontends.torch.shapes.conditions import asked_numbers
 from dcir.ir.origins import frames_of
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
@@ -61,6 +62,7 @@ def _text(gm: fx.GraphModule, args: Sequence[Any]) -> Iterator[str]:
     places = gm.graph.find_nodes(op="placeholder")
     yield from _arguments(places, args)
     yield from _sizes(args)
+    yield from _scalars(gm)
 
 
 def _graph(gm: fx.GraphModule) -> Iterator[str]:
@@ -171,6 +173,14 @@ def _sizes(args: Sequence[Any]) -> Iterator[str]:
         for guard in environment.guards:
             place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
             yield f"{guard.expr} {getattr(place, 'name', '')} {getattr(guard, 'size_oblivious', False)}"
+
+
+def _scalars(gm: fx.GraphModule) -> Iterator[str]:
+    """What Dynamo has asked of numbers that are no sizes: they are constants where it knows their values."""
+    values = [node.meta.get("example_value") for node in gm.graph.nodes]
+    environments = {value.node.shape_env for value in values if isinstance(value, _SYMBOLIC)}
+    for environment in environments:
+        yield from asked_numbers(environment)
 
 
 def _numbers_of(x: Any) -> tuple[Any, ...]:
