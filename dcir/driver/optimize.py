@@ -39,9 +39,10 @@ from dcir.dynamic import DynamicDim, DynamicInputs
 from dcir.errors import DcirError, InvalidInput
 from dcir.frontends.torch.admission import named_refusals
 from dcir.frontends.torch.capture import dynamo_backend
+from dcir.frontends.torch.guards.code_seen import CodeSeen
 from dcir.frontends.torch.guards.quick import QuickGuards
 from dcir.frontends.torch.kept.frames import keeps_traces
-from dcir.frontends.torch.lifetime import BorrowedBackend, drop_compiled_with
+from dcir.frontends.torch.lifetime import BorrowedBackend, drop_code_with, drop_compiled_with
 from dcir.frontends.torch.shapes.all_sizes import AllSizes
 from dcir.frontends.torch.shapes.size_one import OneAmongSizes
 from dcir.frontends.torch.whole_graphs import keeps_graphs_whole
@@ -185,9 +186,11 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
         prefer_fused(fast)
     calls = DynamicCalls(*_wishes(module, session.options), lambda: _modes(here()))
     session.coverage.recurrent = has_recurrent_layers(module)
-    long_way = reading_device(named_refusals(_compiled(frame, session, calls), here, calls.input_names), session)
+    seen = CodeSeen()
+    compiled = _compiled(frame, session, calls, seen)
+    long_way = reading_device(named_refusals(compiled, here, calls.input_names), session)
     if target_class(session.options.target).shortens:
-        call = _quick(long_way, QuickCalls(frame, fast._call_impl, calls.check), fast._call_impl, session)
+        call = _quick(long_way, QuickCalls(frame, fast._call_impl, seen, calls.check), fast._call_impl, session)
     else:
         call = _unless_hooked(long_way, fast._call_impl, session)
     fast._compiled_call_impl = initialised_first(as_a_stream(call, session), fast, module, _optimized_class, _plain)
@@ -200,9 +203,13 @@ def _optimized_class(cls: Any) -> Any:
 
 
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    own = _with_code_of_its_own(fn) if isinstance(fn, FunctionType) else fn
     calls = DynamicCalls(fn, session.options, lambda: None)
-    call = reading_device(named_refusals(_compiled(own, session, calls), lambda: None, calls.input_names), session)
+    if isinstance(fn, FunctionType):
+        own = _with_code_of_its_own(fn)
+        compiled = _compiled(own, session, calls, CodeSeen(), _Follower(fn, own))
+    else:
+        compiled = _compiled(fn, session, calls, CodeSeen())
+    call = reading_device(named_refusals(compiled, lambda: None, calls.input_names), session)
     fast: Any = functools.wraps(fn)(as_a_stream(call, session))
     name = getattr(fn, "__name__", type(fn).__name__)
     fast.dcir = Handle(session, name, lambda: fn, compiled_with, Submissions(session, name, weakref.ref(fast)))
@@ -232,6 +239,25 @@ def _with_code_of_its_own(fn: FunctionType) -> FunctionType:
     if "__wrapped__" in fn.__dict__:
         twin.__dict__["__wrapped__"] = fn.__dict__["__wrapped__"]
     return twin
+
+
+class _Follower:
+    """Gives ``twin`` the code and the defaults that ``fn`` has been given since."""
+
+    def __init__(self, fn: FunctionType, twin: FunctionType) -> None:
+        self._fn, self._twin, self._code = fn, twin, fn.__code__
+
+    def __call__(self) -> None:
+        fn, twin = self._fn, self._twin
+        if fn.__defaults__ is not twin.__defaults__:
+            twin.__defaults__ = fn.__defaults__
+        if fn.__kwdefaults__ is not twin.__kwdefaults__:
+            twin.__kwdefaults__ = fn.__kwdefaults__
+        if fn.__code__ is not self._code:
+            self._code, old = fn.__code__, twin.__code__
+            twin.__code__ = self._code.replace(co_name=old.co_name)
+            reset_code(old)
+            drop_code_with(twin)
 
 
 def _quick(
@@ -304,10 +330,13 @@ def _known(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
-def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> Callable[..., Any]:
+def _compiled(
+    fn: Callable[..., Any], session: Session, calls: DynamicCalls, seen: CodeSeen, follow: Callable[[], None] = lambda: None
+) -> Callable[..., Any]:  # fmt: skip
     """``fn`` through Dynamo; dcir's own errors arrive as themselves, not wrapped in Dynamo's.
 
-    A Python function has code of its own here: what is compiled for it goes with it.
+    A Python function has code of its own here: what is compiled for it goes with it. ``follow`` is called before a call, and may give it
+    other code.
     """
     limit = session.options.shape_limit
     compile_graph = calls.watched(compiling(session))
@@ -326,9 +355,9 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
         later=session.later,
         keeper=graphs,
     )
-    quick = QuickGuards(backend)
+    quick = QuickGuards(backend, seen)
     borrowed = keeps_graphs_whole(BorrowedBackend(quick.backend))
-    keeper = TraceKeeper(session, quick.begin, borrowed.lend)
+    keeper = TraceKeeper(session, lambda frame: quick.begin_again(frame.code, frame.scope), borrowed.lend)
     if session.options.keep_traces:
         keeps_traces(borrowed, keeper)
         session.on_late = keeper.settle
@@ -349,6 +378,11 @@ def _compiled(fn: Callable[..., Any], session: Session, calls: DynamicCalls) -> 
     all_sizes = AllSizes(on=session.options.dynamic is True)
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if not is_dynamo_compiling():
+            follow()
+            if seen.changed():
+                seen.forget()
+                calls.forget()
         frames = counters["frames"]["total"]
         compiled = call if is_dynamo_compiling() else once
         try:

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch._C._dynamo.guards import GlobalStateGuard, _empty_strided_cpu  # type
 from torch.overrides import TorchFunctionMode
 
 from dcir.runtime import entry
-from dcir.runtime.watch import TensorRow, Watch
+from dcir.runtime.watch import TensorRow, Watch, field_offsets, only, word
 
 MISS = object()
 """What a direct call gives where it has run nothing that counts: something is not as it was noted."""
@@ -84,24 +83,17 @@ def _identities(c: Conditions) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class _CallLayout:
-    """Offsets in bytes in a tensor's object, what it stands for, functions and classes; addresses of torch's functions."""
+    """Offsets in bytes in a tensor's object, what it stands for, and other objects; addresses of torch's functions."""
 
     tensor: int
     keys: int
-    code: int
-    defaults: int
-    named_defaults: int
-    order: int
     stack: int
     gradient: int
+    fields: dict[str, int]
 
     def at(self, owner: Any, attribute: str) -> int:
         """Where an attribute of an object lies."""
-        offsets = {
-            "__class__": 8, "__code__": self.code, "__defaults__": self.defaults, "__kwdefaults__": self.named_defaults,
-            "__mro__": self.order,
-        }  # fmt: skip
-        return id(owner) + offsets[attribute]
+        return id(owner) + self.fields[attribute]
 
 
 class Direct:
@@ -162,7 +154,7 @@ def direct(
     fields = [
         _Field(layout.at(owner, name), 0 if value is None else id(value)) for owner, name, value in conditions.fields
     ]
-    if not (noted.valid and like.valid and all(_word(field.at) == (field.value or 0) for field in fields)):
+    if not (noted.valid and like.valid and all(word(field.at) == (field.value or 0) for field in fields)):
         return None
     rows = [
         _Input(torch._C._dispatch_keys(t).raw_repr(), to, of)
@@ -192,13 +184,9 @@ def _parts(function: Any) -> tuple[int, int]:
     return address(function), id(function.__self__)
 
 
-def _word(address: int) -> int:
-    return ctypes.c_uint64.from_address(address).value
-
-
 def _has_attributes(t: torch.Tensor) -> bool:
-    dictionary = _word(id(t) + _DICTIONARY)
-    return bool(_word(id(t) + _VALUES) or (dictionary and _word(dictionary + _NUMBER)))
+    dictionary = word(id(t) + _DICTIONARY)
+    return bool(word(id(t) + _VALUES) or (dictionary and word(dictionary + _NUMBER)))
 
 
 @functools.cache
@@ -221,16 +209,10 @@ def _layout() -> _CallLayout | None:
     tensors = (plain, marked, parameter, *others)
     with _Mode():
         inside = stack()
-    functions = range(16, _size(FunctionType), 8)
     found = (
-        _only(tensors, range(16, _size(torch._C.TensorBase), 8), id, lambda t: t._cdata),
+        only(tensors, range(16, int(torch._C.TensorBase.__basicsize__), 8), id, lambda t: t._cdata),
         # The sets end what torch compares of a tensor; nothing is read behind the shortest that one was seen to have.
-        _only(tensors, range(0, 184, 8), lambda t: t._cdata, lambda t: torch._C._dispatch_keys(t).raw_repr()),
-        *(
-            _only((_one, _other), functions, id, lambda f, name=name: id(getattr(f, name)))  # type: ignore[misc]
-            for name in ("__code__", "__defaults__", "__kwdefaults__")
-        ),
-        _only((_CallLayout, torch.Tensor, int), range(16, _size(type), 8), id, lambda c: id(c.__mro__)),
+        only(tensors, range(0, 184, 8), lambda t: t._cdata, lambda t: torch._C._dispatch_keys(t).raw_repr()),
     )
     right = (
         (stack(), inside) == (0, 1)
@@ -238,30 +220,11 @@ def _layout() -> _CallLayout | None:
         and not any(gradient(t._cdata) for t in (plain, *others))
         and list(map(_has_attributes, (plain, looked_at, marked))) == [False, False, True]
     )
-    if not right or any(at is None for at in found):
+    fields = field_offsets()
+    if not right or fields is None or any(at is None for at in found):
         return None
     addresses = [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (stack, gradient)]
-    return _CallLayout(*found, *addresses)  # type: ignore[arg-type]
-
-
-def _size(cls: Any) -> int:
-    return int(cls.__basicsize__)
-
-
-def _only(
-    objects: Sequence[Any], offsets: range, where: Callable[[Any], int], wanted: Callable[[Any], int]
-) -> int | None:
-    """The one offset at which every object has the wanted word."""
-    fits = [at for at in offsets if all(_word(where(o) + at) == wanted(o) for o in objects)]
-    return fits[0] if len(fits) == 1 else None
-
-
-def _one(x: int = 1, *, y: int = 2) -> int:
-    return x + y
-
-
-def _other(x: int = 3, *, y: int = 4) -> int:
-    return x - y
+    return _CallLayout(*found, *addresses, fields)  # type: ignore[arg-type]
 
 
 class _Mode(TorchFunctionMode):

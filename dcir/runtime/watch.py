@@ -1,4 +1,4 @@
-"""Notes the dictionaries and tensors of a module's tree, and tells in one native call whether they are as noted.
+"""Notes the dictionaries, classes and tensors of a module's tree, and tells in one native call whether they are as noted.
 
 A network has hundreds of parameters and dictionaries; asking each of them from Python took as long as a small network, most of
 it in a cold cache. The native side is ``codegen/cpp/watch.py``, which every compiled library holds.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ _FUNCTIONS = (
     "_ZNK2at10TensorBase8_versionEv",
 )
 _LARGEST_RANK = 6
+_VERSION = 24
+"""Where a dictionary has its version."""
 
 
 class _Dictionary(ctypes.Structure):
@@ -75,18 +78,54 @@ def _functions() -> Any:
     return (ctypes.c_void_p * len(found))(*found)
 
 
+@functools.cache
+def field_offsets() -> dict[str, int] | None:
+    """Where words lie in an object that say what it is: of any, of a function, of a class; None where one is not found."""
+    functions = range(16, FunctionType.__basicsize__, 8)
+    found = {
+        name: only((_one, _other), functions, id, lambda f, name=name: id(getattr(f, name)))  # type: ignore[misc]
+        for name in ("__code__", "__defaults__", "__kwdefaults__")
+    }
+    found["__mro__"] = only((Path, Watch, int), range(16, type.__basicsize__, 8), id, lambda c: id(c.__mro__))
+    known = {name: at for name, at in found.items() if at is not None}
+    return {"__class__": 8, **known} if len(known) == len(found) else None
+
+
+def word(address: int) -> int:
+    """Eight bytes of memory."""
+    return ctypes.c_uint64.from_address(address).value
+
+
+def only(
+    objects: Sequence[Any], offsets: range, where: Callable[[Any], int], wanted: Callable[[Any], int]
+) -> int | None:
+    """The one offset at which every object has the wanted word."""
+    fits = [at for at in offsets if all(word(where(o) + at) == wanted(o) for o in objects)]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _one(x: int = 1, *, y: int = 2) -> int:
+    return x + y
+
+
+def _other(x: int = 3, *, y: int = 4) -> int:
+    return x - y
+
+
 class Watch:
-    """Dictionaries and tensors, as they were when this was made. It keeps all of them alive.
+    """Dictionaries, fields of objects and tensors, as they were when this was made. It keeps all of them alive.
 
     Args:
         library: a compiled library, which must stay loaded as long as this.
         dictionaries: whose items must stay the same objects.
         tensors: which must keep type, sizes, strides, memory and count of writes. None may be made in inference mode.
+        fields: (object, attribute) of those that ``field_offsets`` knows, which must stay the same objects.
     """
 
     def __init__(
-        self, library: ctypes.CDLL, dictionaries: Sequence[dict[Any, Any]], tensors: Sequence[torch.Tensor]
-    ) -> None:
+        self, library: ctypes.CDLL, dictionaries: Sequence[dict[Any, Any]], tensors: Sequence[torch.Tensor],
+        fields: Sequence[tuple[Any, str]] = (),
+    ) -> None:  # fmt: skip
         from torch._C._aoti import alloc_tensors_by_stealing_from_void_ptrs, unsafe_alloc_void_ptrs_from_tensors
         from torch._C._dynamo.guards import dict_version
 
@@ -99,9 +138,15 @@ class Watch:
             for function in (library.dcir_note, library.dcir_watch)
         )
         self._dictionaries, self.tensors = list(dictionaries), list(tensors)
-        self._dictionary_rows = (_Dictionary * max(len(dictionaries), 1))()
-        for row, d in zip(self._dictionary_rows, dictionaries, strict=False):
-            row.object = id(d)
+        offsets = field_offsets() or {}
+        known = all(name in offsets for _, name in fields)
+        self._fields = [(owner, getattr(owner, name)) for owner, name in fields]
+        count = len(dictionaries) + len(fields)
+        self._dictionary_rows = (_Dictionary * max(count, 1))()
+        # A field is a word like a version, and compared as one.
+        places = [id(owner) + offsets.get(name, _VERSION) - _VERSION for owner, name in fields]
+        for row, at in zip(self._dictionary_rows, (*map(id, dictionaries), *places), strict=False):
+            row.object = at
         self.tensor_rows = (TensorRow * max(len(tensors), 1))()
         self._handles = unsafe_alloc_void_ptrs_from_tensors(self.tensors)
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -112,13 +157,13 @@ class Watch:
             tensor_row.near = (t._cdata, t.untyped_storage()._cdata)
         functions = _functions()
         self.row = (
-            ctypes.addressof(self._dictionary_rows), len(dictionaries), ctypes.addressof(self.tensor_rows), len(tensors),
+            ctypes.addressof(self._dictionary_rows), count, ctypes.addressof(self.tensor_rows), len(tensors),
             ctypes.addressof(functions),
         )  # fmt: skip
         """What the native functions are told of it."""
-        self.valid = note(*self.row) == 0 and all(
-            row.version == dict_version(d) for row, d in zip(self._dictionary_rows, dictionaries, strict=False)
-        )
+        self.valid = known and note(*self.row) == 0
+        words = (*map(dict_version, dictionaries), *(0 if value is None else id(value) for _, value in self._fields))
+        self.valid = self.valid and all(row.version == w for row, w in zip(self._dictionary_rows, words, strict=False))
         """Whether everything could be noted; ``changed`` must not be asked otherwise."""
 
     def changed(self) -> int:

@@ -63,10 +63,19 @@ def drop_compiled_with(function: FunctionType, backend: BorrowedBackend) -> None
     weakref.finalize(function, _drop, weakref.ref(function.__code__), backend).atexit = False
 
 
+def drop_code_with(function: FunctionType) -> None:
+    """When ``function`` dies, have Dynamo drop what is compiled for the code that it has been given."""
+    weakref.finalize(function, _forget, weakref.ref(function.__code__)).atexit = False
+
+
 def _drop(own: weakref.ref[CodeType], backend: BorrowedBackend) -> None:
+    backend.end()
+    _forget(own)
+
+
+def _forget(own: weakref.ref[CodeType]) -> None:
     from torch._C._dynamo.eval_frame import reset_code
 
-    backend.end()
     code = own()
     if code is not None:
         reset_code(code)

@@ -124,7 +124,6 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "named defaults": lambda patch: patch.setattr(outer, "__kwdefaults__", {"more": 5.0}),
     "item of named defaults": lambda patch: patch.setitem(outer.__kwdefaults__, "more", 5.0),  # type: ignore[arg-type]
     "constant": lambda patch: patch.setitem(globals(), "SCALE", 4.0),
-    # Of methods that the class itself gives Dynamo takes no notice.
     "method of a class before": lambda patch: patch.setattr(Net, "middle", lambda self, x: torch.sin(x), raising=False),
     "method that is called as its super's": lambda patch: patch.setattr(Base, "forward", lambda self, x: torch.sin(x)),
     "code of that": code_of(Base.forward, lambda self, x: x.sin()),

@@ -9,6 +9,7 @@ import torch
 from dcir.codegen.cpp import direct as native
 from dcir.runtime import direct, entry
 from dcir.runtime.direct import Conditions
+from dcir.runtime.watch import word
 
 pytestmark = pytest.mark.skipif(not entry.available(), reason="nothing to watch changes with")
 
@@ -27,8 +28,8 @@ def test_places_are_found() -> None:
     layout = direct._layout()
     assert layout is not None
     for t in (torch.randn(3), torch.nn.Parameter(torch.randn(2, 2)), torch.zeros(4, dtype=torch.int64)[1:]):
-        assert direct._word(id(t) + layout.tensor) == t._cdata
-        assert direct._word(t._cdata + layout.keys) == torch._C._dispatch_keys(t).raw_repr()
+        assert word(id(t) + layout.tensor) == t._cdata
+        assert word(t._cdata + layout.keys) == torch._C._dispatch_keys(t).raw_repr()
 
     def function(x: int = 1, *, y: int = 2) -> int:
         return x + y
@@ -37,7 +38,7 @@ def test_places_are_found() -> None:
         (function, "__code__"), (function, "__defaults__"), (function, "__kwdefaults__"), (function, "__class__"),
         (torch.nn.Linear, "__mro__"), (torch.nn.ReLU(), "__class__"), (torch, "__class__"),
     ):  # fmt: skip
-        assert direct._word(layout.at(owner, name)) == id(getattr(owner, name))
+        assert word(layout.at(owner, name)) == id(getattr(owner, name))
 
 
 def test_conditions_are_the_same_if_their_objects_are() -> None:

@@ -112,6 +112,10 @@ class DynamicCalls:
         if self._here.compiled:
             self._tell(args, kwargs)
 
+    def forget(self) -> None:
+        """Forget the calls so far: what comes is compiled anew for another reason than what is in it."""
+        self._before.clear()
+
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Check the sizes of a call that is not to be traced.
 

@@ -8,6 +8,7 @@ out of the cache that takes a fifth of a small network's time. After a few such 
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch.compiler import is_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
 from dcir.driver.calls.sized_calls import Check, SizedCalls, SizedRun
+from dcir.frontends.torch.guards.code_seen import CodeSeen
 from dcir.frontends.torch.guards.direct import direct_guards
 from dcir.frontends.torch.guards.state import GuardedState, guarded_state
 from dcir.frontends.torch.tape import Taped, taping
@@ -39,6 +41,35 @@ _MOST = 8
 _HOOKS = vars(torch.nn.modules.module)
 
 
+class _Classes:
+    """The dictionaries of classes that say which methods there are; others may write other things to them.
+
+    Attributes:
+        dictionaries: they.
+    """
+
+    def __init__(self, seen: CodeSeen, library: ctypes.CDLL, dictionaries: Sequence[dict[str, Any]]) -> None:
+        self._seen, self._library, self.dictionaries = seen, library, dictionaries
+        self._watch = Watch(library, dictionaries, ())
+
+    @classmethod
+    def of(cls, seen: CodeSeen, library: ctypes.CDLL) -> _Classes | None:
+        """Those of what was seen; None where they are not found."""
+        dictionaries = seen.dictionaries()
+        made = None if dictionaries is None else cls(seen, library, dictionaries)
+        return made if made is not None and made._watch.valid else None
+
+    def changed(self) -> bool:
+        """Whether there are other methods."""
+        if not self._watch.changed():
+            return False
+        watch = Watch(self._library, self.dictionaries, ())
+        if not watch.valid or self._seen.changed():
+            return True
+        self._watch = watch
+        return False
+
+
 @dataclass
 class _Learnt:
     """One kind of call: what it depended on, and what it ran; with ``sizes`` those of a call say what it runs."""
@@ -46,6 +77,7 @@ class _Learnt:
     fn: Any
     names: dict[str, Any]
     state: GuardedState
+    classes: _Classes
     program: Program
     fixed: Fixed
     inputs: dict[int, int | str]
@@ -90,7 +122,7 @@ class _Learnt:
         again = self._conditions(scope)
         if again is None or not conditions.same(again) or _elsewhere() or self.state.manager.cache_entry is None:
             return None
-        return made if self.state.rest.check(scope) else None
+        return made if self.state.rest.check(scope) and not self.classes.changed() else None
 
     def _conditions(self, scope: dict[str, Any]) -> Conditions | None:
         guards = direct_guards(self.state, scope, self.names)
@@ -99,11 +131,12 @@ class _Learnt:
         # What is asked of these before a call: whether the frame's code was dropped, the stance, levels of forward derivatives, whether
         # an export is under way; and the default device, on which Dynamo has a guard.
         own = (self.state.manager, eval_frame, eval_frame._stance, forward_ad, torch.compiler, torch.utils._device)
-        return Conditions((*guards.dictionaries, *(o.__dict__ for o in own)), tuple(guards.items), tuple(guards.fields))
+        dictionaries = (*guards.dictionaries, *self.classes.dictionaries, *(o.__dict__ for o in own))
+        return Conditions(dictionaries, tuple(guards.items), tuple(guards.fields))
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results, or MISS."""
-        if self.stale or self.state.manager.cache_entry is None:
+        if self.stale or self.state.manager.cache_entry is None or self.classes.changed():
             self.stale = True
             return MISS
         if not self.state.rest.check({"args": args, "kwargs": kwargs, "fn": self.fn}):
@@ -128,6 +161,7 @@ class QuickCalls:
     Args:
         frame: the function with locals ``args``, ``kwargs`` and ``fn`` that Dynamo compiles.
         fn: the module's method that it calls.
+        seen: what the frame was compiled for.
         check: hears of the arguments of calls whose sizes are new.
 
     Attributes:
@@ -135,9 +169,10 @@ class QuickCalls:
     """
 
     def __init__(
-        self, frame: FunctionType, fn: Callable[..., Any], check: Check = lambda args, kwargs: None
+        self, frame: FunctionType, fn: Callable[..., Any], seen: CodeSeen, check: Check = lambda args, kwargs: None
     ) -> None:  # fmt: skip
         self._code, self._names, self._fn, self._check = frame.__code__, frame.__globals__, fn, check
+        self._seen = seen
         self._learnt: list[_Learnt] = []
         self.direct: list[Callable[..., Any]] = []
         self._lock = threading.Lock()
@@ -211,10 +246,13 @@ class QuickCalls:
         state = guarded_state(self._code, scope)
         if state is None:
             return None
-        watch = Watch(program.library, (*state.dictionaries, *_hooks()), state.tensors)
+        classes = _Classes.of(self._seen, program.library)
+        if classes is None:
+            return None
+        watch = Watch(program.library, (*state.dictionaries, *_hooks()), state.tensors, self._seen.fields())
         # From here on a change shows as one; what was read before is read again.
         again = guarded_state(self._code, scope) if watch.valid else None
-        if again is None or again.manager is not state.manager or not _same(again, state):
+        if again is None or again.manager is not state.manager or not _same(again, state) or classes.changed():
             return None
         moving = _moving(inputs, args, kwargs, state.tensors, set() if run is None else run.numbers())
         fixed = program.fixed(inputs, tuple(moving), watch) if moving is not None else None
@@ -224,7 +262,9 @@ class QuickCalls:
         if run is not None and sizes is None:
             return None
         moving = {i: where for i, where in moving.items() if program.info.input_slots[i] >= 0}
-        return _Learnt(self._fn, self._names, state, program, fixed, moving, tuple(moving.values()), form, sizes)
+        return _Learnt(
+            self._fn, self._names, state, classes, program, fixed, moving, tuple(moving.values()), form, sizes
+        )
 
 
 def _program(ran: Any) -> Program | None:

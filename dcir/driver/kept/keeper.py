@@ -106,7 +106,7 @@ class TraceKeeper:
     """
 
     def __init__(
-        self, session: Session, begin: Callable[[], None], lend: Callable[[Graph], Graph], *, repeats: bool = True
+        self, session: Session, begin: Callable[[Frame], None], lend: Callable[[Graph], Graph], *, repeats: bool = True
     ) -> None:  # fmt: skip
         self.session, self._begin, self._lend, self._repeats = session, begin, lend, repeats
         self._addresses: dict[CodeType, str] = {}
@@ -132,7 +132,7 @@ class TraceKeeper:
         for entry in self._at(address):
             if entry.blocked or not entry.readable:
                 continue
-            self._begin()
+            self._begin(frame)
             try:
                 code = again(entry.frame, frame, Descriptions(), lambda entry=entry: self._graph(entry))  # type: ignore[misc]
             except Unkept as e:

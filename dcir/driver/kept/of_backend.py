@@ -33,7 +33,7 @@ class BackendTraces:
 
     def __init__(self, options: Options) -> None:
         self.session = Session(options, name="a kept trace", next_step="dcir.sessions()")
-        self._keeper = TraceKeeper(self.session, lambda: None, lambda graph: graph, repeats=False)
+        self._keeper = TraceKeeper(self.session, lambda frame: None, lambda graph: graph, repeats=False)
         self.session.on_late = self._keeper.settle
 
     def found(self, frame: Frame) -> GuardedCode | None:

@@ -21,7 +21,7 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 
 def module_state(module: nn.Module, known: dict[int, Any] | None = None) -> Any:
-    """Something hashable that is another thing once the module's class, its attributes or its hooks are.
+    """Something hashable that is another thing once the module's class, its ``forward``, its attributes or its hooks are.
 
     Numbers and texts count by value and type, in lists, tuples, dicts, sets and records (namespaces, dataclasses), too; other objects by
     who they are: a logger or a trainer has numbers that change in every step.
@@ -32,7 +32,23 @@ def module_state(module: nn.Module, known: dict[int, Any] | None = None) -> Any:
     """
     held, known = vars(module), {} if known is None else known
     hooks = tuple((n, tuple(held[n])) for n in _HOOKS if held.get(n))
-    return type(module), hooks, tuple((n, _frozen(v, known)) for n, v in held.items() if n not in _EVERY)
+    return (
+        _class_state(type(module), known),
+        hooks,
+        tuple((n, _frozen(v, known)) for n, v in held.items() if n not in _EVERY),
+    )
+
+
+def _class_state(cls: type, known: dict[int, Any]) -> Any:
+    """A class, and the code and the defaults of its ``forward``."""
+    if id(cls) not in known:
+        forward = getattr(cls, "forward", None)
+        known[id(cls)] = (cls, forward.__code__, _defaults(forward, known)) if type(forward) is FunctionType else cls
+    return known[id(cls)]
+
+
+def _defaults(fn: FunctionType, known: dict[int, Any]) -> Any:
+    return tuple(_frozen(v, known) for v in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()))
 
 
 def function_state(fn: Any, known: dict[int, Any] | None = None) -> Any:
@@ -56,8 +72,7 @@ def function_state(fn: Any, known: dict[int, Any] | None = None) -> Any:
         return _frozen(fn, known)
     read = ((n, fn.__globals__.get(n)) for n in _names(fn.__code__, "LOAD_GLOBAL"))
     cells = tuple(_frozen(c.cell_contents, known) for c in fn.__closure__ or () if c != _EMPTY)
-    defaults = tuple(_frozen(v, known) for v in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()))
-    return fn.__code__, _plain(read, known), cells, defaults
+    return fn.__code__, _plain(read, known), cells, _defaults(fn, known)
 
 
 @functools.lru_cache(maxsize=256)

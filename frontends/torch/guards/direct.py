@@ -11,7 +11,6 @@ guards of which that is known are taken; with any other, calls go on being check
 from __future__ import annotations
 
 import ast
-import gc
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from dcir.frontends.torch.guards.code_seen import dictionary_of
 from dcir.frontends.torch.guards.state import LAST, GuardedState
 
 # The globals of these are written when something is compiled, loaded or patched; those of others may be in every call.
@@ -153,15 +153,16 @@ class _Reader:
             if accessor == "TypeMROGuardAccessor":
                 return self._field(owner, "__mro__")
             if accessor == "TypeDictGuardAccessor":
-                return self._watch(_dictionary_of(owner))
+                dictionary = dictionary_of(owner)
+                return _UNKNOWN if dictionary is None else self._watch(dictionary)
         return _UNKNOWN
 
     def _attribute(self, owner: Any, name: str) -> Any:
         if isinstance(owner, ModuleType):
             # Modules of a class of their own have what that does not give them.
             classes = type(owner).__mro__[: type(owner).__mro__.index(ModuleType)]
-            given = [self._watch(_dictionary_of(cls)) for cls in classes]
-            if any(d is _UNKNOWN or name in d or "__getattribute__" in d for d in given):
+            given = [self._watch(dictionary_of(cls)) for cls in classes]
+            if any(d is None or name in d or "__getattribute__" in d for d in given):
                 return _UNKNOWN
             return self._item(vars(owner), name)
         if type(owner) is MethodType and name in ("__func__", "__self__"):
@@ -171,9 +172,9 @@ class _Reader:
         # What its metaclass does not know a class has from the first of its bases that has it.
         if type(owner) is type and not hasattr(type, name):
             for cls in self._field(owner, "__mro__"):
-                dictionary = self._watch(_dictionary_of(cls))
-                if dictionary is _UNKNOWN or name in dictionary:
-                    found: Any = None if dictionary is _UNKNOWN else dictionary[name]
+                dictionary = self._watch(dictionary_of(cls))
+                if dictionary is None or name in dictionary:
+                    found: Any = None if dictionary is None else dictionary[name]
                     return found if type(found) is FunctionType else _UNKNOWN
         return _UNKNOWN
 
@@ -193,7 +194,7 @@ class _Reader:
         return owner[key]
 
     def _watch(self, dictionary: Any) -> Any:
-        if dictionary is not _UNKNOWN and id(dictionary) not in self._compared:
+        if dictionary is not None and id(dictionary) not in self._compared:
             self._compared.add(id(dictionary))
             self.found.dictionaries.append(dictionary)
         return dictionary
@@ -232,9 +233,3 @@ def _below(node: Any) -> list[tuple[str | None, Any]]:
         return [*keys, *(("DictGetItemGuardAccessor", value) for _, value in pairs if value is not None)]
     names = (type(accessor).__name__ for accessor in node.get_accessors())
     return list(zip(names, node.get_child_managers(), strict=True))
-
-
-def _dictionary_of(cls: type) -> Any:
-    """The dictionary behind a class's read-only view of it."""
-    found: list[Any] = [r for r in gc.get_referents(cls.__dict__) if type(r) is dict]
-    return found[0] if len(found) == 1 else _UNKNOWN

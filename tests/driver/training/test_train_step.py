@@ -516,3 +516,31 @@ def test_numbers_and_hooks_of_modules_are_asked_for_every_time() -> None:
         seen.append(want)
     assert len(set(seen)) == 7  # the momentum is no part of the loss
     assert step(x, y).item() == pytest.approx(seen[-1], rel=1e-5)
+
+
+def test_other_code_of_a_forward_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net(nn.Sequential):
+        def forward(self, x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+            return super().forward(x) * by
+
+    def other(self: nn.Sequential, x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+        return torch.sin(self[0](x)) * by
+
+    torch.manual_seed(0)
+    model, loss = Net(nn.Linear(3, 2)), nn.MSELoss()
+    step = dcir.train_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.0))
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+
+    def check() -> float:
+        want = loss(model(x), y).item()
+        assert step(x, y).item() == pytest.approx(want, rel=1e-5)
+        return want
+
+    before = check()
+    with monkeypatch.context() as patch:
+        patch.setattr(Net.forward, "__defaults__", (3.0,))
+        seen = {before, check()}
+        patch.setattr(Net, "forward", other)
+        seen.add(check())
+    assert check() == before
+    assert len(seen) == 3

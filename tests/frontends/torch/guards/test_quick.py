@@ -10,6 +10,7 @@ from torch._dynamo import config
 
 import dcir
 from dcir.frontends.torch.guards import quick as quick_guards
+from dcir.frontends.torch.guards.code_seen import CodeSeen
 
 
 def data_of_another_shape(m: Any) -> None:
@@ -97,8 +98,8 @@ def test_settings_return_after_an_error() -> None:
     def fails(*_: object) -> None:
         raise ValueError("no")
 
-    quick = quick_guards.QuickGuards(fails)  # type: ignore[arg-type]  # returns nothing, ever
-    other = quick_guards.QuickGuards(lambda gm, _: gm)
+    quick = quick_guards.QuickGuards(fails, CodeSeen())  # type: ignore[arg-type]  # returns nothing, ever
+    other = quick_guards.QuickGuards(lambda gm, _: gm, CodeSeen())
     other.backend(None, ())  # type: ignore[arg-type]  # any graph will do
     with pytest.raises(ValueError, match="no"):
         quick.backend(None, ())  # type: ignore[arg-type]
