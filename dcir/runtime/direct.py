@@ -85,11 +85,11 @@ def _identities(c: Conditions) -> list[list[int]]:
 class _CallLayout:
     """Offsets in bytes in a tensor's object, what it stands for, and other objects; addresses of torch's functions."""
 
+    fields: dict[str, int]
     tensor: int
     keys: int
     stack: int
     gradient: int
-    fields: dict[str, int]
 
     def at(self, owner: Any, attribute: str) -> int:
         """Where an attribute of an object lies."""
@@ -224,7 +224,7 @@ def _layout() -> _CallLayout | None:
     if not right or fields is None or any(at is None for at in found):
         return None
     addresses = [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (stack, gradient)]
-    return _CallLayout(*found, *addresses, fields)  # type: ignore[arg-type]
+    return _CallLayout(fields, *found, *addresses)  # type: ignore[arg-type]
 
 
 class _Mode(TorchFunctionMode):

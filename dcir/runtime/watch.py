@@ -81,14 +81,18 @@ def _functions() -> Any:
 @functools.cache
 def field_offsets() -> dict[str, int] | None:
     """Where words lie in an object that say what it is: of any, of a function, of a class; None where one is not found."""
-    functions = range(16, FunctionType.__basicsize__, 8)
+    functions = range(16, _size(FunctionType), 8)
     found = {
         name: only((_one, _other), functions, id, lambda f, name=name: id(getattr(f, name)))  # type: ignore[misc]
         for name in ("__code__", "__defaults__", "__kwdefaults__")
     }
-    found["__mro__"] = only((Path, Watch, int), range(16, type.__basicsize__, 8), id, lambda c: id(c.__mro__))
+    found["__mro__"] = only((Path, Watch, int), range(16, _size(type), 8), id, lambda c: id(c.__mro__))
     known = {name: at for name, at in found.items() if at is not None}
     return {"__class__": 8, **known} if len(known) == len(found) else None
+
+
+def _size(cls: Any) -> int:
+    return int(cls.__basicsize__)
 
 
 def word(address: int) -> int:
