@@ -93,17 +93,22 @@ class Backend(Protocol):
         """
         ...
 
+    def printed(self, driver: str, kernels: Sequence[Kernel]) -> Any:
+        """Driver and kernels as text, for ``build``: all that is Python's part in a library."""
+        ...
+
     def build(
         self,
         draft: Path,
         key: str,
-        driver: str,
-        kernels: Sequence[Kernel],
+        printed: Any,
         machine: Machine,
         cache: Cache,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        """Compile and link driver and kernels to a shared library at ``draft``; ``key`` tells it from all others.
+        """Compile and link what was printed to a shared library at ``draft``; ``key`` tells it from all others.
+
+        It may run in a thread of its own while others compile.
 
         Raises:
             CompilerFailed: the compiler refused the code.

@@ -77,8 +77,8 @@ class Options:
         keep_traces: Whether what PyTorch finds out by tracing is kept in the cache, and used by later processes instead of a new trace,
             as long as the model's code and all that the trace depended on are the same. ``DCIR_KEEP_TRACES=1`` has them kept where
             nothing is said.
-        keep_graphs: Whether what becomes of the graphs that PyTorch traces is kept in the cache, and found again by later processes that
-            trace the same ones. ``DCIR_KEEP_GRAPHS=0`` keeps none where nothing is said.
+        keep_graphs: Whether what becomes of the graphs that PyTorch traces, those of training steps included, is kept in the cache, and
+            found again by later processes that trace the same ones. ``DCIR_KEEP_GRAPHS=0`` keeps none where nothing is said.
         cuda_graphs: Whether repeated calls on a GPU are replays of one that is recorded, one launch in place of one a kernel
             (``runtime/cuda_replays.py``). What moves between calls is copied in, results are copied out; a program that cannot be recorded
             runs as without, which ``strict`` forbids. ``torch.compile(mode="reduce-overhead")`` asks for it.

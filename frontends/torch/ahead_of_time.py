@@ -39,7 +39,7 @@ from dcir.frontends.torch.partition.keep_random import keep_random
 from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
-from dcir.frontends.torch.shapes.conditions import OneSize, asked_sizes, branches
+from dcir.frontends.torch.shapes.conditions import OneSize, asked_numbers, asked_sizes, branches
 from dcir.frontends.torch.shapes.given_sizes import symbols
 from dcir.frontends.torch.shapes.kept_moving import KeptMoving
 from dcir.frontends.torch.shapes.moving_sizes import Later, Moving, MovingSizes
@@ -147,6 +147,8 @@ class _Tracing:
         context = contextlib.nullcontext(opened) if opened else tracing(TracingContext(_fake_mode(gm, inputs)))
         hearing: Any = contextlib.nullcontext([]) if self._notes is None else listening()
         asked = len(opened.guards_context.aotautograd_guards) if opened else 0
+        environment = opened.fake_mode.shape_env if opened and opened.fake_mode else None
+        known = asked_numbers(environment)
         with (
             context, hearing as heard, without_unknown_sizes(gm, inputs), gradients_of_overlapping_outputs(), decomposed_as_eager(),
             gpu_forms(), levels_end_with_errors(), _BOTH_AT_ONCE,
@@ -170,6 +172,8 @@ class _Tracing:
             self._notes.heard = heard
             if opened is not None and len(opened.guards_context.aotautograd_guards) > asked:
                 self._notes.reason = "AOTAutograd has guards of its own"
+            if asked_numbers(environment) != known:
+                self._notes.reason = "its trace is for one value of a number that may be another one in other calls"
         notes.traced(compiled)
         return compiled
 

@@ -74,3 +74,26 @@ def test_numbers_that_are_left_behind(train: bool, sizes: tuple[int, ...]) -> No
         assert (fast.n, fast.seen) == (plain.n, plain.seen)
         hash((fast.n, fast.seen))
     assert fast.dcir.explain().graphs and not fast.dcir.explain().uncompiled
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda k: k == 3.0, lambda k: k > 4.5, lambda k: k * 2], ids=["equal", "more", "product"]
+)
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_what_is_asked_of_a_number_beside_sizes_that_move(ask: Any, train: bool) -> None:
+    torch._dynamo.reset()
+
+    class Scaled(nn.Module):
+        scale = 0.0
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+            return x.sin() * self.scale, ask(self.scale)
+
+    model = Scaled()
+    fast = dcir.optimize(model)
+    for i, k in enumerate((2.0, 9.0, 3.0, 4.0, 5.0, 3.0)):
+        model.scale = k
+        x = torch.arange(3.0 + i).requires_grad_(train)
+        result, told = fast(x)
+        assert told == ask(k), k
+        torch.testing.assert_close(result, x.sin() * k)

@@ -1,4 +1,4 @@
-"""Keeps in dcir's cache what graphs of Dynamo's become, for the same graphs in other processes.
+"""Keeps in dcir's cache what graphs of Dynamo's and of training steps become, for the same graphs in other processes.
 
 What is kept is written once all of it is compiled: a backward is when it is first called, one program for all sizes when the sizes of a
 call first want it, and again with every further one.
@@ -17,7 +17,7 @@ from dcir.driver.kept.pickles import from_bytes, is_complete, tell, to_bytes
 from dcir.driver.kept.rows import Row, add_row, read_rows
 from dcir.driver.session import Session
 from dcir.frontends.torch.kept.descriptions import Unkept
-from dcir.frontends.torch.kept.graphs import Found, GraphNotes
+from dcir.frontends.torch.kept.graphs import Found, GraphNotes, StepNotes
 
 _LOG = logging.getLogger(__name__)
 _KIND, _SUFFIX = "graphs", ".graph"
@@ -34,9 +34,9 @@ class _Pending:
         written: how many programs it had when it was last written.
     """
 
-    def __init__(self, address: str, notes: GraphNotes) -> None:
+    def __init__(self, address: str, notes: GraphNotes | StepNotes) -> None:
         self.address, self.notes = address, notes
-        self.name, self.written = secrets.token_hex(8), 0
+        self.name, self.written = secrets.token_hex(8), notes.known
 
 
 class GraphsKeeper:
@@ -87,15 +87,14 @@ class GraphsKeeper:
                 break
         return found
 
-    def made(self, address: str, notes: GraphNotes) -> None:
+    def made(self, address: str, notes: GraphNotes | StepNotes) -> None:
         """A graph was compiled that is to be kept there."""
         if notes.reason:
             _LOG.debug("a graph is not kept: %s", notes.reason)
             return
         self.pending.append(_Pending(address, notes))
         if self._at_once:
-            if notes.moving is not None:
-                notes.moving.when_made(self.settle)
+            notes.when_made(self.settle)
             self.settle()
 
     def verdict(self, address: str) -> str | None:

@@ -82,8 +82,6 @@ def train_step(
             "a training step is traced in every process: its trace has no guards that another process could ask", where="keep_traces=True",
             hint="leave it out, or dcir.optimize(model, keep_traces=True) with a loop of your own",
         )  # fmt: skip
-    if options.get("keep_graphs"):
-        raise OptionError("a training step is compiled in every process", where="keep_graphs=True", hint="leave it out")
     if chosen.dynamic:
         raise OptionError(
             "which sizes of a batch change is found out by a training step",

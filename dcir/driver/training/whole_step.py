@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
+from dcir.driver.kept.graph_keeper import GraphsKeeper
 from dcir.driver.session import Session
 from dcir.driver.training.batch import Alike, StepFrame, layout, shapes, split_batch
 from dcir.driver.training.distributed import spread_by
@@ -19,7 +20,10 @@ from dcir.driver.training.module_state import function_state, global_hooks, modu
 from dcir.driver.training.optimiser_steps import Held, OptimiserSteps, Row, laid_as, rows_of
 from dcir.errors import Unsupported
 from dcir.frontends.torch.admission import of_module, refuse_unless_plain
+from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.gpu_forms import in_gpu_forms
+from dcir.frontends.torch.kept.graph_text import step_text
+from dcir.frontends.torch.kept.graphs import StepNotes
 from dcir.frontends.torch.shapes.batch_sizes import BatchSizes, Pattern
 from dcir.frontends.torch.shapes.conditions import branches
 from dcir.frontends.torch.shapes.moving_sizes import MovingSizes
@@ -31,6 +35,9 @@ from dcir.targets import target_class
 
 HINT = "dcir.optimize(model), with the loss and the optimiser's step around it"
 """What to try where a step cannot be one."""
+
+
+Program = Callable[[list[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class _Compiled:
     """A step and its program; ``sizes`` is what it asks of those of a batch, if they move."""
 
     step: CapturedStep
-    program: Callable[[list[Any]], list[Any]]
+    program: Program
     sizes: BatchSizes | None = None
 
 
@@ -97,6 +104,7 @@ class TrainStep:
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self._refuse(model)
         self.dcir = Handle(Session(options), type(model).__name__)
+        self._keeper = GraphsKeeper(self.dcir.session, at_once=True)
         self.grad_norm: Tensor | None = None
         self._clip, self._autocast = clip, autocast
         self._steps = OptimiserSteps(optimizer)
@@ -256,11 +264,32 @@ class TrainStep:
                 self.model, self.loss_fn, batch if sizes is None else sizes.examples, updates, hyper, batch_of=batch_of,
                 clip=self._clip, autocast=self._autocast, accumulated=accumulated,
             )  # fmt: skip
-        compile_graph = compiling(self.dcir.session)
         if sizes is None:
-            return _Compiled(step, compile_graph(step.graph, replace(step.context, remark=remark)).call)
+            return _Compiled(step, self._program(step.graph, replace(step.context, remark=remark)))
         context = replace(step.context, conditions=(*sizes.conditions, *branches(step.graph)))
-        return _Compiled(step, MovingSizes(step.graph, context, compile_graph, sizes.names), sizes)
+        return _Compiled(step, self._programs(step.graph, context, sizes.names), sizes)
+
+    def _program(self, graph: fx.GraphModule, context: GraphContext) -> Program:
+        """What runs a step of constant sizes, which an earlier process may have compiled."""
+        address = self._keeper.address(lambda: (repr(context), *step_text(graph)))
+        found = [] if address is None else self._keeper.found(address)
+        if found:
+            return found[0].whole
+        made = compiling(self.dcir.session)(graph, context).call
+        if address is not None:
+            self._keeper.made(address, StepNotes(made))
+        return made
+
+    def _programs(self, graph: fx.GraphModule, context: GraphContext, names: Mapping[str, str]) -> MovingSizes:
+        """What runs a step of any sizes, with the programs that earlier processes have compiled."""
+        address = self._keeper.address(lambda: (repr(context), repr(names), *step_text(graph)))
+        sizes = MovingSizes(graph, context, compiling(self.dcir.session), names)
+        if address is not None:
+            for kept, _ in self._keeper.found(address):
+                known = [span for span, _ in sizes.made]
+                sizes.made += [(span, call) for span, call in kept.sizes.made if span not in known]
+            self._keeper.made(address, StepNotes(sizes, known=len(sizes.made)))
+        return sizes
 
 
 def _refuse_hooks_of(h: Held) -> None:

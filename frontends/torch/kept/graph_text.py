@@ -1,4 +1,4 @@
-"""A graph of Dynamo's as text, which is equal in two processes where AOTAutograd and dcir make the same of it.
+"""A graph as text, Dynamo's or that of a training step, which is equal in two processes where AOTAutograd and dcir make the same of it.
 
 Everything that they read is in it: operators and their constants, the form of every argument and where it is from, what is known of sizes
 that move, and where the user's program has each operator. Values of tensors are not, nor are the sizes that moving ones have just now.
@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensor
 
 from dcir.frontends.torch.kept.descriptions import Unkept
 from dcir.frontends.torch.kept.unguarded import unseen_code
+from dcir.frontends.torch.shapes.conditions import asked_numbers
 from dcir.ir.origins import frames_of
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
@@ -36,6 +37,22 @@ def graph_text(gm: fx.GraphModule, args: Sequence[Any]) -> Iterator[str]:
     Raises:
         Unkept: something in it cannot be written down.
     """
+    memories = [x.untyped_storage()._cdata for x in args if isinstance(x, torch.Tensor)]
+    if len(set(memories)) < len(memories):
+        raise Unkept("arguments share memory")
+    yield from _text(gm, args)
+
+
+def step_text(gm: fx.GraphModule) -> Iterator[str]:
+    """The rows of the ATen graph of a training step, which reads and writes each of its tensors by itself.
+
+    Raises:
+        Unkept: something in it cannot be written down.
+    """
+    yield from _text(gm, [place.meta["val"] for place in gm.graph.find_nodes(op="placeholder")])
+
+
+def _text(gm: fx.GraphModule, args: Sequence[Any]) -> Iterator[str]:
     unseen = unseen_code(gm)
     if unseen is not None:
         raise Unkept(unseen)
@@ -45,6 +62,7 @@ def graph_text(gm: fx.GraphModule, args: Sequence[Any]) -> Iterator[str]:
     places = gm.graph.find_nodes(op="placeholder")
     yield from _arguments(places, args)
     yield from _sizes(args)
+    yield from _scalars(gm)
 
 
 def _graph(gm: fx.GraphModule) -> Iterator[str]:
@@ -69,7 +87,7 @@ def _notes(node: fx.Node) -> str:
     """What a node says of where it is from, and how it is to be treated."""
     if node.meta.get("unbacked_bindings"):
         raise Unkept("the graph has sizes that depend on values")
-    stack = node.meta.get("nn_module_stack") or {}
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     modules = [(path, getattr(cls, "__qualname__", str(cls))) for path, cls in stack.values()]
     # The function is left out: the outermost is dcir's own, with a number in its name.
     lines = [(frame.file, frame.line, frame.code) for frame in frames_of(node.meta.get("stack_trace") or "")]
@@ -118,8 +136,7 @@ def _function(target: Any) -> str:
 
 
 def _arguments(places: Sequence[fx.Node], args: Sequence[Any]) -> Iterator[str]:
-    seen: dict[int, int] = {}
-    for number, (place, value) in enumerate(zip(places, args, strict=True)):
+    for place, value in zip(places, args, strict=True):
         argument = place.meta.get("grapharg")
         source = getattr(getattr(argument, "source", None), "name", None)
         marks = {k: v for k, v in (place.meta.get("tensor_dict") or {}).items() if type(v) in _NUMBERS}
@@ -128,9 +145,6 @@ def _arguments(places: Sequence[fx.Node], args: Sequence[Any]) -> Iterator[str]:
             yield f"{known} {_value(value, {})}"
             continue
         yield f"{known} {_tensor(value)}"
-        memory = value.untyped_storage()._cdata
-        if seen.setdefault(memory, number) != number:
-            raise Unkept("arguments share memory")
 
 
 def _tensor(value: torch.Tensor) -> str:
@@ -159,6 +173,14 @@ def _sizes(args: Sequence[Any]) -> Iterator[str]:
         for guard in environment.guards:
             place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
             yield f"{guard.expr} {getattr(place, 'name', '')} {getattr(guard, 'size_oblivious', False)}"
+
+
+def _scalars(gm: fx.GraphModule) -> Iterator[str]:
+    """What Dynamo has asked of numbers that are no sizes: they are constants where it knows their values."""
+    values = [node.meta.get("example_value") for node in gm.graph.nodes]
+    environments = {value.node.shape_env for value in values if isinstance(value, _SYMBOLIC)}
+    for environment in environments:
+        yield from asked_numbers(environment)
 
 
 def _numbers_of(x: Any) -> tuple[Any, ...]:

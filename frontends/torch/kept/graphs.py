@@ -1,4 +1,4 @@
-"""What became of a graph of Dynamo's in an earlier process, found again by the graph itself.
+"""What became of a graph of Dynamo's, or of a training step's, in an earlier process, found again by the graph itself.
 
     Dynamo traces a call --> its graph, as text --> known      --> its programs: no AOTAutograd, no passes, no samples of sizes
                                                 --> not known  --> compiled, and noted; kept once all of it is there
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Protocol
 
 from dcir.frontends.torch.gates import gates_of_call
 from dcir.frontends.torch.kept.descriptions import Unkept
-from dcir.frontends.torch.kept.recording import KeptCall, KeptGraph, is_noting
+from dcir.frontends.torch.kept.recording import STEP, Call, KeptCall, KeptGraph, is_noting
 from dcir.frontends.torch.kept.wrappers import KeptWrappers
 from dcir.frontends.torch.overlapping_inputs import Overlaps
-from dcir.frontends.torch.shapes.moving_sizes import Moving
+from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes
 
 
 class GraphNotes:
@@ -30,7 +30,10 @@ class GraphNotes:
         graphs: what became of its graphs, by their kind.
         moving: its programs for all sizes, where it has such.
         reason: why it cannot be kept; empty while it can.
+        known: how many of its programs are kept already.
     """
+
+    known = 0
 
     def __init__(self, overlaps: Overlaps) -> None:
         self._overlaps = overlaps
@@ -49,6 +52,11 @@ class GraphNotes:
         """Whether no further programs are to be expected."""
         return self.moving is None or self.moving.hopeless
 
+    def when_made(self, hears: Callable[[], None]) -> None:
+        """Have somebody hear of every further program."""
+        if self.moving is not None:
+            self.moving.when_made(hears)
+
     def kept(self) -> KeptCall:
         """What became of it.
 
@@ -64,6 +72,42 @@ class GraphNotes:
             raise Unkept("not all of its graphs are compiled")
         moving = self.moving is not None
         return KeptCall(self.heard[0], dict(self.graphs), self._overlaps.matter, moving, certain=True)
+
+
+class StepNotes:
+    """Notes on the graph of a training step, around which AOTAutograd puts nothing.
+
+    Args:
+        call: what runs it.
+        known: how many of its programs are kept already.
+
+    Attributes:
+        graphs, moving, reason, known: as of ``GraphNotes``.
+    """
+
+    def __init__(self, call: Call, known: int = 0) -> None:
+        self.graphs = {STEP: KeptGraph(call, (), (), {})}
+        self.moving = call if isinstance(call, MovingSizes) else None
+        self.reason, self.known = "", known
+
+    @property
+    def programs(self) -> int:
+        """As of ``GraphNotes``."""
+        return 1 if self.moving is None else len(self.moving.made)
+
+    @property
+    def ends(self) -> bool:
+        """As of ``GraphNotes``."""
+        return self.moving is None
+
+    def when_made(self, hears: Callable[[], None]) -> None:
+        """As of ``GraphNotes``."""
+        if self.moving is not None:
+            self.moving.hears = hears
+
+    def kept(self) -> KeptCall:
+        """What became of it."""
+        return KeptCall(None, dict(self.graphs), apart=False, moving=self.moving is not None, certain=True)
 
 
 class Found(NamedTuple):
@@ -82,7 +126,7 @@ class GraphKeeper(Protocol):
     def found(self, address: str) -> list[Found]:
         """What is kept there, the latest first."""
 
-    def made(self, address: str, notes: GraphNotes) -> None:
+    def made(self, address: str, notes: GraphNotes | StepNotes) -> None:
         """A graph was compiled that is to be kept there."""
 
     def verdict(self, address: str) -> str | None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dcir.frontends.torch.shapes.specialize_shapes import BySize
 
 Call = Callable[[list[Any]], list[Any]]
+STEP = "training step"
+"""Kind of the graph of a whole training step, which is called as it is."""
 
 
 class TracesAgain(Exception):
@@ -54,7 +56,7 @@ class KeptCall:
 
     Attributes:
         wrappers: AOTAutograd's findings.
-        graphs: its graphs by their kind: "inference", or "forward" and "backward".
+        graphs: its graphs by their kind: "inference", "training step", or "forward" and "backward".
         apart: whether inputs must not lie in each other.
         moving: whether the graphs are for all sizes.
         certain: whether there is a program for every call that its guards let through.
@@ -84,8 +86,8 @@ class KeptCall:
     @property
     def sizes(self) -> MovingSizes:
         """Its programs, where they are for all sizes."""
-        late: Any = (self.graphs.get("forward") or self.graphs["inference"]).call
-        found: MovingSizes = late.program
+        late: Any = next(self.graphs[kind].call for kind in ("forward", "inference", STEP) if kind in self.graphs)
+        found: MovingSizes = late if isinstance(late, MovingSizes) else late.program
         return found
 
     def whole(self) -> Callable[..., Any]:
@@ -96,6 +98,8 @@ class KeptCall:
         """
         if self.pieces is not None:
             return self.pieces.runs()
+        if STEP in self.graphs:
+            return self.graphs[STEP].call
         if self.wrappers is None:
             raise Unkept("no findings of AOTAutograd's")
         first = self.graphs.get("forward") or self.graphs["inference"]

@@ -10,8 +10,10 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch._guards import TracingContext
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from dcir.frontends.torch.shapes.given_sizes import expressions
@@ -126,10 +128,10 @@ def asked_sizes(environment: Any) -> Iterator[list[Any]]:
     """While a graph is traced: the conditions on its sizes that are met then and that Dynamo's own trace does not have.
 
     Dynamo would compile the graph again where one of them does not hold, and again. So it does not hear of them, and who runs the trace
-    has to ask for them.
+    has to ask for them. What numbers that are no sizes are asked for is left to Dynamo's guards.
 
     Raises:
-        OneSize: one holds for a single size.
+        OneSize: one holds for a single size, or is one on other numbers, and Dynamo has its guards already.
     """
     found: list[Any] = []
 
@@ -140,9 +142,10 @@ def asked_sizes(environment: Any) -> Iterator[list[Any]]:
             condition = sympy.Not(condition)
         elif answer != sympy.true:
             condition = sympy.Eq(condition, answer)
-        if isinstance(condition, sympy.Eq):
+        numbers = _is_on_numbers(condition)
+        if isinstance(condition, sympy.Eq) or (numbers and TracingContext.try_get() is None):
             raise OneSize(str(condition))
-        if condition not in found:
+        if condition not in found and not numbers:
             found.append(condition)
 
     known, guards, ranges = environment._check_frozen, len(environment.guards), dict(environment.var_to_range)
@@ -154,8 +157,19 @@ def asked_sizes(environment: Any) -> Iterator[list[Any]]:
         _LOG.removeFilter(_not_ours)
         environment.frozen, environment._check_frozen = frozen, known
         # Of these Dynamo makes its guards.
-        del environment.guards[guards:]
+        environment.guards[guards:] = [g for g in environment.guards[guards:] if _is_on_numbers(g.expr)]
         environment.var_to_range.update(ranges)
+
+
+def asked_numbers(environment: Any) -> list[str]:
+    """What has been asked of the values of numbers that are no sizes: a scale that Dynamo takes for a symbol, say."""
+    guards = [] if environment is None else environment.guards
+    return [str(guard.expr) for guard in guards if _is_on_numbers(guard.expr)]
+
+
+def _is_on_numbers(condition: Any) -> bool:
+    """Whether a condition is on numbers that are no sizes."""
+    return any(symbol_is_type(s, SymT.FLOAT) for s in condition.free_symbols)
 
 
 def _not_ours(record: logging.LogRecord) -> bool:

@@ -170,12 +170,6 @@ def test_a_training_step_says_that_it_is_traced_in_every_process() -> None:
         dcir.train_step(model, nn.MSELoss(), optimizer, keep_traces=True)
 
 
-def test_a_training_step_says_that_it_is_compiled_in_every_process() -> None:
-    model = nn.Linear(4, 4)
-    with pytest.raises(OptionError, match="compiled in every process"):
-        dcir.train_step(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), keep_graphs=True)
-
-
 def test_where_keeping_is_the_default_a_training_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DCIR_KEEP_TRACES", "1")
     model = nn.Linear(4, 4)

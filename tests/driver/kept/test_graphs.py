@@ -180,3 +180,41 @@ def test_graphs_whose_gradients_pass_gates_are_not_kept(monkeypatch: pytest.Monk
     assert asked() == "somewhere"
     monkeypatch.setattr(kept, "gates_of_call", object)
     assert asked() is None
+
+
+SCALES = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.state = {"scale": 2.25, "last": None}
+
+    def forward(self, x):
+        scale = self.state["scale"]
+        if "grows" in sys.argv[1]:
+            self.state["scale"] = scale * 1.5
+        return x.sin() * scale, scale == 3.0 if "asks" in sys.argv[1] else None
+
+
+plain = Net()
+own = copy.deepcopy(plain)
+fast = dcir.optimize(own, keep_graphs=True)
+results, worst = [], 0.0
+for given in map(float, sys.argv[2].split()):
+    x = torch.arange(float(len(results) + 3 if "sizes" in sys.argv[1] else 3)).requires_grad_("trains" in sys.argv[1])
+    if "grows" not in sys.argv[1]:
+        plain.state["scale"] = own.state["scale"] = given
+    (got, asked), (want, told) = fast(x), plain(x)
+    assert (asked, own.state) == (told, plain.state), (asked, own.state, plain.state)
+    worst = max(worst, float((got - want).abs().max()))
+    results.append(float(got.sum()))
+"""
+
+
+@pytest.mark.parametrize("more", ["", " trains", " sizes", " sizes trains"])
+@pytest.mark.parametrize("what", ["plain", "grows", "asks"])
+def test_a_number_that_moves_is_no_constant_in_another_process(tmp_path: Path, what: str, more: str) -> None:
+    process(tmp_path, SCALES, what + more, "2 3 5 7")
+    again = process(tmp_path, SCALES, what + more, "2 9 3 4 5")
+    assert again["programs"] >= 4
+    if what == "plain" and not more:
+        assert again["ahead"] == 0
