@@ -229,6 +229,12 @@ def corners(sizes: Sizes) -> list[dict[str, int]]:
     return [dict(zip(sizes, ends, strict=True)) for ends in itertools.product(*sizes.values())]
 
 
+def bounds_of(total: Polynomial, box: Sizes) -> Bounds:
+    """The least and the greatest value of a sum of sizes, none of which is subtracted."""
+    low, high = (total.at({name: b[end] for name, b in box.items()}) for end in (0, 1))
+    return Bounds(low, high)
+
+
 def from_corner(number: Polynomial, box: Sizes) -> Number:
     """The polynomial of the distances from the low corner of a box."""
     terms: list[tuple[Monomial, int]] = []

@@ -17,6 +17,8 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from dcir.frontends.torch.shapes.given_sizes import expressions
+from dcir.frontends.torch.shapes.sums import sums
+from dcir.ir.sizes import Polynomial
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LOG = logging.getLogger("torch.fx.experimental.symbolic_shapes")
@@ -43,6 +45,10 @@ class Conditions:
     def __getstate__(self) -> dict[str, Any]:
         """The conditions, not what was asked of them."""
         return self.__dict__ | {"_known": {}}
+
+    def sums(self, values: Mapping[str, int]) -> dict[str, Polynomial]:
+        """The sizes that are sums of others as far as the trace allows at some values."""
+        return sums((condition for condition, _ in self._all), values)
 
     def unmet(self, values: Mapping[str, int]) -> str:
         """One that does not hold for some values of the sizes; empty if all do.
