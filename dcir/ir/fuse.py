@@ -255,7 +255,12 @@ class _Merger:
         """
         reads = {i: s for i, s in enumerate(c.body) if i in values and isinstance(s, Read)}
         storage = {i: c.inputs[s.operand] for i, s in reads.items()}
-        return {i: self._rounded(v, storage[i]) if {*c.outputs} != {storage[i]} else v for i, v in values.items()}
+        shows = {
+            i for i, half in storage.items()
+            if {*c.outputs} != {half}
+            and not all(isinstance(s, Narrow) and s.storage == half for s in c.body if i in s.args)
+        }  # fmt: skip
+        return {i: self._rounded(v, storage[i]) if i in shows else v for i, v in values.items()}
 
     def _rounded(self, value: int, storage: str) -> int:
         made = self.body.body[value]
