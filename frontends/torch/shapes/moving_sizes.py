@@ -208,9 +208,10 @@ class MovingSizes(Programs):
         zeros = {name for name, value in moves.items() if value == 0}
         # The trace may have one value for a size, or none beyond it.
         free = {first[name] for name in moves.keys() - zeros if reach(name, 1, 1, _HIGH).high > 1}
-        for still in dict.fromkeys(
-            (frozenset(n for n in ones if n in moves), small if len(small) < len(moves) else frozenset())
-        ):
+        stills = (frozenset(n for n in ones if n in moves), small if len(small) < len(moves) else frozenset())
+        for still in dict.fromkeys(stills):
+            if len(free - still) > MOST_AXES and still != small:
+                continue  # too many move, unless sizes of 1 are constants
             alone = len(free - still) == 1
             for least, times in _REACHES:
                 bounds = {
