@@ -114,3 +114,27 @@ def test_padded_batches(name):
         assert torch.equal(*tokens), (batch, length)
         made.append(len(fast.dcir.explain().graphs))
     assert made[0] <= 3 and made[-1] == made[1] <= 5, made
+
+
+@torch.no_grad()
+def test_assisted_decoding():
+    """A step takes several tokens, and what was guessed wrongly is cut off the cache, whose strides stay."""
+    _import_or_skip("transformers")
+    import transformers
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    plain = NETWORKS["llama"](transformers).eval()
+    assistant = copy.deepcopy(plain)
+    for weight in assistant.parameters():
+        weight.add_(0.02 * torch.randn_like(weight))
+    fast, made = dcir.optimize(copy.deepcopy(plain)), []
+    for length in (7, 12, 5):
+        ids = torch.randint(3, 200, (1, length))
+        tokens = [
+            net.generate(ids, assistant_model=assistant, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+            for net in (fast, plain)
+        ]
+        assert torch.equal(*tokens), length
+        made.append(len(fast.dcir.explain().graphs))
+    assert made[0] <= 4 and made[-1] <= 6, made

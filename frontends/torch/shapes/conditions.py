@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import sympy
 import torch
 from torch import fx
 from torch._guards import TracingContext
+from torch.fx.experimental import proxy_tensor
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
@@ -21,6 +25,8 @@ from dcir.frontends.torch.shapes.sums import sums
 from dcir.ir.sizes import Polynomial
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# Of every node it is noted whether its result is contiguous, which nobody reads; of a cache that was cut, it is a condition on strides.
+_noted = functools.partial(_extract_tensor_metadata, include_contiguity=False)
 _LOG = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 
 
@@ -158,7 +164,8 @@ def asked_sizes(environment: Any) -> Iterator[list[Any]]:
     frozen, environment.frozen, environment._check_frozen = environment.frozen, True, note
     _LOG.addFilter(_not_ours)
     try:
-        yield found
+        with mock.patch.object(proxy_tensor, "_extract_tensor_metadata", _noted):
+            yield found
     finally:
         _LOG.removeFilter(_not_ours)
         environment.frozen, environment._check_frozen = frozen, known

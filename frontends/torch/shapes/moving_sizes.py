@@ -201,16 +201,17 @@ class MovingSizes(Programs):
         moves = {name: value for name, value in values.items() if name not in follows}
 
         def reach(name: str, least: int, times: int, most: int) -> Bounds:
-            return self._bounds(name, values, follows, least, times, most)
+            return self._bounds(name, values, first, follows, least, times, most)
 
         small = frozenset(name for name, value in moves.items() if value == 1)
         # A number that is 0 counts from a start, and is another one in all later calls.
         zeros = {name for name, value in moves.items() if value == 0}
         # The trace may have one value for a size, or none beyond it.
         free = {first[name] for name in moves.keys() - zeros if reach(name, 1, 1, _HIGH).high > 1}
-        for still in dict.fromkeys(
-            (frozenset(n for n in ones if n in moves), small if len(small) < len(moves) else frozenset())
-        ):
+        stills = (frozenset(n for n in ones if n in moves), small if len(small) < len(moves) else frozenset())
+        for still in dict.fromkeys(stills):
+            if len(free - still) > MOST_AXES and still != small:
+                continue  # too many move, unless sizes of 1 are constants
             alone = len(free - still) == 1
             for least, times in _REACHES:
                 bounds = {
@@ -229,24 +230,27 @@ class MovingSizes(Programs):
                 yield Span({name: bounds[name] for name in values}, first, follows)
 
     def _bounds(
-        self, name: str, values: Mapping[str, int], follows: Mapping[str, Polynomial], least: int, times: int, reach: int
+        self, name: str, values: Mapping[str, int], first: Mapping[str, str], follows: Mapping[str, Polynomial], least: int, times: int,
+        reach: int,
     ) -> Bounds:  # fmt: skip
         """Those of a program that is made for the sake of some values."""
         low, high = self._limits[name]
         wanted = max(reach, times * values[name], *(span.bounds[name].high for span, _ in self.made))
         return Bounds(
-            max(least, low), self._allowed(name, values, follows, _prime_below(min(_above(wanted), high + 1)))
+            max(least, low), self._allowed(name, values, first, follows, _prime_below(min(_above(wanted), high + 1)))
         )
 
-    def _allowed(self, name: str, values: Mapping[str, int], follows: Mapping[str, Polynomial], high: int) -> int:
-        """The largest prime up to ``high`` that the trace allows for a size, beside the others as they are or follow from it.
+    def _allowed(
+        self, name: str, values: Mapping[str, int], first: Mapping[str, str], follows: Mapping[str, Polynomial], high: int
+    ) -> int:  # fmt: skip
+        """The largest prime up to ``high`` that the trace allows for a size and its equals, beside the others as they are or follow.
 
         A table of positions has an end that no range says: ``x[:, :n]`` holds where n is min(n, 512).
         """
         value = least = values[name]
 
         def unmet(number: int) -> str:
-            given = {**values, name: number}
+            given = {n: number if first[n] == first[name] else value for n, value in values.items()}
             return self._traced.unmet(given | {n: total.at(given) for n, total in follows.items()})
 
         if high > value and unmet(high):

@@ -28,6 +28,7 @@ from dcir.frontends.torch.shapes.moving_sizes import Moving, equal_sizes
 from dcir.frontends.torch.shapes.programs import NoProgramForSizes
 from dcir.frontends.torch.shapes.sums import sums
 from dcir.ir.refusal import Refusal
+from dcir.ops.analysis.size_axes import MOST_AXES
 from dcir.user_code import warn_user
 
 OnSizes = Callable[[Sizes, Sequence[Sizes]], None]
@@ -154,7 +155,9 @@ class BySize:
         of_symbol = {str(v.node.expr): values[name] for name, v in found.items() if isinstance(v, torch.SymInt)}
         conditions = next((_conditions(v) for v in found.values() if isinstance(v, torch.SymInt)), [])
         follow = sums(conditions, of_symbol)
-        return len(set(equal_sizes({s: v for s, v in of_symbol.items() if s not in follow}).values()))
+        heads = set(equal_sizes({s: v for s, v in of_symbol.items() if s not in follow}).values())
+        # Of too many, those that are 1 are constants of a program.
+        return len(heads) if len(heads) <= MOST_AXES else sum(of_symbol[name] > 1 for name in heads)
 
     def _with_numbers(self, args: Sequence[Any]) -> fx.GraphModule:
         """The graph with the Python numbers of a call, which Dynamo passes as tensors, as constants.
