@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from dcir.frontends.torch.shapes.given_sizes import (
 from dcir.ir.cost_answers import CostAnswers, for_many_sizes, repeating, taking
 from dcir.ir.moving_network import MovingNetwork, fixed, set_floats, usual_sizes
 from dcir.ir.refusal import Refusal
-from dcir.ir.sizes import Bounds, Sizes, corners, never_negative
+from dcir.ir.sizes import Bounds, Polynomial, Sizes, bounds_of, corners, never_negative
 from dcir.ir.verify_moving import verify_moving
 from dcir.ops.analysis.size_axes import MOST_AXES, Axes, Axis, axis, near
 from dcir.ops.analysis.size_ladders import ladder
@@ -55,6 +55,7 @@ class MovingGraph:
         widest: the graph at the upper ends, rewritten.
         operators, bytes_before, passes: what the graph was there before the passes, and what these did.
         first: of every symbol of the graph the first one that it is equal to.
+        follows: those that are sums of others, and of which.
         symbols: those that move, each by itself.
         places: of each of them in the arguments.
         constants: as in ``Imported``, the same at all sizes.
@@ -77,6 +78,7 @@ class MovingGraph:
     bounds: tuple[Bounds, ...]
     axes: tuple[Axis, ...] = ()
     free: frozenset[int] = frozenset()
+    follows: Mapping[str, Polynomial] = field(default_factory=dict)
 
     def sizes(self, values: Sequence[int]) -> dict[str, int] | None:
         """The sizes of the network for values of the symbols; None if it is not for these."""
@@ -88,7 +90,8 @@ class MovingGraph:
         """Of every symbol of the graph, for values of those that move."""
         given = {head: bounds.low for head, bounds in zip(self.first.values(), self.bounds, strict=True)}
         given |= dict(zip(self.symbols, key, strict=True))
-        return {name: given[head] for name, head in self.first.items()}
+        given = {name: given[head] for name, head in self.first.items()}
+        return given | {name: total.at(given) for name, total in self.follows.items()}
 
     def _parts(self, values: Sequence[int]) -> dict[str, int]:
         if not self.axes:
@@ -224,11 +227,13 @@ class _Symbols:
         names: those that move, each by itself.
         bounds: of every symbol.
         first: of every symbol the first one that it is equal to.
+        follows: those that are sums of others, and of which.
     """
 
     names: list[str]
     bounds: dict[str, Bounds]
     first: dict[str, str]
+    follows: dict[str, Polynomial]
 
     @staticmethod
     def of(gm: fx.GraphModule, bounds: Sequence[Bounds], context: GraphContext) -> _Symbols:
@@ -236,12 +241,15 @@ class _Symbols:
         every = symbols(gm)
         spans = dict(zip(every, bounds, strict=True))
         first = {name: every[i] for name, i in zip(every, context.same or range(len(every)), strict=True)}
-        return _Symbols([n for n in every if first[n] == n and spans[n].low < spans[n].high], spans, first)
+        follows = {every[i]: total for i, total in context.follows.items()}
+        moving = [n for n in every if first[n] == n and n not in follows and spans[n].low < spans[n].high]
+        return _Symbols(moving, spans, first, follows)
 
     def values(self, sample: Sequence[int]) -> dict[str, int]:
         """Of every symbol, for values of those that move."""
         given = {name: b.low for name, b in self.bounds.items()} | dict(zip(self.names, sample, strict=True))
-        return {name: given[head] for name, head in self.first.items()}
+        given = {name: given[head] for name, head in self.first.items()}
+        return given | {name: total.at(given) for name, total in self.follows.items()}
 
     def equal(self, name: str) -> list[str]:
         """The symbols that are equal to one that moves."""
@@ -277,6 +285,8 @@ class _Seeing:
 def _images(gm: fx.GraphModule, moving: _Symbols, conditions: Conditions) -> _Seeing | Refusal | None:
     """How a graph is looked at some of whose extents are quotients of others, or three of which move; None for another one."""
     of_symbol = divisions(gm)
+    if any(of_symbol[name] for name in moving.follows):
+        return Refusal("something is divided that is a sum of sizes")
     quotients = {name: [q for n in moving.equal(name) for q in of_symbol[n]] for name in moving.names}
     if len(moving.names) <= MOST_SIZES and not any(quotients.values()):
         return None
@@ -373,9 +383,11 @@ def _joined(
         return Refusal(f"what cannot be shown to hold for all sizes: {e.message}")
     reach = [a.reach for a in axes.axes] if axes is not None else list(found.sizes.values())
     bounds = moving.bounds | dict(zip(names, reach, strict=True))
+    bounds = {name: bounds[head] for name, head in moving.first.items()}
+    bounds |= {name: bounds_of(total, bounds) for name, total in moving.follows.items()}
     where = places(gm)
     return MovingGraph(
         found, done, widest.operators, widest.bytes_before, widest.passes, moving.first, tuple(names), {n: where[n] for n in names},
-        done.constants, outputs, tuple(bounds[moving.first[n]] for n in moving.bounds), axes.axes if axes is not None else (),
-        frozenset(done.network.free),
+        done.constants, outputs, tuple(bounds.values()), axes.axes if axes is not None else (), frozenset(done.network.free),
+        moving.follows,
     )  # fmt: skip

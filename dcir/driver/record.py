@@ -125,14 +125,14 @@ def kernel_origins(net: Network | MovingNetwork, library: Library) -> tuple[list
 
 
 def moving_bounds(context: GraphContext) -> tuple[tuple[str, int, int], ...]:
-    """Name and bounds of each size that moves; of equal ones the first, and how many others there are."""
+    """Name and bounds of each size that moves by itself; of equal ones the first, and how many others there are."""
     if not context.bounds:
         return ()
     same = context.same or tuple(range(len(context.bounds)))
     rows = []
     for i, (name, (low, high)) in enumerate(zip(context.bound_names, context.bounds, strict=True)):
         others = same.count(i) - 1
-        if others >= 0:
+        if others >= 0 and i not in context.follows:
             rows.append((name + f" (and {others} more)" * (others > 0), low, high))
     return tuple(rows)
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, simplify
-from dcir.ir.loop_nest_builder import LoopNestBuilder
+from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
-from dcir.ir.statements import Access, Gather, Index, Load, Read, Store, Strides
+from dcir.ir.statements import Access, Gather, Index, Load, Narrow, Read, Store, Strides
+from dcir.ir.types import compute_type
 
 
 @dataclass(frozen=True)
@@ -247,6 +248,27 @@ class _Merger:
                 where[i] = self.body.add(s.with_args(args))
         return where
 
+    def handed_on(self, c: LoopNest, values: dict[int, int]) -> dict[int, int]:
+        """``values``, which take the place of loads of ``c``, as a container of a half type would hand them on.
+
+        A result of the same half type says no more of them than the type does; any other would show that they were never rounded.
+        """
+        reads = {i: s for i, s in enumerate(c.body) if i in values and isinstance(s, Read)}
+        storage = {i: c.inputs[s.operand] for i, s in reads.items()}
+        shows = {
+            i for i, half in storage.items()
+            if {*c.outputs} != {half}
+            and not all(isinstance(s, Narrow) and s.storage == half for s in c.body if i in s.args)
+        }  # fmt: skip
+        return {i: self._rounded(v, storage[i]) if i in shows else v for i, v in values.items()}
+
+    def _rounded(self, value: int, storage: str) -> int:
+        made = self.body.body[value]
+        is_read = isinstance(made, Load) and not made.args and self.body.inputs[made.operand] == storage
+        if compute_type(storage) == storage or is_read or (isinstance(made, Narrow) and made.storage == storage):
+            return value
+        return self.body.narrow(Expr(self.body, value, compute_type(storage)), storage).n
+
     def affine(self, start: int, row: Sequence[int]) -> int:
         """The value start + sum(row[k] * i_k)."""
         total = None
@@ -325,7 +347,7 @@ def inline(
     numbers = out.take(producer, p_ins, p_outs, strides, index, {}, lambda s: keep_stores)
     out.take(
         c, c_ins, c_outs, lambda st: (tuple(st), 0), lambda d: out.body.index(d).n,
-        {i: numbers[v] for i, v in loads.items()}, lambda s: True,
+        out.handed_on(c, {i: numbers[v] for i, v in loads.items()}), lambda s: True,
     )  # fmt: skip
     return out.finish()
 
@@ -356,7 +378,7 @@ def extend(
 
     out.take(
         c, c_ins, c_outs, strides, lambda k: out.body.index(place[k]).n,
-        {i: numbers[v] for i, v in loads.items()}, lambda s: True,
+        out.handed_on(c, {i: numbers[v] for i, v in loads.items()}), lambda s: True,
     )  # fmt: skip
     return out.finish()
 

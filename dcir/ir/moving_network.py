@@ -22,7 +22,7 @@ from dcir.ir.body import Body, unplanned
 from dcir.ir.network import Network, Operand, Result
 from dcir.ir.operator import Operator
 from dcir.ir.serialize import encode, register
-from dcir.ir.sizes import Number, Polynomial, Quotient, Sizes, check_values, value_at
+from dcir.ir.sizes import Number, Polynomial, Quotient, Sizes, check_values, divided, value_at
 from dcir.ir.statements import Const
 from dcir.ir.types import TYPES
 
@@ -198,7 +198,7 @@ def with_numbers(value: Any, given: Callable[[Polynomial], Any]) -> Any:
             changed[name] = new
     made = dataclasses.replace(value, **changed) if changed else value
     if isinstance(made, Quotient) and isinstance(made.over, int) and isinstance(made.under, int):
-        return made.over / made.under
+        return divided(made.over, made.under)
     if isinstance(made, Const) and isinstance(made.value, int) and TYPES[made.dtype].kind == "float":
         return dataclasses.replace(made, value=float(made.value))
     return made

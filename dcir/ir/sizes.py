@@ -105,7 +105,7 @@ class Quotient:
     """A float that moves with the sizes: one number divided by another, both whole and less than 2^53, as a float64.
 
     Attributes:
-        over, under: the numbers; ``under`` is not 0.
+        over, under: the numbers; where ``under`` is 0, as behind the deviation of one element, it is what C++ has: an infinity, or NaN.
     """
 
     over: Number
@@ -116,7 +116,14 @@ class Quotient:
 
     def at(self, values: Mapping[str, int]) -> float:
         """Its value; ``values`` holds one for each size."""
-        return value_at(self.over, values) / value_at(self.under, values)
+        return divided(value_at(self.over, values), value_at(self.under, values))
+
+
+def divided(over: int, under: int) -> float:
+    """Two whole numbers, one divided by the other as generated code does it."""
+    if under:
+        return over / under
+    return math.copysign(math.inf, over) if over else math.nan
 
 
 def size(name: str) -> Polynomial:
@@ -220,6 +227,12 @@ def corners(sizes: Sizes) -> list[dict[str, int]]:
     if len(sizes) > _MOST_IN_CORNERS:
         return [{name: b[end] for name, b in sizes.items()} for end in (0, 1)]
     return [dict(zip(sizes, ends, strict=True)) for ends in itertools.product(*sizes.values())]
+
+
+def bounds_of(total: Polynomial, box: Sizes) -> Bounds:
+    """The least and the greatest value of a sum of sizes, none of which is subtracted."""
+    low, high = (total.at({name: b[end] for name, b in box.items()}) for end in (0, 1))
+    return Bounds(low, high)
 
 
 def from_corner(number: Polynomial, box: Sizes) -> Number:

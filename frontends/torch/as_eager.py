@@ -4,8 +4,12 @@ Of PyTorch 2.13 these are:
 - recurrent layers: an LSTM whose input needs no gradient becomes oneDNN's layer for inference, though its weights may need theirs,
   and the backward of that layer wants a workspace that only its training form makes;
 - recurrent layers: the dropout between layers is left out, since the layer's number is compared with their count the wrong way round;
-- the multi-label margin loss counts what stands behind the end of a row's targets as targets; and of a vector without a reduction
-  it has the shape (1,), not ().
+- the multi-label margin loss counts what stands behind the end of a row's targets as targets;
+- both margin losses: of a vector without a reduction they have the shape (1,), not ().
+
+And of two operators PyTorch takes derivatives for constant sizes alone, so that a graph whose sizes move could not be traced:
+- grids of affine maps, whose decomposition is differentiated in its place;
+- bicubic interpolation with antialiasing, whose gradient gets the meta function of the bilinear one: what that says holds for both.
 """
 
 from __future__ import annotations
@@ -17,14 +21,35 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._decomp import decompositions
 from torch._decomp.decompositions import one_layer_lstm
+from torch._meta_registrations import meta_upsample_bimode2d_aa_backward
 
 # (input, state, weights, biases, reverse) -> (output of every step, last state)
 _Layer = Callable[..., tuple[Tensor, Any]]
 
 
-_MARGIN = torch.ops.aten.multilabel_margin_loss_forward.default
+_aten = torch.ops.aten
+_MARGIN = _aten.multi_margin_loss.default
+_LABELS = _aten.multilabel_margin_loss_forward.default
+
+
+def multi_margin_loss(
+    data: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    """The loss, by how much less than the margin other classes are behind the target.
+
+    Args:
+        data: scores of each class, a row per image or one row.
+        target: the class of each row.
+        p: the power of what is missing, 1 or 2.
+        margin: by how much the target is to be ahead.
+        weight: a factor for each class.
+        reduction: 0 none, 1 mean, 2 sum.
+    """
+    loss = decompositions.multi_margin_loss(data, target, p, margin, weight, reduction)
+    return loss if reduction else loss.reshape(target.shape)
 
 
 def multilabel_margin_loss(data: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
@@ -53,7 +78,7 @@ def multilabel_margin_loss(data: Tensor, target: Tensor, reduction: int) -> tupl
     return loss, is_target.to(data.dtype).reshape(target.shape)
 
 
-DECOMPOSED: dict[Any, Callable[..., Any]] = {_MARGIN: multilabel_margin_loss}
+DECOMPOSED: dict[Any, Callable[..., Any]] = {_MARGIN: multi_margin_loss, _LABELS: multilabel_margin_loss}
 """What takes the place of PyTorch's decompositions where autograd has no part in it."""
 
 
@@ -61,7 +86,10 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {_MARGIN: multilabel_margin_loss}
 def decomposed_as_eager() -> Iterator[None]:
     """PyTorch's decompositions compute what its kernels do, while this lasts."""
     with (
-        _under_autograd(_MARGIN, multilabel_margin_loss),
+        _in_python(_MARGIN, multi_margin_loss),
+        _in_python(_LABELS, multilabel_margin_loss),
+        _in_python(_aten.affine_grid_generator.default, decompositions.affine_grid_generator),
+        _in_python(_aten._upsample_bicubic2d_aa_backward.default, meta_upsample_bimode2d_aa_backward, DispatchKey.Meta),
         mock.patch.object(decompositions, "_rnn_helper", stacked),
         mock.patch.object(decompositions, "select_one_layer_lstm_function", lambda *_: one_layer_lstm),
     ):
@@ -69,9 +97,9 @@ def decomposed_as_eager() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _under_autograd(operator: Any, function: Callable[..., Any]) -> Iterator[None]:
-    """The operator's Python form in autograd, while this lasts."""
-    with mock.patch.dict(operator.py_kernels, {torch._C.DispatchKey.Autograd: function}):
+def _in_python(operator: Any, function: Callable[..., Any], key: DispatchKey = DispatchKey.Autograd) -> Iterator[None]:
+    """The operator's Python form in autograd, or for another key, while this lasts."""
+    with mock.patch.dict(operator.py_kernels, {key: function}):
         operator._dispatch_cache.clear()
         try:
             yield

@@ -12,7 +12,7 @@ from dcir.errors import Unsupported
 from dcir.frontends.torch.gates import Gates
 from dcir.frontends.torch.partition.cut import Partition
 from dcir.ir.memory_plan import BufferPart
-from dcir.ir.sizes import Bounds
+from dcir.ir.sizes import Bounds, Polynomial
 
 Sizes = tuple[tuple[str, int], ...]
 """(place of a symbolic size in the inputs, its value)."""
@@ -59,6 +59,7 @@ class GraphContext:
         layouts: of a backward with ``bounds``, how its forward lays out what it keeps.
         settle: of a forward with ``bounds``, called with how it lays out what it keeps before there is code.
         same: for each of those sizes the number of the first one that it is equal to; empty: they have nothing to do with each other.
+        follows: which of those sizes are sums of others, by number, and of which, by name.
         bound_names: where those sizes are in the user's inputs.
         conditions: of its symbolic sizes, which it was traced under and Dynamo does not know of.
         gates: of a backward, what its gradients pass through part by part; None: all at once.
@@ -80,6 +81,7 @@ class GraphContext:
     layouts: LayoutsAt | None = None
     settle: Callable[[LayoutsAt], None] | None = None
     same: tuple[int, ...] = ()
+    follows: Mapping[int, Polynomial] = field(default_factory=dict)
     bound_names: tuple[str, ...] = ()
     conditions: tuple[Any, ...] = ()
     gates: Gates | None = None

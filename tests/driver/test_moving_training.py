@@ -115,6 +115,28 @@ def test_sizes_in_turn_before_their_backwards():
             torch.testing.assert_close(g, p.grad, rtol=1e-4, atol=1e-6)
 
 
+class Deviation(nn.Module):
+    """How far all numbers of a table lie apart, which of a single one is not a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return (x * self.factor).std()
+
+
+def test_a_divisor_that_is_zero_at_the_least_sizes():
+    """A deviation's gradient is divided by one less than the number of its elements."""
+    torch.manual_seed(0)
+    net = Deviation()
+    fast, wide = dcir.optimize(net), copy.deepcopy(net).double()
+    for shape in [(4, 5), (6, 5), (7, 9), (33, 70), (1, 2), (1, 1)]:
+        check(fast, net, wide, torch.randn(shape))
+    moving, _ = programs(fast)
+    assert {g.kind for g in moving} == {"backward", "forward"}
+
+
 def test_gradients_of_inputs_and_inference_between():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))

@@ -83,3 +83,58 @@ def test_as_the_compiler_of_transformers(name, by):
         made.append([g for s in dcir.sessions() if s not in before for g in s.explain().graphs])
     assert 0 < len(made[-1]) == len(made[-2]) <= 8, list(map(len, made))
     assert any(g.bounds for g in made[-1])
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@torch.no_grad()
+def test_padded_batches(name):
+    """Of several prompts some begin later: the mask is one longer than a cache that grows, or than what a window keeps of it."""
+    _import_or_skip("transformers")
+    import transformers
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 200, "max_position_embeddings": 256, "pad_token_id": 0,
+    }  # fmt: skip
+    if name == "llama":
+        plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+    else:
+        plain = transformers.MistralForCausalLM(transformers.MistralConfig(sliding_window=8, **sizes)).eval()
+    fast, made = dcir.optimize(copy.deepcopy(plain)), []
+    for batch, length, late in ((2, 11, 3), (3, 19, 6), (2, 12, 2), (4, 9, 1)):
+        ids = torch.randint(3, 200, (batch, length))
+        mask = torch.ones_like(ids)
+        ids[1, :late] = mask[1, :late] = 0
+        tokens = [
+            net.generate(ids, attention_mask=mask, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+            for net in (fast, plain)
+        ]
+        assert torch.equal(*tokens), (batch, length)
+        made.append(len(fast.dcir.explain().graphs))
+    assert made[0] <= 3 and made[-1] == made[1] <= 5, made
+
+
+@torch.no_grad()
+def test_assisted_decoding():
+    """A step takes several tokens, and what was guessed wrongly is cut off the cache, whose strides stay."""
+    _import_or_skip("transformers")
+    import transformers
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    plain = NETWORKS["llama"](transformers).eval()
+    assistant = copy.deepcopy(plain)
+    for weight in assistant.parameters():
+        weight.add_(0.02 * torch.randn_like(weight))
+    fast, made = dcir.optimize(copy.deepcopy(plain)), []
+    for length in (7, 12, 5):
+        ids = torch.randint(3, 200, (1, length))
+        tokens = [
+            net.generate(ids, assistant_model=assistant, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+            for net in (fast, plain)
+        ]
+        assert torch.equal(*tokens), length
+        made.append(len(fast.dcir.explain().graphs))
+    assert made[0] <= 4 and made[-1] <= 6, made

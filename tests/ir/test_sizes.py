@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcir.errors import InvalidGraph, InvalidInput
+from dcir.ir.moving_network import fixed
 from dcir.ir.serialize import decode, encode
 from dcir.ir.sizes import (
     Bounds,
     Number,
     Polynomial,
+    Quotient,
     check_values,
     corners,
     from_json,
@@ -30,6 +33,14 @@ numbers = st.dictionaries(
 ).map(lambda terms: polynomial(terms.items()))
 calm = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 values = st.fixed_dictionaries({"s0": st.integers(2, 13), "s1": st.integers(2, 7)})
+
+
+@pytest.mark.parametrize(("over", "under"), [(2, 4), (2, 0), (-2, 0), (0, 0), (0, 3)])
+def test_quotients_are_what_generated_code_computes(over: int, under: int) -> None:
+    with np.errstate(all="ignore"):
+        want = np.divide(np.float64(over), np.float64(under))
+    np.testing.assert_array_equal(Quotient(over * S, under * S).at({"s0": 1}), want)
+    np.testing.assert_array_equal(fixed(Quotient(over * S, under * S), {"s0": 1}), want)
 
 
 @calm

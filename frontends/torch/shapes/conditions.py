@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import sympy
 import torch
 from torch import fx
 from torch._guards import TracingContext
+from torch.fx.experimental import proxy_tensor
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from dcir.frontends.torch.shapes.given_sizes import expressions
+from dcir.frontends.torch.shapes.sums import sums
+from dcir.ir.sizes import Polynomial
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# Of every node it is noted whether its result is contiguous, which nobody reads; of a cache that was cut, it is a condition on strides.
+_noted = functools.partial(_extract_tensor_metadata, include_contiguity=False)
 _LOG = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 
 
@@ -43,6 +51,10 @@ class Conditions:
     def __getstate__(self) -> dict[str, Any]:
         """The conditions, not what was asked of them."""
         return self.__dict__ | {"_known": {}}
+
+    def sums(self, values: Mapping[str, int]) -> dict[str, Polynomial]:
+        """The sizes that are sums of others as far as the trace allows at some values."""
+        return sums((condition for condition, _ in self._all), values)
 
     def unmet(self, values: Mapping[str, int]) -> str:
         """One that does not hold for some values of the sizes; empty if all do.
@@ -152,7 +164,8 @@ def asked_sizes(environment: Any) -> Iterator[list[Any]]:
     frozen, environment.frozen, environment._check_frozen = environment.frozen, True, note
     _LOG.addFilter(_not_ours)
     try:
-        yield found
+        with mock.patch.object(proxy_tensor, "_extract_tensor_metadata", _noted):
+            yield found
     finally:
         _LOG.removeFilter(_not_ours)
         environment.frozen, environment._check_frozen = frozen, known

@@ -17,7 +17,7 @@ from dcir.frontends.torch.late_graph import in_torch
 from dcir.frontends.torch.shapes.conditions import Conditions
 from dcir.frontends.torch.shapes.given_sizes import symbols, values_at
 from dcir.frontends.torch.shapes.programs import Call, NoProgramForSizes, Programs, Span, extent_at
-from dcir.ir.sizes import Bounds
+from dcir.ir.sizes import Bounds, Polynomial, bounds_of
 from dcir.ops.analysis.size_axes import MOST_AXES
 
 Later = Callable[[Callable[[], object]], None]
@@ -46,7 +46,7 @@ class MovingSizes(Programs):
         backward: those of its backward, where there is one: a forward that has run has to be followed by it.
         in_torch: how many calls torch ran while a program was made.
         hears: is called when there is another program.
-        refused: bounds that there is no program for, and what is equal there.
+        refused: bounds that there is no program for, and what is equal there or follows.
         reason: why there is none for the last of them.
         hopeless: whether nothing more is tried.
     """
@@ -63,7 +63,7 @@ class MovingSizes(Programs):
         self._conditions = Conditions(gm, context.conditions) if context.conditions else None
         self._traced = Conditions(gm, context.conditions, rests=False)
         self._limits, self._rows, self._together = _limits(gm), _rows_of_products(gm), _sizes_of_tensors(gm)
-        self.refused: set[tuple[tuple[Bounds, ...], tuple[int, ...]]] = set()
+        self.refused: set[tuple[Any, ...]] = set()
         self.reason, self.hopeless, self.in_torch = "", False, 0
         self.hears: Callable[[], None] | None = None
 
@@ -151,11 +151,14 @@ class MovingSizes(Programs):
         if (most := max(values.values(), default=0)) > _LARGEST:
             self.reason = f"{most} is no size"
             raise NoProgramForSizes(self.reason)
-        first = equal_sizes(values)
+        # How a forward leaves what it keeps is asked for sizes that its backward has by themselves.
+        follows = self._traced.sums(values) if self.backward is None else {}
+        first = equal_sizes({name: value for name, value in values.items() if name not in follows})
+        first = {name: first.get(name, name) for name in values}
         if any(len({first[name] for name in names}) < len(names) for names in self._together):
             self.reason, self.hopeless = "sizes of one input are equal", not self.made
             raise NoProgramForSizes(self.reason)
-        for span in self._spans(values, first, ones) if not self.hopeless else ():
+        for span in self._spans(values, first, follows, ones) if not self.hopeless else ():
             key = span.of(list(values))
             if key in self.refused or not span.holds(values):
                 continue
@@ -191,45 +194,72 @@ class MovingSizes(Programs):
         backward.made.append((reach, made[0]))
         return call, reach
 
-    def _spans(self, values: Mapping[str, int], first: Mapping[str, str], ones: Collection[str]) -> Iterator[Span]:
+    def _spans(
+        self, values: Mapping[str, int], first: Mapping[str, str], follows: Mapping[str, Polynomial], ones: Collection[str]
+    ) -> Iterator[Span]:  # fmt: skip
         """What a program for some values may be for, the widest first; at last one with sizes of 1 as constants."""
-        small = frozenset(name for name, value in values.items() if value == 1)
+        moves = {name: value for name, value in values.items() if name not in follows}
+
+        def reach(name: str, least: int, times: int, most: int) -> Bounds:
+            return self._bounds(name, values, first, follows, least, times, most)
+
+        small = frozenset(name for name, value in moves.items() if value == 1)
+        # A number that is 0 counts from a start, and is another one in all later calls.
+        zeros = {name for name, value in moves.items() if value == 0}
         # The trace may have one value for a size, or none beyond it.
-        free = {head for name, head in first.items() if self._bounds(name, values, 1, 1, _HIGH).high > 1}
-        for still in dict.fromkeys((frozenset(ones), small if len(small) < len(values) else frozenset())):
+        free = {first[name] for name in moves.keys() - zeros if reach(name, 1, 1, _HIGH).high > 1}
+        stills = (frozenset(n for n in ones if n in moves), small if len(small) < len(moves) else frozenset())
+        for still in dict.fromkeys(stills):
+            if len(free - still) > MOST_AXES and still != small:
+                continue  # too many move, unless sizes of 1 are constants
             alone = len(free - still) == 1
             for least, times in _REACHES:
                 bounds = {
-                    name: Bounds(1, 1)
-                    if name in still
-                    else self._bounds(name, values, least, times, _HIGH_ALONE if alone else _HIGH)
-                    for name, value in values.items()
+                    name: Bounds(values[name], values[name])
+                    if name in still | zeros
+                    else reach(name, least, times, _HIGH_ALONE if alone else _HIGH)
+                    for name in moves
                 }
                 # Equal sizes have equal bounds.
-                for name, head in first.items():
+                for name in moves:
+                    head = first[name]
                     low, high = bounds[head]
                     bounds[head] = Bounds(max(low, bounds[name].low), min(high, bounds[name].high))
-                yield Span({name: bounds[head] for name, head in first.items()}, first)
+                bounds = {name: bounds[first[name]] for name in moves}
+                bounds |= {name: bounds_of(total, bounds) for name, total in follows.items()}
+                yield Span({name: bounds[name] for name in values}, first, follows)
 
-    def _bounds(self, name: str, values: Mapping[str, int], least: int, times: int, reach: int) -> Bounds:
+    def _bounds(
+        self, name: str, values: Mapping[str, int], first: Mapping[str, str], follows: Mapping[str, Polynomial], least: int, times: int,
+        reach: int,
+    ) -> Bounds:  # fmt: skip
         """Those of a program that is made for the sake of some values."""
         low, high = self._limits[name]
         wanted = max(reach, times * values[name], *(span.bounds[name].high for span, _ in self.made))
-        return Bounds(max(least, low), self._allowed(name, values, _prime_below(min(_above(wanted), high + 1))))
+        return Bounds(
+            max(least, low), self._allowed(name, values, first, follows, _prime_below(min(_above(wanted), high + 1)))
+        )
 
-    def _allowed(self, name: str, values: Mapping[str, int], high: int) -> int:
-        """The largest prime up to ``high`` that the trace allows for a size, beside the others as they are.
+    def _allowed(
+        self, name: str, values: Mapping[str, int], first: Mapping[str, str], follows: Mapping[str, Polynomial], high: int
+    ) -> int:  # fmt: skip
+        """The largest prime up to ``high`` that the trace allows for a size and its equals, beside the others as they are or follow.
 
         A table of positions has an end that no range says: ``x[:, :n]`` holds where n is min(n, 512).
         """
         value = least = values[name]
-        if high > value and self._traced.unmet({**values, name: high}):
+
+        def unmet(number: int) -> str:
+            given = {n: number if first[n] == first[name] else value for n, value in values.items()}
+            return self._traced.unmet(given | {n: total.at(given) for n, total in follows.items()})
+
+        if high > value and unmet(high):
             while high - least > 1:
                 middle = (least + high) // 2
-                least, high = (least, middle) if self._traced.unmet({**values, name: middle}) else (middle, high)
+                least, high = (least, middle) if unmet(middle) else (middle, high)
             high = _prime_below(high)
         # Two sizes that reach equally far are looked at with two primes: the next one is to be allowed as well.
-        if high > value and self._traced.unmet({**values, name: _prime_from(high + 1)}):
+        if high > value and unmet(_prime_from(high + 1)):
             high = _prime_below(high)
         return max(high, value)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import fx
 from dcir.frontends.torch.as_laid_out import Laid, as_laid_out
 from dcir.frontends.torch.context import CompileGraph, GraphContext, LayoutsAt
 from dcir.frontends.torch.shapes.given_sizes import places, tensor_places, values_at
-from dcir.ir.sizes import Bounds
+from dcir.ir.sizes import Bounds, Polynomial
 
 Call = Callable[[list[Any]], list[Any]]
 
@@ -31,10 +31,12 @@ class Span:
     Attributes:
         bounds: of each symbol.
         first: of each symbol the first one that it is equal to.
+        follows: those that are sums of others, and of which.
     """
 
     bounds: Mapping[str, Bounds]
     first: Mapping[str, str]
+    follows: Mapping[str, Polynomial] = field(default_factory=dict)
 
     def holds(self, values: Mapping[str, int]) -> bool:
         """Whether values of the symbols, or of some of them, are among them."""
@@ -43,6 +45,10 @@ class Span:
             self.bounds[name].low <= value <= self.bounds[name].high
             and value == of_group.setdefault(self.first[name], value)
             for name, value in values.items()
+        ) and all(
+            values[name] == total.at(values)
+            for name, total in self.follows.items()
+            if {name, *total.names()} <= values.keys()
         )
 
     def condition(self, paths: Mapping[str, str]) -> str:
@@ -56,6 +62,10 @@ class Span:
         for name, head in self.first.items():
             if name in paths and heads.setdefault(head, name) != name:
                 rows.append(f"{paths[heads[head]]} == {paths[name]}")
+        for name, total in self.follows.items():
+            if {name, *total.names()} <= paths.keys():
+                summands = [str(c) if not monomial else f"{c} * {paths[monomial[0][0]]}" for monomial, c in total.terms]
+                rows.append(f"{paths[name]} == {' + '.join(summands)}")
         return " and ".join(rows)
 
     def within(self, other: Span) -> Span:
@@ -63,13 +73,16 @@ class Span:
         bounds = dict(self.bounds)
         for name, (low, high) in other.bounds.items():
             bounds[name] = Bounds(max(low, bounds[name].low), min(high, bounds[name].high))
-        return Span(bounds, self.first)
+        return Span(bounds, self.first, self.follows)
 
-    def of(self, names: Sequence[str]) -> tuple[tuple[Bounds, ...], tuple[int, ...]]:
-        """Bounds, and what is equal, of symbols in order."""
+    def of(
+        self, names: Sequence[str]
+    ) -> tuple[tuple[Bounds, ...], tuple[int, ...], tuple[tuple[int, Polynomial], ...]]:
+        """Bounds, what is equal, and what follows from others, of symbols in order."""
         heads: dict[str, int] = {}
         same = tuple(heads.setdefault(self.first[name], i) for i, name in enumerate(names))
-        return tuple(self.bounds[name] for name in names), same
+        follows = tuple((i, self.follows[name]) for i, name in enumerate(names) if name in self.follows)
+        return tuple(self.bounds[name] for name in names), same, follows
 
 
 class Programs:
@@ -166,16 +179,15 @@ class Programs:
         """
         if self.gm is None:
             raise NoProgramForSizes("a kept trace has no graph to compile")
-        bounds, same = span.of(list(self.places))
-        context = replace(self._context, bounds=bounds, same=same, settle=settle)
+        bounds, same, follows = span.of(list(self.places))
+        context = replace(self._context, bounds=bounds, same=same, follows=dict(follows), settle=settle)
         if layouts is not None:
             context = replace(context, layouts=_Behind(context.first_read, layouts))
         made = self._compile(self.gm, context)
         if context.layouts is not None:
             self._layouts[made.call] = context.layouts
-        return made.call, Span(
-            dict(zip(self.places, made.bounds, strict=True)), {name: span.first[name] for name in self.places}
-        )
+        first = {name: span.first[name] for name in self.places}
+        return made.call, Span(dict(zip(self.places, made.bounds, strict=True)), first, span.follows)
 
     def __getstate__(self) -> dict[str, Any]:
         """What other processes can use: the programs there are, not what makes more."""

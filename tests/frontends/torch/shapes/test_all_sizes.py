@@ -60,3 +60,28 @@ def test_others_keep_their_wish() -> None:
             counters["frames"]["total"] += 1
         assert config.specialize_float is wanted
     assert floats.on and not floats.constants
+
+
+class _Labelled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(50, 16), nn.Linear(16, 50)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.out(self.words(ids)).flatten(0, 1), labels.flatten())
+
+
+def test_sizes_that_can_only_move_together() -> None:
+    """Labels are as many as words; of both inputs together that is known, of no size by itself."""
+    net = _Labelled()
+    fast, made = dcir.optimize(net), []
+    for batch, length in ((2, 12), (3, 17), (2, 9), (4, 23)):
+        given = [torch.randint(0, 50, (batch, length)) for _ in range(2)]
+        gradients = []
+        for called in (fast, net):
+            net.zero_grad()
+            called(*given).backward()
+            gradients.append([p.grad for p in net.parameters()])
+        torch.testing.assert_close(*gradients)
+        made.append(len(fast.dcir.explain().graphs))
+    assert made == [2, 4, 4, 4]

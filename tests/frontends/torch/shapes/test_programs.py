@@ -6,7 +6,7 @@ import pytest
 
 from dcir.frontends.torch.kept.sources import check_conditions
 from dcir.frontends.torch.shapes.programs import Span
-from dcir.ir.sizes import Bounds
+from dcir.ir.sizes import Bounds, Polynomial, size
 
 BOUNDS = {"s0": Bounds(1, 4), "s1": Bounds(2, 5), "s2": Bounds(1, 1)}
 PATHS = {name: f"L['args'][{i}].size()[1]" for i, name in enumerate(BOUNDS)}
@@ -20,9 +20,18 @@ class _Sized:
         return 0, self.n
 
 
-@pytest.mark.parametrize("first", [{"s0": "s0", "s1": "s1", "s2": "s2"}, {"s0": "s0", "s1": "s0", "s2": "s2"}])
-def test_the_condition_of_a_span_is_that_values_are_in_it(first: dict[str, str]) -> None:
-    span = Span(BOUNDS, first)
+@pytest.mark.parametrize(
+    ("first", "follows"),
+    [
+        ({"s0": "s0", "s1": "s1", "s2": "s2"}, {}),
+        ({"s0": "s0", "s1": "s0", "s2": "s2"}, {}),
+        ({"s0": "s0", "s1": "s1", "s2": "s2"}, {"s1": 2 * size("s0") + size("s2") - 1}),
+    ],
+)
+def test_the_condition_of_a_span_is_that_values_are_in_it(
+    first: dict[str, str], follows: dict[str, Polynomial]
+) -> None:
+    span = Span(BOUNDS, first, follows)
     condition = span.condition(PATHS)
     check_conditions([condition])
     for values in itertools.product(range(7), repeat=3):

@@ -164,3 +164,31 @@ def test_all_orders_of_small_sizes():
     for sizes in itertools.permutations([(1, 2), (2, 1), (2, 3), (1, 1)]):
         torch._dynamo.reset()
         _same(by_dimensions, dcir.optimize(by_dimensions), sizes)
+
+
+def _several(a, b, c):
+    return a.softmax(-1).sum() * torch.relu(a * 2), b.exp() * 2, c.cumsum(0)
+
+
+def test_of_too_many_sizes_those_of_one_are_constants():
+    """Three sizes move in one program at most."""
+    fast = dcir.optimize(_several, dynamic=True)
+    for first, *lengths in ((1, 5, 7, 9), (1, 6, 8, 11), (1, 9, 8, 13)):
+        given = torch.randn(first, lengths[0]), *map(torch.randn, lengths[1:])
+        for got, want in zip(fast(*given), _several(*given), strict=True):
+            torch.testing.assert_close(got, want)
+    (graph,) = fast.dcir.explain().graphs
+    assert next((low, high) for _, low, high in graph.bounds) == (1, 1)
+
+
+def _repeated(past, new):
+    return past[:, :, None].expand(-1, -1, 2, -1, -1) + new
+
+
+def test_whether_an_input_is_cut_is_not_asked():
+    """One that is a part of a longer one and one that is all of it are the same to a graph that reads both by their strides."""
+    fast = dcir.optimize(_repeated)
+    for whole, length in ((8, 7), (10, 9), (13, 13), (12, 12), (14, 11)):
+        past, new = torch.randn(1, 2, whole, 16)[:, :, :length], torch.randn(1, 2, 1, 16)
+        torch.testing.assert_close(fast(past, new), _repeated(past, new))
+    assert len(fast.dcir.explain().graphs) == 2
