@@ -109,6 +109,13 @@ class _Installed:
 _installed: _Installed | None = None
 
 
+def is_exchanged(forward: Any) -> bool:
+    """Whether a function is a layer's ``forward`` that is exchanged while something is compiled, or what is put in its place."""
+    if _installed is None:
+        return any(forward is kind.forward for kind in LAYERS)
+    return any(forward is f for known in (_installed._own, _installed._forms) for f in known.values())
+
+
 @contextlib.contextmanager
 def packed_forms() -> Iterator[None]:
     """Recurrent layers have these forms, in all threads, while this lasts; outside of Dynamo they give what torch's own give."""

@@ -19,6 +19,8 @@ from torch import nn
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo.symbolic_convert import tls
 
+from dcir.frontends.torch.packed_calls import is_exchanged
+
 _FORWARD = "forward"
 _FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 
@@ -133,7 +135,8 @@ def _methods(kinds: Iterable[type], codes: Collection[CodeType] | None) -> Itera
             for owner in bases:
                 value = getattr(owner, name, None)
                 function = _function(value)
-                if function is not None and (owner is cls or not _is_torch(owner)):
+                # Recurrent layers have others by turns, of ours.
+                if function is not None and (owner is cls or not _is_torch(owner)) and not is_exchanged(function):
                     fields = (getattr(function, field) for field in _FIELDS)
                     yield _Method(owner, name, value, function, *fields)
 
