@@ -93,22 +93,17 @@ class Backend(Protocol):
         """
         ...
 
-    def printed(self, driver: str, kernels: Sequence[Kernel]) -> Any:
-        """Driver and kernels as text, for ``build``: all that is Python's part in a library."""
-        ...
-
     def build(
         self,
         draft: Path,
         key: str,
-        printed: Any,
+        driver: str,
+        kernels: Sequence[Kernel],
         machine: Machine,
         cache: Cache,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        """Compile and link what was printed to a shared library at ``draft``; ``key`` tells it from all others.
-
-        It may run in a thread of its own while others compile.
+        """Compile and link driver and kernels to a shared library at ``draft``; ``key`` tells it from all others.
 
         Raises:
             CompilerFailed: the compiler refused the code.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,29 +110,7 @@ def compile_network(
     recorded: bool = False,
     build: bool = True,
 ) -> Library:
-    """Generate, compile and link a network for its target; see ``begin_library``."""
-    return begin_library(
-        net, cache=cache, progress=progress, profile=profile, choices=choices, keep=keep, in_parts=in_parts, recorded=recorded,
-        build=build, behind=False,
-    )()  # fmt: skip
-
-
-def begin_library(
-    net: Network | MovingNetwork,
-    *,
-    cache: Cache | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    profile: bool = False,
-    choices: Mapping[str, Choice] | None = None,
-    keep: Callable[[str, str], None] | None = None,
-    in_parts: bool = False,
-    recorded: bool = False,
-    build: bool = True,
-    behind: bool = True,
-) -> Callable[[], Library]:
-    """Generate code for a network for its target, and have it compiled and linked behind the caller; the result waits for that.
-
-    With ``profile``, the driver measures its steps. Without ``behind`` it is compiled when the result is called.
+    """Generate, compile and link a network for its target; with ``profile``, the driver measures its steps.
 
     Without ``build`` nothing is compiled: what is returned says all that is known before, and has no path.
 
@@ -142,7 +119,7 @@ def begin_library(
     are complete; ``recorded`` asks for one that can tell torch's profiler of its steps.
 
     Raises:
-        CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code; of what is returned, too.
+        CompilerNotFound, CompilerFailed: no compiler, or it refused the generated code.
         InvalidGraph: the network is new, and DaCe does not validate it; or it has no target.
         Unsupported: an operator that no emitter knows; or sizes move, and one has no kernel for all of them.
         InvalidSchedule: a node asks for a schedule that its kernel cannot have.
@@ -157,51 +134,35 @@ def begin_library(
         keep("driver", driver)
         for k in planned.made():
             keep(k.name, planned.backend.kernel_text(k))
-    begun = _begun(planned, driver, cache, progress, behind=behind) if build else None
-
-    def library() -> Library:
-        path, compiled, key = begun() if begun is not None else (Path(), 0, _key(planned, driver, cache))
-        return Library(
-            path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
-            planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
-            tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.measured, planned.sizes_slot,
-            {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, _jobs(planned.made()),
-            len(stops) + 1, parts.stops, parts.ready, {name: union(found) for name, found in planned.came_from.items()},
-            recorded, key,
-        )  # fmt: skip
-
-    return library
+    path, compiled, key = (
+        _library(planned, driver, cache, progress) if build else (Path(), 0, _key(planned, driver, cache))
+    )
+    return Library(
+        path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
+        planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
+        tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.measured, planned.sizes_slot,
+        {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, _jobs(planned.made()),
+        len(stops) + 1, parts.stops, parts.ready, {name: union(found) for name, found in planned.came_from.items()}, recorded,
+        key,
+    )  # fmt: skip
 
 
-def _begun(
-    planned: _PlannedCode, driver: str, cache: Cache, progress: Callable[[int, int], None] | None, *, behind: bool
-) -> Callable[[], tuple[Path, int, str]]:
-    """What gives the shared library of planned code, how many kernels were compiled for it now (all of them or none), and its key."""
+def _library(
+    planned: _PlannedCode, driver: str, cache: Cache, progress: Callable[[int, int], None] | None
+) -> tuple[Path, int, str]:
+    """The shared library of planned code, how many kernels were compiled for it now (all of them or none), and its key."""
     backend, machine, made = planned.backend, planned.machine, planned.made()
     key = _key_of(planned, driver, backend.identity(machine, cache))
     compiled = 0
 
-    def printed() -> Any:
+    def build(draft: Path) -> None:
+        nonlocal compiled
         planned.net.validate()
-        return backend.printed(driver, made)
+        compiled = len(made)
+        backend.build(draft, key, driver, made, machine, cache, progress)
 
-    def built(printed: Callable[[], Any]) -> Path:
-        def build(draft: Path) -> None:
-            nonlocal compiled
-            compiled = len(made)
-            backend.build(draft, key, printed(), machine, cache, progress)
-
-        # One look-up by what the graph is, so that a later process neither generates nor hashes any kernel's text.
-        return cache.get_or_build("graph", key, ".so", build)
-
-    if not behind or cache.path_of("graph", key, ".so") is not None:
-        return lambda: (built(printed), compiled, key)
-    # Printers are for one thread; compilers are processes of their own.
-    text = printed()
-    one = ThreadPoolExecutor(1, thread_name_prefix="dcir-library")
-    path = one.submit(built, lambda: text)
-    one.shutdown(wait=False)
-    return lambda: (path.result(), compiled, key)
+    # One look-up by what the graph is, so that a later process neither generates nor hashes any kernel's text.
+    return cache.get_or_build("graph", key, ".so", build), compiled, key
 
 
 def _key(planned: _PlannedCode, driver: str, cache: Cache) -> str:

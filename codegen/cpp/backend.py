@@ -41,23 +41,21 @@ class CppBackend:
         """Of GCC, the processor and the flags."""
         return key_of(Toolchain.find(cache).identity, repr(default_flags(machine.isa)))
 
-    def printed(self, driver: str, kernels: Sequence[Kernel]) -> list[Unit]:
-        """Units that many go into a file of."""
-        texts = sorted(map(_body, kernels))
-        return [Unit("", driver), Unit("", BESIDE), *(Unit("", text, HEADER) for text in texts)]
-
     def build(
         self,
         draft: Path,
         key: str,
-        printed: list[Unit],
+        driver: str,
+        kernels: Sequence[Kernel],
         machine: Machine,
         cache: Cache,
         progress: Callable[[int, int], None] | None,
     ) -> None:
         """Objects by what they say, many kernels to a file; then the library."""
         toolchain, flags = Toolchain.find(cache), default_flags(machine.isa)
-        objects = compile_objects(printed, toolchain, flags, cache, None, progress)
+        texts = sorted(map(_body, kernels))
+        units = [Unit("", driver), Unit("", BESIDE), *(Unit("", text, HEADER) for text in texts)]
+        objects = compile_objects(units, toolchain, flags, cache, None, progress)
         shutil.copyfile(link_shared(objects, key, toolchain, cache), draft)
 
 

@@ -107,8 +107,18 @@ class CudaBackend:
             return key_of(gcc, "twin", twin_text())
         return key_of(gcc, prelude_text(), find_nvrtc().identity, *machine.architectures)
 
-    def printed(self, driver: str, kernels: Sequence[Kernel]) -> tuple[list[Unit], dict[str, str]]:
-        """What GCC compiles, and the texts of kernels by their names."""
+    def build(
+        self,
+        draft: Path,
+        key: str,
+        driver: str,
+        kernels: Sequence[Kernel],
+        machine: Machine,
+        cache: Cache,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        """The driver as a library; behind it the kernels' machine code, or in it their twins."""
+        assert isinstance(machine, CudaMachine)
         launches = {k.name: _launches(k) for k in kernels}
         texts = {x.kernel: x.text for k in kernels for x in launches[k.name]}
         ordered = sorted(kernels, key=lambda k: k.name)
@@ -116,20 +126,6 @@ class CudaBackend:
         if self._twin:
             units += [Unit("", twin_unit(name, text), twin_text()) for name, text in sorted(texts.items())]
             units.append(Unit("", _FAULT, twin_text()))
-        return units, texts
-
-    def build(
-        self,
-        draft: Path,
-        key: str,
-        printed: tuple[list[Unit], dict[str, str]],
-        machine: Machine,
-        cache: Cache,
-        progress: Callable[[int, int], None] | None,
-    ) -> None:
-        """The driver as a library; behind it the kernels' machine code, or in it their twins."""
-        assert isinstance(machine, CudaMachine)
-        units, texts = printed
         toolchain = Toolchain.find(cache)
         objects = compile_objects(units, toolchain, self._flags(machine), cache, None, progress)
         library = link_shared(objects, key, toolchain, cache)

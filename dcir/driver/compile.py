@@ -129,25 +129,11 @@ class Compilation:
                 return CompiledGraph(whole, strides, parts)
             if self.context.kind == "backward":
                 return CompiledGraph(self._backward(done), strides, parts)
+            call, program = self._program(done)
             if self.context.kind != "forward" or not parts:
-                return CompiledGraph(self._program(done)[0], strides, parts)
-            if self._is_watched():
-                call, program = self._program(done)
-                donation = Donation(program.place)
-            else:  # GCC compiles it while the backward is rewritten, which then says where it is to write
-                begun = self._begun(done, behind=True)
-                call = late = Late(lambda: begun()[0], self.session.on_late)
-                donation = Donation(late.place)
+                return CompiledGraph(call, strides, parts)
+            donation = Donation(program.place)
             return CompiledGraph(donation.forward(call), strides, parts, donation)
-
-    def _is_watched(self) -> bool:
-        """Whether somebody wants to see the steps of a compilation one after the other."""
-        return (
-            self._seen is not None
-            or self._kept is not None
-            or self.session.watch is not None
-            or self.options.cuda_graphs
-        )
 
     def _moving(self, gm: fx.GraphModule) -> MovingProgram:
         """The graph's programs for all sizes within bounds; raises what ``built_moving`` does."""
@@ -190,16 +176,10 @@ class Compilation:
             if self.session.keeper is not None:
                 self._seen = self.session.keeper.begin(gm, self.context)
             graph = self._moving_graph(gm)
-            settle = self.context.settle
-            begun = self._library_begun(
-                graph.network,
-                in_parts=self.context.gates is not None,
-                behind=settle is not None and not self._is_watched(),
-            )
-            if settle is not None:
-                settle(graph.layouts)
+            if self.context.settle is not None:
+                self.context.settle(graph.layouts)
                 self._clock.start()
-            library = begun()
+            library = self._library(graph.network, in_parts=self.context.gates is not None)
             self.record.bounds = moving_bounds(replace(self.context, bounds=graph.bounds))
             self._finish(graph.network)
             return graph, library
@@ -354,32 +334,20 @@ class Compilation:
 
     def _program(self, done: Imported, *, in_parts: bool = False) -> tuple[Call, Program]:
         """What runs a rewritten graph: what is called, and the program itself."""
-        return self._begun(done, in_parts=in_parts)()
-
-    def _begun(
-        self, done: Imported, *, in_parts: bool = False, behind: bool = False
-    ) -> Callable[[], tuple[Call, Program]]:
-        """The same, in two steps: with ``behind`` the compiler runs between them."""
         self._clock.start()
         self._prepare(done)
-        begun = self._library_begun(done.network, in_parts=in_parts, behind=behind)
-
-        def program() -> tuple[Call, Program]:
-            self._clock.start()
-            library = begun()
-            program = self.target.load(done, library, self.session.arenas, prepare=self.options.prepare)
-            program.name = self._call_name
-            if self.options.cuda_graphs and self.session.watch is None:
-                self._replay(program)
-            self.session.programs.add(program)
-            self.session.made[program] = self.record, library
-            watch = self.session.watch
-            call = program if watch is None else watch(self.record.kind, done, library, program)
-            self._clock.lap("load")
-            self._finish(done.network)
-            return call, program
-
-        return program
+        library = self._library(done.network, in_parts=in_parts)
+        program = self.target.load(done, library, self.session.arenas, prepare=self.options.prepare)
+        program.name = self._call_name
+        if self.options.cuda_graphs and self.session.watch is None:
+            self._replay(program)
+        self.session.programs.add(program)
+        self.session.made[program] = self.record, library
+        watch = self.session.watch
+        call = program if watch is None else watch(self.record.kind, done, library, program)
+        self._clock.lap("load")
+        self._finish(done.network)
+        return call, program
 
     def _replay(self, program: Program) -> None:
         """Have calls be replays of one that is recorded, where that is possible."""
@@ -434,28 +402,18 @@ class Compilation:
             session.tuner.tune(net, 1 / 3 if self.record.kind == "forward" else 1.0)
             self._clock.lap("tuning")
 
-    def _library(self, net: Network | MovingNetwork) -> Library:
+    def _library(self, net: Network | MovingNetwork, *, in_parts: bool = False) -> Library:
         """Code of a rewritten network."""
-        return self._library_begun(net)()
-
-    def _library_begun(
-        self, net: Network | MovingNetwork, *, in_parts: bool = False, behind: bool = False
-    ) -> Callable[[], Library]:
-        """The same, in two steps: with ``behind`` the compiler runs between them."""
-        from dcir.codegen.compile import begin_library
+        from dcir.codegen.compile import compile_network
 
         self.target.refuse()
-        begun = begin_library(
+        record = self.record
+        library = compile_network(
             net, progress=self.session.step("kernels"),
             profile=self.session.watch is not None, keep=self._hear_code(),
             in_parts=in_parts, recorded=self.options.record_function and self.session.watch is None,
-            build=not self.session.without_code, behind=behind,
+            build=not self.session.without_code,
         )  # fmt: skip
-        self._clock.lap("code")
-        return lambda: self._built(net, begun)
-
-    def _built(self, net: Network | MovingNetwork, begun: Callable[[], Library]) -> Library:
-        library, record = begun(), self.record
         self._clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes

@@ -46,15 +46,9 @@ class Late:
         self.program: Call | None = None
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        return (self.program or self.finished())(args)
+        return (self.program or self._made())(args)
 
-    def place(self, blocks: Any) -> None:
-        """Have the program write into the blocks of a backward; see ``Program.place``."""
-        made: Any = self.program or self.finished()
-        made.place(blocks)
-
-    def finished(self) -> Call:
-        """The program."""
+    def _made(self) -> Call:
         with one_at_a_time():
             if self._make is not None:
                 self.program, self._make = self._make(), None

@@ -125,7 +125,7 @@ class _Pickler(Writer):
         """What another process needs of a value; raises ``Unkept`` of what it cannot have."""
         if isinstance(value, Late):
             if value.program is None:
-                raise Unkept("a program is not compiled yet")
+                raise Unkept("a backward is not compiled yet")
             return _itself, (value.program,)
         if isinstance(value, Program):
             return self._program(value)
