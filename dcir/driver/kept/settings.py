@@ -18,7 +18,7 @@ from dcir.options import KEEP_GRAPHS_NAME, KEEP_NAME
 
 _OURS = frozenset((
     "use_recursive_dict_tags_for_guards", "max_saved_pointers_for_recursive_dict_tags_check", "skip_nnmodule_hook_guards",
-    "run_gc_after_compile", "recompile_limit",
+    "run_gc_after_compile", "recompile_limit", "assume_dunder_attributes_remain_unchanged",
 ))  # fmt: skip
 """Settings of Dynamo that dcir changes while it compiles, and that decide no trace."""
 _VARIABLES = ("DCIR_", "TORCH", "PYTORCH", "ATEN_", "OMP_", "MKL_", "ONEDNN_", "DNNL_")

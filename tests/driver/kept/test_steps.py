@@ -1,9 +1,5 @@
 """What a training step became in one process is found again by the same step in another one, and only there."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +8,7 @@ import torch
 from torch import nn
 
 import dcir
+from tests.driver.kept.places import Place
 
 pytestmark = pytest.mark.in_turn(3)
 
@@ -94,36 +91,15 @@ print("RESULT " + json.dumps([tried(what) for what in json.loads(sys.argv[1])]))
 """
 
 
-class Steps:
+class Steps(Place):
     """A folder with a module ``model`` in it and a cache, in which processes train that model one after another."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.write(MODEL)
+        super().__init__(folder, MODEL)
 
-    def write(self, text: str) -> None:
-        """Put the text of a module in the place of what was there."""
-        (self.folder / "model.py").write_text(text)
-
-    def files(self) -> list[Path]:
-        """Where it is kept what graphs become."""
-        return sorted((self.folder / "cache").glob("v1/graphs/*/*.graph"))
-
-    def runs(self, *tries: dict[str, Any]) -> list[dict[str, Any]]:
+    def steps(self, *tries: dict[str, Any]) -> list[dict[str, Any]]:
         """One process; its steps must agree with PyTorch's."""
-        root = str(Path(__file__).parents[3])
-        path = os.pathsep.join((root, str(self.folder), os.environ.get("PYTHONPATH", "")))
-        environment = {"DCIR_CACHE_DIR": str(self.folder / "cache"), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, json.dumps(tries)],
-            capture_output=True, text=True, cwd=self.folder, check=False, timeout=300, env={**os.environ, **environment},
-        )  # fmt: skip
-        rows = [row for row in done.stdout.splitlines() if row.startswith("RESULT ")]
-        assert rows, done.stderr[-3000:]
-        found: list[dict[str, Any]] = json.loads(rows[0].removeprefix("RESULT "))
-        wrong = [(what, f) for what, f in zip(tries, found, strict=True) if not f["worst"] < 2e-4]
-        assert not wrong, wrong
-        return found
+        return self.told(SCRIPT, list(tries), 2e-4)
 
 
 OTHERS: list[dict[str, Any]] = [
@@ -139,14 +115,14 @@ OTHERS: list[dict[str, Any]] = [
 def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[Steps, dict[str, Any]]:
     """A folder in which one process has made steps of one model, and what it found."""
     place = Steps(tmp_path_factory.mktemp("steps"))
-    (first,) = place.runs({})
+    (first,) = place.steps({})
     assert first["compiled"] == 1
     return place, first
 
 
 def test_a_second_process_compiles_nothing(known: tuple[Steps, dict[str, Any]]) -> None:
     place, first = known
-    again, rates, weights = place.runs(
+    again, rates, weights = place.steps(
         {}, {"optimizer": "torch.optim.AdamW(p, lr=0.03, betas=(0.8, 0.9), weight_decay=0.1)"}, {"before": "torch.manual_seed(7)"}
     )  # fmt: skip
     assert [f["compiled"] for f in (again, rates, weights)] == [0, 0, 0]
@@ -156,7 +132,7 @@ def test_a_second_process_compiles_nothing(known: tuple[Steps, dict[str, Any]]) 
 
 
 def test_other_steps_are_compiled(known: tuple[Steps, dict[str, Any]]) -> None:
-    found = known[0].runs({}, *OTHERS, {})
+    found = known[0].steps({}, *OTHERS, {})
     compiled = [f["compiled"] for f in found]
     assert compiled == [0, *([1] * len(OTHERS)), 0], list(zip(compiled[1:], OTHERS, strict=False))
 
@@ -164,20 +140,20 @@ def test_other_steps_are_compiled(known: tuple[Steps, dict[str, Any]]) -> None:
 def test_one_program_for_all_sizes(tmp_path: Path) -> None:
     place = Steps(tmp_path)
     sizes = [[8, 5], [8, 7], [8, 12], [8, 9]]
-    (first,) = place.runs({"sizes": sizes})
+    (first,) = place.steps({"sizes": sizes})
     assert first["compiled"] == 2  # the first length has a program of its own
-    (again,) = place.runs({"sizes": sizes})
+    (again,) = place.steps({"sizes": sizes})
     assert again["compiled"] == 0
     assert again["losses"] == first["losses"]
-    files = [file.read_bytes() for file in place.files()]
-    (beyond,) = place.runs({"sizes": [*sizes, [8, 3000]]})  # no kept program reaches so far
+    files = [file.read_bytes() for file in place.graphs()]
+    (beyond,) = place.steps({"sizes": [*sizes, [8, 3000]]})  # no kept program reaches so far
     assert beyond["compiled"] == 1
-    assert [file.read_bytes() for file in place.files()] != files
-    files = [file.read_bytes() for file in place.files()]
-    (again,) = place.runs({"sizes": [*sizes, [8, 3000]]})
+    assert [file.read_bytes() for file in place.graphs()] != files
+    files = [file.read_bytes() for file in place.graphs()]
+    (again,) = place.steps({"sizes": [*sizes, [8, 3000]]})
     assert again["compiled"] == 0
     assert again["losses"] == beyond["losses"]
-    assert [file.read_bytes() for file in place.files()] == files
+    assert [file.read_bytes() for file in place.graphs()] == files
 
 
 def test_code_that_was_edited_is_compiled(tmp_path: Path) -> None:
@@ -186,7 +162,7 @@ def test_code_that_was_edited_is_compiled(tmp_path: Path) -> None:
         (MODEL, 1), (MODEL.replace("SCALE = 2.0", "SCALE = 5.0"), 1), (MODEL, 0), (MODEL.replace("F.gelu(", "F.silu("), 1), (MODEL, 0)
     ):  # fmt: skip
         place.write(text)
-        assert place.runs({"sizes": [[8, 5]]})[0]["compiled"] == compiled, text
+        assert place.steps({"sizes": [[8, 5]]})[0]["compiled"] == compiled, text
 
 
 def test_nothing_is_kept_where_that_is_not_wanted(tmp_path: Path) -> None:
@@ -196,21 +172,21 @@ def test_nothing_is_kept_where_that_is_not_wanted(tmp_path: Path) -> None:
         {"remarks": True, "keep_graphs": True},
         {"history": True, "keep_graphs": True},
     ):
-        place.runs({"options": options})
-    assert not place.files()
+        place.steps({"options": options})
+    assert not place.graphs()
 
 
 def test_damaged_files_and_libraries_that_are_gone(tmp_path: Path) -> None:
     place = Steps(tmp_path)
-    (first,) = place.runs({})
-    (file,) = place.files()
+    (first,) = place.steps({})
+    (file,) = place.graphs()
     file.write_bytes(file.read_bytes()[:-1] + b"x")  # its seal does not match any more
-    assert place.runs({})[0]["compiled"] == 1
+    assert place.steps({})[0]["compiled"] == 1
     for library in (tmp_path / "cache").rglob("*.so"):
         library.unlink()
-    (again,) = place.runs({})
+    (again,) = place.steps({})
     assert (again["compiled"], again["losses"]) == (1, first["losses"])
-    assert place.runs({})[0]["compiled"] == 0
+    assert place.steps({})[0]["compiled"] == 0
 
 
 def test_a_step_says_that_it_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
