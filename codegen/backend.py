@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from dcir.cache import Cache
 from dcir.codegen.plan import KernelPlan
@@ -22,12 +22,14 @@ class Kernel:
         name: of its entry; what it is made of decides it.
         plan: its code.
         ins, outs: types of its operands.
+        text: its code as ``build`` takes it, where that was printed before; see ``PrintsBefore``.
     """
 
     name: str
     plan: KernelPlan
     ins: tuple[str, ...]
     outs: tuple[str, ...]
+    text: str = field(default="", compare=False, repr=False)
 
     @property
     def parallel(self) -> bool:
@@ -108,4 +110,13 @@ class Backend(Protocol):
         Raises:
             CompilerFailed: the compiler refused the code.
         """
+        ...
+
+
+@runtime_checkable
+class PrintsBefore(Protocol):
+    """A backend whose ``build`` only waits for compilers once kernels are printed: a thread of its own may call it then."""
+
+    def printed(self, kernel: Kernel) -> Kernel:
+        """The kernel with its text."""
         ...

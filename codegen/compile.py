@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dcir.cache import Cache, key_of
-from dcir.codegen.backend import Backend, Kernel, Steps
+from dcir.codegen.backend import Backend, Kernel, PrintsBefore, Steps
 from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.invocations import Invocation, Types, invocations
 from dcir.codegen.moving_kernel import moving_kernel
@@ -124,45 +125,122 @@ def compile_network(
         Unsupported: an operator that no emitter knows; or sizes move, and one has no kernel for all of them.
         InvalidSchedule: a node asks for a schedule that its kernel cannot have.
     """
-    moving, net = (net, net.widest) if isinstance(net, MovingNetwork) else (None, net)
-    cache, target = cache or Cache.default(), target_of(net)
-    planned = _PlannedCode(net, target, cache, choices, moving)
-    parts = parts_of(net, planned.calls) if in_parts or profile else Parts()
-    stops = () if profile else parts.stops
-    driver = planned.backend.driver_text(replace(planned.steps(), stops=stops, recorded=recorded), profile=profile)
-    if keep is not None:
-        keep("driver", driver)
-        for k in planned.made():
-            keep(k.name, planned.backend.kernel_text(k))
-    path, compiled, key = (
-        _library(planned, driver, cache, progress) if build else (Path(), 0, _key(planned, driver, cache))
+    code = _Code.of(net, cache, progress, keep, profile, choices, in_parts=in_parts, recorded=recorded)
+    return (
+        code.library(*code.built()) if build else code.library(Path(), 0, _key(code.planned, code.driver, code.cache))
     )
-    return Library(
-        path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
-        planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
-        tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.measured, planned.sizes_slot,
-        {k.name: (planned.described[k.name], k.plan.schedule) for k in planned.made()}, _jobs(planned.made()),
-        len(stops) + 1, parts.stops, parts.ready, {name: union(found) for name, found in planned.came_from.items()}, recorded,
-        key,
-    )  # fmt: skip
 
 
-def _library(
-    planned: _PlannedCode, driver: str, cache: Cache, progress: Callable[[int, int], None] | None
-) -> tuple[Path, int, str]:
-    """The shared library of planned code, how many kernels were compiled for it now (all of them or none), and its key."""
-    backend, machine, made = planned.backend, planned.machine, planned.made()
-    key = _key_of(planned, driver, backend.identity(machine, cache))
-    compiled = 0
+@contextmanager
+def begun_network(
+    net: Network | MovingNetwork,
+    *,
+    cache: Cache | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    keep: Callable[[str, str], None] | None = None,
+    in_parts: bool = False,
+    recorded: bool = False,
+) -> Iterator[Callable[[], Library]]:
+    """``compile_network`` in two steps: compilers run behind the caller, and what is yielded waits for the library.
 
-    def build(draft: Path) -> None:
-        nonlocal compiled
-        planned.net.validate()
-        compiled = len(made)
-        backend.build(draft, key, driver, made, machine, cache, progress)
+    Leaving waits, too: whoever is interrupted leaves neither compilers nor halves of files behind.
 
-    # One look-up by what the graph is, so that a later process neither generates nor hashes any kernel's text.
-    return cache.get_or_build("graph", key, ".so", build), compiled, key
+    Raises:
+        what ``compile_network`` does, a compiler's error where the library is asked for.
+    """
+    code = _Code.of(net, cache, progress, keep, in_parts=in_parts, recorded=recorded)
+    if (printed := code.printed()) is None:
+        yield lambda: code.library(*code.built())
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="dcir-library") as one:
+        built = one.submit(printed.built)
+        yield lambda: code.library(*built.result())
+
+
+@dataclass(frozen=True)
+class _Code:
+    """A network's code on its way to a library.
+
+    Attributes:
+        net: the network, at the widest of its sizes if they move.
+        planned, driver, parts, stops: its kernels and calls, what runs them, in how many parts.
+        kernels: those that have code.
+        validated: whether DaCe has looked at the network.
+    """
+
+    net: Network
+    planned: _PlannedCode
+    driver: str
+    parts: Parts
+    stops: tuple[int, ...]
+    kernels: list[Kernel]
+    recorded: bool
+    cache: Cache
+    progress: Callable[[int, int], None] | None
+    validated: bool = False
+
+    @staticmethod
+    def of(
+        net: Network | MovingNetwork,
+        cache: Cache | None,
+        progress: Callable[[int, int], None] | None,
+        keep: Callable[[str, str], None] | None,
+        profile: bool = False,
+        choices: Mapping[str, Choice] | None = None,
+        *,
+        in_parts: bool,
+        recorded: bool,
+    ) -> _Code:
+        """Code of a network; the arguments are those of ``compile_network``."""
+        moving, net = (net, net.widest) if isinstance(net, MovingNetwork) else (None, net)
+        cache, target = cache or Cache.default(), target_of(net)
+        planned = _PlannedCode(net, target, cache, choices, moving)
+        parts = parts_of(net, planned.calls) if in_parts or profile else Parts()
+        stops = () if profile else parts.stops
+        driver = planned.backend.driver_text(replace(planned.steps(), stops=stops, recorded=recorded), profile=profile)
+        if keep is not None:
+            keep("driver", driver)
+            for k in planned.made():
+                keep(k.name, planned.backend.kernel_text(k))
+        return _Code(net, planned, driver, parts, stops, planned.made(), recorded, cache, progress)
+
+    def printed(self) -> _Code | None:
+        """The same where ``built`` only waits for compilers; None if it need not, or there is no telling."""
+        backend = self.planned.backend
+        if not isinstance(backend, PrintsBefore) or self.cache.path_of("graph", self._key(), ".so") is not None:
+            return None
+        self.net.validate()
+        return replace(self, kernels=[backend.printed(k) for k in self.kernels], validated=True)
+
+    def built(self) -> tuple[Path, int, str]:
+        """The shared library, how many kernels were compiled for it now (all of them or none), and its key."""
+        planned, key, compiled = self.planned, self._key(), 0
+
+        def build(draft: Path) -> None:
+            nonlocal compiled
+            if not self.validated:
+                self.net.validate()
+            compiled = len(self.kernels)
+            planned.backend.build(draft, key, self.driver, self.kernels, planned.machine, self.cache, self.progress)
+
+        # One look-up by what the graph is, so that a later process neither generates nor hashes any kernel's text.
+        return self.cache.get_or_build("graph", key, ".so", build), compiled, key
+
+    def library(self, path: Path, compiled: int, key: str) -> Library:
+        """What is known of the library at a path."""
+        net, planned = self.net, self.planned
+        return Library(
+            path, planned.arena_bytes, net.memory.nbytes(PREPARED), planned.static, planned.places.slots, planned.table_size,
+            planned.callbacks, len(planned.names()), len(planned.calls), compiled, [op.origin for op in net.ops()],
+            tuple((_name(net, c), c.number) for c in planned.calls), planned.tuned, planned.measured, planned.sizes_slot,
+            {k.name: (planned.described[k.name], k.plan.schedule) for k in self.kernels}, _jobs(self.kernels),
+            len(self.stops) + 1, self.parts.stops, self.parts.ready,
+            {name: union(found) for name, found in planned.came_from.items()}, self.recorded, key,
+        )  # fmt: skip
+
+    def _key(self) -> str:
+        planned = self.planned
+        return _key_of(planned, self.driver, planned.backend.identity(planned.machine, self.cache))
 
 
 def _key(planned: _PlannedCode, driver: str, cache: Cache) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ class CppBackend:
         """C++ of a kernel."""
         return HEADER + _body(kernel)
 
+    def printed(self, kernel: Kernel) -> Kernel:
+        """The kernel with what a file has of it."""
+        return replace(kernel, text=_body(kernel))
+
     def identity(self, machine: Machine, cache: Cache) -> str:
         """Of GCC, the processor and the flags."""
         return key_of(Toolchain.find(cache).identity, repr(default_flags(machine.isa)))
@@ -60,4 +65,4 @@ class CppBackend:
 
 
 def _body(kernel: Kernel) -> str:
-    return kernel_body(kernel.plan, kernel.ins, kernel.outs, kernel.name)
+    return kernel.text or kernel_body(kernel.plan, kernel.ins, kernel.outs, kernel.name)

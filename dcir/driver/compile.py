@@ -32,7 +32,7 @@ from dcir.driver.targets.host import host_target
 from dcir.driver.trace_log import compile_id, trace
 from dcir.driver.verify.debug_folder import GraphFolder, graph_folder
 from dcir.errors import InvalidInput, MemoryLimitTooLow, Unsupported
-from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, OtherBounds
+from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, LayoutsAt, OtherBounds
 from dcir.frontends.torch.gates import Gates
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.moving_network import MovingNetwork
@@ -176,10 +176,14 @@ class Compilation:
             if self.session.keeper is not None:
                 self._seen = self.session.keeper.begin(gm, self.context)
             graph = self._moving_graph(gm)
-            if self.context.settle is not None:
-                self.context.settle(graph.layouts)
-                self._clock.start()
-            library = self._library(graph.network, in_parts=self.context.gates is not None)
+            settle = self.context.settle
+            if settle is not None and not self.session.without_code:
+                library = self._library_beside(graph, settle)
+            else:
+                if settle is not None:
+                    settle(graph.layouts)
+                    self._clock.start()
+                library = self._library(graph.network, in_parts=self.context.gates is not None)
             self.record.bounds = moving_bounds(replace(self.context, bounds=graph.bounds))
             self._finish(graph.network)
             return graph, library
@@ -407,13 +411,31 @@ class Compilation:
         from dcir.codegen.compile import compile_network
 
         self.target.refuse()
-        record = self.record
         library = compile_network(
             net, progress=self.session.step("kernels"),
             profile=self.session.watch is not None, keep=self._hear_code(),
             in_parts=in_parts, recorded=self.options.record_function and self.session.watch is None,
             build=not self.session.without_code,
         )  # fmt: skip
+        return self._noted(net, library)
+
+    def _library_beside(self, graph: MovingGraph, settle: Callable[[LayoutsAt], None]) -> Library:
+        """Code of a forward for all sizes: compilers run while its backward is rewritten."""
+        from dcir.codegen.compile import begun_network
+
+        self.target.refuse()
+        with begun_network(
+            graph.network, progress=self.session.step("kernels"), keep=self._hear_code(),
+            in_parts=self.context.gates is not None, recorded=self.options.record_function,
+        ) as library:  # fmt: skip
+            self._clock.lap("code")
+            settle(graph.layouts)
+            self._clock.start()
+            return self._noted(graph.network, library())
+
+    def _noted(self, net: Network | MovingNetwork, library: Library) -> Library:
+        """The library, of which the record says what is known."""
+        record = self.record
         self._clock.lap("code")
         record.kernels, record.calls = library.kernels, library.calls
         record.generated, record.arena_bytes = library.compiled, library.arena_bytes

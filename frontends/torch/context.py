@@ -57,7 +57,7 @@ class GraphContext:
         forward: of a backward, what became of its forward.
         bounds: of its symbolic sizes, in the order of the inputs, where it is to be one program for all of them.
         layouts: of a backward with ``bounds``, how its forward lays out what it keeps.
-        settle: of a forward with ``bounds``, called with how it lays out what it keeps before there is code.
+        settle: of a forward with ``bounds``, called with how it lays out what it keeps before it has a library.
         same: for each of those sizes the number of the first one that it is equal to; empty: they have nothing to do with each other.
         follows: which of those sizes are sums of others, by number, and of which, by name.
         bound_names: where those sizes are in the user's inputs.
