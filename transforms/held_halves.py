@@ -27,16 +27,21 @@ _KEEPING = frozenset(("max", "min", "neg", "abs", "where"))
 def multiplies_halves(net: Network, op: Op, known: dict[str, bool] | None = None) -> bool:
     """Whether ``op`` is a product of f32 whose operands hold nothing but numbers of bf16, on a processor that has a matrix unit for those.
 
+    Or a convolution, where the processor multiplies pairs of them: such products are in the form that ``UseDots`` gives them.
+
     Args:
         net: the network.
         op: any operator.
         known: what is known of containers already; what is found out is added.
     """
     spec = op.spec
-    if not target_of(net).machine.isa.matrix_unit or not isinstance(spec, ContractionSpec | ConvolutionSpec):
+    isa = target_of(net).machine.isa
+    if not isinstance(spec, ContractionSpec | ConvolutionSpec) or spec.dtype != "f32":
+        return False
+    if not (isa.matrix_unit or (isa.dots and isinstance(spec, ConvolutionSpec))):
         return False
     # Numbers of Winograd's transforms are of f32.
-    if spec.dtype != "f32" or (isinstance(spec, ConvolutionSpec) and spec.winograd):
+    if isinstance(spec, ConvolutionSpec) and spec.winograd:
         return False
     known = {} if known is None else known
     left, right, *_ = net.ins(op)

@@ -88,4 +88,5 @@ def _winograd(isa: Isa) -> WinogradCosts:
         unit_step=DEPTH if isa.matrix_unit else None,
         unit_rate=2.7,
         gathered=0.8,
+        pairs=1.7 if isa.dots else 1.0,
     )

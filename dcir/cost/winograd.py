@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dcir.isa import Isa
 from dcir.ops.library import winograd
-from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.convolution import ConvolutionSpec, channel_pairs_refusal
 from dcir.ops.library.packing import panel_width, panels
 
 
@@ -31,6 +31,7 @@ class WinogradCosts:
         tile, panel: cycles around a tile, and around a panel of channels at each of its points.
         unit_step, unit_rate, gathered: of the direct form on a matrix unit, None without one: channels of a step, multiply-adds like
             ``per_cycle``, and what gathering a strip of pixels takes beside a panel of output channels.
+        pairs: how much faster the direct form of bf16's numbers multiplies pairs of channels, 1 without the instruction.
     """
 
     isa: Isa
@@ -48,11 +49,14 @@ class WinogradCosts:
     unit_step: int | None
     unit_rate: float
     gathered: float
+    pairs: float
 
     def direct(self, spec: ConvolutionSpec) -> float:
         """Cycles of the sum over those taps that lie in the image."""
         products = replace(spec, bias=False, epilogue=None).operations() / 2 / self.lanes
         rate = self.per_cycle
+        if spec.kind == "forward" and channel_pairs_refusal(spec) is None:
+            rate *= self.pairs
         if self.unit_step and spec.cin % self.unit_step == 0:
             # Pixels are gathered once for all output channels.
             rate = max(rate, self.unit_rate / (1 + self.gathered / panels(spec.cout, panel_width("f32", self.isa))))

@@ -1,4 +1,5 @@
-"""Products whose operands hold nothing but numbers of bf16 say so, where the processor has a matrix unit for those.
+"""Products whose operands hold nothing but numbers of bf16 say so, where the processor has a matrix unit for those; and convolutions
+where it multiplies pairs of them.
 
     x' = f32(bf16(x)); w' = f32(bf16(w)); y = x' @ w'    -->    the same operators, y's known to be of bf16
 
@@ -29,7 +30,8 @@ class KnowHalves(Pass):
     def apply(self, net: Network) -> PassResult:
         """Look at every product of f32."""
         outcome = PassResult.of(net)
-        if not target_of(net).machine.isa.matrix_unit:
+        isa = target_of(net).machine.isa
+        if not (isa.matrix_unit or isa.dots):
             return outcome
         known: dict[str, bool] = {}
         for op in net.ops():

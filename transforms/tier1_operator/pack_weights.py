@@ -25,7 +25,7 @@ from dcir.ir.refusal import SWITCHED_OFF, Refusal
 from dcir.ir.statements import Load, Narrow, Store
 from dcir.ir.types import FLOATS, HALVES
 from dcir.ops.library.contraction import ContractionSpec
-from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.convolution import ConvolutionSpec, channel_pairs_refusal
 from dcir.ops.library.epilogue import reorder_epilogue
 from dcir.ops.library.operand_types import alike
 from dcir.ops.library.packing import (
@@ -101,7 +101,7 @@ class PackWeights(Pass):
         groups, group_strides = tuple(spec.batch[d] for d in own), tuple(strides[d] for d in own)
         dots = spec.dots and stored == "bf16"
         if dots:
-            program = pair_program(stored, groups, spec.n, spec.k, panel, group_strides, strides[-1], strides[-2])
+            program = pair_program(stored, groups, spec.n, (spec.k,), panel, group_strides, strides[-1], (strides[-2],))
         else:
             program = pack_program(
                 stored or spec.dtype, groups, spec.n, (spec.k,), panel, group_strides, strides[-1], (strides[-2],)
@@ -130,8 +130,11 @@ class PackWeights(Pass):
             body.store(body.output(spec.dtype), contiguous(body.outer), value)
             made, program = replace(spec, w=last), body.finish()
         else:
-            panel = panel_width(spec.dtype, target_of(net).machine.isa)
+            isa = target_of(net).machine.isa
+            panel = panel_width(spec.dtype, isa)
             made = replace(spec, panel=panel)
+            if isa.dots and channel_pairs_refusal(spec) is None:
+                made = replace(made, types=alike(spec.dtype, "bf16"), pairs=True)
             if (
                 spec.groups > 1
                 and not made.spanned

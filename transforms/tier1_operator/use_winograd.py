@@ -70,7 +70,7 @@ class UseWinograd(Pass):
             flipped = spec.kind == "backward_data"
             if flipped:
                 spec = _as_forward(spec)
-            if _multiplied_as_they_are(spec):
+            if costs.unit_step and _multiplied_as_they_are(spec):
                 outcome.missed(_HALVES, (op,))
                 continue
             refusal = refused_by_winograd(spec)
@@ -103,7 +103,7 @@ class UseWinograd(Pass):
     def _gradient(self, net: Network, op: Op, spec: ConvolutionSpec, made: _Made) -> Refusal | None:
         """A weight gradient in this form; or why not."""
         costs = target_of(net).costs.winograd
-        if _multiplied_as_they_are(spec) and spec.y[1] == 1 and spec.cout % DEPTH == 0:
+        if costs.unit_step and _multiplied_as_they_are(spec) and spec.y[1] == 1 and spec.cout % DEPTH == 0:
             return _HALVES
         refusal = refused_by_winograd(spec) or (None if spec.cout % costs.lanes == 0 else NO_VECTORS)
         if refusal is not None:

@@ -135,7 +135,7 @@ def _pointwise(spec: ConvolutionSpec) -> bool:
         spec.kind == "forward"
         and spec.panel > 0
         and spec.groups == 1
-        and not (spec.bias or spec.winograd)
+        and not (spec.bias or spec.winograd or spec.pairs)
         and math.prod(spec.kernel) == 1
         and set(spec.stride) == {1}
         and set(spec.padding) == {0}

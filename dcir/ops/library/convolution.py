@@ -22,7 +22,7 @@ from dcir.ops.library.convolution_fields import ConvolutionFields
 from dcir.ops.library.convolution_loops import convolution_loops
 from dcir.ops.library.epilogue import attach_epilogue, epilogue_footprint, epilogue_text, run_epilogue
 from dcir.ops.library.operand_types import Scales
-from dcir.ops.library.packing import pack_program
+from dcir.ops.library.packing import pack_program, pair_program
 from dcir.ops.library.torch_call import window_tensor
 from dcir.ops.torch_types import FROM_NAME
 
@@ -71,6 +71,11 @@ class ConvolutionSpec(ConvolutionFields):
     def packing(self) -> LoopNest:
         """The copy of weights that lie at ``w`` into panels, not transformed."""
         groups, columns = (1, self.groups * self.cout) if self.spanned else (self.groups, self.cout)
+        if self.pairs:
+            return pair_program(
+                self.dtype, (groups,), columns, (*self.kernel, self.cin), self.panel, (self.w[0] * columns,), self.w[0],
+                (*self.w[2:], self.w[1]), stored=self.types.b,
+            )  # fmt: skip
         return pack_program(
             self.dtype, (groups,), columns, (*self.kernel, self.cin), self.panel, (self.w[0] * columns,), self.w[0],
             (*self.w[2:], self.w[1]),
@@ -204,6 +209,8 @@ class ConvolutionSpec(ConvolutionFields):
         w = window_tensor(buffer, (packed, contiguous(packed), self.types.b)).double()
         if self.winograd:
             return w.movedim(1, 3).movedim(-1, 4).flatten(3, 4)[:, :, :, : self.cout]
+        if self.pairs:
+            w = w.unflatten(-1, (self.panel, 2)).transpose(-1, -2)
         w = w.reshape(packed[0], packed[1], *self.kernel, self.cin, self.panel).movedim(-1, 2).flatten(1, 2)
         return w[:, : self.groups * self.cout // packed[0]].movedim(-1, 2).reshape(self.shapes[1])
 
@@ -225,6 +232,25 @@ class ConvolutionSpec(ConvolutionFields):
             return program
         # The program's channels are two loops.
         return attach_epilogue(program, self.epilogue.split(1, self.cout))
+
+
+def channel_pairs_refusal(spec: ConvolutionSpec) -> Refusal | None:
+    """Why the input channels of a convolution are not multiplied in pairs, by a processor that has the instruction for it.
+
+    It is twice the multiplications a second, for a copy of the image in pairs.
+    """
+    if not spec.halves:
+        return Refusal("operands of other numbers than those of bf16")
+    if spec.groups != 1 or spec.cin % 2:
+        return Refusal("several groups, or an odd number of channels")
+    if not channel_pairs_pay(math.prod(spec.kernel) * spec.cout, math.prod(spec.stride)):
+        return Refusal("a copy of the image in pairs takes longer")
+    return None
+
+
+def channel_pairs_pay(products: int, positions: int) -> bool:
+    """Whether a copy of an image in pairs takes less than what is saved, by the products of a pixel and the pixels to a result."""
+    return products >= 40 * positions
 
 
 NO_VECTORS = Refusal("Winograd's form takes whole vectors of float32 channels of one group")

@@ -39,7 +39,9 @@ class ConvolutionFields(Operator, partial=True):
             it owns the stores, and ``y`` equals the strides of the first of them.
         scales: forward only: what integers stand for, with padding that counts as zero; there is neither a panel nor an epilogue then,
             and y is of a floating-point type. Their inputs come behind x and w.
-        halves: what is multiplied holds nothing but numbers of bf16, whatever it is stored in, and the processor has a unit for those.
+        halves: what is multiplied holds nothing but numbers of bf16, whatever it is stored in, and the processor has a unit or an
+            instruction for those.
+        pairs: w is packed in pairs of input channels, of which there is an even number, and of bf16.
     """
 
     kind: str
@@ -63,11 +65,12 @@ class ConvolutionFields(Operator, partial=True):
     winograd: tuple[int, ...] = ()
     scales: Scales | None = None
     halves: bool = False
+    pairs: bool = False
 
     @property
     def dtype(self) -> str:
-        """The type of x, w and y; empty if they are not alike, which is for loop nests alone."""
-        return self.types.common if self.types.a == self.types.b else ""
+        """The type of x, w and y; empty if they are not alike, which is for loop nests alone, unless w is packed in pairs."""
+        return self.types.common if self.types.a == self.types.b or self.pairs else ""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -90,7 +93,7 @@ class ConvolutionFields(Operator, partial=True):
             rows, columns = (t + winograd.TAPS - 1 for t in self.winograd)
             return (self.groups, panels(self.cout, self.panel), rows, columns, self.cin, self.panel)
         groups, columns = (1, self.groups * self.cout) if self.spanned else (self.groups, self.cout)
-        return packed_shape((groups,), columns, math.prod(self.kernel) * self.cin, self.panel)
+        return packed_shape((groups,), columns, math.prod(self.kernel) * self.cin, self.panel, pairs=self.pairs)
 
     @property
     def bias_type(self) -> str:

@@ -11,7 +11,7 @@ from dcir.ir.network import contiguous
 from dcir.ir.types import compute_type
 from dcir.ops.library import winograd
 from dcir.ops.library.convolution_fields import ConvolutionFields
-from dcir.ops.library.packing import read_packed
+from dcir.ops.library.packing import read_packed, read_pairs
 
 
 def convolution_loops(spec: ConvolutionFields) -> LoopNest:
@@ -105,6 +105,11 @@ class Loops:
         if not panel:
             return self.body.load(operand, self.w_strides())
         depth = math.prod(spec.kernel) * spec.cin
+        if spec.pairs:
+            step = self.index("i", 0)
+            for d, s in enumerate(contiguous(spec.kernel)):
+                step = step + self.index("k", d) * (s * spec.cin)
+            return read_pairs(self.body, operand, self.strides(), (self.index("o", 0), step), spec.cout, depth, panel)
         taps = [panel * spec.cin * s for s in contiguous(spec.kernel)]
         column, columns, group = self.index("o", 0), spec.cout, spec.packed_weights[1] * depth * panel
         if spec.spanned:

@@ -106,19 +106,25 @@ def pack_program(
 
 
 def pair_program(
-    dtype: str, groups: Sequence[int], columns: int, depth: int, panel: int,
-    group_strides: Sequence[int], column_stride: int, depth_stride: int,
+    dtype: str, groups: Sequence[int], columns: int, depth: Sequence[int], panel: int,
+    group_strides: Sequence[int], column_stride: int, depth_strides: Sequence[int], *, stored: str = "",
 ) -> LoopNest:  # fmt: skip
-    """The copy of a strided operand into panels of pairs; arguments as of ``pack_program``."""
-    rank, shape = len(groups), (*groups, panels(columns, panel), pairs_of(depth), panel, 2)
+    """The copy of a strided operand into panels of pairs, of neighbours in the last dimension of ``depth``, in the type ``stored``.
+
+    Other arguments are as of ``pack_program``.
+    """
+    *outer, last = depth
+    rank, shape = len(groups), (*groups, panels(columns, panel), *outer, pairs_of(last), panel, 2)
     body = LoopNestBuilder(shape)
-    source, target = body.input(dtype), body.output(dtype)
-    strides = (*group_strides, column_stride * panel, 2 * depth_stride, column_stride, depth_stride)
+    source, target = body.input(dtype), body.output(stored or dtype)
+    *steps, step = depth_strides
+    strides = (*group_strides, column_stride * panel, *steps, 2 * step, column_stride, step)
+    pair = rank + 1 + len(outer)
     inside = []
     if columns % panel:
-        inside.append(body.index(rank) * panel + body.index(rank + 2) < columns)
-    if depth % 2:
-        inside.append(body.index(rank + 1) * 2 + body.index(rank + 3) < depth)
+        inside.append(body.index(rank) * panel + body.index(pair + 1) < columns)
+    if last % 2:
+        inside.append(body.index(pair) * 2 + body.index(pair + 2) < last)
     if inside:
         kept = functools.reduce(operator.and_, inside)
         plain = body.load(source, strides)

@@ -96,6 +96,16 @@ def test_only_where_there_is_a_unit() -> None:
         assert [s.halves for s in products(net)] == [isa == "amx"]
 
 
+def test_convolutions_also_where_pairs_are_multiplied() -> None:
+    for isa in ISAS:
+        args = image(2, 32, 9, 9), image(64, 32, 3, 3)
+        done, net = rewritten(conv, args, PLAIN, isa=isa)
+        assert [s.halves for s in products(net)] == [isa in ("amx", "avx512bf16")]
+        if isa == host_isa().name:
+            (got,) = run_cpp(done, args)
+            check_close(got, conv(*args), conv(*map(double, args)), factor=1.5)
+
+
 def test_what_is_no_longer_so_is_found_out() -> None:
     """An operand that a rewrite has scaled since."""
     _, net = rewritten(lambda x, y: (x @ y, x.float() * 1.5), (rand(64, 64), rand(64, 64)), PLAIN)

@@ -51,7 +51,7 @@ def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPla
         spec = replace(spec, epilogue=identity_epilogue(spec.shapes[0], spec.dtype, spec.x))
     inputs = {"forward": 3 if spec.bias else 2}.get(spec.kind, 2)
     if spec.dtype not in HALF:
-        return assemble(_draft(spec, isa, threads), isa, inputs)
+        return assemble(_draft(spec, isa, threads), isa, inputs, casts=spec.pairs)
     x = TileOperand((spec.n, spec.groups * spec.cin, *spec.in_size), spec.x)
     w = TileOperand((spec.groups * spec.cout, spec.cin, *spec.kernel), spec.w)
     y = TileOperand((spec.n, spec.groups * spec.cout, *spec.out_size), spec.y)

@@ -8,11 +8,13 @@ their border, as are rows whose pixels share cache sets.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from dcir.codegen.asked import as_known
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles import half_dots
 from dcir.codegen.cpp.tiles.conv.matrix import matrix_last_draft, matrix_last_refusal
 from dcir.codegen.cpp.tiles.conv.nhwc_layout import NhwcLayout, nhwc_layout
 from dcir.codegen.cpp.tiles.conv.nhwc_tile import (
@@ -32,6 +34,7 @@ from dcir.codegen.cpp.tiles.method import ON_UNIT, Method
 from dcir.codegen.symbolic import least, most, usual
 from dcir.ir.refusal import Refusal
 from dcir.isa import Isa
+from dcir.ops.library.convolution import channel_pairs_pay
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.ops.library.packing import panel_width, panels
 
@@ -69,39 +72,65 @@ class _Weights:
     steps: tuple[TileStep, ...] = ()
 
 
-def _weights(p: ConvolutionProblem, panel: int) -> _Weights:
+def _weights(p: ConvolutionProblem, panel: int, *, paired: bool) -> _Weights:
     if p.panel:
         return _Weights()
     count = p.groups * panels(p.co, panel)
     size = count * p.taps * p.ci * panel * ELEMENT_BYTES[p.dtype]
-    return _Weights("(const T *)scratch", size, pack_text(replace(p, panel=panel), 0), (TileStep(count, "pack"),))
+    steps = (TileStep(count, "pack"),)
+    if not paired:
+        return _Weights("(const T *)scratch", size, pack_text(replace(p, panel=panel), 0), steps)
+    join = text_of.pack_pairs(panel=panel, at=size, size=p.taps * p.ci // 2 * panel)
+    text = half_dots.functions() + pack_text(replace(p, panel=panel), 0, behind=join)
+    return _Weights(f"(const T *)(scratch + {size}LL)", size + size // 2, text, steps)
 
 
 def last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Draft:
     """A problem of this form, neither empty nor without taps."""
     along = 2 if p.ys[2] == 1 or p.out[2] == 1 else 5
     stored = p.epilogue or identity_epilogue((p.n, p.groups, p.co, *p.out), p.dtype, p.ys)
-    weights = _weights(p, panel_width(p.dtype, isa))
+    paired = p.pairs or pairs_refusal(p, isa) is None
+    weights = _weights(p, panel_width(p.dtype, isa), paired=paired)
     p = p if p.panel else replace(p, panel=panel_width(p.dtype, isa))
     if not p.moves and matrix_last_refusal(p, stored, isa) is None and ON_UNIT.answer():
         draft = matrix_last_draft(name, p, stored, threads, weights=weights.at, scratch=weights.scratch)
     else:
         epilogue = Epilogue(stored, p.dtype, 2, along, 5 if along == 2 else -1)
-        draft = _tiles_draft(name, p, epilogue, isa, threads, weights)
+        draft = _tiles_draft(name, p, epilogue, isa, threads, weights, paired=paired)
     return replace(draft, text=weights.text + draft.text, steps=(*weights.steps, *draft.steps))
 
 
+def pairs_refusal(p: ConvolutionProblem, isa: Isa) -> Refusal | None:
+    """Why the channels of a problem, whose weights are packed in every call or in pairs, are not multiplied two at a time.
+
+    Twice the multiplications a second, for a copy of the image in pairs.
+    """
+    if not isa.dots or not p.halves:
+        return Refusal("no numbers of bf16, or no instruction that multiplies pairs of them")
+    if p.panel and not p.pairs:
+        return Refusal("weights that are packed one by one")
+    if p.groups != 1 or p.ci % 2 or p.xs[2] != 1:
+        return Refusal("channels that are no pairs side by side")
+    pays = channel_pairs_pay(p.taps * p.co, math.prod(p.stride))
+    return None if pays else Refusal("a copy of the image in pairs takes longer")
+
+
 def _tiles_draft(
-    name: str, p: ConvolutionProblem, epilogue: Epilogue, isa: Isa, threads: int, weights: _Weights
+    name: str, p: ConvolutionProblem, epilogue: Epilogue, isa: Isa, threads: int, weights: _Weights, *, paired: bool
 ) -> Draft:
     """The same with multiply-adds, over packed weights."""
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
-    lay = nhwc_layout(p, isa, threads)
+    whole = p
+    if paired:
+        p = replace(p, ci=p.ci // 2)
+    lay = nhwc_layout(p, isa, threads, 2 if paired else 1)
     before, steps, image, scratch = "", [], "a0", weights.scratch
-    copied = _copied(p, lay, element)
+    copied = paired or _copied(p, lay, element)
     schedule = as_known(lambda: lay.schedule(p, width, ("x",) * copied + ("w",) * bool(weights.steps)))
     if copied:
-        before, moved = border(p, width, element, scratch, bordered=_bordered(p, lay))
+        before, moved = border(whole, width, element, scratch, bordered=_bordered(p, lay), paired=paired)
+        if paired and not weights.text:
+            before = half_dots.functions() + before
         steps.append(TileStep(p.n * moved.inp[0] * moved.inp[1], "border"))
         image, scratch = f"(const T *)(scratch + {scratch}LL)", scratch + p.n * moved.xs[0] * element
         p = moved
@@ -114,6 +143,7 @@ def _tiles_draft(
     sweep = text_of.sweep(
         _images_ahead(p), panel=p.panel, per_panel=p.panel // width, panel_step=p.taps * p.ci * p.panel, near=near,
         pixel=p.stride[2] * p.xs[5], rest=text_of.rest() if in_chains(p) else "",
+        multiply="acc[i][v] = dot(acc[i][v], s, b[v])" if paired else "acc[i][v] += s * b[v]",
     )  # fmt: skip
     planes, waiting = _planes_text(lay, epilogue, width)
     jobs = lay.parts * lay.shares
@@ -231,9 +261,9 @@ def _copied(p: ConvolutionProblem, lay: NhwcLayout, element: int) -> bool:
 
 
 def border(
-    p: ConvolutionProblem, width: int, element: int, at: int, *, bordered: bool
+    p: ConvolutionProblem, width: int, element: int, at: int, *, bordered: bool, paired: bool = False
 ) -> tuple[str, ConvolutionProblem]:
-    """The copy, and the problem over it."""
+    """The copy, and the problem over it; ``paired``: of one group's channels, two in an element."""
     low, high = (0, 0, 0), (0, 0, 0)
     if bordered:
         reach = [
@@ -242,13 +272,17 @@ def border(
         ]
         low = tuple(max(0, -b) for b in p.base)  # type: ignore[assignment]
         high = tuple(max(0, most(r - i)) for r, i in zip(reach, p.inp, strict=True))  # type: ignore[assignment]
-    channels = p.groups * p.ci
-    few = channels <= 4
+    channels = p.ci // 2 if paired else p.groups * p.ci
+    few = channels <= 4 and not paired
     line = 64 // element
     pitch = channels if few else (round_up(channels, line) // line | 1) * line
     d, h, w = (a + i + b for a, i, b in zip(low, p.inp, high, strict=True))
     row = w * pitch
-    if p.xs[2] == 1 and not few:
+    if paired and p.xs[2] != 1:
+        copy = text_of.copy_pairs_of_planes if p.xs[5] == 1 else text_of.copy_pairs_apart
+    elif paired:
+        copy = text_of.copy_pairs
+    elif p.xs[2] == 1 and not few:
         copy = text_of.copy_channels
     else:
         copy = text_of.copy_planes if p.xs[5] == 1 and not few else text_of.copy_few
@@ -258,11 +292,15 @@ def border(
         id=p.inp[0], iw=p.inp[2], pitch=pitch, xn=p.xs[0], xd=p.xs[3], xh=p.xs[4], copy=body,
     )  # fmt: skip
     base = (p.base[0] + low[0], p.base[1] + low[1], p.base[2] + low[2])
-    return text, replace(p, inp=(d, h, w), base=base, xs=(d * h * row, p.ci, 1, h * row, row, pitch))
+    ci = channels // p.groups
+    return text, replace(p, ci=ci, inp=(d, h, w), base=base, xs=(d * h * row, ci, 1, h * row, row, pitch))
 
 
-def pack_text(p: ConvolutionProblem, at: int, *, operands: bool = True) -> str:
-    """The packing of one call, ``panels`` jobs a group, into scratch at ``at``; a step of a kernel with an epilogue has ``operands``."""
+def pack_text(p: ConvolutionProblem, at: int, *, operands: bool = True, behind: str = "") -> str:
+    """The packing of one call, ``panels`` jobs a group, into scratch at ``at``; a step of a kernel with an epilogue has ``operands``.
+
+    ``behind``: what a job does with its panel, which ends before ``d``.
+    """
     _, kh, kw = p.ker
     _, wo, wi, wd, wh, ww = p.ws
     offset = f"tap / {kh * kw} * {wd}LL + tap / {kw} % {kh} * {wh}LL + tap % {kw} * {ww}LL"
@@ -280,6 +318,7 @@ def pack_text(p: ConvolutionProblem, at: int, *, operands: bool = True) -> str:
         panels=count, source=f"a1 + {p.w0}LL" if p.w0 else "a1", wg=p.ws[0],
         at=at, panel_step=p.taps * p.ci * p.panel, co=p.co, panel=p.panel, wo=wo,
         parameter=", const Operands &" if operands else "", loops=loops({**values, "offset": offset}),
+        behind=behind,
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ class NhwcLayout:
         rows, columns: rows and tiles of a row in regions.
         parts, shares: jobs along the blocks of all groups, and along the regions.
         together: regions that a block of weights passes over before the next one.
+        step: input channels that are multiplied at once; those of the problem are counted in steps.
     """
 
     wide: Split | Runs
@@ -51,6 +52,7 @@ class NhwcLayout:
     parts: int
     shares: int
     together: int
+    step: int = 1
 
     @property
     def partial(self) -> int:
@@ -61,9 +63,10 @@ class NhwcLayout:
 
     def schedule(self, p: ConvolutionProblem, width: int, packed: tuple[str, ...] = ()) -> Schedule:
         """The same as a schedule, with the operands that are packed."""
+        p = replace(p, ci=p.ci * self.step)
         sizes = {
             "h": (self.rows.size, p.out[1]), "w": (self.columns.size * self.wide.size, p.out[2]),
-            "ci": (self.inputs.size * self.unit, p.ci),
+            "ci": (self.inputs.size * self.unit * self.step, p.ci),
         }  # fmt: skip
         tiles = {loop: size for loop, (size, extent) in sizes.items() if usual(size) < usual(extent)}
         jobs = listed(co=self.parts, pixels=self.shares)
@@ -151,13 +154,15 @@ def _moving_layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
     return NhwcLayout(tiles, nv, blocks, inputs, unit, rows, columns, parts, shares, together)
 
 
-def nhwc_layout(p: ConvolutionProblem, isa: Isa, threads: int) -> NhwcLayout:
+def nhwc_layout(p: ConvolutionProblem, isa: Isa, threads: int, step: int = 1) -> NhwcLayout:
     """The division of a problem that costs least by the model of this file, or that is asked for.
+
+    ``step``: input channels that are multiplied at once, which are one of the problem's.
 
     Raises:
         InvalidSchedule: the convolution cannot be divided as asked.
     """
-    made = _model_layout(p, isa, threads)
+    made = replace(_model_layout(p, isa, threads), step=step)
     sizes = Schedule(tiles=asked().tiles, parallel=asked().parallel)
     return made if not sizes.missed(made.schedule(p, lanes(isa, p.dtype))) else _asked_layout(p, made, isa)
 
@@ -175,7 +180,8 @@ def _asked_layout(p: ConvolutionProblem, made: NhwcLayout, isa: Isa) -> NhwcLayo
             else Split.at_most(p.out[1], wish("tiles", "h") or p.out[1])
         )
         rows, columns = (Split(1, 1), split) if long else (split, Split(made.wide.parts, 1))
-        inputs = Split.at_most(p.ci // made.unit, max(1, (wish("tiles", "ci") or p.ci) // made.unit))
+        channels = (wish("tiles", "ci") or p.ci * made.step) // made.step
+        inputs = Split.at_most(p.ci // made.unit, max(1, channels // made.unit))
         made = replace(made, rows=rows, columns=columns, inputs=inputs)
     regions, blocks = p.n * p.out[0] * made.rows.parts * made.columns.parts, p.groups * made.blocks
     parts, shares = made.parts, min(made.shares, regions)

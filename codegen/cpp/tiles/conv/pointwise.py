@@ -66,6 +66,7 @@ def _rows_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Dra
     spec = ContractionSpec(
         alike(p.dtype), (p.n, p.groups, *outer), w, p.co, p.ci, (*p.xs[:2], *p.xs[3:], p.xs[2]), b,
         (*p.ys[:2], *p.ys[3:], p.ys[2]), p.panel, epilogue, halves=p.halves,
+        dots=p.pairs or (p.halves and isa.dots and not p.panel),
     )  # fmt: skip
     return replace(gemm_draft(spec, isa, threads), name=name)
 

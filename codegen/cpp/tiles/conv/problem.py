@@ -47,6 +47,7 @@ class ConvolutionProblem:
         epilogue: what is done before storing, over (n, group, channel, 3 spatial); ``ys`` are the strides of its first store.
         winograd: if not empty, the form of the weights: transformed for tiles of so many results.
         halves: what is multiplied holds nothing but numbers of bf16.
+        pairs: packed w holds pairs of input channels, of bf16, each as large as a number of f32.
         family: if not empty, as many problems in one, with these in place of w0, y0 and base; ``out`` is the largest.
     """
 
@@ -71,6 +72,7 @@ class ConvolutionProblem:
     epilogue: LoopNest | None = None
     winograd: tuple[int, ...] = ()
     halves: bool = False
+    pairs: bool = False
     family: tuple[Residue, ...] = ()
 
     @property
@@ -143,7 +145,7 @@ def forward_problem(s: ConvolutionSpec) -> ConvolutionProblem:
             _three(s.stride, 1), low, _three(s.dilation, 1), _channels(s.x, s.cin), _channels(s.y, s.cout),
             (s.w[0] * s.cout, s.w[0], s.w[1], *_three(s.w[2:], 0)), bias=s.bias and s.kind == "forward",
             panel=s.panel, epilogue=_six_loops(s, s.cout) if s.kind == "forward" else None, winograd=s.winograd,
-            halves=s.halves,
+            halves=s.halves, pairs=s.pairs,
         )
     )  # fmt: skip
 

@@ -101,8 +101,9 @@ def gemm_draft(spec: ContractionSpec, isa: Isa, threads: int, bias: tuple[int, .
         return tiles_draft(name, spec, isa, threads, bias)
     # What could not be packed before is packed in every call, in pairs only where that pays.
     # Steps whose number moves may leave one without a partner.
-    paired = spec.panel or (isa.dots and not moves(spec.k) and (spec.rounds or pairs_pay(usually(spec))))
-    form = normal_form(spec if paired else replace(spec, dots=False))
+    form = normal_form(spec)
+    if not (spec.panel or (isa.dots and not moves(spec.k) and (spec.rounds or pairs_pay(usually(form.spec))))):
+        form = normal_form(replace(spec, dots=False))
     if not spec.panel and spec.k == 0 and form.epilogue is None:
         return _zeros(name, form.spec)
     method, form = _chosen(form, isa, threads)

@@ -80,7 +80,7 @@ def test_pairs(number, kernels):
         raw = w.view(torch.int16).numpy().view(np.uint16).reshape(-1)
         packed = np.zeros(math.prod(packed_shape(batch, n, k, PANEL, pairs=True)), np.uint16)
         groups = tuple(n * k for _ in batch)
-        run_program(pair_program("bf16", batch, n, k, PANEL, groups, k, 1), [raw], [packed], reference)
+        run_program(pair_program("bf16", batch, n, (k,), PANEL, groups, k, (1,)), [raw], [packed], reference)
         given, b = torch.from_numpy(packed.view(np.int16)), packed
     else:
         wide = torch.zeros(count, 2 * n * k)

@@ -69,7 +69,7 @@ def _right(spec, w, half):
         return w.float().numpy().reshape(-1)
     if spec.dots:
         packed = np.zeros(math.prod(packed_shape((), N, K, spec.panel, pairs=True)), np.uint16)
-        program = pair_program(half, (), N, K, spec.panel, (), K, 1)
+        program = pair_program(half, (), N, (K,), spec.panel, (), K, (1,))
     else:
         raw = raw if spec.stored else w.float().numpy().reshape(-1)
         packed = np.zeros(math.prod(packed_shape((), N, K, spec.panel)), raw.dtype)
