@@ -7,6 +7,9 @@ output channels pass over it; the first tiles of a block ask for what the next o
 themselves and then added: short chains of additions round less. Shares of the positions are added by a second phase in fixed order.
 
 Over images of any size, which results have a tap is found when the kernel runs, and an output's gradient in planes is copied first.
+
+Where the processor multiplies pairs of bf16, and both operands hold nothing but its numbers, they are copied in pairs of images: these have
+the same taps everywhere.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import math
 from dataclasses import replace
 
 from dcir.codegen.cpp.template import templates
+from dcir.codegen.cpp.tiles import half_dots
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, ceil, usual_problem
 from dcir.codegen.cpp.tiles.conv.weight import SERIAL_WORK, finish_text
 from dcir.codegen.cpp.tiles.emit import ELEMENT_BYTES, Draft, Runs, Split, TileStep, ceil_div, lanes, round_up
@@ -28,6 +32,7 @@ text_of = templates("conv/weight_nhwc")
 
 LEAST_INPUTS = 8  # input channels below which tiles need taps to be filled
 POSITIONS = 128  # of a block: sums are loaded and stored once for so many; twice as many where there are several taps
+PAIRED_WORK = 40  # multiply-adds of an element of both operands, from which on copies in pairs pay
 BLOCK_BYTES = 256 << 10  # of the image under a block
 
 
@@ -46,10 +51,13 @@ def weight_last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) 
     width, element = lanes(isa, p.dtype), ELEMENT_BYTES[p.dtype]
     vectors, ins = _tile(p, width, isa.registers)
     plain = p
+    paired = _pairs_refusal(p, isa) is None
+    if paired:
+        p = replace(p, n=ceil_div(p.n, 2), xs=_dense(p.groups, p.ci, p.inp), ys=_dense(p.groups, p.co, p.out))
     if turned := p.ys[2] != 1:
         if p.ys[5] != 1:
             raise Undecided("neighbours in the output's gradient")
-        p = replace(p, ys=_channels_last(p))
+        p = replace(p, ys=_dense(p.groups, p.co, p.out))
     planes, rows, columns, tiles = _blocks(p, ins, element)
     listed = planes.parts * rows.parts * columns.parts
     shares, parts = _division(usual_problem(p), vectors, usual(listed), 1 if p.work < SERIAL_WORK else threads)
@@ -72,10 +80,16 @@ def weight_last_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) 
     channel = "" if p.xs[2] == 1 else f" * {p.xs[2]}LL"
     text, scratch = "", sums
     first: tuple[TileStep, ...] = ()
+    image, errors, multiply = "a0", "a1", "acc[i][v] += a * b[v]"
     if turned:
         text, first, scratch = _turn(plain, sums, element)
+        errors = f"(const T *)(scratch + {sums}LL)"
+    elif paired:
+        text, first, (at_x, at_y, scratch) = _pairs(plain, sums, element)
+        image, errors = (f"(const T *)(scratch + {at}LL)" for at in (at_x, at_y))
+        multiply = "acc[i][v] = dot(acc[i][v], a, b[v])"
     text += text_of.kernel(
-        errors=f"(const T *)(scratch + {sums}LL)" if turned else "a1", reach=tables, within=within, unused=unused,
+        image=image, errors=errors, multiply=multiply, reach=tables, within=within, unused=unused,
         channel=channel, od=p.out[0], sd=p.stride[0], kh=p.ker[1], kw=p.ker[2],
         dd=p.dil[0], bd=p.base[0], id=p.inp[0], sh=p.stride[1], dh=p.dil[1], bh=p.base[1], sw=p.stride[2], dw=p.dil[2],
         bw=p.base[2], xn=p.xs[0], xg=p.xs[1], xd=p.xs[3], xh=p.xs[4], xw=p.xs[5], yn=p.ys[0], yg=p.ys[1], yd=p.ys[3],
@@ -115,11 +129,37 @@ def _reach_text(p: ConvolutionProblem) -> tuple[str, str]:
     return text_of.tables(rows=rows[1], columns=rows[2]), text_of.within_tables()
 
 
-def _channels_last(p: ConvolutionProblem) -> tuple[int, ...]:
-    """Strides of the output's gradient without gaps, channels innermost."""
-    channels = p.groups * p.co
-    row = p.out[2] * channels
-    return (p.out[0] * p.out[1] * row, p.co, 1, p.out[1] * row, row, channels)
+def _dense(groups: int, per_group: int, extents: tuple[int, int, int]) -> tuple[int, ...]:
+    """Strides of images without gaps, channels innermost."""
+    channels = groups * per_group
+    row = extents[2] * channels
+    return (extents[0] * extents[1] * row, per_group, 1, extents[1] * row, row, channels)
+
+
+def _pairs_refusal(p: ConvolutionProblem, isa: Isa) -> Refusal | None:
+    """Why a problem's images are not multiplied two at a time."""
+    if not isa.dots or not p.halves:
+        return Refusal("no numbers of bf16, or no instruction that multiplies pairs of them")
+    if p.moves or p.groups != 1 or p.n == 1 or p.xs[2] != 1 or p.ys[2] != 1:
+        return Refusal("one image, several groups, or channels that are no neighbours")
+    elements = p.n * (math.prod(p.inp) * p.ci + math.prod(p.out) * p.co)
+    return None if p.work >= PAIRED_WORK * elements else Refusal("copies in pairs take longer")
+
+
+def _pairs(p: ConvolutionProblem, at: int, element: int) -> tuple[str, tuple[TileStep, ...], tuple[int, int, int]]:
+    """C++ that copies both operands in pairs of images, its steps, and where in scratch the copies lie and end."""
+    text, steps, places = half_dots.functions(), list[TileStep](), [at]
+    operands = (("pairs_x", "a0", p.ci, p.inp, p.xs), ("pairs_y", "a1", p.co, p.out, p.ys))
+    for name, source, channels, (planes, rows, columns), strides in operands:
+        text += text_of.pairs(
+            name=name, source=source, rows=rows, planes=planes, columns=columns, channels=channels, images=p.n, at=at,
+            image=strides[0], plane=strides[3], row=strides[4], pixel=strides[5],
+        )  # fmt: skip
+        jobs = ceil_div(p.n, 2) * planes * rows
+        steps.append(TileStep(jobs, name))
+        at += round_up(jobs * columns * channels * element, 64)
+        places.append(at)
+    return text, tuple(steps), (places[0], places[1], at)
 
 
 def _turn(p: ConvolutionProblem, at: int, element: int) -> tuple[str, tuple[TileStep, ...], int]:

@@ -152,6 +152,39 @@ def test_gradients_of_images(flipped):
     assert np.abs(got - want).max() <= 4e-6 * (1 + np.abs(want).max())
 
 
+WEIGHTS = {
+    "one-tap": (4, 1, 96, 128, (9, 10), (1, 1), (1, 1), (0, 0), (0, 0), (1, 1)),
+    "odd": (3, 1, 40, 70, (9, 10), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1)),
+    "strided": (5, 1, 24, 48, (11, 12), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
+    "dilated": (2, 1, 33, 50, (13, 15), (3, 3), (1, 1), (4, 4), (4, 4), (4, 4)),
+    "space": (3, 1, 16, 40, (5, 6, 7), (3, 2, 3), (1, 2, 1), (1, 0, 1), (1, 1, 1), (1, 1, 1)),
+    "line": (2, 1, 64, 96, (300,), (2,), (1,), (8,), (0,), (8,)),
+}
+
+
+@pytest.mark.parametrize("layout", ("last", "gap"))
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_gradients_of_weights(name, layout):
+    """Pairs of images; the last of an odd number is alone."""
+    if ISA.name not in RUNNABLE:
+        pytest.skip("this processor does not multiply bf16 in pairs")
+    spec = replace(spec_of(WEIGHTS[name], "f32", layout, layout, "none", "plain"), kind="backward_weight", halves=True)
+    made = plan(spec, Machine(ISA, 2))
+    assert "dpbf16ps" in made.globals
+    (run,) = compile_plans([(made, "f32", 2)])
+    (x, _), _ = _operands(replace(spec, kind="forward"))
+    y, (shape, strides) = np.full(extent(spec.shapes[2], spec.y), np.nan, "f4"), (spec.shapes[2], spec.y)
+    rng = np.random.default_rng(5)
+    np.lib.stride_tricks.as_strided(y, shape, [4 * s for s in strides])[...] = _numbers(rng, shape)
+    got, want = (np.full(math.prod(spec.shapes[1]), 3.0, "f4") for _ in range(2))
+    run(_tensor(x), _tensor(y), torch.from_numpy(got))
+    spec.reference([x, y], [want])
+    assert np.isfinite(want).all()
+    assert np.abs(got - want).max() <= 4e-6 * (1 + np.abs(want).max())
+    one = replace(spec, n=1)
+    assert "dpbf16ps" not in plan(one, Machine(ISA, 2)).globals, "one image has no other"
+
+
 def test_infinities_and_nan_arrive():
     if ISA.name not in RUNNABLE:
         pytest.skip("this processor does not multiply bf16 in pairs")
