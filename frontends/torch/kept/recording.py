@@ -15,6 +15,7 @@ from dcir.frontends.torch.kept.descriptions import Unkept
 from dcir.frontends.torch.kept.pieces import KeptPiece, KeptPieces, Pieces
 from dcir.frontends.torch.kept.wrappers import KeptWrappers, listening
 from dcir.frontends.torch.overlapping_inputs import Overlaps, overlap
+from dcir.frontends.torch.second_gradients import without_second_gradients
 from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes
 from dcir.frontends.torch.shapes.programs import NoProgramForSizes
 from dcir.frontends.torch.tape import boxed, choosing
@@ -53,7 +54,10 @@ class KeptGraph(NamedTuple):
         Dynamo calls a forward and does not look into it. Gradients are asked for by anybody, by code at a graph break, too.
         """
         call = boxed(as_laid_out(self.call, self.laid) if self.laid else self.call, self.lazy, self.written)
-        return torch._dynamo.disable(call, reason="it is compiled") if behind else call
+        if not behind:
+            return call
+        apart: Call = torch._dynamo.disable(call, reason="it is compiled")
+        return without_second_gradients(apart)
 
 
 @dataclass(frozen=True)
