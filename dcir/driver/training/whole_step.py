@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
@@ -155,6 +156,8 @@ class TrainStep:
     def _step(self, batch: Sequence[Tensor], frame: StepFrame) -> Tensor:
         self._refuse_autocast()
         seen = _seen(self.model, self.loss_fn)
+        if not self._compiled:
+            _refuse_unmade(seen.tensors)
         kind = frame, self._kind(batch, seen)
         alike = self._alike.get(kind) or self._alike.setdefault(kind, Alike(batch))
         reason = ""
@@ -290,6 +293,20 @@ class TrainStep:
                 sizes.made += [(span, call) for span, call in kept.sizes.made if span not in known]
             self._keeper.made(address, StepNotes(sizes, known=len(sizes.made)))
         return sizes
+
+
+def _refuse_unmade(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse parameters that a lazy layer makes in its first call: a step is compiled for parameters that are there.
+
+    Raises:
+        Unsupported: there are any.
+    """
+    unmade = [n for n, t in tensors.items() if is_lazy(t)]
+    if unmade:
+        raise Unsupported(
+            "a training step is compiled for parameters that are there, and lazy layers make theirs in the first call of the model",
+            where=", ".join(unmade), hint="call the model once, under torch.no_grad(), before the first step",
+        )  # fmt: skip
 
 
 def _refuse_hooks_of(h: Held) -> None:

@@ -231,3 +231,14 @@ def test_numbers_that_nobody_reads_make_no_program() -> None:
         model.logger.calls += 1
         model.logger.last = torch.zeros(1)
     assert len(step.dcir.explain().graphs) == 1
+
+
+def test_parameters_that_are_not_made_yet_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))
+    step = dcir.train_step(model, squares, torch.optim.SGD(model.parameters(), lr=0.01))
+    x, t = torch.randn(4, 8), torch.randn(4, 2)
+    with pytest.raises(Unsupported, match=r"(?s)lazy layers.*0\.weight.*2\.bias.*call the model once"):
+        step(x, t)
+    with torch.no_grad():
+        want = squares(model(x), t)
+    torch.testing.assert_close(step(x, t), want)
