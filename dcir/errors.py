@@ -97,6 +97,10 @@ class Unsupported(DcirError):
         return cls(f"{len(unique)} operators are not supported", details=unique, hint=hint)
 
 
+class NotDifferentiable(Unsupported, RuntimeError):
+    """Gradients are asked for that compiled code does not compute; a RuntimeError, as torch's own is."""
+
+
 class VerificationFailed(DcirError):
     """A pass changed numbers beyond tolerance; names the pass, the node, the error and the tolerance."""
 

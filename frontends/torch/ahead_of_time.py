@@ -193,7 +193,7 @@ class _Tracing:
             recording().graph(kind, made)
             if self._notes is not None:
                 self._notes.graphs[kind] = made
-            return made.boxed()
+            return made.boxed(behind=kind == "backward")
 
         return run
 

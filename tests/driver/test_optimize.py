@@ -346,14 +346,6 @@ def test_a_result_without_part_in_the_loss():
     assert model.linear.weight.grad.any() and not model.other.weight.grad.any()
 
 
-def test_gradients_of_gradients_are_refused_or_right():
-    fast = dcir.optimize(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
-    x = torch.randn(2, 3, requires_grad=True)
-    (first,) = torch.autograd.grad(fast(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
-        first.sum().backward()
-
-
 def test_writing_to_arguments_and_buffers():
     class Counts(nn.Module):
         def __init__(self):

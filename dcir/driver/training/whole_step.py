@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
 from dcir.driver.kept.graph_keeper import GraphsKeeper
 from dcir.driver.session import Session
 from dcir.driver.training.batch import Alike, StepFrame, layout, shapes, split_batch
+from dcir.driver.training.code_reads import CodeReads
 from dcir.driver.training.distributed import spread_by
 from dcir.driver.training.module_state import function_state, global_hooks, module_state
 from dcir.driver.training.optimiser_steps import Held, OptimiserSteps, Row, laid_as, rows_of
@@ -55,18 +57,18 @@ class _Seen:
     states: tuple[Any, ...]
 
 
-def _seen(model: nn.Module, loss_fn: Callable[..., Tensor]) -> _Seen:
+def _seen(model: nn.Module, loss_fn: Callable[..., Tensor], reads: CodeReads) -> _Seen:
     """One walk over the modules, in the order of ``named_modules``: torch's own generators take 3 ms a step of 300 modules."""
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
     records: dict[int, Any] = {}
-    states = [global_hooks(), function_state(loss_fn, records)]
+    states = [global_hooks(), function_state(loss_fn, records, reads)]
     left: list[tuple[str, nn.Module]] = [("", model)]
     if isinstance(loss_fn, nn.Module):
         left.insert(0, (OF_LOSS, loss_fn))
     while left:
         prefix, module = left.pop()
-        states.append(module_state(module, records))
+        states.append(module_state(module, records, reads))
         for n, p in module._parameters.items():
             if p is not None:
                 tensors[prefix + n] = p
@@ -111,6 +113,7 @@ class TrainStep:
         self._compiled: dict[Any, _Compiled] = {}
         self._idle: dict[Any, frozenset[str]] = {}
         self._alike: dict[Any, Alike] = {}
+        self._reads = CodeReads()
         self._lock = threading.Lock()
 
     def _refuse(self, model: nn.Module) -> None:
@@ -154,7 +157,9 @@ class TrainStep:
 
     def _step(self, batch: Sequence[Tensor], frame: StepFrame) -> Tensor:
         self._refuse_autocast()
-        seen = _seen(self.model, self.loss_fn)
+        seen = _seen(self.model, self.loss_fn, self._reads)
+        if not self._compiled:
+            _refuse_unmade(seen.tensors)
         kind = frame, self._kind(batch, seen)
         alike = self._alike.get(kind) or self._alike.setdefault(kind, Alike(batch))
         reason = ""
@@ -290,6 +295,20 @@ class TrainStep:
                 sizes.made += [(span, call) for span, call in kept.sizes.made if span not in known]
             self._keeper.made(address, StepNotes(sizes, known=len(sizes.made)))
         return sizes
+
+
+def _refuse_unmade(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse parameters that a lazy layer makes in its first call: a step is compiled for parameters that are there.
+
+    Raises:
+        Unsupported: there are any.
+    """
+    unmade = [n for n, t in tensors.items() if is_lazy(t)]
+    if unmade:
+        raise Unsupported(
+            "a training step is compiled for parameters that are there, and lazy layers make theirs in the first call of the model",
+            where=", ".join(unmade), hint="call the model once, under torch.no_grad(), before the first step",
+        )  # fmt: skip
 
 
 def _refuse_hooks_of(h: Held) -> None:

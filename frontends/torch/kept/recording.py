@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from dcir.frontends.torch.as_laid_out import Laid, as_laid_out
 from dcir.frontends.torch.kept.descriptions import Unkept
 from dcir.frontends.torch.kept.pieces import KeptPiece, KeptPieces, Pieces
 from dcir.frontends.torch.kept.wrappers import KeptWrappers, listening
 from dcir.frontends.torch.overlapping_inputs import Overlaps, overlap
+from dcir.frontends.torch.second_gradients import without_second_gradients
 from dcir.frontends.torch.shapes.moving_sizes import Moving, MovingSizes
 from dcir.frontends.torch.shapes.programs import NoProgramForSizes
 from dcir.frontends.torch.tape import boxed, choosing
@@ -45,9 +48,16 @@ class KeptGraph(NamedTuple):
     written: tuple[int, ...]
     laid: dict[int, Laid]
 
-    def boxed(self) -> Call:
-        """The graph as AOTAutograd calls it."""
-        return boxed(as_laid_out(self.call, self.laid) if self.laid else self.call, self.lazy, self.written)
+    def boxed(self, *, behind: bool = False) -> Call:
+        """The graph as AOTAutograd calls it; ``behind`` a forward, that is where gradients are asked for.
+
+        Dynamo calls a forward and does not look into it. Gradients are asked for by anybody, by code at a graph break, too.
+        """
+        call = boxed(as_laid_out(self.call, self.laid) if self.laid else self.call, self.lazy, self.written)
+        if not behind:
+            return call
+        apart: Call = torch._dynamo.disable(call, reason="it is compiled")
+        return without_second_gradients(apart)
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,7 @@ class KeptCall:
             raise Unkept("no findings of AOTAutograd's")
         first = self.graphs.get("forward") or self.graphs["inference"]
         behind = self.graphs.get("backward")
-        return self.wrappers.around(first.boxed(), None if behind is None else behind.boxed())
+        return self.wrappers.around(first.boxed(), None if behind is None else behind.boxed(behind=True))
 
 
 class _Again:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -87,4 +88,10 @@ def keep_what_reads_written(joint: fx.Graph) -> None:
             if is_view(reader):
                 pending.append(reader)
             elif reader.op == "call_function":
-                reader.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+                keep(reader)
+
+
+def keep(node: fx.Node) -> None:
+    """Have the partition store what a node gives: a node of several results is not stored itself, they are."""
+    for part in (node, *(u for u in node.users if u.target is operator.getitem)):
+        part.meta["recompute"] = CheckpointPolicy.MUST_SAVE

@@ -7,13 +7,11 @@ A compiled backward that draws would have to put the generator's state back and 
 
 from __future__ import annotations
 
-import operator
-
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dcir.frontends.torch.partition.expose_dropout import expose_dropout
-from dcir.frontends.torch.partition.joint_graph import is_random
+from dcir.frontends.torch.partition.joint_graph import is_random, keep
 
 
 def keep_random(joint: fx.GraphModule) -> int:
@@ -23,8 +21,7 @@ def keep_random(joint: fx.GraphModule) -> int:
     expose_dropout(joint)
     found = _drawn_again(joint)
     for node in found:
-        for part in (node, *(u for u in node.users if u.target is operator.getitem)):
-            part.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        keep(node)
     return len(found)
 
 

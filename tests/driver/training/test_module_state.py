@@ -231,3 +231,95 @@ def test_numbers_that_nobody_reads_make_no_program() -> None:
         model.logger.calls += 1
         model.logger.last = torch.zeros(1)
     assert len(step.dcir.explain().graphs) == 1
+
+
+TABLE = {"scale": 1.0}
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * FACTOR
+
+
+class Settings:
+    scale = 1.0
+
+
+SETTINGS = Settings()
+
+
+class Reading(nn.Linear):
+    """Its forward reads a number in one of several ways."""
+
+    scale = 1.0
+
+    def __init__(self, way: str) -> None:
+        super().__init__(8, 2)
+        self.way, self.held = way, Settings()
+        self.held.scale = 1.0
+
+    @property
+    def factor(self) -> float:
+        return FACTOR
+
+    def through(self, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        ways: dict[str, Callable[[], Tensor]] = {
+            "global": lambda: y * FACTOR, "function": lambda: scaled(y), "property": lambda: y * self.factor,
+            "class": lambda: y * self.scale, "table": lambda: y * TABLE["scale"], "object": lambda: y * self.held.scale,
+            "global object": lambda: y * SETTINGS.scale, "another class": lambda: y * Settings.scale, "method": lambda: self.through(y),
+        }  # fmt: skip
+        return ways[self.way]()
+
+
+def _set_global(model: Any, value: float) -> None:
+    globals().update(FACTOR=value)
+
+
+def _set_method(model: Any, value: float) -> None:
+    Reading.through = lambda self, x: x * value  # type: ignore[method-assign]
+
+
+CHANGES: dict[str, Callable[[Any, float], Any]] = {
+    "global": _set_global,
+    "function": _set_global,
+    "property": _set_global,
+    "class": lambda model, value: setattr(Reading, "scale", value),
+    "table": lambda model, value: TABLE.update(scale=value),
+    "object": lambda model, value: setattr(model.held, "scale", value),
+    "global object": lambda model, value: setattr(SETTINGS, "scale", value),
+    "another class": lambda model, value: setattr(Settings, "scale", value),
+    "method": _set_method,
+}
+
+
+@pytest.mark.parametrize("way", CHANGES)
+def test_numbers_that_code_of_a_model_reads(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of globals, classes and objects, also where functions and methods that the forward calls do; three values are three programs."""
+    monkeypatch.setattr(Reading, "through", Reading.through)
+    monkeypatch.setattr(Reading, "scale", 1.0)
+    monkeypatch.setattr(Settings, "scale", 1.0)
+    monkeypatch.setitem(globals(), "FACTOR", 1.0)
+    monkeypatch.setitem(TABLE, "scale", 1.0)
+    SETTINGS.__dict__.clear()
+    model = Reading(way)
+    step = dcir.train_step(model, squares, torch.optim.SGD(model.parameters(), lr=0.01))
+    x, t = torch.randn(4, 8), torch.randn(4, 2)
+    for value in (1.0, 1.0, 2.0, 3.0, 3.0, 1.0):
+        CHANGES[way](model, value)
+        want = squares(model(x), t).detach()
+        torch.testing.assert_close(step(x, t), want)
+    assert len(step.dcir.explain().graphs) == 3
+
+
+def test_parameters_that_are_not_made_yet_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))
+    step = dcir.train_step(model, squares, torch.optim.SGD(model.parameters(), lr=0.01))
+    x, t = torch.randn(4, 8), torch.randn(4, 2)
+    with pytest.raises(Unsupported, match=r"(?s)lazy layers.*0\.weight.*2\.bias.*call the model once"):
+        step(x, t)
+    with torch.no_grad():
+        want = squares(model(x), t)
+    torch.testing.assert_close(step(x, t), want)
