@@ -475,18 +475,22 @@ def _named(schedule: Schedule | None) -> list[str]:
 
 
 def _of_sizes(net: Network, moving: MovingNetwork, prepared: set[Op]) -> set[Op]:
-    """Prepared operators that belong to a call, since their results depend on the sizes, and those that make what these read on the way."""
+    """Prepared operators that belong to a call, since their results depend on the sizes, and those that make what these read on the way.
+
+    A result of theirs lies with what belongs to a call, as a whole.
+    """
     anew = {op for op in prepared if next(polynomials(moving.operators[op.label]), None) is not None}
     before: set[Op] = set()
     while anew != before:
         before = set(anew)
         written = {o.data for op in anew for o in net.outs(op)}
-        # What does not outlive the preparation has to be made again.
+        # What does not outlive the preparation has to be made again: what these read on the way, and the rest of what they write a part
+        # of, as a row in front of a table that is cut.
         passing = {o.data for op in anew for o in net.ins(op)} - {
             name for name, place in net.memory.placements.items() if place.block == PREPARED
         }
         for op in prepared:
-            if not written.isdisjoint(o.data for o in net.ins(op)) or not passing.isdisjoint(
+            if not written.isdisjoint(o.data for o in (*net.ins(op), *net.outs(op))) or not passing.isdisjoint(
                 o.data for o in net.outs(op)
             ):
                 anew.add(op)

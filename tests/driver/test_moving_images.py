@@ -73,6 +73,7 @@ NETS = {
     "segments-corners": lambda: Segments("corners"),
     "across": lambda: Across(learnt=False),
     "across-learnt": lambda: Across(learnt=True),
+    "patches": lambda: nn.Sequential(nn.Conv2d(3, 16, 4, 4), nn.GELU(), nn.Conv2d(16, 8, 2, 2)),
     "plain": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 4, 3, padding=1)),
 }
 

@@ -1,6 +1,7 @@
 """One program for all sizes: right at ends, tails and beyond its bounds; with new parameters, in threads; what cannot move is told."""
 
 import copy
+import ctypes
 import threading
 
 import pytest
@@ -87,6 +88,34 @@ def test_new_parameters():
                 p.mul_(factor)
         for size in SIZES[:4]:
             check(fast, net, *text(*size))
+
+
+class TableOfPositions(nn.Module):
+    """As in ViT: a table of positions of another length for every call, and a row in front of it that is as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.table = nn.Parameter(torch.randn(1, 1, 12)), nn.Parameter(torch.randn(1, 12, 40))
+
+    def forward(self, x):
+        table = nn.functional.interpolate(self.table, size=x.shape[1] - 1, mode="linear")
+        return (x + torch.cat((self.first, table.transpose(1, 2)), 1)).tanh()
+
+
+def test_what_a_call_prepares_is_prepared_as_a_whole():
+    """Scratch memory is another one in every call, as other programs use it in between."""
+    torch.manual_seed(0)
+    net = TableOfPositions().eval()
+    # Of parameters that the reference copies all is prepared anew.
+    fast = dcir.optimize(copy.deepcopy(net), dynamic=True)
+    for size in SIZES[1:5]:
+        check(fast, net, torch.randn(*size, 12))
+        for program in fast.dcir.session.programs:
+            block = program.arenas.take(program.info.arena_bytes)
+            ctypes.memset(block.address, 255, block.nbytes)
+            program.arenas.give(block)
+    moving, constant = programs(fast)
+    assert len(moving) == 1 and not constant
 
 
 def test_few_programs_are_kept(monkeypatch):

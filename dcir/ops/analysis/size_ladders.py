@@ -20,6 +20,8 @@ Function = Callable[[int], int]
 MOST_PERIOD = 1024
 """Sizes after which remainders repeat, at the most: a ladder is held against its functions over several periods."""
 _PERIODS = 4
+_FAR = 1 << 20
+"""A size at which quotients are what they are of large ones."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,7 @@ def ladder(functions: Sequence[Function], least: int) -> Ladder:
         least: the first size that they are asked for.
     """
     found = Ladder()
-    far = 1 << 20
-    for f in sorted(functions, key=lambda f: -f(far)):
+    for f in sorted(functions, key=lambda f: -f(_FAR)):
         if (row := _linear(found, f, least)) is not None:
             if not _is_level(found, f, least):
                 found = Ladder(found.steps, (*found.beside, row))
@@ -130,7 +131,8 @@ def _linear(made: Ladder, f: Function, least: int) -> tuple[int, ...] | None:
     for k in range(len(zeros)):
         row.append(f(made.value((top, *(int(i == k) for i in range(len(zeros)))))) - base)
     row.append(base - row[0] * top)
-    for s in _window(made, least):
+    # From 8 on, four sizes in a row have the same s // 4: no constant, as sizes far from there show.
+    for s in (*_window(made, least), *_window(made, _FAR)):
         if f(s) != sum(c * p for c, p in zip(row, (*made.parts(s), 1), strict=True)):
             return None
     return tuple(row)
@@ -138,11 +140,10 @@ def _linear(made: Ladder, f: Function, least: int) -> tuple[int, ...] | None:
 
 def _step(made: Ladder, f: Function, least: int) -> tuple[int, int] | None:
     """The step from the top rung to a function, but for a constant."""
-    far = 1 << 20
-    rise = f(far + (1 << 20)) - f(far)
+    rise = f(2 * _FAR) - f(_FAR)
     if rise <= 0:
         return None
-    d = round((1 << 20) / made.period / rise)
+    d = round(_FAR / made.period / rise)
     if d < 2 or d * made.period > MOST_PERIOD:
         return None
     window = _window(made, least, d)

@@ -200,7 +200,10 @@ class Given:
             return self._number(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        return type(value)(map(self, value)) if type(value) in (tuple, list, torch.Size) else value
+        if type(value) in (tuple, list, torch.Size):
+            return type(value)(map(self, value))
+        # What sort, max and topk return together, to Dynamo.
+        return tuple(map(self, value)) if isinstance(value, tuple) else value
 
     def _number(self, number: Any) -> int | float | bool:
         kind: type = int if isinstance(number, torch.SymInt) else float if isinstance(number, torch.SymFloat) else bool

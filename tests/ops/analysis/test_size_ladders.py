@@ -40,3 +40,10 @@ def test_parts_are_free():
 def test_quotients_that_do_not_follow_from_each_other_are_left_out():
     assert ladder([lambda s: (s - 1) // 2, lambda s: (s - 1) // 4, lambda s: s // 8], 9) == Ladder(((2, 1), (2, 1)))
     assert ladder([lambda s: s * s // 3], 9).period == 1
+
+
+@pytest.mark.parametrize("patch", [4, 7, 8, 16])
+def test_a_quotient_that_is_the_same_of_the_first_sizes_is_a_step(patch):
+    # The least image of two patches: s // patch is 2 for as many sizes as a ladder without steps is held against.
+    made = ladder([lambda s: s // patch, lambda s: s // patch // 2], 2 * patch)
+    assert made == Ladder(((patch, 0), (2, 0)))
