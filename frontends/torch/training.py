@@ -26,6 +26,7 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.compiler import _compile_session_context
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dcir.errors import DcirError, Unsupported
@@ -191,9 +192,10 @@ class _Joint:
 def _joint(wrapped: nn.Module, batch: Sequence[Tensor]) -> _Joint:
     """The joint graph as torch.compile's partition functions see it.
 
-    (``aot_export_module`` takes units apart that have a decomposition beside a kernel: SiLU's gradient, for one.)
+    (``aot_export_module`` takes units apart that have a decomposition beside a kernel: SiLU's gradient, for one.) Code that asks
+    ``torch.compiler.is_compiling()`` is told so: it looks into data where it is not, to choose a shorter way.
     """
-    with decomposed_as_eager(), gpu_forms(), contextlib.ExitStack() as stack:
+    with decomposed_as_eager(), gpu_forms(), _compile_session_context(), contextlib.ExitStack() as stack:
         made = aot_export_joint_with_descriptors(stack, wrapped, tuple(batch), decompositions=decompositions())
     graph = made.graph_module
     results = next(iter(graph.graph.find_nodes(op="output")))

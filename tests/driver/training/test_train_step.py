@@ -544,3 +544,35 @@ def test_other_code_of_a_forward_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
         seen.add(check())
     assert check() == before
     assert len(seen) == 3
+
+
+class _Asking(nn.Module):
+    """Looks into its data unless it is compiled, as transformers' masks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and bool((x == 0).all()):
+            return torch.zeros(x.shape[0], 4)
+        return self.inner(x)
+
+
+def test_code_that_asks_is_told_that_it_is_compiled() -> None:
+    torch.manual_seed(0)
+    model = _Asking()
+    twin = copy.deepcopy(model)
+    step = dcir.train_step(model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
+    theirs = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for seed in range(3):
+        g = torch.Generator().manual_seed(seed)
+        x, y = torch.randn(5, 6, generator=g), torch.randint(0, 4, (5,), generator=g)
+        loss = nn.functional.cross_entropy(twin(x), y)
+        theirs.zero_grad()
+        loss.backward()
+        theirs.step()
+        torch.testing.assert_close(step(x, y), loss.detach())
+    for ours, want in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, want)
+    assert not torch.compiler.is_compiling()
