@@ -63,7 +63,10 @@ def which(name: str) -> str | None:
 
 
 def _search_path() -> list[str]:
-    here = os.path.realpath(os.getcwd())
+    try:
+        here = os.path.realpath(os.getcwd())
+    except OSError:  # it was removed, so nothing lies in it
+        here = ""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     absolute = [folder for folder in folders if os.path.isabs(folder)]
     return [folder for folder in absolute if folder in _SYSTEM_FOLDERS or os.path.realpath(folder) != here]
@@ -74,7 +77,9 @@ def _environment() -> Mapping[str, str]:
     return kept | {"PATH": os.pathsep.join(_search_path()), "LC_ALL": "C"}
 
 
-def run(command: Sequence[str], folder: Path, purpose: str, source: Path | None, cache: Cache) -> str:
+def run(
+    command: Sequence[str], folder: Path, purpose: str, source: Path | None, cache: Cache, makes: Path | None = None
+) -> str:
     """Run the compiler and wait for it.
 
     Args:
@@ -83,12 +88,13 @@ def run(command: Sequence[str], folder: Path, purpose: str, source: Path | None,
         purpose: "compiles", "links" or "probes".
         source: what it reads, kept if it is refused.
         cache: where that is kept.
+        makes: the file that is there afterwards.
 
     Returns:
         What it said.
 
     Raises:
-        CompilerNotFound, CompilerFailed: it cannot be started, or it refused, took too long or was ended.
+        CompilerNotFound, CompilerFailed: it cannot be started, or it refused, took too long, was ended or made nothing.
     """
     compiler_runs.add(purpose)
     name = os.path.basename(command[0])
@@ -115,6 +121,8 @@ def run(command: Sequence[str], folder: Path, purpose: str, source: Path | None,
         raise _failure(reason, output, command, source, cache)
     if done.returncode:
         raise _failure(f"{name} {_REFUSALS[purpose]}", output, command, source, cache)
+    if makes is not None and not makes.exists():
+        raise _failure(f"{name} reports no error, but made no file", output, command, source, cache)
     return output
 
 
@@ -140,7 +148,7 @@ def _keep(source: Path, output: str, command: Sequence[str], cache: Cache) -> Pa
         folder.mkdir(parents=True, exist_ok=True)
         path = folder.resolve() / source.name
         quoted = "\n".join("// " + line for line in [" ".join(command), *output.splitlines()])
-        path.write_text(f"{source.read_text()}\n{quoted}\n")
+        path.write_text(f"{source.read_text(encoding='utf-8')}\n{quoted}\n", encoding="utf-8", errors="replace")
     except OSError:
         return None
     return path

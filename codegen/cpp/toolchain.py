@@ -210,10 +210,11 @@ def compile_objects(
             def compile_one(keys: tuple[str, ...]) -> None:
                 nonlocal finished
                 source = Path(folder) / f"{keys[0]}.cpp"
-                source.write_text(bundle_text(by_key[keys[0]].shared, [by_key[key].text for key in keys]))
+                text = bundle_text(by_key[keys[0]].shared, [by_key[key].text for key in keys])
+                source.write_text(text, encoding="utf-8")  # whatever the locale is: names in comments are anybody's
                 drafts = [missing[key] for key in keys]
                 command = [toolchain.path, *flags, f"-I{HEADERS}", "-c", source.name, "-o", str(drafts[0])]
-                run(command, Path(folder), "compiles", source, cache)
+                run(command, Path(folder), "compiles", source, cache, makes=drafts[0])
                 for draft in drafts[1:]:
                     second_name(drafts[0], draft)
                 with count:
@@ -260,10 +261,10 @@ def link_shared(
         with tempfile.TemporaryDirectory(prefix="dcir-link-") as folder:
             # Hundreds of long paths can exceed what a command line holds, so they go through a file.
             listing = Path(folder) / "objects"
-            listing.write_text("".join(f'"{_escaped(path)}"\n' for path in once))
+            listing.write_bytes(os.fsencode("".join(f'"{_escaped(path)}"\n' for path in once)))
             command = [toolchain.path, "-shared", "-fopenmp", *extra, f"@{listing}", "-o", str(draft)]
             start = time.perf_counter()
-            run(command, Path(folder), "links", None, cache)
+            run(command, Path(folder), "links", None, cache, makes=draft)
             _LOG.debug("linked %d objects in %.2f s", len(once), time.perf_counter() - start)
 
     return cache.get_or_build("library", address, ".so", build)
@@ -292,9 +293,9 @@ def _describe(path: str, cache: Cache) -> Toolchain:
     def ask(draft: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="dcir-probe-") as folder:
             text = run([path, "--version"], Path(folder), "probes", None, cache)
-        draft.write_text(text.partition("\n")[0].strip() + "\n")
+        draft.write_text(text.partition("\n")[0].strip() + "\n", encoding="utf-8")
 
-    return Toolchain(path, cache.get_or_build("toolchain", key, ".txt", ask).read_text().strip())
+    return Toolchain(path, cache.get_or_build("toolchain", key, ".txt", ask).read_text(encoding="utf-8").strip())
 
 
 def _headers_identity() -> str:

@@ -12,7 +12,9 @@ from dcir.cli.progress import progress_bar
 
 @click.command("check", cls=common.Verb)
 @common.options(common.model, common.level, common.shapes, common.bounds, common.verify)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random inputs.")
+@click.option(
+    "--seed", type=click.IntRange(-(2**63), 2**63 - 1), default=0, show_default=True, help="Seed of the random inputs."
+)
 @click.option(
     "--bisect", is_flag=True, help="Find the pass or the kernel that changes numbers, and write a reproducer."
 )

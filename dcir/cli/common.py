@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from dcir import errors
+from dcir.destination import check_destination
 from dcir.dynamic import parse_related
 from dcir.options import LEVELS, VERIFY, parse_level
 from dcir.targets import DEFAULT, known_targets
@@ -64,6 +65,7 @@ class Verb(click.Command):
         ctx.meta["dcir.json"] = ctx.params.pop("as_json")
         debug = ctx.params.pop("debug")
         try:
+            self._check_files(ctx)
             return super().invoke(ctx)
         except (errors.DcirError, OSError) as error:
             if debug:
@@ -72,6 +74,15 @@ class Verb(click.Command):
                 click.echo(json.dumps({"error": _as_data(error)}))
             click.echo(clean(f"dcir: {type(error).__name__}: {error}"), err=True)
             ctx.exit(exit_code(error))
+
+    def _check_files(self, ctx: click.Context) -> None:
+        """Refuse an output that no file can be written to, or that is a file which the verb reads."""
+        given = [ctx.params[p.name] for p in self.params if isinstance(p, click.Argument) and p.name in ctx.params]
+        read = [path for value in given for path in (value if isinstance(value, tuple) else (value,))]
+        for param in self.params:
+            kind, path = param.type, ctx.params.get(param.name or "")
+            if isinstance(kind, click.Path) and not (kind.exists or kind.dir_okay) and path is not None:
+                check_destination(path, *read)
 
 
 def exit_code(error: Exception) -> int:

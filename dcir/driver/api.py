@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.codegen.cpp.toolchain import cpu_identity
+from dcir.destination import check_destination
 from dcir.driver.ahead.artefact import Compiled, write_artefact
 from dcir.driver.ahead.compile import compile_module, compile_onnx, is_artefact
 from dcir.driver.ahead.compile_sizes import Bounds, compile_file_for_sizes, compile_for_sizes, dimensions_of
@@ -92,10 +93,11 @@ def save(
         What was done.
 
     Raises:
-        InvalidInput: the arguments are no tuple.
+        InvalidInput: the arguments are no tuple, or no file can be written to the path.
         Unsupported: the forward pass cannot be captured as one graph, or sizes within the bounds take too many programs.
         OptionError: sizes without bounds, or of inputs that are not there; or an architecture that is none, or of another target.
     """
+    check_destination(path)
     inputs = example_arguments(inputs)
     session = Session(Options.make(**options), architectures=tuple(arch))
     session.options.refuse_streams("a .dcir file")
@@ -135,6 +137,7 @@ def compile_file(
     progress: Progress | None = None,
 ) -> Report:
     """Compile an ONNX file to a .dcir file; see ``dcir compile --help`` for the options."""
+    check_destination(destination, *(() if is_artefact(model) else (model,)))  # one that is compiled is refused as that
     options = Options.make(level=level, target=target, threads=threads, until=until, strict=strict, verify=verify)
     if bounds:
         _check_sizes(options)

@@ -91,8 +91,13 @@ def _keeper(compile_call: Any) -> Any:
 chooses_keeper(dcir, _keeper)
 
 
-def _of_mode(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def _of_mode(mode: str | None, options: dict[Any, Any]) -> dict[str, Any]:
     """The options with those that a mode stands for and the target has."""
+    odd = [name for name in options if not isinstance(name, str)]
+    if odd:
+        raise OptionError(
+            f"{odd[0]!r} is no name of an option", where=f"options={options!r}", hint='options={"level": 2}'
+        )
     if mode is not None and mode not in MODES:
         raise OptionError(f"there is no mode {mode!r}", where=f"mode={mode!r}", hint="one of " + ", ".join(MODES))
     meant = dict(MODES[mode or "default"])

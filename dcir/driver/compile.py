@@ -32,7 +32,14 @@ from dcir.driver.targets.host import host_target
 from dcir.driver.trace_log import compile_id, trace
 from dcir.driver.verify.debug_folder import GraphFolder, graph_folder
 from dcir.errors import InvalidInput, MemoryLimitTooLow, Unsupported
-from dcir.frontends.torch.context import CompiledGraph, CompileGraph, GraphContext, LayoutsAt, OtherBounds
+from dcir.frontends.torch.context import (
+    CompiledGraph,
+    CompileGraph,
+    GraphContext,
+    LayoutsAt,
+    OtherBounds,
+    TooFewValues,
+)
 from dcir.frontends.torch.gates import Gates
 from dcir.frontends.torch.importer import Imported, import_graph
 from dcir.ir.moving_network import MovingNetwork
@@ -169,7 +176,7 @@ class Compilation:
         """The graph's network for all sizes within bounds, and its library.
 
         Raises:
-            OtherBounds: the graph is another one at other sizes within them.
+            OtherBounds: the graph is another one at other sizes within them, or they hold too few.
             Unsupported: there is no program for all sizes, or something is asked for that belongs to constant ones.
         """
         with one_at_a_time():
@@ -210,7 +217,7 @@ class Compilation:
                 skip=options.skip,
             )
         except InvalidInput as e:
-            raise OtherBounds(f"a program for all sizes: {e.message}") from e
+            raise TooFewValues(f"a program for all sizes: {e.message}") from e
         if isinstance(graph, Refusal):
             raise OtherBounds(f"a program for all sizes: {graph.reason}")
         self._refuse_fallbacks(graph.widest.fallbacks)

@@ -16,12 +16,12 @@ from torch import nn
 from dcir.codegen.cpp.toolchain import cpu_identity
 from dcir.driver.ahead.artefact import closed, write_artefact
 from dcir.driver.ahead.build import build_imported
-from dcir.driver.ahead.compile import example_inputs, named_as_compiled
+from dcir.driver.ahead.compile import example_inputs, is_artefact, named_as_compiled
 from dcir.driver.example_call import example_arguments
 from dcir.driver.session import Session
 from dcir.driver.targets.host import host_target
 from dcir.driver.verify.check_model_file import lasting
-from dcir.errors import InvalidGraph
+from dcir.errors import InvalidGraph, InvalidInput
 from dcir.frontends import onnx as onnx_front_end
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.export import Exported, export_inference
@@ -170,12 +170,14 @@ def open_model(
 
     Raises:
         InvalidModel: the file is broken or hostile.
-        InvalidInput: a file leaves sizes open, and no example says them; or the arguments are no tuple.
+        InvalidInput: it is no module; a file leaves sizes open, and no example says them, or is compiled; or the arguments are no tuple.
         Unsupported: the forward pass cannot be captured as one graph.
     """
     names: list[str] | None = None
     outputs: list[str] = []
     if isinstance(model, str | os.PathLike):
+        if os.path.isfile(model) and is_artefact(model):
+            raise InvalidInput("this is a .dcir file, which is compiled already", where=str(model), hint="dcir explain")
         module = onnx_front_end.load(model)
         inputs = example_inputs(module, seed=0) if inputs is None else inputs
         names = [spec.name for spec in module.input_specs]

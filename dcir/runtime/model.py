@@ -308,7 +308,7 @@ def fitted(spec: Input, x: Any) -> Tensor:
     if tuple(x.shape) != spec.shape:
         raise InvalidInput(
             f"input {spec.name} must have shape {list(spec.shape)}, it has {list(x.shape)}",
-            hint="a .dcir file is for the shapes it was compiled for; --shape and --bound say which (dynamic= in dcir.save)",
+            hint="a .dcir file is for the shapes it was compiled for; --shape and --bound say which (dynamic= in dcir.driver.api.save)",
         )
     if x.requires_grad and torch.is_grad_enabled():
         raise InvalidInput(

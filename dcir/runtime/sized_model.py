@@ -120,7 +120,7 @@ class SizedModel(CompiledModel):
                 shape = shapes[i]
                 if shape is None:
                     raise InvalidInput(f"input {specs[i].name} must be a tensor, it is a {type(inputs[i]).__name__}")
-                hint = f"compile the model with other bounds (--bound {d.name}=...; dynamic= in dcir.save)"
+                hint = f"compile the model with other bounds (--bound {d.name}=...; dynamic= in dcir.driver.api.save)"
                 check_size(specs[i].name, dim, known, shape[dim], seen, hint)
             found.append(seen[d.name][1])
         return tuple(found)

@@ -92,5 +92,9 @@ class OtherBounds(Unsupported):
     """There is no program for the bounds in a context; there may be one for others."""
 
 
+class TooFewValues(OtherBounds):
+    """Between the bounds in a context there are too few values to look at a graph at; there may be enough between wider ones."""
+
+
 CompileGraph = Callable[[fx.GraphModule, GraphContext], CompiledGraph]
 """From a graph and what is known of it to its compiled form."""

@@ -19,7 +19,7 @@ from torch.fx.experimental import _config
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
-from dcir.errors import DcirError, Unsupported
+from dcir.errors import DcirError, InvalidInput, Unsupported
 from dcir.frontends.torch.admission import Named, of_call, of_module, refuse_unless_plain
 from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.constant_sizes import constant_sizes
@@ -73,9 +73,14 @@ def export_inference(
         args, kwargs: an example call; only shapes, strides and types of its tensors matter, other values are fixed.
 
     Raises:
-        InvalidInput, Unsupported: a tensor is none that a program can be given; the forward pass writes to buffers or arguments; or
-            torch.export cannot follow it.
+        InvalidInput, Unsupported: it is no module; a tensor is none that a program can be given; the forward pass writes to buffers
+            or arguments; or torch.export cannot follow it.
     """
+    if not isinstance(module, torch.nn.Module | ExportedProgram):
+        raise InvalidInput(
+            f"a module is captured, this is of type {type(module).__name__}",
+            hint="an nn.Module whose forward calls it, or a torch.export.ExportedProgram",
+        )
     refuse_unless_plain(of_call(args, kwargs or {}, ()))
     program = module if isinstance(module, ExportedProgram) else _exported(module, args, kwargs or {})
     return _flattened(program, args, kwargs, [v for v in _leaves(args, kwargs) if isinstance(v, torch.Tensor)])

@@ -430,6 +430,12 @@ def test_check_takes_sizes_and_bounds(api, model):
     assert done.exit_code == 2 and "--shape" in done.output and len(api.calls) == 1
 
 
+@pytest.mark.parametrize("seed", [2**64, "x"])
+def test_a_seed_that_no_generator_takes(seed, api, model):
+    done = call("check", model, "--seed", seed)
+    assert done.exit_code == 2 and "--seed" in done.output
+
+
 def test_check_bisects(api, model, tmp_path):
     assert call("check", model, "--bisect", "-o", tmp_path / "r.py").exit_code == 0
     assert api.calls == [("bisect_file", (Path(model), tmp_path / "r.py"), {"level": 4, "seed": 0, "shapes": {}})]

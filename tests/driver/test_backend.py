@@ -50,3 +50,9 @@ def test_unknown_modes_are_refused_with_the_list():
     with pytest.raises(Exception, match="no mode 'fastest'") as raised:
         torch.compile(Tiny(), backend="dcir", mode="fastest")(torch.randn(3, 6))
     assert all(mode in str(raised.value) for mode in MODES)
+
+
+def test_names_of_options_are_texts():
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="OptionError: 3 is no name of an option"):
+        torch.compile(Tiny(), backend="dcir", options={3: 4})(torch.randn(3, 6))

@@ -16,7 +16,8 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import dcir
-from dcir.errors import InvalidGraph
+from dcir.driver import api
+from dcir.errors import InvalidGraph, InvalidInput
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.statements import Compute
 from dcir.transforms.tier1_operator.expand_loops import ExpandLoops
@@ -176,3 +177,17 @@ def test_onnx_file(tmp_path: Path) -> None:
     opened = dcir.open(tmp_path / "m.onnx")
     x = torch.randn(2, 3)
     close(opened.compile()(x), x.relu())
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    api.save(nn.ReLU(), (torch.zeros(2, 3),), tmp_path / "m.dcir")
+    for model, words in (
+        (3, "of type int"),
+        (torch.relu, "a module is captured"),
+        (tmp_path / "m.dcir", "compiled already"),
+    ):
+        with pytest.raises(InvalidInput, match=words) as caught:
+            dcir.open(model, [torch.zeros(2, 3)])  # type: ignore[arg-type]
+        assert caught.value.hint
+    with pytest.raises(InvalidInput, match="of type type"):
+        api.save(nn.ReLU, (torch.zeros(2, 3),), tmp_path / "n.dcir")  # type: ignore[arg-type]

@@ -111,7 +111,7 @@ def listed(members: Mapping[str, bytes]) -> dict[str, dict[str, int | str]]:
 def write_members(path: str | os.PathLike[str], members: Mapping[str, bytes]) -> None:
     """Write a zip of these members, in this order; the file appears whole or not at all."""
     target = Path(path)
-    descriptor, draft = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    descriptor, draft = tempfile.mkstemp(prefix=".dcir-", dir=target.parent)  # whose name is as short as any
     try:
         with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for name, data in members.items():

@@ -22,7 +22,7 @@ from dcir.driver.ahead.compile import compile_exported, named_as_compiled
 from dcir.driver.ahead.sized_call import SizedCall
 from dcir.driver.session import Session
 from dcir.errors import DcirError, InvalidGraph, Unsupported
-from dcir.frontends.torch.context import GraphContext
+from dcir.frontends.torch.context import GraphContext, TooFewValues
 from dcir.frontends.torch.export import Exported, export_for_sizes, export_inference
 from dcir.frontends.torch.shapes.given_sizes import divisions, places, symbols
 from dcir.ir.refusal import Refusal
@@ -38,6 +38,8 @@ _FEW = 4
 """So many combinations of sizes are better known to kernels."""
 _REACH = 14
 """So far above the lower ends there are samples. Memory is planned for the upper ends."""
+_FURTHER = (28, 56)
+"""So far above, where those of several dimensions, none of which a constant extent has, find no room."""
 _LOWER = 32
 """So far below the lower ends sizes that are divided are looked at: images shrink 32 times."""
 
@@ -154,8 +156,12 @@ class _Cover:
         refusal = Refusal("")
         # A network is looked at beyond the ends, since those of samples are primes, those of sizes that are divided are what leaves no
         # remainder, and few sizes have too few samples. There may be something else, as after the last row of a table.
-        wider = tuple(_wider(b, divided=any(divisions(graph).values())) for b in bounds)
-        for ends in dict.fromkeys((wider, bounds, _within(bounds))):
+        divided = any(divisions(graph).values())
+        wider, *further = (tuple(_wider(b, r, divided=divided) for b in bounds) for r in (_REACH, *_FURTHER))
+        crowded = False
+        for ends in dict.fromkeys((wider, bounds, _within(bounds), *further)):
+            if not crowded and any(end.high > near.high for end, near in zip(ends, wider, strict=True)):
+                break
             numbers = [self._dimension(place) for place in places(graph).values()]
             context = GraphContext(
                 bounds=tuple(ends[d] for d in numbers),
@@ -165,6 +171,7 @@ class _Cover:
                 network, library = build_moving(self._session, graph, context)
             except (Unsupported, InvalidGraph) as error:
                 refusal = Refusal(error.message.removesuffix(" is not supported"))
+                crowded = crowded or isinstance(error, TooFewValues)
                 continue
             found = dict(zip(symbols(graph), network.bounds, strict=True))
             steps = dict(zip(network.symbols, network.axes or (None,) * len(network.symbols), strict=True))
@@ -230,12 +237,12 @@ def _reach(found: Bounds, asked: Bounds) -> Bounds:
     return Bounds(max(found.low, asked.low), found.high)
 
 
-def _wider(bounds: Bounds, *, divided: bool) -> Bounds:
+def _wider(bounds: Bounds, reach: int, *, divided: bool) -> Bounds:
     """Bounds with room for samples."""
     low, high = bounds
     if low == high:
         return bounds
-    return Bounds(min(low, max(2, low - _LOWER)) if divided else low, max(high, low + _REACH))
+    return Bounds(min(low, max(2, low - _LOWER)) if divided else low, max(high, low + reach))
 
 
 def _within(bounds: Box) -> Box:

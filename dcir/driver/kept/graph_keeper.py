@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from dcir.cache import Cache
 from dcir.driver.kept.address import address_of_graph
-from dcir.driver.kept.keeper import refusal
+from dcir.driver.kept.keeper import refusal, taken_in_turn
 from dcir.driver.kept.pickles import from_bytes, is_complete, tell, to_bytes
 from dcir.driver.kept.rows import Row, add_row, read_rows
 from dcir.driver.session import Session
@@ -111,9 +111,10 @@ class GraphsKeeper:
 
     def settle(self) -> None:
         """Write what is complete now, or has more programs than before."""
-        for pending in list(self.pending):
+        for pending in taken_in_turn(self.pending):
             programs = pending.notes.programs
             if programs == pending.written or not is_complete(g.call for g in pending.notes.graphs.values()):
+                self.pending.append(pending)
                 continue
             try:
                 self._write(pending)
@@ -122,8 +123,8 @@ class GraphsKeeper:
             except Exception as e:  # what cannot be written, or whatever else: the call has its results
                 _LOG.debug("a graph is not kept: %s: %s", type(e).__name__, e)
                 done = True
-            if done:
-                self.pending.remove(pending)
+            if not done:
+                self.pending.append(pending)
 
     def _write(self, pending: _Pending) -> None:
         cache = Cache.default()

@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._dynamo import config
@@ -35,6 +35,8 @@ Graph = Callable[..., Any]
 """A compiled graph, as Dynamo calls it."""
 _LOG = logging.getLogger(__name__)
 _KIND, _SUFFIX = "traces", ".trace"
+_T = TypeVar("_T")
+
 _TRIES = 8
 """How often a trace is written, or looked at whether it can be: what is still not complete then is left."""
 
@@ -157,9 +159,10 @@ class TraceKeeper:
 
     def settle(self) -> None:
         """After a call: write what is complete now, or has more programs than before."""
-        for pending in list(self.pending):
+        for pending in taken_in_turn(self.pending):
             programs = pending.notes.programs
             if programs == pending.written:
+                self.pending.append(pending)
                 continue
             pending.tries += 1
             try:
@@ -172,8 +175,8 @@ class TraceKeeper:
             except Exception as e:  # the call has its results
                 _LOG.debug("a trace cannot be kept: %s: %s", type(e).__name__, e)
                 done = True
-            if done or pending.tries == _TRIES:
-                self.pending.remove(pending)
+            if not done and pending.tries < _TRIES:
+                self.pending.append(pending)
 
     def retried(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call``, again where a kept trace has no program for it, after which that is forgotten."""
@@ -222,6 +225,16 @@ class TraceKeeper:
         frame = objects.to_bytes(pending.frame.under(pending.notes.condition))
         gone = {e.name for e in self._entries.get(pending.address, ()) if e.blocked}
         add_row(cache, _KIND, pending.address, _SUFFIX, Row(pending.name, pending.notes.moves, frame, body), gone)
+
+
+def taken_in_turn(pending: list[_T]) -> Iterator[_T]:
+    """What is in a list now, each taken out by one of the threads that ask for it at once: after a call every thread does."""
+    for _ in range(len(pending)):
+        try:
+            taken = pending.pop(0)
+        except IndexError:
+            return  # others have the rest
+        yield taken
 
 
 def refusal(session: Session) -> str:

@@ -71,6 +71,41 @@ print(compiler_runs.probes, compiler_runs.compiles, compiler_runs.links)
     assert counts == ["1 1 1", "0 0 0"]
 
 
+def test_a_locale_without_the_letters_of_a_path(tmp_path):
+    code = """
+import os, sys
+from pathlib import Path
+from dcir.cache import Cache
+from dcir.codegen.cpp.toolchain import *
+from dcir.isa import host_isa
+assert sys.getfilesystemencoding() == "ascii"
+cache = Cache(Path(sys.argv[1]))
+tools = Toolchain.find(cache)
+unit = Unit("", "int x;  // \\u00fc")
+print(os.fsencode(link_shared(compile_objects([unit], tools, default_flags(host_isa()), cache), "", tools, cache)))
+"""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    run = [sys.executable, "-c", code, str(tmp_path / "ü")]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env={**os.environ, **plain})
+    assert done.returncode == 0 and "\\xc3\\xbc" in done.stdout, done.stderr
+
+
+def test_a_working_directory_that_is_gone(cache, toolchain, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert os.path.isabs(find_compiler())
+    objects = compile_objects([adder("five", 5)], toolchain, default_flags(host_isa()), cache)
+    assert ctypes.CDLL(link_shared(objects, "", toolchain, cache)).five(5) == 10
+
+
+def test_a_compiler_that_makes_nothing(tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("DCIR_CXX", str(program(tmp_path / "cc", "echo g++ 12")))
+    with pytest.raises(CompilerFailed, match="cc reports no error, but made no file") as caught:
+        compile_objects([adder("six", 6)], Toolchain.find(cache), (), cache)
+    assert "DCIR_CXX" in caught.value.hint
+
+
 def test_headers_are_part_of_the_address(cache, toolchain, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "HEADERS", tmp_path / "cpp")
     (tmp_path / "cpp").mkdir()

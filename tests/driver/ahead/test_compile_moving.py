@@ -54,6 +54,13 @@ class ThroughTorch(nn.Module):
         return torch.linalg.solve(torch.eye(4, dtype=x.dtype) + 0 * x.sum(), x.T) @ x, x, x[1:]
 
 
+class Pairs(nn.Module):
+    """A product of the rows of one table with those of another."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x @ y.T).relu()
+
+
 class Nested(nn.Module):
     """Results in a dict, of which some are fixed, and one is an argument."""
 
@@ -268,6 +275,17 @@ def test_few_sizes_of_a_dimension(tmp_path) -> None:
         check(fast, net, torch.randint(0, 50, size))
     with pytest.raises(InvalidInput, match=r"outside its bounds 2\.\.3"):
         fast(torch.randint(0, 50, (4, 5)))
+
+
+def test_few_sizes_of_two_dimensions(tmp_path) -> None:
+    """No sample is a constant extent or another dimension's: the second one's lie further out than the first one's."""
+    net, x, y = Pairs(), Dim("a", min=1, max=9), Dim("k", min=1, max=9)
+    fast = save(net, [torch.randn(3, 4), torch.randn(2, 4)], tmp_path / "m.dcir", dynamic={"x": {0: x}, "y": {0: y}})
+    assert len(fast.dcir.sizes.programs) == 1 and fast.dcir.sizes.moving
+    for size in ((1, 1), (9, 9), (1, 9), (7, 2)):
+        check(fast, net, torch.randn(size[0], 4), torch.randn(size[1], 4))
+    with pytest.raises(InvalidInput, match=r"outside its bounds 1\.\.9"):
+        fast(torch.randn(10, 4), torch.randn(2, 4))
 
 
 def test_a_dimension_that_decides(tmp_path) -> None:
