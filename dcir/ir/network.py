@@ -407,7 +407,7 @@ class Network:
 
     def validate(self) -> None:
         """DaCe's own validation; raises ``InvalidGraph``."""
-        validate(self.sdfg)
+        validate(self.sdfg, {name for name, c in self.containers.items() if 0 in c.shape})
 
     def side_tables(self) -> dict[str, Any]:
         """All but the graph, as JSON-able data."""

@@ -47,6 +47,20 @@ def test_a_cycle_is_found() -> None:
         net.validate()
 
 
+def test_what_is_empty_need_not_be_written(recwarn: pytest.WarningsRecorder) -> None:
+    """A batch of no rows: DaCe, whose shapes have no 0, took what nobody wrote for a mistake and warned."""
+    net = network([(0, 6), (0, 6)], lambda c, x, y: [unary(c, "exp", binary(c, "add", x, y))])
+    for op in net.ops()[:1]:
+        net.remove_op(op, into=net.ops()[1])
+    net.validate()
+    assert not [w for w in recwarn if "uninitialized" in str(w.message)]
+    assert not any(n.setzero for n in net.sdfg.start_state.data_nodes())
+    other = network([(2, 6), (2, 6)], lambda c, x, y: [unary(c, "exp", binary(c, "add", x, y))])
+    other.remove_op(other.ops()[0], into=other.ops()[1])
+    with pytest.warns(UserWarning, match="uninitialized"):
+        other.validate()
+
+
 def test_validation_grows_with_the_operators_and_not_with_their_square() -> None:
     def large(n: int) -> Callable[[], object]:
         def make(c: Lowering, x: Ref) -> list[Ref]:
