@@ -143,6 +143,7 @@ class Lowering:
         outs: what the operator must produce, one Meta per tensor result (None for absent ones).
         origin: place in the user's model, for reports.
         storage: of a view operator's first argument, where known.
+        given: its arguments as a graph has them: what is no number there, where one belongs, follows from the sizes of inputs.
         drawn: calls into torch that are no lack of generated code: chance is eager's only where torch draws it.
     """
 
@@ -150,6 +151,7 @@ class Lowering:
         self.net = net
         self.drawn: set[Op] = set()
         self.storage: Storage | None = None
+        self.given: tuple[Any, ...] = ()
         self.outs: list[Meta | None] = []
         self.origin = ""
 

@@ -295,6 +295,7 @@ class _Importer:
         page = table.get(str(node.target))
         if page is not None:
             before = len(self.net.ops())
+            self.ctx.given = node.args
             try:
                 return page.lower(self.ctx, *args, **kwargs)
             except NotNative:

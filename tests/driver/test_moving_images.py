@@ -66,7 +66,27 @@ class Across(nn.Module):
         return self.out(torch.cat((y, x), 1))
 
 
+class Padded(nn.Module):
+    """Padded to a multiple, by nothing at times, and cut again."""
+
+    def __init__(self, multiple: int, *, quotient: bool) -> None:
+        super().__init__()
+        self.multiple, self.quotient = multiple, quotient
+        self.a, self.b = nn.Conv2d(3, 8, 3, 1, 1), nn.Conv2d(8, 4, 3, 1, 1)
+
+    def more(self, size: int) -> int:
+        by = self.multiple
+        return -(-size // by) * by - size if self.quotient else (by - size % by) % by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[2:]
+        y = F.pad(x, (0, self.more(width), 0, self.more(height)), value=0.5)
+        return self.b(F.relu(self.a(y)))[:, :, :height, :width]
+
+
 NETS = {
+    "padded": lambda: Padded(8, quotient=False),
+    "padded-up": lambda: Padded(8, quotient=True),
     "residual": Residual,
     "segments": Segments,
     "segments-nearest": lambda: Segments("nearest"),

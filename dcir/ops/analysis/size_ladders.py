@@ -20,6 +20,8 @@ Function = Callable[[int], int]
 MOST_PERIOD = 1024
 """Sizes after which remainders repeat, at the most: a ladder is held against its functions over several periods."""
 _PERIODS = 4
+MOST_MULTIPLE = 64
+"""The largest number that a size is rounded to a multiple of, where that is not written as a quotient."""
 _FAR = 1 << 20
 """A size at which quotients are what they are of large ones."""
 
@@ -80,11 +82,11 @@ def ladder(functions: Sequence[Function], least: int) -> Ladder:
     """The ladder of a size on which functions of it lie, as far as they are quotients of each other; others are left out.
 
     Args:
-        functions: of the size, that grow with it.
+        functions: of the size, that grow with it or fall, as ``-(-s // 4)`` has it.
         least: the first size that they are asked for.
     """
     found = Ladder()
-    for f in sorted(functions, key=lambda f: -f(_FAR)):
+    for f in sorted((_in_ones(_growing(f), least) for f in functions), key=lambda f: -f(_FAR)):
         if (row := _linear(found, f, least)) is not None:
             if not _is_level(found, f, least):
                 found = Ladder(found.steps, (*found.beside, row))
@@ -94,6 +96,18 @@ def ladder(functions: Sequence[Function], least: int) -> Ladder:
             beside = tuple((d * row[0], row[0], *row[1:-1], row[-1] - e * row[0]) for row in found.beside)
             found = Ladder((*found.steps, step), beside)
     return found
+
+
+def _growing(f: Function) -> Function:
+    """A function, or its negative."""
+    return f if f(_FAR) >= 0 else lambda size: -f(size)
+
+
+def _in_ones(f: Function, least: int) -> Function:
+    """A function that grows by the same number at a time, as a size that is rounded up to a multiple does, so that it grows by one."""
+    values = [f(s) for s in range(least, least + MOST_MULTIPLE + 1)]
+    step = math.gcd(*(v - values[0] for v in values))
+    return f if step <= 1 else lambda size: (f(size) - values[0]) // step
 
 
 def _sum(row: Sequence[int], parts: Sequence[Number]) -> Number:

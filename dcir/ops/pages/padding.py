@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from dcir.ir.cost_answers import many_sizes
 from dcir.ir.loop_nest_builder import Expr
+from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Lowering, Ref
 from dcir.ops.pages.movement import real, window
 from dcir.ops.registry import Sample, operator
@@ -42,7 +44,9 @@ def constant_pad(ctx: Lowering, x: Ref, pad: Sequence[int], value: Any = 0) -> R
     real(ctx)
     rank, dst = len(x.shape), ctx.result()
     low = [0] * rank
-    low[rank - len(pad) // 2 :] = [pad[i] for i in range(len(pad) - 2, -1, -2)]
+    low[rank - len(pad) // 2 :] = _low_ends(pad)
+    if many_sizes() and (moving := _moving_ends(ctx)):
+        return _masked(ctx, x, low, value, moving)
     inside, starts = dst, []
     for d in range(rank):
         first, end = max(low[d], 0), min(low[d] + x.shape[d], dst.shape[d])
@@ -55,6 +59,47 @@ def constant_pad(ctx: Lowering, x: Ref, pad: Sequence[int], value: Any = 0) -> R
         frame(ctx, dst, inside, starts, value)
         return dst
     return ctx.full(value, dst)
+
+
+_FAR = 1 << 20  # farther than a pad reaches
+
+
+def _moving_ends(ctx: Lowering) -> set[int]:
+    """How far from the last dimension those are whose pads the graph computes."""
+    given = ctx.given[1] if len(ctx.given) > 1 else ()
+    return {i // 2 for i, v in enumerate(given) if not isinstance(v, int)} if isinstance(given, Sequence) else set()
+
+
+def _masked(ctx: Lowering, x: Ref, low: Sequence[int], value: Any, moving: set[int]) -> Ref:
+    """One gather with a mask, as a frame of fills is another network where a pad is 0 or cuts off.
+
+    What positions are compared with, and counted from, is rounded from its double, so that no rule that knows the sizes at hand finds the
+    mask always true, or nothing to subtract.
+    """
+    rank, dst = len(x.shape), ctx.result()
+    k = ctx.kernel(dst.shape)
+    b, ok, places, dims = k.body, None, [], []
+
+    def hidden(number: int) -> Expr:
+        return b.op("idiv_floor", b.const(2 * (number + _FAR) + 1, "i64"), b.const(2, "i64"))
+
+    for d in range(rank):
+        padded = dst.shape[d] != x.shape[d] or low[d] != 0
+        if rank - 1 - d not in moving and not padded:
+            continue
+        at = b.index(d) + _FAR
+        start = hidden(low[d])
+        here = (at >= start) & (at < hidden(low[d] + x.shape[d]))
+        ok = here if ok is None else ok & here
+        places.append(at - start)
+        dims.append(d)
+    assert ok is not None
+    strides = [0 if d in dims else s for d, s in enumerate(x.strides)]
+    k.store(
+        dst, k.gather(x, strides, places, dims, checked=False, mask=ok, other=b.const(value, compute_type(x.dtype)))
+    )
+    k.done()
+    return dst
 
 
 def _low_ends(pad: Sequence[int]) -> list[int]:

@@ -73,9 +73,13 @@ def extents(gm: fx.GraphModule) -> set[int]:
 
 
 def divisions(gm: fx.GraphModule) -> dict[str, list[Callable[[int], int]]]:
-    """Of every size the functions of it alone that are rounded quotients in a graph."""
+    """Of every size the functions of it alone that are rounded quotients in a graph, or that have remainders in them."""
     found: dict[str, dict[Any, Callable[[int], int]]] = {name: {} for name in symbols(gm)}
     for expression in expressions(gm):
+        if isinstance(expression, sympy.Add) and len(expression.free_symbols) == 1 and expression.has(Mod, PythonMod):
+            # s + (8 - s % 8) % 8 is a multiple of 8, and neither of its remainders has a rung.
+            (symbol,) = expression.free_symbols
+            found.setdefault(str(symbol), {})[expression] = _function(expression, symbol)
         for part in sympy.preorder_traversal(expression):
             if isinstance(part, _ROUNDED) and len(part.free_symbols) == 1:
                 (symbol,) = part.free_symbols

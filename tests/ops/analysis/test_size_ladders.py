@@ -13,6 +13,7 @@ LADDERS = {
     "thirds": [lambda s: (s - 7) // 3 + 1, lambda s: ((s - 7) // 3 - 2) // 2 + 1],
     "beside": [lambda s: (s + 1) // 2, lambda s: s // 2],
 }
+FALLING = {"up": [lambda s: -s // 4, lambda s: -(-s // 4)], "both": [lambda s: -s // 4, lambda s: -(-(-s // 4) // -2)]}
 
 
 @pytest.mark.parametrize("name", LADDERS)
@@ -29,6 +30,22 @@ def test_parts_and_polynomials(name):
         for f in functions:
             # Every function is a level but for a constant.
             assert any(f(s) - f(9) == level - first for level, first in zip(levels, made.levels(9), strict=True))
+
+
+@pytest.mark.parametrize("name", FALLING)
+def test_quotients_rounded_up_are_written_with_a_size_that_falls(name):
+    made = ladder(FALLING[name], 9)
+    assert made.steps[0] == (4, 3)
+    for s in range(9, 200):
+        assert -(-s // 4) in made.levels(s) and made.value(made.parts(s)) == s
+
+
+@pytest.mark.parametrize("by", [4, 8, 16])
+def test_sizes_that_are_rounded_up_by_remainders(by):
+    made = ladder([lambda s: s + (by - s % by) % by, lambda s: s % by], 9)
+    assert made.steps == ((by, by - 1),)
+    for s in range(9, 200):
+        assert -(-s // by) in made.levels(s) and made.value(made.parts(s)) == s
 
 
 def test_parts_are_free():
