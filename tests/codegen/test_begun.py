@@ -37,10 +37,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Compilers that do not begin before the event."""
     go, run = threading.Event(), toolchain.run
 
-    def later(command, *rest):  # type: ignore[no-untyped-def]
+    def later(command, *rest, **more):  # type: ignore[no-untyped-def]
         if "-c" in command:
             assert go.wait(60), "nobody let the compilers go"
-        return run(command, *rest)
+        return run(command, *rest, **more)
 
     monkeypatch.setattr(toolchain, "run", later)
     yield go
@@ -90,10 +90,10 @@ def test_leaving_in_haste_waits_for_the_compilers(cache, held):
 def test_a_compiler_that_fails_is_heard_where_the_library_is_asked_for(cache, monkeypatch):
     run = toolchain.run
 
-    def fails(command, *rest):  # type: ignore[no-untyped-def]
+    def fails(command, *rest, **more):  # type: ignore[no-untyped-def]
         if "-c" in command:
             raise CompilerFailed("the compiler refused the code", where="a test", hint="")
-        return run(command, *rest)
+        return run(command, *rest, **more)
 
     monkeypatch.setattr(toolchain, "run", fails)
     with begun_network(network(), cache=cache) as library, pytest.raises(CompilerFailed):

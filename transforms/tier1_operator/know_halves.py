@@ -1,5 +1,6 @@
-"""Products whose operands hold nothing but numbers of bf16 say so, where the processor has a matrix unit for those; and convolutions
-where it multiplies pairs of them.
+"""Products whose operands hold nothing but numbers of bf16 say so, where the processor multiplies those.
+
+That is on a matrix unit; convolutions also where it multiplies pairs of them.
 
     x' = f32(bf16(x)); w' = f32(bf16(w)); y = x' @ w'    -->    the same operators, y's known to be of bf16
 
