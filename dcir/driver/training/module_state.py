@@ -40,6 +40,8 @@ def module_state(module: nn.Module, known: dict[int, Any] | None = None, reads: 
     if isinstance(own_forward, FunctionType):
         own = own, reads.of_function(own_forward, functools.partial(_frozen, known=known))
     attributes = tuple((n, _frozen(v, known)) for n, v in held.items() if n not in _EVERY)
+    if not names:  # torch's own classes, most of a network's modules
+        return own, hooks, attributes
     return own, hooks, attributes, tuple(_read_of(v, names, known) for n, v in held.items() if n not in _EVERY)
 
 
