@@ -149,10 +149,21 @@ def moving_graph(
     conditions = Conditions(gm, context.conditions)
     seeing = _images(gm, moving, conditions)
     if seeing is None:
-        sizes, chosen = chosen_samples({f"s{i}": moving.bounds[n] for i, n in enumerate(names)}, extents(gm))
+        held = [b for b in branches(gm) if b not in context.conditions]
+
+        def right(name: str, value: int) -> bool:
+            given = moving.alone(names[int(name[1:])], value)
+            return not conditions.unmet(given) and all(holds(branch, given) for branch in held)
+
+        asked = {f"s{i}": moving.bounds[n] for i, n in enumerate(names)}
+        sizes, chosen = chosen_samples(asked, extents(gm), right)
         seeing = _Seeing(sizes, [tuple(s.values()) for s in chosen], (few(chosen), range(len(chosen))))
     if isinstance(seeing, Refusal):
         return seeing
+    tops = [b.high for b in seeing.sizes.values()] if seeing.axes is None else [a.reach.high for a in seeing.axes.axes]
+    for name, top in zip(names, tops, strict=True):
+        if context.needed.get(name, top) > top:
+            return Refusal(f"what all sizes have in common can be looked at up to {top}")
 
     for sample in seeing.samples:
         condition = conditions.unmet(moving.values(sample))
@@ -250,6 +261,11 @@ class _Symbols:
         given = {name: b.low for name, b in self.bounds.items()} | dict(zip(self.names, sample, strict=True))
         given = {name: given[head] for name, head in self.first.items()}
         return given | {name: total.at(given) for name, total in self.follows.items()}
+
+    def alone(self, name: str, value: int) -> dict[str, int]:
+        """Of the symbols that follow from one that moves, for a value of it."""
+        given = dict.fromkeys(self.equal(name), value)
+        return given | {n: total.at(given) for n, total in self.follows.items() if {*total.names()} <= given.keys()}
 
     def equal(self, name: str) -> list[str]:
         """The symbols that are equal to one that moves."""

@@ -31,7 +31,6 @@ from dcir.frontends.torch.tape import choosing
 from dcir.frontends.torch.wrappers import inline_marked
 from dcir.frontends.torch.written_inputs import forget_marks
 from dcir.ir.refusal import Refusal
-from dcir.ops.analysis.size_axes import MOST_AXES
 from dcir.user_code import is_users
 
 # (reason, place in the user's program) of a graph break
@@ -139,11 +138,8 @@ def dynamo_backend(
             if overlaps.traced:
                 by_size.moving = Refusal("inputs lie in each other, and some are written")
             elif not by_size.only_batch:
-                move = by_size.how_many_move(example_inputs)
-                by_size.moving = (
-                    moving(gm, example_inputs, compile_graph, settled, by_size.names, overlaps, later, kept_by)
-                    if move <= MOST_AXES
-                    else Refusal(f"{move} sizes move")
+                by_size.moving = moving(
+                    gm, example_inputs, compile_graph, settled, by_size.names, overlaps, later, kept_by
                 )
             return choosing(by_size)
 

@@ -61,6 +61,7 @@ class GraphContext:
         same: for each of those sizes the number of the first one that it is equal to; empty: they have nothing to do with each other.
         follows: which of those sizes are sums of others, by number, and of which, by name.
         bound_names: where those sizes are in the user's inputs.
+        needed: by name, those of the call that the program is made for: one that ends before is none.
         conditions: of its symbolic sizes, which it was traced under and Dynamo does not know of.
         gates: of a backward, what its gradients pass through part by part; None: all at once.
         gathered: whether parameters are gathered from other processes for every call.
@@ -83,6 +84,7 @@ class GraphContext:
     same: tuple[int, ...] = ()
     follows: Mapping[int, Polynomial] = field(default_factory=dict)
     bound_names: tuple[str, ...] = ()
+    needed: Mapping[str, int] = field(default_factory=dict)
     conditions: tuple[Any, ...] = ()
     gates: Gates | None = None
     gathered: bool = False

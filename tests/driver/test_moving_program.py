@@ -50,6 +50,42 @@ def reference(net):
     return lambda *args: wide(*(a.double() if a.is_floating_point() else a for a in args))
 
 
+def test_a_table_of_positions_serves_up_to_its_end():
+    """Samples are mostly primes; the last lengths that a table has are between two of those."""
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.line = nn.Embedding(60, 24), nn.Linear(24, 24)
+
+        def forward(self, x):
+            return torch.relu(self.line(x + self.table.weight[: x.shape[1]])) - x
+
+    torch.manual_seed(0)
+    net = Positions().eval()
+    fast = dcir.optimize(net)
+    for length in (7, 31, 54, 55, 57, 59, 58, 56):
+        check(fast, net, torch.randn(2, length, 24))
+    moving, constant = programs(fast)
+    assert len(moving) == len(constant) == 1 and moving[0].bounds[1][2] == 59, [g.bounds for g in moving]
+
+
+def test_of_many_sizes_those_that_stay_are_constants():
+    """Four move, three of them by themselves: what is the same in all calls is not one of them."""
+
+    class Four(nn.Module):
+        def forward(self, x, y):
+            return (x.softmax(1).sum(2)[:, :, None] + x * 2).sum(), torch.tanh(y) @ y.mT
+
+    torch.manual_seed(0)
+    net = Four().eval()
+    fast = dcir.optimize(net, dynamic=True)
+    for n in (5, 9, 14, 33, 21):
+        check(fast, net, torch.randn(3, n, 6), torch.randn(n + 1, 7))
+    moving, constant = programs(fast)
+    assert len(moving) <= 2 and len(constant) <= 1, [g.bounds for g in moving]
+
+
 def test_text_of_any_size():
     net = encoder()
     fast = dcir.optimize(net)

@@ -117,6 +117,30 @@ def test_padded_batches(name):
 
 
 @torch.no_grad()
+def test_a_window_that_fills():
+    """Before a window is full, when it is, and behind prompts that are longer: what a call reads is where the last one left it."""
+    _import_or_skip("transformers")
+    import transformers
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    config = transformers.MistralConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=200,
+        sliding_window=48,
+    )  # fmt: skip
+    plain = transformers.MistralForCausalLM(config).eval()
+    fast, made = dcir.optimize(copy.deepcopy(plain)), []
+    for length in (5, 41, 60, 17, 44, 90, 75):
+        ids = torch.randint(3, 200, (1, length))
+        tokens = [net.generate(ids, max_new_tokens=10, min_new_tokens=10, do_sample=False) for net in (fast, plain)]
+        assert torch.equal(*tokens), length
+        made.append(len(fast.dcir.explain().graphs))
+    # A step before the window is full, the one that fills it, and those that follow, after short prompts and after long ones.
+    assert made[-1] == made[-2] <= 10, made
+    assert not fast.dcir.explain().breaks
+
+
+@torch.no_grad()
 def test_assisted_decoding():
     """A step takes several tokens, and what was guessed wrongly is cut off the cache, whose strides stay."""
     _import_or_skip("transformers")

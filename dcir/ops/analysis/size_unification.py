@@ -49,15 +49,18 @@ _TOGETHER = {
 _FEW = {1: (0, 1, 3), 2: (0, 1, 2, 3, 7)}
 
 
-def chosen_samples(sizes: Sizes, others: Collection[int] = ()) -> tuple[Sizes, list[dict[str, int]]]:
+def chosen_samples(
+    sizes: Sizes, others: Collection[int] = (), holds: Callable[[str, int], bool] = lambda name, value: True
+) -> tuple[Sizes, list[dict[str, int]]]:
     """Values at which to look at a graph.
 
     Args:
         sizes: the bounds that are asked for, at least one and at most ``MOST_SIZES``.
         others: extents in the graph that do not move.
+        holds: whether the graph is right for a value of a size.
 
     Returns:
-        Bounds, which may reach a little further than asked for, and the samples, of which the last is at the upper ends.
+        Bounds, which may reach a little further than asked for, or end before, and the samples, of which the last is at the upper ends.
 
     Raises:
         InvalidInput: there are too many sizes, or too few values between the bounds.
@@ -68,11 +71,13 @@ def chosen_samples(sizes: Sizes, others: Collection[int] = ()) -> tuple[Sizes, l
     bounds, values = {}, []
     for name, (low, high) in sizes.items():
         last = _prime(high, taken)
+        if not holds(name, last):  # a table of 512 positions ends between two primes
+            last = next((n for n in range(high, low, -1) if n % 4 and n not in taken and holds(name, n)), low)
         # Even, as the primes are not. No power of two: a division by one becomes a product, which only looks like another network.
         # None is 1, at which networks have a dimension less: what holds at the samples holds there, too.
         first = next(n for n in itertools.count(low) if n not in taken and n % 2 == 0 and n & (n - 1))
         between = [_prime(first + (high - first) * k // 7, taken | {first, last}) for k in (1, 3)]
-        if low < 1 or not first < between[0] < between[1] < high:
+        if low < 1 or not first < between[0] < between[1] < min(high, last):
             raise InvalidInput(f"{name} has {low} to {high} for bounds, which are too few values, or too small ones")
         bounds[name] = Bounds(low, last)
         values.append((first, *between, last))

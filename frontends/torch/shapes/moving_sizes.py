@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,7 @@ class MovingSizes(Programs):
         self._conditions = Conditions(gm, context.conditions) if context.conditions else None
         self._traced = Conditions(gm, context.conditions, rests=False)
         self._limits, self._rows, self._together = _limits(gm), _rows_of_products(gm), _sizes_of_tensors(gm)
+        self._laid, self._met = _only_of_layouts(gm), Met()
         self.refused: set[tuple[Any, ...]] = set()
         self.reason, self.hopeless, self.in_torch = "", False, 0
         self.hears: Callable[[], None] | None = None
@@ -95,6 +96,7 @@ class MovingSizes(Programs):
         if self._conditions is not None and (condition := self._conditions.unmet(values)):
             self.reason = f"the trace is for sizes with {condition}"
             raise NoProgramForSizes(self.reason)
+        self._met.note(values)
         ones = self._ones(values)
         if self.gm is None:  # of a kept trace, which has the programs that it has
             return self.found(values, ones) or super().wanted(values)
@@ -153,7 +155,7 @@ class MovingSizes(Programs):
             raise NoProgramForSizes(self.reason)
         # How a forward leaves what it keeps is asked for sizes that its backward has by themselves.
         follows = self._traced.sums(values) if self.backward is None else {}
-        first = equal_sizes({name: value for name, value in values.items() if name not in follows})
+        first = self._met.equal({name: value for name, value in values.items() if name not in follows})
         first = {name: first.get(name, name) for name in values}
         if any(len({first[name] for name in names}) < len(names) for names in self._together):
             self.reason, self.hopeless = "sizes of one input are equal", not self.made
@@ -163,7 +165,7 @@ class MovingSizes(Programs):
             if key in self.refused or not span.holds(values):
                 continue
             try:
-                call, reach = self.compiled(span) if self.backward is None else self._both(span, self.backward)
+                call, reach = self._both(span, values)
             except OtherBounds as e:
                 self.refused.add(key)
                 self.reason = str(e).splitlines()[0]
@@ -181,14 +183,19 @@ class MovingSizes(Programs):
         self.hopeless |= not self.made and len(self.refused) >= _TRIES
         raise NoProgramForSizes(self.reason)
 
-    def _both(self, span: Span, backward: Programs) -> tuple[Call, Span]:
+    def _both(self, span: Span, values: Mapping[str, int]) -> tuple[Call, Span]:
         """A program for sizes and that of its backward, which is noted, and for which they are; raises what ``compiled`` does.
 
         What the forward keeps lies as suits both, so its graph is rewritten first. Then the whole backward: where only one can be had,
         it is mostly the forward.
         """
+        backward = self.backward
+        if backward is None:
+            return self.compiled(span, values)
         behind: list[tuple[Call, Span]] = []
-        call, reach = self.compiled(span, settle=lambda layouts: behind.append(backward.compiled(span, layouts)))
+        call, reach = self.compiled(
+            span, values, settle=lambda layouts: behind.append(backward.compiled(span, values, layouts))
+        )
         (made,) = behind
         reach = reach.within(made[1])
         backward.made.append((reach, made[0]))
@@ -197,7 +204,10 @@ class MovingSizes(Programs):
     def _spans(
         self, values: Mapping[str, int], first: Mapping[str, str], follows: Mapping[str, Polynomial], ones: Collection[str]
     ) -> Iterator[Span]:  # fmt: skip
-        """What a program for some values may be for, the widest first; at last one with sizes of 1 as constants."""
+        """What a program for some values may be for, the widest first; at last one with sizes of 1 as constants.
+
+        Where too many move, those that were the same in all calls are constants, or those that only say how an input lies.
+        """
         moves = {name: value for name, value in values.items() if name not in follows}
 
         def reach(name: str, least: int, times: int, most: int) -> Bounds:
@@ -208,10 +218,16 @@ class MovingSizes(Programs):
         zeros = {name for name, value in moves.items() if value == 0}
         # The trace may have one value for a size, or none beyond it.
         free = {first[name] for name in moves.keys() - zeros if reach(name, 1, 1, _HIGH).high > 1}
-        stills = (frozenset(n for n in ones if n in moves), small if len(small) < len(moves) else frozenset())
+        stills = [frozenset(n for n in ones if n in moves), small if len(small) < len(moves) else frozenset()]
+        if all(len(free - still) > MOST_AXES for still in stills):
+            stays = frozenset(n for n in moves if n not in self._met.moved) if self._met.moved else frozenset()
+            laid = frozenset(n for n in moves if n in self._laid)
+            enough = (s for s in (stays, laid, stays | laid) if len(free - s) <= MOST_AXES and len(s) < len(moves))
+            stills = [*itertools.islice(enough, 1)]
+            self.reason = f"{len(free)} sizes move"
         for still in dict.fromkeys(stills):
-            if len(free - still) > MOST_AXES and still != small:
-                continue  # too many move, unless sizes of 1 are constants
+            if len(free - still) > MOST_AXES:
+                continue
             alone = len(free - still) == 1
             for least, times in _REACHES:
                 bounds = {
@@ -235,15 +251,14 @@ class MovingSizes(Programs):
     ) -> Bounds:  # fmt: skip
         """Those of a program that is made for the sake of some values."""
         low, high = self._limits[name]
-        wanted = max(reach, times * values[name], *(span.bounds[name].high for span, _ in self.made))
-        return Bounds(
-            max(least, low), self._allowed(name, values, first, follows, _prime_below(min(_above(wanted), high + 1)))
-        )
+        wanted = _above(max(reach, times * values[name], *(span.bounds[name].high for span, _ in self.made)))
+        most = _prime_below(wanted) if wanted <= high else high
+        return Bounds(max(least, low), self._allowed(name, values, first, follows, most))
 
     def _allowed(
         self, name: str, values: Mapping[str, int], first: Mapping[str, str], follows: Mapping[str, Polynomial], high: int
     ) -> int:  # fmt: skip
-        """The largest prime up to ``high`` that the trace allows for a size and its equals, beside the others as they are or follow.
+        """The largest number up to ``high`` that the trace allows for a size and its equals, beside the others as they are or follow.
 
         A table of positions has an end that no range says: ``x[:, :n]`` holds where n is min(n, 512).
         """
@@ -257,22 +272,57 @@ class MovingSizes(Programs):
             while high - least > 1:
                 middle = (least + high) // 2
                 least, high = (least, middle) if unmet(middle) else (middle, high)
-            high = _prime_below(high)
-        # Two sizes that reach equally far are looked at with two primes: the next one is to be allowed as well.
-        if high > value and unmet(_prime_from(high + 1)):
-            high = _prime_below(high)
+            high = least
         return max(high, value)
 
 
-def equal_sizes(values: Mapping[str, int]) -> dict[str, str]:
-    """Of each size the first one that it is taken for equal to: by its value, where there are too many to move by themselves.
+class Met:
+    """What is known of sizes from the calls so far.
 
-    Dynamo has a symbol for the cache of each layer, though all are of one length.
+    Attributes:
+        moved: those that were not the same in all of them.
     """
-    if len(values) <= MOST_AXES:
-        return {name: name for name in values}
+
+    def __init__(self) -> None:
+        self.moved: set[str] = set()
+        self._last: dict[str, int] = {}
+        self._kinds: dict[str, int] = {}
+
+    def note(self, values: Mapping[str, int]) -> None:
+        """There is a call with these values of all symbols."""
+        self.moved.update(n for n, v in values.items() if self._last.get(n, v) != v)
+        self._last = dict(values)
+        kinds: dict[tuple[int, int], int] = {}
+        self._kinds = {n: kinds.setdefault((self._kinds.get(n, 0), v), len(kinds)) for n, v in values.items()}
+
+    def equal(self, values: Mapping[str, int]) -> dict[str, str]:
+        """Of each size of the last call the first one that it is taken for equal to, where there are too many to move by themselves.
+
+        Dynamo has a symbol for the cache of each layer, though all are of one length. They are equal if they were in all calls, or, where
+        that leaves too many, in this one.
+        """
+        if len(values) <= MOST_AXES:
+            return {name: name for name in values}
+        by_kind, by_value = (_heads({n: of[n] for n in values}) for of in (self._kinds, values))
+        return by_kind if len(set(by_kind.values())) <= MOST_AXES else by_value
+
+
+def _heads(values: Mapping[str, int]) -> dict[str, str]:
+    """Of each name the first one that has the same number."""
     heads: dict[int, str] = {}
     return {name: heads.setdefault(value, name) for name, value in values.items()}
+
+
+def _only_of_layouts(gm: fx.GraphModule) -> frozenset[str]:
+    """The symbols that say how inputs lie, and are no extent of any."""
+    values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+
+    def symbols_of(numbers: Iterable[Any]) -> set[str]:
+        return {str(s) for n in numbers if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
+
+    laid = symbols_of(n for t in tensors for n in (*t.stride(), t.storage_offset()))
+    return frozenset(laid - symbols_of(n for t in tensors for n in t.shape))
 
 
 def _sizes_of_tensors(gm: fx.GraphModule) -> list[set[str]]:
@@ -285,10 +335,6 @@ def _sizes_of_tensors(gm: fx.GraphModule) -> list[set[str]]:
 def _above(n: int) -> int:
     """The power of two that is not less."""
     return 1 << (n - 1).bit_length()
-
-
-def _prime_from(n: int) -> int:
-    return next(p for p in itertools.count(n) if _prime_below(p + 1) == p)
 
 
 def _prime_below(n: int) -> int:

@@ -165,11 +165,13 @@ class Programs:
         return None
 
     def compiled(
-        self, span: Span, layouts: LayoutsAt | None = None, settle: Callable[[LayoutsAt], None] | None = None
-    ) -> tuple[Call, Span]:
+        self, span: Span, values: Mapping[str, int], layouts: LayoutsAt | None = None,
+        settle: Callable[[LayoutsAt], None] | None = None,
+    ) -> tuple[Call, Span]:  # fmt: skip
         """A program for sizes, and for which it is; it is not noted among ``made``.
 
         Args:
+            values: of the call that it is made for.
             layouts: of a backward, how the results of its forward lie.
             settle: of a forward, called with how its results lie before it is there.
 
@@ -180,7 +182,9 @@ class Programs:
         if self.gm is None:
             raise NoProgramForSizes("a kept trace has no graph to compile")
         bounds, same, follows = span.of(list(self.places))
-        context = replace(self._context, bounds=bounds, same=same, follows=dict(follows), settle=settle)
+        context = replace(
+            self._context, bounds=bounds, same=same, follows=dict(follows), settle=settle, needed=values
+        )
         if layouts is not None:
             context = replace(context, layouts=_Behind(context.first_read, layouts))
         made = self._compile(self.gm, context)

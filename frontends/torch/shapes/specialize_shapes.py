@@ -24,11 +24,9 @@ from dcir.frontends.torch.admission import argument_name
 from dcir.frontends.torch.constant_sizes import calls_graphs
 from dcir.frontends.torch.context import Sizes
 from dcir.frontends.torch.shapes.batch_buckets import SHOWN, Batch, BatchBuckets, Trace, Traced, find_batch, in_pieces
-from dcir.frontends.torch.shapes.moving_sizes import Moving, equal_sizes
+from dcir.frontends.torch.shapes.moving_sizes import Moving
 from dcir.frontends.torch.shapes.programs import NoProgramForSizes
-from dcir.frontends.torch.shapes.sums import sums
 from dcir.ir.refusal import Refusal
-from dcir.ops.analysis.size_axes import MOST_AXES
 from dcir.user_code import warn_user
 
 OnSizes = Callable[[Sizes, Sequence[Sizes]], None]
@@ -146,18 +144,6 @@ class BySize:
     def sizes(self, args: Sequence[Any]) -> Sizes:
         """The symbolic sizes in a list of arguments."""
         return tuple((name, _at(args[i], dim)) for name, (i, dim) in self.places.items())
-
-    def how_many_move(self, examples: Sequence[Any]) -> int:
-        """How many sizes would move by themselves, by the arguments that were traced."""
-        found = {name: examples[i] if d is None else examples[i].shape[d] for name, (i, d) in self.places.items()}
-        # ``int`` would leave a guard.
-        values = {name: v.node.hint if isinstance(v, torch.SymInt) else v for name, v in found.items()}
-        of_symbol = {str(v.node.expr): values[name] for name, v in found.items() if isinstance(v, torch.SymInt)}
-        conditions = next((_conditions(v) for v in found.values() if isinstance(v, torch.SymInt)), [])
-        follow = sums(conditions, of_symbol)
-        heads = set(equal_sizes({s: v for s, v in of_symbol.items() if s not in follow}).values())
-        # Of too many, those that are 1 are constants of a program.
-        return len(heads) if len(heads) <= MOST_AXES else sum(of_symbol[name] > 1 for name in heads)
 
     def _with_numbers(self, args: Sequence[Any]) -> fx.GraphModule:
         """The graph with the Python numbers of a call, which Dynamo passes as tensors, as constants.
@@ -348,11 +334,6 @@ def _name(node: fx.Node, inputs: Sequence[str]) -> str:
     if source is None:
         return str(node.name)
     return argument_name(source, inputs)
-
-
-def _conditions(number: torch.SymInt) -> list[Any]:
-    """What Dynamo's trace holds under."""
-    return [guard.expr for guard in number.node.shape_env.guards]
 
 
 def _at(value: Any, dim: int | None) -> int:

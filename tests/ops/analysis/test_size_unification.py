@@ -119,6 +119,19 @@ def test_few_samples_show_what_is_linear() -> None:
     assert unified_rows([(s * t + (t == 1),) for s, t in pairs[:-1]] + [(0,)], chosen) is None
 
 
+def test_samples_reach_as_far_as_the_graph_is_right() -> None:
+    """The end of a table is no prime, and two sizes that reach equally far are looked at with two numbers."""
+    sizes, samples = chosen_samples(
+        {"s0": Bounds(2, 126), "s1": Bounds(2, 126)}, {3, 8}, lambda name, value: value <= 126
+    )
+    assert [b.high for b in sizes.values()] == [126, 125] == [*samples[-1].values()]
+    assert all(n not in (3, 8) and n <= 126 for s in samples for n in s.values())
+    (last,) = (b.high for b in chosen_samples({"s0": Bounds(2, 512)}, {512}, lambda name, value: value <= 512)[0].values())
+    assert last == 511
+    with pytest.raises(InvalidInput, match="too few values"):
+        chosen_samples({"s0": Bounds(2, 126)}, (), lambda name, value: value < 6)
+
+
 def test_samples_are_no_other_extent_and_reach_both_ends() -> None:
     for bounds in ({"s0": Bounds(2, 512)}, {"s0": Bounds(2, 64), "s1": Bounds(17, 512)}):
         sizes, samples = chosen_samples(bounds, {2, 67, 512, 521})
