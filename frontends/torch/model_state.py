@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +72,21 @@ class ModelState:
                 f"the forward pass assigns to {name}", where=type(module).__name__,
                 hint="keep it in a buffer of one shape, without gradients, or use dcir.optimize(model) with torch's own optimiser",
             )  # fmt: skip
+
+
+@contextlib.contextmanager
+def tensors_put_back(model: nn.Module) -> Iterator[None]:
+    """While torch traces with others in the place of a model's tensors: afterwards its own are there again.
+
+    Torch changes them name by name, and back in the same order. Of a module that is reached by two names the second change finds what the
+    first one put there, and puts that back.
+    """
+    before = [(held, dict(held)) for m in model.modules() for held in _held(m)]
+    try:
+        yield
+    finally:
+        for held, own in before:
+            held.update(own)
 
 
 def _filled(name: str, value: object) -> bool:

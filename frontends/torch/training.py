@@ -21,6 +21,7 @@ from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
     ParamAOTInput,
+    PlainAOTInput,
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
@@ -34,7 +35,7 @@ from dcir.frontends.torch.as_eager import decomposed_as_eager
 from dcir.frontends.torch.context import GraphContext
 from dcir.frontends.torch.decompose import decompositions
 from dcir.frontends.torch.gpu_forms import gpu_forms
-from dcir.frontends.torch.model_state import ModelState
+from dcir.frontends.torch.model_state import ModelState, tensors_put_back
 from dcir.ops.reach import device
 
 OF_LOSS = "(loss_fn)."
@@ -148,7 +149,8 @@ def capture_step(
     """
     wrapped = _Loss(model, loss_fn, batch_of, autocast)
     try:
-        joint = _joint(wrapped, batch)
+        # What is one tensor in this batch need not be one in the next.
+        joint = _joint(wrapped, [t.detach().requires_grad_(t.requires_grad) for t in batch])
         written = [d for d in joint.mutated if not isinstance(d, BufferAOTInput)]
         if written:
             names = [d.target if isinstance(d, ParamAOTInput) else f"input {getattr(d, 'idx', '?')}" for d in written]
@@ -175,13 +177,16 @@ class _Joint:
 
     Attributes:
         graph: from parameters, buffers, batch and the loss's gradient.
-        parameters, buffers: names in the order of the graph's inputs; a tensor with several names stands for each of them.
+        inputs: what each input of the graph is. A tensor with several names is one for each of them, but where one of those that are
+            written has several: then every tensor is one input.
+        parameters, buffers: all names.
         mutated: inputs whose new contents are the first results; the loss follows.
         gradients: name of a parameter -> number of the result that is its gradient.
         loss: a tensor like the loss.
     """
 
     graph: fx.GraphModule
+    inputs: tuple[AOTInput, ...]
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     mutated: tuple[AOTInput, ...]
@@ -195,18 +200,25 @@ def _joint(wrapped: nn.Module, batch: Sequence[Tensor]) -> _Joint:
     (``aot_export_module`` takes units apart that have a decomposition beside a kernel: SiLU's gradient, for one.) Code that asks
     ``torch.compiler.is_compiling()`` is told so: it looks into data where it is not, to choose a shorter way.
     """
-    with decomposed_as_eager(), gpu_forms(), _compile_session_context(), contextlib.ExitStack() as stack:
+    with (
+        decomposed_as_eager(),
+        gpu_forms(),
+        _compile_session_context(),
+        tensors_put_back(wrapped),
+        contextlib.ExitStack() as stack,
+    ):
         made = aot_export_joint_with_descriptors(stack, wrapped, tuple(batch), decompositions=decompositions())
     graph = made.graph_module
     results = next(iter(graph.graph.find_nodes(op="output")))
     what = results.meta["desc"]
-    tangents = [n for n in graph.graph.find_nodes(op="placeholder") if isinstance(n.meta["desc"], TangentAOTInput)]
+    inputs = graph.graph.find_nodes(op="placeholder")
+    tangents = [n for n in inputs if isinstance(n.meta["desc"], TangentAOTInput)]
     if len(tangents) != 1 or tangents[0].meta["val"].numel() != 1:
         raise Unsupported(
             "the loss is no scalar that depends on a parameter", where="loss_fn", hint="return the mean or the sum"
         )
     return _Joint(
-        graph, tuple(made.params_spec), tuple(made.buffers_spec),
+        graph, tuple(n.meta["desc"] for n in inputs), tuple(made.params_spec), tuple(made.buffers_spec),
         tuple(d.mutated_input for d in what if isinstance(d, InputMutationAOTOutput)),
         {
             d.grad_of.target: i
@@ -259,11 +271,19 @@ def _with_updates(
         before = dict(zip(added, take(len(added)), strict=True))
         states, table = take(n_state), given[0]
         by_name = dict(zip((*parameters, *buffers), own, strict=False))
+        given_batch = own[len(by_name) :]
         one = torch.ones(joint.loss.shape, dtype=joint.loss.dtype, device=joint.loss.device)
-        out = fx.Interpreter(joint.graph).run(
-            *(by_name[known_as[n]] for n in every), *own[len(parameters) + len(buffers) :], one,
-            enable_io_processing=False,
-        )  # fmt: skip
+
+        def value(what: AOTInput) -> Tensor:
+            if isinstance(what, ParamAOTInput | BufferAOTInput):
+                return by_name[known_as[_plain(what.target)]]
+            if isinstance(what, PlainAOTInput):
+                return given_batch[what.idx]
+            if isinstance(what, TangentAOTInput):
+                return one
+            raise Unsupported("something in the batch lies in memory that the forward pass writes", hint="clone it")
+
+        out = fx.Interpreter(joint.graph).run(*map(value, joint.inputs), enable_io_processing=False)
         grads = {}
         for u in live:
             made = [*(out[i] for i in gradients.get(u.name, ())), *([before[u.name]] if u.name in before else [])]
