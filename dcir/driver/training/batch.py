@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dcir.errors import InvalidInput
+from dcir.errors import InvalidInput, Unsupported
 from dcir.frontends.torch.admission import of_call, refuse_unless_plain
 from dcir.frontends.torch.arguments import written_out
 from dcir.frontends.torch.shapes.batch_sizes import Pattern
@@ -61,6 +61,20 @@ def split_batch(batch: tuple[Any, ...]) -> tuple[list[Tensor], StepFrame]:
             )
     plain = tuple(None if isinstance(t, Tensor) else (type(t), repr(t)) for t in leaves)
     return tensors, StepFrame(spec, plain, values)
+
+
+def refuse_written(batch: Sequence[Tensor], written: Sequence[Tensor]) -> None:
+    """Refuse a batch that lies in memory which the step writes: eager PyTorch would read what was just written.
+
+    Raises:
+        Unsupported: one of its tensors does.
+    """
+    starts = {t.data_ptr() for t in written}
+    for number, t in enumerate(batch):
+        if t.numel() and t.untyped_storage().data_ptr() in starts:
+            raise Unsupported(
+                "the batch lies in memory of the model that a step writes", where=f"tensor {number}", hint="clone it"
+            )
 
 
 class Alike:

@@ -15,7 +15,7 @@ from dcir.driver.compile import compiling
 from dcir.driver.handle import Handle
 from dcir.driver.kept.graph_keeper import GraphsKeeper
 from dcir.driver.session import Session
-from dcir.driver.training.batch import Alike, StepFrame, layout, shapes, split_batch
+from dcir.driver.training.batch import Alike, StepFrame, layout, refuse_written, shapes, split_batch
 from dcir.driver.training.code_reads import CodeReads
 from dcir.driver.training.distributed import spread_by
 from dcir.driver.training.module_state import function_state, global_hooks, module_state
@@ -228,6 +228,7 @@ class TrainStep:
         states = [s for h in updated for s in self._steps.states(h)]
         own = [seen.tensors[n] for n in (*step.parameters, *step.buffers)]
         sums = [by_name[n].parameter.grad for n in step.accumulated]
+        refuse_written(batch, [own[i] for i in step.context.updates.values() if i < len(own)])
         args = [*own, *batch, *sums, *states, self._steps.numbers(rows)]
         results = found.program(args)
         written: list[Any] = [args[i] for i in step.context.updates.values()]

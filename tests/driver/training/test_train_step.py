@@ -337,6 +337,11 @@ def test_a_batch_in_memory_that_the_model_writes_is_refused() -> None:
     with pytest.raises(Unsupported, match="share storage"):
         step(torch.randn(5, 4), model.norm.running_mean, torch.randn(5, 4))
     assert all(b is own[n] for n, b in model.named_buffers())
+    step(torch.randn(5, 4), torch.randn(4), torch.randn(5, 4))
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    with pytest.raises(Unsupported, match="a step writes"):
+        step(torch.randn(5, 4), model.norm.running_mean, torch.randn(5, 4))
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 
 
 class Scaled(nn.Module):
