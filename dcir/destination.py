@@ -30,3 +30,17 @@ def check_destination(path: str | os.PathLike[str], *read: str | os.PathLike[str
         )
     if target.exists() and any(os.path.exists(file) and os.path.samefile(target, file) for file in read):
         raise InvalidInput("the file to write is the one that is read", where=str(target), hint="another path")
+
+
+def check_replaced(path: str | os.PathLike[str]) -> Path:
+    """What another file may be put in the place of: the file that a path leads to, so that links go on leading to it.
+
+    Raises:
+        InvalidInput: something other than a file is there, a device say, which would be gone for the whole machine.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise InvalidInput(
+            "what is there is no file, so none can be put in its place", where=os.fspath(path), hint="another path"
+        )
+    return target

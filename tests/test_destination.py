@@ -1,6 +1,7 @@
 """A path that no file can be written to, or whose file is read, is refused before anything is compiled, and the file stays as it is."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from dcir.cli.main import main
 from dcir.destination import check_destination
 from dcir.driver import api
+from dcir.driver.ahead.artefact import write_members
 from dcir.errors import InvalidInput
 
 
@@ -74,3 +76,28 @@ def test_saving_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_longest_name(tmp_path: Path) -> None:
     api.save(nn.ReLU(), (torch.zeros(1, 2),), tmp_path / ("m" * 250 + ".dcir"))
     assert [p.name for p in tmp_path.iterdir()] == ["m" * 250 + ".dcir"]
+
+
+def test_what_is_no_file_stays(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "_compile_onnx", lambda *args: pytest.fail("it was compiled"))
+        for path in (pipe, tmp_path / "link"):
+            with pytest.raises(InvalidInput, match="no file"):
+                api.save(nn.ReLU(), (torch.zeros(1, 2),), path)
+            done = CliRunner().invoke(main, ["compile", str(model), "-o", str(path), "--json"])
+            assert done.exit_code == 2 and "no file" in json.loads(done.stdout)["error"]["message"]
+    assert pipe.is_fifo() and (tmp_path / "link").is_symlink()
+    with pytest.raises(InvalidInput, match="no file"):  # it can come up while the model is compiled, too
+        write_members(pipe, {})
+
+
+def test_a_link_goes_on_leading_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "link.dcir").symlink_to("v1/m.dcir")
+    for old in (False, True):
+        assert (tmp_path / "v1" / "m.dcir").exists() == old
+        api.save(nn.ReLU(), (torch.zeros(1, 2),), tmp_path / "link.dcir")
+        assert (tmp_path / "link.dcir").is_symlink() and [p.name for p in (tmp_path / "v1").iterdir()] == ["m.dcir"]

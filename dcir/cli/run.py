@@ -41,6 +41,12 @@ def command(model: Path, inputs: tuple[str, ...], output: Path | None) -> None:
 
 def _read_inputs(texts: tuple[str, ...]) -> dict[str, np.ndarray[Any, Any]] | list[np.ndarray[Any, Any]]:
     pairs = [_split(text) for text in texts]
+    names = [name for name, _ in pairs if name is not None]
+    twice = next((n for k, n in enumerate(names) if n in names[:k]), None)
+    if twice is not None:
+        raise InvalidInput(
+            f"input {twice} is given twice", where=" ".join(texts), hint="--input NAME=FILE once for each"
+        )
     named = {name: _load(path) for name, path in pairs if name is not None}
     if named and len(named) != len(pairs):
         raise InvalidInput(

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.codegen.cpp.toolchain import cpu_identity
-from dcir.destination import check_destination
+from dcir.destination import check_destination, check_replaced
 from dcir.driver.ahead.artefact import Compiled, write_artefact
 from dcir.driver.ahead.compile import compile_module, compile_onnx, is_artefact
 from dcir.driver.ahead.compile_sizes import Bounds, compile_file_for_sizes, compile_for_sizes, dimensions_of
@@ -98,6 +98,7 @@ def save(
         OptionError: sizes without bounds, or of inputs that are not there; or an architecture that is none, or of another target.
     """
     check_destination(path)
+    check_replaced(path)
     inputs = example_arguments(inputs)
     session = Session(Options.make(**options), architectures=tuple(arch))
     session.options.refuse_streams("a .dcir file")
@@ -138,6 +139,7 @@ def compile_file(
 ) -> Report:
     """Compile an ONNX file to a .dcir file; see ``dcir compile --help`` for the options."""
     check_destination(destination, *(() if is_artefact(model) else (model,)))  # one that is compiled is refused as that
+    check_replaced(destination)
     options = Options.make(level=level, target=target, threads=threads, until=until, strict=strict, verify=verify)
     if bounds:
         _check_sizes(options)

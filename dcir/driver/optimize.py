@@ -32,7 +32,7 @@ from dcir.driver.kept.keeper import TraceKeeper
 from dcir.driver.limit import limited
 from dcir.driver.session import Session
 from dcir.driver.targets.of_device import reading_device, tensors_of, with_target
-from dcir.driver.training.distributed import inside, put_inside, share_state
+from dcir.driver.training.distributed import inside, members_over, put_inside, share_state
 from dcir.driver.training.optimiser_choice import prefer_fused
 from dcir.driver.uncompiled import Uncompiled, has_recurrent_layers
 from dcir.dynamic import DynamicDim, DynamicInputs
@@ -65,10 +65,11 @@ class _Optimized:
     Dynamo's guards hold the class, out of the collector's sight.)
     """
 
-    __slots__ = ("_dcir_call", "dcir")
+    __slots__ = ("_dcir_call", "_dcir_inside", "dcir")
 
     dcir: Handle
     _dcir_call: Callable[..., Any] | None
+    _dcir_inside: nn.Module
 
     @property
     def _compiled_call_impl(self) -> Callable[..., Any] | None:
@@ -100,16 +101,10 @@ def _plain(module: Any) -> nn.Module:
 
 
 def _twin(module: nn.Module, cls: Any) -> nn.Module:
-    """Another object of a class over a module's one dictionary: what is set on either, or learnt by it, is set on both.
-
-    But for what holds another module inside than its twin does.
-    """
+    """Another object of a class over a module's one dictionary: what is set on either, or learnt by it, is set on both."""
     # Not by its own __new__: that of fully_shard makes an object of the class that was sharded, and hands its arguments on to that.
     twin: nn.Module = object.__new__(cls)
-    if inside(module) is None:
-        object.__setattr__(twin, "__dict__", module.__dict__)
-    else:
-        twin.__dict__.update(module.__dict__)
+    object.__setattr__(twin, "__dict__", module.__dict__)
     share_state(twin, module)
     return twin
 
@@ -180,7 +175,9 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     fast.dcir = Handle(session, type(module).__name__, functools.partial(_plain, fast), compiled_with, submissions)
     inner = inside(module)
     if inner is not None:
-        put_inside(fast, _optimized_module(inner, session))
+        object.__setattr__(
+            fast, "_dcir_inside", _optimized_module(inner, session)
+        )  # a module that is set is a child, too
         return cast(nn.Module, fast)
     if session.options.fused_optimizers:
         prefer_fused(fast)
@@ -199,7 +196,8 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
 
 
 def _optimized_class(cls: Any) -> Any:
-    return type(cls.__name__, (_Optimized, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    members = {"__module__": cls.__module__, "__doc__": cls.__doc__, **members_over(cls, "_dcir_inside")}
+    return type(cls.__name__, (_Optimized, cls), members)
 
 
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:

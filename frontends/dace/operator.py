@@ -199,8 +199,13 @@ def dace_operator(
         backward: gradients of all arguments from all arguments and the gradients of all results; None: PyTorch's.
 
     Raises:
-        OptionError: it is no program, or has no results.
+        OptionError: it is no program, or has no results; or ``backward`` cannot be called.
     """
+    if backward is not None and not callable(backward):
+        raise OptionError(
+            f"{backward!r} gives no gradients", where="dace_operator(backward=)",
+            hint="a function of all arguments and the gradients of all results",
+        )  # fmt: skip
     return DaceOperator(program, outputs, backward)
 
 

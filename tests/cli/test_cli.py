@@ -478,6 +478,8 @@ def test_run_reads_by_name_or_in_order(api, model, tmp_path):
     mixed = call("run", model, "--input", path, "--input", f"a={path}")
     assert mixed.exit_code == 2
     assert "not both" in mixed.stderr
+    twice = call("run", model, "--input", f"a={path}", "--input", f"a={path}")
+    assert twice.exit_code == 2 and "input a is given twice" in twice.stderr
 
 
 def test_run_never_unpickles(api, model, tmp_path):

@@ -266,3 +266,10 @@ def test_the_rule_of_comparison():
     numbers = torch.tensor([1, 2])
     assert not compare(["y", "n"], [want, numbers + 1], [want, numbers], [exact, numbers]).ok
     assert compare(["n"], [3], [3], [3]).ok
+
+
+@pytest.mark.parametrize("size", ["99999999999999", "99999999999999999999"])
+def test_inputs_beyond_memory_are_refused(model, tmp_path, size):
+    done = call("compile", model, "--shape", f"in put=[{size},6]", "-o", tmp_path / "m.dcir", "--json")
+    told = json.loads(done.stdout)["error"]
+    assert done.exit_code == 2 and "'in put'" in told["message"] and "memory" in told["message"]

@@ -217,6 +217,39 @@ def uneven(rank: int) -> None:
     same(*models)
 
 
+def through_either(rank: int) -> None:
+    """What is set on the replica that was optimised is so for its calls, and the other way around: uneven inputs, and ``no_sync``."""
+    eager, plain = (DistributedDataParallel(layers(), bucket_cap_mb=BUCKET) for _ in range(2))
+    fast = dcir.optimize(plain)
+    names = [*eager.state_dict()]
+    sides = [(eager, eager), (plain, fast), (fast, fast)]
+    for handle, called in sides[:2]:
+        optimizer = torch.optim.SGD(called.parameters(), 0.1)
+        with Join([handle]):
+            for x in batches(rank, *[6] * (3 + rank)):
+                optimizer.zero_grad()
+                loss(called, x).backward()
+                optimizer.step()
+    same(eager, fast)
+    x = next(batches(rank, 6))
+    own = []
+    for handle, called in sides:
+        called.zero_grad()
+        with handle.no_sync():
+            loss(called, x).backward()
+        own.append(called.module.first.weight.grad.clone())
+        alone = called.module.first.weight.grad.clone()
+        dist.broadcast(alone, 0)
+        assert torch.equal(alone, own[-1]) == (rank == 0)  # not averaged: each has its own
+    torch.testing.assert_close(own[1], own[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(own[2], own[0], rtol=1e-4, atol=1e-5)
+    assert [*plain.state_dict()] == [*fast.state_dict()] == names
+    assert [*plain.named_modules()][1][1] is plain.module and type(plain.module) is Layers
+    assert fast.module.dcir.session is fast.dcir.session and set(graphs(fast)) == {"forward", "backward"}
+    fast.module = other = nn.Identity()
+    assert fast.module is other is plain.module
+
+
 def broadcast_buffer(rank: int) -> None:
     """One element of one buffer, changed in one process, arrives in calls by the short way too, though nobody counts that write."""
     models = [m.eval() for m in both(layers, "optimize inside", bucket_cap_mb=25)]

@@ -64,6 +64,10 @@ def test_uneven_inputs(pair: Pair) -> None:
     pair.run(replicas.uneven)
 
 
+def test_a_replica_and_what_it_was_made_of_are_in_one_state(pair: Pair) -> None:
+    pair.run(replicas.through_either)
+
+
 def test_a_broadcast_of_buffers_is_seen(pair: Pair) -> None:
     pair.run(replicas.broadcast_buffer)
 

@@ -24,6 +24,7 @@ from torch import fx
 
 from dcir.codegen.compile import Library
 from dcir.cost.target import target_of
+from dcir.destination import check_replaced
 from dcir.driver.ahead.header import header_text
 from dcir.driver.assemble import assemble, program_info
 from dcir.driver.targets.host import host_machine
@@ -86,6 +87,7 @@ def write_artefact(path: str | os.PathLike[str], compiled: Compiled, report: Map
     """Write a compiled network to ``path``; the file appears whole or not at all.
 
     Raises:
+        InvalidInput: something other than a file is there.
         Unsupported: the results are nested in something other than tuples, lists and dicts.
         OSError: the file cannot be written.
     """
@@ -109,8 +111,13 @@ def listed(members: Mapping[str, bytes]) -> dict[str, dict[str, int | str]]:
 
 
 def write_members(path: str | os.PathLike[str], members: Mapping[str, bytes]) -> None:
-    """Write a zip of these members, in this order; the file appears whole or not at all."""
-    target = Path(path)
+    """Write a zip of these members, in this order; the file appears whole or not at all.
+
+    Raises:
+        InvalidInput: something other than a file is there.
+        OSError: the file cannot be written.
+    """
+    target = check_replaced(path)
     descriptor, draft = tempfile.mkstemp(prefix=".dcir-", dir=target.parent)  # whose name is as short as any
     try:
         with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

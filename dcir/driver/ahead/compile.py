@@ -111,7 +111,7 @@ def example_inputs(
     follow that are named so, as 2*s + 1.
 
     Raises:
-        InvalidInput: a size is left open in the file.
+        InvalidInput: a size is left open in the file, or an input takes more memory than there is.
         Unsupported: an input is no tensor.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -131,7 +131,13 @@ def example_inputs(
                 hint=f"--shape {spec.original}=[{filled}]"
                 + (f", or compile with --bound {named}=1..64" if named else ""),
             )
-        tensors.append(random_tensor(shape, TORCH_TYPES[spec.dtype], generator, bound))
+        try:
+            tensors.append(random_tensor(shape, TORCH_TYPES[spec.dtype], generator, bound))
+        except (RuntimeError, TypeError) as error:  # TypeError: a size beyond 64 bits
+            raise InvalidInput(
+                f"no input {spec.original!r} of {spec.dtype}[{','.join(map(str, shape))}] can be made: it takes too much memory",
+                where="sizes of the inputs", hint=f"--shape {spec.original}=[...] with smaller sizes",
+            ) from error  # fmt: skip
     return tensors
 
 

@@ -16,15 +16,32 @@ def inside(module: nn.Module) -> nn.Module | None:
 
 
 def put_inside(twin: nn.Module, inner: nn.Module) -> None:
-    """Have ``twin``, which shares everything with a ``DistributedDataParallel``, call ``inner``; the other goes on calling its own."""
-    children: dict[str, Any] = twin.__dict__["_modules"]
-    twin.__dict__["_modules"] = {**children, "module": inner}
+    """Have ``twin``, which is over the dictionary of a ``DistributedDataParallel``, hold ``inner`` in one of its own."""
+    own: dict[str, Any] = twin.__dict__
+    object.__setattr__(twin, "__dict__", {**own, "_modules": {**own["_modules"], "module": inner}})
+
+
+def members_over(cls: type, slot: str) -> dict[str, Any]:
+    """Members for a subclass of a wrapper's class whose objects call what is in ``slot``; none for the class of anything else.
+
+    Such an object can be over the dictionary of another one, so that ``no_sync`` and ``join`` are for both, whichever they are called on.
+    A module that is put in the place of the one inside is called as it is.
+    """
+    if not issubclass(cls, DistributedDataParallel):
+        return {}
+
+    def module(self: Any) -> nn.Module:
+        held: nn.Module = self.__dict__["_modules"]["module"]
+        called: nn.Module = getattr(self, slot)
+        return called if called.__dict__ is held.__dict__ else held
+
+    return {"module": property(module)}
 
 
 def calling(replica: DistributedDataParallel, inner: nn.Module) -> Callable[..., Any]:
     """Calls ``inner`` in the way ``replica`` calls its own module: with its reducer, and in whatever state it is then.
 
-    Unlike a twin this has no state of its own: ``no_sync`` and ``join`` write to the attributes of the object that they are called on.
+    This has no state of its own: ``no_sync`` and ``join`` write to the attributes of the object that they are called on.
     """
     cls: Any = type(replica)
     members = {"module": property(lambda self: inner), "__module__": cls.__module__}

@@ -169,6 +169,8 @@ def test_refused() -> None:
         dcir.dace_operator(shifted)
     with pytest.raises(OptionError, match="no array 'z'"):
         dcir.dace_operator(shifted, outputs=("z",))
+    with pytest.raises(OptionError, match="gives no gradients"):
+        dcir.dace_operator(swish, backward=3)
 
 
 @dace.program
