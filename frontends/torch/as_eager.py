@@ -5,7 +5,9 @@ Of PyTorch 2.13 these are:
   and the backward of that layer wants a workspace that only its training form makes;
 - recurrent layers: the dropout between layers is left out, since the layer's number is compared with their count the wrong way round;
 - the multi-label margin loss counts what stands behind the end of a row's targets as targets;
-- both margin losses: of a vector without a reduction they have the shape (1,), not ().
+- both margin losses: of a vector without a reduction they have the shape (1,), not ();
+- normalisations of batches and groups, of a half type with weights of float32, as under autocast: what they keep for the backward is
+  rounded to the half type, an error that a channel's elements share: sums over them (gradients of weights, here and below) keep it.
 
 And of two operators PyTorch takes derivatives for constant sizes alone, so that a graph whose sizes move could not be traced:
 - grids of affine maps, whose decomposition is differentiated in its place;
@@ -22,9 +24,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
-from torch._decomp import decompositions
+from torch._decomp import decomposition_table, decompositions
 from torch._decomp.decompositions import one_layer_lstm
 from torch._meta_registrations import meta_upsample_bimode2d_aa_backward
+from torch._subclasses.fake_tensor import FakeTensorMode, _BypassDispatchCache
 
 # (input, state, weights, biases, reverse) -> (output of every step, last state)
 _Layer = Callable[..., tuple[Tensor, Any]]
@@ -78,6 +81,51 @@ def multilabel_margin_loss(data: Tensor, target: Tensor, reduction: int) -> tupl
     return loss, is_target.to(data.dtype).reshape(target.shape)
 
 
+_whole_batch = decompositions.native_batch_norm_helper
+
+
+def batch_norm(data: Tensor, *more: Any) -> tuple[Tensor | None, ...]:
+    """The batch normalisation, its statistics in float32 where PyTorch's kernel has them so.
+
+    Args:
+        data: what is normalised.
+        more: weight, bias, running mean and variance, each a tensor or None; then what else PyTorch's has.
+    """
+    y, mean, root, *moved = _whole_batch(data, *more)
+    return (y, *_as_kept(data, more[:4], mean, root), *moved)
+
+
+def group_norm(data: Tensor, *more: Any) -> tuple[Tensor, ...]:
+    """The group normalisation, likewise.
+
+    Args:
+        data: what is normalised.
+        more: weight and bias, each a tensor or None; then what else PyTorch's has.
+    """
+    y, mean, root = torch._refs.native_group_norm(data, *more)
+    return (y, *_as_kept(data, more[:2], mean, root))
+
+
+_NORMS = {
+    _aten._native_batch_norm_legit_functional, _aten._batch_norm_with_update_functional, _aten._native_batch_norm_legit,
+    _aten.native_batch_norm, _aten.native_group_norm,
+}  # fmt: skip
+_cache_key = FakeTensorMode._cache_key
+
+
+def _uncached(mode: FakeTensorMode, state: Any, func: Any, *more: Any) -> Any:
+    """Where fake results are kept; those of norms that others have asked for are not to be found."""
+    if getattr(func, "overloadpacket", None) in _NORMS:
+        raise _BypassDispatchCache("statistics in another type")
+    return _cache_key(mode, state, func, *more)
+
+
+def _as_kept(data: Tensor, beside: Sequence[Tensor | None], *statistics: Tensor) -> Iterator[Tensor]:
+    half = data.dtype in (torch.bfloat16, torch.float16)
+    mixed = half and any(t is not None and t.dtype == torch.float32 for t in beside)
+    return (s.float() if mixed else s for s in statistics)
+
+
 DECOMPOSED: dict[Any, Callable[..., Any]] = {_MARGIN: multi_margin_loss, _LABELS: multilabel_margin_loss}
 """What takes the place of PyTorch's decompositions where autograd has no part in it."""
 
@@ -89,8 +137,12 @@ def decomposed_as_eager() -> Iterator[None]:
         _in_python(_MARGIN, multi_margin_loss),
         _in_python(_LABELS, multilabel_margin_loss),
         _in_python(_aten.affine_grid_generator.default, decompositions.affine_grid_generator),
+        _in_python(_aten.native_group_norm.default, group_norm, DispatchKey.Meta),
+        mock.patch.dict(decomposition_table, {_aten.native_group_norm.default: group_norm}),  # of sizes that move
         _in_python(_aten._upsample_bicubic2d_aa_backward.default, meta_upsample_bimode2d_aa_backward, DispatchKey.Meta),
         mock.patch.object(decompositions, "_rnn_helper", stacked),
+        mock.patch.object(decompositions, "native_batch_norm_helper", batch_norm),
+        mock.patch.object(FakeTensorMode, "_cache_key", _uncached),
         mock.patch.object(decompositions, "select_one_layer_lstm_function", lambda *_: one_layer_lstm),
     ):
         yield

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch._aot_autograd.descriptors import (
     AOTInput,
     BufferAOTInput,
@@ -299,7 +300,8 @@ def _with_updates(
     ]  # fmt: skip
     if (mode := detect_fake_mode(list(batch))) is not None:  # of the batch's sizes alone some are symbols
         example = [t if isinstance(t, FakeTensor) else mode.from_tensor(t, static_shapes=True) for t in example]
-    with torch.no_grad():
+    # The joint graph's operators are traced once more: as they were before, when Python's own forms of them were asked, too.
+    with torch.no_grad(), decomposed_as_eager(), enable_python_dispatcher():
         graph = make_fx(step, tracing_mode="fake")(*(t.detach() for t in example))
     outputs = 2 if clip.norm is not None else 1
     target = _written_over(parameters, buffers, len(batch) + len(added), outputs, tuple(mutated), live)

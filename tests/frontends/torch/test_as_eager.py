@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -97,11 +98,68 @@ def test_gradients_of_moving_sizes_where_pytorch_has_them_for_constant_ones(kind
             check_close(got, want, exact)
 
 
+NORMS = {
+    "batch": nn.BatchNorm1d(6),
+    "without statistics": nn.BatchNorm1d(6, track_running_stats=False),
+    "group": nn.GroupNorm(3, 6),
+}
+
+
+def _norm(name: str) -> nn.Module:
+    net = copy.deepcopy(NORMS[name])
+    with torch.no_grad():
+        for number, p in enumerate(net.parameters()):
+            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(number)))
+    return net
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", NORMS)
+def test_statistics_of_halves_are_kept_in_float32(name: str, dtype: torch.dtype) -> None:
+    """With weights of float32, whatever another backend has found out of the same shapes, and for sizes that move."""
+    torch._dynamo.reset()
+    net = _norm(name)
+    fast, exact = dcir.optimize(copy.deepcopy(net)), copy.deepcopy(net).double()
+    for length in (40, 40, 30, 50):
+        x = (torch.randn(4, 6, length, generator=torch.Generator().manual_seed(length)) * 0.5 + 1).to(dtype)
+        if length == 40:
+            torch.compile(net, backend="aot_eager")(x.clone().requires_grad_())
+        seen = []
+        for m, data in ((fast, x), (net, x), (exact, x.double())):
+            m.zero_grad()
+            leaf = data.clone().requires_grad_()
+            m(leaf).cos().double().sum().backward()
+            assert leaf.grad is not None
+            # The sum of a channel's gradients, which is small, is what a layer below gets for its bias.
+            grads = [p.grad for p in m.parameters() if p.grad is not None]
+            seen.append([leaf.grad, *grads, leaf.grad.double().sum((0, 2))])
+        for got, want, right in zip(*seen, strict=True):
+            check_close(got, want, right)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_statistics_of_halves_in_whole_steps(name: str) -> None:
+    torch._dynamo.reset()
+    net = _norm(name)
+    x = (torch.randn(4, 6, 40, generator=torch.Generator().manual_seed(1)) + 1).bfloat16()
+    seen = []
+    for m, data in ((copy.deepcopy(net), x), (copy.deepcopy(net), x), (copy.deepcopy(net).double(), x.double())):
+        optimizer = torch.optim.SGD(m.parameters(), lr=1.0)
+        if not seen:
+            dcir.train_step(m, lambda y, w: (y.cos().float() * w).sum(), optimizer)(data, torch.ones(40))
+        else:
+            m(data).cos().to(torch.promote_types(data.dtype, torch.float32)).sum().backward()
+            optimizer.step()
+        seen.append([p.detach() for p in m.parameters()])
+    for got, want, right in zip(*seen, strict=True):
+        check_close(got, want, right)
+
+
 def test_nothing_of_torch_is_changed_afterwards() -> None:
     aten = torch.ops.aten
     changed = (
         aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default, aten.affine_grid_generator.default,
-        aten._upsample_bicubic2d_aa_backward.default,
+        aten._upsample_bicubic2d_aa_backward.default, aten.native_group_norm.default,
     )  # fmt: skip
 
     def state() -> tuple[list[dict[object, object]], object]:
