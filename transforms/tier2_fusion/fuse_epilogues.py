@@ -23,7 +23,8 @@ from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
 from dcir.ir.refusal import SWITCHED_OFF, Refusal
-from dcir.ir.statements import Access, Gather, Index, Reduce, Store
+from dcir.ir.statements import Access, Gather, Index, Load, Reduce, Store
+from dcir.ir.types import HALVES
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.product import VALUE, Product, epilogue_of, is_product, packs_much, set_epilogue, value_first
@@ -114,6 +115,8 @@ class FuseEpilogues(Pass):
         spec, old, whole, place = fitted
         results = net.result_containers()
         kept = {o.data for o in old.outs if o.data in results or set(net.readers(o.data)) - {consumer}}
+        if data in kept and _widens_for_loops(net, consumer, c):
+            return Refusal("what reads the wider copy of a stored half can widen it as well")
         new = value_first(extend(
             old.program, old.ins, old.outs, replace(m, consumer=whole), ins, net.outs(consumer), numbers, place,
             keep=lambda s: old.outs[s.operand].data in kept,
@@ -167,6 +170,15 @@ class FuseEpilogues(Pass):
                 new = reason
             outcome.missed(new, (product, producer))
         return False
+
+
+def _widens_for_loops(net: Network, consumer: Op, p: LoopNest) -> bool:
+    """Whether a loop nest is a copy of halves in a wider type, which loop nests alone read."""
+    plain = len(p.inputs) == len(p.outputs) == 1 and all(isinstance(s, Load | Store) for s in p.body)
+    name = net.outs(consumer)[0].data
+    if not plain or p.inputs[0] not in HALVES or p.outputs[0] in HALVES or name in net.result_containers():
+        return False
+    return all(isinstance(r.spec, LoopNest) for r in net.readers(name))
 
 
 def _pointwise(p: LoopNest) -> bool:

@@ -28,6 +28,8 @@ _REACHES = ((1, 4), (2, 4), (2, 1), (32, 4), (32, 1))
 another program may be the right one."""
 _HIGH, _HIGH_ALONE = 64, 1024
 """So far bounds reach at least, those of a size that moves alone further: memory is planned for the upper ends."""
+_EDGE = 3
+"""Sizes from the least on that a trace is for, to be left out where they are like no others."""
 _TRIES = 5
 """Bounds that are refused before nothing more is tried."""
 _FEW_ROWS = 3
@@ -253,6 +255,8 @@ class MovingSizes(Programs):
         low, high = self._limits[name]
         wanted = _above(max(reach, times * values[name], *(span.bounds[name].high for span, _ in self.made)))
         most = _prime_below(wanted) if wanted <= high else high
+        # Where a trace begins at other sizes than the least ones, the first of these may be an edge: of texts as long as a window, all is in it.
+        low += _EDGE if 1 < least < low else 0
         return Bounds(max(least, low), self._allowed(name, values, first, follows, most))
 
     def _allowed(

@@ -182,9 +182,7 @@ class Programs:
         if self.gm is None:
             raise NoProgramForSizes("a kept trace has no graph to compile")
         bounds, same, follows = span.of(list(self.places))
-        context = replace(
-            self._context, bounds=bounds, same=same, follows=dict(follows), settle=settle, needed=values
-        )
+        context = replace(self._context, bounds=bounds, same=same, follows=dict(follows), settle=settle, needed=values)
         if layouts is not None:
             context = replace(context, layouts=_Behind(context.first_read, layouts))
         made = self._compile(self.gm, context)

@@ -126,7 +126,9 @@ def test_samples_reach_as_far_as_the_graph_is_right() -> None:
     )
     assert [b.high for b in sizes.values()] == [126, 125] == [*samples[-1].values()]
     assert all(n not in (3, 8) and n <= 126 for s in samples for n in s.values())
-    (last,) = (b.high for b in chosen_samples({"s0": Bounds(2, 512)}, {512}, lambda name, value: value <= 512)[0].values())
+    (last,) = (
+        b.high for b in chosen_samples({"s0": Bounds(2, 512)}, {512}, lambda name, value: value <= 512)[0].values()
+    )
     assert last == 511
     with pytest.raises(InvalidInput, match="too few values"):
         chosen_samples({"s0": Bounds(2, 126)}, (), lambda name, value: value < 6)

@@ -16,6 +16,7 @@ from dcir.ir.statements import Load, Store
 from dcir.ir.verify import verify
 from dcir.transforms.tidy.merge_common_subexpressions import MergeCommonSubexpressions
 from dcir.transforms.tier1_operator.pack_weights import PackWeights
+from dcir.transforms.tier1_operator.widen_products import WidenProducts
 from dcir.transforms.tier2_fusion.fold_static import FoldStatic
 from dcir.transforms.tier2_fusion.fuse_epilogues import FuseEpilogues
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
@@ -205,6 +206,27 @@ def test_unchanged_for_half_types_and_gradients() -> None:
     assert not FuseEpilogues().apply(imported(fn, rand(5, 7).bfloat16(), rand(7, 9).bfloat16()).network).changed
     back = torch.func.grad(lambda x, w: F.conv2d(x, w).sum())
     assert not FuseEpilogues().apply(imported(back, rand(2, 3, 6, 6), rand(4, 3, 3, 3)).network).changed
+
+
+def test_a_stored_half_is_not_stored_wider_as_well() -> None:
+    """Statistics of a half type read it as float32; both are read from the halves, whose results are the same."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x @ w
+        wide = y.float()
+        return y, torch.softmax(wide, 1)
+
+    x, w = rand(5, 7).bfloat16(), rand(7, 9).bfloat16()
+    net = imported(fn, x, w).network
+    WidenProducts().apply(net)
+    outcome = FuseEpilogues().apply(net)
+    assert any("wider copy" in reason for reason in outcome.refused)
+    (product,) = (op for op in net.ops() if op.label.startswith("contraction"))
+    assert [net.containers[o.data].dtype for o in net.outs(product)] == ["bf16"]
+    # Where a result is the wider copy itself, there is one write and no read less.
+    net = imported(lambda x, w: (x @ w, (x @ w).float()), x, w).network
+    WidenProducts().apply(net)
+    assert not any("wider copy" in reason for reason in FuseEpilogues().apply(net).refused)
 
 
 REFUSED: dict[str, tuple[Fn, list[tuple[int, ...]], str]] = {
