@@ -65,7 +65,7 @@ class MovingSizes(Programs):
         self._conditions = Conditions(gm, context.conditions) if context.conditions else None
         self._traced = Conditions(gm, context.conditions, rests=False)
         self._limits, self._rows, self._together = _limits(gm), _rows_of_products(gm), _sizes_of_tensors(gm)
-        self._laid, self._met = _only_of_layouts(gm), Met()
+        self._of_layouts, self._met = _only_of_layouts(gm), Met()
         self.refused: set[tuple[Any, ...]] = set()
         self.reason, self.hopeless, self.in_torch = "", False, 0
         self.hears: Callable[[], None] | None = None
@@ -223,7 +223,7 @@ class MovingSizes(Programs):
         stills = [frozenset(n for n in ones if n in moves), small if len(small) < len(moves) else frozenset()]
         if all(len(free - still) > MOST_AXES for still in stills):
             stays = frozenset(n for n in moves if n not in self._met.moved) if self._met.moved else frozenset()
-            laid = frozenset(n for n in moves if n in self._laid)
+            laid = frozenset(n for n in moves if n in self._of_layouts)
             enough = (s for s in (stays, laid, stays | laid) if len(free - s) <= MOST_AXES and len(s) < len(moves))
             stills = [*itertools.islice(enough, 1)]
             self.reason = f"{len(free)} sizes move"
@@ -255,7 +255,7 @@ class MovingSizes(Programs):
         low, high = self._limits[name]
         wanted = _above(max(reach, times * values[name], *(span.bounds[name].high for span, _ in self.made)))
         most = _prime_below(wanted) if wanted <= high else high
-        # Where a trace begins at other sizes than the least ones, the first of these may be an edge: of texts as long as a window, all is in it.
+        # Where a trace begins beyond the least sizes, its first ones may be an edge: of texts as long as a window, all is in it.
         low += _EDGE if 1 < least < low else 0
         return Bounds(max(least, low), self._allowed(name, values, first, follows, most))
 
