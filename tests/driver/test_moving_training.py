@@ -65,6 +65,33 @@ def test_memory_does_not_grow_with_the_number_of_sizes():
     assert len(addresses) <= 4
 
 
+def test_pooling_of_graphs():
+    """The gradient of a scatter asks for as many indices as there are rows, of which the forward asks no more than that there are enough."""
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.nodes, self.graphs = nn.Linear(5, 8), nn.Linear(8, 3)
+
+        def forward(self, x, edges, graph):
+            h = self.nodes(x)
+            h = torch.relu(torch.zeros_like(h).index_add(0, edges[1], h[edges[0]]))
+            return self.graphs(h.new_zeros(4, 8).scatter_add_(0, graph[:, None].expand(-1, 8), h))
+
+    torch.manual_seed(0)
+    net = Pooled().train()
+    fast, wide = dcir.optimize(net), copy.deepcopy(net).double()
+    for nodes in (20, 21, 33, 8, 40):
+        edges, graph = torch.randint(0, nodes, (2, 2 * nodes + 3)), torch.randint(0, 4, (nodes,))
+        check(fast, net, wide, torch.randn(nodes, 5), edges, graph)
+    moving, constant = programs(fast)
+    assert sorted(g.kind for g in moving) == sorted(g.kind for g in constant) == ["backward", "forward"]
+    # Without gradients there may be fewer indices than rows.
+    x, edges, graph = torch.randn(20, 5), torch.randint(0, 20, (2, 43)), torch.randint(0, 4, (19,))
+    with torch.no_grad():
+        check_close(fast(x, edges, graph), net(x, edges, graph), wide(x.double(), edges, graph))
+
+
 def test_smaller_last_batch():
     """Nothing but the batch changes: it is no reason to compile again."""
     torch.manual_seed(0)

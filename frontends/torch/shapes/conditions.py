@@ -56,6 +56,11 @@ class Conditions:
         """The sizes that are sums of others as far as the trace allows at some values."""
         return sums((condition for condition, _ in self._all), values)
 
+    def equal(self) -> list[tuple[str, str]]:
+        """The sizes that have to be one, in pairs."""
+        pairs = [c for c, _ in self._all if isinstance(c, sympy.Eq) and _equates(c)]
+        return [(str(pair.lhs), str(pair.rhs)) for pair in pairs]
+
     def unmet(self, values: Mapping[str, int]) -> str:
         """One that does not hold for some values of the sizes; empty if all do.
 
@@ -155,16 +160,25 @@ def asked_sizes(environment: Any) -> Iterator[list[Any]]:
         elif answer != sympy.true:
             condition = sympy.Eq(condition, answer)
         numbers = _is_on_numbers(condition)
-        if isinstance(condition, sympy.Eq) or (numbers and TracingContext.try_get() is None):
+        one = isinstance(condition, sympy.Eq) and not _equates(condition)
+        if one or (numbers and TracingContext.try_get() is None):
             raise OneSize(str(condition))
         if condition not in found and not numbers:
             found.append(condition)
 
+    def learn(condition: Any) -> None:
+        if not isinstance(condition, sympy.Eq):  # or one of two sizes would be the other one from here on
+            learned(condition)
+
     known, guards, ranges = environment._check_frozen, len(environment.guards), dict(environment.var_to_range)
+    learned, axioms = environment._maybe_guard_rel, dict(environment.axioms)
     frozen, environment.frozen, environment._check_frozen = environment.frozen, True, note
     _LOG.addFilter(_not_ours)
     try:
-        with mock.patch.object(proxy_tensor, "_extract_tensor_metadata", _noted):
+        with (
+            mock.patch.object(proxy_tensor, "_extract_tensor_metadata", _noted),
+            mock.patch.object(environment, "_maybe_guard_rel", learn),
+        ):
             yield found
     finally:
         _LOG.removeFilter(_not_ours)
@@ -172,6 +186,13 @@ def asked_sizes(environment: Any) -> Iterator[list[Any]]:
         # Of these Dynamo makes its guards.
         environment.guards[guards:] = [g for g in environment.guards[guards:] if _is_on_numbers(g.expr)]
         environment.var_to_range.update(ranges)
+        environment.axioms.clear()
+        environment.axioms.update(axioms)
+
+
+def _equates(condition: Any) -> bool:
+    """Whether a condition says that two sizes are one: in the gradient of a scatter its indices are as many as what it adds."""
+    return bool(condition.lhs.is_symbol and condition.rhs.is_symbol)
 
 
 def asked_numbers(environment: Any) -> list[str]:

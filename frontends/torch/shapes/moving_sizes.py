@@ -159,6 +159,10 @@ class MovingSizes(Programs):
         follows = self._traced.sums(values) if self.backward is None else {}
         first = self._met.equal({name: value for name, value in values.items() if name not in follows})
         first = {name: first.get(name, name) for name in values}
+        for pair in self._traced.equal():
+            if {*pair} <= values.keys() and pair[0] not in follows and pair[1] not in follows:
+                head, other = (first[name] for name in sorted(pair, key=[*values].index))
+                first = {name: head if of == other else of for name, of in first.items()}
         if any(len({first[name] for name in names}) < len(names) for names in self._together):
             self.reason, self.hopeless = "sizes of one input are equal", not self.made
             raise NoProgramForSizes(self.reason)
