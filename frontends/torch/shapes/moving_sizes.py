@@ -72,7 +72,13 @@ class MovingSizes(Programs):
 
     def __getstate__(self) -> dict[str, Any]:
         """As of any programs."""
-        return super().__getstate__() | {"_later": None, "_under_way": False, "_failed": None, "hears": None}
+        return super().__getstate__() | {
+            "_later": None,
+            "_met": None,
+            "_under_way": False,
+            "_failed": None,
+            "hears": None,
+        }
 
     @property
     def conditional(self) -> bool:
@@ -98,10 +104,10 @@ class MovingSizes(Programs):
         if self._conditions is not None and (condition := self._conditions.unmet(values)):
             self.reason = f"the trace is for sizes with {condition}"
             raise NoProgramForSizes(self.reason)
-        self._met.note(values)
         ones = self._ones(values)
         if self.gm is None:  # of a kept trace, which has the programs that it has
             return self.found(values, ones) or super().wanted(values)
+        self._met.note(values)
         if self._later is not None and (
             found := self.found(values, ones) or self._meanwhile(values, ones, self._later)
         ):
