@@ -66,7 +66,7 @@ def test_memory_does_not_grow_with_the_number_of_sizes():
 
 
 def test_pooling_of_graphs():
-    """The gradient of a scatter asks for as many indices as there are rows, of which the forward asks no more than that there are enough."""
+    """The gradient of a scatter asks for as many indices as rows, where the forward asks for no more than enough."""
 
     class Pooled(nn.Module):
         def __init__(self):
