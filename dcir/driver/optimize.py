@@ -175,9 +175,8 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
     fast.dcir = Handle(session, type(module).__name__, functools.partial(_plain, fast), compiled_with, submissions)
     inner = inside(module)
     if inner is not None:
-        object.__setattr__(
-            fast, "_dcir_inside", _optimized_module(inner, session)
-        )  # a module that is set is a child, too
+        # By a plain ``setattr`` it would be a child, too.
+        object.__setattr__(fast, "_dcir_inside", _optimized_module(inner, session))
         return cast(nn.Module, fast)
     if session.options.fused_optimizers:
         prefer_fused(fast)

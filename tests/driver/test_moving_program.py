@@ -11,7 +11,8 @@ from torch._dynamo.utils import counters
 
 import dcir
 from dcir.driver import moving_program
-from dcir.errors import IndexOutOfRange, Unsupported
+from dcir.errors import IndexOutOfRange, RecompileWarning, Unsupported
+from dcir.frontends.torch.shapes.moving_sizes import MovingSizes
 from tests.harness import check_close
 from tests.moving import Decoder, Encoder
 
@@ -71,19 +72,40 @@ def test_a_table_of_positions_serves_up_to_its_end():
 
 
 def test_of_many_sizes_those_that_stay_are_constants():
-    """Four move, three of them by themselves: what is the same in all calls is not one of them."""
+    """Five are symbols, two of which move: the first call has a program of its own, all others one together."""
 
-    class Four(nn.Module):
+    class Five(nn.Module):
         def forward(self, x, y):
             return (x.softmax(1).sum(2)[:, :, None] + x * 2).sum(), torch.tanh(y) @ y.mT
 
     torch.manual_seed(0)
-    net = Four().eval()
+    net = Five().eval()
     fast = dcir.optimize(net, dynamic=True)
     for n in (5, 9, 14, 33, 21):
         check(fast, net, torch.randn(3, n, 6), torch.randn(n + 1, 7))
+    ((moving,), constant) = programs(fast)
+    assert len(constant) == 1
+    assert sorted(low == high for _, low, high in moving.bounds) == [False, False, True, True, True], moving.bounds
+
+
+@torch.no_grad()
+def test_where_too_many_move_calls_do_not_look_for_a_program_again(monkeypatch):
+    """Beyond the limit PyTorch runs them, and a search would cost more than the network."""
+    looked = []
+    search = MovingSizes._new
+    monkeypatch.setattr(MovingSizes, "_new", lambda self, *more: (looked.append(more), search(self, *more))[1])
+
+    def spread(xs):
+        return torch.stack([torch.tanh(x).sum() for x in xs])
+
+    fast = dcir.optimize(spread, shape_limit=3)
+    with pytest.warns(RecompileWarning, match="which is the limit"):
+        for k in range(14):
+            xs = [torch.randn(5 + (7 * i + 3 * k * (i + 1)) % 31, 4) for i in range(5)]
+            check_close(fast(xs), spread(xs), spread([x.double() for x in xs]))
     moving, constant = programs(fast)
-    assert len(moving) <= 2 and len(constant) <= 1, [g.bounds for g in moving]
+    assert not moving and len(constant) <= 4
+    assert 1 < len(looked) <= 6, len(looked)
 
 
 def test_text_of_any_size():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ _EDGE = 3
 """Sizes from the least on that a trace is for, to be left out where they are like no others."""
 _TRIES = 5
 """Bounds that are refused before nothing more is tried."""
+_TOO_MANY = f"more than {MOST_AXES} sizes move"
 _FEW_ROWS = 3
 """Where no product with weights has more rows than these, reading the weights is what takes time, and sizes of 1 are better constants."""
 _OWN_FIRST = 3
@@ -192,6 +193,8 @@ class MovingSizes(Programs):
                     return call
                 self.refused.add(key)
                 self.reason = "a program for all sizes begins at larger ones"
+        if self.reason == _TOO_MANY:  # calls that PyTorch runs are not to pay for a search each
+            self.refused.add(tuple(values.values()))
         self.hopeless |= not self.made and len(self.refused) >= _TRIES
         raise NoProgramForSizes(self.reason)
 
@@ -236,7 +239,8 @@ class MovingSizes(Programs):
             laid = frozenset(n for n in moves if n in self._of_layouts)
             enough = (s for s in (stays, laid, stays | laid) if len(free - s) <= MOST_AXES and len(s) < len(moves))
             stills = [*itertools.islice(enough, 1)]
-            self.reason = f"{len(free)} sizes move"
+            if not stills:
+                self.reason = _TOO_MANY
         for still in dict.fromkeys(stills):
             if len(free - still) > MOST_AXES:
                 continue
@@ -310,20 +314,21 @@ class Met:
         self._kinds = {n: kinds.setdefault((self._kinds.get(n, 0), v), len(kinds)) for n, v in values.items()}
 
     def equal(self, values: Mapping[str, int]) -> dict[str, str]:
-        """Of each size of the last call the first one that it is taken for equal to, where there are too many to move by themselves.
+        """Of each size of a call the first one that it is taken for equal to, where there are too many to move by themselves.
 
         Dynamo has a symbol for the cache of each layer, though all are of one length. They are equal if they were in all calls, or, where
         that leaves too many, in this one.
         """
         if len(values) <= MOST_AXES:
             return {name: name for name in values}
-        by_kind, by_value = (_heads({n: of[n] for n in values}) for of in (self._kinds, values))
+        # Another thread's call may have been the last one: what is taken for equal is equal in this one.
+        by_kind, by_value = _heads({n: (self._kinds[n], v) for n, v in values.items()}), _heads(values)
         return by_kind if len(set(by_kind.values())) <= MOST_AXES else by_value
 
 
-def _heads(values: Mapping[str, int]) -> dict[str, str]:
-    """Of each name the first one that has the same number."""
-    heads: dict[int, str] = {}
+def _heads(values: Mapping[str, Hashable]) -> dict[str, str]:
+    """Of each name the first one that has the same value."""
+    heads: dict[Hashable, str] = {}
     return {name: heads.setdefault(value, name) for name, value in values.items()}
 
 
