@@ -7,6 +7,9 @@
 Interpolation, windows and tables of positions compute their indices in floating point, from numbers that are known when compiling. All
 values that such an index takes are worked out, and written as min(max((a i + b) / c, low), high) where that gives every one of them.
 Bounds are known of that form, so that a gather need not look at its index; and the compiler has 32-bit integers instead of doubles.
+
+An index that depends on how the compiler rounds stays what it is: (15 + 0.5) * (3 / 31) - 0.5 is 1, or a little less where product and
+difference are one multiply-add, and the neighbours of a pixel have to be counted from the same one.
 """
 
 from __future__ import annotations
@@ -153,22 +156,86 @@ def _short(p: LoopNest, i: int, tables: dict[int, tuple[int, Values]]) -> list[S
     return made if sum(isinstance(s, Compute) for s in made) < len(needed) else None
 
 
+class _Known(NamedTuple):
+    """What a statement is for all values of a loop's index.
+
+    Attributes:
+        dim: the loop; None for a number.
+        values: one for each, or one for all.
+        error: how far from these they are at most, wherever multiply-adds round once.
+    """
+
+    dim: int | None
+    values: Values
+    error: Values
+
+
+_CONTINUOUS = {"add", "sub", "mul", "div", "neg", "abs", "min", "max"}
+_STEPS = {"floor", "ceil", "trunc", "round"}
+_CHOICES = {"where", "sign", "copysign", "fmod", "mod", "fmin", "fmax"}
+_COMPARES = {"eq", "ne", "lt", "le", "gt", "ge"}
+
+
 def _tables(p: LoopNest) -> Iterator[tuple[int, tuple[int, Values]]]:
     """All values of the statements that follow from one loop's index and numbers."""
-    known: dict[int, tuple[int | None, Values]] = {}
+    known: dict[int, _Known] = {}
     for i, s in enumerate(p.body):
         if isinstance(s, Const):
-            known[i] = None, np.full((1,), s.value, to_numpy(s.dtype))
+            number = np.full((1,), s.value, to_numpy(s.dtype))
+            known[i] = _Known(None, number, np.zeros(1))
         elif isinstance(s, Index):
             extent: Any = p.dims[s.dim]
             if isinstance(extent, int) and 0 < extent <= _LONGEST:
-                known[i] = s.dim, np.arange(extent)
+                known[i] = _Known(s.dim, np.arange(extent), np.zeros(1))
         elif isinstance(s, Cast | Compute) and all(a in known for a in s.args):
-            dims = {known[a][0] for a in s.args} - {None}
+            dims = {known[a].dim for a in s.args} - {None}
             if len(dims) < 2:
-                given = [known[a][1] for a in s.args]
                 with np.errstate(all="ignore"):
-                    found = np.asarray(reference(f"cast:{s.dtype}" if isinstance(s, Cast) else s.op)(*given))
-                known[i] = next(iter(dims), None), found.astype(to_numpy(s.dtype))
-        if i in known and known[i][0] is not None:
-            yield i, known[i]  # type: ignore[misc]
+                    found = _computed(s, [known[a] for a in s.args])
+                if found is not None:
+                    known[i] = found._replace(dim=next(iter(dims), None))
+        if i in known and (dim := known[i].dim) is not None:
+            yield i, (dim, known[i].values)
+
+
+def _computed(s: Cast | Compute, given: list[_Known]) -> _Known | None:
+    """A statement's values; None if they depend on how its arguments are rounded, or may."""
+    f = reference(f"cast:{s.dtype}" if isinstance(s, Cast) else s.op)
+    values, errors = [g.values for g in given], [g.error for g in given]
+    found = np.asarray(f(*values)).astype(to_numpy(s.dtype))
+    if all(v.dtype.kind != "f" for v in (*values, found)):
+        return _Known(None, found, np.zeros(1))
+    if found.dtype.kind == "f" and (isinstance(s, Cast) or s.op in _CONTINUOUS):
+        # What no digit is lost of is the same however it is computed.
+        wide = np.longdouble if found.dtype == np.float64 else np.float64
+        exactly = values[0].astype(wide) if isinstance(s, Cast) else f(*(v.astype(wide) for v in values))
+        unit = 2.0**-22 if found.dtype != np.float64 else 2.0**-51
+        lost = np.where(found == exactly, 0.0, unit * np.abs(found.astype(np.float64)))
+        return _Known(None, found, _carried(s, values, errors) + lost)
+    if isinstance(s, Cast) or s.op in _STEPS:
+        below, above = values[0] - errors[0], values[0] + errors[0]
+        same = np.array_equal(f(below).astype(found.dtype), found) and np.array_equal(
+            f(above).astype(found.dtype), found
+        )
+    elif s.op in _COMPARES:
+        apart = np.abs(values[0].astype(np.float64) - values[1].astype(np.float64))
+        same = bool(np.all((apart > errors[0] + errors[1]) | (errors[0] + errors[1] == 0)))
+    elif s.op in _CHOICES or found.dtype.kind != "f":
+        same = not any(e.any() for e in errors)
+    else:
+        same = False
+    return _Known(None, found, np.zeros(1)) if same else None
+
+
+def _carried(s: Cast | Compute, values: list[Values], errors: list[Values]) -> Values:
+    """How far a continuous function is off where its arguments are."""
+    if len(values) == 1:
+        return errors[0]
+    a, b = (np.abs(v.astype(np.float64)) for v in values)
+    p, q = errors
+    off: Values = p + q
+    if isinstance(s, Compute) and s.op == "mul":
+        off = a * q + b * p + p * q
+    elif isinstance(s, Compute) and s.op == "div":
+        off = np.where(b > q, (p + a / b * q) / (b - q), np.inf)
+    return off

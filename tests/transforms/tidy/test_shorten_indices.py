@@ -160,3 +160,51 @@ def test_bounds_of_a_quotient(op: str, by: int, least: int | None, most: int | N
 
 def test_a_network_for_all_sizes_has_no_forms_of_one() -> None:
     assert not any(isinstance(p, ShortenIndices) for p in same_at_all_sizes(PASSES))
+
+
+# Of these a pixel lies on another one, or a little below where product and difference are one multiply-add.
+ON_A_PIXEL = [
+    (2, 50),
+    (2, 62),
+    (3, 19),
+    (3, 31),
+    (3, 75),
+    (5, 27),
+    (5, 125),
+    (6, 38),
+    (9, 29),
+    (10, 54),
+    (15, 69),
+    (17, 47),
+]
+
+
+class Spread(nn.Module):
+    """Corners of an image over larger ones."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [F.interpolate(x[..., :n, :n], size=(m, m + 1), mode="bilinear") for n, m in ON_A_PIXEL]
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_neighbours_of_a_pixel_that_lies_on_another_one_are_counted_from_the_same(train: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 17, 17)
+    found = []
+    for net in (dcir.optimize(Spread(), strict=True, dynamic=False), Spread()):
+        y = x.clone().requires_grad_(train)
+        with torch.set_grad_enabled(train):
+            results = net(y)
+        if train:
+            sum((r * torch.linspace(0, 1, r.numel()).view(r.shape)).sum() for r in results).backward()
+        found.append([*(r.detach() for r in results), *([y.grad] if train else [])])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_an_index_that_depends_on_how_a_product_is_rounded_stays() -> None:
+    def at(b: LoopNestBuilder, i: Expr) -> Expr:
+        return b.convert(b.op("max", (b.convert(i, "f32") + 0.5) * (3 / 31) - 0.5, b.const(0, "f32")), "i64") + 1
+
+    net = _gathered(at)
+    assert ShortenIndices().apply(net).changed == 0
