@@ -23,6 +23,7 @@ from dcir.frontends.torch.shapes.given_sizes import (
     extents,
     fractions,
     places,
+    pool_windows,
     symbols,
     unknown_sizes,
     value_of,
@@ -172,7 +173,7 @@ def moving_graph(
 
     divided = _fractions(gm, moving, seeing.samples)
     images = any(node.target in _CONVOLUTIONS for node in gm.graph.nodes)
-    sized = GivenSizes(gm)
+    sized, windows = GivenSizes(gm), pool_windows(gm)
 
     def rewritten(sample: tuple[int, ...], costs: AbstractContextManager[None], *, believing: bool) -> _Sample:
         exact = {pair: over / under for pair, values in divided.items() for over, under in [values[sample]]}
@@ -180,7 +181,7 @@ def moving_graph(
         given = moving.values(sample)
         laid = None if context.layouts is None else context.layouts(given)
         graph = sized.at(given, marked, laid)
-        with for_many_sizes(believing=believing) as margins:
+        with for_many_sizes(believing=believing, windows=windows) as margins:
             made = import_graph(graph, replace(context, donated={}))
             net = made.network
             net.target = target

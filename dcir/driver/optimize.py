@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import reset_code
-from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
+from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError, Unsupported
 from torch._dynamo.utils import counters
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.module import _has_any_global_hook
@@ -387,7 +387,7 @@ def _compiled(
                 try:
                     with one.tracing(args, kwargs):
                         return compiled(*args, **kwargs)
-                except (TorchRuntimeError, Unsupported):
+                except (InternalTorchDynamoError, TorchRuntimeError, Unsupported):
                     if not one.failed(frames):
                         raise
                 return compiled(*args, **kwargs)

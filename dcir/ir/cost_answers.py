@@ -36,9 +36,23 @@ class _Asking:
 _CURRENT: ContextVar[_Asking | None] = ContextVar("cost_answers", default=None)
 
 
+@dataclass(frozen=True)
+class PoolWindows:
+    """The pools of a graph whose sizes move.
+
+    Attributes:
+        unit: what the numbers of windows of its adaptive pools divide; sizes that move have a quotient by it.
+        constant: (extent, windows) of the dimensions of pools that do not move.
+    """
+
+    unit: int = 1
+    constant: frozenset[tuple[int, int]] = frozenset()
+
+
 @dataclass
 class _Many:
     believing: bool
+    windows: PoolWindows
     margins: list[int] = field(default_factory=list)
 
 
@@ -48,6 +62,12 @@ _MANY: ContextVar[_Many | None] = ContextVar("many_sizes", default=None)
 def many_sizes() -> bool:
     """Whether a graph for many sizes is at hand: a form that is right at some of them alone must not be chosen."""
     return _MANY.get() is not None
+
+
+def windows_between(extent: int, windows: int) -> int | None:
+    """Where a dimension of a pool moves, what the windows of all adaptive pools divide; None where it does not."""
+    many = _MANY.get()
+    return None if many is None or (extent, windows) in many.windows.constant else many.windows.unit
 
 
 def never_less(*margins: int) -> bool:
@@ -68,16 +88,17 @@ def never_less(*margins: int) -> bool:
 
 
 @contextmanager
-def for_many_sizes(*, believing: bool) -> Iterator[list[int]]:
+def for_many_sizes(*, believing: bool, windows: PoolWindows = PoolWindows()) -> Iterator[list[int]]:
     """What is imported and rewritten inside is a sample of a graph for many sizes.
 
     Args:
         believing: whether ``never_less`` believes what holds at the sample.
+        windows: of the graph's pools.
 
     Yields:
         what it has believed.
     """
-    many = _Many(believing)
+    many = _Many(believing, windows)
     token = _MANY.set(many)
     try:
         yield many.margins

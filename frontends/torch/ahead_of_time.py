@@ -38,6 +38,7 @@ from dcir.frontends.torch.partition.expose_norms import expose_norms
 from dcir.frontends.torch.partition.keep_random import keep_random
 from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
+from dcir.frontends.torch.scalar_tensors import remainders_stay_numbers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
 from dcir.frontends.torch.shapes.conditions import OneSize, asked_numbers, asked_sizes, branches
 from dcir.frontends.torch.shapes.given_sizes import symbols
@@ -151,7 +152,7 @@ class _Tracing:
         known = asked_numbers(environment)
         with (
             context, hearing as heard, without_unknown_sizes(gm, inputs), gradients_of_overlapping_outputs(), decomposed_as_eager(),
-            gpu_forms(), levels_end_with_errors(), _BOTH_AT_ONCE,
+            gpu_forms(), levels_end_with_errors(), remainders_stay_numbers(), _BOTH_AT_ONCE,
         ):  # fmt: skip
             compiled: Callable[..., Any] = aot_module_simplified(
                 gm,

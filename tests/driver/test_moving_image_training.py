@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dcir
+from tests.driver.test_moving_images import Fitted, Pyramid, Windows
 from tests.driver.test_moving_program import programs
 from tests.driver.test_moving_training import check
 from tests.harness import check_close
@@ -85,6 +86,9 @@ NETS = {
     "residual": (Residual, lambda n, h, w: (n, 3, h, w)),
     "separable": (Separable, lambda n, h, w: (n, 3, h, w)),
     "across": (Across, lambda n, h, w: (n, 3, *even((n, h, w))[1:])),
+    "fitted": (Fitted, lambda n, h, w: (n, 3, h, w)),
+    "pyramid": (Pyramid, lambda n, h, w: (n, 3, h, w)),
+    "mean-up": (lambda: Windows(nn.AvgPool2d(3, 2, 1, ceil_mode=True), 3), lambda n, h, w: (n, 3, h, w)),
     "sound": (Sound, lambda n, h, w: (n, 6, 4 * h + w)),
 }
 

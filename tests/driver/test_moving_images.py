@@ -84,7 +84,64 @@ class Padded(nn.Module):
         return self.b(F.relu(self.a(y)))[:, :, :height, :width]
 
 
+class Windows(nn.Module):
+    """As in VGG and AlexNet: as many windows as the head has inputs; or pools whose last windows may leave the image."""
+
+    def __init__(self, pool: nn.Module, out: int = 1) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1)
+        self.pool, self.out, self.head = pool, out, nn.Linear(8 * out * out, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.b(self.pool(F.relu(self.a(x)))))
+        return self.head(F.adaptive_avg_pool2d(y, self.out).flatten(1))
+
+
+class Pyramid(nn.Module):
+    """As in PSPNet: means of 1, 2, 3 and 6 windows a side, spread over the image again."""
+
+    def __init__(self, pool: str = "avg") -> None:
+        super().__init__()
+        self.pool = {"avg": F.adaptive_avg_pool2d, "max": F.adaptive_max_pool2d}[pool]
+        self.a, self.out = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(40, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.silu(self.a(x))
+        wide = [F.interpolate(self.pool(y, n), size=y.shape[2:], mode="bilinear") for n in (1, 2, 3, 6)]
+        return self.out(torch.cat((y, *wide), 1))
+
+
+class Fitted(nn.Module):
+    """As in many a U-Net: what was halved and doubled is padded by what is missing, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3, 1, 1), nn.Conv2d(8, 16, 3, 1, 1), nn.Conv2d(16, 16, 3, 1, 1)
+        self.up, self.more, self.out = (
+            nn.ConvTranspose2d(16, 16, 2, 2),
+            nn.ConvTranspose2d(32, 8, 2, 2),
+            nn.Conv2d(16, 4, 1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = F.silu(self.a(x))
+        b = F.silu(self.b(F.avg_pool2d(a, 2)))
+        y = self.fitted(self.up(F.silu(self.c(F.avg_pool2d(b, 2)))), b)
+        return self.out(self.fitted(self.more(y), a))
+
+    def fitted(self, y: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+        down, right = to.size(2) - y.size(2), to.size(3) - y.size(3)
+        return torch.cat((to, F.pad(y, [right // 2, right - right // 2, down // 2, down - down // 2])), 1)
+
+
 NETS = {
+    "windows": lambda: Windows(nn.MaxPool2d(2), 7),
+    "pool-up": lambda: Windows(nn.MaxPool2d(3, 2, ceil_mode=True)),
+    "pool-up-2": lambda: Windows(nn.MaxPool2d(2, ceil_mode=True)),
+    "mean-up": lambda: Windows(nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False)),
+    "pyramid": Pyramid,
+    "pyramid-max": lambda: Pyramid("max"),
+    "fitted": Fitted,
     "padded": lambda: Padded(8, quotient=False),
     "padded-up": lambda: Padded(8, quotient=True),
     "residual": Residual,
@@ -104,8 +161,8 @@ def net_of(name: str) -> nn.Module:
 
 
 def images(name: str, batch: int, height: int, width: int) -> torch.Tensor:
-    even = 2 if name == "across-learnt" else 1
-    return torch.randn(batch, 3, height // even * even, width // even * even)
+    even, times = 2 if name == "across-learnt" else 1, 2 if "pyramid" in name else 1
+    return torch.randn(batch, 3, height // even * even * times, width // even * even * times)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -150,6 +207,58 @@ def test_tiny_images() -> None:
     fast = dcir.optimize(net)
     for size in ((2, 40, 56), (3, 64, 44), (2, 5, 5), (2, 4, 9), (3, 3, 3), (2, 2, 70), (2, 1, 1)):
         check(fast, net, images("segments", *size))
+
+
+def test_images_below_the_first_ones_of_a_program_do_not_ask_for_wider_ones() -> None:
+    """It takes windows of 6 along 7 and more pixels; smaller images have programs of their own, one each."""
+    net = net_of("pyramid")
+    fast = dcir.optimize(net)
+    for size in (*SIZES[:2], (2, 12, 40), (2, 11, 40), (2, 12, 50)):
+        check(fast, net, torch.randn(size[0], 3, *size[1:]))
+    moving, constant = programs(fast)
+    assert len(moving) == 1
+    assert len(constant) == 4
+
+
+@pytest.mark.parametrize("name", ["windows", "pool-up", "mean-up", "pyramid"])
+def test_one_side_moves_and_the_other_does_not(name: str) -> None:
+    """Windows along the other one are as even as its size has it."""
+    net = net_of(name)
+    fast = dcir.optimize(net, dynamic={"x": {2: "height"}})
+    for height in (56, 71, 90, 64):
+        check(fast, net, torch.randn(2, 3, height, 84))
+    moving, constant = programs(fast)
+    assert len(moving) == 1, [g.remark for g in constant]
+
+
+def test_a_float_that_depends_on_a_remainder() -> None:
+    """PyTorch's own trace ended with an AttributeError."""
+
+    def padded_to_a_multiple(x: torch.Tensor) -> torch.Tensor:
+        y = F.pad(x.sin(), [0, -x.size(3) % 8, 0, -x.size(2) % 8])
+        return F.interpolate(F.avg_pool2d(y, 2), scale_factor=2)[:, :, : x.size(2), : x.size(3)]
+
+    fast = dcir.optimize(padded_to_a_multiple)
+    for size in SIZES[:3]:
+        x = torch.randn(size[0], 3, *size[1:])
+        torch.testing.assert_close(fast(x), padded_to_a_multiple(x))
+
+
+def test_a_middle_that_the_trace_cannot_place_where_sizes_may_be_one() -> None:
+    """Dynamo's error leads to a trace that sets sizes of 1 apart."""
+    torch.manual_seed(0)
+    thin = nn.Conv2d(4, 4, 2, 3, groups=4)
+
+    def middle(x: torch.Tensor) -> torch.Tensor:
+        x = F.pixel_shuffle(x, 2)
+        y = thin(x)
+        down, right = ((x.size(d) - y.size(d)) // 2 for d in (2, 3))
+        return y + x[:, :, down : down + y.size(2), right : right + y.size(3)]
+
+    fast = dcir.optimize(middle)
+    for size in SIZES[:3]:
+        x = torch.randn(size[0], 16, *size[1:])
+        torch.testing.assert_close(fast(x), middle(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])

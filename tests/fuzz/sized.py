@@ -16,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ SIZES = ((3, 11), (2, 18), (5, 7), (4, 40), (1, 13), (7, 33))
 """The first is compiled for itself; from the second on one program is to do."""
 _SLACK = 64
 _ROUNDINGS = 4
-_UNARY = (
+UNARY = (
     "torch.tanh({})",
     "F.gelu({})",
     "F.silu({})",
@@ -44,12 +44,16 @@ _UNARY = (
     "F.relu({})",
     "{}.cos()",
 )
-_BINARY = ("{} + {}", "{} * {}", "{} - {}", "torch.maximum({}, {})", "{} / (1 + {}.abs())")
+BINARY = ("{} + {}", "{} * {}", "{} - {}", "torch.maximum({}, {})", "{} / (1 + {}.abs())")
 
 
 @dataclass
 class SizedCase:
-    """A network: layers, lines over ``x0`` and ``ids``, and the values that it returns."""
+    """A network: layers, lines over its arguments, and the values that it returns."""
+
+    arguments: ClassVar[str] = "x0, ids"
+    unpacked: ClassVar[str] = "b, n = ids.shape"
+    sizes: ClassVar[tuple[tuple[int, ...], ...]] = SIZES
 
     layers: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -58,10 +62,10 @@ class SizedCase:
     def source(self) -> str:
         """As a module."""
         made = "".join(f"        self.l{i} = {text}\n" for i, text in enumerate(self.layers))
-        body = "".join(f"        {line}\n" for line in ["b, n = ids.shape", *self.lines])
+        body = "".join(f"        {line}\n" for line in [self.unpacked, *self.lines])
         return (
             f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n{made}\n"
-            f"    def forward(self, x0, ids):\n{body}        return {', '.join(self.results)}\n"
+            f"    def forward(self, {self.arguments}):\n{body}        return {', '.join(self.results)}\n"
         )
 
     def module(self) -> nn.Module:
@@ -71,6 +75,10 @@ class SizedCase:
         exec(self.source(), names)
         made: nn.Module = names["Net"]()
         return made
+
+    def call(self, *size: int) -> tuple[torch.Tensor, ...]:
+        """Arguments of a size, of which the first one has a gradient."""
+        return _call(*size)
 
 
 class _Making:
@@ -105,13 +113,13 @@ def _constant(shape: Shape, at: int = -1) -> int:
 
 def _unary(m: _Making) -> None:
     x, s = m.any()
-    m.put(m.rng.choice(_UNARY).format(x), s)
+    m.put(m.rng.choice(UNARY).format(x), s)
 
 
 def _binary(m: _Making) -> None:
     x, s = m.any()
     y = m.rng.choice([v for v, t in m.values if t == s])
-    m.put(m.rng.choice(_BINARY).format(x, y), s)
+    m.put(m.rng.choice(BINARY).format(x, y), s)
 
 
 def _reduced_again(m: _Making) -> None:
@@ -258,25 +266,25 @@ def check_sized(case: SizedCase, *, train: bool) -> tuple[int, int, str]:
     Raises:
         AssertionError: something is wrong.
     """
-    net = case.module()
+    net = case.module().train(train)
     eager, wide = copy.deepcopy(net), copy.deepcopy(net).double()
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fast = dcir.optimize(net)
-        for b, n in SIZES:
-            x, ids = _call(b, n)
-            runs = [_run(f, m, x.to(t), ids, train) for f, m, t in (
+        for size in case.sizes:
+            x, *rest = case.call(*size)
+            runs = [_run(f, m, (x.to(t), *rest), train) for f, m, t in (
                 (fast, net, torch.float32), (eager, eager, torch.float32), (wide, wide, torch.float64))]  # fmt: skip
 
-            def otherwise(x: torch.Tensor = x, ids: torch.Tensor = ids) -> list[_Values]:
+            def otherwise(args: tuple[torch.Tensor, ...] = (x, *rest)) -> list[_Values]:
                 found = []
                 for seed in range(_ROUNDINGS):
                     with _Disturbed(seed):
-                        found.append(_run(eager, eager, x, ids, train))
+                        found.append(_run(eager, eager, args, train))
                 return found
 
-            _all_close(f"b={b}, n={n}", *runs, otherwise, len(case.results))
+            _all_close(f"sizes {size}", *runs, otherwise, len(case.results))
     graphs = fast.dcir.explain().graphs
     moving = [g for g in graphs if g.bounds]
     why = next((g.remark for g in graphs if "each combination" in g.remark), "")
@@ -300,7 +308,7 @@ def check_saved(case: SizedCase, folder: str) -> str:
     with torch.no_grad():
         for b, n in (*SIZES, (7, 40), (1, 40), (1, 7), (7, 7)):
             x, ids = _call(b, n)
-            runs = [_run(f, net, x.to(t), ids, False) for f, t in (
+            runs = [_run(f, net, (x.to(t), ids), False) for f, t in (
                 (fast, torch.float32), (net, torch.float32), (wide, torch.float64))]  # fmt: skip
             for i, (got, want, exact) in enumerate(zip(*runs, strict=True)):
                 _close(f"result {i} of a file at b={b}, n={n}", got, [want], exact)
@@ -312,11 +320,11 @@ def _call(b: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(b, n, 12, generator=g), torch.randint(0, 50, (b, n), generator=g)
 
 
-def _run(call: Callable[..., Any], net: nn.Module, x: torch.Tensor, ids: torch.Tensor, train: bool) -> _Values:
+def _run(call: Callable[..., Any], net: nn.Module, args: tuple[torch.Tensor, ...], train: bool) -> _Values:
     net.zero_grad()
-    x = x.requires_grad_(train)
+    x = args[0].detach().requires_grad_(train)
     with torch.set_grad_enabled(train):
-        found = call(x, ids)
+        found = call(x, *args[1:])
     results = list(found) if isinstance(found, tuple) else [found]
     if not train:
         return [r.detach() for r in results]
@@ -371,12 +379,15 @@ def main() -> int:
     parser.add_argument(
         "--files", action="store_true", help="write compiled files for sizes within bounds, and run those"
     )
+    parser.add_argument("--images", action="store_true", help="networks over images (``images.py``)")
     parser.add_argument("--list", action="store_true", help="print every case")
     given = parser.parse_args()
+    from tests.fuzz.images import image_case  # which is made of what is above
+
     os.environ.setdefault("DCIR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"dcir-fuzz-{os.getuid()}"))
     count = {"one program": 0, "several": 0, "nothing compiled": 0, "wrong": 0}
     for seed in range(given.seed, given.seed + given.cases):
-        case = sized_case(seed)
+        case = image_case(seed) if given.images else sized_case(seed)
         try:
             if given.files:
                 with tempfile.TemporaryDirectory() as folder:

@@ -186,7 +186,8 @@ class Axes:
         return Fit(self, numbers, self._all if len(numbers) > len(self._all) else self._powers)
 
     def _fixed(self, numbers: Sequence[int]) -> bool:
-        return all(choice.rank == len(choice.monomials) for choice in self.fit(numbers).choices)
+        fit = self.fit(numbers)
+        return all(choice.rank == len(choice.monomials) for choice in (*fit.choices, *fit.remainders))
 
 
 class Fit:
@@ -198,20 +199,28 @@ class Fit:
 
     Attributes:
         choices: of a level for each size.
+        remainders: those of a remainder alone.
     """
 
     def __init__(self, axes: Axes, numbers: Sequence[int], powers: Sequence[Powers]) -> None:
         samples = [axes.samples[i] for i in numbers]
         levels = [[a.ladder.levels(s[k]) for s in samples] for k, a in enumerate(axes.axes)]
         named = [a.levels() for a in axes.axes]
+        alone = [set(a.ladder.remainders()) for a in axes.axes]
         self.choices = [
             _Choice(
                 [[math.prod(levels[k][i][level] ** p for k, (level, p) in enumerate(zip(chosen, ps, strict=True)))
                   for ps in powers] for i in range(len(samples))],
                 [_product([named[k][level] for k, level in enumerate(chosen)], ps) for ps in powers],
             )
-            for chosen in itertools.product(*(range(len(n)) for n in named))
+            for chosen in itertools.product(*([i for i in range(len(n)) if i not in a] for n, a in zip(named, alone, strict=True)))
         ]  # fmt: skip
+        # A remainder is in no product: of few values, its powers are no further numbers.
+        self.remainders = [
+            _Choice([[1, levels[k][i][level]] for i in range(len(samples))], [1, named[k][level]])
+            for k, numbers_of in enumerate(alone)
+            for level in numbers_of
+        ]
         self._known: dict[tuple[int, ...], Number | None] = {}
 
     def through(self, values: tuple[int, ...]) -> Number | None:
@@ -222,11 +231,15 @@ class Fit:
         return self._known[values]
 
     def _found(self, values: tuple[int, ...]) -> set[Number]:
-        return {n for choice in self.choices if (n := choice.through(values)) is not None}
+        fitting = (choice.through(values) for choice in (*self.choices, *self.remainders))
+        return {n for n in fitting if n is not None}
 
 
 class _Simple(Fit):
-    """Numbers that are one product of levels times a coefficient, and a constant, which most are."""
+    """Numbers that are one product of levels times a coefficient, and a constant, which most are.
+
+    Not remainders: a handful of zeros and ones may be another one's.
+    """
 
     def __init__(self, axes: Axes, numbers: Sequence[int], powers: Sequence[Powers]) -> None:
         super().__init__(axes, numbers, powers)

@@ -69,6 +69,10 @@ class Ladder:
         parts = (*self.parts(value), 1)
         return self.rungs(value) + [sum(c * p for c, p in zip(row, parts, strict=True)) for row in self.beside]
 
+    def remainders(self) -> list[int]:
+        """Which of the levels are sums of remainders, such as how much a size is larger than its double half."""
+        return [len(self.steps) + 1 + i for i, row in enumerate(self.beside) if row[0] == 0]
+
     def polynomials(self, parts: Sequence[Number]) -> list[Number]:
         """The ``levels`` over the parts."""
         rungs: list[Number] = [parts[0]]

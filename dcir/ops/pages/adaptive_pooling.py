@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from dcir.ir.cost_answers import windows_between
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Lowering, Ref
 from dcir.ops.pages.max_pooling import flat, gathered_gradient, lowest
+from dcir.ops.pages.moving_edges import hidden
 from dcir.ops.pages.pooling_windows import both
 from dcir.ops.pages.reducing import refuse_complex
 from dcir.ops.registry import Sample, operator
@@ -20,24 +22,37 @@ from dcir.ops.samples import rand
 
 @dataclass(frozen=True)
 class _Adaptive:
-    """Window o of one dimension is floor(o size / out) .. ceil((o + 1) size / out)."""
+    """Window o of one dimension is floor(o size / out) .. ceil((o + 1) size / out).
+
+    Where the size moves nothing but products is made of it in the open: a sum may be another number at a sample, and a division is a shift
+    where it happens to be a power of two.
+    """
 
     size: int
     out: int
 
     @property
+    def unit(self) -> int | None:
+        """What the windows of all pools divide, where there are several and the size moves."""
+        return windows_between(self.size, self.out) if self.out > 1 else None
+
+    @property
     def even(self) -> bool:
-        """Whether all windows are equally large and next to each other."""
-        return self.size % self.out == 0
+        """Whether all windows are equally large and next to each other, at whatever sizes the graph is for."""
+        return self.size % self.out == 0 and self.unit is None
 
     @property
     def largest(self) -> int:
-        """Elements of the largest window."""
+        """Elements of the largest window; for many sizes at least as many, by the quotient that their ladders have."""
+        if (unit := self.unit) is not None:
+            return unit // self.out * -(-self.size // unit) + 1
         return max(-(-(o + 1) * self.size // self.out) - o * self.size // self.out for o in range(self.out))
 
     @property
     def covering(self) -> int:
         """How many windows at most hold one element."""
+        if self.unit is not None:
+            return self.out  # of an image as small as that
         return max(-(-(i + 1) * self.out // self.size) - i * self.out // self.size for i in range(self.size))
 
     def start(self, b: LoopNestBuilder, o: Expr) -> Expr:
@@ -48,14 +63,24 @@ class _Adaptive:
         """Elements of window ``o``."""
         if self.even:
             return b.const(self.size // self.out, "i64")
+        if self.unit is not None:
+            return (
+                b.op("idiv_floor", o * self.size + (hidden(b, self.size) - 1), b.const(self.out, "i64"))
+                + 1
+                - self.start(b, o)
+            )
         return _scaled(b, o, self.size, self.size + self.out - 1, self.out) - self.start(b, o)
 
     def window(self, b: LoopNestBuilder, at: Expr, which: Expr) -> Expr:
         """Number of a window that may hold the element ``at``; ``which`` counts from the first that does."""
+        if self.unit is not None:
+            return b.op("idiv_floor", at * self.out, hidden(b, self.size)) + which
         return _scaled(b, at, self.out, 0, self.size) + which
 
     def covers(self, b: LoopNestBuilder, at: Expr, window: Expr) -> Expr:
         """Whether the window, counted from the first that does, holds the element ``at``."""
+        if self.unit is not None:
+            return window <= b.op("idiv_floor", at * self.out + (self.out - 1), hidden(b, self.size))
         return window < _scaled(b, at, self.out, self.out + self.size - 1, self.size)
 
 

@@ -17,10 +17,10 @@ from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
 
 
-def _windows(x: Ref, out: tuple[int, ...], n: int, kernel: Any, stride: Any, padding: Any) -> Windows:
+def _windows(x: Ref, out: tuple[int, ...], n: int, kernel: Any, stride: Any, padding: Any, rounded_up: bool) -> Windows:
     kernel, padding = per_dimension(kernel, n), per_dimension(padding, n)
     step = per_dimension(stride, n) if isinstance(stride, int) or len(stride) else kernel
-    return Windows(x.shape[-n:], out[-n:], kernel, step, padding, (1,) * n)
+    return Windows(x.shape[-n:], out[-n:], kernel, step, padding, (1,) * n, rounded_up)
 
 
 def _divisor(
@@ -42,6 +42,8 @@ def _divisor(
 
 def _full(w: Windows, d: int, *, count_pad: bool) -> bool:
     """Whether all windows count all their taps in a dimension."""
+    if w.open_ended(d):
+        return False
     last = (w.out[d] - 1) * w.stride[d] - w.padding[d] + w.kernel[d]
     return last <= w.size[d] + w.padding[d] if count_pad else w.inside(d)
 
@@ -128,7 +130,7 @@ def _register(n: int) -> None:
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Ref:  # fmt: skip
         """Means of windows."""
-        w = _windows(x, ctx.out.shape, n, kernel_size, stride, padding)
+        w = _windows(x, ctx.out.shape, n, kernel_size, stride, padding, ceil_mode)
         return _forward(ctx, x, w, divisor_override, count_pad=count_include_pad)
 
     if n == 1:
@@ -140,7 +142,7 @@ def _register(n: int) -> None:
         count_include_pad: bool, divisor_override: int | None,
     ) -> Ref:  # fmt: skip
         """Each element gathers its share from the windows around it."""
-        w = _windows(x, grad.shape, n, kernel_size, stride, padding)
+        w = _windows(x, grad.shape, n, kernel_size, stride, padding, ceil_mode)
         return _backward(ctx, grad, x, w, divisor_override, count_pad=count_include_pad)
 
 

@@ -55,13 +55,15 @@ def _best(b: LoopNestBuilder, w: Windows, position: Expr, lead: int) -> list[Exp
     return result
 
 
-def _forward(ctx: Lowering, x: Ref, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Ref, Ref]:
+def _forward(
+    ctx: Lowering, x: Ref, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, rounded_up: bool
+) -> tuple[Ref, Ref]:
     refuse_complex(ctx, x)
     values, indices = ctx.result(0), ctx.result(1)
     kernel, padding, dilation = (per_dimension(v, n) for v in (kernel, padding, dilation))
     stride = per_dimension(stride, n) if isinstance(stride, int) or len(stride) else kernel
     lead = len(x.shape) - n
-    w = Windows(x.shape[lead:], values.shape[lead:], kernel, stride, padding, dilation)
+    w = Windows(x.shape[lead:], values.shape[lead:], kernel, stride, padding, dilation, rounded_up)
     dense = all(w.dilation[d] == 1 or w.inside(d) for d in range(n))
     if math.prod(kernel) <= UNROLLED and math.prod(w.size) < 2**31 and dense:
         _chosen(ctx, x, w, values, indices)
@@ -252,7 +254,7 @@ def _register(n: int) -> None:
         ceil_mode: bool = False,
     ) -> tuple[Ref, Ref]:  # fmt: skip
         """Largest elements of windows and where each stands, counted row by row."""
-        return _forward(ctx, x, n, kernel_size, stride, padding, dilation)
+        return _forward(ctx, x, n, kernel_size, stride, padding, dilation, ceil_mode)
 
     @operator(f"aten.max_pool{n}d_with_indices_backward.default", samples=_backward_samples(n))
     def backward(
@@ -263,7 +265,7 @@ def _register(n: int) -> None:
         lead = len(x.shape) - n
         kernel, p, dil = (per_dimension(v, n) for v in (kernel_size, padding, dilation))
         step = per_dimension(stride, n) if isinstance(stride, int) or len(stride) else kernel
-        w = Windows(x.shape[lead:], grad.shape[lead:], kernel, step, p, dil)
+        w = Windows(x.shape[lead:], grad.shape[lead:], kernel, step, p, dil, ceil_mode)
         even = all(size % by == 0 for size, by in zip(w.size, step, strict=True)) and not many_sizes()
         if even and math.prod(kernel) <= UNROLLED:
             return _gradient_by_phase(ctx, grad, indices, w)

@@ -13,6 +13,7 @@ from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Lowering, Ref
 from dcir.ops.pages.movement import real, window
+from dcir.ops.pages.moving_edges import hidden
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
 
@@ -61,9 +62,6 @@ def constant_pad(ctx: Lowering, x: Ref, pad: Sequence[int], value: Any = 0) -> R
     return ctx.full(value, dst)
 
 
-_FAR = 1 << 20  # farther than a pad reaches
-
-
 def _moving_ends(ctx: Lowering) -> set[int]:
     """How far from the last dimension those are whose pads the graph computes."""
     given = ctx.given[1] if len(ctx.given) > 1 else ()
@@ -71,25 +69,17 @@ def _moving_ends(ctx: Lowering) -> set[int]:
 
 
 def _masked(ctx: Lowering, x: Ref, low: Sequence[int], value: Any, moving: set[int]) -> Ref:
-    """One gather with a mask, as a frame of fills is another network where a pad is 0 or cuts off.
-
-    What positions are compared with, and counted from, is rounded from its double, so that no rule that knows the sizes at hand finds the
-    mask always true, or nothing to subtract.
-    """
+    """One gather with a mask, as a frame of fills is another network where a pad is 0 or cuts off."""
     rank, dst = len(x.shape), ctx.result()
     k = ctx.kernel(dst.shape)
     b, ok, places, dims = k.body, None, [], []
-
-    def hidden(number: int) -> Expr:
-        return b.op("idiv_floor", b.const(2 * (number + _FAR) + 1, "i64"), b.const(2, "i64"))
 
     for d in range(rank):
         padded = dst.shape[d] != x.shape[d] or low[d] != 0
         if rank - 1 - d not in moving and not padded:
             continue
-        at = b.index(d) + _FAR
-        start = hidden(low[d])
-        here = (at >= start) & (at < hidden(low[d] + x.shape[d]))
+        at, start = b.index(d), hidden(b, low[d])
+        here = (at >= start) & (at < hidden(b, low[d] + x.shape[d]))
         ok = here if ok is None else ok & here
         places.append(at - start)
         dims.append(d)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dcir.ir.cost_answers import windows_between
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Ref
+from dcir.ops.pages.moving_edges import hidden
 
 
 def per_dimension(value: int | Sequence[int], n: int) -> tuple[int, ...]:
@@ -34,6 +36,7 @@ class Windows:
         size: input extents.
         out: output extents.
         kernel, stride, padding, dilation: per dimension.
+        rounded_up: whether the last windows may leave the padded input.
     """
 
     size: tuple[int, ...]
@@ -42,14 +45,21 @@ class Windows:
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
+    rounded_up: bool = False
 
     @property
     def n(self) -> int:
         """Number of pooled dimensions."""
         return len(self.size)
 
+    def open_ended(self, d: int) -> bool:
+        """Whether the last window leaves the padded input at some of the sizes that the graph is for, and at others not."""
+        return self.rounded_up and windows_between(self.size[d], self.out[d]) is not None
+
     def inside(self, d: int) -> bool:
         """Whether no window leaves the input in dimension ``d``."""
+        if self.open_ended(d):
+            return False
         last = (self.out[d] - 1) * self.stride[d] + (self.kernel[d] - 1) * self.dilation[d] - self.padding[d]
         return self.padding[d] == 0 and last < self.size[d]
 
@@ -67,11 +77,25 @@ class Windows:
             *(s * t for s, t in zip(spatial, self.dilation, strict=True)),
         ]
         conditions: list[Expr | None] = []
+        beyond = any(map(self.open_ended, range(n)))
         for d in range(n):
             if not self.inside(d):
                 i = self.position(b, d, lead + d, lead + n + d)
-                conditions += [i >= 0, i < self.size[d]]
+                conditions += [i >= 0, i < (hidden(b, self.size[d]) if beyond else self.size[d])]
         mask = both(conditions)
+        if beyond:
+            # A load may be laid out anew where its loops stay inside, which is so at some sizes; a gather everywhere.
+            at = [self.position(b, d, lead + d, lead + n + d) for d in range(n)]
+            none = (*x.strides[:lead], *(0,) * (2 * n))
+            return k.gather(
+                x,
+                none,
+                at,
+                range(lead, lead + n),
+                checked=False,
+                mask=mask,
+                other=b.const(other, compute_type(x.dtype)),
+            )
         # The first tap of the first window may lie before the tensor; the mask keeps it from being read.
         start = replace(x, offset=x.offset - sum(s * p for s, p in zip(spatial, self.padding, strict=True)))
         if mask is None:

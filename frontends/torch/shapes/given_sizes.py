@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._sympy.functions import FloorDiv, IntTrueDiv, Mod, ModularIndexing, PythonMod
 
 from dcir.errors import Unsupported
+from dcir.ir.cost_answers import PoolWindows
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _ROUNDED = (FloorDiv, Mod, PythonMod, ModularIndexing)
@@ -76,15 +78,61 @@ def divisions(gm: fx.GraphModule) -> dict[str, list[Callable[[int], int]]]:
     """Of every size the functions of it alone that are rounded quotients in a graph, or that have remainders in them."""
     found: dict[str, dict[Any, Callable[[int], int]]] = {name: {} for name in symbols(gm)}
     for expression in expressions(gm):
-        if isinstance(expression, sympy.Add) and len(expression.free_symbols) == 1 and expression.has(Mod, PythonMod):
-            # s + (8 - s % 8) % 8 is a multiple of 8, and neither of its remainders has a rung.
+        if isinstance(expression, sympy.Add) and len(expression.free_symbols) == 1 and _of_remainders(expression):
+            # s + (8 - s % 8) % 8 is a multiple of 8, and neither of its remainders has a rung; s - s // 2 * 2 is a remainder.
             (symbol,) = expression.free_symbols
             found.setdefault(str(symbol), {})[expression] = _function(expression, symbol)
         for part in sympy.preorder_traversal(expression):
             if isinstance(part, _ROUNDED) and len(part.free_symbols) == 1:
                 (symbol,) = part.free_symbols
                 found.setdefault(str(symbol), {})[part] = _function(part, symbol)
+    if (unit := pool_windows(gm).unit) > 1:
+        for node in gm.graph.nodes:
+            for size, out in _pooled(node) if "adaptive" in str(node.target) else ():
+                if isinstance(size, torch.SymInt) and out > 1 and len(size.node.expr.free_symbols) == 1:
+                    part, (symbol,) = FloorDiv(size.node.expr + unit - 1, unit), size.node.expr.free_symbols
+                    found.setdefault(str(symbol), {})[part] = _function(part, symbol)
     return {name: list(of_size.values()) for name, of_size in found.items()}
+
+
+def _of_remainders(total: Any) -> bool:
+    """Whether a sum has remainders in it, or is one: a size less what is left of it when it is rounded."""
+    return total.has(Mod, PythonMod) or (total.has(FloorDiv) and sum(bool(a.free_symbols) for a in total.args) > 1)
+
+
+def pool_windows(gm: fx.GraphModule) -> PoolWindows:
+    """What the pools of a graph have in common along the sizes that move, and which of their dimensions do not.
+
+    How many elements a window of an adaptive pool has follows from the quotient of a size by the first.
+    """
+    outs, constant = [1], set()
+    for node in gm.graph.nodes:
+        for size, out in _pooled(node):
+            if isinstance(size, int):
+                constant.add((size, out))
+            elif "adaptive" in node.target._opname:
+                outs.append(out)
+    return PoolWindows(math.lcm(*outs), frozenset(constant))
+
+
+def _pooled(node: fx.Node) -> list[tuple[Any, Any]]:
+    """(size, windows) of each dimension of a pool; none for another node, and of adaptive ones if the windows move."""
+    name = getattr(node.target, "_opname", "")
+    _, found, rest = name.partition("_pool")
+    if not found or not rest[:1].isdigit():
+        return []
+    # Of a gradient the windows are what comes in first, and the image second.
+    image, windows = node.args[:2] if name.endswith("_backward") else (node.args[0], node)
+    n = int(rest[0])
+    pairs = list(zip(_shape(image)[-n:], _shape(windows)[-n:], strict=True))
+    return pairs if "adaptive" not in name or all(isinstance(out, int) for _, out in pairs) else []
+
+
+def _shape(node: Any) -> Sequence[Any]:
+    """That of a node's only or first result."""
+    value = node.meta["val"]
+    shape: Sequence[Any] = (value[0] if isinstance(value, tuple | list) else value).shape
+    return shape
 
 
 def fractions(gm: fx.GraphModule) -> list[tuple[Any, Any]]:

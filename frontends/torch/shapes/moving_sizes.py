@@ -33,6 +33,7 @@ _EDGE = 3
 _TRIES = 5
 """Bounds that are refused before nothing more is tried."""
 _TOO_MANY = f"more than {MOST_AXES} sizes move"
+_LARGER = "a program for all sizes begins at larger ones"
 _FEW_ROWS = 3
 """Where no product with weights has more rows than these, reading the weights is what takes time, and sizes of 1 are better constants."""
 _OWN_FIRST = 3
@@ -68,6 +69,7 @@ class MovingSizes(Programs):
         self._limits, self._rows, self._together = _limits(gm), _rows_of_products(gm), _sizes_of_tensors(gm)
         self._of_layouts, self._met = _only_of_layouts(gm), Met()
         self.refused: set[tuple[Any, ...]] = set()
+        self._begun: list[tuple[Span, Span]] = []  # what was asked for, and what there is
         self.reason, self.hopeless, self.in_torch = "", False, 0
         self.hears: Callable[[], None] | None = None
 
@@ -177,6 +179,9 @@ class MovingSizes(Programs):
             key = span.of(list(values))
             if key in self.refused or not span.holds(values):
                 continue
+            if self._begins_above(span, values):
+                self.reason = _LARGER
+                continue
             try:
                 call, reach = self._both(span, values)
             except OtherBounds as e:
@@ -189,14 +194,24 @@ class MovingSizes(Programs):
                 self.made.append((reach, call))
                 if self.hears is not None:
                     self.hears()
+                self._begun.append((span, reach))
                 if reach.holds(values):
                     return call
                 self.refused.add(key)
-                self.reason = "a program for all sizes begins at larger ones"
+                self.reason = _LARGER
         if self.reason == _TOO_MANY:  # calls that PyTorch runs are not to pay for a search each
             self.refused.add(tuple(values.values()))
         self.hopeless |= not self.made and len(self.refused) >= _TRIES
         raise NoProgramForSizes(self.reason)
+
+    def _begins_above(self, span: Span, values: Mapping[str, int]) -> bool:
+        """Whether a program for sizes from the same ones on began above some values: wider ones will as well."""
+        return any(
+            asked.bounds.keys() == span.bounds.keys()
+            and all((b.low < b.high) == (span.bounds[n].low < span.bounds[n].high) for n, b in asked.bounds.items())
+            and any(values[n] < got.bounds[n].low and b.low <= span.bounds[n].low for n, b in asked.bounds.items())
+            for asked, got in self._begun
+        )
 
     def _both(self, span: Span, values: Mapping[str, int]) -> tuple[Call, Span]:
         """A program for sizes and that of its backward, which is noted, and for which they are; raises what ``compiled`` does.
@@ -267,8 +282,9 @@ class MovingSizes(Programs):
     ) -> Bounds:  # fmt: skip
         """Those of a program that is made for the sake of some values."""
         low, high = self._limits[name]
-        wanted = _above(max(reach, times * values[name], *(span.bounds[name].high for span, _ in self.made)))
+        wanted = _above(max(reach, times * values[name]))
         most = _prime_below(wanted) if wanted <= high else high
+        most = min(high, max(most, *(span.bounds[name].high for span, _ in self.made), 0))
         # Where a trace begins beyond the least sizes, its first ones may be an edge: of texts as long as a window, all is in it.
         low += _EDGE if 1 < least < low else 0
         return Bounds(max(least, low), self._allowed(name, values, first, follows, most))

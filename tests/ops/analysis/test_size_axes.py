@@ -113,3 +113,29 @@ def test_gaps_are_refused(holds, reason):
 def test_samples_that_nothing_holds_for():
     with pytest.raises(InvalidInput, match="no samples"):
         Axes([axis(Ladder(), Bounds(2, 60), 0, always)], (), lambda values: False)
+
+
+def test_remainders_are_found_where_samples_are_not_a_handful():
+    """How much larger a size is than twice its half, of both sides: zeros and ones, of which a handful may be anything's."""
+
+    def side(low, taken):
+        made = ladder([lambda s: s // 2, lambda s: s // 4, lambda s: s - s // 2 * 2, lambda s: s // 2 - s // 4 * 2], 9)
+        assert len(made.remainders()) == 2
+        return axis(made, Bounds(2, 509), low, always, taken)
+
+    height = side(0, {3})
+    width = side(len(height.sizes), {3, *near(height.ladder.rungs(height.reach.high))})
+    axes = Axes([height, width], {3}, lambda values: True)
+    handful, few, many = axes.turns
+    for number in (lambda h, w: h % 2, lambda h, w: -(w // 2 % 2), lambda h, w: 7 - h // 2 % 2):
+        values = [number(*axes.samples[k]) for k in many]
+        assert axes.fit(handful).through(tuple(number(*axes.samples[k]) for k in handful)) is None
+        assert len(set(values)) == 2
+        for numbers in (few, many):
+            found = axes.fit(numbers).through(tuple(number(*axes.samples[k]) for k in numbers))
+            assert found is not None
+            for sample in [(37, 41), (64, 500), (101, 38)]:
+                assert value_at(found, axes.parts(sample)) == number(*sample)
+    # Products of both are still polynomials of the sides alone.
+    found = axes.fit(few).through(tuple((h // 2) * w * 3 + 1 for h, w in (axes.samples[k] for k in few)))
+    assert found is not None and value_at(found, axes.parts((77, 30))) == 38 * 30 * 3 + 1
