@@ -28,7 +28,8 @@ from dcir.frontends.torch.shapes.given_sizes import (
     unknown_sizes,
     value_of,
 )
-from dcir.ir.cost_answers import CostAnswers, for_many_sizes, repeating, taking
+from dcir.ir.cost_answers import CostAnswers, repeating, taking
+from dcir.ir.many_sizes import for_many_sizes
 from dcir.ir.moving_network import MovingNetwork, fixed, set_floats, usual_sizes
 from dcir.ir.refusal import Refusal
 from dcir.ir.sizes import Bounds, Polynomial, Sizes, bounds_of, corners, never_negative

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dcir.ir.cost_answers import many_sizes
+from dcir.ir.many_sizes import many_sizes
 from dcir.ir.statements import Cast, Compute, Narrow, Statement
 from dcir.ir.types import bf16_to_f32, f32_to_bf16, to_numpy
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from tests.fuzz.sized import BINARY, UNARY, SizedCase
+from tests.fuzz.sized import Making, SizedCase, binary, unary
 
 _Image = tuple[int, str, str]
 """Channels, height and width."""
@@ -42,29 +42,13 @@ class ImageCase(SizedCase):
         return (torch.randn(b, 3, h, w, generator=g),)
 
 
-class _Making:
-    """A case on its way: what values there are, and of which shapes."""
+class _Making(Making):
+    """Of images."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.rng, self.case = rng, ImageCase()
-        self.values: list[tuple[str, _Image]] = []
+        super().__init__(rng, ImageCase())
         width = rng.choice([4, 8, 16, 24])
         self.put(f"{self.layer(f'nn.Conv2d(3, {width}, 3, padding=1)')}(x0)", (width, "h", "w"))
-
-    def any(self) -> tuple[str, _Image]:
-        """A value, the last ones more often."""
-        return self.rng.choice(self.values[-2:] if self.rng.random() < 0.7 else self.values)
-
-    def put(self, text: str, shape: _Image) -> None:
-        """A further value."""
-        name = f"v{len(self.case.lines)}"
-        self.case.lines.append(f"{name} = {text}")
-        self.values.append((name, shape))
-
-    def layer(self, text: str) -> str:
-        """A layer's name."""
-        self.case.layers.append(text)
-        return f"self.l{len(self.case.layers) - 1}"
 
     def least(self, text: str) -> int:
         """The least extent of a height or width at the case's sizes."""
@@ -121,17 +105,6 @@ def _norm(m: _Making) -> None:
 def _channels_norm(m: _Making) -> None:
     x, s = m.any()
     m.put(f"{m.layer(f'nn.LayerNorm({s[0]})')}({x}.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)", s)
-
-
-def _unary(m: _Making) -> None:
-    x, s = m.any()
-    m.put(m.rng.choice(UNARY).format(x), s)
-
-
-def _binary(m: _Making) -> None:
-    x, s = m.any()
-    y = m.rng.choice([v for v, t in m.values if t == s])
-    m.put(m.rng.choice(BINARY).format(x, y), s)
 
 
 def _pool(m: _Making) -> None:
@@ -257,7 +230,7 @@ def _unshuffled(m: _Making) -> None:
 
 
 _STEPS: tuple[tuple[int, Callable[[_Making], None]], ...] = (
-    (7, _convolution), (2, _transposed), (3, _norm), (1, _channels_norm), (3, _unary), (2, _binary), (4, _pool), (2, _adaptive),
+    (7, _convolution), (2, _transposed), (3, _norm), (1, _channels_norm), (3, unary), (2, binary), (4, _pool), (2, _adaptive),
     (2, _larger), (3, _resized), (3, _fitted), (1, _cropped), (1, _to_a_multiple), (1, _attended), (1, _tokens), (1, _softmax),
     (1, _places), (2, _sliced), (1, _unshuffled),
 )  # fmt: skip

@@ -34,7 +34,7 @@ SIZES = ((3, 11), (2, 18), (5, 7), (4, 40), (1, 13), (7, 33))
 """The first is compiled for itself; from the second on one program is to do."""
 _SLACK = 64
 _ROUNDINGS = 4
-UNARY = (
+_UNARY = (
     "torch.tanh({})",
     "F.gelu({})",
     "F.silu({})",
@@ -44,7 +44,7 @@ UNARY = (
     "F.relu({})",
     "{}.cos()",
 )
-BINARY = ("{} + {}", "{} * {}", "{} - {}", "torch.maximum({}, {})", "{} / (1 + {}.abs())")
+_BINARY = ("{} + {}", "{} * {}", "{} - {}", "torch.maximum({}, {})", "{} / (1 + {}.abs())")
 
 
 @dataclass
@@ -81,21 +81,18 @@ class SizedCase:
         return _call(*size)
 
 
-class _Making:
+class Making:
     """A case on its way: what values there are, and of which shapes."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng, self.case = rng, SizedCase()
-        self.values: list[tuple[str, Shape]] = []
-        # Of unrelated arguments every size would be one of its own.
-        self.put("x0 + (ids % 7)[..., None] / 7", ("b", "n", "12"))
+    def __init__(self, rng: random.Random, case: SizedCase) -> None:
+        self.rng, self.case = rng, case
+        self.values: list[tuple[str, Any]] = []
 
-    def any(self, rank: int | None = None) -> tuple[str, Shape]:
+    def any(self) -> tuple[str, Any]:
         """A value, the last ones more often."""
-        found = [v for v in self.values if rank is None or len(v[1]) == rank]
-        return self.rng.choice(found[-3:] if self.rng.random() < 0.6 else found)
+        return self.rng.choice(self.values[-3:] if self.rng.random() < 0.6 else self.values)
 
-    def put(self, text: str, shape: Shape) -> None:
+    def put(self, text: str, shape: Any) -> None:
         """A further value."""
         name = f"v{len(self.case.lines)}"
         self.case.lines.append(f"{name} = {text}")
@@ -107,19 +104,35 @@ class _Making:
         return f"self.l{len(self.case.layers) - 1}"
 
 
+class _Making(Making):
+    """Of batches and lengths."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng, SizedCase())
+        # Of unrelated arguments every size would be one of its own.
+        self.put("x0 + (ids % 7)[..., None] / 7", ("b", "n", "12"))
+
+    def any(self, rank: int | None = None) -> tuple[str, Shape]:
+        """A value, the last ones more often."""
+        found = [v for v in self.values if rank is None or len(v[1]) == rank]
+        return self.rng.choice(found[-3:] if self.rng.random() < 0.6 else found)
+
+
 def _constant(shape: Shape, at: int = -1) -> int:
     return int(shape[at]) if shape[at].isdigit() else 0
 
 
-def _unary(m: _Making) -> None:
+def unary(m: Making) -> None:
+    """A function of a value."""
     x, s = m.any()
-    m.put(m.rng.choice(UNARY).format(x), s)
+    m.put(m.rng.choice(_UNARY).format(x), s)
 
 
-def _binary(m: _Making) -> None:
+def binary(m: Making) -> None:
+    """A function of two of one shape."""
     x, s = m.any()
     y = m.rng.choice([v for v, t in m.values if t == s])
-    m.put(m.rng.choice(BINARY).format(x, y), s)
+    m.put(m.rng.choice(_BINARY).format(x, y), s)
 
 
 def _reduced_again(m: _Making) -> None:
@@ -240,7 +253,7 @@ def _moved(m: _Making) -> None:
 
 
 _STEPS: tuple[tuple[int, Callable[[_Making], None]], ...] = (
-    (4, _unary), (3, _binary), (2, _reduced_again), (2, _reduce), (2, _softmax), (5, _linear), (3, _norm), (2, _embedding),
+    (4, unary), (3, binary), (2, _reduced_again), (2, _reduce), (2, _softmax), (5, _linear), (3, _norm), (2, _embedding),
     (1, _positions), (2, _attention), (1, _scores), (2, _transpose), (1, _cut), (1, _last), (1, _joined), (1, _flat), (1, _masked),
     (1, _repeated), (1, _moved),
 )  # fmt: skip

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dcir.ir.cost_answers import many_sizes, never_less
 from dcir.ir.fuse import compact
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.loop_nest_builder import LoopNestBuilder
+from dcir.ir.many_sizes import many_sizes, never_less
 from dcir.ir.network import Network
 from dcir.ir.scalars import evaluate
 from dcir.ir.statements import Access, Cast, Compute, Const, Gather, Index, Load, Narrow, Read, Reduce, Statement

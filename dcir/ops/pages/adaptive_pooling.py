@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from dcir.ir.cost_answers import windows_between
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
+from dcir.ir.many_sizes import windows_between
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Lowering, Ref
 from dcir.ops.pages.max_pooling import flat, gathered_gradient, lowest
@@ -33,8 +33,9 @@ class _Adaptive:
 
     @property
     def unit(self) -> int | None:
-        """What the windows of all pools divide, where there are several and the size moves."""
-        return windows_between(self.size, self.out) if self.out > 1 else None
+        """What the windows of all pools divide, where there are several and the size moves, and it alone."""
+        unit = windows_between(self.size, self.out) if self.out > 1 else None
+        return unit if unit is not None and unit % self.out == 0 else None
 
     @property
     def even(self) -> bool:
@@ -57,35 +58,26 @@ class _Adaptive:
 
     def start(self, b: LoopNestBuilder, o: Expr) -> Expr:
         """First element of window ``o``."""
-        return o * (self.size // self.out) if self.even else _scaled(b, o, self.size, 0, self.out)
+        by = self.size // self.out
+        return o * by if self.even else b.op("idiv_floor", o * self.size, b.const(self.out, "i64"))
 
     def count(self, b: LoopNestBuilder, o: Expr) -> Expr:
         """Elements of window ``o``."""
         if self.even:
             return b.const(self.size // self.out, "i64")
-        if self.unit is not None:
-            return (
-                b.op("idiv_floor", o * self.size + (hidden(b, self.size) - 1), b.const(self.out, "i64"))
-                + 1
-                - self.start(b, o)
-            )
-        return _scaled(b, o, self.size, self.size + self.out - 1, self.out) - self.start(b, o)
+        last = b.op("idiv_floor", o * self.size + (self._size(b) - 1), b.const(self.out, "i64"))
+        return last + 1 - self.start(b, o)
 
     def window(self, b: LoopNestBuilder, at: Expr, which: Expr) -> Expr:
         """Number of a window that may hold the element ``at``; ``which`` counts from the first that does."""
-        if self.unit is not None:
-            return b.op("idiv_floor", at * self.out, hidden(b, self.size)) + which
-        return _scaled(b, at, self.out, 0, self.size) + which
+        return b.op("idiv_floor", at * self.out, self._size(b)) + which
 
     def covers(self, b: LoopNestBuilder, at: Expr, window: Expr) -> Expr:
         """Whether the window, counted from the first that does, holds the element ``at``."""
-        if self.unit is not None:
-            return window <= b.op("idiv_floor", at * self.out + (self.out - 1), hidden(b, self.size))
-        return window < _scaled(b, at, self.out, self.out + self.size - 1, self.size)
+        return window <= b.op("idiv_floor", at * self.out + (self.out - 1), self._size(b))
 
-
-def _scaled(b: LoopNestBuilder, v: Expr, factor: int, plus: int, by: int) -> Expr:
-    return b.op("idiv_floor", v * factor + plus, b.const(by, "i64"))
+    def _size(self, b: LoopNestBuilder) -> Expr:
+        return b.const(self.size, "i64") if self.unit is None else hidden(b, self.size)
 
 
 def _dimensions(x: Ref, out: Sequence[int], n: int) -> list[_Adaptive]:

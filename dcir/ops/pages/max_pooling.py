@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from dcir.ir.cost_answers import many_sizes
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
+from dcir.ir.many_sizes import many_sizes
 from dcir.ir.types import compute_type, is_float
 from dcir.ops.lowering import Lowering, Ref
 from dcir.ops.pages.pooling_windows import Windows, per_dimension

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from dcir.ir.cost_answers import many_sizes
 from dcir.ir.loop_nest_builder import Expr
+from dcir.ir.many_sizes import many_sizes
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Lowering, Ref
 from dcir.ops.pages.movement import real, window

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dcir.ir.cost_answers import windows_between
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
+from dcir.ir.many_sizes import windows_between
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Ref
 from dcir.ops.pages.moving_edges import hidden

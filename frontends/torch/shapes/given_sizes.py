@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._sympy.functions import FloorDiv, IntTrueDiv, Mod, ModularIndexing, PythonMod
 
 from dcir.errors import Unsupported
-from dcir.ir.cost_answers import PoolWindows
+from dcir.ir.many_sizes import PoolWindows
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _ROUNDED = (FloorDiv, Mod, PythonMod, ModularIndexing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from dcir.frontends.torch.context import CompileGraph, GraphContext, OtherBounds
 from dcir.frontends.torch.late_graph import in_torch
 from dcir.frontends.torch.shapes.conditions import Conditions
 from dcir.frontends.torch.shapes.given_sizes import symbols, values_at
+from dcir.frontends.torch.shapes.met import Met
 from dcir.frontends.torch.shapes.programs import Call, NoProgramForSizes, Programs, Span, extent_at
 from dcir.ir.sizes import Bounds, Polynomial, bounds_of
 from dcir.ops.analysis.size_axes import MOST_AXES
@@ -207,8 +208,11 @@ class MovingSizes(Programs):
     def _begins_above(self, span: Span, values: Mapping[str, int]) -> bool:
         """Whether a program for sizes from the same ones on began above some values: wider ones will as well."""
         return any(
-            asked.bounds.keys() == span.bounds.keys()
-            and all((b.low < b.high) == (span.bounds[n].low < span.bounds[n].high) for n, b in asked.bounds.items())
+            asked.first == span.first
+            and all(
+                b == c or (b.low < b.high and c.low < c.high)
+                for b, c in ((b, span.bounds[n]) for n, b in asked.bounds.items())
+            )
             and any(values[n] < got.bounds[n].low and b.low <= span.bounds[n].low for n, b in asked.bounds.items())
             for asked, got in self._begun
         )
@@ -308,44 +312,6 @@ class MovingSizes(Programs):
                 least, high = (least, middle) if unmet(middle) else (middle, high)
             high = least
         return max(high, value)
-
-
-class Met:
-    """What is known of sizes from the calls so far.
-
-    Attributes:
-        moved: those that were not the same in all of them.
-    """
-
-    def __init__(self) -> None:
-        self.moved: set[str] = set()
-        self._last: dict[str, int] = {}
-        self._kinds: dict[str, int] = {}
-
-    def note(self, values: Mapping[str, int]) -> None:
-        """There is a call with these values of all symbols."""
-        self.moved.update(n for n, v in values.items() if self._last.get(n, v) != v)
-        self._last = dict(values)
-        kinds: dict[tuple[int, int], int] = {}
-        self._kinds = {n: kinds.setdefault((self._kinds.get(n, 0), v), len(kinds)) for n, v in values.items()}
-
-    def equal(self, values: Mapping[str, int]) -> dict[str, str]:
-        """Of each size of a call the first one that it is taken for equal to, where there are too many to move by themselves.
-
-        Dynamo has a symbol for the cache of each layer, though all are of one length. They are equal if they were in all calls, or, where
-        that leaves too many, in this one.
-        """
-        if len(values) <= MOST_AXES:
-            return {name: name for name in values}
-        # Another thread's call may have been the last one: what is taken for equal is equal in this one.
-        by_kind, by_value = _heads({n: (self._kinds[n], v) for n, v in values.items()}), _heads(values)
-        return by_kind if len(set(by_kind.values())) <= MOST_AXES else by_value
-
-
-def _heads(values: Mapping[str, Hashable]) -> dict[str, str]:
-    """Of each name the first one that has the same value."""
-    heads: dict[Hashable, str] = {}
-    return {name: heads.setdefault(value, name) for name, value in values.items()}
 
 
 def _only_of_layouts(gm: fx.GraphModule) -> frozenset[str]:
