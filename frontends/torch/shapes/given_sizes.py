@@ -122,7 +122,7 @@ def _pooled(node: fx.Node) -> list[tuple[Any, Any]]:
     if not found or not rest[:1].isdigit():
         return []
     # Of a gradient the windows are what comes in first, and the image second.
-    image, windows = node.args[:2] if name.endswith("_backward") else (node.args[0], node)
+    windows, image = node.args[:2] if name.endswith("_backward") else (node, node.args[0])
     n = int(rest[0])
     pairs = list(zip(_shape(image)[-n:], _shape(windows)[-n:], strict=True))
     return pairs if "adaptive" not in name or all(isinstance(out, int) for _, out in pairs) else []
