@@ -36,7 +36,15 @@ from dcir.ir.sizes import Bounds, Polynomial, Sizes, bounds_of, corners, never_n
 from dcir.ir.verify_moving import verify_moving
 from dcir.ops.analysis.size_axes import MOST_AXES, Axes, Axis, axis, near
 from dcir.ops.analysis.size_ladders import ladder
-from dcir.ops.analysis.size_unification import MOST_SIZES, chosen_samples, few, unified, unified_rows, unlike
+from dcir.ops.analysis.size_unification import (
+    MOST_SIZES,
+    Through,
+    chosen_samples,
+    few,
+    unified,
+    unified_rows,
+    unlike,
+)
 from dcir.transforms.base import Pass
 from dcir.transforms.pipelines import same_at_all_sizes
 from dcir.transforms.runner import PassRecord, run_passes
@@ -182,7 +190,7 @@ def moving_graph(
         given = moving.values(sample)
         laid = None if context.layouts is None else context.layouts(given)
         graph = sized.at(given, marked, laid)
-        with for_many_sizes(believing=believing, windows=windows) as margins:
+        with for_many_sizes(believing=believing, windows=windows) as many:
             made = import_graph(graph, replace(context, donated={}))
             net = made.network
             net.target = target
@@ -190,7 +198,7 @@ def moving_graph(
             with costs:
                 done = run_passes(net, same_at_all_sizes(passes, images=images), remarks=remarks, skip=skip)
         set_floats(net, {mark: exact[pair] for pair, mark in marked.items()})
-        return _Sample(sample, made, operators, traffic, done, tuple(margins))
+        return _Sample(sample, made, operators, traffic, done, tuple(many.margins), tuple(many.inside))
 
     try:
         try:
@@ -343,6 +351,33 @@ class _Sample:
     bytes_before: int
     passes: list[PassRecord]
     margins: tuple[int, ...]
+    inside: tuple[int, ...]
+
+
+def _beginning(
+    inside: Sequence[tuple[int, ...]], samples: Sequence[Mapping[str, int]], fit: Through | None, sizes: Sizes
+) -> Sizes | None:
+    """The sizes from those on at which no number is negative; None if no least value of one size sees to that.
+
+    Args:
+        inside: the numbers at each of the samples, of which none is. Those that are no polynomials wander, and are left alone.
+    """
+    if len({len(numbers) for numbers in inside}) > 1:
+        return sizes
+    for numbers in dict.fromkeys(zip(*inside, strict=True)):
+        row = unified_rows([(n,) for n in numbers], samples, fit) if len({*numbers}) > 1 else None
+        if row is None or never_negative(row[0], sizes):
+            continue
+        tried = (
+            {**sizes, name: Bounds(low, sizes[name].high)}
+            for name in sorted(row[0].names())
+            for low in range(sizes[name].low + 1, min(s[name] for s in samples) + 1)
+        )
+        found = next((t for t in tried if never_negative(row[0], t)), None)
+        if found is None:
+            return None
+        sizes = found
+    return sizes
 
 
 class _NotEverywhere(Exception):
@@ -395,6 +430,11 @@ def _joined(
     margins = unified_rows([tuple(m for m in s.margins if m) for s in given], samples, fit)
     if margins is None or not all(never_negative(m, seeing.sizes) for m in margins):
         raise _NotEverywhere
+    begins = _beginning([s.inside for s in given], samples, fit, found.sizes)
+    if begins != found.sizes:
+        if begins is None or axes is not None:
+            return Refusal("a value that is read is another one at the least sizes")
+        found = replace(found, sizes=begins)
     try:
         verify_moving(found)
     except InvalidGraph as e:

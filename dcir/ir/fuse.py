@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, simplify
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
+from dcir.ir.many_sizes import holds_from
 from dcir.ir.network import Network, Operand
 from dcir.ir.refusal import Refusal
-from dcir.ir.statements import Access, Gather, Index, Load, Narrow, Read, Store, Strides
+from dcir.ir.statements import Access, Gather, Index, Load, Narrow, Read, Reduce, Store, Strides
 from dcir.ir.types import compute_type
 
 
@@ -139,9 +140,11 @@ def _carry(
     rows: dict[int, list[int]],
 ) -> tuple[int, int] | Refusal | None:
     """None if no address carries from one digit to the next; else the consumer loop to split and its factor."""
+    margins = []
     for _, extent, d in digits:
         reach = start[d] + sum(q * (consumer.dims[k] - 1) for k, q in enumerate(rows[d]))
         if reach < extent:
+            margins.append(extent - 1 - reach)
             continue
         used = [k for k, q in enumerate(rows[d]) if q]
         if not used:  # one place, and beyond the digit: what lies there is no element of this store
@@ -151,6 +154,7 @@ def _carry(
         if start[d] == 0 and extent % q == 0 and 1 < extent // q < n and n % (extent // q) == 0:
             return k, extent // q
         return Refusal("the consumer's loops do not tile the producer's")
+    holds_from(*margins)
     return None
 
 
@@ -164,6 +168,12 @@ def _split_tracked(p: LoopNest, dim: int, factor: int, wanted: Sequence[int], pl
         new[i] = i + shift
     places.extend(new[i] for i in wanted)
     return p.split(dim, factor)
+
+
+def keeps_places(p: LoopNest, place: Sequence[int]) -> bool:
+    """Whether what a program finds by its place, as an argmax, is found in the same order by loops of these numbers."""
+    inner = place[len(p.outer) :]
+    return list(inner) == sorted(inner) or not any(isinstance(s, Reduce) and s.is_place for s in p.body)
 
 
 def plain_reads(c: LoopNest, ins: Sequence[Operand], data: str) -> list[tuple[int, int]] | None:

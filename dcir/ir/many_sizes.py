@@ -27,13 +27,23 @@ class PoolWindows:
 
 
 @dataclass
-class _Many:
+class ManySizes:
+    """A sample of a graph for many sizes, and what was taken for granted there.
+
+    Attributes:
+        believing: whether ``never_less`` believes what holds at the sample.
+        windows: of the graph's pools.
+        margins: what it has believed to be 0 or more at all sizes.
+        inside: what has to be 0 or more wherever a rewriting is right; sizes at which it is less are for other programs.
+    """
+
     believing: bool
     windows: PoolWindows
     margins: list[int] = field(default_factory=list)
+    inside: list[int] = field(default_factory=list)
 
 
-_MANY: ContextVar[_Many | None] = ContextVar("many_sizes", default=None)
+_MANY: ContextVar[ManySizes | None] = ContextVar("many_sizes", default=None)
 
 
 def many_sizes() -> bool:
@@ -64,20 +74,23 @@ def never_less(*margins: int) -> bool:
     return True
 
 
+def holds_from(*margins: int) -> None:
+    """Notes numbers that follow from extents and are 0 or more at hand: what is done next is right where they are."""
+    if (many := _MANY.get()) is not None:
+        many.inside += margins
+
+
 @contextmanager
-def for_many_sizes(*, believing: bool, windows: PoolWindows = PoolWindows()) -> Iterator[list[int]]:
+def for_many_sizes(*, believing: bool, windows: PoolWindows = PoolWindows()) -> Iterator[ManySizes]:
     """What is imported and rewritten inside is a sample of a graph for many sizes.
 
     Args:
         believing: whether ``never_less`` believes what holds at the sample.
         windows: of the graph's pools.
-
-    Yields:
-        what it has believed.
     """
-    many = _Many(believing, windows)
+    many = ManySizes(believing, windows)
     token = _MANY.set(many)
     try:
-        yield many.margins
+        yield many
     finally:
         _MANY.reset(token)

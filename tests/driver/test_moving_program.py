@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import math
 import threading
 
 import pytest
@@ -337,3 +338,62 @@ def test_bounds_end_where_a_table_does():
         check_close(fast(x), net(x), wide(x.double()))
     (moving,), _ = programs(fast)
     assert [high for _, _, high in moving.bounds][1] <= 64
+
+
+def at_sizes(fn, sizes, rows=4):
+    """A function's program for all lengths, which is right at all of these."""
+    fast = dcir.optimize(fn)
+    with torch.no_grad():
+        for n in sizes:
+            x = torch.randn(rows, n)
+            torch.testing.assert_close(fast(x), fn(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+    return fast
+
+
+FEW = {
+    "quotient": lambda x: x * 2 + 10 // x.shape[1],
+    "rest": lambda x: x * 2 + 10 % x.shape[1],
+    "rounded up": lambda x: x * math.ceil(5 / x.shape[1]),
+    "repeated": lambda x: x.repeat(1, -(-4 // x.shape[1])) * 2,
+    "larger than its size": lambda x: x * 2 + (x.shape[1] + 7) // x.shape[1],
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_numbers_that_are_others_at_a_few_sizes(name):
+    """10 // n is 0 for all n but ten."""
+    fast = at_sizes(FEW[name], (40, 57, 133, 30, 11, 9, 7, 5, 4, 3, 2, 1))
+    assert len(programs(fast)[0]) == 1
+
+
+def test_sizes_in_branches():
+    def fn(x):
+        return torch.cond(x.sum() > -1e9, lambda x: x * min(x.shape[1], 4), lambda x: x - 1, (x,))
+
+    at_sizes(fn, (12, 17, 33, 5, 4, 3, 2, 1))
+
+
+def test_slices_in_branches():
+    def fn(x):
+        return torch.cond(x.sum() > -1e9, lambda x: x[:, : x.shape[1] - 2].sum(1), lambda x: x.sum(1) - 1, (x,))
+
+    at_sizes(fn, (12, 17, 9, 3))
+
+
+FLAT = {
+    "element": lambda x: (x * torch.arange(1.0, 5.0)[:, None]).flatten()[3] * 2,
+    "window": lambda x: (x * torch.arange(1.0, 5.0)[:, None]).flatten()[2:5] * 3,
+    "rows": lambda x: (x + torch.arange(4.0)[:, None]).reshape(x.shape[1], 4)[0] * 2,
+    "counted": lambda x: (x + torch.arange(x.shape[1])).flatten()[3] * 2,
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_what_lies_in_the_first_row_but_of_short_rows(name):
+    """The fourth element is the first row's, unless rows are shorter: those sizes are for other programs."""
+    (moving, *_), _ = programs(at_sizes(FLAT[name], (12, 17, 33, 9, 6, 5, 4, 3, 2, 1)))
+    assert {n: low for n, low, _ in moving.bounds}["x[1]"] in (4, 5)
+
+
+def test_spread_with_more_taken_off_than_there_is():
+    assert len(programs(at_sizes(lambda x: x.var(1, correction=3) + 1, (12, 17, 33, 4, 3, 2, 1)))[0]) == 1

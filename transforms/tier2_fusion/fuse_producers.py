@@ -17,7 +17,18 @@ from typing import ClassVar
 from dcir.cost.target import target_of
 from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, Match, extend, inline, match, moved_loads, place_of_both, plain_reads, same_way
+from dcir.ir.fuse import (
+    Fused,
+    Match,
+    extend,
+    inline,
+    keeps_places,
+    match,
+    moved_loads,
+    place_of_both,
+    plain_reads,
+    same_way,
+)
 from dcir.ir.loop_forms import drop_unit_loops, side_by_side
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
@@ -288,11 +299,14 @@ class FuseProducers(Pass):
             if [c.dims[k] for k in free] != list(p.inner):
                 return Refusal("the consumer's rows differ from the reduction's")
             place.update({k: n_outer + i for i, k in enumerate(free)})
+        numbers = [place[k] for k in range(len(c.dims))]
+        if not keeps_places(c, numbers):
+            return Refusal("the consumer's places are counted in another order")
         net = pair.net
         outs = net.outs(pair.producer)
         return extend(
             p, net.ins(pair.producer), outs,
-            m, net.ins(pair.consumer), net.outs(pair.consumer), loads, [place[k] for k in range(len(c.dims))],
+            m, net.ins(pair.consumer), net.outs(pair.consumer), loads, numbers,
             keep=lambda s: outs[s.operand].data not in pair.gone,
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from dcir.ir.cost_answers import pays
 from dcir.ir.dace.nodes import Op
-from dcir.ir.fuse import Fused, Match, extend, match
+from dcir.ir.fuse import Fused, Match, extend, keeps_places, match
 from dcir.ir.loop_forms import drop_unit_loops
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.network import Network
@@ -146,4 +146,5 @@ def _one_to_one(a: LoopNest, m: Match) -> list[int] | None:
     reduced = {place[k] for k in range(len(b.outer), len(b.dims))}
     if b.inner and reduced != set(range(len(a.outer), len(a.dims))):
         return None
-    return [place[k] for k in range(len(b.dims))]
+    numbers = [place[k] for k in range(len(b.dims))]
+    return numbers if keeps_places(b, numbers) else None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
 
 from dcir.ir.loop_nest_builder import Expr
+from dcir.ir.many_sizes import many_sizes, never_less
 from dcir.ir.types import compute_type
 from dcir.ops.lowering import Kernel, Lowering, Ref
+from dcir.ops.pages.moving_edges import hidden
 from dcir.ops.pages.reducing import ReducedDims, axes, refuse_complex
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
@@ -47,12 +50,20 @@ def _moments(ctx: Lowering, x: Ref, dim: Sequence[int] | None, correction: float
     k = space.kernel(ctx)
     v = k.load(x, space.strides(x), dtype=compute_type(results[0].dtype))
     mean, _, squares = spread(k, v, space.count)
-    variance = squares / max(space.count - (1 if correction is None else correction), 0)
+    variance = squares / _divisor(k, space.count, 1 if correction is None else correction, squares.dtype)
     values: list[Expr] = [k.body.op("sqrt", variance) if root else variance, mean]
     for dst, value in zip(results, values, strict=False):
         k.store(dst, value, space.of_result(dst))
     k.done()
     return results
+
+
+def _divisor(k: Kernel, count: int, correction: float, dtype: str) -> Expr | float:
+    """How many elements the squares are spread over, or none: at many sizes it may be none at a few."""
+    if correction <= 1 or not many_sizes() or never_less(count - math.ceil(correction)):
+        return max(count - correction, 0)
+    b = k.body
+    return b.op("max", b.convert(hidden(b, count), dtype) - correction, b.const(0.0, dtype))
 
 
 def _page(name: str, *, root: bool) -> None:

@@ -15,7 +15,23 @@ from torch import fx
 from torch._guards import TracingContext
 from torch.fx.experimental import proxy_tensor
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
-from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    CleanDiv,
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    IntTrueDiv,
+    LShift,
+    Max,
+    Min,
+    Mod,
+    ModularIndexing,
+    PythonMod,
+    RoundToInt,
+    RShift,
+    TruncToInt,
+)
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
@@ -27,6 +43,10 @@ from dcir.ir.sizes import Polynomial
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Of every node it is noted whether its result is contiguous, which nobody reads; of a cache that was cut, it is a condition on strides.
 _noted = functools.partial(_extract_tensor_metadata, include_contiguity=False)
+_ROUNDED_BY = (FloorDiv, CleanDiv, Mod, PythonMod, ModularIndexing, LShift, RShift)
+_ROUNDED_TO = (CeilToInt, FloorToInt, RoundToInt, TruncToInt)
+_FAR = (2**20 + 7, 2**20 + 10, 2**20 + 24, 2**20 + 33, 2**20 + 60)
+"""Sizes that are larger than what numbers in graphs are, odd and even ones."""
 _LOG = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 
 
@@ -93,7 +113,8 @@ def holds(condition: Any, values: Mapping[str, int]) -> bool:
 def branches(gm: fx.GraphModule) -> list[Any]:
     """What holds at the sizes of a trace wherever a number in its graph is another function of them beyond some size.
 
-    ``min(3, n)`` is traced without a guard; at many sizes it is 3, of which nothing shows that it is not so at all of them.
+    ``min(3, n)`` is traced without a guard; at many sizes it is 3, of which nothing shows that it is not so at all of them. ``10 // n``
+    is 0 at all sizes but the first ten, which samples may not show.
     """
     environment = next((n.node.shape_env for n in _symbolic(gm)), None)
     if environment is None:
@@ -116,7 +137,38 @@ def branches(gm: fx.GraphModule) -> list[Any]:
                 found[(sympy.Ge if here(part.args[0]) >= 0 else sympy.Le)(part.args[0], 0)] = None
             elif isinstance(part, sympy.core.relational.Relational):
                 found[part if here(part) == sympy.true else sympy.Not(part)] = None
+            elif _divided_by_sizes(part) and (far := _far_away(part)) is not None:
+                found[sympy.Eq(part, far)] = None
     return [c for c in found if c != sympy.true and not _always(c)]
+
+
+def _divided_by_sizes(part: Any) -> bool:
+    """Whether a part of an expression is rounded, and another size is another divisor."""
+    if isinstance(part, _ROUNDED_TO):
+        return any(p.args[1].free_symbols for p in part.atoms(IntTrueDiv, FloatTrueDiv))
+    return isinstance(part, _ROUNDED_BY) and any(a.free_symbols for a in part.args[1:])
+
+
+def _far_away(part: Any) -> Any:
+    """The polynomial that a rounded quotient is at all large sizes; None if it is none."""
+    names = sorted(part.free_symbols, key=str)
+    try:
+        if len(names) > 1:
+            values = {part.xreplace(dict(zip(names, far, strict=True))) for far in _corners_far_away(len(names))}
+            return next(iter(values)) if len(values) == 1 else None
+        points = [(n, part.xreplace({names[0]: sympy.Integer(n)})) for n in _FAR]
+        found = sympy.interpolate(points[:3], names[0])
+        fits = all(found.xreplace({names[0]: sympy.Integer(n)}) == value for n, value in points)
+    except (ZeroDivisionError, TypeError):
+        return None
+    return found if fits else None
+
+
+def _corners_far_away(count: int) -> Iterator[list[sympy.Integer]]:
+    """Sizes that are large, each of them the larger one of any two in turn."""
+    for turn in range(count):
+        for n in _FAR:
+            yield [sympy.Integer(n * (1 + (i + turn) % count * n)) for i in range(count)]
 
 
 def _always(condition: Any) -> bool:

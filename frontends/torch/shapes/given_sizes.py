@@ -68,7 +68,7 @@ def tensor_places(gm: fx.GraphModule) -> dict[str, list[tuple[int, int]]]:
 
 def extents(gm: fx.GraphModule) -> set[int]:
     """The extents in a graph that do not depend on its symbolic sizes."""
-    values = [node.meta.get("val") for node in gm.graph.nodes]
+    values = [node.meta.get("val") for node in _nodes(gm)]
     tensors = [t for v in values for t in (v if isinstance(v, tuple | list) else (v,)) if isinstance(t, torch.Tensor)]
     shapes: list[Any] = [d for t in tensors for d in t.shape]
     return {d for d in shapes if not isinstance(d, torch.SymInt)}
@@ -87,7 +87,7 @@ def divisions(gm: fx.GraphModule) -> dict[str, list[Callable[[int], int]]]:
                 (symbol,) = part.free_symbols
                 found.setdefault(str(symbol), {})[part] = _function(part, symbol)
     if (unit := pool_windows(gm).unit) > 1:
-        for node in gm.graph.nodes:
+        for node in _nodes(gm):
             for size, out in _pooled(node) if "adaptive" in str(node.target) else ():
                 if isinstance(size, torch.SymInt) and out > 1 and len(size.node.expr.free_symbols) == 1:
                     part, (symbol,) = FloorDiv(size.node.expr + unit - 1, unit), size.node.expr.free_symbols
@@ -106,11 +106,11 @@ def pool_windows(gm: fx.GraphModule) -> PoolWindows:
     How many elements a window of an adaptive pool has follows from the quotient of a size by the first.
     """
     outs, constant = [1], set()
-    for node in gm.graph.nodes:
+    for node in _nodes(gm):
         for size, out in _pooled(node):
             if isinstance(size, int):
                 constant.add((size, out))
-            elif "adaptive" in node.target._opname:
+            elif "adaptive" in str(node.target):
                 outs.append(out)
     return PoolWindows(math.lcm(*outs), frozenset(constant))
 
@@ -164,7 +164,7 @@ def _function(expression: Any, symbol: Any) -> Callable[[int], int]:
 
 
 def expressions(gm: fx.GraphModule) -> list[Any]:
-    """The distinct expressions of sizes in a graph."""
+    """The distinct expressions of sizes in a graph, those of the graphs that it calls included."""
     found: dict[Any, None] = {}
 
     def note(value: Any) -> None:
@@ -177,9 +177,22 @@ def expressions(gm: fx.GraphModule) -> list[Any]:
             for v in value:
                 note(v)
 
-    for node in gm.graph.nodes:
+    for node in _nodes(gm):
         note(node.meta.get("val"))
     return list(found)
+
+
+def _nodes(gm: fx.GraphModule) -> Iterator[fx.Node]:
+    """Those of a graph and of the graphs that it calls."""
+    yield from gm.graph.nodes
+    for called in _called(gm).values():
+        yield from _nodes(called)
+
+
+def _called(gm: fx.GraphModule) -> dict[str, fx.GraphModule]:
+    """The graphs that a graph calls, as branches and bodies of loops, by name."""
+    named = {str(node.target): getattr(gm, str(node.target), None) for node in gm.graph.find_nodes(op="get_attr")}
+    return {name: called for name, called in named.items() if isinstance(called, fx.GraphModule)}
 
 
 class GivenSizes:
@@ -200,12 +213,10 @@ class GivenSizes:
     def _graphs(self, gm: fx.GraphModule) -> Iterator[fx.Graph]:
         """The graph, and copies of those that it calls, which it calls from now on."""
         yield gm.graph
-        for node in gm.graph.find_nodes(op="get_attr"):
-            called = getattr(gm, str(node.target), None)
-            if isinstance(called, fx.GraphModule):
-                copied = fx.GraphModule(called, copy.deepcopy(called.graph))
-                setattr(gm, str(node.target), copied)
-                yield from self._graphs(copied)
+        for name, called in _called(gm).items():
+            copied = fx.GraphModule(called, copy.deepcopy(called.graph))
+            setattr(gm, name, copied)
+            yield from self._graphs(copied)
 
     def at(
         self, values: Mapping[str, int], floats: Mapping[Any, float] | None = None,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import dcir
 from dcir.ir.verify import verify
 from dcir.transforms.tier2_fusion import fuse_producers
 from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
@@ -219,3 +220,17 @@ def test_readers_of_one_value_are_asked_once(monkeypatch: pytest.MonkeyPatch) ->
         few, many = asked(20, against=against), asked(40, against=against)
         assert few <= 30
         assert many <= 2 * few
+
+
+def test_refused_places_in_another_order() -> None:
+    """The first one of a transposed matrix is counted along its rows."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = x - x.mean()
+        return z, z.t().argmin()
+
+    x = torch.randn(40, 50, generator=torch.Generator().manual_seed(1)).round()
+    with torch.no_grad():
+        z, place = dcir.optimize(fn)(x)
+    torch.testing.assert_close(z, fn(x)[0])
+    assert place == fn(x)[1]

@@ -73,3 +73,14 @@ def test_generated_code(fn: Callable[..., Any]) -> None:
     x = torch.randn(640, 10, generator=torch.Generator().manual_seed(1))
     (outcome,) = same_numbers(fn, x, passes=(FuseSiblings(),))
     assert outcome.changed
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: (x.sum(), x.t().argmax()), lambda x: (x.amax((0, 1)), x.permute(1, 0).flatten().argmin())],
+    ids=["all of it", "flattened"],
+)
+def test_refused_places_in_another_order(fn: Callable[..., Any]) -> None:
+    x = torch.randn(40, 50, generator=torch.Generator().manual_seed(1))
+    (outcome,) = same_numbers(fn, x, passes=(FuseSiblings(),))
+    assert not outcome.changed
