@@ -165,7 +165,8 @@ def _as_stored(net: Network, spec: ContractionSpec, b: Operand) -> tuple[Operand
         load, *rounded, store = p.body
         if p.inner or not isinstance(load, Load) or not isinstance(store, Store):
             return b, spec.b, ""
-        plain = all(isinstance(s, Narrow) for s in rounded)
+        # Another half type's rounding is no part of the weights as they are stored.
+        plain = all(isinstance(s, Narrow) and s.storage == p.inputs[0] for s in rounded)
         if plain and p.inputs[0] in HALVES and p.outputs == ("f32",) and target == b:
             strides = strides_at_source(shape, spec.b, p.outer, load.strides, store.strides)
             if strides is not None:

@@ -205,3 +205,12 @@ def test_parameters_that_change_are_seen() -> None:
     with torch.no_grad():
         net.first.weight.data = torch.randn(33, 3, 3, 3)
     same()
+
+
+def test_a_rounding_to_another_half_type_stays() -> None:
+    weight, x = torch.zeros(64, 64), torch.zeros(8, 64)
+    weight[:, 0], weight[:, 1], x[:, 0], x[:, 1] = 1 + 2.0**-9, 1, 1, -1
+    weight = weight.half()
+    with torch.no_grad():
+        y = dcir.optimize(lambda x: F.linear(x, weight.bfloat16()))(x.bfloat16())
+    assert not y.any()

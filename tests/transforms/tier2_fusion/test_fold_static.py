@@ -296,3 +296,24 @@ def test_parameters_that_change_are_seen() -> None:
     with torch.no_grad():
         net.first.weight.data = torch.randn(6, 3, 3, 3)
     same()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_sum_that_rounds_to_whole_numbers_stays(bias: bool) -> None:
+    torch.manual_seed(0)
+    line = torch.nn.Linear(32, 48, bias=bias).eval()
+    large = 1.5 * 2.0**23
+    with torch.no_grad():
+        y = dcir.optimize(lambda x: (line(x) * 8 + large) - large)(rand(16, 32))
+    assert torch.equal(y, y.round()) and len(y.unique()) > 5
+
+
+def test_infinite_factors_do_not_reach_weights() -> None:
+    """What is divided by 0 is infinite behind the product, and the product of it would be NaN."""
+    torch.manual_seed(0)
+    line, std = torch.nn.Linear(32, 48).eval(), torch.ones(48)
+    std[::5] = 0
+    x = rand(16, 32)
+    for fn in (lambda x: (line(x) / std).clamp(-10, 10), lambda x: torch.tanh(line(x) * 1e25 * 1e25)):
+        with torch.no_grad():
+            torch.testing.assert_close(dcir.optimize(fn)(x), fn(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +16,11 @@ from dcir.ir.statements import Compute, Const, Load, Statement, Store
 from dcir.ir.types import FLOATS
 from dcir.ops.library.product import VALUE
 from dcir.transforms.tier2_fusion.static.static_values import numbered, static_values, walks_of
+
+_ROUNDS = 4096.0
+"""Numbers from here on leave less than 12 bits behind the point in float32."""
+_LEAST = 2.0**-126
+"""The least normal float32."""
 
 
 class Affine(NamedTuple):
@@ -66,6 +72,11 @@ class Chains:
             return start
         c, by = self.chains[x], self._expr(y)
         factor, shift = c.factor, c.shift
+        if s.op == "div" and not divides(self.body, by):
+            return start
+        rounds = any(e is not None and self._is_large(e) for e in (shift, by if s.op in ("add", "sub") else None))
+        if shift is not None and rounds:
+            return start
         if s.op in ("mul", "div"):
             one = self.body.const(1, s.dtype)
             factor = self._two(s.op, one if factor is None else factor, by)
@@ -77,7 +88,18 @@ class Chains:
         else:
             shift = by if shift is None else self._two("sub", by, shift)
             factor = self.body.const(-1, s.dtype) if factor is None else self._two("neg", factor)
-        return Affine(c.base, factor, shift, c.ops + 1)
+        lost = any(now is not None and self._is_lost(now) for now in (factor, shift))
+        return start if lost else Affine(c.base, factor, shift, c.ops + 1)
+
+    def _is_large(self, e: Expr) -> bool:
+        """Whether a number may be there to round what it is added to: ``(x + 12582912.0) - 12582912.0``."""
+        s = self.body.body[e.n]
+        return isinstance(s, Const) and abs(s.value) >= _ROUNDS
+
+    def _is_lost(self, e: Expr) -> bool:
+        """Whether numbers that are none of them have become infinite or nothing together."""
+        s = self.body.body[e.n]
+        return isinstance(s, Const) and (not math.isfinite(s.value) or abs(s.value) < _LEAST)
 
     def _two(self, op: str, *args: Expr) -> Expr:
         """An operator on static values; numbers are computed here."""
@@ -157,6 +179,12 @@ class Chains:
         outs = self.f.outs if factor is None else (*self.f.outs, VALUE)
         done = simplify(replace(p, outputs=outputs, body=tuple(body.body)))
         return numbered(Fused(done, self.f.ins, outs))
+
+
+def divides(body: LoopNestBuilder, e: Expr) -> bool:
+    """Whether a divisor is a number whose inverse may be a factor; what is only known when it runs may be 0."""
+    s = body.body[e.n]
+    return isinstance(s, Const) and math.isfinite(s.value) and abs(s.value) >= _LEAST
 
 
 def links(c: Affine) -> int:

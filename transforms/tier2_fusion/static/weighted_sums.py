@@ -10,6 +10,7 @@ from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import Operand
 from dcir.ir.statements import Const, Read, Statement, Store
+from dcir.transforms.tier2_fusion.static.affine_chains import divides
 from dcir.transforms.tier2_fusion.static.static_values import static_values, walks_of
 
 CHANNEL = 1
@@ -147,5 +148,7 @@ def _combined(op: str, args: Sequence[WeightedSum | None], numbers: ChannelNumbe
         return None
     if op == "mul":
         return numbers.scaled(a, b.shift)
+    if not divides(numbers.body, b.shift):
+        return None
     one = numbers.body.const(1.0, numbers.dtype)
     return numbers.scaled(a, one / b.shift)
