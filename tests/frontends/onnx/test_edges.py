@@ -79,6 +79,13 @@ CASES: dict[str, tuple[str, tuple[np.ndarray, ...], np.ndarray, int]] = {
         }""",
         (np.arange(3, 13, dtype=F32).reshape(1, 1, 1, 10),), row(3).reshape(1, 1, 1, 1), 18,
     ),
+    "a size is a product in float32": (
+        """g (float[1, 1, 1, 10] x) => (float[1, 1, 1, 7] y) {
+            s = Constant <value_floats = [1.0, 1.0, 1.0, 0.7]> ()
+            y = Resize <coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (x, , s)
+        }""",
+        (np.arange(10, dtype=F32).reshape(1, 1, 1, 10),), row(0, 1, 2, 4, 5, 7, 8).reshape(1, 1, 1, 7), 18,
+    ),
     "the sign of no number": ("g (float[3] x) => (float[3] y) { y = Sign(x) }", (row(-2, NAN, 3),), row(-1, NAN, 1), 18),
     "a norm of one pixel": (
         """g (float[1, 2, 1, 1] x, float[2] s, float[2] b) => (float[1, 2, 1, 1] y) { y = InstanceNormalization(x, s, b) }""",
