@@ -86,6 +86,13 @@ CASES: dict[str, tuple[str, tuple[np.ndarray, ...], np.ndarray, int]] = {
         }""",
         (np.arange(10, dtype=F32).reshape(1, 1, 1, 10),), row(0, 1, 2, 4, 5, 7, 8).reshape(1, 1, 1, 7), 18,
     ),
+    "a deformed kernel on one column": (
+        """g (float[1, 1, 3, 1] x, float[1, 1, 1, 1] w, float[1, 2, 3, 1] d) => (float[1, 1, 3, 1] y) {
+            y = DeformConv(x, w, d)
+        }""",
+        (row(1, 2, 4).reshape(1, 1, 3, 1), row(1).reshape(1, 1, 1, 1), row(0, 0.5, 0, 0, 0, 0.25).reshape(1, 2, 3, 1)),
+        row(1, 3, 3).reshape(1, 1, 3, 1), 19,
+    ),
     "the sign of no number": ("g (float[3] x) => (float[3] y) { y = Sign(x) }", (row(-2, NAN, 3),), row(-1, NAN, 1), 18),
     "a norm of one pixel": (
         """g (float[1, 2, 1, 1] x, float[2] s, float[2] b) => (float[1, 2, 1, 1] y) { y = InstanceNormalization(x, s, b) }""",
