@@ -80,7 +80,10 @@ def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
     for i in range(rois.shape[0]):
         grid_y = ratio or math.ceil(float(extent[i, 1]) / rows)
         grid_x = ratio or math.ceil(float(extent[i, 0]) / columns)
-        check_size([rows * max(grid_y, 0), columns * max(grid_x, 0), x.shape[1]])
+        if grid_y <= 0 or grid_x <= 0:  # without a sample, as onnxruntime and ONNX's reference have it
+            pooled.append(x.new_zeros(x.shape[1], rows, columns))
+            continue
+        check_size([rows * grid_y, columns * grid_x, x.shape[1]])
         y = _points(box[i, 1], extent[i, 1], rows, grid_y)
         z = _points(box[i, 0], extent[i, 0], columns, grid_x)
         image = torch.index_select(x, 0, batch[i].reshape(1).to(torch.int64))[0]

@@ -93,6 +93,13 @@ CASES: dict[str, tuple[str, tuple[np.ndarray, ...], np.ndarray, int]] = {
         (row(1, 2, 4).reshape(1, 1, 3, 1), row(1).reshape(1, 1, 1, 1), row(0, 0.5, 0, 0, 0, 0.25).reshape(1, 2, 3, 1)),
         row(1, 3, 3).reshape(1, 1, 3, 1), 19,
     ),
+    "regions without a sample": (
+        """g (float[1, 1, 4, 4] x, float[2, 4] r, int64[2] b) => (float[2, 1, 1, 2] y) {
+            y = RoiAlign <output_height = 1, output_width = 2> (x, r, b)
+        }""",
+        (np.ones((1, 1, 4, 4), F32), np.array([[2, 2, 2, 2], [3, 3, 1, 1]], F32), np.zeros(2, np.int64)),
+        np.zeros((2, 1, 1, 2), F32), 16,
+    ),
     "the sign of no number": ("g (float[3] x) => (float[3] y) { y = Sign(x) }", (row(-2, NAN, 3),), row(-1, NAN, 1), 18),
     "a norm of one pixel": (
         """g (float[1, 2, 1, 1] x, float[2] s, float[2] b) => (float[1, 2, 1, 1] y) { y = InstanceNormalization(x, s, b) }""",
