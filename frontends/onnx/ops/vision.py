@@ -131,7 +131,7 @@ def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
     pooled = []
     for roi in rois.tolist():
         image = x[int(roi[0])]
-        left, top, right, bottom = (math.floor(v * node["spatial_scale"] + 0.5) for v in roi[1:])
+        left, top, right, bottom = (_nearest(v * node["spatial_scale"]) for v in roi[1:])
         height, width = max(bottom - top + 1, 1), max(right - left + 1, 1)
         cells = []
         for i in range(rows):
@@ -142,6 +142,11 @@ def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
                 cells.append(x.new_zeros(x.shape[1]) if empty else torch.amax(image[:, y0:y1, x0:x1], (1, 2)))
         pooled.append(torch.stack(cells, 1).reshape(x.shape[1], rows, columns))
     return torch.stack(pooled) if pooled else x.new_zeros(0, x.shape[1], rows, columns)
+
+
+def _nearest(v: float) -> int:
+    """The nearest integer; halves away from zero."""
+    return math.floor(v + 0.5) if v >= 0 else math.ceil(v - 0.5)
 
 
 def _span(i: int, extent: int, bins: int, start: int, size: int) -> tuple[int, int]:

@@ -100,6 +100,12 @@ CASES: dict[str, tuple[str, tuple[np.ndarray, ...], np.ndarray, int]] = {
         (np.ones((1, 1, 4, 4), F32), np.array([[2, 2, 2, 2], [3, 3, 1, 1]], F32), np.zeros(2, np.int64)),
         np.zeros((2, 1, 1, 2), F32), 16,
     ),
+    "a region from the half before the first pixel": (
+        """g (float[1, 1, 1, 3] x, float[1, 5] r) => (float[1, 1, 1, 4] y) {
+            y = MaxRoiPool <pooled_shape = [1, 4]> (x, r)
+        }""",
+        (row(1, 2, 3).reshape(1, 1, 1, 3), row(0, -1.5, 0, 1, 0).reshape(1, 5)), row(0, 0, 1, 2).reshape(1, 1, 1, 4), 18,
+    ),
     "the sign of no number": ("g (float[3] x) => (float[3] y) { y = Sign(x) }", (row(-2, NAN, 3),), row(-1, NAN, 1), 18),
     "a norm of one pixel": (
         """g (float[1, 2, 1, 1] x, float[2] s, float[2] b) => (float[1, 2, 1, 1] y) { y = InstanceNormalization(x, s, b) }""",
