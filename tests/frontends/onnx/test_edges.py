@@ -106,6 +106,9 @@ CASES: dict[str, tuple[str, tuple[np.ndarray, ...], np.ndarray, int]] = {
         }""",
         (row(1, 2, 3).reshape(1, 1, 1, 3), row(0, -1.5, 0, 1, 0).reshape(1, 5)), row(0, 0, 1, 2).reshape(1, 1, 1, 4), 18,
     ),
+    "a symmetric window of one number": (
+        "g () => (float[1] y) { n = Constant <value_int = 1> () y = HannWindow <periodic = 0> (n) }", (), row(NAN), 18,
+    ),
     "the sign of no number": ("g (float[3] x) => (float[3] y) { y = Sign(x) }", (row(-2, NAN, 3),), row(-1, NAN, 1), 18),
     "a norm of one pixel": (
         """g (float[1, 2, 1, 1] x, float[2] s, float[2] b) => (float[1, 2, 1, 1] y) { y = InstanceNormalization(x, s, b) }""",
