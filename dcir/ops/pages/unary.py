@@ -182,6 +182,8 @@ def nan_to_num(
 ])  # fmt: skip
 def logit(ctx: Lowering, x: Ref, eps: float | None = None) -> Ref:
     """log(x / (1 - x)), after a clamp to [eps, 1 - eps]."""
+    if eps is not None and eps > 0.5:
+        raise NotNative("an empty range")
 
     def fn(v: Expr) -> Expr:
         v = v if eps is None else clamp(v, eps, 1.0 - eps)
