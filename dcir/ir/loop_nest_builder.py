@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.scalars import reference
 from dcir.ir.sizes import whole
 from dcir.ir.statements import (
     REDUCTIONS,
@@ -21,7 +24,7 @@ from dcir.ir.statements import (
     Store,
     Strides,
 )
-from dcir.ir.types import FLOATS, compute_type
+from dcir.ir.types import FLOATS, INTEGERS, compute_type, to_numpy, wrapped
 
 
 class Expr:
@@ -143,7 +146,7 @@ class LoopNestBuilder:
         elif dtype in FLOATS:
             value = float(value)
         else:
-            value = int(value)
+            value = wrapped(int(value), dtype)
         return self._expr(Const(value, dtype))
 
     def index(self, dim: int) -> Expr:
@@ -195,7 +198,10 @@ class LoopNestBuilder:
             return value
         s = self.body[value.n]
         if isinstance(s, Const) and (dtype[0] == "f" or math.isfinite(s.value)):
-            return self.const(s.value, dtype)
+            number = s.value
+            if s.dtype in FLOATS and dtype in INTEGERS:
+                number = reference("cast:" + dtype)(np.full((1,), number, to_numpy(s.dtype))).item()
+            return self.const(number, dtype)
         return self._expr(Cast(dtype, (value.n,)))
 
     def narrow(self, value: Expr, storage: str) -> Expr:

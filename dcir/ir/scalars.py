@@ -171,10 +171,13 @@ def _cast(dtype: str) -> Fn:
         if dtype == "bool":
             return x != 0
         if x.dtype.kind == "f" and target.kind in "iu":
-            limits: Any = np.iinfo(str(target))
-            low, high = limits.min, limits.max
-            inside = np.isfinite(x) & (x >= float(low)) & (x <= float(high))
-            return np.where(inside, x, 0).astype(target) + np.where(inside, 0, low).astype(target)
+            # As generated code converts: the low bits of the 32-bit result, and of the 64-bit one for unsigned numbers.
+            wide = target if target.itemsize == 8 else np.dtype("int32" if target.kind == "i" else "int64")
+            limits: Any = np.iinfo(str(wide))
+            low = float(limits.min)
+            x = x.astype(np.float64)
+            inside = (x >= low) & (x < limits.max + 1.0)
+            return np.where(inside, x, low).astype(wide).astype(target)
         return x.astype(target)
 
     return convert

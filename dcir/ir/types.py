@@ -103,6 +103,13 @@ def keeps_values(source: str, target: str) -> bool:
     return b.digits >= a.digits and (a.kind != "int" or b.kind in ("int", "float"))
 
 
+def wrapped(value: int, name: str) -> int:
+    """The number of integer type ``name`` that has the low bits of ``value``."""
+    bits = 8 * TYPES[name].itemsize
+    low: int = value % 2**bits
+    return low - 2**bits if TYPES[name].kind == "int" and low >> (bits - 1) else low
+
+
 def to_numpy(name: str) -> np.dtype[np.generic]:
     """NumPy type of the stored element (bf16 and 8-bit floats are carried as their bits)."""
     return np.dtype(TYPES[name].numpy)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from dcir.ir.loop_nest import LoopNest, simplify
+from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.scalars import evaluate
 from dcir.ir.statements import (
     KINDS,
@@ -24,6 +26,7 @@ from dcir.ir.statements import (
     Statement,
     Store,
 )
+from dcir.ir.types import to_numpy
 
 EXAMPLES: tuple[Statement, ...] = (
     Const(1.5, "f32"),
@@ -112,6 +115,29 @@ def test_numbers_are_computed_as_the_reference_does() -> None:
     assert evaluate(Cast("i64", (0,)), [(2.9, "f32")]) == 2
     assert evaluate(Narrow("bf16", "f32", (0,)), [(1.001, "f32")]) == 1.0
     assert evaluate(Load(0, (1,), "f32", (0, 1)), [(True, "bool"), (1.0, "f32")]) is None
+
+
+@pytest.mark.parametrize("value", (-1.0, 300.0, -200.5, 3e9, 1e20, -1e20, math.nan, math.inf))
+@pytest.mark.parametrize("name", ("u8", "i8", "i16", "i32", "i64"))
+def test_floats_become_integers_as_in_generated_code(value: float, name: str) -> None:
+    """The low bits of the 32-bit result, of the 64-bit one for u8; what does not fit into that is its smallest number."""
+    bits, target = (64 if name in ("u8", "i64") else 32), to_numpy(name)
+    low = -(2 ** (bits - 1))
+    fits = math.isfinite(value) and low <= value < -low
+    want = np.array(int(value) if fits else low, np.int64).astype(target).item()
+    assert evaluate(Cast(name, (0,)), [(value, "f64")]) == want
+    if math.isfinite(value):
+        b = LoopNestBuilder((1,))
+        assert b.body[b.convert(b.const(value, "f64"), name).n] == Const(want, name)
+
+
+def test_constants_are_numbers_of_their_type() -> None:
+    b = LoopNestBuilder((1,))
+    values = [
+        b.body[b.const(v, t).n] for v, t in ((-1, "u8"), (300, "u8"), (300, "i8"), (200, "i8"), (-(2**63), "i64"))
+    ]
+    assert values == [Const(255, "u8"), Const(44, "u8"), Const(44, "i8"), Const(-56, "i8"), Const(-(2**63), "i64")]
+    assert b.body[b.convert(b.const(2**24 + 1.0, "f32"), "i32").n] == Const(2**24, "i32")
 
 
 def test_simplify_keeps_stores_and_merges_equal_statements() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from dcir.ir.types import FLOATS
 from dcir.ops.lowering import Lowering, NotNative, Ref
-from dcir.ops.pages.pointwise import call
+from dcir.ops.pages.pointwise import call, const, maximum, where
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
 
@@ -17,6 +17,11 @@ def _rows() -> Iterable[Sample]:
     for p in (2.0, 1.0, math.inf, 0.0, 3.0):
         yield Sample((a, b, p, None), name=f"p = {p}")
     yield Sample((rand(2, 3, 5), rand(1, 4, 5, seed=1), 2.0, 2), name="batches")
+    holes = a.clone()
+    holes[1, 2] = holes[3] = math.nan
+    for p in (2.0, math.inf, 0.0):
+        yield Sample((holes, b, p, None), name=f"NaN, p = {p}")
+        yield Sample((a[:, :0], b[:, :0], p, None), name=f"no features, p = {p}")
     yield Sample((a.double(), b.double(), 2.0, None), name="double")
 
 
@@ -38,9 +43,10 @@ def cdist(ctx: Lowering, a: Ref, b: Ref, p: float, compute_mode: int | None) -> 
     elif p == 1.0:
         result = body.reduce("sum", gap)
     elif p == math.inf:
-        result = body.reduce("max", gap)
+        # As in eager, a comparison that starts at 0 and passes NaN over.
+        result = maximum(body.reduce("max", call("fmax", gap, const(gap, 0.0))), 0.0)
     elif p == 0.0:
-        result = body.reduce("sum", body.convert(gap.ne(0.0), a.dtype))
+        result = body.reduce("sum", where(gap > 0.0, 1.0, gap))
     else:
         power = body.reduce("sum", call("pow", gap, body.const(p, a.dtype)))
         result = call("pow", power, body.const(1.0 / p, a.dtype))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 
 from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import FLOATS
 from dcir.ops.lowering import Kernel, Lowering, NotNative, Ref
-from dcir.ops.pages.pointwise import call, clamp
+from dcir.ops.pages.pointwise import call, const, maximum, minimum
 from dcir.ops.registry import Sample, operator
 from dcir.ops.samples import rand
 
@@ -21,6 +22,10 @@ def _samples(rank: int) -> Iterable[Sample]:
     x, grid = rand(2, 3, *size), rand(2, *out, rank, low=-1.3, high=1.3, seed=1)
     for mode, padding, corners in itertools.product((_LINEAR, _NEAREST), (_ZEROS, _BORDER), (False, True)):
         yield Sample((x, grid, mode, padding, corners), name=f"mode {mode} padding {padding} corners {corners}")
+    holes = grid.clone()
+    holes.view(-1)[::3] = math.nan
+    for mode in (_LINEAR, _NEAREST):
+        yield Sample((x, holes, mode, _BORDER, False), name=f"NaN in the grid, mode {mode}")
 
 
 def _position(k: Kernel, grid: Ref, axis: int, extent: int, padding: int, *, corners: bool) -> Expr:
@@ -29,7 +34,12 @@ def _position(k: Kernel, grid: Ref, axis: int, extent: int, padding: int, *, cor
     at = Ref(grid.data, (), (), grid.offset + (rank - 1 - axis) * grid.strides[-1], grid.dtype)
     v = k.load(at, (grid.strides[0], 0, *grid.strides[1:-1]))
     v = (v + 1.0) * ((extent - 1) / 2) if corners else ((v + 1.0) * float(extent) - 1.0) * 0.5
-    return clamp(v, 0.0, extent - 1.0) if padding == _BORDER else v
+    if padding != _BORDER:
+        return v
+    # As in eager on a CPU, NaN is the first pixel of an image, and the last one of a volume.
+    if rank == 2:
+        return minimum(call("fmax", v, const(v, 0.0)), extent - 1.0)
+    return maximum(call("fmin", v, const(v, extent - 1.0)), 0.0)
 
 
 def _sampled(ctx: Lowering, x: Ref, grid: Ref, mode: int, padding: int, corners: bool) -> Ref:

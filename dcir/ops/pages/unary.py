@@ -158,6 +158,7 @@ operator("aten.isneginf.default", samples=_tests)(_test(_infinite(-1.0)))
 
 @operator("aten.nan_to_num.default", samples=lambda: [
     *_tests(), Sample((specials(), 1.0, 2.0, -3.0), name="numbers"), Sample((specials(torch.float16),), name="f16"),
+    Sample((specials(), math.inf, -math.inf, 7.0), name="each in place of another"),
 ])  # fmt: skip
 def nan_to_num(
     ctx: Lowering, x: Ref, nan: float | None = None, up: float | None = None, down: float | None = None
@@ -168,9 +169,9 @@ def nan_to_num(
     limits = torch.finfo(FROM_NAME[x.dtype])
 
     def fn(v: Expr) -> Expr:
-        v = where(call("isnan", v, dtype="bool"), nan or 0.0, v)
-        v = where(v.eq(math.inf), limits.max if up is None else up, v)
-        return where(v.eq(-math.inf), limits.min if down is None else down, v)
+        above_low = where(v.eq(-math.inf), limits.min if down is None else down, v)
+        finite = where(v.eq(math.inf), limits.max if up is None else up, above_low)
+        return where(call("isnan", v, dtype="bool"), nan or 0.0, finite)
 
     return ctx.pointwise(fn, x)
 
@@ -181,6 +182,8 @@ def nan_to_num(
 ])  # fmt: skip
 def logit(ctx: Lowering, x: Ref, eps: float | None = None) -> Ref:
     """log(x / (1 - x)), after a clamp to [eps, 1 - eps]."""
+    if eps is not None and eps > 0.5:
+        raise NotNative("an empty range")
 
     def fn(v: Expr) -> Expr:
         v = v if eps is None else clamp(v, eps, 1.0 - eps)

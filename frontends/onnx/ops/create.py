@@ -102,7 +102,7 @@ def _window(node: Node, size: Operand, weights: tuple[float, ...]) -> Tensor:
     check_size([length])
     steps = torch.arange(length, dtype=torch.float32)
     period = length if node["periodic"] else length - 1
-    angle = steps * (2 * math.pi / period)
+    angle = steps * (2 * math.pi / period if period else math.nan)
     value: Any = 0.0
     for i, weight in enumerate(weights):
         value = value + weight * torch.cos(i * angle)

@@ -17,7 +17,7 @@ from torch import Tensor
 from dcir.errors import InvalidModel, TypeMismatch
 from dcir.frontends.onnx.ops.math import Operand
 from dcir.frontends.onnx.registry import Node, onnx_op
-from dcir.frontends.onnx.values import axes_of_list, check_size, floats, ints
+from dcir.frontends.onnx.values import axes_of_list, check_size, floats, ints, rounded
 
 
 @onnx_op("Upsample")
@@ -83,7 +83,7 @@ def _resize(
     if sizes is None:
         if any(s <= 0 for s in scales):
             raise InvalidModel(f"operand or attribute 'scales' is {scales}", hint="positive numbers")
-        sizes = [int(x.shape[d] * s) if s != 1 else x.shape[d] for d, s in zip(dims, scales, strict=True)]
+        sizes = [int(_scaled(x.shape[d], s)) if s != 1 else x.shape[d] for d, s in zip(dims, scales, strict=True)]
     full = list(x.shape)
     for d, size in zip(dims, sizes, strict=True):
         full[d] = size
@@ -104,6 +104,11 @@ def _resize(
     return torch.round(wide).clamp(torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max).to(x.dtype)
 
 
+def _scaled(size: int, scale: float) -> Any:
+    """The product in float32, as scales are: 10 times 0.7 is 7. One that is symbolic is not rounded."""
+    return rounded(size * scale, torch.float32)
+
+
 def _fast(
     x: Tensor, dims: list[int], scales: list[float], sizes: list[int], options: dict[str, Any], work: list[int]
 ) -> Tensor | None:
@@ -117,7 +122,7 @@ def _fast(
     target, exact, whole = list(x.shape[2:]), True, True
     for i in work:
         target[dims[i] - 2] = sizes[i]
-        exact = exact and x.shape[dims[i]] * scales[i] == sizes[i]
+        exact = exact and _scaled(x.shape[dims[i]], scales[i]) == sizes[i]
         whole = whole and float(scales[i]).is_integer()
     if not exact:
         return None

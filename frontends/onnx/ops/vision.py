@@ -80,7 +80,10 @@ def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
     for i in range(rois.shape[0]):
         grid_y = ratio or math.ceil(float(extent[i, 1]) / rows)
         grid_x = ratio or math.ceil(float(extent[i, 0]) / columns)
-        check_size([rows * max(grid_y, 0), columns * max(grid_x, 0), x.shape[1]])
+        if grid_y <= 0 or grid_x <= 0:  # without a sample, as onnxruntime and ONNX's reference have it
+            pooled.append(x.new_zeros(x.shape[1], rows, columns))
+            continue
+        check_size([rows * grid_y, columns * grid_x, x.shape[1]])
         y = _points(box[i, 1], extent[i, 1], rows, grid_y)
         z = _points(box[i, 0], extent[i, 0], columns, grid_x)
         image = torch.index_select(x, 0, batch[i].reshape(1).to(torch.int64))[0]
@@ -128,7 +131,7 @@ def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
     pooled = []
     for roi in rois.tolist():
         image = x[int(roi[0])]
-        left, top, right, bottom = (math.floor(v * node["spatial_scale"] + 0.5) for v in roi[1:])
+        left, top, right, bottom = (_nearest(v * node["spatial_scale"]) for v in roi[1:])
         height, width = max(bottom - top + 1, 1), max(right - left + 1, 1)
         cells = []
         for i in range(rows):
@@ -139,6 +142,11 @@ def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
                 cells.append(x.new_zeros(x.shape[1]) if empty else torch.amax(image[:, y0:y1, x0:x1], (1, 2)))
         pooled.append(torch.stack(cells, 1).reshape(x.shape[1], rows, columns))
     return torch.stack(pooled) if pooled else x.new_zeros(0, x.shape[1], rows, columns)
+
+
+def _nearest(v: float) -> int:
+    """The nearest integer; halves away from zero."""
+    return math.floor(v + 0.5) if v >= 0 else math.ceil(v - 0.5)
 
 
 def _span(i: int, extent: int, bins: int, start: int, size: int) -> tuple[int, int]:

@@ -79,6 +79,36 @@ CASES: dict[str, tuple[str, tuple[np.ndarray, ...], np.ndarray, int]] = {
         }""",
         (np.arange(3, 13, dtype=F32).reshape(1, 1, 1, 10),), row(3).reshape(1, 1, 1, 1), 18,
     ),
+    "a size is a product in float32": (
+        """g (float[1, 1, 1, 10] x) => (float[1, 1, 1, 7] y) {
+            s = Constant <value_floats = [1.0, 1.0, 1.0, 0.7]> ()
+            y = Resize <coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (x, , s)
+        }""",
+        (np.arange(10, dtype=F32).reshape(1, 1, 1, 10),), row(0, 1, 2, 4, 5, 7, 8).reshape(1, 1, 1, 7), 18,
+    ),
+    "a deformed kernel on one column": (
+        """g (float[1, 1, 3, 1] x, float[1, 1, 1, 1] w, float[1, 2, 3, 1] d) => (float[1, 1, 3, 1] y) {
+            y = DeformConv(x, w, d)
+        }""",
+        (row(1, 2, 4).reshape(1, 1, 3, 1), row(1).reshape(1, 1, 1, 1), row(0, 0.5, 0, 0, 0, 0.25).reshape(1, 2, 3, 1)),
+        row(1, 3, 3).reshape(1, 1, 3, 1), 19,
+    ),
+    "regions without a sample": (
+        """g (float[1, 1, 4, 4] x, float[2, 4] r, int64[2] b) => (float[2, 1, 1, 2] y) {
+            y = RoiAlign <output_height = 1, output_width = 2> (x, r, b)
+        }""",
+        (np.ones((1, 1, 4, 4), F32), np.array([[2, 2, 2, 2], [3, 3, 1, 1]], F32), np.zeros(2, np.int64)),
+        np.zeros((2, 1, 1, 2), F32), 16,
+    ),
+    "a region from the half before the first pixel": (
+        """g (float[1, 1, 1, 3] x, float[1, 5] r) => (float[1, 1, 1, 4] y) {
+            y = MaxRoiPool <pooled_shape = [1, 4]> (x, r)
+        }""",
+        (row(1, 2, 3).reshape(1, 1, 1, 3), row(0, -1.5, 0, 1, 0).reshape(1, 5)), row(0, 0, 1, 2).reshape(1, 1, 1, 4), 18,
+    ),
+    "a symmetric window of one number": (
+        "g () => (float[1] y) { n = Constant <value_int = 1> () y = HannWindow <periodic = 0> (n) }", (), row(NAN), 18,
+    ),
     "the sign of no number": ("g (float[3] x) => (float[3] y) { y = Sign(x) }", (row(-2, NAN, 3),), row(-1, NAN, 1), 18),
     "a norm of one pixel": (
         """g (float[1, 2, 1, 1] x, float[2] s, float[2] b) => (float[1, 2, 1, 1] y) { y = InstanceNormalization(x, s, b) }""",
