@@ -162,10 +162,15 @@ def deform_conv(
     tap_columns = (torch.arange(kw, device=x.device) * dilations[1]).repeat(kh)
     y = shifts[:, :, :, 0] + rows[:, None] + tap_rows[:, None, None]
     z = shifts[:, :, :, 1] + columns[None, :] + tap_columns[:, None, None]
-    grid = torch.stack(((z * 2 + 1) / width - 1, (y * 2 + 1) / height - 1), -1)
+    # Between the centres of the first and the last pixel, which rounds less, unless they are the same pixel.
+    corners = min(height, width) > 1
+    if corners:
+        grid = torch.stack((z * 2 / (width - 1) - 1, y * 2 / (height - 1) - 1), -1)
+    else:
+        grid = torch.stack(((z * 2 + 1) / width - 1, (y * 2 + 1) / height - 1), -1)
     source = x.reshape(n * parts, c // parts, height, width)
     grid = grid.reshape(n * parts, kh * kw * oh, ow, 2).to(x.dtype)
-    taps = F.grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    taps = F.grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=corners)
     taps = taps.reshape(n, parts, c // parts, kh * kw, oh, ow)
     if mask is not None:
         taps = taps * mask.reshape(n, parts, 1, kh * kw, oh, ow)
