@@ -397,3 +397,30 @@ def test_what_lies_in_the_first_row_but_of_short_rows(name):
 
 def test_spread_with_more_taken_off_than_there_is():
     assert len(programs(at_sizes(lambda x: x.var(1, correction=3) + 1, (12, 17, 33, 4, 3, 2, 1)))[0]) == 1
+
+
+def test_a_size_over_another_one():
+    """8 // 120 is 0, as of all pairs that calls begin with; 40 // 7 is not."""
+
+    def fn(x):
+        rows, columns = x.shape
+        return x[:, ::2].sum(1) + rows // columns * 2 + rows % columns
+
+    fast = dcir.optimize(fn)
+    with torch.no_grad():
+        for size in (
+            (4, 120),
+            (6, 171),
+            (9, 333),
+            (5, 90),
+            (40, 3),
+            (40, 7),
+            (20, 19),
+            (8, 8),
+            (2, 3),
+            (33, 32),
+            (3, 50),
+        ):
+            x = torch.randn(size)
+            torch.testing.assert_close(fast(x), fn(x), rtol=1e-4, atol=1e-5)
+    assert len(programs(fast)[0]) == 1

@@ -137,8 +137,11 @@ def branches(gm: fx.GraphModule) -> list[Any]:
                 found[(sympy.Ge if here(part.args[0]) >= 0 else sympy.Le)(part.args[0], 0)] = None
             elif isinstance(part, sympy.core.relational.Relational):
                 found[part if here(part) == sympy.true else sympy.Not(part)] = None
-            elif _divided_by_sizes(part) and (far := _far_away(part)) is not None:
-                found[sympy.Eq(part, far)] = None
+            elif _divided_by_sizes(part) and not _comes_out(part):
+                far = _far_away(part)
+                # A size over another one is no function of one; a remainder is one where the quotient stays.
+                stays = FloorDiv(*part.args) if isinstance(part, (Mod, PythonMod)) and far is None else part
+                found[sympy.Eq(stays, here(stays) if far is None else far)] = None
     return [c for c in found if c != sympy.true and not _always(c)]
 
 
@@ -147,6 +150,19 @@ def _divided_by_sizes(part: Any) -> bool:
     if isinstance(part, _ROUNDED_TO):
         return any(p.args[1].free_symbols for p in part.atoms(IntTrueDiv, FloatTrueDiv))
     return isinstance(part, _ROUNDED_BY) and any(a.free_symbols for a in part.args[1:])
+
+
+def _comes_out(part: Any) -> bool:
+    """Whether what is divided is a multiple of its divisor, at all of some sizes."""
+    if not isinstance(part, FloorDiv | CleanDiv | Mod | PythonMod):
+        return False
+    names = sorted(part.free_symbols, key=str)
+    for start in range(1, 12):
+        given = {name: sympy.Integer((start + 5 * i) % 11 + 1) for i, name in enumerate(names)}
+        over, under = (int(a.xreplace(given)) for a in part.args)
+        if not under or over % under:
+            return False
+    return True
 
 
 def _far_away(part: Any) -> Any:
