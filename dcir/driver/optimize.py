@@ -393,7 +393,7 @@ def _compiled(
                 return compiled(*args, **kwargs)
         except BackendCompilerFailed as e:
             if isinstance(e.inner_exception, DcirError):
-                raise e.inner_exception from None
+                raise e.inner_exception from e.inner_exception.__cause__
             raise
         finally:
             if quick.pending:
