@@ -65,11 +65,12 @@ class _Optimized:
     Dynamo's guards hold the class, out of the collector's sight.)
     """
 
-    __slots__ = ("_dcir_call", "_dcir_inside", "dcir")
+    __slots__ = ("_dcir_call", "_dcir_inside", "_dcir_user", "dcir")
 
     dcir: Handle
     _dcir_call: Callable[..., Any] | None
     _dcir_inside: nn.Module
+    _dcir_user: weakref.ref[nn.Module]
 
     @property
     def _compiled_call_impl(self) -> Callable[..., Any] | None:
@@ -80,11 +81,14 @@ class _Optimized:
     def _compiled_call_impl(self, call: Callable[..., Any] | None) -> None:
         self._dcir_call = call
 
+    def __copy__(self) -> Any:
+        return _optimized_module(copy.copy(_users(self)), Session(self.dcir.options))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _optimized_module(copy.deepcopy(_plain(self), memo), Session(self.dcir.options))
+        return _optimized_module(copy.deepcopy(_users(self), memo), Session(self.dcir.options))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _restore, (_plain(self), self.dcir.options)
+        return _restore, (_users(self), self.dcir.options)
 
 
 def _restore(module: nn.Module, options: Options) -> nn.Module:
@@ -98,6 +102,13 @@ def _plain(module: Any) -> nn.Module:
     if isinstance(inner, _Optimized):
         put_inside(twin, _plain(inner))
     return twin
+
+
+def _users(module: Any) -> nn.Module:
+    """The user's module itself while it lives, as its children may refer to it; else another one like it."""
+    user = module._dcir_user()
+    same = user is not None and user.__dict__ is module.__dict__ and type(user) is _plain_class(type(module))
+    return user if same and inside(user) is None else _plain(module)
 
 
 def _twin(module: nn.Module, cls: Any) -> nn.Module:
@@ -166,7 +177,7 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
         cls = type(module)
     # Of a subclass: code that asks isinstance(m, UserModule) goes on working.
     fast: Any = _twin(module, _optimized_class(cls))
-    fast._dcir_call = None
+    fast._dcir_call, fast._dcir_user = None, weakref.ref(module)
     # What is compiled and the handle reach this; a module that they held would be held by its own compiled frame, for ever.
     here = weakref.ref(fast)
     session.module = here
