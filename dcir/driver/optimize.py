@@ -220,7 +220,9 @@ def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..
     call = reading_device(named_refusals(compiled, lambda: None, calls.input_names), session)
     fast: Any = functools.wraps(fn)(as_a_stream(call, session))
     name = getattr(fn, "__name__", type(fn).__name__)
-    fast.dcir = Handle(session, name, lambda: fn, compiled_with, Submissions(session, name, weakref.ref(fast)))
+    # By the handle alone, too, it can be called; one that has no streams goes when nobody refers to it any more.
+    submissions = Submissions(session, name, lambda: fast) if session.options.hint == "throughput" else None
+    fast.dcir = Handle(session, name, lambda: fn, compiled_with, submissions)
     result: Callable[..., Any] = fast
     return result
 
