@@ -72,6 +72,11 @@ class _Optimized:
     _dcir_inside: nn.Module
     _dcir_user: weakref.ref[nn.Module]
 
+    def __init_subclass__(cls, **named: Any) -> None:
+        """What the user's hook does for subclasses, it does for those that users write: one that is made here is none of theirs."""
+        if cls.__bases__[0] is not _Optimized:
+            super().__init_subclass__(**named)
+
     @property
     def _compiled_call_impl(self) -> Callable[..., Any] | None:
         """What ``nn.Module.__call__`` runs; a property, as the user's module may have one in the dictionary."""
@@ -146,7 +151,7 @@ def optimize(model: Any, /, *, level: int | str = 4, **options: Any) -> Any:
 
     Raises:
         OptionError: an unknown option or value.
-        InvalidInput: ``model`` is nothing that can be compiled.
+        InvalidInput: ``model`` is nothing that can be compiled, or its class can have no subclass made of it.
     """
     return compiled_with(model, Session(Options.make(level=level, **with_target(options, tensors_of(model)))))
 
@@ -207,7 +212,14 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
 
 def _optimized_class(cls: Any) -> Any:
     members = {"__module__": cls.__module__, "__doc__": cls.__doc__, **members_over(cls, "_dcir_inside")}
-    return type(cls.__name__, (_Optimized, cls), members)
+    try:
+        return type(cls.__name__, (_Optimized, cls), members)
+    except Exception as error:  # of __slots__, or whatever a metaclass raises
+        raise InvalidInput(
+            f"the class {cls.__qualname__} cannot have a subclass made for its optimised modules: {error}",
+            where=f"{cls.__module__}.{cls.__qualname__}",
+            hint="a class without __slots__ whose metaclass wants no arguments; or a function: dcir.optimize(lambda x: module(x))",
+        ) from error
 
 
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
