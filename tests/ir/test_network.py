@@ -65,7 +65,7 @@ def test_a_result_that_nobody_writes_is_found() -> None:
     net = network([(2, 6)], lambda c, x: [unary(c, "exp", x)])
     verify(net)
     net.remove_op(net.ops()[0], into=())
-    with pytest.raises(InvalidGraph, match="the result .* is never written"):
+    with pytest.raises(InvalidGraph, match="is never written"):
         verify(net)
 
 
